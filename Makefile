@@ -1,0 +1,48 @@
+# Everything here needs only Python >= 3.11 with venv, make and a package index.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.PHONY: demo test check lint types contracts figures lock clean
+
+demo: $(READY)
+	$(PY) -m openapi_tool demo
+
+test: $(READY)
+	$(PY) -m pytest
+
+check: lint types contracts figures
+
+lint: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(READY)
+	$(PY) -m mypy
+
+contracts: $(READY)
+	$(VENV)/bin/python -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
+
+figures: $(READY)
+	$(PY) scripts/figures.py --check
+
+# The virtual environment: rebuilt when a lock file or the project's metadata changes.
+$(READY): requirements-dev.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "openapi-tool needs Python >= 3.11; name one with: make PYTHON=python3.11"; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $(READY)
+
+# Needs uv (https://docs.astral.sh/uv/); nothing else does.
+lock:
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --custom-compile-command "make lock" pyproject.toml -o requirements.lock
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --custom-compile-command "make lock" --extra local --extra test -c requirements.lock \
+	  pyproject.toml requirements-build.txt -o requirements-dev.lock
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

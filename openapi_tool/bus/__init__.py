@@ -1,0 +1,1 @@
+"""The kernel's NATS: commands in, doorbells and dead letters out."""

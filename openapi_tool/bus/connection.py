@@ -1,0 +1,49 @@
+"""One NATS connection for everything."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+
+from openapi_tool.protocol.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 5
+_RECONNECT_WAIT_S = 0.5
+_PING_S = 10
+
+
+async def connect(servers: Sequence[str], name: str) -> Client:
+    """Connect, and stay connected through any later outage. Raises Unavailable at the first attempt."""
+    try:
+        return await nats.connect(
+            servers=list(servers),
+            name=name,
+            connect_timeout=_CONNECT_TIMEOUT_S,
+            allow_reconnect=True,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=_RECONNECT_WAIT_S,
+            ping_interval=_PING_S,
+            error_cb=_log_error,
+            disconnected_cb=_log_disconnect,
+            reconnected_cb=_log_reconnect,
+        )
+    except (nats.errors.Error, OSError, TimeoutError) as error:
+        raise Unavailable(f"NATS: {type(error).__name__}: {error}") from error
+
+
+async def _log_error(error: Exception) -> None:
+    log.warning("NATS: %s", error, extra={"action": "nats.error", "error": type(error).__name__})
+
+
+async def _log_disconnect() -> None:
+    log.warning("NATS is away", extra={"action": "nats.disconnected"})
+
+
+async def _log_reconnect() -> None:
+    log.info("NATS is back", extra={"action": "nats.reconnected"})

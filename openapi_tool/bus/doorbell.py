@@ -1,0 +1,66 @@
+"""The wakeup of the calling agent's worker (protocol section 6)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential_jitter
+
+from openapi_tool.protocol.report import doorbell_headers
+from openapi_tool.protocol.subject import doorbell_subject
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 3
+_FIRST_WAIT_S = 0.1
+_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Doorbell:
+    """Rings workers; a bell that stays silent is left to the kernel's own scan of the inbox."""
+
+    client: Client
+    version: str
+    sender: str
+
+    async def ring(self, project_id: str, worker_target: str, context_headers: Mapping[str, Any]) -> bool:
+        """Wake the worker that waits in the context's channel. False when it could not be done."""
+        headers = doorbell_headers(context_headers) | {
+            "CG-Timestamp": str(time.time_ns() // 1_000_000),
+            "CG-Version": self.version,
+            "CG-Msg-Type": "dict",
+            "CG-Sender": self.sender,
+        }
+        try:
+            subject = doorbell_subject(self.version, project_id, headers["CG-Channel-Id"], worker_target)
+            await self._publish(subject, headers)
+        except (ValueError, KeyError, nats.errors.Error, OSError) as error:
+            log.warning(
+                "the doorbell could not be rung; the kernel's scan will find the result",
+                extra={
+                    "action": "doorbell.failed",
+                    "project_id": project_id,
+                    "worker_target": worker_target,
+                    "error": f"{type(error).__name__}: {error}",
+                },
+            )
+            return False
+        return True
+
+    async def _publish(self, subject: str, headers: dict[str, str]) -> None:
+        jetstream = self.client.jetstream()
+        async for attempt in AsyncRetrying(
+            stop=stop_after_attempt(_ATTEMPTS),
+            wait=wait_exponential_jitter(initial=_FIRST_WAIT_S, max=1.0),
+            retry=retry_if_exception_type((nats.errors.Error, OSError)),
+            reraise=True,
+        ):
+            with attempt:
+                await jetstream.publish(subject, b"{}", headers=headers, timeout=_TIMEOUT_S)

@@ -1,0 +1,43 @@
+"""What a person types: `openapi-tool serve`, `openapi-tool demo`."""
+
+from __future__ import annotations
+
+import typer
+
+from openapi_tool import __version__
+from openapi_tool.cli import demo, serve
+
+app = typer.Typer(
+    name="openapi-tool",
+    help="Answers Jina search and reader tool calls of CommonGround agent kernels.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+app.command()(serve.serve)
+app.command()(demo.demo)
+
+
+def _version(*, wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: bool = typer.Option(
+        default=False,
+        help="Print the version and exit.",
+        is_eager=True,
+        callback=lambda wanted: _version(wanted=wanted),
+    ),
+) -> None:
+    del version
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,63 @@
+"""`openapi-tool serve`: the executor against a given kernel."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from openapi_tool.service import run
+from openapi_tool.settings import CONFIG_VARIABLE, PREFIX, SettingsError, load_settings
+
+_USAGE = 2
+
+
+def _flag(text: str, section: str, key: str) -> Any:
+    return typer.Option(help=f"{text} [env: {PREFIX}{section.upper()}__{key.upper()}]", show_default=False)
+
+
+def serve(
+    *,
+    config: Annotated[
+        Path | None, typer.Option(envvar=CONFIG_VARIABLE, help="TOML file with settings.", show_default=False)
+    ] = None,
+    nats_servers: Annotated[
+        str | None, typer.Option(help="NATS servers, comma-separated. [env: NATS_SERVERS]", show_default=False)
+    ] = None,
+    target: Annotated[str | None, _flag("Tool target to serve.", "protocol", "target")] = None,
+    project: Annotated[str | None, _flag("Only this project.", "protocol", "project")] = None,
+    channel: Annotated[str | None, _flag("Only this channel.", "protocol", "channel")] = None,
+    durable: Annotated[str | None, _flag("Durable consumer's name.", "nats", "durable")] = None,
+    concurrency: Annotated[int | None, _flag("Calls at once.", "executor", "concurrency")] = None,
+    log_level: Annotated[str | None, _flag("debug, info, warning, error.", "telemetry", "log_level")] = None,
+    log_format: Annotated[str | None, _flag("json or console.", "telemetry", "log_format")] = None,
+) -> None:
+    """Answer tool calls until SIGTERM.
+
+    The database is named by PG_DSN, the key by JINA_API_KEY: neither is a flag, because flags show in
+    process lists. Exit codes: 0 stopped cleanly, 2 the configuration is wrong.
+    """
+    if config is not None:
+        os.environ[CONFIG_VARIABLE] = str(config)
+    flags: dict[str, dict[str, Any]] = {
+        "protocol": {"target": target, "project": project, "channel": channel},
+        "nats": {"servers": nats_servers, "durable": durable},
+        "executor": {"concurrency": concurrency},
+        "telemetry": {"log_level": log_level, "log_format": log_format},
+    }
+    try:
+        run(load_settings(_given(flags)), os.environ)
+    except SettingsError as error:
+        for problem in error.problems:
+            typer.echo(f"openapi-tool: {problem}", err=True)
+        raise typer.Exit(_USAGE) from None
+
+
+def _given(flags: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Only what was given, so that nothing hides the environment or the file."""
+    sections = {
+        section: {key: value for key, value in values.items() if value is not None} for section, values in flags.items()
+    }
+    return {section: values for section, values in sections.items() if values}

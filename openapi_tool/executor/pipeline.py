@@ -1,0 +1,243 @@
+"""One call, top to bottom: decode, load, check, run, commit, ring.
+
+Each step is a room of its own; no step goes back to an earlier one. What can be answered is
+answered, what cannot is dead-lettered, and what failed on our side is tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from openapi_tool.executor.ports import Bell, Kernel, Span, Tools, Tracer
+from openapi_tool.executor.time_limit import TimeLimits
+from openapi_tool.protocol.cards import Card, identify, read_tool_call, result_card
+from openapi_tool.protocol.command import AfterExecution, Command, Delivery, decode_command
+from openapi_tool.protocol.errors import InternalError, NotFound, ToolError, Unanswerable, Unavailable
+from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.protocol.records import CallRecords, EarlierResult, call_key
+from openapi_tool.protocol.report import (
+    Acceptance,
+    Report,
+    accept,
+    build_report,
+    reportable_content,
+    trace_link,
+)
+from openapi_tool.protocol.settlement import Acknowledge, DeadLetter, Settlement, TryAgain
+from openapi_tool.tools.arguments import SecretSource, prepare_arguments
+from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_after_execution
+from openapi_tool.tools.result import ResultFields, ToolOutput, failure, success
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """Who answers, within what limits, with which service-side `envs`, and when to try again (seconds).
+
+    `secret` reads a variable, `redact` takes every secret out of a JSON-like value.
+    """
+
+    actor_id: str
+    limits: TimeLimits
+    service_envs: Mapping[str, str]
+    secret: SecretSource
+    redact: Callable[[Any], Any]
+    retry_delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call that will be answered: who asked, what is known of it, which turn takes the answer."""
+
+    delivery: Delivery
+    command: Command
+    identity: CallIdentity
+    records: CallRecords
+    acceptance: Acceptance
+    started: float
+
+    def elapsed_ms(self) -> int:
+        """Milliseconds since the call began here."""
+        return round((time.monotonic() - self.started) * 1000)
+
+
+class Pipeline:
+    """Handles deliveries of tool commands; knows no driver, only ports."""
+
+    def __init__(self, options: PipelineOptions, kernel: Kernel, tools: Tools, bell: Bell, tracer: Tracer) -> None:
+        self._options = options
+        self._kernel = kernel
+        self._tools = tools
+        self._bell = bell
+        self._tracer = tracer
+
+    async def handle(self, delivery: Delivery) -> Settlement:
+        """Answer one delivery and say what becomes of its message; bad input never raises."""
+        try:
+            return await self._handle(delivery)
+        except Unanswerable as refusal:
+            return DeadLetter(refusal.reason, refusal.message, refusal.terminate)
+        except Unavailable as outage:
+            log.warning(
+                "a part of the kernel is away; the command is tried again: %s",
+                outage,
+                extra={"action": "call.postponed", "stream_sequence": delivery.stream_sequence},
+            )
+            return TryAgain(self._options.retry_delay_s)
+
+    async def _handle(self, delivery: Delivery) -> Settlement:
+        command = decode_command(delivery)
+        records = await self._kernel.load(call_key(command))
+        identity = identify(command, records.card)
+        if records.earlier is not None:
+            return await self._repeat(identity, records, records.earlier)
+
+        acceptance = accept(identity, records)
+        call = _Call(delivery, command, identity, records, acceptance, time.monotonic())
+        with self._span(call) as span:
+            fields = await self._answer(call)
+            span.outcome(fields.status, fields.error_code)
+            card = self._result_card(call, fields)
+            report = self._report(identity, acceptance, span, card.card_id, card.content)
+            written = await self._kernel.commit(card, report)
+        if not written:
+            return await self._reconsider(command, identity)
+
+        await self._ring(identity, records, report.context_headers)
+        self._log_answer(call, fields)
+        return Acknowledge()
+
+    async def _answer(self, call: _Call) -> ResultFields:
+        """Run the call; every failure of it becomes a result, a defect of ours included."""
+        try:
+            definition = self._definition(call)
+            output = await self._run(call, definition)
+            return success(output, definition.result_format, call.elapsed_ms())
+        except ToolError as error:
+            return failure(error, call.elapsed_ms())
+        except Exception:
+            log.exception("a defect broke this call", extra={"action": "call.broken"} | ids(call.identity))
+            defect = InternalError("The tool executor failed on this call; its operator finds the cause in its log.")
+            return failure(defect, call.elapsed_ms())
+
+    def _definition(self, call: _Call) -> ToolDefinition:
+        if call.command.violation is not None:
+            raise call.command.violation
+        if call.records.tool is None:
+            raise NotFound(f"This project has no tool named {call.command.tool_name!r}; use one of the tools offered.")
+        return parse_definition(call.records.tool)
+
+    async def _run(self, call: _Call, definition: ToolDefinition) -> ToolOutput:
+        tool_call = read_tool_call(call.records.card, call.identity.tool_call_id)
+        options = self._options
+        arguments = prepare_arguments(definition, tool_call, call.identity, options.service_envs, options.secret)
+        deadline = options.limits.deadline(call.delivery.published_at, definition.suspend_timeout_s)
+        return await self._tools.run(definition, arguments, deadline)
+
+    def _span(self, call: _Call) -> AbstractContextManager[Span]:
+        link = trace_link(call.identity, call.acceptance.target)
+        return self._tracer.span(f"execute_tool {call.command.function_name}", link, ids(call.identity))
+
+    def _result_card(self, call: _Call, fields: ResultFields) -> Card:
+        return result_card(
+            actor_id=self._options.actor_id,
+            function_name=call.command.function_name,
+            identity=call.identity,
+            call_card=call.records.card,
+            status=fields.status,
+            after_execution=_after_execution(call),
+            result=self._options.redact(fields.result),
+            error=self._options.redact(fields.error),
+            tool_output=self._options.redact(fields.tool_output),
+        )
+
+    def _report(
+        self, identity: CallIdentity, acceptance: Acceptance, span: Span, card_id: str, content: Mapping[str, Any]
+    ) -> Report:
+        return build_report(
+            actor_id=self._options.actor_id,
+            identity=identity,
+            acceptance=acceptance,
+            span=span.context,
+            tracestate=span.tracestate,
+            card_id=card_id,
+            card_content=content,
+        )
+
+    async def _repeat(self, identity: CallIdentity, records: CallRecords, earlier: EarlierResult) -> Settlement:
+        """The call has a result: ring for ours, report ours first where that is missing, leave another's alone."""
+        ours = earlier.author_id == self._options.actor_id and earlier.live
+        if ours and earlier.report_headers is not None:
+            await self._ring(identity, records, earlier.report_headers)
+        elif ours and reportable_content(earlier.content):
+            await self._report_again(identity, records, earlier)
+        log.info(
+            "the call had a result already",
+            extra={"action": "call.repeated", "author_id": earlier.author_id} | ids(identity),
+        )
+        return Acknowledge()
+
+    async def _report_again(self, identity: CallIdentity, records: CallRecords, earlier: EarlierResult) -> None:
+        acceptance = accept(identity, records)
+        with self._tracer.span("report", trace_link(identity, acceptance.target), ids(identity)) as span:
+            report = self._report(identity, acceptance, span, earlier.card_id, earlier.content)
+            await self._kernel.report(earlier.card_id, report)
+        await self._ring(identity, records, report.context_headers)
+
+    async def _reconsider(self, command: Command, identity: CallIdentity) -> Settlement:
+        """Nothing was written: another result came first, or the turn that waited is gone."""
+        records = await self._kernel.load(call_key(command))
+        if records.earlier is not None:
+            return await self._repeat(identity, records, records.earlier)
+        accept(identity, records)
+        raise Unavailable("the result could not be written, although nothing stands against it")
+
+    async def _ring(self, identity: CallIdentity, records: CallRecords, headers: Mapping[str, Any]) -> None:
+        if records.worker_target is None:
+            log.error(
+                "the calling agent is not in the roster: its result is committed, but nobody can be woken",
+                extra={"action": "doorbell.impossible"} | ids(identity),
+            )
+            return
+        await self._bell.ring(identity.project_id, records.worker_target, headers)
+
+    def _log_answer(self, call: _Call, fields: ResultFields) -> None:
+        log.info(
+            "answered",
+            extra={
+                "action": "call.answered",
+                "tool_name": call.command.function_name,
+                "status": fields.status,
+                "error_code": fields.error_code,
+                "duration_ms": call.elapsed_ms(),
+                "attempt": call.delivery.attempt,
+            }
+            | ids(call.identity),
+        )
+
+
+def _after_execution(call: _Call) -> AfterExecution:
+    """The definition's valid value wins over the command's; without either the turn goes on."""
+    stored, sent = stored_after_execution(call.records.tool), call.command.after_execution
+    if stored and sent and stored != sent:
+        log.warning(
+            "the command's after_execution differs from the definition's, which counts",
+            extra={"action": "after_execution.differs", "stored": stored, "sent": sent} | ids(call.identity),
+        )
+    return stored or sent or "suspend"
+
+
+def ids(identity: CallIdentity) -> dict[str, Any]:
+    """What every log line and span of a call carries."""
+    return {
+        "project_id": identity.project_id,
+        "agent_id": identity.agent_id,
+        "agent_turn_id": identity.agent_turn_id,
+        "tool_call_id": identity.tool_call_id,
+    }

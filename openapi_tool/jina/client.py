@@ -1,0 +1,119 @@
+"""One request to the upstream and its decoded answer, within a deadline and a size."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import httpx
+from pydantic import SecretStr
+
+from openapi_tool.jina.failures import found_nothing, upstream_failure
+from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, ToolTimeout, UpstreamUnavailable
+from openapi_tool.protocol.jsontext import loads
+from openapi_tool.tools.deadline import Deadline
+
+log = logging.getLogger(__name__)
+
+_OK = 200
+
+
+class JinaClient:
+    """Sends requests through the egress transport; keeps connections between calls."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport, max_response_bytes: int) -> None:
+        self._http = httpx.AsyncClient(
+            transport=transport,
+            trust_env=False,
+            follow_redirects=False,
+            timeout=None,  # noqa: S113 - the call's deadline bounds every request
+        )
+        self._max_response_bytes = max_response_bytes
+
+    async def fetch(self, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline) -> dict[str, Any]:
+        """The success envelope of a request (`{code, status, data, meta}`).
+
+        Raises ToolError: a typed failure of the upstream, its transport, its size or the deadline.
+        """
+        log.debug(
+            "asking the upstream",
+            extra={
+                "action": "upstream.request",
+                "method": request.method,
+                "host": request.host,
+                "target": request.target,
+                "headers": dict(request.headers),
+                "body": request.body.decode() if request.body else None,
+            },
+        )
+        try:
+            async with asyncio.timeout(deadline.remaining()):
+                status, retry_after, body = await self._exchange(request, api_key)
+        except TimeoutError:
+            raise ToolTimeout(
+                "The service did not answer within the time of this call; try again, ask for less, or use another page."
+            ) from None
+        except httpx.TransportError as error:
+            raise _network_failure(error) from error
+        log.debug(
+            "the upstream answered",
+            extra={"action": "upstream.response", "http_status": status, "bytes": len(body)},
+        )
+        return _envelope(status, retry_after, body)
+
+    async def _exchange(self, request: UpstreamRequest, api_key: SecretStr) -> tuple[int, str | None, bytes]:
+        headers = {**request.headers, "Authorization": f"Bearer {api_key.get_secret_value()}"}
+        outgoing = httpx.Request(
+            request.method, f"https://{request.host}{request.target}", headers=headers, content=request.body
+        )
+        response = await self._http.send(outgoing, stream=True)
+        try:
+            return response.status_code, response.headers.get("retry-after"), await self._read(response)
+        finally:
+            await response.aclose()
+
+    async def _read(self, response: httpx.Response) -> bytes:
+        encoding = response.headers.get("content-encoding", "identity")
+        if encoding != "identity":
+            raise UpstreamUnavailable("The service answered in an encoding that was not asked for; try again later.")
+        parts, size = [], 0
+        async for chunk in response.aiter_raw():
+            size += len(chunk)
+            if size > self._max_response_bytes:
+                raise ResponseTooLarge(
+                    f"The answer is larger than {self._max_response_bytes:,} bytes; ask for less: a smaller page, "
+                    "a target_selector, fewer results, or max_tokens."
+                )
+            parts.append(chunk)
+        return b"".join(parts)
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._http.aclose()
+
+
+def _network_failure(error: httpx.TransportError) -> ToolError:
+    """A failure of the network, without texts that may show addresses."""
+    return UpstreamUnavailable(
+        "The service could not be reached, or the connection broke; try again in a moment.",
+        detail={"kind": type(error).__name__},
+    )
+
+
+def _envelope(status: int, retry_after: str | None, body: bytes) -> dict[str, Any]:
+    try:
+        decoded = loads(body)
+    except ValueError:
+        decoded = None
+    if found_nothing(status, decoded):
+        return {"code": _OK, "data": []}
+    if status != _OK:
+        raise upstream_failure(status, decoded, retry_after)
+    if not isinstance(decoded, dict):
+        raise UpstreamUnavailable("The service's answer was not the JSON that was asked for; try again.")
+    inner = decoded.get("code", _OK)
+    if isinstance(inner, int) and inner != _OK:
+        raise upstream_failure(inner, decoded, retry_after)
+    return decoded

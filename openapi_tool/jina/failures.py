@@ -1,0 +1,139 @@
+"""What an upstream's refusal means: a typed error and a sentence for the model (jina-api section 4)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from typing import Any
+
+from openapi_tool.protocol import errors
+from openapi_tool.protocol.errors import ToolError
+from openapi_tool.tools.result import one_line
+
+_MAX_REASON_CHARS = 300
+_ERROR_NAME = re.compile(r"^[A-Z]\w*Error(?:\((?P<path>[\w.]*)\))?: ")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One kind of refusal; `says` tells the model what happened, `reason` adds the upstream's words."""
+
+    error: type[ToolError]
+    says: str
+    retryable: bool = False
+    reason: bool = True
+
+
+_BUSY = "The service is overloaded or restarting; try again in a moment."
+_ACCOUNT = "The operator's account does not allow this request; it will not work until an operator acts."
+
+BY_STATUS: Mapping[int, Rule] = {
+    40003: Rule(errors.UpstreamUnavailable, "The page's transfer broke off; try again.", retryable=True),
+    40004: Rule(errors.UpstreamRejected, "The page is of a type that cannot be read; use another source."),
+    40202: Rule(errors.AuthFailed, "The operator's plan does not include this feature; call without it."),
+    40301: Rule(errors.TargetRefused, "This page failed too often lately and is blocked for a while; use another."),
+    40901: Rule(errors.UpstreamUnavailable, _BUSY, retryable=True),
+    40902: Rule(errors.TargetRefused, "The site's robots.txt forbids reading this page; use another source."),
+    40903: Rule(errors.UpstreamUnavailable, _BUSY, retryable=True),
+    40904: Rule(errors.BudgetExceeded, "The page costs more than the token budget; read a smaller page or part."),
+    41301: Rule(errors.BadRequest, "The request is too large; shorten it."),
+    41302: Rule(errors.UpstreamRejected, "The target file is too large to be read; use another source."),
+    42204: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", retryable=True),
+    42205: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", retryable=True),
+    45102: Rule(errors.TargetRefused, "This address may not be read (private, local or blocked); use a public page."),
+}
+"""By the five-digit `status` of an error body; these win over the HTTP status."""
+
+BY_HTTP: Mapping[int, Rule] = {
+    400: Rule(errors.BadRequest, "The request was refused; correct the arguments and call again."),
+    401: Rule(errors.AuthFailed, "The key of this tool was refused; an operator must set a valid one.", reason=False),
+    402: Rule(errors.BudgetExceeded, _ACCOUNT),
+    403: Rule(errors.AuthFailed, _ACCOUNT),
+    404: Rule(errors.UpstreamRejected, "The service has no such route; an operator must check the tool's definition."),
+    405: Rule(errors.UpstreamRejected, "The service has no such route; an operator must check the tool's definition."),
+    408: Rule(errors.UpstreamUnavailable, "The page took too long; try again or use another source.", retryable=True),
+    409: Rule(errors.UpstreamUnavailable, _BUSY, retryable=True),
+    412: Rule(errors.BadRequest, "The request holds too many items; ask for fewer."),
+    413: Rule(errors.BadRequest, "The request is too large; shorten it."),
+    422: Rule(errors.UpstreamRejected, "The page could not be read; check the address or use another source."),
+    429: Rule(errors.RateLimited, "The rate limit is reached; wait, then call again.", retryable=True, reason=False),
+    431: Rule(errors.BadRequest, "The address is too long; use a shorter one."),
+    451: Rule(errors.TargetRefused, "This target is blocked for legal reasons; use another source."),
+    501: Rule(errors.UpstreamRejected, "The service cannot do this.", reason=False),
+    524: Rule(
+        errors.UpstreamUnavailable,
+        "The service took too long; ask for less (fewer results, no page content).",
+        retryable=True,
+        reason=False,
+    ),
+}
+
+_REDIRECT = Rule(errors.UpstreamRejected, "The service answered with a redirect, which is not followed.", reason=False)
+_SERVER = Rule(errors.UpstreamUnavailable, _BUSY, retryable=True, reason=False)
+_OTHER = Rule(errors.UpstreamRejected, "The service refused the request.")
+_TRANSIENT = re.compile(r"timeout|timed out|connect|net::ERR_(?!TOO_MANY)", re.IGNORECASE)
+
+
+def upstream_failure(http_status: int, body: Any, retry_after: str | None) -> ToolError:
+    """The typed error for an answer that is no success.
+
+    `body` is the decoded JSON envelope, None where there was none; `retry_after` the header as it came.
+    Texts of 5xx answers and of anything that is not Jina's envelope never reach the model.
+    """
+    envelope = body if isinstance(body, dict) else {}
+    rule = _rule(http_status, envelope.get("status"))
+    reason = _reason(envelope) if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR else ""
+    return rule.error(
+        f"{rule.says} ({reason})" if reason else rule.says,
+        retryable=rule.retryable
+        or (http_status == HTTPStatus.UNPROCESSABLE_ENTITY and bool(_TRANSIENT.search(reason))),
+        retry_after=_retry_after(envelope, retry_after),
+        http_status=http_status,
+    )
+
+
+def found_nothing(http_status: int, body: Any) -> bool:
+    """Whether a 422 only says that a search found nothing, which is no failure (jina-api 2.2)."""
+    message = body.get("message") if isinstance(body, dict) else None
+    return (
+        http_status == HTTPStatus.UNPROCESSABLE_ENTITY
+        and isinstance(message, str)
+        and message.startswith("No search results available")
+    )
+
+
+def _rule(http_status: int, status: object) -> Rule:
+    by_status = BY_STATUS.get(status) if isinstance(status, int) else None
+    if by_status is not None:
+        return by_status
+    if HTTPStatus.MULTIPLE_CHOICES <= http_status < HTTPStatus.BAD_REQUEST:
+        return _REDIRECT
+    return BY_HTTP.get(http_status, _SERVER if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else _OTHER)
+
+
+def _reason(envelope: Mapping[str, Any]) -> str:
+    """The upstream's own words for people, without its error class names."""
+    text = envelope.get("readableMessage")
+    if not isinstance(text, str):
+        return ""
+    match = _ERROR_NAME.match(text)
+    path = match["path"] if match else None
+    words = one_line(_ERROR_NAME.sub("", text))
+    return (f"{path}: {words}" if path and path != "undefined" else words)[:_MAX_REASON_CHARS]
+
+
+def _retry_after(envelope: Mapping[str, Any], header: str | None) -> float | None:
+    """Seconds to wait: from the header (a number or an HTTP date, RFC 9110 10.2.3), else from the body."""
+    if header is not None and header.strip().isdigit():
+        return float(header)
+    if header is not None:
+        try:
+            return max(0.0, (parsedate_to_datetime(header) - datetime.now(UTC)).total_seconds())
+        except (TypeError, ValueError):
+            pass
+    seconds = envelope.get("retryAfter")
+    return float(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else None

@@ -1,0 +1,168 @@
+"""What a call asks of the upstream: names resolved, values converted, mistakes named by who made them.
+
+Weight grows from the definition's `headers` and `params` over defaults and the model's arguments to
+fixed ones, so a fixed value wins over any alias that a model may find for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import SecretStr
+
+from openapi_tool.jina.parameters import MODEL_FORMATS, REFUSED, Parameter, find_parameter
+from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
+from openapi_tool.tools.arguments import Arguments, fold
+from openapi_tool.tools.definition import ToolDefinition
+
+log = logging.getLogger(__name__)
+
+_IGNORED_HEADERS = frozenset(fold(name) for name in ("Accept", "Accept-Encoding", "Content-Type", "User-Agent"))
+_WITH_CONTENT = fold("with_content")
+_TIMEOUT = "timeout"
+_SUBJECT = {"search": "q", "reader": "url"}
+_FORMATS = {"search": (*MODEL_FORMATS, "no-content"), "reader": MODEL_FORMATS}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Upstream parameters by body name, secret body members, and the call's own limit in seconds."""
+
+    parameters: Mapping[str, Any]
+    secrets: Mapping[str, SecretStr]
+    timeout_s: float | None
+
+
+def plan_call(definition: ToolDefinition, arguments: Arguments) -> Plan:
+    """Resolve a call. Raises BadRequest or ToolMisconfigured naming every offending name."""
+    planner = _Planner(definition)
+    for name, value in definition.headers.items():
+        planner.header(name, value)
+    for name, value in definition.params.items():
+        planner.option(name, value, f"options.jina.params.{name}")
+    for name, value in arguments.values.items():
+        planner.argument(name, value, by_model=name in arguments.by_model)
+    secrets = {planner.secret_name(name): value for name, value in arguments.secrets.items()}
+    return planner.finish(secrets)
+
+
+class _Planner:
+    def __init__(self, definition: ToolDefinition) -> None:
+        self._definition = definition
+        self._mode = definition.mode
+        self._values: dict[str, Any] = {}
+        self._given_as: dict[str, str] = {}
+        self._model_problems: list[str] = []
+        self._operator_problems: list[str] = []
+        self._timeout_s: float | None = None
+
+    def header(self, name: str, value: str) -> None:
+        if fold(name) in _IGNORED_HEADERS:
+            return
+        if fold(name) in REFUSED or find_parameter(self._mode, name) is None:
+            self._operator_problems.append(f"options.jina.headers.{name} is not a header that may be sent")
+        else:
+            self.option(name, value, f"options.jina.headers.{name}")
+
+    def option(self, name: str, value: Any, where: str) -> None:
+        """Take what the operator set; what the upstream does not know is logged and left out."""
+        parameter = find_parameter(self._mode, name)
+        if fold(name) in REFUSED:
+            self._operator_problems.append(f"{where} may not be sent to the upstream")
+        elif parameter is not None:
+            self._set(parameter, value, where, self._operator_problems)
+        else:
+            log.warning(
+                "a parameter that the upstream does not know is left out",
+                extra={"action": "parameter.ignored", "tool_name": self._definition.tool_name, "parameter": where},
+            )
+
+    def argument(self, name: str, value: Any, *, by_model: bool) -> None:
+        problems = self._model_problems if by_model else self._operator_problems
+        if fold(name) == _TIMEOUT:
+            self._limit(name, value, problems)
+        elif fold(name) == _WITH_CONTENT and self._mode == "search":
+            self._set_with_content(name, value, problems)
+        elif by_model:
+            self._model_argument(name, value)
+        else:
+            self.option(name, value, f"options.args.{name}")
+
+    def secret_name(self, name: str) -> str:
+        """The body name of an `envs` argument: the parameter's own, else the name as it is."""
+        if fold(name) in REFUSED:
+            self._operator_problems.append(f"options.envs.{name} may not be sent to the upstream")
+        parameter = find_parameter(self._mode, name)
+        return parameter.name if parameter else name
+
+    def finish(self, secrets: Mapping[str, SecretStr]) -> Plan:
+        if self._operator_problems:
+            raise ToolMisconfigured(
+                f"The definition of {self._definition.tool_name!r} is not usable; an operator must correct it: "
+                + "; ".join(self._operator_problems),
+                detail={"problems": self._operator_problems},
+            )
+        subject = _SUBJECT[self._mode]
+        if subject not in self._values and subject not in secrets and not self._model_problems:
+            self._model_problems.append("query: is required" if self._mode == "search" else "url: is required")
+        if self._model_problems:
+            raise BadRequest(
+                "Correct these arguments and call again: " + "; ".join(self._model_problems),
+                detail={"problems": self._model_problems},
+            )
+        if self._mode == "search" and self._values.setdefault("respondWith", "no-content") == "content":
+            del self._values["respondWith"]  # what a search does when it is not said
+        parameters = {name: value for name, value in self._values.items() if name not in secrets}
+        return Plan(parameters, secrets, self._timeout_s)
+
+    def _model_argument(self, name: str, value: Any) -> None:
+        parameter = find_parameter(self._mode, name)
+        if parameter is None or not self._model_may(parameter):
+            self._model_problems.append(f"{name}: is not an argument that this tool takes")
+        elif parameter.name == "respondWith" and value is not None and value not in _FORMATS[self._mode]:
+            self._model_problems.append(f"{name}: must be one of {', '.join(_FORMATS[self._mode])}")
+        elif self._only_name_of(parameter.name, name):
+            self._set(parameter, value, name, self._model_problems)
+
+    def _model_may(self, parameter: Parameter) -> bool:
+        declared = self._definition.parameters.get("properties")
+        return parameter.model and (
+            not parameter.declared or (isinstance(declared, dict) and parameter.name in declared)
+        )
+
+    def _only_name_of(self, parameter_name: str, name: str) -> bool:
+        """Two names for one parameter in one call would make the answer a matter of luck."""
+        other = self._given_as.setdefault(parameter_name, name)
+        if other != name:
+            self._model_problems.append(f"{name}: says the same as {other}; give only one of them")
+        return other == name
+
+    def _limit(self, name: str, value: Any, problems: list[str]) -> None:
+        if value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            problems.append(f"{name}: must be a number of seconds above 0")
+        else:
+            self._timeout_s = float(value)
+
+    def _set_with_content(self, name: str, value: Any, problems: list[str]) -> None:
+        if isinstance(value, bool):
+            self._values["respondWith"] = "content" if value else "no-content"
+        elif value is not None:
+            problems.append(f"{name}: must be true or false")
+
+    def _set(self, parameter: Parameter, value: Any, where: str, problems: list[str]) -> None:
+        if value is None:
+            return
+        try:
+            converted = parameter.convert(value)
+        except ValueError as problem:
+            problems.append(f"{where}: {problem}")
+            return
+        if converted is None:
+            self._values.pop(parameter.name, None)
+        else:
+            self._values[parameter.name] = converted

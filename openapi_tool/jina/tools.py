@@ -1,0 +1,41 @@
+"""The tools themselves: a definition and arguments in, an output out."""
+
+from __future__ import annotations
+
+import re
+
+from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.content import page_output, search_output
+from openapi_tool.jina.plan import plan_call
+from openapi_tool.jina.request import build_request
+from openapi_tool.protocol.errors import BadRequest
+from openapi_tool.tools.arguments import Arguments
+from openapi_tool.tools.deadline import Deadline
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.result import ToolOutput
+
+_WEB_URL = re.compile(r"https?://[^\s/?#@]+([/?#]\S*)?", re.IGNORECASE)
+
+
+class JinaTools:
+    """Runs search and reader calls."""
+
+    def __init__(self, client: JinaClient) -> None:
+        self._client = client
+
+    async def run(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline) -> ToolOutput:
+        """Ask the upstream and render its answer. Raises ToolError."""
+        plan = plan_call(definition, arguments)
+        deadline = deadline.shortened(definition.timeout_s).shortened(plan.timeout_s)
+        if definition.mode == "search":
+            envelope = await self._client.fetch(build_request(definition, plan), arguments.api_key, deadline)
+            return search_output(envelope, str(plan.parameters.get("q", "")))
+        _check_target(plan.parameters.get("url"))
+        envelope = await self._client.fetch(build_request(definition, plan), arguments.api_key, deadline)
+        return page_output(envelope)
+
+
+def _check_target(url: object) -> None:
+    """Refuse, before it costs anything, what the reader would refuse (jina-api 1.2)."""
+    if isinstance(url, str) and not _WEB_URL.fullmatch(url):
+        raise BadRequest("url: must be a full http:// or https:// address without user name or blanks.")

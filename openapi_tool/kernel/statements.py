@@ -1,0 +1,114 @@
+"""The SQL of a call: one statement to load it, one to commit its result (schema: protocol 3, 4, 6)."""
+
+from __future__ import annotations
+
+LOAD = """
+select
+    c.card_id as call_card_id, c.tool_call_id as call_tool_call_id, c.content as call_content,
+    c.metadata as call_metadata,
+    t.tool_name, t.after_execution, t.parameters, t.options,
+    a.worker_target,
+    coalesce(anchor.inbox_id, turn.inbox_id) as target_inbox_id,
+    coalesce(anchor.message_type, turn.message_type) as target_message_type,
+    coalesce(anchor.channel_id, turn.channel_id) as target_channel_id,
+    coalesce(anchor.agent_turn_id, turn.agent_turn_id) as target_turn_id,
+    coalesce(anchor.turn_epoch, turn.turn_epoch) as target_epoch,
+    coalesce(anchor.context_headers, turn.context_headers) as target_headers,
+    e.edge_id, e.recursion_depth,
+    r.card_id as result_card_id, r.metadata ->> 'author_id' as result_author, r.content as result_content,
+    r.deleted_at is null as result_live,
+    reported.context_headers as report_headers
+from (select 1) as one
+left join lateral (
+    select card_id, tool_call_id, content, metadata from cards
+    where card_id = $2 and tenant_id = $1 and deleted_at is null
+    union all
+    select card_id, tool_call_id, content, metadata from cards
+    where $2::text is null and tool_call_id = $3 and tenant_id = $1 and deleted_at is null
+        and metadata ->> 'type' = 'tool.call'
+    limit 1
+) as c on true
+cross join lateral (
+    select
+        coalesce($3, call.tool_call_id) as tool_call_id,
+        coalesce($4, call.metadata ->> 'author_id') as agent_id,
+        coalesce($5, call.metadata ->> 'agent_turn_id') as agent_turn_id
+    from (select 1) as one
+    left join lateral (
+        select c.tool_call_id, c.metadata where c.metadata ->> 'type' = 'tool.call'
+    ) as call on true
+) as k
+left join resource.tools as t on t.project_id = $1 and t.tool_name = $7
+left join resource.project_agents as a on a.project_id = $1 and a.agent_id = k.agent_id
+left join lateral (
+    select i.* from state.agent_inbox as i
+    where i.project_id = $1 and i.message_type = 'command_anchor'
+        and md5(i.correlation_id) = md5(k.tool_call_id) and i.correlation_id = k.tool_call_id
+        and i.agent_id = k.agent_id and i.agent_turn_id = k.agent_turn_id
+        and ($6::bigint = 0 or i.turn_epoch = $6)
+) as anchor on true
+left join lateral (
+    select i.* from state.agent_inbox as i
+    where anchor.inbox_id is null and i.project_id = $1 and i.agent_id = k.agent_id
+        and i.agent_turn_id = k.agent_turn_id and ($6::bigint = 0 or i.turn_epoch = $6)
+        and i.message_type in ('turn', 'ui_action')
+    order by i.created_at desc limit 1
+) as turn on true
+left join lateral (
+    select edge_id, recursion_depth from state.execution_edges
+    where project_id = $1 and correlation_id = k.tool_call_id and edge_phase = 'request'
+    order by created_at limit 1
+) as e on true
+left join lateral (
+    select card_id, metadata, content, deleted_at from cards
+    where tenant_id = $1 and md5(tool_call_id) = md5(k.tool_call_id) and tool_call_id = k.tool_call_id
+        and metadata ->> 'type' = 'tool.result'
+) as r on true
+left join lateral (
+    select context_headers from state.agent_inbox
+    where project_id = $1 and message_type = 'tool_result'
+        and md5(correlation_id) = md5(k.tool_call_id) and correlation_id = k.tool_call_id
+) as reported on true
+"""
+
+_REPORT = """
+inbox as (
+    insert into state.agent_inbox (
+        inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, correlation_id,
+        agent_turn_id, turn_epoch, context_headers, payload, status, retry_count
+    )
+    select $3, $1, $4, $5, 'tool_result', null, $6, $7, $8, $9, $10, 'pending', 0 from card
+    returning inbox_id
+), edge as (
+    insert into state.execution_edges (
+        edge_id, project_id, channel_id, primitive, edge_phase, source_agent_id, target_agent_id,
+        target_agent_turn_id, correlation_id, recursion_depth, trace_id, parent_step_id, metadata
+    )
+    select $11, $1, $5, 'report', 'response', $12, $4, $7, $6, $13, $14, $15, $16 from inbox
+    on conflict do nothing
+)
+select count(*) from inbox
+"""
+
+# The turn and the request edge are looked at again, because either may have gone since the load.
+_ACCEPTED = """
+    exists (select from state.agent_inbox where inbox_id = $17 and project_id = $1)
+    and exists (select from state.execution_edges where edge_id = $18 and project_id = $1)
+"""
+
+# An inbox row that is there without its card raises a unique violation, which takes the card back.
+COMMIT = f"""
+with card as (
+    insert into cards (card_id, tenant_id, content, tool_call_id, metadata)
+    select $2, $1, $19, $6, $20 where {_ACCEPTED}
+    on conflict do nothing
+    returning card_id
+), {_REPORT}
+"""
+
+REPORT = f"""
+with card as (
+    select card_id from cards
+    where card_id = $2 and tenant_id = $1 and deleted_at is null and {_ACCEPTED}
+), {_REPORT}
+"""  # noqa: S608 - constants only

@@ -1,0 +1,315 @@
+"""Plays the kernel's side of a call: project, roster, tools, then card, edge, anchor and command.
+
+Also plays as much of the worker as a demonstration or a test needs: it hears the doorbell and reads
+the inbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+import nats
+import orjson
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import StreamConfig
+
+VERSION = "v1r4"
+SENDER = "kernel"
+STREAM = f"cg_cmd_{VERSION}"
+WORKER_TARGET = "worker_generic"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedCall:
+    """A call as the kernel placed it: the rows' ids and the command as published."""
+
+    project_id: str
+    channel_id: str
+    agent_id: str
+    agent_turn_id: str
+    turn_epoch: int
+    step_id: str
+    tool_call_id: str
+    card_id: str
+    trace_id: str
+    subject: str
+    headers: Mapping[str, str]
+    body: Mapping[str, Any]
+    placed_at: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back: rows as dictionaries, the doorbell's message, when it rang (seconds since the epoch)."""
+
+    card: Mapping[str, Any]
+    inbox_row: Mapping[str, Any]
+    edge: Mapping[str, Any]
+    doorbell: Mapping[str, Any] | None
+    rung_at: float | None
+
+
+class Caller:
+    """The kernel, as far as a tool executor can tell."""
+
+    def __init__(self, database: asyncpg.Connection, client: Client) -> None:
+        self.database = database
+        self.client = client
+        self._doorbells: dict[str, asyncio.Future[tuple[float, Msg]]] = {}
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(cls, dsn: str, nats_url: str) -> AsyncIterator[Caller]:
+        """Connect, make the kernel's stream where it is missing, and listen for doorbells."""
+        database = await asyncpg.connect(dsn)
+        client = await nats.connect(nats_url, name="kernel-player")
+        try:
+            await database.set_type_codec(
+                "jsonb", schema="pg_catalog", encoder=lambda v: orjson.dumps(v).decode(), decoder=orjson.loads
+            )
+            await client.jetstream().add_stream(
+                StreamConfig(name=STREAM, subjects=[f"cg.{VERSION}.*.*.cmd.*.*.>"], max_age=24 * 3600)
+            )
+            caller = cls(database, client)
+            await client.subscribe(f"cg.{VERSION}.*.*.cmd.agent.*.wakeup", cb=caller._hear)
+            yield caller
+        finally:
+            await client.close()
+            await database.close()
+
+    async def _hear(self, message: Msg) -> None:
+        turn_id = (message.headers or {}).get("CG-Turn-Id", "")
+        heard = self._doorbell(turn_id)
+        if not heard.done():
+            heard.set_result((time.time(), message))
+
+    def _doorbell(self, turn_id: str) -> asyncio.Future[tuple[float, Msg]]:
+        return self._doorbells.setdefault(turn_id, asyncio.get_running_loop().create_future())
+
+    async def add_project(self, project_id: str) -> None:
+        """A project, if it is not there."""
+        await self.database.execute(
+            "insert into public.projects (project_id, title, owner_id) values ($1, $1, 'owner') on conflict do nothing",
+            project_id,
+        )
+
+    async def add_agent(self, project_id: str, agent_id: str, worker_target: str = WORKER_TARGET) -> None:
+        """An agent in the project's roster."""
+        await self.database.execute(
+            "insert into resource.project_agents (project_id, agent_id, profile_box_id, worker_target) "
+            "values ($1, $2, $3, $4) on conflict do nothing",
+            project_id,
+            agent_id,
+            uuid.uuid4(),
+            worker_target,
+        )
+
+    async def add_tool(self, project_id: str, tool: Mapping[str, Any]) -> None:
+        """A tool definition: `tool_name`, `target_subject`, `after_execution`, `parameters`, `options`."""
+        await self.database.execute(
+            "insert into resource.tools "
+            "(project_id, tool_name, description, parameters, target_subject, after_execution, options) "
+            "values ($1, $2, $3, $4, $5, $6, $7) on conflict (project_id, tool_name) do update set "
+            "description = excluded.description, parameters = excluded.parameters, "
+            "target_subject = excluded.target_subject, after_execution = excluded.after_execution, "
+            "options = excluded.options",
+            project_id,
+            tool["tool_name"],
+            tool.get("description"),
+            tool.get("parameters", {}),
+            tool.get("target_subject"),
+            tool.get("after_execution", "suspend"),
+            tool.get("options", {}),
+        )
+
+    async def place(
+        self,
+        project_id: str,
+        agent_id: str,
+        tool_name: str,
+        arguments: Any,
+        *,
+        suffix: str = "search",
+        channel_id: str = "public",
+        card_metadata: Mapping[str, Any] | None = None,
+        publish: bool = True,
+    ) -> PlacedCall:
+        """Save card, request edge and anchor, then send the command, in the kernel's order (section 9)."""
+        call = _new_call(project_id, channel_id, agent_id, tool_name, suffix)
+        await self._save_card(call, tool_name, arguments, card_metadata or {})
+        async with self._lock, self.database.transaction():
+            await self._save_edge(call)
+            await self._save_anchor(call)
+        if publish:
+            await self.publish(call)
+        return call
+
+    async def publish(
+        self, call: PlacedCall, *, headers: Mapping[str, str] | None = None, data: bytes | None = None
+    ) -> None:
+        """Send a call's command, or another one in its place."""
+        await self.client.jetstream().publish(
+            call.subject,
+            orjson.dumps(call.body) if data is None else data,
+            headers=dict(call.headers if headers is None else headers),
+        )
+
+    async def _save_card(self, call: PlacedCall, tool_name: str, arguments: Any, more: Mapping[str, Any]) -> None:
+        content = {
+            "__type__": "ToolCallContent",
+            "status": "called",
+            "tool_name": tool_name,
+            "arguments": arguments,
+            "target_subject": call.subject,
+        }
+        metadata = {
+            "type": "tool.call",
+            "project_id": call.project_id,
+            "author_id": call.agent_id,
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "agent_turn_id": call.agent_turn_id,
+            "tool_call_id": call.tool_call_id,
+            "step_id": call.step_id,
+            "trace_id": call.trace_id,
+            **more,
+        }
+        async with self._lock:
+            await self.database.execute(
+                "insert into cards (card_id, tenant_id, content, tool_call_id, metadata) values ($1, $2, $3, $4, $5)",
+                call.card_id,
+                call.project_id,
+                content,
+                call.tool_call_id,
+                metadata,
+            )
+
+    async def _save_edge(self, call: PlacedCall) -> None:
+        await self.database.execute(
+            "insert into state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, "
+            "source_agent_id, source_agent_turn_id, source_step_id, target_agent_id, target_agent_turn_id, "
+            "correlation_id, recursion_depth, trace_id) "
+            "values ($1, $2, $3, 'tool_call', 'request', $4, $5, $6, $4, $5, $7, 0, $8)",
+            f"edge_{uuid.uuid4().hex}",
+            call.project_id,
+            call.channel_id,
+            call.agent_id,
+            call.agent_turn_id,
+            call.step_id,
+            call.tool_call_id,
+            call.trace_id,
+        )
+
+    async def _save_anchor(self, call: PlacedCall) -> None:
+        await self.database.execute(
+            "insert into state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, "
+            "correlation_id, agent_turn_id, turn_epoch, context_headers, payload, status) "
+            "values ($1, $2, $3, $4, 'command_anchor', 'call', $5, $6, $7, $8, $9, 'consumed')",
+            f"inbox_cmd_anchor_{uuid.uuid4().hex}",
+            call.project_id,
+            call.agent_id,
+            call.channel_id,
+            call.tool_call_id,
+            call.agent_turn_id,
+            call.turn_epoch,
+            {name: value for name, value in call.headers.items() if name not in _PUBLISHER_HEADERS},
+            {"kind": "command_anchor", "subject": call.subject, "correlation_id": call.tool_call_id},
+        )
+
+    async def answer(self, call: PlacedCall, timeout_s: float) -> Answer:
+        """Wait for the doorbell of a call and read what was written. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            rung_at, message = await self._doorbell(call.agent_turn_id)
+        doorbell = {"subject": message.subject, "headers": message.headers, "data": message.data.decode()}
+        return await self.read_answer(call, doorbell, rung_at)
+
+    async def read_answer(
+        self, call: PlacedCall, doorbell: Mapping[str, Any] | None = None, rung_at: float | None = None
+    ) -> Answer:
+        """What is written for a call now; empty where there is no such row."""
+        return Answer(
+            card=await self._row(
+                "select * from cards where tenant_id = $1 and tool_call_id = $2 "
+                "and metadata ->> 'type' = 'tool.result'",
+                call,
+            ),
+            inbox_row=await self._row(
+                "select * from state.agent_inbox where project_id = $1 and correlation_id = $2 "
+                "and message_type = 'tool_result'",
+                call,
+            ),
+            edge=await self._row(
+                "select * from state.execution_edges where project_id = $1 and correlation_id = $2 "
+                "and primitive = 'report'",
+                call,
+            ),
+            doorbell=doorbell,
+            rung_at=rung_at,
+        )
+
+    async def _row(self, query: str, call: PlacedCall) -> dict[str, Any]:
+        async with self._lock:
+            row = await self.database.fetchrow(query, call.project_id, call.tool_call_id)
+        return dict(row) if row else {}
+
+
+_PUBLISHER_HEADERS = ("CG-Timestamp", "CG-Version", "CG-Msg-Type", "CG-Sender")
+
+
+def _new_call(project_id: str, channel_id: str, agent_id: str, tool_name: str, suffix: str) -> PlacedCall:
+    turn_id, step_id, tool_call_id = (f"{kind}_{uuid.uuid4().hex}" for kind in ("turn", "step", "tc"))
+    trace_id, card_id = secrets.token_hex(16), uuid.uuid4().hex
+    headers = {
+        "CG-Project-Id": project_id,
+        "CG-Channel-Id": channel_id,
+        "CG-Agent-Id": agent_id,
+        "CG-Turn-Id": turn_id,
+        "CG-Turn-Epoch": "1",
+        "CG-Step-Id": step_id,
+        "CG-Tool-Call-Id": tool_call_id,
+        "CG-Recursion-Depth": "0",
+        "traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01",
+        "CG-Timestamp": str(time.time_ns() // 1_000_000),
+        "CG-Version": VERSION,
+        "CG-Msg-Type": "dict",
+        "CG-Sender": SENDER,
+    }
+    return PlacedCall(
+        project_id=project_id,
+        channel_id=channel_id,
+        agent_id=agent_id,
+        agent_turn_id=turn_id,
+        turn_epoch=1,
+        step_id=step_id,
+        tool_call_id=tool_call_id,
+        card_id=card_id,
+        trace_id=trace_id,
+        subject=f"cg.{VERSION}.{project_id}.{channel_id}.cmd.tool.jina.{suffix}",
+        headers=headers,
+        body={"tool_call_card_id": card_id, "tool_name": tool_name, "after_execution": "suspend"},
+    )
+
+
+async def prepare_database(server_dsn: str, database: str, schema: str | None, template: str | None = None) -> None:
+    """Make a database: with a schema, or as a copy of `template`."""
+    connection = await asyncpg.connect(server_dsn)
+    try:
+        await connection.execute(f'create database "{database}"' + (f' template "{template}"' if template else ""))
+    finally:
+        await connection.close()
+    if schema is not None:
+        connection = await asyncpg.connect(server_dsn.rpartition("/")[0] + "/" + database)
+        try:
+            await connection.execute(schema)
+        finally:
+            await connection.close()

@@ -1,0 +1,292 @@
+"""The Jina double: HTTPS on loopback for s.jina.ai and r.jina.ai, answering from recordings.
+
+It checks what every request must have (host and SNI, key, Accept, body) and answers one that it does
+not know with an error, never with a default page. A second, plain port takes rules and tells what
+was received; keys are told by name only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import ssl
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from openapi_tool.local.recordings import (
+    READER,
+    SEARCH,
+    Question,
+    Recording,
+    UnknownRequest,
+    error_bodies,
+    load_recordings,
+    read_question,
+    recorded_answers,
+)
+
+KEYS_VARIABLE = "OPENAPI_TOOL_DOUBLE_KEYS"
+UNKNOWN_STATUS = 501
+_KEPT_REQUESTS = 100_000
+_MINUTE_S = 60.0
+_MAX_REQUEST_BYTES = 1_000_000
+
+
+@dataclass(slots=True)
+class Rule:
+    """How to answer requests whose query or url holds `match` (any, when empty).
+
+    `answer` names the recording for a question that has none of its own; `statuses` is a script, one
+    status a request, then normal answers; `drop` breaks the connection `before` or `half` through
+    the body; `body` replaces the answer's text; times are seconds.
+    """
+
+    match: str = ""
+    answer: str | None = None
+    delay_s: float = 0.0
+    statuses: list[int] = field(default_factory=list)
+    retry_after: str | None = None
+    body: str | None = None
+    body_bytes: int = 0
+    echo_headers: bool = False
+    hang: bool = False
+    drop: str | None = None
+    rate_per_minute: int | None = None
+    recent: deque[float] = field(default_factory=deque)
+
+    def over_rate(self) -> bool:
+        """Count a request; whether it is one too many for this minute."""
+        if self.rate_per_minute is None:
+            return False
+        now = time.monotonic()
+        while self.recent and now - self.recent[0] > _MINUTE_S:
+            self.recent.popleft()
+        self.recent.append(now)
+        return len(self.recent) > self.rate_per_minute
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, body: Mapping[str, Any]) -> None:
+        super().__init__(status)
+        self.status = status
+        self.body = body
+
+
+class Double:
+    """Rules, the log of requests, and the handlers of both ports."""
+
+    def __init__(self, keys: Mapping[str, str]) -> None:
+        self._key_names = {value: name for name, value in keys.items()}
+        self._rules: list[Rule] = []
+        self._received: deque[dict[str, Any]] = deque(maxlen=_KEPT_REQUESTS)
+        self._contexts: dict[str, ssl.SSLContext] = {}
+
+    def tls(self, certificate: Path) -> ssl.SSLContext:
+        """A context per host, so that a request whose Host is not its SNI is noticed."""
+        for host in (SEARCH, READER):
+            self._contexts[host] = _server_context(certificate)
+        first = _server_context(certificate)
+        first.sni_callback = self._choose_context
+        return first
+
+    def _choose_context(self, connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> int | None:
+        if name not in self._contexts:
+            return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+        connection.context = self._contexts[name]
+        return None
+
+    async def upstream(self, request: web.Request) -> web.StreamResponse:
+        """Answer as Jina would, or as a rule says."""
+        entry = await self._note(request)
+        try:
+            question = self._check(request, entry)
+            rule = next((rule for rule in self._rules if rule.match in question.subject), Rule())
+            response = await self._answer(request, question, rule)
+        except _Refused as refusal:
+            response = _json(refusal.status, json.dumps(refusal.body))
+        entry["status"] = response.status
+        entry["answered_at"] = time.time()
+        return response
+
+    async def _note(self, request: web.Request) -> dict[str, Any]:
+        body = await request.read()
+        headers = {name: value for name, value in request.headers.items() if name.lower() != "authorization"}
+        entry = {
+            "at": time.time(),
+            "host": request.host,
+            "method": request.method,
+            "target": request.raw_path,
+            "headers": headers,
+            "key": self._key_name(request),
+            "body": body.decode("utf-8", "replace"),
+        }
+        self._received.append(entry)
+        return entry
+
+    def _key_name(self, request: web.Request) -> str | None:
+        scheme, _, value = request.headers.get("Authorization", "").partition(" ")
+        return self._key_names.get(value) if scheme == "Bearer" else None
+
+    def _check(self, request: web.Request, entry: Mapping[str, Any]) -> Question:
+        connection = request.transport.get_extra_info("ssl_object") if request.transport else None
+        if connection is None or connection.context is not self._contexts.get(request.host):
+            raise _Refused(UNKNOWN_STATUS, _complaint(f"host {request.host!r} is not what TLS was asked for"))
+        if request.headers.getall("Accept", []) != ["application/json"]:
+            raise _Refused(UNKNOWN_STATUS, _complaint("Accept is not exactly application/json"))
+        if entry["key"] is None:
+            raise _Refused(401, error_bodies()[401])
+        try:
+            return read_question(
+                request.host, request.method, request.raw_path, dict(request.headers), entry["body"].encode()
+            )
+        except UnknownRequest as unknown:
+            raise _Refused(UNKNOWN_STATUS, _complaint(str(unknown))) from None
+
+    async def _answer(self, request: web.Request, question: Question, rule: Rule) -> web.StreamResponse:
+        await asyncio.sleep(rule.delay_s)
+        if rule.hang:
+            await asyncio.Event().wait()
+        if rule.drop == "before" and request.transport is not None:
+            request.transport.abort()
+        status = 429 if rule.over_rate() else rule.statuses.pop(0) if rule.statuses else None
+        if status is not None and status != web.HTTPOk.status_code:
+            return self._failure(request, status, rule)
+        recording = _recording(question, rule)
+        text = rule.body if rule.body is not None else _padded(recording.body.decode(), rule.body_bytes)
+        if rule.echo_headers:
+            text = _with_echo(text, request)
+        if rule.drop == "half":
+            return await _half(request, text.encode())
+        return _json(recording.status, text, self._echo(request, rule))
+
+    def _failure(self, request: web.Request, status: int, rule: Rule) -> web.Response:
+        text = rule.body if rule.body is not None else json.dumps(error_bodies().get(status, {"code": status}))
+        if rule.echo_headers:
+            text = _with_echo(text, request)
+        headers = self._echo(request, rule)
+        if rule.retry_after is not None:
+            headers["Retry-After"] = rule.retry_after
+        return _json(status, text, headers)
+
+    def _echo(self, request: web.Request, rule: Rule) -> dict[str, str]:
+        return {"X-Echo": request.headers.get("Authorization", "")} if rule.echo_headers else {}
+
+    async def set_rules(self, request: web.Request) -> web.Response:
+        """Replace all rules by the list in the body."""
+        self._rules = [Rule(**rule) for rule in await request.json()]
+        return web.json_response({"rules": len(self._rules)})
+
+    async def requests(self, _: web.Request) -> web.Response:
+        """Everything received, oldest first."""
+        return web.json_response(list(self._received))
+
+    async def forget(self, _: web.Request) -> web.Response:
+        """Forget what was received."""
+        self._received.clear()
+        return web.json_response({})
+
+
+def _server_context(certificate: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context
+
+
+def _recording(question: Question, rule: Rule) -> Recording:
+    recording = recorded_answers().get(question)
+    if recording is None and rule.answer is not None:
+        recording = load_recordings()[rule.answer]
+    if recording is None:
+        raise _Refused(UNKNOWN_STATUS, _complaint(f"no recording answers {question.text()}"))
+    return recording
+
+
+def _complaint(what: str) -> dict[str, Any]:
+    """In the shape of Jina's own errors, so that it shows in the executor's result."""
+    text = f"the Jina double refuses: {what}"
+    return {"data": None, "code": UNKNOWN_STATUS, "name": "DoubleError", "message": text, "readableMessage": text}
+
+
+def _padded(text: str, size: int) -> str:
+    """The answer with its (first) content repeated up to `size` bytes."""
+    envelope = json.loads(text)
+    data = envelope.get("data")
+    item = data[0] if isinstance(data, list) and data else data
+    if not size or not isinstance(item, dict):
+        return text
+    content = item.get("content") or "Lorem ipsum dolor sit amet. "
+    item["content"] = (content * (size // len(content) + 1))[:size]
+    return json.dumps(envelope)
+
+
+def _with_echo(text: str, request: web.Request) -> str:
+    """The answer with the request's headers in it, key included, as some gateways do in their errors."""
+    seen = json.dumps(json.dumps(dict(request.headers)))[1:-1]
+    envelope = json.loads(text)
+    data = envelope.get("data")
+    if isinstance(data, dict):
+        data["content"] = f"{data.get('content', '')}\n{dict(request.headers)}"
+    return json.dumps({**envelope, "readableMessage": f"Error: headers were {seen}"})
+
+
+async def _half(request: web.Request, body: bytes) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(body))})
+    await response.prepare(request)
+    await response.write(body[: len(body) // 2])
+    if request.transport is not None:
+        request.transport.abort()
+    return response
+
+
+def _json(status: int, text: str, headers: Mapping[str, str] | None = None) -> web.Response:
+    kind = "application/json" if text.lstrip().startswith(("{", "[")) else "text/html"
+    return web.Response(status=status, text=text, content_type=kind, charset="utf-8", headers=headers)
+
+
+async def serve(double: Double, certificate: Path, port: int, admin_port: int) -> None:
+    """Serve both ports until cancelled; print them as one JSON line once they are open."""
+    upstream = web.Application(client_max_size=_MAX_REQUEST_BYTES)
+    upstream.router.add_route("*", "/{tail:.*}", double.upstream)
+    admin = web.Application()
+    admin.router.add_put("/rules", double.set_rules)
+    admin.router.add_get("/requests", double.requests)
+    admin.router.add_delete("/requests", double.forget)
+    ports = [
+        await _listen(upstream, port, double.tls(certificate)),
+        await _listen(admin, admin_port, None),
+    ]
+    sys.stdout.write(json.dumps({"port": ports[0], "admin_port": ports[1]}) + "\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+
+async def _listen(app: web.Application, port: int, tls: ssl.SSLContext | None) -> int:
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls, backlog=1024)
+    await site.start()
+    return int(runner.addresses[0][1])
+
+
+def main() -> None:
+    """Run the double as a process of its own."""
+    parser = argparse.ArgumentParser(description="A stand-in for Jina's search and reader on loopback.")
+    parser.add_argument("--certificate", type=Path, required=True, help="PEM file with key and chain")
+    parser.add_argument("--port", type=int, default=0, help="HTTPS port; 0 takes a free one")
+    parser.add_argument("--admin-port", type=int, default=0, help="plain HTTP port for rules and the log of requests")
+    arguments = parser.parse_args()
+    keys = json.loads(os.environ[KEYS_VARIABLE])
+    asyncio.run(serve(Double(keys), arguments.certificate, arguments.port, arguments.admin_port))
+
+
+if __name__ == "__main__":
+    main()

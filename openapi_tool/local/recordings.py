@@ -1,0 +1,197 @@
+"""Real requests to Jina's open-source server and its exact answers, found by what a request asks.
+
+The files in `data/jina/` hold one exchange each. GET and POST forms of the same question count as
+the same: a question is a host, its subject (query or url) and its options under their body names.
+This module knows the wire on its own, so that it can contradict the executor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+SEARCH, READER = "s.jina.ai", "r.jina.ai"
+
+HEADERS = {
+    "dnt": "doNotTrack",
+    "x-base": "base",
+    "x-cache-tolerance": "cacheTolerance",
+    "x-engine": "engine",
+    "x-markdown-chunking": "markdownChunking",
+    "x-max-tokens": "maxTokens",
+    "x-md-link-style": "markdown.linkStyle",
+    "x-no-cache": "noCache",
+    "x-proxy": "proxy",
+    "x-remove-selector": "removeSelector",
+    "x-respond-timing": "respondTiming",
+    "x-respond-with": "respondWith",
+    "x-retain-images": "retainImages",
+    "x-retain-links": "retainLinks",
+    "x-robots-txt": "robotsTxt",
+    "x-site": "site",
+    "x-target-selector": "targetSelector",
+    "x-timeout": "timeout",
+    "x-token-budget": "tokenBudget",
+    "x-wait-for-selector": "waitForSelector",
+    "x-with-favicons": "withFavicons",
+    "x-with-images-summary": "withImagesSummary",
+    "x-with-links-summary": "withLinksSummary",
+}
+PLAIN_HEADERS = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "authorization",
+        "connection",
+        "content-length",
+        "content-type",
+        "host",
+        "user-agent",
+    }
+)
+SEARCH_FIELDS = frozenset(
+    {
+        *("q", "num", "type", "provider", "gl", "hl", "location", "page", "nfpr", "fallback"),
+        *("site", "ext", "filetype", "intitle", "loc"),
+    }
+)
+_ALIASES = {"count": "num"}
+_SEARCH_PATHS = ("/", "/search")
+
+
+class UnknownRequest(Exception):
+    """The double does not know this request; the message says what of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a request asks, whatever form it has."""
+
+    host: str
+    subject: str
+    options: frozenset[tuple[str, str]]
+
+    def text(self) -> str:
+        """For messages."""
+        return f"{self.host} {self.subject!r} {dict(sorted(self.options))}"
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One recorded answer."""
+
+    name: str
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def read_question(host: str, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Question:
+    """What a request asks. Raises UnknownRequest for forms, headers or fields that no client should send."""
+    options = {HEADERS[name.lower()]: _text(value) for name, value in headers.items() if name.lower() in HEADERS}
+    unknown = [name for name in headers if name.lower() not in HEADERS | dict.fromkeys(PLAIN_HEADERS)]
+    if unknown:
+        raise UnknownRequest(f"headers {sorted(unknown)}")
+    fields = _body_fields(method, headers, body)
+    path, _, query = target.partition("?")
+    if host == READER and path != "/":
+        fields["url"] = unquote(target[1:])
+    elif query:
+        for given, value in parse_qsl(query, keep_blank_values=True, strict_parsing=True):
+            name = _ALIASES.get(given, given)
+            fields[name] = f"{fields[name]},{value}" if name in fields else value
+    if host == SEARCH and path not in _SEARCH_PATHS:
+        fields["q"] = unquote(path[1:])
+    subject = fields.pop("q" if host == SEARCH else "url", "")
+    known = SEARCH_FIELDS | set(HEADERS.values()) if host == SEARCH else set(HEADERS.values())
+    strange = sorted(fields.keys() - known)
+    if strange or not subject:
+        raise UnknownRequest(f"fields {strange}" if strange else "no query or url")
+    return Question(host, subject, frozenset((options | fields).items()))
+
+
+def _body_fields(method: str, headers: Mapping[str, str], body: bytes) -> dict[str, str]:
+    if method == "GET" and not body:
+        return {}
+    content_type = next((value for name, value in headers.items() if name.lower() == "content-type"), "")
+    if method != "POST" or content_type != "application/json":
+        raise UnknownRequest(f"{method} with content type {content_type!r}")
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        raise UnknownRequest("a body that is not JSON") from None
+    return _flat(fields)
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + _ALIASES.get(name, name)] = _text(value)
+    return flat
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value).replace(", ", ",")
+
+
+@cache
+def load_recordings() -> Mapping[str, Recording]:
+    """Every recording by its name."""
+    return {recording.name: recording for recording, _ in _parsed()}
+
+
+@cache
+def recorded_answers() -> Mapping[Question, Recording]:
+    """The answer to every recorded question; of several, the first by name."""
+    answers: dict[Question, Recording] = {}
+    for recording, question in _parsed():
+        if question is not None:
+            answers.setdefault(question, recording)
+    return answers
+
+
+@cache
+def _parsed() -> tuple[tuple[Recording, Question | None], ...]:
+    folder = files(__package__) / "data" / "jina"
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".http"))
+    return tuple(_parse(name.removesuffix(".http"), (folder / name).read_text(encoding="utf-8")) for name in names)
+
+
+def _parse(name: str, text: str) -> tuple[Recording, Question | None]:
+    request, _, response = text.partition("\n### response")
+    request_line, headers, body = _message(request.partition("\n")[2])
+    status_line, response_headers, answer = _message(response.partition("\n")[2])
+    method, target, _ = request_line.split(" ")
+    recording = Recording(name, int(status_line.split(" ")[1]), response_headers, answer.strip().encode())
+    host = SEARCH if name.startswith("s-") else READER
+    headers = {key: value for key, value in headers.items() if key.lower() != "host"}
+    try:
+        return recording, read_question(host, method, target, headers, body.strip().encode())
+    except UnknownRequest:
+        return recording, None
+
+
+def _message(text: str) -> tuple[str, dict[str, str], str]:
+    head, _, body = text.partition("\n\n")
+    first, *lines = head.split("\n")
+    return first, dict(line.split(": ", 1) for line in lines if ": " in line), body
+
+
+@cache
+def error_bodies() -> Mapping[int, Mapping[str, Any]]:
+    """A real error body for each HTTP status that the server's own error classes use; the first by name."""
+    text = (files(__package__) / "data" / "jina" / "error-bodies.json").read_text(encoding="utf-8")
+    bodies: dict[int, Mapping[str, Any]] = {}
+    for _, entry in sorted(json.loads(text).items()):
+        bodies.setdefault(entry["http"], entry["body"])
+    return bodies

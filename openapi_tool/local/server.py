@@ -1,0 +1,124 @@
+"""What all embedded servers have in common: a child process, watched by the guard, logging to a file."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from openapi_tool.local.guard import Guard
+
+START_S = 20.0
+STOP_S = 10.0
+_POLL_S = 0.01
+_LOG_TAIL_CHARS = 2000
+
+
+class ServerFailed(Exception):
+    """An embedded server did not come up; the message ends with the last lines of its log."""
+
+
+class ServerProcess:
+    """One child process. `stop_signal` asks it to stop; `start` may be called again after `stop` or `kill`."""
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        guard: Guard,
+        log: Path,
+        *,
+        stop_signal: signal.Signals = signal.SIGTERM,
+        environment: Mapping[str, str] | None = None,
+        identity: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.name = name
+        self.log = log
+        self._command = [str(part) for part in command]
+        self._guard = guard
+        self._stop_signal = stop_signal
+        self._environment = environment
+        self._identity = dict(identity or {})
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._running().pid
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise ServerFailed(f"{self.name} was not started")
+        return self._process
+
+    def start(self, ready: Callable[[], bool]) -> None:
+        """Start and wait until `ready`. Raises ServerFailed."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+                **self._identity,
+            )
+        self._guard.watch(self._process.pid, self._stop_signal)
+        give_up = time.monotonic() + START_S
+        while not ready():
+            if self._process.poll() is not None or time.monotonic() > give_up:
+                raise ServerFailed(f"{self.name} did not come up:\n{self.log_tail()}")
+            time.sleep(_POLL_S)
+
+    def log_tail(self) -> str:
+        """The end of what the process wrote."""
+        return self.log.read_text(errors="replace")[-_LOG_TAIL_CHARS:] if self.log.exists() else ""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self._running().send_signal(number)
+
+    def stop(self) -> int:
+        """Ask to stop and wait, kill what does not. Returns the exit code."""
+        if self._process is None:
+            return 0
+        if self._process.poll() is None:
+            self.signal(self._stop_signal)
+        return self.wait(STOP_S)
+
+    def wait(self, seconds: float) -> int:
+        """Wait for the end, kill what does not end in time. Returns the exit code."""
+        try:
+            return self._running().wait(seconds)
+        except subprocess.TimeoutExpired:
+            return self.kill()
+
+    def kill(self) -> int:
+        """End it without asking (SIGKILL)."""
+        self._running().kill()
+        return self._running().wait()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process is not None and self._process.poll() is None
+
+
+def free_port() -> int:
+    """A port on loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def accepts(port: int) -> bool:
+    """Whether something on loopback listens on `port`."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,81 @@
+"""The double's process and its two ports, seen from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from openapi_tool.local.certificates import Certificates
+from openapi_tool.local.double import KEYS_VARIABLE
+from openapi_tool.local.guard import Guard
+from openapi_tool.local.server import ServerProcess
+
+_TIMEOUT_S = 5.0
+
+
+class UpstreamDouble:
+    """Starts the double, hands it rules, reads what it received. `keys` maps names to accepted keys."""
+
+    def __init__(self, folder: Path, certificates: Certificates, guard: Guard, key_names: Sequence[str]) -> None:
+        self._log = folder / "double.log"
+        self._certificates = certificates
+        self._guard = guard
+        self.keys = {name: f"double-{secrets.token_hex(12)}" for name in key_names}
+        self.port = 0
+        self.admin_port = 0
+        self.process: ServerProcess | None = None
+
+    def start(self) -> None:
+        """Start it; a restart keeps its ports. Raises ServerFailed."""
+        self._log.unlink(missing_ok=True)
+        command: list[str | Path] = [
+            *(sys.executable, "-m", "openapi_tool.local.double"),
+            *("--certificate", self._certificates.server),
+            *("--port", str(self.port), "--admin-port", str(self.admin_port)),
+        ]
+        environment = {"PATH": os.environ.get("PATH", ""), KEYS_VARIABLE: json.dumps(self.keys)}
+        self.process = ServerProcess("the Jina double", command, self._guard, self._log, environment=environment)
+        self.process.start(self._is_ready)
+
+    def _is_ready(self) -> bool:
+        line = self._log.read_text(errors="replace").partition("\n")
+        if not line[1] or not line[0].startswith("{"):
+            return False
+        ports = json.loads(line[0])
+        self.port, self.admin_port = ports["port"], ports["admin_port"]
+        return True
+
+    def stop(self) -> None:
+        """Stop it."""
+        if self.process is not None:
+            self.process.stop()
+
+    def rules(self, *rules: Mapping[str, Any]) -> None:
+        """Replace all rules (`openapi_tool.local.double.Rule`); none means: answer from recordings only."""
+        self._admin("PUT", "/rules", list(rules))
+
+    def requests(self) -> list[dict[str, Any]]:
+        """Everything received, oldest first; a `body` is text."""
+        received: list[dict[str, Any]] = self._admin("GET", "/requests")
+        return received
+
+    def forget(self) -> None:
+        """Forget what was received."""
+        self._admin("DELETE", "/requests")
+
+    def _admin(self, method: str, path: str, body: Any = None) -> Any:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.admin_port}{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=_TIMEOUT_S) as response:
+            return json.load(response)

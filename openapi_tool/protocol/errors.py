@@ -1,0 +1,170 @@
+"""Everything that can go wrong with a call, as one tree.
+
+ExecutorError
+├── ToolError                  answered: becomes the `error` of a tool.result card
+│   ├── BadRequest             the caller's input is wrong; a changed call can work
+│   ├── NotFound               the tool, card or page of the call does not exist here
+│   ├── ToolMisconfigured      the operator's definition or environment does not allow the call
+│   ├── AuthFailed             the upstream refused the key, or its plan
+│   ├── RateLimited            the upstream asks for patience
+│   ├── BudgetExceeded         a token budget or the account's balance is used up
+│   ├── TargetRefused          the upstream will not read this target (policy, law, robots.txt)
+│   ├── UpstreamRejected       the upstream could not do it, and will not the next time
+│   ├── UpstreamUnavailable    the upstream failed; the same call may work later
+│   ├── ResponseTooLarge       the answer is over the limit for one response
+│   ├── ToolTimeout            the call's time was used up (result status `timeout`)
+│   └── InternalError          a defect of this executor
+├── Unanswerable               no result can reach a turn: terminated and dead-lettered
+│   └── ReportRefused          the kernel's report rules would refuse the result
+└── Unavailable                a part of the kernel (PostgreSQL, NATS) is away: tried again
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+Status = Literal["success", "failed", "timeout"]
+
+
+class ExecutorError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ToolError(ExecutorError):
+    """A failed call that is answered with a result card (protocol section 8).
+
+    `message` is all that the model sees of it (section 7), so it says what happened and what to do
+    instead. `retryable` says whether the same request may work later; `retry_after` is in seconds.
+    """
+
+    code: ClassVar[str] = "internal_error"
+    status: ClassVar[Status] = "failed"
+    retryable_by_default: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        detail: object = None,
+        retryable: bool | None = None,
+        retry_after: float | None = None,
+        http_status: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail = detail
+        self.retryable = self.retryable_by_default if retryable is None else retryable
+        self.retry_after = retry_after
+        self.http_status = http_status
+
+    def as_error(self) -> dict[str, object]:
+        """The `error` object of a tool.result card: code, message, source and what else is known."""
+        known = {"detail": self.detail, "http_status": self.http_status}
+        return {
+            "code": self.code,
+            "message": self.message,
+            "source": "tool",
+            "retryable": self.retryable,
+            **{name: value for name, value in known.items() if value is not None},
+        }
+
+
+class BadRequest(ToolError):
+    """The call is malformed; the message names every offending field and the remedy."""
+
+    code = "bad_request"
+
+
+class NotFound(ToolError):
+    """What the call points at does not exist in its project."""
+
+    code = "not_found"
+
+
+class ToolMisconfigured(ToolError):
+    """The stored definition or the executor's environment does not allow the call."""
+
+    code = "tool_misconfigured"
+
+
+class AuthFailed(ToolError):
+    """The upstream refused the key (401, 403) or the plan behind it (402)."""
+
+    code = "auth_failed"
+
+
+class RateLimited(ToolError):
+    """The upstream's rate limit was hit (429)."""
+
+    code = "rate_limited"
+    retryable_by_default = True
+
+
+class BudgetExceeded(ToolError):
+    """A token budget (409) or the account's balance (402) does not cover the request."""
+
+    code = "budget_exceeded"
+
+
+class TargetRefused(ToolError):
+    """The upstream will not read the target: private address, law, robots.txt, blocked domain."""
+
+    code = "target_refused"
+
+
+class UpstreamRejected(ToolError):
+    """The upstream could not do what was asked; asking again changes nothing."""
+
+    code = "upstream_rejected"
+
+
+class UpstreamUnavailable(ToolError):
+    """The upstream is away, or failed in a way that may pass."""
+
+    code = "upstream_unavailable"
+    retryable_by_default = True
+
+
+class ResponseTooLarge(ToolError):
+    """The upstream's answer is larger than `egress.max_response_bytes`."""
+
+    code = "response_too_large"
+
+
+class ToolTimeout(ToolError):
+    """The time that the caller waits is used up (protocol section 7)."""
+
+    code = "tool_timeout"
+    status = "timeout"
+    retryable_by_default = True
+
+
+class InternalError(ToolError):
+    """A defect of this executor; the log line with the same tool_call_id has the details."""
+
+    code = "internal_error"
+
+
+class Unanswerable(ExecutorError):
+    """No result of this command can reach a turn (protocol section 2).
+
+    `reason` is a stable word for logs, metrics and the dead letter. `terminate` says whether the
+    command is terminated or, where its report was refused, acknowledged.
+    """
+
+    terminate: ClassVar[bool] = True
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+class ReportRefused(Unanswerable):
+    """A rule of the report (protocol section 6) refuses the result."""
+
+    terminate = False
+
+
+class Unavailable(ExecutorError):
+    """PostgreSQL or NATS cannot be reached now; the command is tried again later."""

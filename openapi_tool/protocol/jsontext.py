@@ -1,0 +1,52 @@
+"""JSON in and out: fast, and never a value that jsonb would refuse (protocol section 10)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+
+
+def loads(text: bytes | str) -> Any:
+    """Parse JSON; also what orjson refuses but senders produce: lone surrogates, huge numbers.
+
+    Raises ValueError when the text is no JSON at all (invalid UTF-8 included).
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        try:
+            return json.loads(text, parse_constant=_refuse_constant)
+        except RecursionError:
+            raise ValueError("JSON is nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def dumps(value: object) -> bytes:
+    """Compact UTF-8 JSON. Raises TypeError for values that are not JSON."""
+    return orjson.dumps(value)
+
+
+def storable_text(text: str) -> str:
+    """`text` without NUL and lone surrogates, which jsonb and UTF-8 cannot hold."""
+    if text.isascii():
+        return text.replace("\x00", "\N{REPLACEMENT CHARACTER}") if "\x00" in text else text
+    clean = text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
+    return clean.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def storable(value: Any) -> Any:
+    """`value` with every string (keys too) made storable; anything infinite or NaN becomes null."""
+    if isinstance(value, str):
+        return storable_text(value)
+    if isinstance(value, dict):
+        return {storable_text(str(key)): storable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(item) for item in value]
+    if isinstance(value, float) and value - value != 0:
+        return None
+    return value

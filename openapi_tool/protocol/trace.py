@@ -1,0 +1,55 @@
+"""W3C trace context: the `traceparent` header and its children."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class SpanContext:
+    """One span's identity: 32 hex digits of trace, 16 of span, 2 of flags."""
+
+    trace_id: str
+    span_id: str
+    flags: str = "01"
+
+    def traceparent(self) -> str:
+        """The header value, version 00 (https://www.w3.org/TR/trace-context/#traceparent-header)."""
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceLink:
+    """Where the report's span hangs: its parent, the state that travels with it, and a link.
+
+    `link` is the inbound span when it belongs to another trace than the waiting turn.
+    """
+
+    parent: SpanContext
+    tracestate: str | None
+    link: SpanContext | None
+
+
+def parse_traceparent(header: str) -> SpanContext:
+    """Read a `traceparent`. Raises ValueError when it is malformed."""
+    match = _TRACEPARENT.fullmatch(header.strip())
+    if match is None:
+        raise ValueError("traceparent must look like 00-<32 hex>-<16 hex>-<2 hex>")
+    version, trace_id, span_id, flags, rest = match.groups()
+    if version == "ff" or (version == "00" and rest) or not trace_id.strip("0") or not span_id.strip("0"):
+        raise ValueError("traceparent holds a forbidden version, an all-zero id or trailing data")
+    return SpanContext(trace_id, span_id, flags)
+
+
+def new_root() -> SpanContext:
+    """A span of a new trace."""
+    return SpanContext(secrets.token_hex(16), new_span_id())
+
+
+def new_span_id() -> str:
+    """16 random hex digits, never all zero."""
+    return f"{secrets.randbits(64) or 1:016x}"

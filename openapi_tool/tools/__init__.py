@@ -1,0 +1,1 @@
+"""Tool definitions, arguments and results: pure values and rules, no I/O."""

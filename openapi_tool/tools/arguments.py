@@ -1,0 +1,132 @@
+"""From the card's arguments to what a tool runs with, in the order of protocol section 5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import SecretStr
+
+from openapi_tool.protocol.cards import ToolCall
+from openapi_tool.protocol.errors import BadRequest
+from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.schema import schema_problems, visible_schema
+from openapi_tool.tools.secrets import MissingVariable
+from openapi_tool.tools.template import placeholder_values, render_default, render_fixed
+
+API_KEY = "api_key"
+
+IDENTITY_ARGUMENTS = frozenset(
+    name.replace("_", "")
+    for name in (
+        "project_id",
+        "channel_id",
+        "channel",
+        "agent_id",
+        "agent_turn_id",
+        "turn_id",
+        "turn_epoch",
+        "step_id",
+        "tool_call_id",
+        "session_id",
+        "trace_id",
+        "traceparent",
+        "tracestate",
+        "parent_agent_id",
+        "parent_agent_turn_id",
+        "parent_step_id",
+        "recursion_depth",
+        "context_box_id",
+    )
+)
+"""Names, folded, of arguments that identify the caller; they never go upstream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What a tool runs with.
+
+    `values` are ordered by weight: defaults, then the model's, then fixed. `by_model` names the
+    arguments that the model itself gave; `secrets` are the values of `envs` arguments (without
+    `api_key`), `api_key` is the bearer key.
+    """
+
+    values: Mapping[str, Any]
+    by_model: frozenset[str]
+    secrets: Mapping[str, SecretStr]
+    api_key: SecretStr
+
+
+SecretSource = Callable[[str], SecretStr]
+"""Variable name -> value. Raises ToolMisconfigured when it is missing or not allowed."""
+
+
+def fold(name: str) -> str:
+    """An argument's name without case and separators: `target_url`, `targetUrl` and `Target-URL` agree."""
+    return name.replace("_", "").replace("-", "").lower()
+
+
+def prepare_arguments(
+    definition: ToolDefinition,
+    call: ToolCall,
+    identity: CallIdentity,
+    service_envs: Mapping[str, str],
+    secret: SecretSource,
+) -> Arguments:
+    """Apply the definition to the model's arguments.
+
+    Raises BadRequest (naming every offending path) for the model's mistakes and ToolMisconfigured
+    for the operator's.
+    """
+    envs = {**definition.envs, **service_envs}
+    hidden = frozenset(definition.fixed) | frozenset(envs) | call.fixed_applied
+    own = hidden | call.defaults_applied
+    given = {name: value for name, value in call.arguments.items() if name not in own}
+    ids = placeholder_values(identity)
+    defaults = {
+        name: render_default(name, definition.defaults.get(name), call, ids)
+        for name in sorted({*definition.defaults, *(call.defaults_applied & call.arguments.keys())})
+        if name not in given and name not in hidden
+    }
+    _validate(definition, defaults | given, frozenset(given), hidden)
+    fixed = {name: render_fixed(name, template, call, ids) for name, template in definition.fixed.items()}
+    values = {name: value for name, value in (defaults | given | fixed).items() if not is_identity(name)}
+    return Arguments(
+        values=values,
+        by_model=frozenset(given) & values.keys(),
+        secrets={name: secret(variable) for name, variable in envs.items() if name != API_KEY},
+        api_key=_api_key(envs, definition, secret),
+    )
+
+
+def is_identity(name: str) -> bool:
+    """Whether an argument identifies the caller rather than asking for something."""
+    return fold(name) in IDENTITY_ARGUMENTS
+
+
+def _validate(
+    definition: ToolDefinition, arguments: Mapping[str, Any], by_model: frozenset[str], hidden: frozenset[str]
+) -> None:
+    """Hold the model to the schema; a default that the schema does not declare is the operator's own."""
+    schema = visible_schema(definition.parameters, hidden)
+    declared = schema.get("properties", {})
+    seen = {name: value for name, value in arguments.items() if name in by_model or name in declared}
+    problems = schema_problems(schema, seen)
+    if problems:
+        raise BadRequest(
+            "The arguments do not fit the tool's parameters. Correct these and call again: " + "; ".join(problems),
+            detail={"problems": problems},
+        )
+
+
+def _api_key(envs: Mapping[str, str], definition: ToolDefinition, secret: SecretSource) -> SecretStr:
+    """The key of an `envs` argument named `api_key`; where its variable is missing, `auth_env`'s."""
+    named = envs.get(API_KEY, definition.auth_env)
+    try:
+        return secret(named)
+    except MissingVariable:
+        if named == definition.auth_env:
+            raise
+        return secret(definition.auth_env)

@@ -1,0 +1,64 @@
+"""Arguments against the definition's JSON Schema: every problem at once, validators compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jsonschema_rs
+import orjson
+from cachetools import LRUCache
+
+from openapi_tool.protocol.errors import ToolMisconfigured
+
+_MAX_PROBLEMS = 20
+_MAX_PROBLEM_CHARS = 200
+_compiled: LRUCache[bytes, jsonschema_rs.Draft202012Validator] = LRUCache(maxsize=1024)
+
+
+def schema_problems(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the arguments, a line per offending path; empty when they are valid.
+
+    Raises ToolMisconfigured when `schema` itself is not usable. References are never fetched.
+    """
+    if not schema:
+        return []
+    problems = []
+    for error in _validator(schema).iter_errors(dict(arguments)):
+        path = ".".join(str(part) for part in error.instance_path) or "arguments"
+        problems.append(f"{path}: {error.message}"[:_MAX_PROBLEM_CHARS])
+        if len(problems) == _MAX_PROBLEMS:
+            break
+    return problems
+
+
+def _validator(schema: Mapping[str, Any]) -> jsonschema_rs.Draft202012Validator:
+    content = orjson.dumps(schema, option=orjson.OPT_SORT_KEYS)
+    validator = _compiled.get(content)
+    if validator is None:
+        validator = _compile(dict(schema))
+        _compiled[content] = validator
+    return validator
+
+
+def _compile(schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:
+    try:
+        return jsonschema_rs.Draft202012Validator(schema, offline=True)
+    except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
+        raise ToolMisconfigured(
+            "The tool's definition holds parameters that are no usable JSON Schema; an operator must correct it: "
+            + str(error).split("\n", 1)[0][:_MAX_PROBLEM_CHARS]
+        ) from error
+
+
+def visible_schema(schema: Mapping[str, Any], hidden: frozenset[str]) -> Mapping[str, Any]:
+    """The schema without the names that the model never sees (`fixed` and `envs`)."""
+    properties, required = schema.get("properties"), schema.get("required")
+    if not hidden or not (isinstance(properties, dict) or isinstance(required, list)):
+        return schema
+    visible = dict(schema)
+    if isinstance(properties, dict):
+        visible["properties"] = {name: rule for name, rule in properties.items() if name not in hidden}
+    if isinstance(required, list):
+        visible["required"] = [name for name in required if name not in hidden]
+    return visible
