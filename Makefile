@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 
 .PHONY: demo test check lint types contracts figures lock clean
@@ -22,18 +24,21 @@ types: $(READY)
 	$(PY) -m mypy
 
 contracts: $(READY)
-	$(VENV)/bin/python -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
+	$(PY) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
 figures: $(READY)
 	$(PY) scripts/figures.py --check
 
-# The virtual environment: rebuilt when a lock file or the project's metadata changes.
-$(READY): requirements-dev.lock pyproject.toml
+# The virtual environment, made again when the lock file changes; then the project itself in it.
+$(LOCKED): requirements-dev.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "openapi-tool needs Python >= 3.11; name one with: make PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(PIP) --require-hashes -r requirements-dev.lock
+	@touch $(LOCKED)
+
+$(READY): $(LOCKED) pyproject.toml
+	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $(READY)
 
 # Needs uv (https://docs.astral.sh/uv/); nothing else does.

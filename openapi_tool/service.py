@@ -7,16 +7,14 @@ import logging
 import os
 import signal
 import ssl
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiohttp.abc import AbstractResolver
-from nats.aio.client import Client
 from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, wait_exponential_jitter
 
 from openapi_tool import __version__
-from openapi_tool.bus.connection import connect
+from openapi_tool.bus.connection import connected
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.doorbell import Doorbell
@@ -26,7 +24,7 @@ from openapi_tool.executor.time_limit import TimeLimits
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import EgressTransport, tls_context
 from openapi_tool.jina.tools import JinaTools
-from openapi_tool.jina.transport import AiohttpTransport
+from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.kernel.store import KernelStore, PoolOptions
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subject import command_filter
@@ -54,7 +52,7 @@ log = logging.getLogger(__name__)
 NAME = "openapi-tool"
 
 
-def run(settings: Settings, environment: Mapping[str, str], resolver: AbstractResolver | None = None) -> None:
+def run(settings: Settings, environment: Mapping[str, str], resolver: Resolver | None = None) -> None:
     """Serve until SIGTERM or SIGINT.
 
     `resolver` says where the upstream's hosts are; only the embedded stack passes one. Raises
@@ -89,7 +87,7 @@ async def _build(
     """Connect everything, in an order that is undone backwards."""
     kernel = await _connect_kernel(settings)
     stack.push_async_callback(kernel.aclose)
-    client = await stack.enter_async_context(_bus(settings))
+    client = await stack.enter_async_context(connected(settings.nats.servers, NAME))
     jina = JinaClient(EgressTransport(transport), settings.egress.max_response_bytes)
     stack.push_async_callback(jina.aclose)
     tracer = _tracer(settings, redactor)
@@ -163,15 +161,6 @@ async def _connect_kernel(settings: Settings) -> KernelStore:
         with attempt:
             return await KernelStore.open(options)
     raise AssertionError("retrying never ends without a result")
-
-
-@asynccontextmanager
-async def _bus(settings: Settings) -> AsyncIterator[Client]:
-    client = await connect(settings.nats.servers, NAME)
-    try:
-        yield client
-    finally:
-        await client.close()
 
 
 def _tracer(settings: Settings, redactor: Redactor) -> WireTracer | ExportingTracer:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import nats
 import nats.errors
@@ -18,8 +19,17 @@ _RECONNECT_WAIT_S = 0.5
 _PING_S = 10
 
 
-async def connect(servers: Sequence[str], name: str) -> Client:
-    """Connect, and stay connected through any later outage. Raises Unavailable at the first attempt."""
+@asynccontextmanager
+async def connected(servers: Sequence[str], name: str) -> AsyncIterator[Client]:
+    """A connection that outlives any outage, the one at the start included."""
+    client = await _connect(servers, name)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def _connect(servers: Sequence[str], name: str) -> Client:
     try:
         return await nats.connect(
             servers=list(servers),

@@ -6,11 +6,10 @@ import base64
 import logging
 from datetime import UTC, datetime
 
-import nats.errors
 import orjson
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
-from nats.js.errors import BadRequestError, NotFoundError
+from nats.js.errors import BadRequestError, NoStreamResponseError, NotFoundError
 
 from openapi_tool.protocol.command import Delivery
 
@@ -50,7 +49,7 @@ class DeadLetters:
         jetstream = self._client.jetstream()
         try:
             await jetstream.publish(SUBJECT, record, timeout=_TIMEOUT_S)
-        except nats.errors.NoRespondersError:
+        except NoStreamResponseError:
             await self._make_stream()
             await jetstream.publish(SUBJECT, record, timeout=_TIMEOUT_S)
 

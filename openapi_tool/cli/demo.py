@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -106,7 +106,7 @@ def _say(text: str, *, quiet: bool) -> None:
         typer.echo(text, err=True)
 
 
-def _fail(text: str) -> Any:
+def _fail(text: str) -> NoReturn:
     typer.echo(f"openapi-tool: {text}", err=True)
     raise typer.Exit(_USAGE)
 

@@ -79,7 +79,7 @@ class JinaClient:
         if encoding != "identity":
             raise UpstreamUnavailable("The service answered in an encoding that was not asked for; try again later.")
         parts, size = [], 0
-        async for chunk in response.aiter_raw():
+        async for chunk in response.aiter_bytes():
             size += len(chunk)
             if size > self._max_response_bytes:
                 raise ResponseTooLarge(

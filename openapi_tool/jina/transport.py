@@ -11,7 +11,9 @@ from collections.abc import AsyncIterator
 import aiohttp
 import httpx
 import yarl
-from aiohttp.abc import AbstractResolver
+from aiohttp.abc import AbstractResolver as Resolver
+
+__all__ = ["ERRORS", "AiohttpTransport", "Resolver", "translate"]
 
 _CHUNK_BYTES = 64 * 1024
 
@@ -57,7 +59,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
     `resolver` says where a host is; only the embedded stack passes one.
     """
 
-    def __init__(self, tls: ssl.SSLContext, connections: int, resolver: AbstractResolver | None = None) -> None:
+    def __init__(self, tls: ssl.SSLContext, connections: int, resolver: Resolver | None = None) -> None:
         self._tls = tls
         self._connections = connections
         self._resolver = resolver

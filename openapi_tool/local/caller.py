@@ -97,6 +97,12 @@ class Caller:
     def _doorbell(self, turn_id: str) -> asyncio.Future[tuple[float, Msg]]:
         return self._doorbells.setdefault(turn_id, asyncio.get_running_loop().create_future())
 
+    async def forget_streams(self) -> None:
+        """Remove every stream of the server, their consumers with them."""
+        jetstream = self.client.jetstream()
+        for stream in await jetstream.streams_info():
+            await jetstream.delete_stream(str(stream.config.name))
+
     async def add_project(self, project_id: str) -> None:
         """A project, if it is not there."""
         await self.database.execute(

@@ -13,12 +13,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import IO
 
 import psutil
 
 _STOP_S = 5.0
+_POLL_S = 0.01
 
 
 class Guard:
@@ -28,10 +30,12 @@ class Guard:
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__], stdin=subprocess.PIPE, text=True, start_new_session=True
         )
+        self._children: list[subprocess.Popen[bytes]] = []
 
-    def watch(self, pid: int, stop_signal: signal.Signals = signal.SIGTERM) -> None:
+    def watch(self, child: subprocess.Popen[bytes], stop_signal: signal.Signals = signal.SIGTERM) -> None:
         """End this process with `stop_signal`, should it outlive us."""
-        self._tell({"pid": pid, "signal": int(stop_signal)})
+        self._children = [*(child for child in self._children if child.poll() is None), child]
+        self._tell({"pid": child.pid, "signal": int(stop_signal)})
 
     def own(self, folder: Path) -> None:
         """Remove this folder in the end."""
@@ -51,6 +55,8 @@ class Guard:
         """Clean up now, and wait until that is done."""
         self._pipe().close()
         self._process.wait()
+        for child in self._children:
+            child.wait()
 
 
 def main() -> None:
@@ -73,13 +79,26 @@ def main() -> None:
 
 def _end(processes: list[tuple[psutil.Process, int]]) -> None:
     for process, stop_signal in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):  # psutil knows a reused pid from the one that it was given
-            process.send_signal(stop_signal)
-    _, alive = psutil.wait_procs([process for process, _ in processes], timeout=_STOP_S)
-    for process in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(alive, timeout=_STOP_S)
+        _send(process, stop_signal)
+    give_up = time.monotonic() + _STOP_S
+    while any(_runs(process) for process, _ in processes) and time.monotonic() < give_up:
+        time.sleep(_POLL_S)
+    for process, _ in processes:
+        _send(process, signal.SIGKILL)
+
+
+def _send(process: psutil.Process, number: int) -> None:
+    """Signal a process; psutil knows a reused pid from the one that it was given."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether it still runs; one that only waits for its parent to notice does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ class EmbeddedStack:
         )
 
     def close(self) -> None:
-        """Stop every process and remove the folder; the guard does it, as it would after a crash."""
+        """Stop every process and remove the folder: the guard does both, as it would after a crash."""
         self._guard.close()
 
 

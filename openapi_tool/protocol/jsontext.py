@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import orjson
+
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
 def loads(text: bytes | str) -> Any:
@@ -40,13 +43,18 @@ def storable_text(text: str) -> str:
 
 
 def storable(value: Any) -> Any:
-    """`value` with every string (keys too) made storable; anything infinite or NaN becomes null."""
+    """`value` with every string (keys too) made storable.
+
+    Anything infinite or NaN becomes null, an integer beyond 64 bits its digits.
+    """
     if isinstance(value, str):
         return storable_text(value)
     if isinstance(value, dict):
         return {storable_text(str(key)): storable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [storable(item) for item in value]
-    if isinstance(value, float) and value - value != 0:
+    if isinstance(value, float) and not math.isfinite(value):
         return None
+    if isinstance(value, int) and not _INT64_MIN <= value <= _INT64_MAX:
+        return str(value)
     return value

@@ -1,0 +1,92 @@
+"""One embedded stack for the whole run; a database of its own, and fresh streams, for every test."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
+
+import asyncpg
+import pytest
+from hypothesis import HealthCheck, settings
+
+from openapi_tool.local.caller import Caller, prepare_database
+from openapi_tool.local.executor import ExecutorProcess
+from openapi_tool.local.stack import EmbeddedStack, kernel_schema
+
+PROJECT, AGENT = "proj_test", "agent_test"
+TEMPLATE = "kernel_template"
+
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("suite")
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[EmbeddedStack]:
+    with EmbeddedStack() as stack:
+        asyncio.run(prepare_database(stack.postgres.dsn(), TEMPLATE, kernel_schema()))
+        yield stack
+
+
+@pytest.fixture
+async def database(stack: EmbeddedStack) -> AsyncIterator[str]:
+    name = f"test_{uuid.uuid4().hex}"
+    await prepare_database(stack.postgres.dsn(), name, None, TEMPLATE)
+    yield name
+    connection = await asyncpg.connect(stack.postgres.dsn())
+    await connection.execute(f'drop database "{name}" with (force)')
+    await connection.close()
+
+
+@pytest.fixture
+async def caller(stack: EmbeddedStack, database: str) -> AsyncIterator[Caller]:
+    """The kernel's side, with a project and an agent in its roster."""
+    stack.upstream.rules()
+    stack.upstream.forget()
+    async with Caller.connect(stack.postgres.dsn(database), stack.nats.url) as caller:
+        await caller.add_project(PROJECT)
+        await caller.add_agent(PROJECT, AGENT)
+        yield caller
+        await caller.forget_streams()
+
+
+StartExecutor = Callable[..., ExecutorProcess]
+
+
+@pytest.fixture
+def start_executor(stack: EmbeddedStack, database: str, caller: Caller) -> Iterator[StartExecutor]:
+    """Starts `serve` as a process of its own; every one must drain cleanly in the end."""
+    started: list[ExecutorProcess] = []
+
+    def start(settings: Mapping[str, str] | None = None) -> ExecutorProcess:
+        defaults = {"OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY,TENANT_TOKEN", "TENANT_TOKEN": "tenant-value"}
+        executor = stack.executor(f"executor-{uuid.uuid4().hex[:8]}", database, {**defaults, **(settings or {})})
+        executor.start()
+        started.append(executor)
+        return executor
+
+    yield start
+    for executor in started:
+        was_alive = executor.process.alive
+        code = executor.stop()
+        log = executor.log_text()
+        assert "call.broken" not in log, log
+        assert "Traceback" not in log, log
+        assert not was_alive or code == 0, log
+
+
+def search_tool(**options: Any) -> dict[str, Any]:
+    return {
+        "tool_name": "jina_search",
+        "target_subject": "cg.v1r4.{project_id}.{channel_id}.cmd.tool.jina.search",
+        "options": {"jina": {"mode": "search"}, **options},
+    }
+
+
+def reader_tool(**options: Any) -> dict[str, Any]:
+    return {
+        "tool_name": "jina_reader",
+        "target_subject": "cg.v1r4.{project_id}.{channel_id}.cmd.tool.jina.read",
+        "options": {"jina": {"mode": "reader"}, **options},
+    }

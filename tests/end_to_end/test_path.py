@@ -1,0 +1,477 @@
+"""The path of a call with every part real: rows, card, doorbell and settlement."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from nats.js.errors import NotFoundError
+
+from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
+from openapi_tool.bus.dead_letters import SUBJECT as DEAD_LETTER
+from openapi_tool.local.caller import STREAM, Answer, Caller, PlacedCall
+from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.protocol.subject import default_durable
+from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_tool
+from tests.promises import requirement
+
+DURABLE = default_durable("v1r4", "jina")
+KNOWN = {"query": "hello world", "count": 3}
+
+
+async def answered(caller: Caller, arguments: Any, tool: str = "jina_search", suffix: str = "search") -> Answer:
+    call = await caller.place(PROJECT, AGENT, tool, arguments, suffix=suffix)
+    return await caller.answer(call, 10)
+
+
+async def settled(caller: Caller) -> Any:
+    """The consumer's state once nothing is pending or unacknowledged. Raises TimeoutError."""
+    async with asyncio.timeout(10):
+        while True:
+            info = await caller.client.jetstream().consumer_info(STREAM, DURABLE)
+            if not info.num_pending and not info.num_ack_pending:
+                return info
+            await asyncio.sleep(0.02)
+
+
+async def dead_letters(caller: Caller) -> list[dict[str, Any]]:
+    jetstream = caller.client.jetstream()
+    try:
+        state = (await jetstream.stream_info(DEAD_LETTERS)).state
+    except NotFoundError:
+        return []
+    numbers = range(state.first_seq, state.last_seq + 1)
+    return [json.loads((await jetstream.get_msg(DEAD_LETTERS, number)).data or b"") for number in numbers]
+
+
+@requirement("content.search", "options.result_format")
+async def test_a_search_is_answered_from_command_to_doorbell(caller: Caller, start_executor: StartExecutor) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    start_executor()
+    answer = await answered(caller, KNOWN)
+    content = answer.card["content"]
+    assert (content["status"], content["error"]) == ("success", None)
+    assert "1. Result 1 for hello world" in content["result"]
+    info = await settled(caller)
+    assert info.num_redelivered == 0
+    assert await dead_letters(caller) == []
+
+
+@requirement("content.reader", "options.result_format")
+async def test_an_object_result_is_one_object(caller: Caller, start_executor: StartExecutor) -> None:
+    await caller.add_tool(PROJECT, reader_tool(result_format="object"))
+    start_executor()
+    answer = await answered(caller, {"url": "http://site.fixture.test:8099/article"}, "jina_reader", "read")
+    assert "A Fixture Article" in answer.card["content"]["result"]["content"]
+    assert "tool_output" not in answer.card["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "code"),
+    [
+        (None, KNOWN, "not_found"),
+        (search_tool(), {"_raw": "{"}, "bad_request"),
+        (search_tool(), ["query"], "bad_request"),
+        (search_tool(), {"colour": "red"}, "bad_request"),
+        ({**search_tool(), "options": {}}, KNOWN, "tool_misconfigured"),
+        (search_tool(envs={"x": "PG_DSN"}), KNOWN, "tool_misconfigured"),
+        (search_tool(jina={"base_url": "http://s.jina.ai"}), KNOWN, "tool_misconfigured"),
+        (search_tool(args={"fixed": {"x": "{nonsense}"}}), KNOWN, "tool_misconfigured"),
+    ],
+)
+@requirement("tool.unknown", "card.raw", "answer.errors")
+async def test_what_cannot_be_run_is_answered_without_asking_the_upstream(
+    tool: Any, arguments: Any, code: str, stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+) -> None:
+    if tool is not None:
+        await caller.add_tool(PROJECT, tool)
+    start_executor()
+    answer = await answered(caller, arguments)
+    content = answer.card["content"]
+    assert (content["status"], content["error"]["code"]) == ("failed", code)
+    assert content["error"]["message"]
+    assert answer.inbox_row["payload"]["status"] == "failed"
+    assert stack.upstream.requests() == []
+    await settled(caller)
+
+
+@pytest.mark.parametrize(
+    ("rule", "status", "code"),
+    [
+        ({"statuses": [429]}, "failed", "rate_limited"),
+        ({"statuses": [500]}, "failed", "upstream_unavailable"),
+        ({"statuses": [451]}, "failed", "target_refused"),
+        ({"body": "<html>hello</html>"}, "failed", "upstream_unavailable"),
+        ({"body": '{"code": 200, "data": "not a list"}'}, "failed", "upstream_unavailable"),
+        ({"drop": "before"}, "failed", "upstream_unavailable"),
+        ({"drop": "half"}, "failed", "upstream_unavailable"),
+        ({"body": '{"code": 200, "data": [{"title": "a\\u0000b \\ud800 c", "url": "x"}]}'}, "success", None),
+        ({"body": '{"code": 200, "data": [{"title": "t", "numPages": 1e400, "url": "x"}]}'}, "success", None),
+    ],
+)
+@requirement("upstream.errors", "upstream.shapes", "card.storable")
+async def test_whatever_the_upstream_does_the_call_is_answered(
+    rule: Mapping[str, Any],
+    status: str,
+    code: str | None,
+    stack: EmbeddedStack,
+    caller: Caller,
+    start_executor: StartExecutor,
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    stack.upstream.rules(rule)
+    start_executor()
+    content = (await answered(caller, KNOWN)).card["content"]
+    assert content["status"] == status
+    assert (content["error"] or {}).get("code") == code
+
+
+@requirement("upstream.size")
+async def test_an_answer_over_the_limit_is_a_typed_failure(
+    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    stack.upstream.rules({"body_bytes": 50_000})
+    start_executor({"OPENAPI_TOOL__EGRESS__MAX_RESPONSE_BYTES": "20000"})
+    assert (await answered(caller, KNOWN)).card["content"]["error"]["code"] == "response_too_large"
+
+
+@requirement("answer.time")
+async def test_an_upstream_that_hangs_is_a_timeout_before_the_worker_gives_up(
+    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    stack.upstream.rules({"hang": True})
+    start_executor({"OPENAPI_TOOL__EXECUTOR__WORKER_DEFAULT_S": "3", "OPENAPI_TOOL__EXECUTOR__MARGIN_S": "2.5"})
+    answer = await answered(caller, KNOWN)
+    assert answer.card["content"]["status"] == "timeout"
+    assert answer.card["content"]["error"]["code"] == "tool_timeout"
+
+
+@requirement("answer.time")
+async def test_a_command_that_waited_too_long_is_not_begun(
+    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
+    await asyncio.sleep(1.2)
+    start_executor({"OPENAPI_TOOL__EXECUTOR__WORKER_DEFAULT_S": "3", "OPENAPI_TOOL__EXECUTOR__MARGIN_S": "2"})
+    answer = await caller.answer(call, 10)
+    assert answer.card["content"]["status"] == "timeout"
+    assert stack.upstream.requests() == []
+
+
+@requirement("tool.after_execution")
+async def test_the_definitions_after_execution_wins(caller: Caller, start_executor: StartExecutor) -> None:
+    await caller.add_tool(PROJECT, {**search_tool(), "after_execution": "terminate"})
+    executor = start_executor()
+    answer = await answered(caller, KNOWN)
+    assert answer.card["content"]["after_execution"] == "terminate"
+    assert answer.inbox_row["payload"]["after_execution"] == "terminate"
+    assert "after_execution.differs" in executor.log_text()
+
+
+@requirement("command.forbidden", "identity.headers")
+async def test_a_violation_is_answered_and_not_run(
+    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    start_executor()
+    for data, headers in (
+        (b"[1, 2]", {}),
+        (b"{broken", {}),
+        (json.dumps({"tool_name": "jina_search", "args": {}}).encode(), {}),
+        (None, {"CG-Turn-Epoch": "x"}),
+        (None, {"CG-Project-Id": "another"}),
+        (None, {"traceparent": "nonsense"}),
+    ):
+        call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
+        await caller.publish(call, data=data, headers={**call.headers, **headers})
+        content = (await caller.answer(call, 10)).card["content"]
+        assert content["error"]["code"] == "bad_request"
+    assert stack.upstream.requests() == []
+
+
+@requirement("identity.unanswerable")
+async def test_a_command_from_nobody_is_dead_lettered_on_its_first_delivery(
+    caller: Caller, start_executor: StartExecutor
+) -> None:
+    start_executor()
+    call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
+    await caller.publish(replace(call, card_id="x"), headers={}, data=b"\xff nobody")
+    info = await settled(caller)
+    assert info.delivered.consumer_seq == 1
+    (letter,) = await dead_letters(caller)
+    assert letter["reason"] == "no_identity"
+    assert letter["subject"] == call.subject
+    assert base64.b64decode(letter["data_base64"]) == b"\xff nobody"
+    assert letter["attempt"] == 1
+
+
+@requirement("answer.precheck")
+async def test_a_stale_turn_costs_no_request_and_leaves_no_card(
+    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    start_executor()
+    call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
+    await caller.publish(call, headers={**call.headers, "CG-Turn-Epoch": "7"})
+    await settled(caller)
+    assert [letter["reason"] for letter in await dead_letters(caller)] == ["stale_turn"]
+    assert (await caller.read_answer(call)).card == {}
+    assert stack.upstream.requests() == []
+
+
+@requirement("answer.earlier")
+async def test_a_command_that_comes_twice_is_answered_once_and_rung_twice(
+    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    start_executor()
+    call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
+    first = await caller.answer(call, 10)
+    doorbells = await caller.client.subscribe(str(first.doorbell and first.doorbell["subject"]))
+    await caller.publish(call)
+    again = await doorbells.next_msg(timeout=10)
+    assert (again.headers or {})["traceparent"] == first.inbox_row["context_headers"]["traceparent"]
+    await settled(caller)
+    assert (await caller.read_answer(call)).card == first.card
+    assert len(stack.upstream.requests()) == 1
+
+
+@requirement("answer.earlier")
+async def test_a_result_that_was_never_reported_is_reported_without_asking_again(
+    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
+    content = {
+        "__type__": "ToolResultContent",
+        "status": "success",
+        "after_execution": "terminate",
+        "result": "ours",
+        "error": None,
+    }
+    await _result_card(caller, call, "tool.openapi", content)
+    start_executor()
+    await caller.publish(call)
+    answer = await caller.answer(call, 10)
+    assert answer.inbox_row["payload"] == {
+        "status": "success",
+        "after_execution": "terminate",
+        "tool_result_card_id": "earlier",
+    }
+    assert stack.upstream.requests() == []
+
+
+@requirement("answer.earlier")
+async def test_another_authors_result_is_left_alone(
+    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
+    await _result_card(caller, call, "worker.watchdog", {"__type__": "ToolResultContent", "status": "timeout"})
+    start_executor()
+    await caller.publish(call)
+    await settled(caller)
+    assert (await caller.read_answer(call)).inbox_row == {}
+    assert await dead_letters(caller) == []
+    assert stack.upstream.requests() == []
+
+
+@requirement("answer.earlier")
+async def test_a_watchdog_that_was_faster_during_the_call_wins(
+    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    stack.upstream.rules({"delay_s": 0.5})
+    start_executor()
+    call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
+    while not stack.upstream.requests():
+        await asyncio.sleep(0.01)
+    await _result_card(caller, call, "worker.watchdog", {"__type__": "ToolResultContent", "status": "timeout"})
+    await settled(caller)
+    assert (await caller.read_answer(call)).card["card_id"] == "earlier"
+    assert (await caller.read_answer(call)).inbox_row == {}
+
+
+async def _result_card(caller: Caller, call: PlacedCall, author: str, content: Mapping[str, Any]) -> None:
+    await caller.database.execute(
+        "insert into cards (card_id, tenant_id, tool_call_id, content, metadata) values ('earlier', $1, $2, $3, $4)",
+        PROJECT,
+        call.tool_call_id,
+        content,
+        {"type": "tool.result", "author_id": author, "function_name": "jina_search"},
+    )
+
+
+@requirement("answer.doorbell")
+async def test_an_agent_that_is_not_in_the_roster_gets_its_result_without_a_doorbell(
+    caller: Caller, start_executor: StartExecutor
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    executor = start_executor()
+    call = await caller.place(PROJECT, "unlisted", "jina_search", KNOWN)
+    await settled(caller)
+    assert (await caller.read_answer(call)).inbox_row["payload"]["status"] == "success"
+    assert "doorbell.impossible" in executor.log_text()
+
+
+@requirement("run.concurrency")
+async def test_calls_run_side_by_side_and_never_more_than_the_limit(
+    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    stack.upstream.rules({"delay_s": 0.4})
+    start_executor({"OPENAPI_TOOL__EXECUTOR__CONCURRENCY": "4"})
+    calls = [await caller.place(PROJECT, AGENT, "jina_search", KNOWN) for _ in range(8)]
+    peak = 0
+    while not all(entry.get("answered_at") for entry in stack.upstream.requests()) or not stack.upstream.requests():
+        info = await caller.client.jetstream().consumer_info(STREAM, DURABLE)
+        peak = max(peak, info.num_ack_pending or 0)
+        await asyncio.sleep(0.02)
+    for call in calls:
+        await caller.answer(call, 10)
+    assert peak == 4
+    starts = sorted(entry["at"] for entry in stack.upstream.requests())
+    assert starts[3] < starts[0] + 0.35
+    assert starts[4] > starts[0] + 0.35
+
+
+@requirement("run.single")
+async def test_single_calls_wait_for_no_batch(caller: Caller, start_executor: StartExecutor) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    start_executor()
+    await answered(caller, KNOWN)
+    for _ in range(5):
+        began = time.monotonic()
+        await answered(caller, KNOWN)
+        assert time.monotonic() - began < 2.0
+        await asyncio.sleep(0.1)
+
+
+@requirement("run.replicas")
+async def test_two_replicas_share_the_load_and_answer_each_call_once(
+    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    stack.upstream.rules({"delay_s": 0.05})
+    replicas = [start_executor({"OPENAPI_TOOL__EXECUTOR__CONCURRENCY": "4"}) for _ in range(2)]
+    calls = [await caller.place(PROJECT, AGENT, "jina_search", KNOWN) for _ in range(40)]
+    for call in calls:
+        await caller.answer(call, 20)
+    await settled(caller)
+    assert len(stack.upstream.requests()) == len(calls)
+    answered_by = [replica.log_text().count('"call.answered"') for replica in replicas]
+    assert sum(answered_by) == len(calls)
+    assert min(answered_by) > 0
+
+
+@requirement("run.heartbeat")
+async def test_a_call_longer_than_the_ack_wait_is_delivered_once(
+    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    stack.upstream.rules({"delay_s": 2.5})
+    start_executor({"OPENAPI_TOOL__NATS__ACK_WAIT_S": "1"})
+    await answered(caller, KNOWN)
+    info = await settled(caller)
+    assert info.delivered.consumer_seq == 1
+    assert len(stack.upstream.requests()) == 1
+
+
+@requirement("run.stop")
+async def test_sigterm_finishes_what_runs_and_leaves_the_rest(
+    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    stack.upstream.rules({"delay_s": 0.5})
+    executor = start_executor({"OPENAPI_TOOL__EXECUTOR__CONCURRENCY": "2"})
+    calls = [await caller.place(PROJECT, AGENT, "jina_search", KNOWN) for _ in range(4)]
+    while len(stack.upstream.requests()) < 2:
+        await asyncio.sleep(0.01)
+    executor.signal(signal.SIGTERM)
+    assert await asyncio.to_thread(executor.process.wait, 10) == 0
+    written = [(await caller.read_answer(call)).inbox_row for call in calls]
+    assert sum(bool(row) for row in written) == 2
+    assert len(stack.upstream.requests()) == 2
+    start_executor()
+    for call in calls:
+        await caller.answer(call, 15)
+    assert len(stack.upstream.requests()) == 4
+
+
+@requirement("run.stop")
+async def test_calls_that_outlast_the_grace_period_are_handed_back_at_once(
+    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    stack.upstream.rules({"hang": True})
+    executor = start_executor({"OPENAPI_TOOL__EXECUTOR__DRAIN_S": "0.2", "OPENAPI_TOOL__NATS__ACK_WAIT_S": "60"})
+    call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
+    while not stack.upstream.requests():
+        await asyncio.sleep(0.01)
+    assert await asyncio.to_thread(executor.stop) == 0
+    stack.upstream.rules()
+    start_executor()
+    assert (await caller.answer(call, 10)).card["content"]["status"] == "success"
+
+
+@requirement("subject.durable")
+async def test_an_old_durable_is_held_to_our_settings_and_goes_on_where_it_stopped(
+    caller: Caller, start_executor: StartExecutor
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    jetstream = caller.client.jetstream()
+    first = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
+    old = await jetstream.pull_subscribe(
+        "cg.v1r4.*.*.cmd.tool.jina.*", DURABLE, stream=STREAM, config=_kernel_executor_settings()
+    )
+    (message,) = await old.fetch(1)
+    await message.ack_sync()
+    second = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
+    start_executor()
+    await caller.answer(second, 10)
+    info = await jetstream.consumer_info(STREAM, DURABLE)
+    assert (info.config.filter_subject, info.config.max_deliver) == ("cg.v1r4.*.*.cmd.tool.jina.>", -1)
+    assert (info.config.ack_wait, info.config.max_ack_pending) == (6.0, 10_000)
+    assert (await caller.read_answer(first)).card == {}
+
+
+def _kernel_executor_settings() -> Any:
+    from nats.js.api import AckPolicy, ConsumerConfig  # noqa: PLC0415 - only here
+
+    return ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=30, max_deliver=3)
+
+
+@requirement("subject.stream")
+async def test_a_stream_is_made_only_where_none_captures_the_subjects(
+    caller: Caller, start_executor: StartExecutor
+) -> None:
+    jetstream = caller.client.jetstream()
+    before = (await jetstream.stream_info(STREAM)).config
+    start_executor().stop()
+    assert (await jetstream.stream_info(STREAM)).config == before
+    await caller.forget_streams()
+    start_executor().stop()
+    made = (await jetstream.stream_info(STREAM)).config
+    assert (made.subjects, made.max_age) == (["cg.v1r4.*.*.cmd.*.*.>"], 24 * 3600)
+
+
+async def test_a_dead_letter_keeps_its_place_in_a_stream_of_its_own(
+    caller: Caller, start_executor: StartExecutor
+) -> None:
+    start_executor()
+    for _ in range(2):
+        await caller.client.jetstream().publish("cg.v1r4.p.c.cmd.tool.jina.search", b"{}")
+    await settled(caller)
+    assert len(await dead_letters(caller)) == 2
+    info = await caller.client.jetstream().stream_info(DEAD_LETTERS)
+    assert info.config.subjects == [DEAD_LETTER]

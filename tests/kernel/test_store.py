@@ -1,0 +1,262 @@
+"""The executor's statements on a real PostgreSQL with the kernel's tables."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+import pytest
+
+from openapi_tool.kernel.store import KernelStore, PoolOptions
+from openapi_tool.local.caller import Caller, PlacedCall
+from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.protocol.cards import Card, identify, result_card
+from openapi_tool.protocol.command import Command, Delivery, decode_command
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.records import CallRecords, call_key
+from openapi_tool.protocol.report import Report, accept, build_report
+from openapi_tool.protocol.trace import new_root
+from tests.conftest import AGENT, PROJECT, search_tool
+from tests.promises import requirement
+from tests.support import delivery
+
+ACTOR = "tool.openapi"
+
+
+@pytest.fixture
+async def store(stack: EmbeddedStack, database: str) -> AsyncIterator[KernelStore]:
+    store = await KernelStore.open(PoolOptions(stack.postgres.dsn(database), 4, 5.0, prepared_statements=True))
+    yield store
+    await store.aclose()
+
+
+def command_of(call: PlacedCall, **changes: Any) -> Command:
+    return decode_command(_delivery_of(call, **changes))
+
+
+def _delivery_of(call: PlacedCall, headers: Any = None, data: bytes | None = None) -> Delivery:
+    return delivery(call.headers if headers is None else headers, call.body, subject=call.subject, data=data)
+
+
+def result_of(call: PlacedCall, records: CallRecords, text: str = "hello") -> tuple[Card, Report]:
+    identity = identify(command_of(call), records.card)
+    card = result_card(
+        actor_id=ACTOR,
+        function_name="jina_search",
+        identity=identity,
+        call_card=records.card,
+        status="success",
+        after_execution="suspend",
+        result=text,
+        error=None,
+        tool_output=None,
+    )
+    report = build_report(
+        actor_id=ACTOR,
+        identity=identity,
+        acceptance=accept(identity, records),
+        span=new_root(),
+        tracestate=None,
+        card_id=card.card_id,
+        card_content=card.content,
+    )
+    return card, report
+
+
+async def count(caller: Caller, table: str, condition: str = "true") -> int:
+    query = f"select count(*) from {table} where {condition}"  # noqa: S608 - texts of this file
+    return int(await caller.database.fetchval(query))
+
+
+async def test_one_read_brings_everything_that_is_known_of_a_call(caller: Caller, store: KernelStore) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    call = await caller.place(PROJECT, AGENT, "jina_search", {"query": "x"}, publish=False)
+    records = await store.load(call_key(command_of(call)))
+    assert records.card is not None
+    assert records.card.content["arguments"] == {"query": "x"}
+    assert records.tool is not None
+    assert records.tool.options == {"jina": {"mode": "search"}}
+    assert records.worker_target == "worker_generic"
+    assert records.target is not None
+    assert records.target.message_type == "command_anchor"
+    assert records.request_edge is not None
+    assert records.earlier is None
+
+
+async def test_nothing_known_is_nothing_read(store: KernelStore) -> None:
+    records = await store.load(call_key(decode_command(delivery())))
+    assert records == CallRecords(None, None, None, None, None, None)
+
+
+@requirement("identity.recovery")
+async def test_a_call_is_found_by_its_id_alone_when_the_body_names_no_card(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    records = await store.load(call_key(command_of(call, data=b"[1]")))
+    assert records.card is not None
+    assert records.card.card_id == call.card_id
+
+
+@requirement("identity.recovery")
+async def test_a_call_is_found_by_its_card_alone_when_headers_are_missing(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    records = await store.load(call_key(command_of(call, headers={})))
+    assert records.target is not None
+    assert records.request_edge is not None
+    assert records.worker_target == "worker_generic"
+
+
+async def test_every_look_up_is_scoped_by_project(caller: Caller, store: KernelStore) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    foreign = replace(call_key(command_of(call)), project_id="another")
+    assert await store.load(foreign) == CallRecords(None, None, None, None, None, None)
+
+
+async def test_the_epoch_counts_only_where_the_header_gives_one(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    key = call_key(command_of(call))
+    assert (await store.load(replace(key, turn_epoch=0))).target is not None
+    assert (await store.load(replace(key, turn_epoch=None))).target is not None
+    assert (await store.load(replace(key, turn_epoch=2))).target is None
+    assert (await store.load(replace(key, agent_turn_id="stale"))).target is None
+    assert (await store.load(replace(key, agent_id="somebody"))).target is None
+
+
+async def test_a_turn_row_stands_in_for_a_missing_anchor_and_the_newest_wins(
+    caller: Caller, store: KernelStore
+) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    await caller.database.execute("delete from state.agent_inbox")
+    for number, kind in enumerate(("turn", "ui_action", "turn", "tool_result")):
+        await caller.database.execute(
+            "insert into state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id, "
+            "agent_turn_id, turn_epoch, created_at) values ($1, $2, $3, $4, $1, $5, 1, now() + $6 * interval '1 s')",
+            f"row_{number}",
+            PROJECT,
+            AGENT,
+            kind,
+            call.agent_turn_id,
+            number,
+        )
+    target = (await store.load(call_key(command_of(call)))).target
+    assert target is not None
+    assert target.inbox_id == "row_2"
+
+
+async def test_numbers_and_texts_of_any_size_are_read(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    await caller.database.execute(
+        """update cards set content = '{"n": 1e400, "m": 123456789012345678901234567890, "t": "ü"}'"""
+    )
+    records = await store.load(call_key(command_of(call)))
+    assert records.card is not None
+    assert records.card.content["t"] == "ü"
+
+
+@requirement("answer.atomic", "answer.database_clock")
+async def test_a_commit_writes_card_row_and_edge_together(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    card, report = result_of(call, await store.load(call_key(command_of(call))))
+    assert await store.commit(card, report)
+    answer = await caller.read_answer(call)
+    assert answer.card["content"]["result"] == "hello"
+    assert answer.inbox_row["payload"]["tool_result_card_id"] == card.card_id
+    assert answer.edge["metadata"]["inbox_id"] == report.inbox_id
+    assert answer.inbox_row["next_retry_at"] == answer.inbox_row["created_at"]
+    assert answer.inbox_row["next_retry_at"] <= await caller.database.fetchval("select now()")
+
+
+@requirement("answer.atomic", "answer.earlier")
+async def test_the_second_commit_of_a_call_writes_nothing(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    records = await store.load(call_key(command_of(call)))
+    assert await store.commit(*result_of(call, records, "first"))
+    assert not await store.commit(*result_of(call, records, "second"))
+    assert await count(caller, "cards", "metadata ->> 'type' = 'tool.result'") == 1
+    assert await count(caller, "state.agent_inbox", "message_type = 'tool_result'") == 1
+    assert await count(caller, "state.execution_edges", "primitive = 'report'") == 1
+
+
+@requirement("answer.atomic", "answer.earlier")
+async def test_the_card_index_decides_when_another_author_was_first(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    records = await store.load(call_key(command_of(call)))
+    await caller.database.execute(
+        "insert into cards (card_id, tenant_id, tool_call_id, metadata) values ('w', $1, $2, $3)",
+        PROJECT,
+        call.tool_call_id,
+        {"type": "tool.result", "author_id": "worker.watchdog"},
+    )
+    assert not await store.commit(*result_of(call, records))
+    assert await count(caller, "state.agent_inbox", "message_type = 'tool_result'") == 0
+    earlier = (await store.load(call_key(command_of(call)))).earlier
+    assert earlier is not None
+    assert earlier.author_id == "worker.watchdog"
+
+
+@pytest.mark.parametrize("statement", ["delete from state.agent_inbox", "delete from state.execution_edges"])
+@requirement("answer.atomic")
+async def test_a_report_that_is_refused_by_then_leaves_no_card(
+    caller: Caller, store: KernelStore, statement: str
+) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    card, report = result_of(call, await store.load(call_key(command_of(call))))
+    await caller.database.execute(statement)
+    assert not await store.commit(card, report)
+    assert await count(caller, "cards", "metadata ->> 'type' = 'tool.result'") == 0
+
+
+@requirement("answer.atomic")
+async def test_an_inbox_row_without_its_card_takes_the_card_back(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    card, report = result_of(call, await store.load(call_key(command_of(call))))
+    await caller.database.execute(
+        "insert into state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id) "
+        "values ('stray', $1, $2, 'tool_result', $3)",
+        PROJECT,
+        AGENT,
+        call.tool_call_id,
+    )
+    assert not await store.commit(card, report)
+    assert await count(caller, "cards", "metadata ->> 'type' = 'tool.result'") == 0
+
+
+@requirement("answer.earlier")
+async def test_a_result_that_was_saved_but_not_reported_can_be_reported(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    card, report = result_of(call, await store.load(call_key(command_of(call))))
+    assert await store.commit(card, report)
+    await caller.database.execute("delete from state.agent_inbox where message_type = 'tool_result'")
+    await caller.database.execute("delete from state.execution_edges where primitive = 'report'")
+    assert await store.report(card.card_id, report)
+    assert not await store.report("no such card", replace(report, inbox_id="x", edge_id="y"))
+    assert (await caller.read_answer(call)).inbox_row["payload"]["tool_result_card_id"] == card.card_id
+
+
+async def test_ids_of_any_characters_and_length_are_kept(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    odd = "call'; drop table cards; -- ü %s {} " + "x" * 5000
+    await caller.database.execute("update cards set tool_call_id = $1", odd)
+    await caller.database.execute("update state.agent_inbox set correlation_id = $1", odd)
+    await caller.database.execute("update state.execution_edges set correlation_id = $1", odd)
+    call = replace(call, tool_call_id=odd, headers={**call.headers, "CG-Tool-Call-Id": odd})
+    assert await store.commit(*result_of(call, await store.load(call_key(command_of(call)))))
+    assert (await caller.read_answer(call)).inbox_row["context_headers"]["CG-Tool-Call-Id"] == odd
+
+
+async def test_the_store_works_without_prepared_statements(stack: EmbeddedStack, database: str, caller: Caller) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    store = await KernelStore.open(PoolOptions(stack.postgres.dsn(database), 2, 5.0, prepared_statements=False))
+    assert await store.commit(*result_of(call, await store.load(call_key(command_of(call)))))
+    await store.aclose()
+
+
+async def test_a_database_that_is_away_is_unavailable(stack: EmbeddedStack, caller: Caller, store: KernelStore) -> None:
+    with pytest.raises(Unavailable):
+        await KernelStore.open(PoolOptions("postgresql://nobody:x@127.0.0.1:1/none", 1, 1.0, prepared_statements=True))
+    await caller.database.execute("drop table state.execution_edges")
+    with pytest.raises(Unavailable, match="execution_edges"):
+        await store.load(call_key(decode_command(delivery())))
+    assert issubclass(asyncpg.UndefinedTableError, asyncpg.PostgresError)

@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+import asyncio
+import inspect
+import ssl
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import pytest
+import respx
+import trustme
+from aiohttp import web
+from pydantic import SecretStr
+
+from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.egress import ALLOWED_HOSTS, EgressRefused, EgressTransport, tls_context
+from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.jina.transport import ERRORS, AiohttpTransport, translate
+from openapi_tool.local.executor import LoopbackResolver
+from openapi_tool.protocol.errors import (
+    RateLimited,
+    ResponseTooLarge,
+    ToolError,
+    ToolTimeout,
+    UpstreamRejected,
+    UpstreamUnavailable,
+)
+from openapi_tool.tools.deadline import Deadline
+from tests.promises import requirement
+
+KEY = SecretStr("a-key-of-the-test")
+SEARCH = UpstreamRequest("POST", "s.jina.ai", "/", {"Accept": "application/json"}, b'{"q":"x"}')
+SUCCESS = {"code": 200, "data": []}
+
+
+@pytest.fixture
+def router() -> respx.Router:
+    return respx.Router(assert_all_called=False)
+
+
+@pytest.fixture
+async def client(router: respx.Router) -> AsyncIterator[JinaClient]:
+    client = JinaClient(EgressTransport(httpx.MockTransport(router.async_handler)), max_response_bytes=1000)
+    yield client
+    await client.aclose()
+
+
+async def fetch(client: JinaClient, request: UpstreamRequest = SEARCH, seconds: float = 5) -> Any:
+    return await client.fetch(request, KEY, Deadline.after(seconds))
+
+
+async def test_a_request_leaves_as_it_was_built_with_the_key_as_bearer(
+    router: respx.Router, client: JinaClient
+) -> None:
+    route = router.post("https://s.jina.ai/").respond(json=SUCCESS)
+    assert await fetch(client) == SUCCESS
+    sent = route.calls.last.request
+    assert sent.content == b'{"q":"x"}'
+    assert sent.headers["authorization"] == "Bearer a-key-of-the-test"
+    assert sent.headers["accept"] == "application/json"
+    assert set(sent.headers) == {"accept", "authorization", "content-length", "host"}
+
+
+@requirement("upstream.request")
+async def test_escapes_in_a_target_are_sent_as_they_are(router: respx.Router, client: JinaClient) -> None:
+    route = router.route(host="r.jina.ai").respond(json=SUCCESS)
+    target = "/http%3A%2F%2Fa.example%2F%3Fq%3Da%2520b%23f"
+    await fetch(client, UpstreamRequest("GET", "r.jina.ai", target, {}, None))
+    assert route.calls.last.request.url.raw_path == target.encode()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://s.jina.ai/",
+        "https://s.jina.ai:8443/",
+        "https://user:pw@s.jina.ai/",
+        "https://user@r.jina.ai/",
+        "https://s.jina.ai.evil.example/",
+        "https://s.jina.ai./",
+        "https://example.org/",
+        "https://xs.jina.ai/",
+        "https://127.0.0.1/",
+        "ftp://s.jina.ai/",
+    ],
+)
+@requirement("egress.hosts")
+async def test_no_other_destination_passes_the_egress(url: str, router: respx.Router) -> None:
+    route = router.route().respond(json=SUCCESS)
+    async with httpx.AsyncClient(transport=EgressTransport(httpx.MockTransport(router.async_handler))) as http:
+        with pytest.raises(EgressRefused):
+            await http.send(httpx.Request("GET", url))
+    assert not route.called
+
+
+@pytest.mark.parametrize(
+    "headers", [{"X-Evil": "1"}, {"Cookie": "a=b"}, {"X-Forwarded-For": "8.8.8.8"}, {"Host": "x.org"}]
+)
+@requirement("egress.hosts")
+async def test_no_other_header_passes_the_egress(headers: dict[str, str], router: respx.Router) -> None:
+    route = router.route().respond(json=SUCCESS)
+    async with httpx.AsyncClient(transport=EgressTransport(httpx.MockTransport(router.async_handler))) as http:
+        with pytest.raises(EgressRefused):
+            await http.send(httpx.Request("GET", "https://s.jina.ai/", headers=headers))
+    assert not route.called
+
+
+@requirement("egress.hosts")
+async def test_a_redirect_is_a_typed_error_and_is_not_followed(router: respx.Router, client: JinaClient) -> None:
+    router.post("https://s.jina.ai/").respond(302, headers={"Location": "https://evil.example/"})
+    other = router.route(host="evil.example").respond(json=SUCCESS)
+    with pytest.raises(UpstreamRejected, match="redirect"):
+        await fetch(client)
+    assert not other.called
+
+
+@requirement("egress.hosts")
+async def test_proxies_of_the_environment_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, router: respx.Router, client: JinaClient
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    router.post("https://s.jina.ai/").respond(json=SUCCESS)
+    assert await fetch(client) == SUCCESS
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(200, text="<html>"),
+        httpx.Response(200, text=""),
+        httpx.Response(200, text='{"code": 200, "data": '),
+        httpx.Response(200, text="[1]"),
+        httpx.Response(200, content=b"\xff\xfe\x00"),
+        httpx.Response(200, json=SUCCESS, headers={"Content-Encoding": "br"}),
+        httpx.Response(503, text="<html>busy</html>"),
+        httpx.Response(524, text="<html>"),
+        httpx.Response(502),
+    ],
+)
+@requirement("upstream.shapes")
+async def test_what_is_not_the_json_asked_for_is_unavailable(
+    answer: httpx.Response, router: respx.Router, client: JinaClient
+) -> None:
+    router.post("https://s.jina.ai/").mock(return_value=answer)
+    with pytest.raises(UpstreamUnavailable) as failed:
+        await fetch(client)
+    assert failed.value.retryable
+    assert "<html>" not in failed.value.message
+
+
+@requirement("upstream.shapes")
+async def test_an_error_inside_a_200_is_the_error_that_it_says(router: respx.Router, client: JinaClient) -> None:
+    router.post("https://s.jina.ai/").respond(json={"code": 429, "data": None, "retryAfter": 3})
+    with pytest.raises(RateLimited) as limited:
+        await fetch(client)
+    assert limited.value.retry_after == 3.0
+
+
+@requirement("content.search")
+async def test_nothing_found_is_no_error(router: respx.Router, client: JinaClient) -> None:
+    body = {"data": None, "code": 422, "status": 42206, "message": "No search results available for query x"}
+    router.post("https://s.jina.ai/").respond(422, json=body)
+    assert (await fetch(client))["data"] == []
+
+
+@requirement("upstream.size")
+async def test_a_body_over_the_limit_is_not_read_to_its_end(router: respx.Router, client: JinaClient) -> None:
+    sent = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal sent
+        for _ in range(100):
+            sent += 400
+            yield b"x" * 400
+
+    router.post("https://s.jina.ai/").mock(return_value=httpx.Response(200, content=body()))
+    with pytest.raises(ResponseTooLarge, match="1,000 bytes"):
+        await fetch(client)
+    assert sent <= 1600
+
+
+@requirement("answer.time")
+async def test_an_upstream_that_hangs_ends_with_the_deadline(router: respx.Router, client: JinaClient) -> None:
+    async def hang(_: httpx.Request) -> httpx.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    router.post("https://s.jina.ai/").mock(side_effect=hang)
+    with pytest.raises(ToolTimeout):
+        await fetch(client, seconds=0.05)
+
+
+@requirement("upstream.errors")
+async def test_a_network_failure_shows_no_address(router: respx.Router, client: JinaClient) -> None:
+    router.post("https://s.jina.ai/").mock(side_effect=httpx.ConnectError("https://s.jina.ai/?key=secret refused"))
+    with pytest.raises(UpstreamUnavailable) as failed:
+        await fetch(client)
+    assert "secret" not in str(failed.value.as_error())
+
+
+def test_every_error_of_the_http_library_has_a_name_in_ours() -> None:
+    kinds = [kind for _, kind in inspect.getmembers(aiohttp, inspect.isclass) if issubclass(kind, aiohttp.ClientError)]
+    assert len(kinds) > 10
+    for kind in kinds:
+        assert any(issubclass(kind, known) for known, _ in ERRORS), kind
+    specific = [known for known, _ in ERRORS]
+    for position, known in enumerate(specific):
+        assert not any(issubclass(known, earlier) for earlier in specific[:position]), f"{known} can never match"
+
+
+# The transport itself, over TLS on loopback.
+
+Handler = Callable[[web.Request], Any]
+
+
+class Origin:
+    """A TLS server on loopback for the upstream's hosts, and a client that reaches it by their names."""
+
+    def __init__(self, folder: Path) -> None:
+        authority = trustme.CA()
+        self.ca = folder / "ca.pem"
+        authority.cert_pem.write_to_path(str(self.ca))
+        self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert(*ALLOWED_HOSTS).configure_cert(self.tls)
+        self.runner: web.AppRunner | None = None
+        self.requests: list[web.Request] = []
+        self.peers: set[object] = set()
+
+    async def start(self, handler: Handler) -> None:
+        async def keep(request: web.Request) -> web.StreamResponse:
+            self.requests.append(request)
+            if request.transport is not None:
+                self.peers.add(request.transport.get_extra_info("peername"))
+            response: web.StreamResponse = await handler(request)
+            return response
+
+        app = web.Application()
+        app.router.add_route("*", "/{tail:.*}", keep)
+        self.runner = web.AppRunner(app)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", 0, ssl_context=self.tls).start()
+
+    def client(self, *, trusted: bool = True) -> JinaClient:
+        assert self.runner is not None
+        port = self.runner.addresses[0][1]
+        tls = tls_context(str(self.ca) if trusted else None)
+        return JinaClient(EgressTransport(AiohttpTransport(tls, 10, LoopbackResolver(port))), 1_000_000)
+
+    async def stop(self) -> None:
+        if self.runner is not None:
+            await self.runner.cleanup()
+
+
+@pytest.fixture
+async def origin(tmp_path: Path) -> AsyncIterator[Origin]:
+    origin = Origin(tmp_path)
+    yield origin
+    await origin.stop()
+
+
+async def _ok(_: web.Request) -> web.Response:
+    return web.json_response(SUCCESS)
+
+
+@requirement("egress.tls", "egress.local")
+async def test_host_and_verification_stay_while_only_the_connect_is_redirected(origin: Origin) -> None:
+    await origin.start(_ok)
+    client = origin.client()
+    assert await fetch(client) == SUCCESS
+    assert origin.requests[0].host == "s.jina.ai"
+    await client.aclose()
+
+
+@requirement("egress.tls")
+async def test_a_certificate_of_an_unknown_authority_is_refused(origin: Origin) -> None:
+    await origin.start(_ok)
+    client = origin.client(trusted=False)
+    with pytest.raises(UpstreamUnavailable) as failed:
+        await fetch(client)
+    assert failed.value.detail == {"kind": "ConnectError"}
+    assert origin.requests == []
+    await client.aclose()
+
+
+async def test_connections_are_kept_between_requests(origin: Origin) -> None:
+    await origin.start(_ok)
+    client = origin.client()
+    for _ in range(3):
+        await fetch(client)
+    assert len(origin.requests) == 3
+    assert len(origin.peers) == 1
+    await client.aclose()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_dropped_connection_is_one_request_and_one_typed_error(origin: Origin, method: str) -> None:
+    async def drop(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    await origin.start(drop)
+    client = origin.client()
+    with pytest.raises(UpstreamUnavailable):
+        await fetch(client, UpstreamRequest(method, "s.jina.ai", "/", {}, b"{}" if method == "POST" else None))
+    assert len(origin.requests) == 1
+    await client.aclose()
+
+
+async def test_a_body_that_breaks_off_is_a_typed_error(origin: Origin) -> None:
+    async def half(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "100"})
+        await response.prepare(request)
+        await response.write(b"half")
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    await origin.start(half)
+    client = origin.client()
+    with pytest.raises(UpstreamUnavailable):
+        await fetch(client)
+    await client.aclose()
+
+
+async def test_the_target_travels_byte_for_byte(origin: Origin) -> None:
+    await origin.start(_ok)
+    client = origin.client()
+    target = "/http%3A%2F%2Fa.example%2Fp%2F%2Fq%3Fx%3Da%2520b%26y%3D%C3%BC%23f"
+    await fetch(client, UpstreamRequest("GET", "r.jina.ai", target, {}, None))
+    assert origin.requests[0].raw_path == target
+    assert origin.requests[0].host == "r.jina.ai"
+    await client.aclose()
+
+
+async def test_nothing_answering_is_unavailable_at_once(tmp_path: Path) -> None:
+    client = JinaClient(EgressTransport(AiohttpTransport(tls_context(None), 10, LoopbackResolver(1))), 1000)
+    with pytest.raises(UpstreamUnavailable) as failed:
+        await fetch(client)
+    assert failed.value.detail == {"kind": "ConnectError"}
+    await client.aclose()
+
+
+def test_an_error_keeps_its_kind_and_loses_its_text() -> None:
+    assert str(translate(aiohttp.ServerDisconnectedError("https://s.jina.ai/?q=private"))) == "ServerDisconnectedError"
+    assert isinstance(ToolTimeout("x"), ToolError)

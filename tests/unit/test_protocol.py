@@ -1,0 +1,369 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openapi_tool.protocol.cards import identify, read_tool_call, result_card
+from openapi_tool.protocol.command import CONTROL_FIELDS, INLINE_DATA, decode_command
+from openapi_tool.protocol.errors import BadRequest, NotFound, ReportRefused, ToolError, Unanswerable
+from openapi_tool.protocol.jsontext import dumps, loads, storable
+from openapi_tool.protocol.records import RequestEdgeRecord
+from openapi_tool.protocol.report import accept, build_report, doorbell_headers, trace_link
+from openapi_tool.protocol.subject import doorbell_subject, parse_command_subject
+from openapi_tool.protocol.trace import SpanContext, new_span_id, parse_traceparent
+from tests.promises import requirement
+from tests.support import BODY, HEADERS, TRACE_ID, TRACEPARENT, call_card, delivery, identity, records, target
+
+EDGE = RequestEdgeRecord("edge_1", 0)
+
+
+@requirement("subject.grammar")
+def test_a_suffix_keeps_its_dots() -> None:
+    subject = parse_command_subject("cg.v1r4.p.c.cmd.tool.jina.search.deep.er")
+    assert (subject.project_id, subject.channel_id, subject.target, subject.suffix) == (
+        "p",
+        "c",
+        "jina",
+        "search.deep.er",
+    )
+
+
+@pytest.mark.parametrize(
+    "subject", ["", "cg.v1r4.p.c.cmd.tool.jina", "cg.v1r4.p.c.cmd.agent.w.wakeup", "xx.v1r4.p.c.cmd.tool.jina.search"]
+)
+@requirement("subject.grammar")
+def test_a_subject_that_is_no_tool_command_is_unanswerable(subject: str) -> None:
+    with pytest.raises(Unanswerable) as refused:
+        parse_command_subject(subject)
+    assert refused.value.reason == "bad_subject"
+
+
+@pytest.mark.parametrize("token", ["", "a.b", "a b", "*", ">", "a\n"])
+def test_a_doorbell_subject_takes_no_wildcards_or_separators(token: str) -> None:
+    with pytest.raises(ValueError, match="token"):
+        doorbell_subject("v1r4", "p", "c", token)
+
+
+@requirement("command.body")
+def test_a_good_command_has_no_violation_and_ignores_unknown_fields() -> None:
+    command = decode_command(delivery(body={**BODY, "comment": "hello"}))
+    assert command.violation is None
+    assert (command.card_id, command.tool_name, command.after_execution) == ("card", "jina_search", "suspend")
+
+
+@pytest.mark.parametrize("field", ["tool_call_card_id", "tool_name", "after_execution"])
+@pytest.mark.parametrize("value", [None, "", 7, ["x"], "?"])
+@requirement("command.body")
+def test_each_required_field_is_named_when_it_is_wrong(field: str, value: object) -> None:
+    if value == "?" and field != "after_execution":
+        value = {}
+    command = decode_command(delivery(body={**BODY, field: value}))
+    assert command.violation is not None
+    assert field in command.violation.message
+
+
+@pytest.mark.parametrize("field", sorted(INLINE_DATA | CONTROL_FIELDS))
+@requirement("command.forbidden")
+def test_each_forbidden_field_is_named(field: str) -> None:
+    command = decode_command(delivery(body={**BODY, field: None}))
+    assert command.violation is not None
+    assert field in command.violation.message
+
+
+@pytest.mark.parametrize("data", [b"", b"[1,2]", b"{", b'"x"', b"\xff\xfe", b"null", b"[" * 100_000])
+@requirement("command.body")
+def test_a_body_that_is_no_object_is_a_violation_with_the_suffix_as_name(data: bytes) -> None:
+    command = decode_command(delivery(data=data))
+    assert command.violation is not None
+    assert command.function_name == "search"
+    assert command.identity.agent_id == "agent"
+
+
+@requirement("identity.headers", "identity.spelling")
+def test_headers_are_read_in_any_case_but_the_exact_spelling_wins() -> None:
+    headers = {name.upper(): value for name, value in HEADERS.items()} | {
+        "cg-agent-id": "other",
+        "CG-Agent-Id": "agent",
+    }
+    identity_read = decode_command(delivery(headers)).identity
+    assert identity_read.agent_id == "agent"
+    assert identity_read.trace == SpanContext(TRACE_ID, "b7ad6b7169203331", "01")
+    assert identity_read.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("CG-Turn-Epoch", "-1"),
+        ("CG-Turn-Epoch", "one"),
+        ("CG-Turn-Epoch", "9" * 30),
+        ("CG-Turn-Epoch", "\u0663"),
+        ("CG-Recursion-Depth", "1.5"),
+        ("CG-Project-Id", "elsewhere"),
+        ("CG-Channel-Id", "elsewhere"),
+        ("CG-Agent-Id", ""),
+        ("CG-Tool-Call-Id", "  "),
+        ("CG-Tool-Call-Id", "a\x00b"),
+        ("traceparent", "00-zz"),
+        ("traceparent", f"ff-{TRACE_ID}-b7ad6b7169203331-01"),
+        ("traceparent", f"00-{'0' * 32}-b7ad6b7169203331-01"),
+        ("traceparent", f"00-{TRACE_ID}-{'0' * 16}-01"),
+        ("traceparent", f"00-{TRACE_ID}-b7ad6b7169203331-01-more"),
+    ],
+)
+@requirement("identity.headers")
+def test_each_malformed_header_is_named(header: str, value: str) -> None:
+    command = decode_command(delivery({**HEADERS, header: value}))
+    assert command.violation is not None
+    assert header in command.violation.message
+
+
+@requirement("identity.headers")
+def test_the_body_never_becomes_identity() -> None:
+    body = {**BODY, "agent_id": "evil", "tool_call_id": "evil", "agent_turn_id": "evil", "project_id": "evil"}
+    claimed = decode_command(delivery({}, body)).identity
+    assert (claimed.project_id, claimed.agent_id, claimed.agent_turn_id, claimed.tool_call_id) == (
+        "proj",
+        None,
+        None,
+        None,
+    )
+
+
+@requirement("identity.recovery")
+def test_missing_identity_is_recovered_from_the_call_card() -> None:
+    found = identify(decode_command(delivery({})), call_card())
+    assert (found.agent_id, found.agent_turn_id, found.tool_call_id, found.step_id) == ("agent", "turn", "call", "step")
+
+
+@pytest.mark.parametrize(
+    "card",
+    [None, call_card(metadata={"type": "note", "author_id": "agent", "agent_turn_id": "turn"}), call_card(metadata={})],
+)
+@requirement("identity.unanswerable")
+def test_identity_that_no_kernel_fact_gives_is_unanswerable(card: Any) -> None:
+    with pytest.raises(Unanswerable) as refused:
+        identify(decode_command(delivery({})), card)
+    assert refused.value.terminate
+
+
+@requirement("identity.recovery")
+def test_the_card_of_another_call_gives_no_identity() -> None:
+    headers = {"CG-Tool-Call-Id": "mine"}
+    with pytest.raises(Unanswerable):
+        identify(decode_command(delivery(headers)), call_card(tool_call_id="other"))
+
+
+@pytest.mark.parametrize(
+    ("card", "error"),
+    [
+        (None, NotFound),
+        (call_card(metadata={"type": "tool.result"}), BadRequest),
+        (call_card(content={"__type__": "TextContent", "text": "x"}), BadRequest),
+        (call_card(content="x"), BadRequest),
+        (call_card(tool_call_id="other"), BadRequest),
+        (call_card(content={"__type__": "ToolCallContent", "arguments": [1]}), BadRequest),
+    ],
+)
+@requirement("card.read")
+def test_an_unreadable_call_card_is_a_typed_failure(card: Any, error: type[ToolError]) -> None:
+    with pytest.raises(error):
+        read_tool_call(card, "call")
+
+
+@requirement("card.raw")
+def test_raw_arguments_are_refused_and_say_why() -> None:
+    with pytest.raises(BadRequest, match="JSON object"):
+        read_tool_call(call_card({"_raw": "{broken"}), "call")
+
+
+def test_what_the_worker_applied_is_read_from_the_card() -> None:
+    metadata = {
+        "type": "tool.call",
+        "tool_args_defaults_applied": ["a", 1],
+        "tool_args_fixed_applied": ["b"],
+    }
+    call = read_tool_call(call_card({"a": 1, "b": 2}, metadata=metadata), "call")
+    assert (call.defaults_applied, call.fixed_applied) == (frozenset({"a"}), frozenset({"b"}))
+
+
+def _card(**changes: Any) -> Any:
+    values: dict[str, Any] = {
+        "actor_id": "tool.openapi",
+        "function_name": "jina_search",
+        "identity": identity(),
+        "call_card": call_card(),
+        "status": "success",
+        "after_execution": "suspend",
+        "result": "text",
+        "error": None,
+        "tool_output": None,
+    }
+    return result_card(**(values | changes))
+
+
+@requirement("card.result")
+def test_a_result_card_has_exactly_the_fields_that_readers_accept() -> None:
+    card = _card()
+    assert card.content.keys() == {"__type__", "status", "after_execution", "result", "error"}
+    assert card.metadata.keys() == {
+        *("type", "role", "project_id", "author_id", "function_name", "agent_turn_id", "tool_call_id"),
+        *("created_at", "step_id"),
+    }
+    assert re.fullmatch(r"[0-9a-f]{12}7[0-9a-f]{19}", card.card_id)
+    assert card.metadata["created_at"].endswith("+00:00")
+
+
+@requirement("card.result")
+def test_lineage_is_copied_verbatim_and_never_made_up() -> None:
+    metadata = {"type": "tool.call", "step_id": "s1", "trace_id": "not-even-hex", "parent_step_id": "p1"}
+    copied = _card(call_card=call_card(metadata=metadata)).metadata
+    assert (copied["step_id"], copied["trace_id"], copied["parent_step_id"]) == ("s1", "not-even-hex", "p1")
+    absent = _card(call_card=call_card(metadata={"type": "tool.call", "step_id": "s1"})).metadata
+    assert "trace_id" not in absent
+    assert "parent_step_id" not in absent
+
+
+@requirement("card.result")
+def test_only_a_missing_step_is_filled_from_the_header() -> None:
+    assert _card(call_card=call_card(metadata={"type": "tool.call"})).metadata["step_id"] == "step"
+    assert _card(call_card=None).metadata["step_id"] == "step"
+    other = call_card(tool_call_id="other", metadata={"type": "tool.call", "step_id": "foreign", "trace_id": "t"})
+    assert _card(call_card=other).metadata["step_id"] == "step"
+
+
+@requirement("answer.precheck")
+def test_a_call_that_a_turn_waits_for_is_accepted() -> None:
+    accepted = accept(identity(), records(target=target(), request_edge=EDGE))
+    assert accepted.depth == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"target": None, "request_edge": EDGE}, "stale_turn"),
+        ({"target": target(), "request_edge": None}, "no_request_edge"),
+        ({"target": target(), "request_edge": RequestEdgeRecord("e", 1)}, "depth_mismatch"),
+        (
+            {"target": target(HEADERS | {"CG-Recursion-Depth": "20"}), "request_edge": RequestEdgeRecord("e", 20)},
+            "recursion_depth",
+        ),
+        ({"target": target(HEADERS | {"CG-Recursion-Depth": "x"}), "request_edge": EDGE}, "recursion_depth"),
+        ({"target": target(HEADERS | {"CG-Recursion-Depth": "-1"}), "request_edge": EDGE}, "recursion_depth"),
+    ],
+)
+@requirement("answer.precheck")
+def test_each_rule_of_the_report_refuses_with_its_reason(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ReportRefused) as refused:
+        accept(identity(), records(**changes))
+    assert refused.value.reason == reason
+    assert not refused.value.terminate
+
+
+def test_depth_nineteen_is_the_last_that_is_accepted() -> None:
+    waiting = target(HEADERS | {"CG-Recursion-Depth": "19"})
+    assert accept(identity(), records(target=waiting, request_edge=RequestEdgeRecord("e", 19))).depth == 19
+
+
+@requirement("answer.trace")
+def test_the_inbound_span_is_the_parent_in_the_turns_own_trace() -> None:
+    link = trace_link(identity(tracestate="v=1"), target())
+    assert (link.parent.span_id, link.link, link.tracestate) == ("b7ad6b7169203331", None, "v=1")
+
+
+@requirement("answer.trace")
+def test_a_foreign_trace_becomes_a_link_and_the_rows_trace_counts() -> None:
+    foreign = SpanContext("a" * 32, "b" * 16)
+    link = trace_link(identity(trace=foreign), target(HEADERS | {"tracestate": "row=1"}))
+    assert (link.parent.trace_id, link.link, link.tracestate) == (TRACE_ID, foreign, "row=1")
+
+
+@requirement("answer.trace")
+def test_without_an_inbound_trace_the_row_gives_it() -> None:
+    link = trace_link(identity(trace=None), target())
+    assert (link.parent.traceparent(), link.link) == (TRACEPARENT, None)
+
+
+def test_without_any_trace_a_new_one_begins() -> None:
+    link = trace_link(identity(trace=None), target({}))
+    assert parse_traceparent(link.parent.traceparent()) == link.parent
+
+
+def _report(waiting: Any = None, **changes: Any) -> Any:
+    acceptance = accept(identity(), records(target=waiting or target(), request_edge=EDGE))
+    values: dict[str, Any] = {
+        "actor_id": "tool.openapi",
+        "identity": identity(),
+        "acceptance": acceptance,
+        "span": SpanContext(TRACE_ID, "c" * 16, "01"),
+        "tracestate": None,
+        "card_id": "result",
+        "card_content": {"status": "success", "after_execution": "terminate", "result": None, "error": None},
+    }
+    return build_report(**(values | changes))
+
+
+@requirement("identity.spelling")
+def test_the_report_carries_the_targets_topology_and_the_new_span() -> None:
+    report = _report(tracestate="v=1")
+    assert report.context_headers == HEADERS | {"traceparent": f"00-{TRACE_ID}-{'c' * 16}-01", "tracestate": "v=1"}
+    assert report.payload == {"after_execution": "terminate", "status": "success", "tool_result_card_id": "result"}
+
+
+def test_a_turn_row_gets_the_tool_call_id_and_keeps_the_parents() -> None:
+    headers = {name: value for name, value in HEADERS.items() if name != "CG-Tool-Call-Id"}
+    waiting = target(headers | {"CG-Parent-Step-Id": "p", "CG-Parent-Agent-Id": "boss"}, message_type="turn")
+    report = _report(waiting)
+    assert report.context_headers["CG-Tool-Call-Id"] == "call"
+    assert report.parent_step_id == "p"
+    assert report.edge_metadata["cg_ctx"]["parent_agent_id"] == "boss"
+
+
+@requirement("answer.doorbell")
+def test_the_doorbell_names_no_step_call_depth_or_parent() -> None:
+    headers = doorbell_headers(HEADERS | {"CG-Parent-Step-Id": "p", "tracestate": "v=1"})
+    wanted = {
+        "CG-Project-Id",
+        "CG-Channel-Id",
+        "CG-Agent-Id",
+        "CG-Turn-Id",
+        "CG-Turn-Epoch",
+        "traceparent",
+        "tracestate",
+    }
+    assert headers.keys() == wanted
+
+
+def test_span_ids_are_never_zero_and_always_sixteen_digits() -> None:
+    assert all(re.fullmatch(r"[0-9a-f]{16}", new_span_id()) for _ in range(100))
+
+
+@requirement("card.storable")
+def test_what_jsonb_refuses_is_replaced() -> None:
+    replaced = "\N{REPLACEMENT CHARACTER}"
+    dirty = {"a\x00": ["\ud800", "ok", 1.5, float("nan"), None, 2**70]}
+    assert storable(dirty) == {f"a{replaced}": [replaced, "ok", 1.5, None, None, str(2**70)]}
+    assert loads(b'"\\ud83d\\ude00 \\ud800"') == "\U0001f600 \ud800"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(), max_size=5), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@given(json_values)
+@requirement("card.storable")
+def test_any_value_can_be_stored_once_it_is_storable(value: object) -> None:
+    clean = storable(value)
+    text = dumps(clean)
+    assert b"\\u0000" not in text
+    assert orjson.loads(text) == clean

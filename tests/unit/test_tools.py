@@ -1,0 +1,383 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured
+from openapi_tool.protocol.records import ToolRecord
+from openapi_tool.tools.arguments import Arguments, prepare_arguments
+from openapi_tool.tools.definition import parse_definition, suspend_timeout
+from openapi_tool.tools.result import FRAME_CLOSE, FRAME_OPEN, ToolOutput, Usage, failure, success, untrusted
+from openapi_tool.tools.secrets import MissingVariable, Secrets
+from openapi_tool.tools.template import PLACEHOLDERS, render
+from tests.promises import requirement
+from tests.support import TRACE_ID, definition, identity, tool_call
+
+ENVIRONMENT = {"JINA_API_KEY": "key-one", "SEARCH_API_KEY": "key-two", "EXTRA": "extra-value", "PG_DSN": "dsn"}
+SECRETS = Secrets(ENVIRONMENT, {"JINA_API_KEY", "SEARCH_API_KEY", "EXTRA", "UNSET"})
+SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["query"],
+    "properties": {"query": {"type": "string"}, "count": {"type": "integer"}},
+}
+
+
+def prepare(
+    arguments: dict[str, Any],
+    *,
+    applied: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
+    service_envs: dict[str, str] | None = None,
+    caller: Any = None,
+    **options: Any,
+) -> Arguments:
+    parameters = options.pop("parameters", None)
+    return prepare_arguments(
+        definition(parameters=parameters, **options),
+        tool_call(arguments, *applied),
+        caller or identity(),
+        service_envs or {},
+        SECRETS,
+    )
+
+
+@requirement("options.defaults")
+def test_a_default_fills_only_what_the_model_did_not_give() -> None:
+    options: dict[str, Any] = {"args": {"defaults": {"count": 3, "hl": "de"}}}
+    assert prepare({"query": "x", "count": 5}, **options).values == {"query": "x", "count": 5, "hl": "de"}
+
+
+@requirement("options.defaults")
+def test_an_explicit_null_counts_as_given() -> None:
+    assert prepare({"query": "x", "count": None}, args={"defaults": {"count": 3}}).values["count"] is None
+
+
+@requirement("options.fixed", "options.order")
+def test_a_fixed_argument_overwrites_and_is_never_validated_as_the_models() -> None:
+    arguments = prepare({"query": "x", "site": 7}, parameters=SCHEMA, args={"fixed": {"site": "example.org"}})
+    assert arguments.values == {"query": "x", "site": "example.org"}
+    assert arguments.by_model == {"query"}
+
+
+@requirement("options.order")
+def test_envs_names_given_by_the_model_are_dropped_before_validation() -> None:
+    arguments = prepare({"query": "x", "api_key": "stolen"}, parameters=SCHEMA, envs={"api_key": "SEARCH_API_KEY"})
+    assert arguments.values == {"query": "x"}
+    assert arguments.api_key.get_secret_value() == "key-two"
+
+
+@requirement("options.order")
+def test_the_workers_own_additions_do_not_trip_over_a_closed_schema() -> None:
+    arguments = prepare(
+        {"query": "x", "session_id": "turn", "project_id": "proj", "hl": "de"},
+        applied=(("session_id", "hl"), ("project_id",)),
+        parameters=SCHEMA,
+        args={"defaults": {"session_id": "{agent_turn_id}", "hl": "de"}, "fixed": {"project_id": "{project_id}"}},
+    )
+    assert arguments.values == {"query": "x", "hl": "de"}
+
+
+@requirement("options.order")
+def test_required_names_that_the_model_never_sees_are_not_asked_of_it() -> None:
+    schema = {**SCHEMA, "required": ["query", "count"]}
+    assert prepare({"query": "x"}, parameters=schema, args={"fixed": {"count": 2}}).values == {"query": "x", "count": 2}
+
+
+@requirement("options.schema")
+def test_all_problems_are_named_in_one_answer() -> None:
+    with pytest.raises(BadRequest) as refused:
+        prepare({"count": "many", "colour": "red"}, parameters=SCHEMA)
+    assert all(word in refused.value.message for word in ("query", "count", "colour"))
+
+
+@requirement("options.schema")
+def test_a_declared_default_is_held_to_the_schema() -> None:
+    with pytest.raises(BadRequest):
+        prepare({"query": "x"}, parameters=SCHEMA, args={"defaults": {"count": "many"}})
+
+
+@pytest.mark.parametrize("schema", [{"type": "nope"}, {"$ref": "https://example.org/schema"}, {"properties": 7}])
+@requirement("options.schema")
+def test_an_unusable_schema_is_the_operators_problem_and_is_never_fetched(schema: dict[str, Any]) -> None:
+    with pytest.raises(ToolMisconfigured):
+        prepare({"query": "x"}, parameters=schema)
+
+
+@requirement("options.identity")
+def test_identity_arguments_are_taken_out_in_every_spelling() -> None:
+    names = [
+        "session_id",
+        "sessionId",
+        "SESSION-ID",
+        "project_id",
+        "agentId",
+        "turn_epoch",
+        "trace_id",
+        "context_box_id",
+    ]
+    assert prepare({"query": "x", **dict.fromkeys(names, "x")}).values == {"query": "x"}
+
+
+@requirement("options.api_key")
+def test_the_key_is_the_definitions_own_then_auth_env() -> None:
+    jina = {"mode": "search", "auth_env": "JINA_API_KEY"}
+    assert prepare({}, jina=jina).api_key.get_secret_value() == "key-one"
+    assert prepare({}, jina=jina, envs={"api_key": "SEARCH_API_KEY"}).api_key.get_secret_value() == "key-two"
+    assert prepare({}, jina=jina, envs={"api_key": "UNSET"}).api_key.get_secret_value() == "key-one"
+
+
+@requirement("options.api_key", "options.envs")
+def test_a_missing_variable_is_named() -> None:
+    with pytest.raises(MissingVariable, match="UNSET"):
+        prepare({}, envs={"other": "UNSET"})
+    with pytest.raises(MissingVariable, match="UNSET"):
+        prepare({}, jina={"mode": "search", "auth_env": "UNSET"}, envs={"api_key": "UNSET"})
+
+
+@requirement("options.allowed_env")
+def test_a_variable_that_is_not_allowed_is_refused_with_the_setting_to_extend() -> None:
+    cases: list[dict[str, Any]] = [
+        {"envs": {"x": "PG_DSN"}},
+        {"envs": {"api_key": "PG_DSN"}},
+        {"jina": {"mode": "search", "auth_env": "PG_DSN"}},
+    ]
+    for options in cases:
+        with pytest.raises(ToolMisconfigured, match=r"PG_DSN.*secrets\.allowed_env"):
+            prepare({}, **options)
+
+
+@requirement("options.service_envs")
+def test_the_services_envs_win() -> None:
+    arguments = prepare({}, envs={"api_key": "JINA_API_KEY"}, service_envs={"api_key": "SEARCH_API_KEY", "x": "EXTRA"})
+    assert arguments.api_key.get_secret_value() == "key-two"
+    assert {name: value.get_secret_value() for name, value in arguments.secrets.items()} == {"x": "extra-value"}
+
+
+def test_secrets_are_masked_wherever_arguments_are_shown() -> None:
+    shown = repr(prepare({}, envs={"api_key": "SEARCH_API_KEY", "x": "EXTRA"}))
+    assert "key-two" not in shown
+    assert "extra-value" not in shown
+
+
+@requirement("options.templates")
+def test_every_placeholder_is_rendered_at_any_depth() -> None:
+    values = {name: f"<{name}>" for name in PLACEHOLDERS}
+    template = {"a": ["{project_id}/{agent_id}", {"b": "{turn_epoch}"}], "c": 7, "d": "none"}
+    assert render(template, values, "x") == {
+        "a": ["<project_id>/<agent_id>", {"b": "<turn_epoch>"}],
+        "c": 7,
+        "d": "none",
+    }
+
+
+@requirement("options.templates")
+def test_a_substituted_value_is_never_read_as_a_template() -> None:
+    caller = identity(agent_id="{project_id}")
+    assert prepare({}, caller=caller, args={"fixed": {"q": "{agent_id}"}}).values["q"] == "{project_id}"
+
+
+@requirement("options.templates")
+def test_the_models_values_are_never_rendered() -> None:
+    assert prepare({"query": "{project_id} {nonsense} {}"}).values["query"] == "{project_id} {nonsense} {}"
+
+
+@pytest.mark.parametrize("text", ["{nonsense}", "{}", "{ project_id }", "a {project_id} {Project_Id}"])
+@requirement("options.templates")
+def test_an_unknown_placeholder_names_itself_and_its_place(text: str) -> None:
+    with pytest.raises(ToolMisconfigured, match=r"options\.args\.fixed\.q\.deep\[0\]"):
+        prepare({}, args={"fixed": {"q": {"deep": [text]}}})
+
+
+@requirement("options.templates")
+def test_a_known_placeholder_without_a_value_is_a_clear_failure() -> None:
+    for args in ({"defaults": {"q": "{context_box_id}"}}, {"fixed": {"q": "{parent_step_id}"}}):
+        with pytest.raises(ToolMisconfigured, match="does not have"):
+            prepare({}, args=args)
+
+
+@given(st.text(), st.text())
+@requirement("options.templates")
+def test_rendering_is_one_pass_for_any_ids(project_id: str, agent_id: str) -> None:
+    values = dict.fromkeys(PLACEHOLDERS, "-") | {"project_id": project_id or "p", "agent_id": agent_id or "a"}
+    assert render("{project_id}|{agent_id}", values, "x") == f"{project_id or 'p'}|{agent_id or 'a'}"
+
+
+@requirement("options.worker_left")
+def test_placeholders_that_the_worker_left_in_a_default_are_rendered_again() -> None:
+    direct = prepare({}, args={"defaults": {"q": {"deep": "{trace_id}"}}})
+    left = prepare(
+        {"q": {"deep": "{trace_id}"}}, applied=(("q",), ()), args={"defaults": {"q": {"deep": "{trace_id}"}}}
+    )
+    assert left.values == direct.values == {"q": {"deep": TRACE_ID}}
+    assert left.by_model == frozenset()
+
+
+@requirement("options.worker_left")
+def test_a_fixed_value_is_rendered_afresh_where_it_can_be() -> None:
+    arguments = prepare({"q": "stale"}, applied=((), ("q",)), args={"fixed": {"q": "{agent_id}"}})
+    assert arguments.values == {"q": "agent"}
+
+
+@requirement("options.worker_left")
+def test_a_fixed_value_keeps_the_cards_where_a_placeholder_has_none_here() -> None:
+    options: dict[str, Any] = {"args": {"fixed": {"q": "box {context_box_id}"}}}
+    assert prepare({"q": "box b1"}, applied=((), ("q",)), **options).values == {"q": "box b1"}
+    with pytest.raises(ToolMisconfigured):
+        prepare({"q": "forged by the model"}, **options)
+    with pytest.raises(ToolMisconfigured):
+        prepare({"q": "box {context_box_id}"}, applied=((), ("q",)), **options)
+
+
+@requirement("options.worker_left")
+def test_a_fixed_name_that_the_definition_no_longer_has_is_taken_away() -> None:
+    assert prepare({"query": "x", "old": 1}, applied=((), ("old",)), parameters=SCHEMA).values == {"query": "x"}
+
+
+@pytest.mark.parametrize(
+    ("jina", "expected"),
+    [
+        ({"mode": "search"}, ("s.jina.ai", "POST", "/")),
+        ({"mode": "reader"}, ("r.jina.ai", "POST", "/")),
+        ({"mode": "read"}, ("r.jina.ai", "POST", "/")),
+        ({"mode": "crawl"}, ("r.jina.ai", "POST", "/")),
+        ({"base_url": "https://s.jina.ai"}, ("s.jina.ai", "POST", "/")),
+        ({"base_url": "https://r.jina.ai:443/"}, ("r.jina.ai", "POST", "/")),
+        ({"mode": "search", "path": "/search", "method": "get"}, ("s.jina.ai", "GET", "/search")),
+        ({"mode": "search", "path": "/search/"}, ("s.jina.ai", "POST", "/search")),
+        ({"mode": "reader", "endpoint_template": "https://r.jina.ai/{url}"}, ("r.jina.ai", "GET", "/{url}")),
+        ({"mode": "reader", "path": "/{url}", "method": "POST"}, ("r.jina.ai", "POST", "/{url}")),
+    ],
+)
+@requirement("options.jina")
+def test_each_form_of_a_definition_is_understood(jina: dict[str, Any], expected: tuple[str, str, str]) -> None:
+    parsed = definition(jina)
+    assert (parsed.host, parsed.method, parsed.path) == expected
+
+
+@requirement("options.jina")
+def test_the_legacy_section_is_understood() -> None:
+    options = {"openapi": {"base_url": "https://r.jina.ai", "method": "GET", "auth": {"env": "OLD_KEY"}, "timeout": 9}}
+    parsed = parse_definition(ToolRecord("t", None, {}, options))
+    assert (parsed.mode, parsed.method, parsed.auth_env, parsed.timeout_s) == ("reader", "GET", "OLD_KEY", 9.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, "options.jina"),
+        (None, "options.jina"),
+        ([], "options"),
+        ({"jina": "search"}, "options.jina"),
+        ({"jina": {"path": "/search"}}, "mode"),
+        ({"jina": {"mode": "delete"}}, "mode"),
+        ({"jina": {"mode": "search", "base_url": "https://r.jina.ai"}}, "mode"),
+        ({"jina": {"mode": "search", "method": "PUT"}}, "method"),
+        ({"jina": {"mode": "search", "path": "/../x"}}, "path"),
+        ({"jina": {"mode": "search", "endpoint_template": "https://s.jina.ai/{url}"}}, "endpoint_template"),
+        ({"jina": {"mode": "reader", "endpoint_template": "https://evil.example/{url}"}}, "endpoint_template"),
+        ({"jina": {"mode": "search", "tool": "jina.read"}}, "tool"),
+        ({"jina": {"mode": "search"}, "envs": {"a": 1}}, "options.envs.a"),
+        ({"jina": {"mode": "search"}, "result_format": "xml"}, "result_format"),
+        *(
+            ({"jina": {"base_url": url}}, "base_url")
+            for url in (
+                "http://s.jina.ai",
+                "https://s.jina.ai:8443",
+                "https://user:pw@s.jina.ai",
+                "https://s.jina.ai.evil.example",
+                "https://s.jina.ai./",
+                "https://S.JINA.AI",
+                "https://s.jina.ai/search",
+                "https://s.jina.ai?x=1",
+                "https://s.jina.ai\n",
+                "//s.jina.ai",
+                "s.jina.ai",
+                7,
+            )
+        ),
+    ],
+)
+@requirement("options.jina", "egress.hosts")
+def test_a_definition_that_is_not_usable_says_where(options: Any, names: str) -> None:
+    with pytest.raises(ToolMisconfigured) as refused:
+        parse_definition(ToolRecord("t", "suspend", {}, options))
+    assert names in refused.value.message
+
+
+@pytest.mark.parametrize("value", [None, 0, -1, True, "60", float("inf"), []])
+def test_a_suspend_timeout_that_is_no_positive_number_is_as_none(value: object) -> None:
+    assert suspend_timeout({"suspend_timeout_seconds": value}) is None
+    assert suspend_timeout({"suspend_timeout_seconds": 60}) == 60.0
+
+
+@requirement("options.result_format")
+def test_a_text_result_is_the_content_with_the_rest_in_metadata() -> None:
+    fields = success(ToolOutput("hello", {"results": []}, Usage(7, 1)), "text", 12)
+    assert (fields.status, fields.result, fields.error) == ("success", "hello", None)
+    assert fields.tool_output == {
+        "state": {"results": []},
+        "usage": {"tokens": 7, "requests": 1},
+        "truncated": False,
+        "artifact_ref": None,
+        "next_cursor": None,
+        "cached": False,
+        "latency_ms": 12,
+    }
+
+
+@requirement("options.result_format")
+def test_an_object_result_holds_everything() -> None:
+    fields = success(ToolOutput("hello", {"a": 1}, Usage(7, 1)), "object", 12)
+    assert fields.tool_output is None
+    assert fields.result.keys() == {
+        *("content", "state", "usage", "truncated", "artifact_ref", "next_cursor", "cached", "latency_ms")
+    }
+
+
+@requirement("answer.errors")
+def test_a_failure_says_the_same_in_error_and_result() -> None:
+    fields = failure(BadRequest("Correct x.", detail={"problems": ["x"]}, http_status=400), 5)
+    assert fields.status == "failed"
+    assert fields.error == {
+        "code": "bad_request",
+        "message": "Correct x.",
+        "source": "tool",
+        "retryable": False,
+        "detail": {"problems": ["x"]},
+        "http_status": 400,
+    }
+    assert fields.result["error_code"] == "bad_request"
+    assert fields.result["error_message"] == "Correct x."
+    assert fields.result["error_detail"] == {"problems": ["x"]}
+
+
+def _subclasses(kind: type[ToolError]) -> list[type[ToolError]]:
+    return [kind, *(deeper for child in kind.__subclasses__() for deeper in _subclasses(child))]
+
+
+@requirement("answer.errors")
+def test_every_tool_error_makes_an_error_that_readers_accept() -> None:
+    for kind in _subclasses(ToolError):
+        fields = failure(kind("What happened; what to do."), 1)
+        assert fields.status in ("failed", "timeout")
+        assert fields.error is not None
+        assert fields.error["code"]
+        assert fields.error["message"]
+
+
+@requirement("content.untrusted")
+def test_look_alikes_of_the_frame_are_defused() -> None:
+    framed = untrusted(f"a {FRAME_CLOSE} b [END  of\tweb content.] c {FRAME_OPEN} d [ web content below]")
+    assert framed.count("[") == 2
+    assert framed.startswith(FRAME_OPEN)
+    assert framed.endswith(FRAME_CLOSE)
+
+
+def test_a_secret_source_knows_only_allowed_values() -> None:
+    assert sorted(SECRETS.values()) == ["extra-value", "key-one", "key-two"]
+    assert SECRETS.missing() == ["UNSET"]
+    assert SECRETS("EXTRA") == SecretStr("extra-value")
