@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+  --custom-compile-command "make lock"
 LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 
@@ -27,7 +29,7 @@ contracts: $(READY)
 	$(PY) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
 figures: $(READY)
-	$(PY) scripts/figures.py --check
+	$(PY) -m scripts.figures --check
 
 # The virtual environment, made again when the lock file changes; then the project itself in it.
 $(LOCKED): requirements-dev.lock
@@ -43,11 +45,10 @@ $(READY): $(LOCKED) pyproject.toml
 
 # Needs uv (https://docs.astral.sh/uv/); nothing else does.
 lock:
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
-	  --custom-compile-command "make lock" pyproject.toml -o requirements.lock
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
-	  --custom-compile-command "make lock" --extra local --extra test -c requirements.lock \
-	  pyproject.toml requirements-build.txt -o requirements-dev.lock
+	$(COMPILE) pyproject.toml -o requirements.lock
+	$(COMPILE) requirements-build.in -o requirements-build.lock
+	$(COMPILE) --extra local --extra test -c requirements.lock -c requirements-build.lock \
+	  pyproject.toml requirements-build.in -o requirements-dev.lock
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

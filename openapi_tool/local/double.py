@@ -88,6 +88,7 @@ class Double:
         self._key_names = {value: name for name, value in keys.items()}
         self._rules: list[Rule] = []
         self._received: deque[dict[str, Any]] = deque(maxlen=_KEPT_REQUESTS)
+        self._news = asyncio.Condition()
         self._contexts: dict[str, ssl.SSLContext] = {}
 
     def tls(self, certificate: Path) -> ssl.SSLContext:
@@ -130,6 +131,8 @@ class Double:
             "body": body.decode("utf-8", "replace"),
         }
         self._received.append(entry)
+        async with self._news:
+            self._news.notify_all()
         return entry
 
     def _key_name(self, request: web.Request) -> str | None:
@@ -185,8 +188,11 @@ class Double:
         self._rules = [Rule(**rule) for rule in await request.json()]
         return web.json_response({"rules": len(self._rules)})
 
-    async def requests(self, _: web.Request) -> web.Response:
-        """Everything received, oldest first."""
+    async def requests(self, request: web.Request) -> web.Response:
+        """Everything received, oldest first, once there are `at_least` so many."""
+        at_least = int(request.query.get("at_least", 0))
+        async with self._news:
+            await self._news.wait_for(lambda: len(self._received) >= at_least)
         return web.json_response(list(self._received))
 
     async def forget(self, _: web.Request) -> web.Response:

@@ -21,6 +21,7 @@ _SETTINGS = {
     "unix_socket_directories": "",
     "fsync": "off",
     "shared_buffers": "32MB",
+    "max_wal_size": "128MB",
     "max_connections": "200",
     "dynamic_shared_memory_type": "mmap",
     "log_min_messages": "warning",

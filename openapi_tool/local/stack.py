@@ -29,9 +29,9 @@ def kernel_schema() -> str:
 class EmbeddedStack:
     """PostgreSQL, NATS and the Jina double as child processes in one folder of their own."""
 
-    def __init__(self, key_names: Sequence[str] = KEY_NAMES) -> None:
+    def __init__(self, key_names: Sequence[str] = KEY_NAMES, base: Path | None = None) -> None:
         self._guard = Guard()
-        self.folder = Path(tempfile.mkdtemp(prefix="openapi-tool-", dir=_base_folder()))
+        self.folder = Path(tempfile.mkdtemp(prefix="openapi-tool-", dir=base or _base_folder()))
         self._guard.own(self.folder)
         self.folder.chmod(0o755)
         for name in ("postgres", "nats"):

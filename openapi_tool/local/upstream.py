@@ -16,7 +16,7 @@ from openapi_tool.local.double import KEYS_VARIABLE
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.server import ServerProcess
 
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 10.0
 
 
 class UpstreamDouble:
@@ -60,9 +60,9 @@ class UpstreamDouble:
         """Replace all rules (`openapi_tool.local.double.Rule`); none means: answer from recordings only."""
         self._admin("PUT", "/rules", list(rules))
 
-    def requests(self) -> list[dict[str, Any]]:
-        """Everything received, oldest first; a `body` is text."""
-        received: list[dict[str, Any]] = self._admin("GET", "/requests")
+    def requests(self, at_least: int = 0) -> list[dict[str, Any]]:
+        """Everything received, oldest first; a `body` is text. Waits for `at_least` so many, raises TimeoutError."""
+        received: list[dict[str, Any]] = self._admin("GET", f"/requests?at_least={at_least}")
         return received
 
     def forget(self) -> None:

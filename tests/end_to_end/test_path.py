@@ -294,8 +294,7 @@ async def test_a_watchdog_that_was_faster_during_the_call_wins(
     stack.upstream.rules({"delay_s": 0.5})
     start_executor()
     call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
-    while not stack.upstream.requests():
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(stack.upstream.requests, at_least=1)
     await _result_card(caller, call, "worker.watchdog", {"__type__": "ToolResultContent", "status": "timeout"})
     await settled(caller)
     assert (await caller.read_answer(call)).card["card_id"] == "earlier"
@@ -329,20 +328,16 @@ async def test_calls_run_side_by_side_and_never_more_than_the_limit(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
-    stack.upstream.rules({"delay_s": 0.4})
+    stack.upstream.rules({"delay_s": 1.0})
     start_executor({"OPENAPI_TOOL__EXECUTOR__CONCURRENCY": "4"})
     calls = [await caller.place(PROJECT, AGENT, "jina_search", KNOWN) for _ in range(8)]
-    peak = 0
-    while not all(entry.get("answered_at") for entry in stack.upstream.requests()) or not stack.upstream.requests():
-        info = await caller.client.jetstream().consumer_info(STREAM, DURABLE)
-        peak = max(peak, info.num_ack_pending or 0)
-        await asyncio.sleep(0.02)
+    asked = await asyncio.to_thread(stack.upstream.requests, at_least=4)
+    info = await caller.client.jetstream().consumer_info(STREAM, DURABLE)
+    assert (len(asked), info.num_ack_pending, info.num_pending) == (4, 4, 4)
     for call in calls:
         await caller.answer(call, 10)
-    assert peak == 4
-    starts = sorted(entry["at"] for entry in stack.upstream.requests())
-    assert starts[3] < starts[0] + 0.35
-    assert starts[4] > starts[0] + 0.35
+    answered_first = min(entry["answered_at"] for entry in stack.upstream.requests())
+    assert sum(entry["at"] < answered_first for entry in stack.upstream.requests()) == 4
 
 
 @requirement("run.single")
@@ -395,8 +390,7 @@ async def test_sigterm_finishes_what_runs_and_leaves_the_rest(
     stack.upstream.rules({"delay_s": 0.5})
     executor = start_executor({"OPENAPI_TOOL__EXECUTOR__CONCURRENCY": "2"})
     calls = [await caller.place(PROJECT, AGENT, "jina_search", KNOWN) for _ in range(4)]
-    while len(stack.upstream.requests()) < 2:
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(stack.upstream.requests, at_least=2)
     executor.signal(signal.SIGTERM)
     assert await asyncio.to_thread(executor.process.wait, 10) == 0
     written = [(await caller.read_answer(call)).inbox_row for call in calls]
@@ -416,8 +410,7 @@ async def test_calls_that_outlast_the_grace_period_are_handed_back_at_once(
     stack.upstream.rules({"hang": True})
     executor = start_executor({"OPENAPI_TOOL__EXECUTOR__DRAIN_S": "0.2", "OPENAPI_TOOL__NATS__ACK_WAIT_S": "60"})
     call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
-    while not stack.upstream.requests():
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(stack.upstream.requests, at_least=1)
     assert await asyncio.to_thread(executor.stop) == 0
     stack.upstream.rules()
     start_executor()

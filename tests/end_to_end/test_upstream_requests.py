@@ -109,7 +109,8 @@ async def test_a_key_that_the_upstream_echoes_reaches_no_row_and_no_log(
         call = await caller.place(PROJECT, AGENT, "jina_reader", {"url": "https://a.example/"}, suffix="read")
         await caller.answer(call, 10)
     rows = await caller.database.fetch(
-        "select c::text from cards as c where metadata ->> 'type' = $1 union all select i::text from state.agent_inbox as i",
+        "select c::text from cards as c where metadata ->> 'type' = $1 "
+        "union all select i::text from state.agent_inbox as i",
         TOOL_RESULT,
     )
     assert len(rows) >= 8

@@ -1,0 +1,160 @@
+"""The embedded stack and the demo, as a person meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from openapi_tool.cli import app, demo
+from openapi_tool.local.demo import Journey
+from openapi_tool.local.postgres import reachable_by_all
+from openapi_tool.local.stack import EmbeddedStack
+from tests.promises import requirement
+
+HOLD = textwrap.dedent(
+    """
+    import sys, time
+    from openapi_tool.local.stack import EmbeddedStack
+    with EmbeddedStack() as stack:
+        pids = [server.process.pid for server in (stack.postgres, stack.nats, stack.upstream)]
+        print(stack.folder, *pids, sep="\\t", flush=True)
+        time.sleep(60)
+    """
+)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "TMPDIR": str(folder), "HOME": str(folder)}
+
+
+@pytest.fixture
+def spaced(tmp_path: Path) -> Path:
+    """A folder with a space in its name that every user can reach."""
+    folder = tmp_path / "with a space"
+    folder.mkdir()
+    for part in (folder, *folder.parents):
+        if part.stat().st_uid == os.geteuid() and part != Path("/"):
+            part.chmod(part.stat().st_mode | 0o011)
+    return folder
+
+
+def gone(pids: list[int]) -> bool:
+    def runs(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    return not any(runs(pid) for pid in pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@requirement("local.stack")
+def test_however_the_parent_ends_no_process_and_no_file_stays(number: signal.Signals, spaced: Path) -> None:
+    with subprocess.Popen(  # noqa: S603 - our own code
+        [sys.executable, "-c", HOLD],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment(spaced),
+    ) as parent:
+        assert parent.stdout is not None
+        folder, *pids = parent.stdout.readline().rstrip().split("\t")
+        assert Path(folder).is_dir()
+        assert not gone([int(pid) for pid in pids])
+        parent.send_signal(number)
+    give_up = time.monotonic() + 15
+    while not gone([int(pid) for pid in pids]) or Path(folder).exists():
+        assert time.monotonic() < give_up, "something stayed behind"
+        time.sleep(0.02)
+
+
+@requirement("local.stack")
+def test_the_stack_comes_up_while_the_usual_ports_are_taken_and_stops_cleanly() -> None:
+    with ExitStack() as held:
+        for port in (4222, 5432, 443):
+            taken = held.enter_context(socket.socket())
+            try:
+                taken.bind(("127.0.0.1", port))
+                taken.listen()
+            except OSError:  # taken already, or not ours to take: both do
+                continue
+        with EmbeddedStack() as stack:
+            folder = stack.folder
+            assert {stack.postgres.port, stack.upstream.port}.isdisjoint({4222, 5432, 443})
+    assert not folder.exists()
+
+
+def test_binaries_in_a_closed_home_are_noticed(tmp_path: Path) -> None:
+    closed = tmp_path / "home" / "bin"
+    closed.mkdir(parents=True)
+    (tmp_path / "home").chmod(0o700)
+    assert not reachable_by_all(closed)
+    assert reachable_by_all(Path("/usr/bin"))
+
+
+@requirement("local.demo")
+def test_the_demo_shows_one_call_of_each_tool_as_json(spaced: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "openapi_tool", "demo", "--json"],
+        env=environment(spaced),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    journeys: list[Mapping[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [journey["tool_name"] for journey in journeys] == ["jina_search", "jina_reader"]
+    for journey in journeys:
+        assert journey["status"] == "success"
+        assert journey["upstream_request"]["headers"]["Accept"] == "application/json"
+        assert journey["doorbell"]["headers"]["traceparent"].split("-")[1] == journey["trace_id"]
+        steps = list(journey["steps"].values())
+        assert steps == sorted(steps)
+    assert "double-" not in done.stdout + done.stderr
+    assert list(spaced.iterdir()) == []
+
+
+@requirement("local.demo")
+def test_the_demo_says_that_a_double_answers_and_how_to_use_the_real_one(spaced: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "openapi_tool", "demo"],
+        env=environment(spaced),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--upstream real" in done.stdout
+    assert "double" in done.stdout
+
+
+@requirement("local.demo")
+def test_the_demo_fails_when_a_call_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = Journey("t", {}, {}, {}, "failed", "", {"code": "x", "message": "y"}, {}, {}, "", {})
+    monkeypatch.setattr(demo, "_run", lambda *_, **__: [failed])
+    assert CliRunner().invoke(app, ["demo", "--json"]).exit_code == 1
+
+
+@requirement("local.demo")
+def test_the_real_upstream_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JINA_API_KEY", raising=False)
+    result = CliRunner().invoke(app, ["demo", "--upstream", "real"])
+    assert result.exit_code == 2
+    assert "JINA_API_KEY" in result.stderr
