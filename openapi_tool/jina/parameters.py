@@ -165,13 +165,13 @@ _PAGE = (
     Parameter("viewport", _object),
 )
 
-_READER = (
+READER: tuple[Parameter, ...] = (
     Parameter("url", _text(MAX_URL_CHARS), aliases=("target_url",), model=True),
     Parameter("respondWith", _text(80), "X-Respond-With", ("format", "return_format", "X-Return-Format"), model=True),
     *_PAGE,
 )
 
-_SEARCH = (
+SEARCH: tuple[Parameter, ...] = (
     Parameter("q", _text(), aliases=("query",), model=True),
     Parameter("num", _integer(1, 20), aliases=("count",), model=True),
     Parameter("page", _integer(1, 1000), model=True),
@@ -234,10 +234,10 @@ def _index(parameters: tuple[Parameter, ...]) -> Mapping[str, Parameter]:
     }
 
 
-_BY_NAME: Mapping[Mode, Mapping[str, Parameter]] = {"search": _index(_SEARCH), "reader": _index(_READER)}
+_BY_NAME: Mapping[Mode, Mapping[str, Parameter]] = {"search": _index(SEARCH), "reader": _index(READER)}
 
 OUTGOING_HEADERS = frozenset(
-    parameter.header.lower() for parameter in (*_SEARCH, *_READER) if parameter.header is not None
+    parameter.header.lower() for parameter in (*SEARCH, *READER) if parameter.header is not None
 )
 """Every header, in lower case, that a parameter may travel in."""
 

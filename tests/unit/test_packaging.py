@@ -16,6 +16,9 @@ import pytest
 import yaml
 
 import openapi_tool
+from openapi_tool.jina.parameters import READER, SEARCH
+from openapi_tool.protocol import errors
+from openapi_tool.protocol.errors import ToolError
 from openapi_tool.settings import Settings
 from tests.promises import requirement
 
@@ -121,3 +124,11 @@ def test_the_sample_shows_every_setting_with_its_default() -> None:
         if default is not None and path not in ("postgres.dsn", "tools.jina.envs", "tools.jina.services"):
             assert sample == default, path
     Settings.model_validate(shown)
+
+
+def test_every_error_code_and_parameter_is_documented() -> None:
+    text = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
+    codes = {kind.code for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ToolError)}
+    assert [code for code in sorted(codes) if f"`{code}`" not in text] == []
+    names = {parameter.name for parameter in (*SEARCH, *READER) if not parameter.name.startswith("markdown.")}
+    assert [name for name in sorted(names) if f"`{name}`" not in text] == []
