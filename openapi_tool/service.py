@@ -1,4 +1,4 @@
-"""The composition root: builds the parts from settings, starts, drains and stops them."""
+"""The composition root: builds the parts, starts, drains and stops them."""
 
 from __future__ import annotations
 
@@ -6,34 +6,30 @@ import asyncio
 import logging
 import os
 import signal
-import ssl
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, wait_exponential_jitter
 
 from openapi_tool import __version__
-from openapi_tool.bus.connection import connected
+from openapi_tool.bus.connection import Client, connected
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.doorbell import Doorbell
-from openapi_tool.bus.streams import DurableOptions
+from openapi_tool.bus.shared import shared_session_key
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
-from openapi_tool.executor.time_limit import TimeLimits
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.egress import EgressTransport, tls_context
+from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.tools import JinaTools
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
-from openapi_tool.kernel.store import KernelStore, PoolOptions
+from openapi_tool.kernel.store import KernelStore
+from openapi_tool.prepared import NAME, Prepared, prepare
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.subject import command_filter
-from openapi_tool.settings import Settings, SettingsError
+from openapi_tool.settings import Settings
 from openapi_tool.telemetry.logs import configure_logging
-from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.telemetry.traces import WireTracer
-from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
-from openapi_tool.tools.secrets import Secrets
+from openapi_tool.tools.session import SessionScope
 
 try:
     import uvloop
@@ -49,127 +45,114 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-NAME = "openapi-tool"
-
 
 def run(settings: Settings, environment: Mapping[str, str], resolver: Resolver | None = None) -> None:
     """Serve until SIGTERM or SIGINT.
 
     `resolver` says where the upstream's hosts are; only the embedded stack passes one. Raises
-    SettingsError when a setting can only be judged by trying it.
+    SettingsError before any connection is made.
     """
-    secrets = Secrets(environment, _allowed_variables(settings))
-    redactor = Redactor([*secrets.values(), *settings.confidential()])
-    configure_logging(settings.telemetry.log_level, settings.telemetry.log_format, redactor)
-    tls = _tls(settings, environment)
+    prepared = prepare(settings, environment)
+    configure_logging(settings.telemetry.log_level, settings.telemetry.log_format, prepared.redactor)
+    _log_configuration(prepared)
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-        runner.run(_serve(settings, secrets, redactor, AiohttpTransport(tls, settings.egress.connections, resolver)))
+        runner.run(_serve(prepared, resolver))
 
 
-async def _serve(settings: Settings, secrets: Secrets, redactor: Redactor, transport: AiohttpTransport) -> None:
+async def _serve(prepared: Prepared, resolver: Resolver | None) -> None:
     stop = _stop_on_signals()
     async with AsyncExitStack() as stack:
-        consumer = await _unless_stopped(stop, _build(stack, settings, secrets, redactor, transport))
+        consumer = await _unless_stopped(stop, assemble(stack, prepared, resolver))
         if consumer is None:
             return
         consumer.start()
-        _log_start(settings, secrets)
+        log.info("serving", extra={"action": "service.started", "durable": prepared.durable.name})
         try:
             await _unless_stopped(stop, consumer.failed())
         finally:
-            await consumer.stop(settings.executor.drain_s)
+            await consumer.stop(prepared.settings.executor.drain_s)
     log.info("stopped", extra={"action": "service.stopped"})
 
 
-async def _build(
-    stack: AsyncExitStack, settings: Settings, secrets: Secrets, redactor: Redactor, transport: AiohttpTransport
-) -> CommandConsumer:
-    """Connect everything, in an order that is undone backwards."""
-    kernel = await _connect_kernel(settings)
+async def assemble(stack: AsyncExitStack, prepared: Prepared, resolver: Resolver | None) -> CommandConsumer:
+    """Connect everything, in an order that `stack` undoes backwards; the consumer is not yet started."""
+    settings = prepared.settings
+    kernel = await _until_available(lambda: KernelStore.open(prepared.pool))
     stack.push_async_callback(kernel.aclose)
-    client = await stack.enter_async_context(connected(settings.nats.servers, NAME))
+    client = await stack.enter_async_context(connected(prepared.bus))
+    transport = AiohttpTransport(prepared.upstream_tls, settings.egress.connections, resolver)
     jina = JinaClient(EgressTransport(transport), settings.egress.max_response_bytes)
     stack.push_async_callback(jina.aclose)
-    tracer = _tracer(settings, redactor)
+    tracer = _tracer(prepared)
     stack.callback(tracer.shutdown)
     pipeline = Pipeline(
-        _pipeline_options(settings, secrets, redactor),
+        _pipeline_options(prepared, SessionScope(await _session_key(settings, client))),
         kernel,
         JinaTools(jina),
         Doorbell(client, settings.protocol.version, NAME),
         tracer,
     )
-    options = ConsumerOptions(_durable_options(settings), settings.executor.concurrency)
+    options = ConsumerOptions(prepared.durable, settings.executor.concurrency)
     return CommandConsumer(client, options, DeadLetters(client), pipeline.handle)
 
 
-def _log_start(settings: Settings, secrets: Secrets) -> None:
-    for variable in secrets.missing():
+def _log_configuration(prepared: Prepared) -> None:
+    """The banner: what is in effect, credentials masked, keys by name and whether they are set."""
+    settings, missing = prepared.settings, prepared.secrets.missing()
+    keys = {variable: "missing" if variable in missing else "set" for variable in sorted(prepared.secrets.allowed)}
+    log.info(
+        "openapi-tool %s",
+        __version__,
+        extra={"action": "service.configured", "settings": settings.shown(), "keys": keys},
+    )
+    for variable in missing:
         log.warning(
             "%s is not set: calls of tools that need it will fail", variable, extra={"action": "secret.missing"}
         )
-    log.info("serving", extra={"action": "service.started", "version": __version__, "durable": settings.durable})
+    if settings.executor.concurrency == 1:
+        log.warning(
+            "executor.concurrency is 1: every call waits for the one before it", extra={"action": "concurrency.low"}
+        )
 
 
-def _pipeline_options(settings: Settings, secrets: Secrets, redactor: Redactor) -> PipelineOptions:
-    executor = settings.executor
+def _pipeline_options(prepared: Prepared, scope: SessionScope) -> PipelineOptions:
+    settings = prepared.settings
     return PipelineOptions(
         actor_id=settings.protocol.actor_id,
-        limits=TimeLimits(executor.worker_default_s, executor.margin_s, settings.tools.max_timeout_ms / 1000),
+        limits=prepared.limits,
         service_envs=settings.tools.jina.envs_of(settings.protocol.target),
-        secret=secrets,
-        redact=redactor.value,
-        retry_delay_s=executor.retry_delay_s,
+        secret=prepared.secrets,
+        scope=scope,
+        redact=prepared.redactor.value,
+        retry_delay_s=settings.executor.retry_delay_s,
     )
 
 
-def _durable_options(settings: Settings) -> DurableOptions:
-    protocol = settings.protocol
-    return DurableOptions(
-        version=protocol.version,
-        name=settings.durable,
-        filter_subject=command_filter(protocol.version, protocol.project, protocol.channel, protocol.target),
-        ack_wait_s=settings.nats.ack_wait_s,
-        max_ack_pending=settings.nats.max_ack_pending,
-    )
+async def _session_key(settings: Settings, client: Client) -> bytes:
+    if settings.session.key is not None:
+        return settings.session.key.get_secret_value().encode()
+    return await _until_available(lambda: shared_session_key(client))
 
 
-def _allowed_variables(settings: Settings) -> set[str]:
-    service_envs = settings.tools.jina.envs_of(settings.protocol.target)
-    return {DEFAULT_AUTH_ENV, *settings.secrets.allowed_env, *service_envs.values()}
-
-
-def _tls(settings: Settings, environment: Mapping[str, str]) -> ssl.SSLContext:
-    ca_file = settings.egress.ca_file or environment.get("SSL_CERT_FILE")
-    try:
-        return tls_context(str(ca_file) if ca_file else None)
-    except (OSError, ssl.SSLError) as error:
-        raise SettingsError([f"egress.ca_file or SSL_CERT_FILE: {ca_file}: {error}"]) from None
-
-
-async def _connect_kernel(settings: Settings) -> KernelStore:
-    """Connect to PostgreSQL, however long it takes to come up."""
-    postgres = settings.postgres
-    options = PoolOptions(
-        postgres.dsn.get_secret_value(), postgres.pool_size, postgres.timeout_s, postgres.prepared_statements
-    )
-    async for attempt in AsyncRetrying(
+async def _until_available(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Try for however long a part of the kernel takes to come up."""
+    async for trial in AsyncRetrying(
         retry=retry_if_exception_type(Unavailable),
         wait=wait_exponential_jitter(initial=0.2, max=5),
         before_sleep=before_sleep_log(log, logging.WARNING),
     ):
-        with attempt:
-            return await KernelStore.open(options)
+        with trial:
+            return await attempt()
     raise AssertionError("retrying never ends without a result")
 
 
-def _tracer(settings: Settings, redactor: Redactor) -> WireTracer | ExportingTracer:
-    endpoint = settings.telemetry.otlp_endpoint
+def _tracer(prepared: Prepared) -> WireTracer | ExportingTracer:
+    endpoint = prepared.settings.telemetry.otlp_endpoint
     if endpoint is None:
         return WireTracer()
     from openapi_tool.telemetry.otlp import open_tracer  # noqa: PLC0415 - 30 MB that few deployments need
 
-    return open_tracer(endpoint, redactor)
+    return open_tracer(endpoint, prepared.redactor)
 
 
 def _stop_on_signals() -> asyncio.Event:

@@ -14,7 +14,7 @@ Test = TypeVar("Test", bound=Callable[..., object])
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """`source` is a section of the protocol, the tool design or the API facts; `text` one sentence."""
+    """`source` is a section of the protocol, of the tool design, of the API facts, or our own `design`."""
 
     id: str
     source: str
@@ -27,164 +27,69 @@ def requirement(*ids: str) -> Callable[[Test], Test]:
     return lambda test: test
 
 
+# fmt: off
 PROMISES = (
-    Promise(
-        "subject.grammar", "protocol 1", "A command's subject has at least eight tokens and its suffix may hold dots."
-    ),
-    Promise(
-        "subject.stream",
-        "protocol 1",
-        "A command stream is made only where none captures our subjects, in the kernel's shape.",
-    ),
-    Promise(
-        "subject.durable", "protocol 1", "The durable is shared by all replicas and held to our settings explicitly."
-    ),
+    Promise("subject.grammar", "protocol 1", "A command's subject has at least eight tokens and its suffix may hold dots."),
+    Promise("subject.stream", "protocol 1", "A command stream is made only where none captures our subjects, in the kernel's shape."),
+    Promise("subject.durable", "protocol 1", "The durable is shared by all replicas and held to our settings explicitly."),
     Promise("command.body", "protocol 2", "The body's required fields are checked, unknown ones ignored."),
-    Promise(
-        "command.forbidden",
-        "protocol 2",
-        "Inline data and control fields in the body are violations that are answered.",
-    ),
-    Promise(
-        "identity.headers",
-        "protocol 2",
-        "Identity comes from headers and subject only, and every malformed header is named.",
-    ),
-    Promise(
-        "identity.recovery", "protocol 2", "What headers lack is taken from the tool.call card, never from the body."
-    ),
-    Promise(
-        "identity.unanswerable", "protocol 2", "A command without agent, turn or tool call id is dead-lettered at once."
-    ),
-    Promise(
-        "identity.spelling", "protocol 2", "Headers are read in any case and written in the kernel's exact spelling."
-    ),
-    Promise(
-        "card.read",
-        "protocol 3",
-        "A call card that is missing, of another type, class, project or call is a typed failure.",
-    ),
+    Promise("command.forbidden", "protocol 2", "Inline data and control fields in the body are violations that are answered."),
+    Promise("identity.headers", "protocol 2", "Identity comes from headers and subject only, and every malformed header is named."),
+    Promise("identity.recovery", "protocol 2", "What headers lack is taken from the tool.call card, never from the body."),
+    Promise("identity.unanswerable", "protocol 2", "A command without agent, turn or tool call id is dead-lettered at once."),
+    Promise("identity.spelling", "protocol 2", "Headers are read in any case and written in the kernel's exact spelling."),
+    Promise("card.read", "protocol 3", "A call card that is missing, of another type, class, project or call is a typed failure."),
     Promise("card.raw", "protocol 3", "Arguments that were no JSON object are refused with a message that says so."),
-    Promise(
-        "card.result",
-        "protocol 3",
-        "A result card holds exactly the fields that readers accept, with the lineage copied verbatim.",
-    ),
+    Promise("card.result", "protocol 3", "A result card holds exactly the fields that readers accept, with the lineage copied verbatim."),
     Promise("card.storable", "protocol 10", "No upstream text can make jsonb refuse the result card."),
     Promise("tool.unknown", "protocol 4", "A tool that the project does not have is answered with not_found."),
     Promise("tool.after_execution", "protocol 4", "The definition's after_execution wins over the command's."),
     Promise("options.order", "protocol 5", "Arguments are prepared in the protocol's order."),
-    Promise(
-        "options.defaults", "protocol 5", "A default applies only where the model gave nothing; null counts as given."
-    ),
+    Promise("options.defaults", "protocol 5", "A default applies only where the model gave nothing; null counts as given."),
     Promise("options.fixed", "protocol 5", "A fixed argument always overwrites, whatever name the model finds for it."),
-    Promise(
-        "options.envs",
-        "protocol 5",
-        "An envs argument is read from the environment and travels in a body, never in a URL.",
-    ),
+    Promise("options.envs", "protocol 5", "An envs argument is read from the environment and travels in a body, never in a URL."),
     Promise("options.api_key", "protocol 5", "An envs argument api_key is the bearer key and falls back to auth_env."),
     Promise("options.allowed_env", "protocol 5", "A definition may name only variables that the operator allows."),
     Promise("options.service_envs", "protocol 5", "The service's own envs win over the definition's."),
-    Promise(
-        "options.templates",
-        "protocol 5",
-        "Templates hold only known ids, are rendered in one pass, and never in the model's values.",
-    ),
+    Promise("options.templates", "protocol 5", "Templates hold only known ids, are rendered in one pass, and never in the model's values."),
     Promise("options.worker_left", "protocol 5", "What the worker has already applied gives the same arguments."),
     Promise("options.identity", "protocol 5", "Identity arguments never go upstream."),
-    Promise(
-        "options.jina",
-        "protocol 5",
-        "options.jina and its legacy spelling decide host, form and key, and nothing but the two hosts.",
-    ),
+    Promise("options.jina", "protocol 5", "options.jina and its legacy spelling decide host, form and key, and nothing but the two hosts."),
     Promise("options.schema", "tool-design 2", "All problems of a call's arguments are named in one answer."),
-    Promise(
-        "options.result_format",
-        "tool-design 3",
-        "A result is the text itself, or one object where the definition says so.",
-    ),
-    Promise(
-        "answer.example", "protocol 9", "The recorded example calls are answered with the same rows, card and doorbell."
-    ),
+    Promise("options.result_format", "tool-design 3", "A result is the text itself, or one object where the definition says so."),
+    Promise("answer.example", "protocol 9", "The recorded example calls are answered with the same rows, card and doorbell."),
     Promise("answer.atomic", "protocol 6", "Card, inbox row and edge are written together or not at all."),
     Promise("answer.precheck", "protocol 6", "A report that would be refused is refused before anything is billed."),
-    Promise(
-        "answer.trace",
-        "protocol 6",
-        "The report is a child span in the waiting turn's trace; a foreign trace becomes a link.",
-    ),
-    Promise(
-        "answer.earlier",
-        "protocol 6",
-        "An earlier result short-circuits: ours is rung or reported again, another's is left alone.",
-    ),
-    Promise(
-        "answer.doorbell",
-        "protocol 6",
-        "The doorbell goes to the roster's worker with the kernel's headers; failing, it undoes nothing.",
-    ),
+    Promise("answer.trace", "protocol 6", "The report is a child span in the waiting turn's trace; a foreign trace becomes a link."),
+    Promise("answer.earlier", "protocol 6", "An earlier result short-circuits: ours is rung or reported again, another's is left alone."),
+    Promise("answer.doorbell", "protocol 6", "The doorbell goes to the roster's worker with the kernel's headers; failing, it undoes nothing."),
     Promise("answer.database_clock", "protocol 6", "next_retry_at is the database's clock."),
-    Promise(
-        "answer.time",
-        "protocol 7",
-        "Past the worker's patience the answer is a timeout, and nothing is begun that cannot end in time.",
-    ),
+    Promise("answer.time", "protocol 7", "Past the worker's patience the answer is a timeout, and nothing is begun that cannot end in time."),
     Promise("answer.errors", "protocol 8", "A failure is a typed error whose message says what to do instead."),
-    Promise(
-        "content.search",
-        "tool-design 3",
-        "A search is numbered results with title, url, date and snippet; none found is a success.",
-    ),
+    Promise("content.search", "tool-design 3", "A search is numbered results with title, url, date and snippet; none found is a success."),
     Promise("content.reader", "tool-design 3", "A page is title, url, published time, warnings and body."),
-    Promise(
-        "content.untrusted",
-        "tool-design 3",
-        "Web text is framed as untrusted and look-alikes of the frame are defused.",
-    ),
-    Promise(
-        "upstream.request",
-        "jina-api 0-2",
-        "Requests are POSTs with a JSON body and Accept application/json exactly; GET definitions keep their form.",
-    ),
-    Promise(
-        "upstream.parameters",
-        "jina-api 6.3",
-        "Only known parameters are sent, the model sets only its own, refused ones are refused.",
-    ),
-    Promise(
-        "upstream.errors", "jina-api 4", "Every refusal of the upstream is a typed error with a sentence for the model."
-    ),
-    Promise(
-        "upstream.shapes", "jina-api 3", "HTML, invalid JSON, wrong shapes and errors inside a 200 are typed errors."
-    ),
+    Promise("content.untrusted", "tool-design 3", "Web text is framed as untrusted and look-alikes of the frame are defused."),
+    Promise("upstream.request", "jina-api 0-2", "Requests are POSTs with a JSON body and Accept application/json exactly; GET definitions keep their form."),
+    Promise("upstream.parameters", "jina-api 6.3", "Only known parameters are sent, the model sets only its own, refused ones are refused."),
+    Promise("upstream.errors", "jina-api 4", "Every refusal of the upstream is a typed error with a sentence for the model."),
+    Promise("upstream.shapes", "jina-api 3", "HTML, invalid JSON, wrong shapes and errors inside a 200 are typed errors."),
     Promise("upstream.size", "protocol 10", "An answer over the size limit is response_too_large."),
-    Promise(
-        "egress.hosts",
-        "architecture",
-        "Only https on 443 of the two hosts leaves, with allow-listed headers, without redirects or proxies.",
-    ),
-    Promise("egress.tls", "issue", "Certificates are verified; SSL_CERT_FILE adds a CA."),
-    Promise("egress.local", "issue", "Only the embedded stack can point connects at loopback."),
-    Promise(
-        "secrets.output", "protocol 10", "No key shows in a log, card or inbox row, even if the upstream echoes it."
-    ),
-    Promise(
-        "run.concurrency", "issue", "Calls run side by side up to the limit, room is taken before a message is fetched."
-    ),
+    Promise("egress.hosts", "design", "Only https on 443 of the two hosts leaves, with allow-listed headers, without redirects or proxies."),
+    Promise("egress.tls", "design", "Certificates are verified; SSL_CERT_FILE adds a CA."),
+    Promise("egress.local", "design", "Only the embedded stack can point connects at loopback."),
+    Promise("secrets.output", "protocol 10", "No key shows in a log, card or inbox row, even if the upstream echoes it."),
+    Promise("run.concurrency", "design", "Calls run side by side up to the limit, room is taken before a message is fetched."),
     Promise("run.single", "protocol 10", "A single call never waits for a batch to fill."),
-    Promise("run.replicas", "issue", "Two replicas on one durable share the load and answer each call once."),
+    Promise("run.replicas", "design", "Two replicas on one durable share the load and answer each call once."),
     Promise("run.heartbeat", "protocol 10", "A call longer than AckWait is not delivered again while it runs."),
     Promise("run.stop", "protocol 10", "SIGTERM finishes running calls and exits with 0."),
-    Promise("settings.sources", "issue", "Defaults, file, environment and flags override each other in this order."),
-    Promise("settings.errors", "issue", "A wrong configuration is named in full, without values, with exit code 2."),
-    Promise(
-        "local.stack", "issue", "The embedded stack stops without leaving a process or a file, even after a crash."
-    ),
-    Promise(
-        "local.double",
-        "issue",
-        "The double checks host, key, Accept and body, and never answers an unknown request with a page.",
-    ),
-    Promise("local.demo", "issue", "The demo shows one call of each tool and exits with 0 only if both succeeded."),
+    Promise("settings.sources", "design", "Defaults, file, environment and flags override each other in this order."),
+    Promise("settings.errors", "design", "A wrong configuration is named in full, without values, with exit code 2."),
+    Promise("settings.kernel_file", "design", "The kernel's own config.toml is a source below ours; its other keys are left alone."),
+    Promise("settings.banner", "design", "At the start the effective configuration is shown, credentials masked, keys by name."),
+    Promise("settings.reference", "design", "Sample, reference, help and models of the settings agree."),
+    Promise("local.stack", "design", "The embedded stack stops without leaving a process or a file, even after a crash."),
+    Promise("local.double", "design", "The double checks host, key, Accept and body, and never answers an unknown request with a page."),
+    Promise("local.demo", "design", "The demo shows one call of each tool and exits with 0 only if both succeeded."),
 )
+# fmt: on

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+import ssl
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import nats
 import nats.errors
 from nats.aio.client import Client
 
 from openapi_tool.protocol.errors import Unavailable
+
+__all__ = ["BusOptions", "Client", "connected"]
 
 log = logging.getLogger(__name__)
 
@@ -19,21 +23,32 @@ _RECONNECT_WAIT_S = 0.5
 _PING_S = 10
 
 
+@dataclass(frozen=True, slots=True)
+class BusOptions:
+    """Where the servers are and how to authenticate; `login` holds the client library's own options."""
+
+    servers: Sequence[str]
+    name: str
+    tls: ssl.SSLContext | None = None
+    login: Mapping[str, str] = field(default_factory=dict)
+
+
 @asynccontextmanager
-async def connected(servers: Sequence[str], name: str) -> AsyncIterator[Client]:
+async def connected(options: BusOptions) -> AsyncIterator[Client]:
     """A connection that outlives any outage, the one at the start included."""
-    client = await _connect(servers, name)
+    client = await _connect(options)
     try:
         yield client
     finally:
         await client.close()
 
 
-async def _connect(servers: Sequence[str], name: str) -> Client:
+async def _connect(options: BusOptions) -> Client:
     try:
         return await nats.connect(
-            servers=list(servers),
-            name=name,
+            servers=list(options.servers),
+            name=options.name,
+            tls=options.tls,
             connect_timeout=_CONNECT_TIMEOUT_S,
             allow_reconnect=True,
             max_reconnect_attempts=-1,
@@ -42,6 +57,7 @@ async def _connect(servers: Sequence[str], name: str) -> Client:
             error_cb=_log_error,
             disconnected_cb=_log_disconnect,
             reconnected_cb=_log_reconnect,
+            **options.login,
         )
     except (nats.errors.Error, OSError, TimeoutError) as error:
         raise Unavailable(f"NATS: {type(error).__name__}: {error}") from error

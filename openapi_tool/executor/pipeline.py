@@ -32,6 +32,7 @@ from openapi_tool.protocol.settlement import Acknowledge, DeadLetter, Settlement
 from openapi_tool.tools.arguments import SecretSource, prepare_arguments
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_after_execution
 from openapi_tool.tools.result import ResultFields, ToolOutput, failure, success
+from openapi_tool.tools.session import SessionScope
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +41,15 @@ log = logging.getLogger(__name__)
 class PipelineOptions:
     """Who answers, within what limits, with which service-side `envs`, and when to try again (seconds).
 
-    `secret` reads a variable, `redact` takes every secret out of a JSON-like value.
+    `secret` reads a variable, `scope` derives session identities, `redact` takes every secret out of a
+    JSON-like value.
     """
 
     actor_id: str
     limits: TimeLimits
     service_envs: Mapping[str, str]
     secret: SecretSource
+    scope: SessionScope
     redact: Callable[[Any], Any]
     retry_delay_s: float
 
@@ -88,6 +91,12 @@ class Pipeline:
                 "a part of the kernel is away; the command is tried again: %s",
                 outage,
                 extra={"action": "call.postponed", "stream_sequence": delivery.stream_sequence},
+            )
+            return TryAgain(self._options.retry_delay_s)
+        except Exception:
+            log.exception(
+                "a defect kept this command from being answered; it is tried again",
+                extra={"action": "call.broken", "stream_sequence": delivery.stream_sequence},
             )
             return TryAgain(self._options.retry_delay_s)
 
@@ -136,7 +145,10 @@ class Pipeline:
     async def _run(self, call: _Call, definition: ToolDefinition) -> ToolOutput:
         tool_call = read_tool_call(call.records.card, call.identity.tool_call_id)
         options = self._options
-        arguments = prepare_arguments(definition, tool_call, call.identity, options.service_envs, options.secret)
+        arguments = prepare_arguments(
+            definition, tool_call, call.identity, options.service_envs, options.secret, options.scope
+        )
+        log.debug("running", extra={"action": "call.running", "session": arguments.session} | ids(call.identity))
         deadline = options.limits.deadline(call.delivery.published_at, definition.suspend_timeout_s)
         return await self._tools.run(definition, arguments, deadline)
 

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-LOAD = """
+from openapi_tool.protocol.cards import MAX_CONTENT_BYTES
+
+# A card's content is measured as it is stored before it is measured as text, which costs.
+_CALL_CARD = f"""
+    select
+        card_id, tool_call_id, metadata, fits.fits,
+        case when fits.fits then content end as content
+    from cards
+    cross join lateral (
+        select pg_column_size(content) <= {MAX_CONTENT_BYTES // 16}
+            or octet_length(content::text) <= {MAX_CONTENT_BYTES} as fits
+    ) as fits
+"""  # noqa: S608 - constants only
+
+LOAD = f"""
 select
     c.card_id as call_card_id, c.tool_call_id as call_tool_call_id, c.content as call_content,
-    c.metadata as call_metadata,
+    c.metadata as call_metadata, c.fits as call_fits,
     t.tool_name, t.after_execution, t.parameters, t.options,
     a.worker_target,
     coalesce(anchor.inbox_id, turn.inbox_id) as target_inbox_id,
@@ -20,10 +34,10 @@ select
     reported.context_headers as report_headers
 from (select 1) as one
 left join lateral (
-    select card_id, tool_call_id, content, metadata from cards
+    {_CALL_CARD}
     where card_id = $2 and tenant_id = $1 and deleted_at is null
     union all
-    select card_id, tool_call_id, content, metadata from cards
+    {_CALL_CARD}
     where $2::text is null and tool_call_id = $3 and tenant_id = $1 and deleted_at is null
         and metadata ->> 'type' = 'tool.call'
     limit 1
@@ -69,7 +83,7 @@ left join lateral (
     where project_id = $1 and message_type = 'tool_result'
         and md5(correlation_id) = md5(k.tool_call_id) and correlation_id = k.tool_call_id
 ) as reported on true
-"""
+"""  # noqa: S608 - constants only
 
 _REPORT = """
 inbox as (

@@ -156,7 +156,11 @@ def _encode_jsonb(value: object) -> bytes:
 
 
 def _decode_jsonb(data: bytes) -> Any:
-    return loads(data[1:])
+    """The value; None for one that jsonb holds but no parser takes (nested too deeply, absurd numbers)."""
+    try:
+        return loads(data[1:])
+    except ValueError:
+        return None
 
 
 def _records(row: Mapping[str, Any]) -> CallRecords:
@@ -179,6 +183,7 @@ def _card(row: Mapping[str, Any]) -> CardRecord | None:
         tool_call_id=row["call_tool_call_id"],
         content=row["call_content"],
         metadata=metadata if isinstance(metadata, dict) else {},
+        oversized=row["call_fits"] is False,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -17,6 +17,9 @@ from openapi_tool.protocol.records import CardRecord
 TOOL_CALL = "tool.call"
 TOOL_RESULT = "tool.result"
 LINEAGE = ("step_id", "trace_id", "parent_step_id")
+MAX_CONTENT_BYTES = 256 * 1024
+MAX_ARGUMENTS = 1_000
+MAX_ARGUMENT_DEPTH = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ def read_tool_call(card: CardRecord | None, tool_call_id: str) -> ToolCall:
     content, metadata = card.content, card.metadata
     if metadata.get("type") != TOOL_CALL:
         raise BadRequest("tool_call_card_id points at a card whose type is not tool.call.")
+    if card.oversized:
+        raise BadRequest(f"The tool call is larger than {MAX_CONTENT_BYTES:,} bytes; call again with less.")
     if not isinstance(content, dict) or content.get("__type__") != "ToolCallContent":
         raise BadRequest("The tool.call card does not hold ToolCallContent.")
     if card.tool_call_id and card.tool_call_id != tool_call_id:
@@ -108,7 +113,28 @@ def _arguments(arguments: object) -> Mapping[str, Any]:
         raise BadRequest("The tool call's arguments must be a JSON object.")
     if arguments.keys() == {"_raw"}:
         raise BadRequest("The tool call's arguments were not a JSON object; send them again as one valid JSON object.")
+    _check_shape(arguments)
     return arguments
+
+
+def _check_shape(arguments: Mapping[str, Any]) -> None:
+    """Arguments that nobody sends on purpose end here, before anything walks through them."""
+    level: list[Any] = [arguments]
+    seen = 0
+    for _ in range(MAX_ARGUMENT_DEPTH):
+        level = [item for value in level for item in _members(value)]
+        seen += len(level)
+        if not level:
+            return
+        if seen > MAX_ARGUMENTS:
+            raise BadRequest(f"The tool call has more than {MAX_ARGUMENTS:,} values; call again with fewer.")
+    raise BadRequest(f"The tool call's arguments are nested deeper than {MAX_ARGUMENT_DEPTH} levels; flatten them.")
+
+
+def _members(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def result_card(

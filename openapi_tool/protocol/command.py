@@ -14,6 +14,9 @@ from openapi_tool.protocol.subject import parse_command_subject
 
 AfterExecution = Literal["suspend", "terminate"]
 AFTER_EXECUTION = ("suspend", "terminate")
+MAX_BODY_BYTES = 64 * 1024
+HEARTBEAT_NAMES = frozenset({"skills.task_watch", "skills.job_watch"})
+"""Function names that a worker takes for heartbeats; no result may carry one (section 3)."""
 
 INLINE_DATA = frozenset({"args", "arguments", "result"})
 CONTROL_FIELDS = frozenset(
@@ -68,7 +71,8 @@ class Command:
     @property
     def function_name(self) -> str:
         """The name under which the call is answered: the tool's, else the subject's suffix."""
-        return self.tool_name or self.suffix
+        name = self.tool_name or self.suffix
+        return f"tool.{name}" if name in HEARTBEAT_NAMES else name
 
 
 def decode_command(delivery: Delivery) -> Command:
@@ -89,6 +93,8 @@ def decode_command(delivery: Delivery) -> Command:
 
 
 def _read_body(data: bytes) -> tuple[dict[str, object], list[str]]:
+    if len(data) > MAX_BODY_BYTES:
+        return {}, [f"the body is larger than {MAX_BODY_BYTES:,} bytes"]
     try:
         body = loads(data)
     except ValueError:
@@ -100,6 +106,8 @@ def _read_body(data: bytes) -> tuple[dict[str, object], list[str]]:
 
 def _body_problems(body: dict[str, object]) -> list[str]:
     problems = [f"body field {name} must be a non-empty string" for name in _missing_text(body)]
+    if _text(body.get("tool_name")) in HEARTBEAT_NAMES:
+        problems.append("body field tool_name is a name that workers take for heartbeats")
     if body.get("after_execution") not in AFTER_EXECUTION:
         problems.append("body field after_execution must be 'suspend' or 'terminate'")
     inline = sorted(INLINE_DATA & body.keys())

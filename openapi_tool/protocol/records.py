@@ -24,12 +24,13 @@ class CallKey:
 
 @dataclass(frozen=True, slots=True)
 class CardRecord:
-    """A live card of the project, whatever its type."""
+    """A live card of the project, whatever its type; the content of an `oversized` one is not read."""
 
     card_id: str
     tool_call_id: str | None
     content: Any
     metadata: Mapping[str, Any]
+    oversized: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,11 @@ from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.schema import schema_problems, visible_schema
 from openapi_tool.tools.secrets import MissingVariable
+from openapi_tool.tools.session import SessionScope
 from openapi_tool.tools.template import placeholder_values, render_default, render_fixed
 
 API_KEY = "api_key"
+_SESSION = "sessionid"
 
 IDENTITY_ARGUMENTS = frozenset(
     name.replace("_", "")
@@ -50,13 +52,14 @@ class Arguments:
 
     `values` are ordered by weight: defaults, then the model's, then fixed. `by_model` names the
     arguments that the model itself gave; `secrets` are the values of `envs` arguments (without
-    `api_key`), `api_key` is the bearer key.
+    `api_key`), `api_key` is the bearer key; `session` is the execution identity behind `session_id`.
     """
 
     values: Mapping[str, Any]
     by_model: frozenset[str]
     secrets: Mapping[str, SecretStr]
     api_key: SecretStr
+    session: str
 
 
 SecretSource = Callable[[str], SecretStr]
@@ -74,6 +77,7 @@ def prepare_arguments(
     identity: CallIdentity,
     service_envs: Mapping[str, str],
     secret: SecretSource,
+    scope: SessionScope,
 ) -> Arguments:
     """Apply the definition to the model's arguments.
 
@@ -92,13 +96,20 @@ def prepare_arguments(
     }
     _validate(definition, defaults | given, frozenset(given), hidden)
     fixed = {name: render_fixed(name, template, call, ids) for name, template in definition.fixed.items()}
-    values = {name: value for name, value in (defaults | given | fixed).items() if not is_identity(name)}
+    prepared: dict[str, Any] = defaults | given | fixed
+    values = {name: value for name, value in prepared.items() if not is_identity(name)}
     return Arguments(
         values=values,
         by_model=frozenset(given) & values.keys(),
         secrets={name: secret(variable) for name, variable in envs.items() if name != API_KEY},
         api_key=_api_key(envs, definition, secret),
+        session=scope.identity(identity.project_id, identity.agent_id, _alias(prepared)),
     )
+
+
+def _alias(prepared: dict[str, Any]) -> Any:
+    """The session's alias: the weightiest `session_id`, in whatever spelling."""
+    return next((prepared[name] for name in reversed(prepared) if fold(name) == _SESSION), None)
 
 
 def is_identity(name: str) -> bool:

@@ -6,8 +6,20 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError, load_settings
+from openapi_tool import service
+from openapi_tool.cli import app
+from openapi_tool.settings import (
+    CONFIG_VARIABLE,
+    KERNEL_CONFIG_VARIABLE,
+    PREFIX,
+    SHORT_NAMES,
+    Settings,
+    SettingsError,
+    load_settings,
+)
 from tests.promises import requirement
 
 FILE = """
@@ -26,8 +38,9 @@ envs = { other = "FILE_OTHER" }
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith("OPENAPI_TOOL") or name in ("PG_DSN", "NATS_SERVERS", "SSL_CERT_FILE"):
+        if name.startswith(("OPENAPI_TOOL", "CG_")) or name in ("NATS_SERVERS", "SSL_CERT_FILE"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("PG_DSN", "postgresql://db/kernel")
 
 
 @pytest.fixture
@@ -107,7 +120,7 @@ def test_settings_never_show_the_database_password(monkeypatch: pytest.MonkeyPat
 
 @requirement("egress.local")
 def test_no_setting_and_no_other_room_can_point_connects_elsewhere() -> None:
-    package = Path(sys.modules[Settings.__module__].__file__ or "").parent
+    package = Path(service.__file__).parent
     users = [
         path.relative_to(package).parts[0]
         for path in package.rglob("*.py")
@@ -117,24 +130,161 @@ def test_no_setting_and_no_other_room_can_point_connects_elsewhere() -> None:
     assert not any(word in str(Settings.model_json_schema()).lower() for word in ("resolver", "loopback", "base_url"))
 
 
-@pytest.mark.parametrize(
-    ("environment", "says"),
-    [
-        ({"OPENAPI_TOOL__EXECUTOR__CONCURRENCY": "many"}, "executor.concurrency"),
-        ({"OPENAPI_TOOL_CONFIG": "/nowhere.toml"}, "/nowhere.toml"),
-        ({"SSL_CERT_FILE": "/nowhere.pem"}, "SSL_CERT_FILE"),
-    ],
-)
+BROKEN: list[tuple[dict[str, str], str]] = [
+    ({"OPENAPI_TOOL__EXECUTOR__CONCURRENCY": "many"}, "executor.concurrency"),
+    ({"OPENAPI_TOOL__EXECUTOR__CONCURRENCY": "0"}, "executor.concurrency"),
+    ({"OPENAPI_TOOL__EXECUTOR__CONCURENCY": "8"}, "executor.concurency: is no setting; did you mean 'concurrency'?"),
+    ({"OPENAPI_TOOL__EXECUTER__CONCURRENCY": "8"}, "did you mean 'executor'?"),
+    ({"OPENAPI_TOOL__EXECUTOR__MARGIN_S": "30"}, "executor: margin_s must be less than worker_default_s"),
+    ({"OPENAPI_TOOL__EXECUTOR__DRAIN_S": "-1"}, "executor.drain_s"),
+    ({"OPENAPI_TOOL_CONFIG": "/nowhere.toml"}, "OPENAPI_TOOL_CONFIG=/nowhere.toml"),
+    ({"CG_CONFIG_TOML": "/nowhere.toml"}, "CG_CONFIG_TOML=/nowhere.toml"),
+    ({"SSL_CERT_FILE": "/nowhere.pem"}, "SSL_CERT_FILE"),
+    ({"SSL_CERT_FILE": __file__}, "SSL_CERT_FILE"),
+    ({"OPENAPI_TOOL__EGRESS__CA_FILE": "/nowhere.pem"}, "egress.ca_file"),
+    ({"PG_DSN": ""}, "postgres: is missing; set PG_DSN"),
+    ({"PG_DSN": "mysql://u:the-password@db"}, "postgres.dsn"),
+    ({"PG_DSN": "the-password"}, "postgres.dsn"),
+    ({"NATS_SERVERS": "http://bus:the-password@x"}, "nats.servers"),
+    ({"NATS_SERVERS": ","}, "nats.servers"),
+    ({"OPENAPI_TOOL__NATS__CERT_FILE": __file__}, "nats: cert_file and key_file go together"),
+    (
+        {
+            "OPENAPI_TOOL__NATS__CERT_FILE": __file__,
+            "OPENAPI_TOOL__NATS__KEY_FILE": __file__,
+            "OPENAPI_TOOL__NATS__TLS": "true",
+        },
+        "nats.ca_file, nats.cert_file or nats.key_file: cannot be used",
+    ),
+    ({"OPENAPI_TOOL__NATS__USER": "u"}, "nats: user and password go together"),
+    (
+        {"OPENAPI_TOOL__NATS__TOKEN": "the-password", "OPENAPI_TOOL__NATS__NKEY_SEED_FILE": __file__},
+        "nats: only one of",
+    ),
+    ({"OPENAPI_TOOL__NATS__DURABLE": "a.b"}, "nats.durable"),
+    ({"OPENAPI_TOOL__PROTOCOL__VERSION": "v1r3"}, "protocol.version"),
+    ({"OPENAPI_TOOL__PROTOCOL__ACTOR_ID": "agent.x"}, "protocol.actor_id"),
+    ({"OPENAPI_TOOL__PROTOCOL__PROJECT": "one"}, "nats.durable must be set"),
+    ({"OPENAPI_TOOL__SESSION__KEY": "the-password"}, "session.key"),
+    ({"OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "A,not a name"}, "secrets.allowed_env"),
+    ({"OPENAPI_TOOL__TOOLS__JINA__ENVS": '{"api_key": "not a name"}'}, "tools.jina.envs"),
+    ({"OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "loud"}, "telemetry.log_level"),
+    ({"OPENAPI_TOOL__TELEMETRY__OTLP_ENDPOINT": "collector:4318"}, "telemetry.otlp_endpoint"),
+]
+
+
+@pytest.mark.parametrize(("environment", "says"), BROKEN)
 @requirement("settings.errors")
-def test_serve_names_a_wrong_configuration_and_exits_with_2(environment: dict[str, str], says: str) -> None:
+def test_serve_names_what_is_wrong_before_any_connection(
+    environment: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_serve", lambda *_: pytest.fail("a connection would have been made"))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    result = CliRunner().invoke(app, ["serve"])
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert "the-password" not in result.output
+    assert all(line.startswith("openapi-tool: ") for line in result.stderr.splitlines())
+
+
+@requirement("settings.errors")
+def test_a_wrong_configuration_of_the_real_process_exits_with_2() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "openapi_tool", "serve"],
-        env={"PATH": os.environ["PATH"], **environment},
+        [sys.executable, "-m", "openapi_tool", "serve", "--concurrency", "none"],
+        env={"PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
         check=False,
         timeout=30,
     )
     assert done.returncode == 2
-    assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+KERNEL_FILE = """
+[protocol]
+version = "v1r4"
+[nats]
+servers = ["nats://kernel:4222"]
+tls_enabled = {tls}
+cert_dir = "{folder}"
+[nats.pull]
+batch_size = 1
+max_inflight = 7
+[worker]
+default_timeout_seconds = 45.0
+[cardbox]
+postgres_dsn = "postgresql://kernel/cardbox"
+postgres_min_size = 1
+[tools.e2b]
+template = ""
+[tools.jina]
+envs = {{ api_key = "KERNEL_KEY" }}
+[tools.jina.services.jina]
+envs = {{ other = "KERNEL_OTHER" }}
+"""
+
+
+@requirement("settings.kernel_file")
+def test_the_kernels_own_file_is_a_source_below_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ca.crt", "client.crt", "client.key"):
+        (tmp_path / name).touch()
+    file = tmp_path / "config.toml"
+    file.write_text(KERNEL_FILE.format(tls="true", folder=tmp_path))
+    monkeypatch.setenv(KERNEL_CONFIG_VARIABLE, str(file))
+    monkeypatch.delenv("PG_DSN")
+    settings = load_settings()
+    assert settings.nats.servers == ("nats://kernel:4222",)
+    assert (settings.nats.tls, settings.nats.key_file) == (True, tmp_path / "client.key")
+    assert settings.postgres.dsn.get_secret_value() == "postgresql://kernel/cardbox"
+    assert (settings.executor.concurrency, settings.executor.worker_default_s) == (7, 45.0)
+    assert settings.tools.jina.envs_of("jina") == {"api_key": "KERNEL_KEY", "other": "KERNEL_OTHER"}
+    ours = tmp_path / "ours.toml"
+    ours.write_text("[executor]\nconcurrency = 9\n")
+    monkeypatch.setenv(CONFIG_VARIABLE, str(ours))
+    assert load_settings().executor.concurrency == 9
+
+
+@requirement("settings.kernel_file")
+def test_certificates_of_the_kernels_file_count_only_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(KERNEL_FILE.format(tls="false", folder="/nowhere"))
+    monkeypatch.setenv(KERNEL_CONFIG_VARIABLE, str(file))
+    assert load_settings().nats.ca_file is None
+
+
+@requirement("settings.banner")
+def test_the_banner_shows_what_is_in_effect_and_no_credential(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PG_DSN", "postgresql://user:the-password@db/kernel?sslmode=require")
+    monkeypatch.setenv("NATS_SERVERS", "nats://the-token@bus:4222")
+    monkeypatch.setenv("OPENAPI_TOOL__SESSION__KEY", "the-password-of-sessions")
+    shown = load_settings().shown()
+    assert shown["postgres"]["dsn"] == "postgresql://***@db/kernel"
+    assert shown["nats"]["servers"] == ["nats://***@bus:4222"]
+    assert shown["executor"]["concurrency"] == 64
+    assert "the-" not in str(shown)
+
+
+@requirement("settings.reference")
+def test_every_flag_shows_the_variable_that_does_the_same() -> None:
+    command = typer.main.get_command(app)
+    serve = command.commands["serve"]  # type: ignore[attr-defined] # the app is a group
+    text = " ".join(CliRunner().invoke(app, ["serve", "--help"], terminal_width=500).output.split())
+    variables = {f"{PREFIX}{section.upper()}__{key.upper()}" for section, key in _paths()} | {
+        *SHORT_NAMES,
+        CONFIG_VARIABLE,
+    }
+    for option in serve.params:
+        if option.name == "help":
+            continue
+        described = text.split(f"--{option.name.replace('_', '-')} ")[1].split("]")[0]
+        assert any(described.endswith(variable) for variable in variables), option.name
+
+
+def _paths() -> list[tuple[str, str]]:
+    return [
+        (section, key)
+        for section, field in Settings.model_fields.items()
+        for key in field.annotation.model_fields  # type: ignore[union-attr] # every section is a model
+    ]

@@ -13,12 +13,14 @@ from openapi_tool.tools.arguments import Arguments, prepare_arguments
 from openapi_tool.tools.definition import parse_definition, suspend_timeout
 from openapi_tool.tools.result import FRAME_CLOSE, FRAME_OPEN, ToolOutput, Usage, failure, success, untrusted
 from openapi_tool.tools.secrets import MissingVariable, Secrets
+from openapi_tool.tools.session import SessionScope
 from openapi_tool.tools.template import PLACEHOLDERS, render
 from tests.promises import requirement
 from tests.support import TRACE_ID, definition, identity, tool_call
 
 ENVIRONMENT = {"JINA_API_KEY": "key-one", "SEARCH_API_KEY": "key-two", "EXTRA": "extra-value", "PG_DSN": "dsn"}
 SECRETS = Secrets(ENVIRONMENT, {"JINA_API_KEY", "SEARCH_API_KEY", "EXTRA", "UNSET"})
+SCOPE = SessionScope(b"a key of sixteen bytes or more")
 SCHEMA = {
     "type": "object",
     "additionalProperties": False,
@@ -42,6 +44,7 @@ def prepare(
         caller or identity(),
         service_envs or {},
         SECRETS,
+        SCOPE,
     )
 
 

@@ -1,37 +1,49 @@
-"""All settings: defaults < TOML file (`OPENAPI_TOOL_CONFIG`) < environment < flags.
+"""All settings: defaults < the kernel's `config.toml` < our TOML file < environment < flags.
 
 Any field can be set as `OPENAPI_TOOL__SECTION__KEY`; `PG_DSN` and `NATS_SERVERS` are short names.
+Where they are read from is in `sources`.
 """
 
 from __future__ import annotations
 
-import os
-import tomllib
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FilePath,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
-from pydantic_settings.sources import InitSettingsSource
 
 from openapi_tool.protocol.subject import default_durable
+from openapi_tool.settings.sources import PREFIX, file_sources
+from openapi_tool.tools.session import MIN_KEY_BYTES
 
-CONFIG_VARIABLE = "OPENAPI_TOOL_CONFIG"
-PREFIX = "OPENAPI_TOOL__"
-SHORT_NAMES: Mapping[str, tuple[str, str]] = {"PG_DSN": ("postgres", "dsn"), "NATS_SERVERS": ("nats", "servers")}
 _TOKEN = r"^([A-Za-z0-9_-]+|\*)$"  # noqa: S105 - a subject's token
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_NATS_URL = r"^(nats|tls|ws|wss)://[^\s/]+$"
+_POSTGRES_SCHEMES = ("postgres", "postgresql")
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 VariableName = Annotated[str, Field(pattern=_VARIABLE)]
+NatsUrl = Annotated[str, Field(pattern=_NATS_URL)]
 
 
 class Section(BaseModel):
     """One section of the settings: frozen, no unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+def _split(value: object) -> object:
+    """A list in one environment variable: comma-separated."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
 class ProtocolSettings(Section):
@@ -47,11 +59,21 @@ class ProtocolSettings(Section):
 
 
 class NatsSettings(Section):
-    """The bus."""
+    """The bus. At most one way to authenticate: user and password, token, credentials file or nkey seed."""
 
-    servers: Annotated[tuple[str, ...], NoDecode] = Field(
+    servers: Annotated[tuple[NatsUrl, ...], NoDecode, BeforeValidator(_split)] = Field(
         ("nats://127.0.0.1:4222",), min_length=1, description="Server URLs; comma-separated in the environment."
     )
+    tls: bool = Field(default=False, description="Encrypt; a `tls://` server is encrypted anyway.")
+    tls_check_hostname: bool = Field(default=True, description="Hold the server's certificate to its name.")
+    ca_file: FilePath | None = Field(None, description="CA (PEM) that signed the server's certificate.")
+    cert_file: FilePath | None = Field(None, description="Client certificate (PEM); needs `key_file`.")
+    key_file: FilePath | None = Field(None, description="Key of the client certificate (PEM).")
+    user: str | None = Field(None, description="User name; needs `password`.")
+    password: SecretStr | None = Field(None, description="Password of `user`.")
+    token: SecretStr | None = Field(None, description="Token.")
+    credentials_file: FilePath | None = Field(None, description="Credentials file of a NATS account (`.creds`).")
+    nkey_seed_file: FilePath | None = Field(None, description="File with an nkey seed.")
     durable: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9_-]+$",
@@ -60,21 +82,37 @@ class NatsSettings(Section):
     ack_wait_s: Seconds = Field(6, description="Seconds without a heartbeat until a command is delivered again.")
     max_ack_pending: int = Field(10_000, ge=1, description="Commands in flight over all replicas.")
 
-    @field_validator("servers", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+    @model_validator(mode="after")
+    def _fits_together(self) -> NatsSettings:
+        ways = (self.user, self.token, self.credentials_file, self.nkey_seed_file)
+        if sum(way is not None for way in ways) > 1:
+            raise ValueError("only one of user, token, credentials_file and nkey_seed_file may be set")
+        for one, other in (("user", "password"), ("cert_file", "key_file")):
+            if (getattr(self, one) is None) != (getattr(self, other) is None):
+                raise ValueError(f"{one} and {other} go together")
+        return self
 
 
 class PostgresSettings(Section):
     """The kernel's database."""
 
     dsn: SecretStr = Field(
-        SecretStr("postgresql://127.0.0.1:5432/postgres"), description="Connection string; never shown."
+        description="Connection string (`PG_DSN`); TLS by `?sslmode=verify-full&sslrootcert=…`. Never shown."
     )
     pool_size: int = Field(8, ge=1, le=100, description="Connections of one process.")
     timeout_s: Seconds = Field(5, description="Seconds to wait for a connection or a statement.")
     prepared_statements: bool = Field(default=True, description="Switch off behind PgBouncer in transaction mode.")
+
+    @field_validator("dsn")
+    @classmethod
+    def _is_a_dsn(cls, dsn: SecretStr) -> SecretStr:
+        try:
+            scheme = urlsplit(dsn.get_secret_value()).scheme
+        except ValueError:
+            scheme = ""
+        if scheme not in _POSTGRES_SCHEMES:
+            raise ValueError("must look like postgresql://user@host:5432/database")
+        return dsn
 
 
 class ExecutorSettings(Section):
@@ -86,6 +124,12 @@ class ExecutorSettings(Section):
     retry_delay_s: Seconds = Field(2, description="Before a command is delivered again after an outage.")
     drain_s: Seconds = Field(25, description="Grace for running calls after SIGTERM.")
 
+    @model_validator(mode="after")
+    def _leaves_time_to_run(self) -> ExecutorSettings:
+        if self.margin_s >= self.worker_default_s:
+            raise ValueError("margin_s must be less than worker_default_s, or no call has time to run")
+        return self
+
 
 class ServiceEnvs(Section):
     """Service-side `envs` of one target."""
@@ -96,8 +140,8 @@ class ServiceEnvs(Section):
 class JinaToolSettings(Section):
     """Service-side settings of the Jina tools; they win over a definition's own."""
 
-    envs: dict[str, VariableName] = Field(default_factory=dict, description="For all targets.")
-    services: dict[str, ServiceEnvs] = Field(default_factory=dict, description="By target.")
+    envs: dict[str, VariableName] = Field(default_factory=dict, description="Argument to variable, for all targets.")
+    services: dict[str, ServiceEnvs] = Field(default_factory=dict, description="The same by target.")
 
     def envs_of(self, target: str) -> dict[str, str]:
         """Argument name to variable name for one target."""
@@ -115,14 +159,19 @@ class ToolsSettings(Section):
 class SecretsSettings(Section):
     """Which environment variables a tool definition may name."""
 
-    allowed_env: Annotated[tuple[VariableName, ...], NoDecode] = Field(
+    allowed_env: Annotated[tuple[VariableName, ...], NoDecode, BeforeValidator(_split)] = Field(
         (), description="Beside JINA_API_KEY and the service's own `envs`; comma-separated in the environment."
     )
 
-    @field_validator("allowed_env", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+class SessionSettings(Section):
+    """Session identities."""
+
+    key: SecretStr | None = Field(
+        None,
+        min_length=MIN_KEY_BYTES,
+        description="Key behind session identities, at least 16 bytes; without one it is made once and kept in NATS.",
+    )
 
 
 class EgressSettings(Section):
@@ -130,7 +179,7 @@ class EgressSettings(Section):
 
     connections: int = Field(512, ge=1, description="Connections to the upstream at once.")
     max_response_bytes: int = Field(10_000_000, ge=1_000, description="Largest answer that is read.")
-    ca_file: Path | None = Field(None, description="One more CA (PEM) to trust; SSL_CERT_FILE does the same.")
+    ca_file: FilePath | None = Field(None, description="One more CA (PEM) to trust; SSL_CERT_FILE does the same.")
 
 
 class TelemetrySettings(Section):
@@ -155,10 +204,11 @@ class Settings(BaseSettings):
 
     protocol: ProtocolSettings = Field(default_factory=ProtocolSettings)
     nats: NatsSettings = Field(default_factory=NatsSettings)
-    postgres: PostgresSettings = Field(default_factory=PostgresSettings)
+    postgres: PostgresSettings
     executor: ExecutorSettings = Field(default_factory=ExecutorSettings)
     tools: ToolsSettings = Field(default_factory=ToolsSettings)
     secrets: SecretsSettings = Field(default_factory=SecretsSettings)
+    session: SessionSettings = Field(default_factory=SessionSettings)
     egress: EgressSettings = Field(default_factory=EgressSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
 
@@ -176,8 +226,20 @@ class Settings(BaseSettings):
 
     def confidential(self) -> list[str]:
         """Every part of the settings that no output may show."""
+        secrets = (self.session.key, self.nats.password, self.nats.token)
         urls = [self.postgres.dsn.get_secret_value(), *self.nats.servers]
-        return [part for url in urls for part in _credentials(url)]
+        return [
+            *(secret.get_secret_value() for secret in secrets if secret is not None),
+            *(part for url in urls for part in _credentials(url)),
+        ]
+
+    def shown(self) -> dict[str, Any]:
+        """The effective settings for people: credentials masked, paths and names as they are."""
+        shown = self.model_dump(mode="json", exclude_none=True)
+        shown["postgres"]["dsn"] = _without_credentials(self.postgres.dsn.get_secret_value())
+        shown["nats"]["servers"] = [_without_credentials(url) for url in self.nats.servers]
+        shown["nats"]["durable"] = self.durable
+        return shown
 
     @classmethod
     def settings_customise_sources(
@@ -188,60 +250,20 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, long names, short names, file; the first that says something wins."""
+        """Flags, long names, short names, our file, the kernel's file; the first that says something wins."""
         del dotenv_settings, file_secret_settings
-        short = InitSettingsSource(settings_cls, _short_names(os.environ))
-        file = InitSettingsSource(settings_cls, _read_file(os.environ.get(CONFIG_VARIABLE)))
-        return init_settings, env_settings, short, file
-
-
-class SourcesError(Exception):
-    """A source of settings cannot be read at all."""
-
-
-class SettingsError(Exception):
-    """The configuration is not usable; `problems` has one line for each mistake, without values."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
-
-
-def load_settings(flags: Mapping[str, Any] | None = None) -> Settings:
-    """Read every source. Raises SettingsError naming all mistakes at once."""
-    try:
-        settings = Settings(**(flags or {}))
-    except ValidationError as error:
-        raise SettingsError([_problem(item) for item in error.errors(include_input=False, include_url=False)]) from None
-    except SourcesError as error:
-        raise SettingsError([str(error)]) from None
-    return settings
+        return init_settings, env_settings, *file_sources(settings_cls)
 
 
 def _credentials(url: str) -> list[str]:
     """The password of a URL as it is written and as it is meant; for NATS a token may stand for the user."""
-    authority = urlsplit(url.strip())
-    secrets = [authority.password or "", authority.username or "" if authority.scheme != "postgresql" else ""]
+    parts = urlsplit(url.strip())
+    secrets = [parts.password, None if parts.scheme in _POSTGRES_SCHEMES else parts.username]
     return [form for secret in secrets if secret for form in (secret, unquote(secret))]
 
 
-def _problem(item: Mapping[str, Any]) -> str:
-    where = ".".join(str(part) for part in item["loc"]) or "settings"
-    return f"{where}: {item['msg']}"
-
-
-def _short_names(environment: Mapping[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for variable, (section, key) in SHORT_NAMES.items():
-        if environment.get(variable):
-            values.setdefault(section, {})[key] = environment[variable]
-    return values
-
-
-def _read_file(path: str | None) -> dict[str, Any]:
-    if not path:
-        return {}
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SourcesError(f"{CONFIG_VARIABLE}={path}: {error}") from None
+def _without_credentials(url: str) -> str:
+    """A URL with `***` for user and password, and without its query."""
+    parts = urlsplit(url)
+    credentials, at, host = parts.netloc.rpartition("@")
+    return urlunsplit((parts.scheme, f"***@{host}" if at and credentials else host, parts.path, "", ""))

@@ -1,0 +1,117 @@
+"""Everything that can be made from settings before any connection: what is wrong shows here."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from openapi_tool.bus.connection import BusOptions
+from openapi_tool.bus.streams import DurableOptions
+from openapi_tool.executor.time_limit import TimeLimits
+from openapi_tool.jina.egress import tls_context
+from openapi_tool.kernel.store import PoolOptions
+from openapi_tool.protocol.subject import command_filter
+from openapi_tool.settings import Settings, SettingsError
+from openapi_tool.settings.model import NatsSettings
+from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
+from openapi_tool.tools.secrets import Secrets
+
+NAME = "openapi-tool"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The settings with all that follows from them."""
+
+    settings: Settings
+    secrets: Secrets
+    redactor: Redactor
+    upstream_tls: ssl.SSLContext
+    bus: BusOptions
+    pool: PoolOptions
+    durable: DurableOptions
+    limits: TimeLimits
+
+
+def prepare(settings: Settings, environment: Mapping[str, str]) -> Prepared:
+    """Judge what only trying can judge. Raises SettingsError naming every mistake."""
+    problems: list[str] = []
+    secrets = Secrets(environment, _allowed_variables(settings))
+    upstream_tls = _tried(lambda: _upstream_tls(settings, environment), "egress.ca_file or SSL_CERT_FILE", problems)
+    bus_tls = _tried(lambda: _bus_tls(settings.nats), "nats.ca_file, nats.cert_file or nats.key_file", problems)
+    if problems or upstream_tls is None:
+        raise SettingsError(problems)
+    executor = settings.executor
+    return Prepared(
+        settings=settings,
+        secrets=secrets,
+        redactor=Redactor([*secrets.values(), *settings.confidential()]),
+        upstream_tls=upstream_tls,
+        bus=BusOptions(settings.nats.servers, NAME, bus_tls, _login(settings.nats)),
+        pool=_pool_options(settings),
+        durable=_durable_options(settings),
+        limits=TimeLimits(executor.worker_default_s, executor.margin_s, settings.tools.max_timeout_ms / 1000),
+    )
+
+
+def _tried(make: Callable[[], ssl.SSLContext | None], settings: str, problems: list[str]) -> ssl.SSLContext | None:
+    try:
+        return make()
+    except (OSError, ssl.SSLError) as error:
+        problems.append(f"{settings}: cannot be used: {error}")
+        return None
+
+
+def _allowed_variables(settings: Settings) -> set[str]:
+    service_envs = settings.tools.jina.envs_of(settings.protocol.target)
+    return {DEFAULT_AUTH_ENV, *settings.secrets.allowed_env, *service_envs.values()}
+
+
+def _upstream_tls(settings: Settings, environment: Mapping[str, str]) -> ssl.SSLContext:
+    return tls_context(str(settings.egress.ca_file or environment.get("SSL_CERT_FILE") or "") or None)
+
+
+def _bus_tls(nats: NatsSettings) -> ssl.SSLContext | None:
+    if not nats.tls and nats.ca_file is None and not any(url.startswith(("tls:", "wss:")) for url in nats.servers):
+        return None
+    context = ssl.create_default_context(cafile=nats.ca_file)
+    if nats.cert_file and nats.key_file:
+        context.load_cert_chain(nats.cert_file, nats.key_file)
+    context.check_hostname = nats.tls_check_hostname
+    return context
+
+
+def _login(nats: NatsSettings) -> dict[str, str]:
+    """The client library's own names for the one way to authenticate that is set."""
+    ways: dict[str, str | Path | None] = {
+        "user": nats.user,
+        "password": nats.password.get_secret_value() if nats.password else None,
+        "token": nats.token.get_secret_value() if nats.token else None,
+        "user_credentials": nats.credentials_file,
+        "nkeys_seed": nats.nkey_seed_file,
+    }
+    return {name: str(value) for name, value in ways.items() if value}
+
+
+def _pool_options(settings: Settings) -> PoolOptions:
+    postgres = settings.postgres
+    return PoolOptions(
+        dsn=postgres.dsn.get_secret_value(),
+        size=postgres.pool_size,
+        timeout_s=postgres.timeout_s,
+        prepared_statements=postgres.prepared_statements,
+    )
+
+
+def _durable_options(settings: Settings) -> DurableOptions:
+    protocol = settings.protocol
+    return DurableOptions(
+        version=protocol.version,
+        name=settings.durable,
+        filter_subject=command_filter(protocol.version, protocol.project, protocol.channel, protocol.target),
+        ack_wait_s=settings.nats.ack_wait_s,
+        max_ack_pending=settings.nats.max_ack_pending,
+    )

@@ -1,0 +1,15 @@
+"""Everything that an operator can set: the models, where values come from, and how mistakes are told."""
+
+from openapi_tool.settings.loading import SettingsError, load_settings
+from openapi_tool.settings.model import Settings
+from openapi_tool.settings.sources import CONFIG_VARIABLE, KERNEL_CONFIG_VARIABLE, PREFIX, SHORT_NAMES
+
+__all__ = [
+    "CONFIG_VARIABLE",
+    "KERNEL_CONFIG_VARIABLE",
+    "PREFIX",
+    "SHORT_NAMES",
+    "Settings",
+    "SettingsError",
+    "load_settings",
+]
