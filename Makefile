@@ -8,7 +8,7 @@ COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-h
 LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 
-.PHONY: demo test check lint types contracts figures lock clean
+.PHONY: demo test check lint types contracts figures docs lock clean
 
 demo: $(READY)
 	$(PY) -m openapi_tool demo
@@ -42,6 +42,9 @@ $(LOCKED): requirements-dev.lock
 $(READY): $(LOCKED) pyproject.toml
 	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $(READY)
+
+docs: $(READY)
+	$(PY) -m scripts.docs
 
 # Needs uv (https://docs.astral.sh/uv/); nothing else does.
 lock:

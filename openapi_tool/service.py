@@ -138,7 +138,7 @@ async def _until_available(attempt: Callable[[], Awaitable[T]]) -> T:
     """Try for however long a part of the kernel takes to come up."""
     async for trial in AsyncRetrying(
         retry=retry_if_exception_type(Unavailable),
-        wait=wait_exponential_jitter(initial=0.2, max=5),
+        wait=wait_exponential_jitter(multiplier=0.2, max=5, jitter=0.2),
         before_sleep=before_sleep_log(log, logging.WARNING),
     ):
         with trial:

@@ -58,7 +58,7 @@ class Doorbell:
         jetstream = self.client.jetstream()
         async for attempt in AsyncRetrying(
             stop=stop_after_attempt(_ATTEMPTS),
-            wait=wait_exponential_jitter(initial=_FIRST_WAIT_S, max=1.0),
+            wait=wait_exponential_jitter(multiplier=_FIRST_WAIT_S, max=1.0, jitter=_FIRST_WAIT_S),
             retry=retry_if_exception_type((nats.errors.Error, OSError)),
             reraise=True,
         ):

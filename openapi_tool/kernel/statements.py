@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from openapi_tool.protocol.cards import MAX_CONTENT_BYTES
 
-# A card's content is measured as it is stored before it is measured as text, which costs.
+_BEST_COMPRESSION = 256
+
+# A card's content is measured as it is stored, compressed maybe; only where that leaves a doubt, as text.
 _CALL_CARD = f"""
     select
         card_id, tool_call_id, metadata, fits.fits,
         case when fits.fits then content end as content
     from cards
     cross join lateral (
-        select pg_column_size(content) <= {MAX_CONTENT_BYTES // 16}
+        select pg_column_size(content) <= {MAX_CONTENT_BYTES // _BEST_COMPRESSION}
             or octet_length(content::text) <= {MAX_CONTENT_BYTES} as fits
     ) as fits
 """  # noqa: S608 - constants only

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
@@ -73,76 +72,6 @@ async def test_an_object_result_is_one_object(caller: Caller, start_executor: St
     assert "tool_output" not in answer.card["metadata"]
 
 
-@pytest.mark.parametrize(
-    ("tool", "arguments", "code"),
-    [
-        (None, KNOWN, "not_found"),
-        (search_tool(), {"_raw": "{"}, "bad_request"),
-        (search_tool(), ["query"], "bad_request"),
-        (search_tool(), {"colour": "red"}, "bad_request"),
-        ({**search_tool(), "options": {}}, KNOWN, "tool_misconfigured"),
-        (search_tool(envs={"x": "PG_DSN"}), KNOWN, "tool_misconfigured"),
-        (search_tool(jina={"base_url": "http://s.jina.ai"}), KNOWN, "tool_misconfigured"),
-        (search_tool(args={"fixed": {"x": "{nonsense}"}}), KNOWN, "tool_misconfigured"),
-    ],
-)
-@requirement("tool.unknown", "card.raw", "answer.errors")
-async def test_what_cannot_be_run_is_answered_without_asking_the_upstream(
-    tool: Any, arguments: Any, code: str, stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
-) -> None:
-    if tool is not None:
-        await caller.add_tool(PROJECT, tool)
-    start_executor()
-    answer = await answered(caller, arguments)
-    content = answer.card["content"]
-    assert (content["status"], content["error"]["code"]) == ("failed", code)
-    assert content["error"]["message"]
-    assert answer.inbox_row["payload"]["status"] == "failed"
-    assert stack.upstream.requests() == []
-    await settled(caller)
-
-
-@pytest.mark.parametrize(
-    ("rule", "status", "code"),
-    [
-        ({"statuses": [429]}, "failed", "rate_limited"),
-        ({"statuses": [500]}, "failed", "upstream_unavailable"),
-        ({"statuses": [451]}, "failed", "target_refused"),
-        ({"body": "<html>hello</html>"}, "failed", "upstream_unavailable"),
-        ({"body": '{"code": 200, "data": "not a list"}'}, "failed", "upstream_unavailable"),
-        ({"drop": "before"}, "failed", "upstream_unavailable"),
-        ({"drop": "half"}, "failed", "upstream_unavailable"),
-        ({"body": '{"code": 200, "data": [{"title": "a\\u0000b \\ud800 c", "url": "x"}]}'}, "success", None),
-        ({"body": '{"code": 200, "data": [{"title": "t", "numPages": 1e400, "url": "x"}]}'}, "success", None),
-    ],
-)
-@requirement("upstream.errors", "upstream.shapes", "card.storable")
-async def test_whatever_the_upstream_does_the_call_is_answered(
-    rule: Mapping[str, Any],
-    status: str,
-    code: str | None,
-    stack: EmbeddedStack,
-    caller: Caller,
-    start_executor: StartExecutor,
-) -> None:
-    await caller.add_tool(PROJECT, search_tool())
-    stack.upstream.rules(rule)
-    start_executor()
-    content = (await answered(caller, KNOWN)).card["content"]
-    assert content["status"] == status
-    assert (content["error"] or {}).get("code") == code
-
-
-@requirement("upstream.size")
-async def test_an_answer_over_the_limit_is_a_typed_failure(
-    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
-) -> None:
-    await caller.add_tool(PROJECT, search_tool())
-    stack.upstream.rules({"body_bytes": 50_000})
-    start_executor({"OPENAPI_TOOL__EGRESS__MAX_RESPONSE_BYTES": "20000"})
-    assert (await answered(caller, KNOWN)).card["content"]["error"]["code"] == "response_too_large"
-
-
 @requirement("answer.time")
 async def test_an_upstream_that_hangs_is_a_timeout_before_the_worker_gives_up(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
@@ -178,27 +107,6 @@ async def test_the_definitions_after_execution_wins(caller: Caller, start_execut
     assert "after_execution.differs" in executor.log_text()
 
 
-@requirement("command.forbidden", "identity.headers")
-async def test_a_violation_is_answered_and_not_run(
-    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
-) -> None:
-    await caller.add_tool(PROJECT, search_tool())
-    start_executor()
-    for data, headers in (
-        (b"[1, 2]", {}),
-        (b"{broken", {}),
-        (json.dumps({"tool_name": "jina_search", "args": {}}).encode(), {}),
-        (None, {"CG-Turn-Epoch": "x"}),
-        (None, {"CG-Project-Id": "another"}),
-        (None, {"traceparent": "nonsense"}),
-    ):
-        call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
-        await caller.publish(call, data=data, headers={**call.headers, **headers})
-        content = (await caller.answer(call, 10)).card["content"]
-        assert content["error"]["code"] == "bad_request"
-    assert stack.upstream.requests() == []
-
-
 @requirement("identity.unanswerable")
 async def test_a_command_from_nobody_is_dead_lettered_on_its_first_delivery(
     caller: Caller, start_executor: StartExecutor
@@ -213,20 +121,6 @@ async def test_a_command_from_nobody_is_dead_lettered_on_its_first_delivery(
     assert letter["subject"] == call.subject
     assert base64.b64decode(letter["data_base64"]) == b"\xff nobody"
     assert letter["attempt"] == 1
-
-
-@requirement("answer.precheck")
-async def test_a_stale_turn_costs_no_request_and_leaves_no_card(
-    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
-) -> None:
-    await caller.add_tool(PROJECT, search_tool())
-    start_executor()
-    call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
-    await caller.publish(call, headers={**call.headers, "CG-Turn-Epoch": "7"})
-    await settled(caller)
-    assert [letter["reason"] for letter in await dead_letters(caller)] == ["stale_turn"]
-    assert (await caller.read_answer(call)).card == {}
-    assert stack.upstream.requests() == []
 
 
 @requirement("answer.earlier")
@@ -309,18 +203,6 @@ async def _result_card(caller: Caller, call: PlacedCall, author: str, content: M
         content,
         {"type": "tool.result", "author_id": author, "function_name": "jina_search"},
     )
-
-
-@requirement("answer.doorbell")
-async def test_an_agent_that_is_not_in_the_roster_gets_its_result_without_a_doorbell(
-    caller: Caller, start_executor: StartExecutor
-) -> None:
-    await caller.add_tool(PROJECT, search_tool())
-    executor = start_executor()
-    call = await caller.place(PROJECT, "unlisted", "jina_search", KNOWN)
-    await settled(caller)
-    assert (await caller.read_answer(call)).inbox_row["payload"]["status"] == "success"
-    assert "doorbell.impossible" in executor.log_text()
 
 
 @requirement("run.concurrency")

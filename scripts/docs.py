@@ -1,0 +1,111 @@
+"""Write the documents that are derived from code: the settings reference and the table of promises.
+
+`python -m scripts.docs` writes them, `--check` fails where one is stale.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from openapi_tool.settings import PREFIX, SHORT_NAMES, Settings
+from tests.promises import PROMISES
+
+ROOT = Path(__file__).parent.parent
+TESTS = ROOT / "tests"
+
+
+def claims() -> Iterator[tuple[str, str]]:
+    """Every (promise, test) pair that the suite claims, read from its sources."""
+    for path in sorted(TESTS.rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                for decorator in node.decorator_list:
+                    if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "requirement":
+                        where = f"{path.relative_to(TESTS)}::{node.name}"
+                        yield from ((ast.literal_eval(argument), where) for argument in decorator.args)
+
+
+def conformance() -> str:
+    """Each promise with its source and its tests, as Markdown."""
+    tests = defaultdict(list)
+    for claimed, test in claims():
+        tests[claimed].append(test)
+    lines = [
+        "# Conformance",
+        "",
+        "Every promise, where it comes from, and the tests that keep it. Written by `make docs` from",
+        "`tests/promises.py`; the suite fails for a promise without a test and for a test without a promise.",
+    ]
+    source = ""
+    for promise in sorted(PROMISES, key=lambda promise: promise.source):
+        if promise.source != source:
+            source = promise.source
+            lines += ["", f"## {source[0].upper()}{source[1:]}", "", "| id | promise | tests |", "| --- | --- | --- |"]
+        kept = "<br>".join(f"`{test}`" for test in sorted(tests[promise.id]))
+        lines.append(f"| `{promise.id}` | {promise.text} | {kept} |")
+    return "\n".join(lines) + "\n"
+
+
+def settings_reference() -> str:
+    """Every setting with its variable, default and meaning, as Markdown."""
+    short = {target: name for name, target in SHORT_NAMES.items()}
+    lines = [
+        "# Settings",
+        "",
+        "Read from, each winning over the one before: defaults, the kernel's own `config.toml` (`CG_CONFIG_TOML`), a",
+        "TOML file (`OPENAPI_TOOL_CONFIG`, [sample](../config/openapi-tool.toml)), the environment, flags",
+        "(`openapi-tool serve --help`). Written by `make docs` from the models.",
+        "",
+        "Keys of the upstream are no settings: they are environment variables that tool definitions name",
+        "(`JINA_API_KEY`, and what `secrets.allowed_env` adds). `SSL_CERT_FILE` adds a CA for the upstream.",
+    ]
+    for name, field in Settings.model_fields.items():
+        section: Any = field.annotation
+        lines += ["", f"## {name}", "", section.__doc__.strip(), "", "| key | environment | default | meaning |"]
+        lines.append("| --- | --- | --- | --- |")
+        for key, detail in section.model_fields.items():
+            variable = f"`{PREFIX}{name.upper()}__{key.upper()}`"
+            if (name, key) in short:
+                variable += f", `{short[name, key]}`"
+            lines.append(f"| `{key}` | {variable} | {_default(detail)} | {detail.description} |")
+    return "\n".join(lines) + "\n"
+
+
+def _default(field: Any) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is None or value in ((), {}):
+        return "-"
+    if isinstance(value, tuple):
+        return f"`{', '.join(value)}`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+DOCUMENTS = {
+    ROOT / "docs" / "protocol-conformance.md": conformance,
+    ROOT / "docs" / "settings.md": settings_reference,
+}
+
+
+def main() -> int:
+    """Write or check every document; 1 where a checked one is stale."""
+    stale = [
+        path for path, make in DOCUMENTS.items() if not path.exists() or path.read_text(encoding="utf-8") != make()
+    ]
+    if "--check" in sys.argv:
+        for path in stale:
+            sys.stdout.write(f"{path.relative_to(ROOT)} is stale: make docs\n")
+        return int(bool(stale))
+    for path in stale:
+        path.write_text(DOCUMENTS[path](), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

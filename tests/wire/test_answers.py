@@ -1,0 +1,250 @@
+"""Whatever the upstream does, and whatever came before: one answer each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from openapi_tool.local.caller import PlacedCall
+from tests.conftest import PROJECT, reader_tool, search_tool
+from tests.promises import requirement
+from tests.wire.test_refusals import assert_settled_once
+from tests.wire.world import World
+
+PAGE = {"url": "http://site.fixture.test:8099/article"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "code"),
+    [
+        *(
+            ({"statuses": [status]}, code)
+            for status, code in {
+                400: "upstream_unavailable",
+                401: "auth_failed",
+                402: "budget_exceeded",
+                403: "auth_failed",
+                404: "upstream_rejected",
+                405: "upstream_rejected",
+                408: "upstream_unavailable",
+                409: "budget_exceeded",
+                412: "bad_request",
+                413: "bad_request",
+                418: "upstream_rejected",
+                422: "upstream_rejected",
+                429: "rate_limited",
+                451: "target_refused",
+                500: "upstream_unavailable",
+                501: "upstream_rejected",
+                503: "upstream_unavailable",
+            }.items()
+        ),
+        ({"statuses": [503], "body": "<html>busy</html>"}, "upstream_unavailable"),
+        ({"statuses": [524], "body": "<html>slow</html>"}, "upstream_unavailable"),
+        ({"statuses": [403], "body": "<html>denied</html>"}, "auth_failed"),
+        ({"statuses": [302], "body": ""}, "upstream_rejected"),
+        ({"body": "<html>hello</html>"}, "upstream_unavailable"),
+        ({"body": ""}, "upstream_unavailable"),
+        ({"body": '{"code": 200, "data": ['}, "upstream_unavailable"),
+        ({"body": "[1]"}, "upstream_unavailable"),
+        ({"body": '{"code": 200, "data": "no list"}'}, "upstream_unavailable"),
+        ({"body": '{"code": 200, "data": [7]}'}, "upstream_unavailable"),
+        ({"body": '{"code": 429, "data": null}'}, "rate_limited"),
+        ({"body": '{"code": 500, "data": null, "readableMessage": "at /srv/app.js"}'}, "upstream_unavailable"),
+        ({"body": "[" * 5000}, "upstream_unavailable"),
+        ({"drop": "before"}, "upstream_unavailable"),
+        ({"drop": "half"}, "upstream_unavailable"),
+    ],
+)
+@requirement("upstream.errors", "upstream.shapes")
+async def test_a_refusal_of_the_upstream_is_a_typed_failure(world: World, rule: Mapping[str, Any], code: str) -> None:
+    world.stack.upstream.rules(rule)
+    outcome = await world.send(await world.place())
+    assert (outcome.content["status"], outcome.content["error"]["code"]) == ("failed", code)
+    assert outcome.content["error"]["message"]
+    assert "<html>" not in json.dumps(outcome.content)
+    assert "/srv" not in json.dumps(outcome.content)
+    assert len(outcome.doorbells) == 1
+    assert_settled_once(outcome)
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ('{"code": 200, "data": [{"title": "a\\u0000b", "url": "x"}]}', "a b"),
+        ('{"code": 200, "data": [{"title": "a \\ud800 b", "url": "x"}]}', "1. a"),
+        ('{"code": 200, "data": [{"title": "t", "url": "x", "imageWidth": 1e400}]}', "1. t"),
+        ('{"code": 200, "data": [{"title": "t", "url": 123456789012345678901234567890}]}', "1. t"),
+        ('{"code": 200, "data": []}', "No results"),
+        ('{"code": 200, "data": [{}]}', "(no title)"),
+        ('{"code": 200, "data": [{"title": null, "url": ["x"], "description": {"a": 1}}]}', "(no title)"),
+    ],
+)
+@requirement("upstream.shapes", "card.storable", "content.search")
+async def test_an_odd_success_is_still_answered(world: World, body: str, shown: str) -> None:
+    world.stack.upstream.rules({"body": body})
+    outcome = await world.send(await world.place())
+    assert outcome.content["status"] == "success"
+    assert shown in outcome.content["result"]
+    assert "\x00" not in outcome.content["result"]
+
+
+@requirement("upstream.size")
+async def test_an_answer_over_the_limit(idle_world: World) -> None:
+    idle_world.stack.upstream.rules({"body_bytes": 50_000})
+    async with idle_world.executor(egress={"max_response_bytes": 20_000}):
+        outcome = await idle_world.send(await idle_world.place())
+    assert outcome.content["error"]["code"] == "response_too_large"
+
+
+@requirement("options.cg_control")
+async def test_neither_the_upstream_nor_the_model_can_end_a_turn(world: World) -> None:
+    control = {"after_execution": "terminate"}
+    page = {"title": "t", "content": "x", "__cg_control": control}
+    world.stack.upstream.rules({"body": json.dumps({"code": 200, "data": page, "__cg_control": control})})
+    await world.caller.add_tool(PROJECT, reader_tool(result_format="object"))
+    outcome = await world.send(await world.place(PAGE, "jina_reader", suffix="read"))
+    assert outcome.content["after_execution"] == "suspend"
+    assert "__cg_control" not in json.dumps(outcome.content)
+    refused = await world.send(await world.place({**PAGE, "__cg_control": control}, "jina_reader", suffix="read"))
+    assert refused.content["after_execution"] == "suspend"
+    assert refused.content["error"]["code"] == "bad_request"
+
+
+@pytest.mark.parametrize(
+    ("stored", "sent", "expected"),
+    [("terminate", "suspend", "terminate"), ("never", "terminate", "terminate"), (None, "suspend", "suspend")],
+)
+@requirement("tool.after_execution")
+async def test_the_definitions_valid_after_execution_wins(
+    world: World, stored: str | None, sent: str, expected: str
+) -> None:
+    await world.caller.add_tool(PROJECT, {**search_tool(), "after_execution": stored})
+    outcome = await world.send(await world.place(), body={"after_execution": sent})
+    assert outcome.content["after_execution"] == expected
+    assert outcome.answer.inbox_row["payload"]["after_execution"] == expected
+
+
+# An earlier result (section 6).
+
+
+async def _earlier(world: World, call: PlacedCall, author: str, content: Mapping[str, Any] | None = None) -> None:
+    whole = {
+        "__type__": "ToolResultContent",
+        "status": "success",
+        "after_execution": "terminate",
+        "result": "earlier",
+        "error": None,
+    }
+    await world.caller.database.execute(
+        "insert into cards (card_id, tenant_id, tool_call_id, content, metadata) values ('earlier', $1, $2, $3, $4)",
+        PROJECT,
+        call.tool_call_id,
+        whole if content is None else content,
+        {"type": "tool.result", "author_id": author, "function_name": "jina_search"},
+    )
+
+
+@requirement("wire.earlier_reported")
+async def test_ours_and_reported_is_rung_again(world: World) -> None:
+    call = await world.place()
+    first = await world.send(call)
+    again = await world.send(call)
+    assert again.answer.card == first.answer.card
+    assert again.answer.inbox_row == first.answer.inbox_row
+    assert next(bell.headers for bell in again.doorbells)["CG-Turn-Id"] == call.agent_turn_id  # type: ignore[index]
+    assert len(again.doorbells) == 2
+    assert len(again.upstream_requests) == 1
+
+
+@requirement("wire.earlier_unreported")
+async def test_ours_and_not_reported_is_reported_and_rung(world: World) -> None:
+    call = await world.place()
+    await _earlier(world, call, "tool.openapi")
+    outcome = await world.send(call)
+    assert outcome.answer.inbox_row["payload"] == {
+        "status": "success",
+        "after_execution": "terminate",
+        "tool_result_card_id": "earlier",
+    }
+    assert outcome.answer.edge["metadata"]["inbox_id"] == outcome.answer.inbox_row["inbox_id"]
+    assert len(outcome.doorbells) == 1
+    assert outcome.upstream_requests == []
+
+
+@requirement("wire.earlier_unreported")
+async def test_ours_whose_turn_is_gone_is_dead_lettered(world: World) -> None:
+    call = await world.place()
+    await _earlier(world, call, "tool.openapi")
+    await world.caller.database.execute("delete from state.agent_inbox")
+    outcome = await world.send(call)
+    assert [letter["reason"] for letter in outcome.dead_letters] == ["stale_turn"]
+    assert outcome.answer.inbox_row == {}
+
+
+@pytest.mark.parametrize("author", ["worker.watchdog", "worker.dispatcher", "tool.other"])
+@requirement("wire.earlier_foreign")
+async def test_another_authors_is_left_alone(world: World, author: str) -> None:
+    call = await world.place()
+    await _earlier(world, call, author)
+    outcome = await world.send(call)
+    assert (outcome.answer.inbox_row, outcome.doorbells, outcome.dead_letters) == ({}, [], [])
+    assert outcome.answer.card["card_id"] == "earlier"
+    assert outcome.upstream_requests == []
+    assert_settled_once(outcome)
+
+
+@requirement("wire.earlier_foreign")
+async def test_a_deleted_result_still_stands_in_the_way_and_is_left_alone(world: World) -> None:
+    call = await world.place()
+    await _earlier(world, call, "tool.openapi")
+    await world.caller.database.execute("update cards set deleted_at = now() where card_id = 'earlier'")
+    outcome = await world.send(call)
+    assert (outcome.answer.inbox_row, outcome.doorbells, outcome.dead_letters) == ({}, [], [])
+    assert_settled_once(outcome)
+
+
+@requirement("wire.earlier_at_commit")
+async def test_a_watchdog_that_is_faster_during_the_call_wins_at_the_commit(world: World) -> None:
+    world.stack.upstream.rules({"delay_s": 0.3})
+    call = await world.place()
+    await world.caller.publish(call)
+    await asyncio.to_thread(world.stack.upstream.requests, at_least=1)
+    await _earlier(world, call, "worker.watchdog")
+    outcome = await world.outcome(call)
+    assert outcome.answer.card["card_id"] == "earlier"
+    assert (outcome.answer.inbox_row, outcome.doorbells, outcome.dead_letters) == ({}, [], [])
+
+
+@pytest.mark.parametrize("statement", ["delete from state.agent_inbox", "delete from state.execution_edges"])
+@requirement("wire.report_rolls_back")
+async def test_a_report_that_is_refused_at_the_commit_takes_its_card_back(world: World, statement: str) -> None:
+    world.stack.upstream.rules({"delay_s": 0.3})
+    call = await world.place()
+    await world.caller.publish(call)
+    await asyncio.to_thread(world.stack.upstream.requests, at_least=1)
+    await world.caller.database.execute(statement)
+    outcome = await world.outcome(call)
+    assert (outcome.answer.card, outcome.answer.inbox_row, outcome.doorbells) == ({}, {}, [])
+    assert len(outcome.dead_letters) == 1
+    assert outcome.terminated == 0
+
+
+# Sessions (section 5).
+
+
+@requirement("session.hidden")
+async def test_neither_alias_nor_identity_of_a_session_goes_upstream_or_into_a_row(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="openapi_tool")
+    await world.caller.add_tool(PROJECT, search_tool(args={"fixed": {"session_id": "the-alias-{agent_id}"}}))
+    outcome = await world.send(await world.place())
+    assert outcome.content["status"] == "success"
+    everything = json.dumps([outcome.upstream_requests, outcome.answer.card, outcome.answer.inbox_row], default=str)
+    assert "the-alias" not in everything + caplog.text
+    assert "session" not in json.dumps([record.__dict__ for record in caplog.records], default=str).lower()

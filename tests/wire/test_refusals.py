@@ -1,0 +1,437 @@
+"""Every way to break the wire: card, inbox row, doorbell and settlement of each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from openapi_tool.protocol.command import CONTROL_FIELDS, INLINE_DATA, MAX_BODY_BYTES
+from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
+from tests.promises import requirement
+from tests.wire.world import KNOWN, Outcome, World
+
+
+def assert_answered(outcome: Outcome, code: str, *names: str, name: str = "jina_search") -> None:
+    """A failed result with this code, reported, rung for and acknowledged, and nothing asked of the upstream."""
+    content, row = outcome.content, outcome.answer.inbox_row
+    assert (content["status"], content["error"]["code"]) == ("failed", code)
+    assert all(word in content["error"]["message"] for word in names), content["error"]["message"]
+    assert content["result"]["error_message"] == content["error"]["message"]
+    assert outcome.answer.card["metadata"]["function_name"] == name
+    assert row["payload"] == {
+        "status": "failed",
+        "after_execution": "suspend",
+        "tool_result_card_id": outcome.answer.card["card_id"],
+    }
+    assert row["status"] == "pending"
+    assert outcome.answer.edge["primitive"] == "report"
+    assert [bell.subject for bell in outcome.doorbells] == [f"cg.v1r4.{PROJECT}.public.cmd.agent.worker_generic.wakeup"]
+    assert_settled_once(outcome)
+    assert (outcome.terminated, outcome.dead_letters) == (0, [])
+    assert outcome.upstream_requests == []
+
+
+def assert_dead_lettered(outcome: Outcome, reason: str, *, terminated: bool) -> None:
+    """A dead letter, no card, no row, no doorbell, one delivery, and nothing asked of the upstream."""
+    assert [letter["reason"] for letter in outcome.dead_letters] == [reason]
+    assert (outcome.answer.card, outcome.answer.inbox_row, outcome.answer.edge) == ({}, {}, {})
+    assert outcome.doorbells == []
+    assert_settled_once(outcome)
+    assert outcome.terminated == int(terminated)
+    assert outcome.upstream_requests == []
+
+
+def assert_settled_once(outcome: Outcome) -> None:
+    assert (outcome.deliveries, outcome.given_back) == (1, 0)
+
+
+async def _send_without(world: World, field: str) -> Outcome:
+    call = await world.place()
+    body = {name: value for name, value in call.body.items() if name != field}
+    return await world.send(call, data=json.dumps(body).encode())
+
+
+# The body (section 2).
+
+
+@pytest.mark.parametrize("data", [b"{broken", b"", b"\xff\xfe"])
+@requirement("wire.body_no_json")
+async def test_a_body_that_is_no_json(world: World, data: bytes) -> None:
+    assert_answered(await world.send(await world.place(), data=data), "bad_request", "not JSON", name="search")
+
+
+@pytest.mark.parametrize("data", [b"[1, 2]", b"null", b'"text"', b"7"])
+@requirement("wire.body_no_object")
+async def test_a_body_that_is_no_object(world: World, data: bytes) -> None:
+    assert_answered(await world.send(await world.place(), data=data), "bad_request", "not a JSON object", name="search")
+
+
+@requirement("wire.body_too_large")
+async def test_a_body_over_the_limit(world: World) -> None:
+    call = await world.place()
+    data = json.dumps({**call.body, "comment": "x" * MAX_BODY_BYTES}).encode()
+    assert_answered(await world.send(call, data=data), "bad_request", "larger than", name="search")
+
+
+@pytest.mark.parametrize("field", ["tool_call_card_id", "after_execution"])
+@requirement("wire.body_field")
+async def test_a_required_field_that_is_missing(world: World, field: str) -> None:
+    assert_answered(await _send_without(world, field), "bad_request", field)
+
+
+@requirement("wire.body_field")
+async def test_a_missing_tool_name_is_answered_under_the_suffix(world: World) -> None:
+    assert_answered(await _send_without(world, "tool_name"), "bad_request", "tool_name", name="search")
+
+
+@pytest.mark.parametrize("value", ["later", "", 1, None])
+@requirement("wire.after_execution")
+async def test_an_after_execution_that_is_none(world: World, value: object) -> None:
+    assert_answered(
+        await world.send(await world.place(), body={"after_execution": value}), "bad_request", "after_execution"
+    )
+
+
+@requirement("wire.body_unknown_field")
+async def test_an_unknown_field_is_ignored(world: World) -> None:
+    outcome = await world.send(await world.place(), body={"comment": "hello", "priority": 7})
+    assert outcome.content["status"] == "success"
+
+
+@pytest.mark.parametrize("field", sorted(INLINE_DATA))
+@requirement("wire.inline_data")
+async def test_inline_data(world: World, field: str) -> None:
+    assert_answered(await world.send(await world.place(), body={field: {}}), "bad_request", field)
+
+
+@pytest.mark.parametrize("field", sorted(CONTROL_FIELDS))
+@requirement("wire.control_field")
+async def test_a_control_field(world: World, field: str) -> None:
+    assert_answered(await world.send(await world.place(), body={field: "x"}), "bad_request", field)
+
+
+@requirement("wire.heartbeat_name")
+async def test_a_tool_name_that_workers_take_for_heartbeats(world: World) -> None:
+    outcome = await world.send(await world.place(), body={"tool_name": "skills.task_watch"})
+    assert_answered(outcome, "bad_request", "heartbeats", name="tool.skills.task_watch")
+
+
+# The headers (section 2).
+
+
+@requirement("wire.header_agent")
+async def test_a_missing_agent_is_a_violation_answered_to_the_cards_author(world: World) -> None:
+    assert_answered(await world.send(await world.place(), headers={"CG-Agent-Id": None}), "bad_request", "CG-Agent-Id")
+
+
+@requirement("wire.header_call")
+async def test_a_missing_call_id_is_a_violation_answered_under_the_cards(world: World) -> None:
+    outcome = await world.send(await world.place(), headers={"CG-Tool-Call-Id": None})
+    assert_answered(outcome, "bad_request", "CG-Tool-Call-Id")
+
+
+@requirement("wire.header_turn")
+async def test_a_missing_turn_is_taken_from_the_card(world: World) -> None:
+    outcome = await world.send(await world.place(), headers={"CG-Turn-Id": None})
+    assert outcome.content["status"] == "success"
+
+
+@pytest.mark.parametrize("value", ["-1", "one", "1.0", "9" * 25])
+@requirement("wire.header_epoch")
+async def test_a_malformed_epoch(world: World, value: str) -> None:
+    outcome = await world.send(await world.place(), headers={"CG-Turn-Epoch": value})
+    assert_answered(outcome, "bad_request", "CG-Turn-Epoch")
+
+
+@requirement("wire.header_epoch")
+async def test_a_missing_epoch_is_the_rows(world: World) -> None:
+    outcome = await world.send(await world.place(), headers={"CG-Turn-Epoch": None})
+    assert outcome.content["status"] == "success"
+    assert outcome.answer.inbox_row["turn_epoch"] == 1
+
+
+@requirement("wire.header_depth")
+async def test_a_malformed_depth(world: World) -> None:
+    outcome = await world.send(await world.place(), headers={"CG-Recursion-Depth": "deep"})
+    assert_answered(outcome, "bad_request", "CG-Recursion-Depth")
+
+
+@requirement("wire.header_depth")
+async def test_the_depth_that_counts_is_the_rows(world: World) -> None:
+    outcome = await world.send(await world.place(), headers={"CG-Recursion-Depth": "7"})
+    assert outcome.answer.edge["recursion_depth"] == 0
+    assert outcome.answer.inbox_row["context_headers"]["CG-Recursion-Depth"] == "0"
+
+
+@pytest.mark.parametrize("header", ["CG-Project-Id", "CG-Channel-Id"])
+@requirement("wire.header_tenant")
+async def test_a_tenant_that_is_not_the_subjects(world: World, header: str) -> None:
+    assert_answered(await world.send(await world.place(), headers={header: "elsewhere"}), "bad_request", header)
+
+
+@requirement("wire.header_tenant")
+async def test_tenant_headers_may_be_missing(world: World) -> None:
+    outcome = await world.send(await world.place(), headers={"CG-Project-Id": None, "CG-Channel-Id": None})
+    assert outcome.content["status"] == "success"
+
+
+@requirement("wire.header_case")
+async def test_headers_in_any_case(world: World) -> None:
+    call = await world.place()
+    lower = dict.fromkeys(call.headers) | {name.lower(): value for name, value in call.headers.items()}
+    outcome = await world.send(call, headers=lower)
+    assert outcome.content["status"] == "success"
+    assert outcome.answer.inbox_row["context_headers"]["CG-Agent-Id"] == AGENT
+
+
+@pytest.mark.parametrize("value", ["nonsense", f"00-{'0' * 32}-{'1' * 16}-01", f"ff-{'1' * 32}-{'1' * 16}-01"])
+@requirement("wire.traceparent")
+async def test_a_malformed_traceparent(world: World, value: str) -> None:
+    call = await world.place()
+    outcome = await world.send(call, headers={"traceparent": value})
+    assert_answered(outcome, "bad_request", "traceparent")
+    assert outcome.answer.inbox_row["context_headers"]["traceparent"].split("-")[1] == call.trace_id
+
+
+@pytest.mark.parametrize("value", [None, f"00-{'a' * 32}-{'b' * 16}-01"])
+@requirement("wire.trace_foreign")
+async def test_a_foreign_or_missing_trace_leaves_the_turns_own(world: World, value: str | None) -> None:
+    call = await world.place()
+    outcome = await world.send(call, headers={"traceparent": value, "tracestate": "vendor=1"})
+    headers = outcome.answer.inbox_row["context_headers"]
+    assert outcome.content["status"] == "success"
+    assert headers["traceparent"].split("-")[1] == call.trace_id
+    assert outcome.answer.edge["trace_id"] == call.trace_id
+    assert "tracestate" not in headers
+    assert (outcome.doorbells[0].headers or {})["traceparent"] == headers["traceparent"]
+
+
+@requirement("wire.tracestate")
+async def test_the_tracestate_passes_through(world: World) -> None:
+    outcome = await world.send(await world.place(), headers={"tracestate": "vendor=1"})
+    assert outcome.answer.inbox_row["context_headers"]["tracestate"] == "vendor=1"
+    assert (outcome.doorbells[0].headers or {})["tracestate"] == "vendor=1"
+
+
+@requirement("wire.nobody")
+async def test_a_command_that_nobody_could_be_answered_for(world: World) -> None:
+    call = replace(await world.place(), tool_call_id="unknown")
+    outcome = await world.send(call, headers=dict.fromkeys(call.headers), data=b"[]")
+    assert_dead_lettered(outcome, "no_identity", terminated=True)
+
+
+# The report (section 6).
+
+
+@requirement("wire.turn_stale")
+async def test_a_turn_that_no_row_knows(world: World) -> None:
+    outcome = await world.send(await world.place(), headers={"CG-Turn-Id": "an-old-turn"})
+    assert_dead_lettered(outcome, "stale_turn", terminated=False)
+
+
+@requirement("wire.epoch_stale")
+async def test_an_epoch_that_is_not_the_turns(world: World) -> None:
+    outcome = await world.send(await world.place(), headers={"CG-Turn-Epoch": "2"})
+    assert_dead_lettered(outcome, "stale_turn", terminated=False)
+
+
+@requirement("wire.agent_foreign")
+async def test_an_agent_that_did_not_call(world: World) -> None:
+    outcome = await world.send(await world.place(), headers={"CG-Agent-Id": "somebody-else"})
+    assert_dead_lettered(outcome, "stale_turn", terminated=False)
+
+
+@requirement("wire.edge_missing")
+async def test_a_call_without_its_request_edge(world: World) -> None:
+    call = await world.place()
+    await world.caller.database.execute("delete from state.execution_edges")
+    assert_dead_lettered(await world.send(call), "no_request_edge", terminated=False)
+
+
+@requirement("wire.depth_mismatch")
+async def test_a_depth_that_is_not_the_edges(world: World) -> None:
+    call = await world.place()
+    await world.caller.database.execute("update state.execution_edges set recursion_depth = 3")
+    assert_dead_lettered(await world.send(call), "depth_mismatch", terminated=False)
+
+
+@requirement("wire.depth_limit")
+async def test_a_depth_at_the_limit(world: World) -> None:
+    call = await world.place()
+    await _set_depth(world, 20)
+    assert_dead_lettered(await world.send(call), "recursion_depth", terminated=False)
+
+
+@requirement("wire.depth_limit")
+async def test_the_last_depth_below_the_limit(world: World) -> None:
+    call = await world.place()
+    await _set_depth(world, 19)
+    outcome = await world.send(call)
+    assert outcome.answer.edge["recursion_depth"] == 19
+    assert outcome.answer.edge["metadata"]["cg_ctx"]["recursion_depth"] == 19
+
+
+async def _set_depth(world: World, depth: int) -> None:
+    await world.caller.database.execute("update state.execution_edges set recursion_depth = $1", depth)
+    await world.caller.database.execute(
+        "update state.agent_inbox set context_headers = context_headers || $1", {"CG-Recursion-Depth": str(depth)}
+    )
+
+
+@requirement("wire.roster_missing")
+async def test_an_agent_that_is_not_in_the_roster(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    outcome = await world.send(await world.place(agent="unlisted"))
+    assert outcome.content["status"] == "success"
+    assert outcome.answer.inbox_row["agent_id"] == "unlisted"
+    assert outcome.doorbells == []
+    assert_settled_once(outcome)
+    assert "doorbell.impossible" in [getattr(record, "action", "") for record in caplog.records]
+
+
+@requirement("wire.doorbell_impossible")
+async def test_a_worker_target_that_is_no_token_undoes_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    await world.caller.add_agent(PROJECT, "odd", "a b.*")
+    outcome = await world.send(await world.place(agent="odd"))
+    assert outcome.answer.inbox_row["payload"]["status"] == "success"
+    assert outcome.doorbells == []
+    assert_settled_once(outcome)
+    assert "doorbell.failed" in [getattr(record, "action", "") for record in caplog.records]
+
+
+# The card (section 3).
+
+
+@requirement("wire.card_unknown")
+async def test_a_card_that_does_not_exist(world: World) -> None:
+    outcome = await world.send(await world.place(), body={"tool_call_card_id": "nowhere"})
+    assert_answered(outcome, "not_found", "card")
+
+
+@requirement("wire.card_unknown")
+async def test_a_card_that_was_deleted(world: World) -> None:
+    call = await world.place()
+    await world.caller.database.execute("update cards set deleted_at = now()")
+    assert_answered(await world.send(call), "not_found", "card")
+
+
+@requirement("wire.card_foreign")
+async def test_a_card_of_another_project(world: World) -> None:
+    call = await world.place()
+    await world.caller.database.execute("update cards set tenant_id = 'another'")
+    assert_answered(await world.send(call), "not_found", "card")
+
+
+@requirement("wire.card_type")
+async def test_a_card_of_another_type(world: World) -> None:
+    call = await world.place()
+    await world.caller.database.execute("update cards set metadata = metadata || $1", {"type": "note"})
+    assert_answered(await world.send(call), "bad_request", "tool.call")
+
+
+@requirement("wire.card_class")
+async def test_a_card_of_another_class(world: World) -> None:
+    call = await world.place()
+    await world.caller.database.execute("update cards set content = $1", {"__type__": "TextContent", "text": "x"})
+    assert_answered(await world.send(call), "bad_request", "ToolCallContent")
+
+
+@requirement("wire.card_call")
+async def test_a_card_of_another_call(world: World) -> None:
+    other, call = await world.place(), await world.place()
+    outcome = await world.send(call, body={"tool_call_card_id": other.card_id})
+    assert_answered(outcome, "bad_request", "another tool call")
+    assert outcome.answer.card["metadata"]["step_id"] == call.step_id
+
+
+@requirement("wire.arguments_raw")
+async def test_arguments_that_were_no_object(world: World) -> None:
+    assert_answered(await world.send(await world.place({"_raw": "{broken"})), "bad_request", "JSON object")
+
+
+@pytest.mark.parametrize("arguments", [[1], "text", 7])
+@requirement("wire.arguments_object")
+async def test_arguments_of_another_kind(world: World, arguments: Any) -> None:
+    assert_answered(await world.send(await world.place(arguments)), "bad_request", "JSON object")
+
+
+@requirement("wire.arguments_limits")
+async def test_too_many_arguments(world: World) -> None:
+    arguments = {**KNOWN, "site": [f"{number}.org" for number in range(1001)]}
+    assert_answered(await world.send(await world.place(arguments)), "bad_request", "1,000")
+
+
+@requirement("wire.arguments_limits")
+async def test_arguments_nested_too_deeply(world: World) -> None:
+    nested: Any = "x"
+    for _ in range(25):
+        nested = {"a": nested}
+    assert_answered(await world.send(await world.place({**KNOWN, "deep": nested})), "bad_request", "nested")
+
+
+@requirement("wire.arguments_limits")
+async def test_arguments_that_no_parser_takes(world: World) -> None:
+    call = await world.place()
+    deep = "[" * 2000 + "]" * 2000
+    await world.caller.database.execute(
+        f"""update cards set content = '{{"__type__": "ToolCallContent", "arguments": {{"a": {deep}}}}}'"""  # noqa: S608
+    )
+    assert_answered(await world.send(call), "bad_request", "ToolCallContent")
+
+
+@pytest.mark.parametrize("text", ["x" * 300_000, "".join(chr(33 + number * 7919 % 90) for number in range(300_000))])
+@requirement("wire.arguments_limits")
+async def test_arguments_that_are_too_large(world: World, text: str) -> None:
+    assert_answered(await world.send(await world.place({"query": text})), "bad_request", "262,144 bytes")
+
+
+# The tool (sections 4 and 5).
+
+
+@requirement("wire.tool_unknown")
+async def test_a_tool_that_the_project_does_not_have(world: World) -> None:
+    outcome = await world.send(await world.place(tool="jina_nothing"))
+    assert_answered(outcome, "not_found", "jina_nothing", name="jina_nothing")
+
+
+@requirement("wire.tool_foreign")
+async def test_a_tool_of_another_project(world: World) -> None:
+    await world.caller.database.execute("update resource.tools set project_id = 'another'")
+    assert_answered(await world.send(await world.place()), "not_found", "jina_search")
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, "options.jina"),
+        ({"jina": []}, "options.jina"),
+        ({"jina": {"mode": "search", "base_url": "https://r.jina.ai"}}, "mode"),
+        ({"jina": {"base_url": "http://s.jina.ai"}}, "base_url"),
+        ({"jina": {"base_url": "https://u:p@s.jina.ai"}}, "base_url"),
+        ({"jina": {"base_url": "https://s.jina.ai:8443"}}, "base_url"),
+        ({"jina": {"mode": "search"}, "args": {"fixed": {"x": "{nonsense}"}}}, "nonsense"),
+        ({"jina": {"mode": "search"}, "args": {"fixed": {"x": "{context_box_id}"}}}, "context_box_id"),
+        ({"jina": {"mode": "search"}, "envs": {"x": "PG_DSN"}}, "secrets.allowed_env"),
+        ({"jina": {"mode": "search", "auth_env": "UNSET"}}, "UNSET"),
+    ],
+)
+@requirement("wire.definition")
+async def test_a_definition_that_is_not_usable(world: World, options: Any, names: str) -> None:
+    await world.caller.add_tool(PROJECT, {**search_tool(), "options": options})
+    assert_answered(await world.send(await world.place()), "tool_misconfigured", names)
+
+
+@requirement("wire.arguments_schema")
+async def test_arguments_that_do_not_fit_the_schema(world: World) -> None:
+    schema = {"type": "object", "required": ["query"], "properties": {"count": {"type": "integer"}}}
+    await world.caller.add_tool(PROJECT, {**search_tool(), "parameters": schema})
+    assert_answered(await world.send(await world.place({"count": "many"})), "bad_request", "query", "count")
+
+
+@requirement("wire.target_checked")
+async def test_a_page_address_that_is_none(world: World) -> None:
+    await world.caller.add_tool(PROJECT, reader_tool())
+    call = await world.place({"url": "ftp://a.example/x"}, "jina_reader", suffix="read")
+    assert_answered(await world.send(call), "bad_request", "url", name="jina_reader")

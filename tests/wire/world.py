@@ -1,0 +1,156 @@
+"""An executor inside the test's own loop, with everything around it real; and what it left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nats.aio.msg import Msg
+from nats.js.errors import NotFoundError
+
+from openapi_tool.bus.consumer import CommandConsumer
+from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
+from openapi_tool.local.caller import STREAM, Answer, Caller, PlacedCall
+from openapi_tool.local.executor import LoopbackResolver
+from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.prepared import prepare
+from openapi_tool.protocol.subject import default_durable
+from openapi_tool.service import assemble
+from openapi_tool.settings import Settings
+from tests.conftest import AGENT, PROJECT, search_tool
+
+DURABLE = default_durable("v1r4", "jina")
+KNOWN = {"query": "hello world", "count": 3}
+SETTLED_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Everything that one call left behind, once its command was settled."""
+
+    answer: Answer
+    doorbells: list[Msg]
+    dead_letters: list[dict[str, Any]]
+    terminated: int
+    given_back: int
+    deliveries: int
+    upstream_requests: list[dict[str, Any]]
+
+    @property
+    def content(self) -> Mapping[str, Any]:
+        content: Mapping[str, Any] = self.answer.card["content"]
+        return content
+
+
+@dataclass(slots=True)
+class World:
+    """The kernel's side, the double, and ears on every subject that matters."""
+
+    stack: EmbeddedStack
+    caller: Caller
+    database: str
+    doorbells: list[Msg] = field(default_factory=list)
+    advisories: list[dict[str, Any]] = field(default_factory=list)
+
+    async def listen(self) -> None:
+        async def hear_doorbell(message: Msg) -> None:
+            self.doorbells.append(message)
+
+        async def hear_advisory(message: Msg) -> None:
+            self.advisories.append(json.loads(message.data))
+
+        await self.caller.client.subscribe("cg.v1r4.*.*.cmd.agent.*.wakeup", cb=hear_doorbell)
+        await self.caller.client.subscribe("$JS.EVENT.ADVISORY.CONSUMER.>", cb=hear_advisory)
+
+    async def place(self, arguments: Any = None, tool: str = "jina_search", **changes: Any) -> PlacedCall:
+        """A call whose command is not yet sent."""
+        agent = changes.pop("agent", AGENT)
+        return await self.caller.place(
+            PROJECT, agent, tool, KNOWN if arguments is None else arguments, publish=False, **changes
+        )
+
+    async def send(
+        self,
+        call: PlacedCall,
+        *,
+        headers: Mapping[str, str | None] | None = None,
+        body: Mapping[str, Any] | None = None,
+        data: bytes | None = None,
+    ) -> Outcome:
+        """Send a call's command, changed as said, and wait until it is settled. None takes a header away."""
+        changed = {name: value for name, value in {**call.headers, **(headers or {})}.items() if value is not None}
+        await self.caller.publish(replace(call, body={**call.body, **(body or {})}), headers=changed, data=data)
+        return await self.outcome(call)
+
+    async def outcome(self, call: PlacedCall) -> Outcome:
+        """What is there once nothing is pending. Raises TimeoutError."""
+        info = await self.settled()
+        await self.caller.client.flush()
+        kinds = [advisory["type"].rpartition(".")[2] for advisory in self.advisories]
+        return Outcome(
+            answer=await self.caller.read_answer(call),
+            doorbells=list(self.doorbells),
+            dead_letters=await self.dead_letters(),
+            terminated=kinds.count("terminated"),
+            given_back=kinds.count("nak"),
+            deliveries=info.delivered.consumer_seq,
+            upstream_requests=await asyncio.to_thread(self.stack.upstream.requests),
+        )
+
+    async def settled(self) -> Any:
+        async with asyncio.timeout(SETTLED_S):
+            while True:
+                try:
+                    info = await self.caller.client.jetstream().consumer_info(STREAM, DURABLE)
+                except NotFoundError:  # the executor has not got so far
+                    continue
+                if info.delivered.consumer_seq and not info.num_pending and not info.num_ack_pending:
+                    return info
+                await asyncio.sleep(0.005)
+
+    async def dead_letters(self) -> list[dict[str, Any]]:
+        jetstream = self.caller.client.jetstream()
+        try:
+            state = (await jetstream.stream_info(DEAD_LETTERS)).state
+        except NotFoundError:
+            return []
+        numbers = range(state.first_seq, state.last_seq + 1)
+        return [json.loads((await jetstream.get_msg(DEAD_LETTERS, number)).data or b"") for number in numbers]
+
+    @asynccontextmanager
+    async def executor(self, **sections: Any) -> AsyncIterator[CommandConsumer]:
+        """Everything that `serve` puts together, in this loop."""
+        settings = Settings(
+            **{
+                "postgres": {"dsn": self.stack.postgres.dsn(self.database)},
+                "nats": {"servers": self.stack.nats.url},
+                "secrets": {"allowed_env": ("SEARCH_API_KEY", "TENANT_TOKEN")},
+                "executor": {"retry_delay_s": 0.05},
+                **sections,
+            }
+        )
+        environment = {
+            **self.stack.upstream.keys,
+            "TENANT_TOKEN": "tenant-value",
+            "PG_DSN": "not for tools",
+            "SSL_CERT_FILE": str(self.stack.certificates.ca),
+        }
+        resolver = LoopbackResolver(self.stack.upstream.port)
+        async with AsyncExitStack() as stack:
+            consumer = await assemble(stack, prepare(settings, environment), resolver)
+            consumer.start()
+            yield consumer
+            await consumer.stop(1.0)
+
+
+@asynccontextmanager
+async def open_world(stack: EmbeddedStack, caller: Caller, database: str) -> AsyncIterator[World]:
+    """A world with a search tool in it, and no executor yet."""
+    world = World(stack, caller, database)
+    await world.listen()
+    await caller.add_tool(PROJECT, search_tool())
+    yield world
