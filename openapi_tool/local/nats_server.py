@@ -18,11 +18,15 @@ jetstream {{ store_dir: {store} }}
 
 
 class NatsServer:
-    """One server in `folder`, on a free port of loopback; a restart keeps port and streams."""
+    """One server in `folder`, on a free port of loopback; a restart keeps port and streams.
 
-    def __init__(self, folder: Path, guard: Guard) -> None:
+    `more` is added to its configuration (authorization, tls).
+    """
+
+    def __init__(self, folder: Path, guard: Guard, more: str = "") -> None:
         self._folder = folder
         self._guard = guard
+        self._more = more
         self.url = ""
         self.process: ServerProcess | None = None
 
@@ -33,7 +37,7 @@ class NatsServer:
         port = self.url.rpartition(":")[2] or "-1"
         config = self._folder / "nats.conf"
         store = _quoted(self._folder / "jetstream")
-        config.write_text(_CONFIG.format(port=port, folder=_quoted(self._folder), store=store))
+        config.write_text(_CONFIG.format(port=port, folder=_quoted(self._folder), store=store) + self._more)
         self.process = ServerProcess("nats-server", [_binary(), "-c", config], self._guard, self._folder / "nats.log")
         self.process.start(self._is_ready)
 

@@ -55,6 +55,12 @@ class EmbeddedStack:
     ) -> None:
         self.close()
 
+    def another_nats(self, name: str, more: str) -> NatsServer:
+        """One more NATS server, not yet started, with `more` in its configuration."""
+        folder = self.folder / name
+        folder.mkdir()
+        return NatsServer(folder, self._guard, more)
+
     def executor(
         self, name: str, database: str, settings: Mapping[str, str] | None = None, *, real_upstream: bool = False
     ) -> ExecutorProcess:
