@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 from openapi_tool.bus.connection import BusOptions
 from openapi_tool.bus.streams import DurableOptions
@@ -20,6 +22,8 @@ from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 from openapi_tool.tools.secrets import Secrets
 
 NAME = "openapi-tool"
+_SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+_SSL_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class Prepared:
 
 def prepare(settings: Settings, environment: Mapping[str, str]) -> Prepared:
     """Judge what only trying can judge. Raises SettingsError naming every mistake."""
-    problems: list[str] = []
+    problems = _dsn_problems(settings.postgres.dsn.get_secret_value())
     secrets = Secrets(environment, _allowed_variables(settings))
     upstream_tls = _tried(lambda: _upstream_tls(settings, environment), "egress.ca_file or SSL_CERT_FILE", problems)
     bus_tls = _tried(lambda: _bus_tls(settings.nats), "nats.ca_file, nats.cert_file or nats.key_file", problems)
@@ -63,6 +67,15 @@ def _tried(make: Callable[[], ssl.SSLContext | None], settings: str, problems: l
     except (OSError, ssl.SSLError) as error:
         problems.append(f"{settings}: cannot be used: {error}")
         return None
+
+
+def _dsn_problems(dsn: str) -> list[str]:
+    """What the driver would say of the connection string's TLS part only when it connects, and again and again."""
+    query = dict(parse_qsl(urlsplit(dsn).query))
+    mode = query.get("sslmode", "prefer")
+    problems = [] if mode in _SSL_MODES else [f"postgres.dsn: sslmode {mode!r} is none of {', '.join(_SSL_MODES)}"]
+    unreadable = [name for name in _SSL_FILES if name in query and not os.access(query[name], os.R_OK)]
+    return [*problems, *(f"postgres.dsn: {name}={query[name]} cannot be read" for name in unreadable)]
 
 
 def _allowed_variables(settings: Settings) -> set[str]:

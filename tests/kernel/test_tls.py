@@ -1,0 +1,117 @@
+"""TLS to PostgreSQL, as the connection string asks for it.
+
+The embedded server is built without TLS, so a gate in front of it speaks PostgreSQL's own way to begin
+TLS (SSLRequest, answered with one byte) and passes on what comes through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from openapi_tool.kernel.store import KernelStore
+from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.prepared import prepare
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.settings import Settings, SettingsError
+from tests.promises import requirement
+
+SSL_REQUEST_BYTES = 8
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> trustme.CA:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    client = authority.issue_cert("executor")
+    client.cert_chain_pems[0].write_to_path(str(tmp_path / "client.pem"))
+    client.private_key_pem.write_to_path(str(tmp_path / "client_key.pem"))
+    (tmp_path / "client_key.pem").chmod(0o600)
+    return authority
+
+
+@asynccontextmanager
+async def gate(stack: EmbeddedStack, authority: trustme.CA, *, ask_client: bool = False) -> AsyncIterator[int]:
+    """A port that only lets TLS through, with a certificate for `localhost`."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("localhost").configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED if ask_client else ssl.CERT_NONE
+
+    async def enter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(SSL_REQUEST_BYTES)
+        writer.write(b"S")
+        try:
+            await writer.start_tls(context)
+            await _pass_on(reader, writer, stack.postgres.port)
+        except (OSError, ssl.SSLError):
+            pass  # the client did not like the certificate, or we not the client's
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(enter, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
+    inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+    await asyncio.gather(_copy(reader, inner_writer), _copy(inner_reader, writer))
+
+
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    while data := await source.read(65536):
+        sink.write(data)
+        await sink.drain()
+    sink.close()
+
+
+async def connects(stack: EmbeddedStack, database: str, port: int, query: str, host: str = "localhost") -> bool:
+    """Whether the store gets through the gate with these TLS parameters."""
+    inner = stack.postgres.dsn(database)
+    dsn = inner.replace(f"127.0.0.1:{stack.postgres.port}", f"{host}:{port}") + "?" + query
+    try:
+        store = await KernelStore.open(prepare(Settings(postgres={"dsn": dsn}), {}).pool)
+    except Unavailable:
+        return False
+    await store.aclose()
+    return True
+
+
+@requirement("postgres.tls")
+async def test_the_servers_certificate_and_name_are_verified(
+    stack: EmbeddedStack, database: str, authority: trustme.CA, tmp_path: Path
+) -> None:
+    trusted = f"sslmode=verify-full&sslrootcert={tmp_path / 'ca.pem'}"
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "other_ca.pem"))
+    async with gate(stack, authority) as port:
+        assert await connects(stack, database, port, trusted)
+        assert not await connects(stack, database, port, trusted, host="127.0.0.1")
+        assert not await connects(stack, database, port, f"sslmode=verify-full&sslrootcert={tmp_path / 'other_ca.pem'}")
+
+
+@requirement("postgres.tls")
+async def test_a_client_certificate(stack: EmbeddedStack, database: str, authority: trustme.CA, tmp_path: Path) -> None:
+    trusted = f"sslmode=verify-full&sslrootcert={tmp_path / 'ca.pem'}"
+    mine = f"&sslcert={tmp_path / 'client.pem'}&sslkey={tmp_path / 'client_key.pem'}"
+    async with gate(stack, authority, ask_client=True) as port:
+        assert await connects(stack, database, port, trusted + mine)
+        assert not await connects(stack, database, port, trusted)
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [("sslmode=sure", "sslmode"), ("sslmode=verify-full&sslrootcert=/nowhere/ca.pem", "sslrootcert")],
+)
+@requirement("postgres.tls")
+def test_what_cannot_work_is_named_before_any_connection(query: str, names: str) -> None:
+    sections: dict[str, Any] = {"postgres": {"dsn": f"postgresql://u:p@127.0.0.1/x?{query}"}}
+    with pytest.raises(SettingsError, match=rf"postgres\.dsn: {names}"):
+        prepare(Settings(**sections), {})
