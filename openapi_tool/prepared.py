@@ -17,6 +17,7 @@ from openapi_tool.kernel.store import PoolOptions
 from openapi_tool.protocol.subject import command_filter
 from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.settings.model import NatsSettings
+from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 from openapi_tool.tools.secrets import Secrets
@@ -38,6 +39,7 @@ class Prepared:
     pool: PoolOptions
     durable: DurableOptions
     limits: TimeLimits
+    health: Health
 
 
 def prepare(settings: Settings, environment: Mapping[str, str]) -> Prepared:
@@ -58,6 +60,7 @@ def prepare(settings: Settings, environment: Mapping[str, str]) -> Prepared:
         pool=_pool_options(settings),
         durable=_durable_options(settings),
         limits=TimeLimits(executor.worker_default_s, executor.margin_s, settings.tools.max_timeout_ms / 1000),
+        health=Health(),
     )
 
 

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, wait_exponential_jitter
@@ -19,14 +21,17 @@ from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.doorbell import Doorbell
 from openapi_tool.bus.shared import shared_session_key
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
+from openapi_tool.jina.budget import ByteBudget
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import EgressTransport
+from openapi_tool.jina.retry import RetryOptions
 from openapi_tool.jina.tools import JinaTools
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.prepared import NAME, Prepared, prepare
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
+from openapi_tool.telemetry.health import Health, health_server, watch_loop_lag
 from openapi_tool.telemetry.logs import configure_logging
 from openapi_tool.telemetry.traces import WireTracer
 from openapi_tool.tools.session import SessionScope
@@ -42,6 +47,9 @@ if TYPE_CHECKING:
     from openapi_tool.telemetry.otlp import ExportingTracer
 
 T = TypeVar("T")
+
+POSTGRES, NATS, CONSUMER = "postgres", "nats", "consumer"
+_CONSUMER_SILENCE_S = 15.0
 
 log = logging.getLogger(__name__)
 
@@ -62,24 +70,38 @@ def run(settings: Settings, environment: Mapping[str, str], resolver: Resolver |
 async def _serve(prepared: Prepared, resolver: Resolver | None) -> None:
     stop = _stop_on_signals()
     async with AsyncExitStack() as stack:
-        consumer = await _unless_stopped(stop, assemble(stack, prepared, resolver))
-        if consumer is None:
+        await _serve_health(stack, prepared)
+        parts = await _unless_stopped(stop, assemble(stack, prepared, resolver))
+        if parts is None:
             return
+        consumer = parts.consumer
         consumer.start()
         log.info("serving", extra={"action": "service.started", "durable": prepared.durable.name})
         try:
-            await _unless_stopped(stop, consumer.failed())
+            await _unless_stopped(stop, _side_tasks(parts, prepared))
         finally:
+            prepared.health.draining = True
             await consumer.stop(prepared.settings.executor.drain_s)
     log.info("stopped", extra={"action": "service.stopped"})
 
 
-async def assemble(stack: AsyncExitStack, prepared: Prepared, resolver: Resolver | None) -> CommandConsumer:
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What was put together, as far as somebody still has to look at it."""
+
+    consumer: CommandConsumer
+    kernel: KernelStore
+    client: Client
+
+
+async def assemble(stack: AsyncExitStack, prepared: Prepared, resolver: Resolver | None) -> Parts:
     """Connect everything, in an order that `stack` undoes backwards; the consumer is not yet started."""
-    settings = prepared.settings
+    settings, health = prepared.settings, prepared.health
     kernel = await _until_available(lambda: KernelStore.open(prepared.pool))
     stack.push_async_callback(kernel.aclose)
+    health.note(POSTGRES, ok=True)
     client = await stack.enter_async_context(connected(prepared.bus))
+    health.note(NATS, ok=True)
     transport = AiohttpTransport(prepared.upstream_tls, settings.egress.connections, resolver)
     jina = JinaClient(EgressTransport(transport), settings.egress.max_response_bytes)
     stack.push_async_callback(jina.aclose)
@@ -88,12 +110,58 @@ async def assemble(stack: AsyncExitStack, prepared: Prepared, resolver: Resolver
     pipeline = Pipeline(
         _pipeline_options(prepared, SessionScope(await _session_key(settings, client))),
         kernel,
-        JinaTools(jina),
+        JinaTools(jina, RetryOptions(**settings.retry.model_dump()), ByteBudget(settings.egress.body_budget_bytes)),
         Doorbell(client, settings.protocol.version, NAME),
         tracer,
     )
-    options = ConsumerOptions(prepared.durable, settings.executor.concurrency)
-    return CommandConsumer(client, options, DeadLetters(client), pipeline.handle)
+    consumer = CommandConsumer(
+        client, _consumer_options(prepared), DeadLetters(client), pipeline.handle, lambda: health.ok(POSTGRES)
+    )
+    return Parts(consumer, kernel, client)
+
+
+async def _serve_health(stack: AsyncExitStack, prepared: Prepared) -> None:
+    options = prepared.settings.health
+    if options.port:
+        await stack.enter_async_context(health_server(options.host, options.port, prepared.health))
+        log.info("health server", extra={"action": "health.serving", "host": options.host, "port": options.port})
+
+
+async def _side_tasks(parts: Parts, prepared: Prepared) -> None:
+    """Everything that runs beside calls and never ends on its own; raises what ended one of them."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(parts.consumer.failed(), name="consumer")
+        group.create_task(watch_loop_lag(), name="loop lag")
+        group.create_task(_watch_parts(parts, prepared.health, prepared.settings.health.check_s), name="health")
+
+
+async def _watch_parts(parts: Parts, health: Health, every_s: float) -> None:
+    """Look at every part again and again; nothing is fetched while the database is away."""
+    while True:
+        database, heard_s = await _answers(parts.kernel), time.monotonic() - parts.consumer.last_heard
+        if health.note(POSTGRES, ok=database):
+            parts.consumer.wake()
+        health.note(NATS, ok=parts.client.is_connected)
+        health.note(CONSUMER, ok=heard_s < _CONSUMER_SILENCE_S)
+        await asyncio.sleep(every_s)
+
+
+async def _answers(kernel: KernelStore) -> bool:
+    try:
+        await kernel.ping()
+    except Unavailable:
+        return False
+    return True
+
+
+def _consumer_options(prepared: Prepared) -> ConsumerOptions:
+    executor = prepared.settings.executor
+    return ConsumerOptions(
+        durable=prepared.durable,
+        concurrency=executor.concurrency,
+        max_attempts=executor.max_attempts,
+        hold_s=prepared.limits.maximum_s + executor.result_wait_s,
+    )
 
 
 def _log_configuration(prepared: Prepared) -> None:
@@ -125,6 +193,7 @@ def _pipeline_options(prepared: Prepared, scope: SessionScope) -> PipelineOption
         scope=scope,
         redact=prepared.redactor.value,
         retry_delay_s=settings.executor.retry_delay_s,
+        result_wait_s=settings.executor.result_wait_s,
     )
 
 

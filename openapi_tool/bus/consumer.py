@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from openapi_tool.bus.dead_letters import DeadLetters
+from openapi_tool.bus.leases import Busy, Lease, LeaseLost, Leases
 from openapi_tool.bus.pull import ConsumerGone, StandingPull
 from openapi_tool.bus.streams import DurableOptions, ensure_durable
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.settlement import Acknowledge, DeadLetter, Settlement, TryAgain
+from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
@@ -24,25 +27,51 @@ Handler = Callable[[Delivery], Awaitable[Settlement]]
 _PREPARE_AGAIN_S = 1.0
 _ACK_TIMEOUT_S = 5.0
 _HEARTBEATS_PER_ACK_WAIT = 3
+_HAND_BACK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """Which durable to consume, and how many calls may run at once."""
+    """Which durable to consume, and how many calls may run at once.
+
+    After `max_attempts` executors were lost on a command it is answered without being run. No
+    message is kept alive longer than `hold_s` seconds, so that a call that hangs comes back.
+    """
 
     durable: DurableOptions
     concurrency: int
+    max_attempts: int
+    hold_s: float
+
+
+@dataclass(slots=True)
+class _Work:
+    """A command that is being worked on here; `since` is on the monotonic clock, in seconds."""
+
+    message: Msg
+    delivery: Delivery
+    since: float
+    lease: Lease | None = None
 
 
 class CommandConsumer:
     """Takes room first, then a command; keeps its message alive while it runs; settles it last."""
 
-    def __init__(self, client: Client, options: ConsumerOptions, dead_letters: DeadLetters, handle: Handler) -> None:
+    def __init__(
+        self,
+        client: Client,
+        options: ConsumerOptions,
+        dead_letters: DeadLetters,
+        handle: Handler,
+        may_fetch: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._client = client
         self._options = options
         self._dead_letters = dead_letters
         self._handle = handle
-        self._running: dict[asyncio.Task[None], Msg] = {}
+        self._may_fetch = may_fetch
+        self._leases = Leases(client, options.durable.ack_wait_s)
+        self._running: dict[asyncio.Task[None], _Work] = {}
         self._pull: StandingPull | None = None
         self._side_tasks: list[asyncio.Task[None]] = []
 
@@ -50,6 +79,11 @@ class CommandConsumer:
     def running(self) -> int:
         """How many calls run now."""
         return len(self._running)
+
+    @property
+    def last_heard(self) -> float:
+        """When the server last said anything to our pull, on the monotonic clock (seconds); 0 before."""
+        return self._pull.last_heard if self._pull is not None else 0.0
 
     def start(self) -> None:
         """Begin to consume; connection losses and a missing durable are waited out."""
@@ -96,60 +130,108 @@ class CommandConsumer:
                 )
                 await asyncio.sleep(_PREPARE_AGAIN_S)
 
+    def wake(self) -> None:
+        """Look at the room again: a call ended, or `may_fetch` changed."""
+        if self._pull is not None:
+            self._pull.wake()
+
     def _room(self) -> int:
-        return self._options.concurrency - len(self._running)
+        return self._options.concurrency - len(self._running) if self._may_fetch() else 0
 
     def _receive(self, message: Msg) -> None:
-        task = asyncio.create_task(self._run_one(message))
-        self._running[task] = message
+        work = _Work(message, _delivery(message), time.monotonic())
+        task = asyncio.create_task(self._run_one(work))
+        self._running[task] = work
+        metrics.RUNNING.set(self.running)
         task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
-        if self._pull is not None:
-            self._pull.wake()
+        metrics.RUNNING.set(self.running)
+        self.wake()
 
-    async def _run_one(self, message: Msg) -> None:
-        delivery = _delivery(message)
+    async def _run_one(self, work: _Work) -> None:
         try:
-            settlement = await self._handle(delivery)
-            await self._settle(message, delivery, settlement)
+            settlement = await self._own_and_handle(work)
+            await self._settle(work, settlement)
         except asyncio.CancelledError:
-            await message.nak()
-        except (nats.errors.Error, OSError) as error:
+            await self._hand_back(work)
+        except (nats.errors.Error, OSError, LeaseLost) as error:
             log.warning(
                 "a command could not be settled; it will be delivered again",
                 extra={
                     "action": "call.unsettled",
                     "error": f"{type(error).__name__}: {error}",
-                    "stream_sequence": delivery.stream_sequence,
+                    "stream_sequence": work.delivery.stream_sequence,
                 },
             )
 
-    async def _settle(self, message: Msg, delivery: Delivery, settlement: Settlement) -> None:
+    async def _own_and_handle(self, work: _Work) -> Settlement | Busy:
+        """Handle a command, from its second delivery on only with its lease."""
+        if work.delivery.attempt > 1:
+            lease = await self._leases.take(work.delivery)
+            metrics.REDELIVERED.inc()
+            log.info(
+                "a command was delivered again",
+                extra={
+                    "action": "call.redelivered",
+                    "stream_sequence": work.delivery.stream_sequence,
+                    "attempt": work.delivery.attempt,
+                    "lost": lease.lost if isinstance(lease, Lease) else None,
+                },
+            )
+            if isinstance(lease, Busy):
+                return lease
+            work.lease = lease
+            work.delivery = replace(work.delivery, exhausted=lease.lost >= self._options.max_attempts)
+        return await self._handle(work.delivery)
+
+    async def _settle(self, work: _Work, settlement: Settlement | Busy) -> None:
+        message = work.message
         match settlement:
             case Acknowledge():
                 await message.ack_sync(timeout=_ACK_TIMEOUT_S)
             case TryAgain(delay_s):
+                await self._leases.give_back(work.delivery)
                 await message.nak(delay=delay_s)
+            case Busy(retry_in_s):
+                await message.nak(delay=retry_in_s)
             case DeadLetter(reason, text, terminate):
-                await self._dead_letters.keep(delivery, reason, text)
+                await self._dead_letters.keep(work.delivery, reason, text)
                 if terminate:
                     await message.term()
                 else:
                     await message.ack_sync(timeout=_ACK_TIMEOUT_S)
+        if work.lease is not None and isinstance(settlement, Acknowledge | DeadLetter):
+            await self._leases.forget(work.lease)
+
+    async def _hand_back(self, work: _Work) -> None:
+        """Let another executor have it at once. Without NATS its AckWait does the same a little later."""
+        try:
+            async with asyncio.timeout(_HAND_BACK_S):
+                await self._leases.give_back(work.delivery)
+                if not work.message.is_acked:
+                    await work.message.nak()
+        except (nats.errors.Error, OSError, LeaseLost, TimeoutError) as error:
+            log.warning(
+                "a command could not be handed back; it is delivered again after its AckWait",
+                extra={"action": "call.unsettled", "error": f"{type(error).__name__}: {error}"},
+            )
 
     async def _keep_alive(self) -> None:
         """Tell the server that running calls are worked on, before its AckWait runs out."""
         while True:
             await asyncio.sleep(self._options.durable.ack_wait_s / _HEARTBEATS_PER_ACK_WAIT)
-            for message in list(self._running.values()):
-                if not message.is_acked:
-                    await self._in_progress(message)
+            oldest = time.monotonic() - self._options.hold_s
+            alive = [work for work in self._running.values() if work.since >= oldest and not work.message.is_acked]
+            for work in alive:
+                await self._heartbeat(work.message.in_progress())
+            renewals = [self._leases.renew(work.lease) for work in alive if work.lease is not None]
+            await asyncio.gather(*(self._heartbeat(renewal) for renewal in renewals))
 
-    async def _in_progress(self, message: Msg) -> None:
+    async def _heartbeat(self, beat: Awaitable[None]) -> None:
         try:
-            await message.in_progress()
+            await beat
         except (nats.errors.Error, OSError) as error:
             log.warning(
                 "a heartbeat could not be sent",

@@ -12,6 +12,7 @@ from nats.js.api import StreamConfig
 from nats.js.errors import BadRequestError, NoStreamResponseError, NotFoundError
 
 from openapi_tool.protocol.command import Delivery
+from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class DeadLetters:
             },
         )
         await self._publish(orjson.dumps(_record(delivery, reason, message)))
+        metrics.DEAD_LETTERS.labels(reason).inc()
 
     async def _publish(self, record: bytes) -> None:
         jetstream = self._client.jetstream()

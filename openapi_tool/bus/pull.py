@@ -56,6 +56,7 @@ class StandingPull:
         self._heard = time.monotonic()
         self._wake = asyncio.Event()
         self._gone: str | None = None
+        self._reconnects = 0
 
     @property
     def last_heard(self) -> float:
@@ -80,6 +81,7 @@ class StandingPull:
             await self._unsubscribe()
 
     async def _subscribe(self) -> None:
+        self._reconnects = self._client.stats["reconnects"]
         self._inbox = self._client.new_inbox()
         self._subscription = await self._client.subscribe(self._inbox, cb=self._on_message)
         self._forget_requests()
@@ -91,6 +93,9 @@ class StandingPull:
         self._subscription = None
 
     async def _top_up(self) -> None:
+        if self._reconnects != self._client.stats["reconnects"]:
+            self._reconnects = self._client.stats["reconnects"]
+            self._forget_requests()
         room = self._room()
         self._largest = max(self._largest, room)
         missing = room - self._asked

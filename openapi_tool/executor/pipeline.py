@@ -13,8 +13,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from tenacity import (
+    AsyncRetrying,
+    before_sleep_log,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_exponential_jitter,
+)
+
 from openapi_tool.executor.ports import Bell, Kernel, Span, Tools, Tracer
 from openapi_tool.executor.time_limit import TimeLimits
+from openapi_tool.executor.uninterrupted import uninterrupted
 from openapi_tool.protocol.cards import Card, identify, read_tool_call, result_card
 from openapi_tool.protocol.command import AfterExecution, Command, Delivery, decode_command
 from openapi_tool.protocol.errors import InternalError, NotFound, ToolError, Unanswerable, Unavailable
@@ -29,6 +38,7 @@ from openapi_tool.protocol.report import (
     trace_link,
 )
 from openapi_tool.protocol.settlement import Acknowledge, DeadLetter, Settlement, TryAgain
+from openapi_tool.telemetry import metrics
 from openapi_tool.tools.arguments import SecretSource, prepare_arguments
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_after_execution
 from openapi_tool.tools.result import ResultFields, ToolOutput, failure, success
@@ -36,13 +46,18 @@ from openapi_tool.tools.session import SessionScope
 
 log = logging.getLogger(__name__)
 
+_FINISH_S = 2.0
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
+_EXHAUSTED = "Every attempt at this call stopped the tool executor, so it is not run again; change the arguments."
+
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """Who answers, within what limits, with which service-side `envs`, and when to try again (seconds).
+    """Who answers, within what limits, with which service-side `envs`.
 
     `secret` reads a variable, `scope` derives session identities, `redact` takes every secret out of a
-    JSON-like value.
+    JSON-like value. In seconds: when a command is tried again after an outage, and how long a result
+    waits for the database.
     """
 
     actor_id: str
@@ -52,6 +67,7 @@ class PipelineOptions:
     scope: SessionScope
     redact: Callable[[Any], Any]
     retry_delay_s: float
+    result_wait_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +103,7 @@ class Pipeline:
         except Unanswerable as refusal:
             return DeadLetter(refusal.reason, refusal.message, refusal.terminate)
         except Unavailable as outage:
+            metrics.POSTPONED.inc()
             log.warning(
                 "a part of the kernel is away; the command is tried again: %s",
                 outage,
@@ -114,13 +131,30 @@ class Pipeline:
             span.outcome(fields.status, fields.error_code)
             card = self._result_card(call, fields)
             report = self._report(identity, acceptance, span, card.card_id, card.content)
-            written = await self._kernel.commit(card, report)
-        if not written:
-            return await self._reconsider(command, identity)
+            return await uninterrupted(self._finish(call, fields, card, report), _FINISH_S)
 
-        await self._ring(identity, records, report.context_headers)
+    async def _finish(self, call: _Call, fields: ResultFields, card: Card, report: Report) -> Settlement:
+        """Commit, then ring; nothing of it is broken off halfway."""
+        if not await self._commit(card, report):
+            return await self._reconsider(call.command, call.identity)
+        await self._ring(call.identity, call.records, report.context_headers)
         self._log_answer(call, fields)
+        if call.delivery.exhausted:
+            return DeadLetter("attempts_exhausted", _EXHAUSTED, terminate=False)
         return Acknowledge()
+
+    async def _commit(self, card: Card, report: Report) -> bool:
+        """Write the result; one that is ready waits for a database that is away."""
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(Unavailable),
+            wait=wait_exponential_jitter(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S, jitter=_FIRST_WAIT_S),
+            stop=stop_after_delay(self._options.result_wait_s),
+            before_sleep=before_sleep_log(log, logging.WARNING),
+            reraise=True,
+        ):
+            with attempt:
+                return await self._kernel.commit(card, report)
+        raise AssertionError("retrying never ends without a result")
 
     async def _answer(self, call: _Call) -> ResultFields:
         """Run the call; every failure of it becomes a result, a defect of ours included."""
@@ -136,6 +170,8 @@ class Pipeline:
             return failure(defect, call.elapsed_ms())
 
     def _definition(self, call: _Call) -> ToolDefinition:
+        if call.delivery.exhausted:
+            raise InternalError(_EXHAUSTED)
         if call.command.violation is not None:
             raise call.command.violation
         if call.records.tool is None:
@@ -184,6 +220,7 @@ class Pipeline:
 
     async def _repeat(self, identity: CallIdentity, records: CallRecords, earlier: EarlierResult) -> Settlement:
         """The call has a result: ring for ours, report ours first where that is missing, leave another's alone."""
+        metrics.REPEATED.inc()
         ours = earlier.author_id == self._options.actor_id and earlier.live
         if ours and earlier.report_headers is not None:
             await self._ring(identity, records, earlier.report_headers)
@@ -220,6 +257,8 @@ class Pipeline:
         await self._bell.ring(identity.project_id, records.worker_target, headers)
 
     def _log_answer(self, call: _Call, fields: ResultFields) -> None:
+        metrics.CALLS.labels(fields.status, fields.error_code or "").inc()
+        metrics.CALL_SECONDS.labels(fields.status).observe(call.elapsed_ms() / 1000)
         log.info(
             "answered",
             extra={

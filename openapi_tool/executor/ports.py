@@ -40,7 +40,7 @@ class Bell(Protocol):
     """The doorbell of a waiting worker."""
 
     async def ring(self, project_id: str, worker_target: str, context_headers: Mapping[str, Any]) -> bool:
-        """Wake the worker; False when that failed, which undoes nothing."""
+        """Wake the worker; False when that is impossible. Raises Unavailable when it can be tried again."""
 
 
 class Span(Protocol):

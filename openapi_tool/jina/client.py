@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 from pydantic import SecretStr
 
-from openapi_tool.jina.failures import found_nothing, upstream_failure
+from openapi_tool.jina.budget import Room
+from openapi_tool.jina.failures import ONCE, SOME, found_nothing, upstream_failure
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, ToolTimeout, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import loads
@@ -32,8 +33,10 @@ class JinaClient:
         )
         self._max_response_bytes = max_response_bytes
 
-    async def fetch(self, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline) -> dict[str, Any]:
-        """The success envelope of a request (`{code, status, data, meta}`).
+    async def fetch(
+        self, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline, room: Room
+    ) -> dict[str, Any]:
+        """The success envelope of a request (`{code, status, data, meta}`), which `room` has room for.
 
         Raises ToolError: a typed failure of the upstream, its transport, its size or the deadline.
         """
@@ -50,7 +53,7 @@ class JinaClient:
         )
         try:
             async with asyncio.timeout(deadline.remaining()):
-                status, retry_after, body = await self._exchange(request, api_key)
+                status, retry_after, body = await self._exchange(request, api_key, room)
         except TimeoutError:
             raise ToolTimeout(
                 "The service did not answer within the time of this call; try again, ask for less, or use another page."
@@ -63,16 +66,26 @@ class JinaClient:
         )
         return _envelope(status, retry_after, body)
 
-    async def _exchange(self, request: UpstreamRequest, api_key: SecretStr) -> tuple[int, str | None, bytes]:
+    async def _exchange(
+        self, request: UpstreamRequest, api_key: SecretStr, room: Room
+    ) -> tuple[int, str | None, bytes]:
         headers = {**request.headers, "Authorization": f"Bearer {api_key.get_secret_value()}"}
         outgoing = httpx.Request(
             request.method, f"https://{request.host}{request.target}", headers=headers, content=request.body
         )
         response = await self._http.send(outgoing, stream=True)
         try:
-            return response.status_code, response.headers.get("retry-after"), await self._read(response)
+            await room.take(self._largest(response))
+            body = await self._read(response)
+            room.keep(len(body))
+            return response.status_code, response.headers.get("retry-after"), body
         finally:
             await response.aclose()
+
+    def _largest(self, response: httpx.Response) -> int:
+        """How many bytes an answer may come to; where it does not say, as many as are allowed."""
+        declared = response.headers.get("content-length", "")
+        return min(int(declared), self._max_response_bytes) if declared.isdigit() else self._max_response_bytes
 
     async def _read(self, response: httpx.Response) -> bytes:
         encoding = response.headers.get("content-encoding", "identity")
@@ -99,6 +112,7 @@ def _network_failure(error: httpx.TransportError) -> ToolError:
     return UpstreamUnavailable(
         "The service could not be reached, or the connection broke; try again in a moment.",
         detail={"kind": type(error).__name__},
+        repeats=SOME,
     )
 
 
@@ -112,7 +126,7 @@ def _envelope(status: int, retry_after: str | None, body: bytes) -> dict[str, An
     if status != _OK:
         raise upstream_failure(status, decoded, retry_after)
     if not isinstance(decoded, dict):
-        raise UpstreamUnavailable("The service's answer was not the JSON that was asked for; try again.")
+        raise UpstreamUnavailable("The service's answer was not the JSON that was asked for; try again.", repeats=ONCE)
     inner = decoded.get("code", _OK)
     if isinstance(inner, int) and inner != _OK:
         raise upstream_failure(inner, decoded, retry_after)

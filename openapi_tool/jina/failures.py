@@ -14,16 +14,24 @@ from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.tools.result import one_line
 
+ONCE, SOME = 1, 3
+"""How often a request is asked again: where only chance failed, and where the service is busy."""
+
 _MAX_REASON_CHARS = 300
 _ERROR_NAME = re.compile(r"^[A-Z]\w*Error(?:\((?P<path>[\w.]*)\))?: ")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One kind of refusal; `says` tells the model what happened, `reason` adds the upstream's words."""
+    """One kind of refusal; `says` tells the model what happened, `reason` adds the upstream's words.
+
+    `repeats` is how often asking again within the call is worth it; what is `retryable` without may
+    work later, or when less is asked for.
+    """
 
     error: type[ToolError]
     says: str
+    repeats: int = 0
     retryable: bool = False
     reason: bool = True
 
@@ -32,18 +40,18 @@ _BUSY = "The service is overloaded or restarting; try again in a moment."
 _ACCOUNT = "The operator's account does not allow this request; it will not work until an operator acts."
 
 BY_STATUS: Mapping[int, Rule] = {
-    40003: Rule(errors.UpstreamUnavailable, "The page's transfer broke off; try again.", retryable=True),
+    40003: Rule(errors.UpstreamUnavailable, "The page's transfer broke off; try again.", repeats=ONCE),
     40004: Rule(errors.UpstreamRejected, "The page is of a type that cannot be read; use another source."),
     40202: Rule(errors.AuthFailed, "The operator's plan does not include this feature; call without it."),
     40301: Rule(errors.TargetRefused, "This page failed too often lately and is blocked for a while; use another."),
-    40901: Rule(errors.UpstreamUnavailable, _BUSY, retryable=True),
+    40901: Rule(errors.UpstreamUnavailable, _BUSY, repeats=SOME),
     40902: Rule(errors.TargetRefused, "The site's robots.txt forbids reading this page; use another source."),
-    40903: Rule(errors.UpstreamUnavailable, _BUSY, retryable=True),
+    40903: Rule(errors.UpstreamUnavailable, _BUSY, repeats=SOME),
     40904: Rule(errors.BudgetExceeded, "The page costs more than the token budget; read a smaller page or part."),
     41301: Rule(errors.BadRequest, "The request is too large; shorten it."),
     41302: Rule(errors.UpstreamRejected, "The target file is too large to be read; use another source."),
-    42204: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", retryable=True),
-    42205: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", retryable=True),
+    42204: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", repeats=SOME),
+    42205: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", repeats=SOME),
     45102: Rule(errors.TargetRefused, "This address may not be read (private, local or blocked); use a public page."),
 }
 """By the five-digit `status` of an error body; these win over the HTTP status."""
@@ -55,14 +63,15 @@ BY_HTTP: Mapping[int, Rule] = {
     403: Rule(errors.AuthFailed, _ACCOUNT),
     404: Rule(errors.UpstreamRejected, "The service has no such route; an operator must check the tool's definition."),
     405: Rule(errors.UpstreamRejected, "The service has no such route; an operator must check the tool's definition."),
-    408: Rule(errors.UpstreamUnavailable, "The page took too long; try again or use another source.", retryable=True),
-    409: Rule(errors.UpstreamUnavailable, _BUSY, retryable=True),
+    408: Rule(errors.UpstreamUnavailable, "The page took too long; try again or use another source.", repeats=SOME),
+    409: Rule(errors.UpstreamUnavailable, _BUSY, repeats=SOME),
     412: Rule(errors.BadRequest, "The request holds too many items; ask for fewer."),
     413: Rule(errors.BadRequest, "The request is too large; shorten it."),
     422: Rule(errors.UpstreamRejected, "The page could not be read; check the address or use another source."),
-    429: Rule(errors.RateLimited, "The rate limit is reached; wait, then call again.", retryable=True, reason=False),
+    429: Rule(errors.RateLimited, "The rate limit is reached; wait, then call again.", repeats=SOME, reason=False),
     431: Rule(errors.BadRequest, "The address is too long; use a shorter one."),
     451: Rule(errors.TargetRefused, "This target is blocked for legal reasons; use another source."),
+    500: Rule(errors.UpstreamUnavailable, _BUSY, repeats=ONCE, reason=False),
     501: Rule(errors.UpstreamRejected, "The service cannot do this.", reason=False),
     524: Rule(
         errors.UpstreamUnavailable,
@@ -73,7 +82,10 @@ BY_HTTP: Mapping[int, Rule] = {
 }
 
 _REDIRECT = Rule(errors.UpstreamRejected, "The service answered with a redirect, which is not followed.", reason=False)
-_SERVER = Rule(errors.UpstreamUnavailable, _BUSY, retryable=True, reason=False)
+_SERVER = Rule(errors.UpstreamUnavailable, _BUSY, repeats=SOME, reason=False)
+_FRONT_DOOR = Rule(
+    errors.UpstreamUnavailable, "The service's own protection turned this request away.", repeats=ONCE, reason=False
+)
 _OTHER = Rule(errors.UpstreamRejected, "The service refused the request.")
 _TRANSIENT = re.compile(r"timeout|timed out|connect|net::ERR_(?!TOO_MANY)", re.IGNORECASE)
 
@@ -85,12 +97,14 @@ def upstream_failure(http_status: int, body: Any, retry_after: str | None) -> To
     Texts of 5xx answers and of anything that is not Jina's envelope never reach the model.
     """
     envelope = body if isinstance(body, dict) else {}
-    rule = _rule(http_status, envelope.get("status"))
+    rule = _FRONT_DOOR if http_status == HTTPStatus.FORBIDDEN and not envelope else _rule(http_status, envelope)
     reason = _reason(envelope) if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR else ""
+    chance = http_status == HTTPStatus.UNPROCESSABLE_ENTITY and bool(_TRANSIENT.search(reason))
+    repeats = max(rule.repeats, ONCE if chance else 0)
     return rule.error(
         f"{rule.says} ({reason})" if reason else rule.says,
-        retryable=rule.retryable
-        or (http_status == HTTPStatus.UNPROCESSABLE_ENTITY and bool(_TRANSIENT.search(reason))),
+        retryable=rule.retryable or repeats > 0,
+        repeats=repeats,
         retry_after=_retry_after(envelope, retry_after),
         http_status=http_status,
     )
@@ -106,7 +120,8 @@ def found_nothing(http_status: int, body: Any) -> bool:
     )
 
 
-def _rule(http_status: int, status: object) -> Rule:
+def _rule(http_status: int, envelope: Mapping[str, Any]) -> Rule:
+    status = envelope.get("status")
     by_status = BY_STATUS.get(status) if isinstance(status, int) else None
     if by_status is not None:
         return by_status

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
+from openapi_tool.jina.budget import ByteBudget
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.content import page_output, search_output
 from openapi_tool.jina.plan import plan_call
 from openapi_tool.jina.request import build_request
+from openapi_tool.jina.retry import RetryOptions, with_retries
 from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadline import Deadline
@@ -20,19 +22,25 @@ _WEB_URL = re.compile(r"https?://[^\s/?#@]+([/?#]\S*)?", re.IGNORECASE)
 class JinaTools:
     """Runs search and reader calls."""
 
-    def __init__(self, client: JinaClient) -> None:
+    def __init__(self, client: JinaClient, retry: RetryOptions, budget: ByteBudget) -> None:
         self._client = client
+        self._retry = retry
+        self._budget = budget
 
     async def run(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline) -> ToolOutput:
         """Ask the upstream and render its answer. Raises ToolError."""
         plan = plan_call(definition, arguments)
         deadline = deadline.shortened(definition.timeout_s).shortened(plan.timeout_s)
-        if definition.mode == "search":
-            envelope = await self._client.fetch(build_request(definition, plan), arguments.api_key, deadline)
-            return search_output(envelope, str(plan.parameters.get("q", "")))
-        _check_target(plan.parameters.get("url"))
-        envelope = await self._client.fetch(build_request(definition, plan), arguments.api_key, deadline)
-        return page_output(envelope)
+        if definition.mode == "reader":
+            _check_target(plan.parameters.get("url"))
+        request = build_request(definition, plan)
+        with self._budget.room() as room:
+            envelope = await with_retries(
+                lambda: self._client.fetch(request, arguments.api_key, deadline, room), self._retry, deadline
+            )
+            if definition.mode == "search":
+                return search_output(envelope, str(plan.parameters.get("q", "")))
+            return page_output(envelope)
 
 
 def _check_target(url: object) -> None:

@@ -62,6 +62,11 @@ class KernelStore:
             )
         return cls(pool, options.timeout_s)
 
+    async def ping(self) -> None:
+        """Ask the database for nothing. Raises Unavailable."""
+        async with self._connection() as connection:
+            await connection.fetchval("select 1")
+
     async def load(self, key: CallKey) -> CallRecords:
         """Everything that is known of a call, in one round trip. Raises Unavailable."""
         async with self._connection() as connection:

@@ -46,7 +46,8 @@ class Delivery:
     """One delivery of a command by the bus.
 
     `published_at` is the stream's timestamp (UTC), the same for every redelivery; `attempt` counts
-    deliveries from 1.
+    deliveries from 1. `exhausted` means that so many executors were lost on it that it is answered
+    without being run once more.
     """
 
     subject: str
@@ -55,6 +56,7 @@ class Delivery:
     published_at: datetime
     attempt: int
     stream_sequence: int
+    exhausted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

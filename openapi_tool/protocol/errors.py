@@ -34,7 +34,8 @@ class ToolError(ExecutorError):
     """A failed call that is answered with a result card (protocol section 8).
 
     `message` is all that the model sees of it (section 7), so it says what happened and what to do
-    instead. `retryable` says whether the same request may work later; `retry_after` is in seconds.
+    instead. `retryable` says whether the same request may work later; `retry_after` is in seconds;
+    `repeats` is how often it is worth asking again within this very call.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -48,6 +49,7 @@ class ToolError(ExecutorError):
         detail: object = None,
         retryable: bool | None = None,
         retry_after: float | None = None,
+        repeats: int = 0,
         http_status: int | None = None,
     ) -> None:
         super().__init__(message)
@@ -55,6 +57,7 @@ class ToolError(ExecutorError):
         self.detail = detail
         self.retryable = self.retryable_by_default if retryable is None else retryable
         self.retry_after = retry_after
+        self.repeats = repeats
         self.http_status = http_status
 
     def as_error(self) -> dict[str, object]:

@@ -122,6 +122,8 @@ class ExecutorSettings(Section):
     worker_default_s: Seconds = Field(30, description="How long the kernel's workers wait by default.")
     margin_s: Seconds = Field(3, description="Kept back from the worker's patience for the commit.")
     retry_delay_s: Seconds = Field(2, description="Before a command is delivered again after an outage.")
+    result_wait_s: Seconds = Field(60, description="How long a finished result waits for a database that is away.")
+    max_attempts: int = Field(3, ge=1, description="Lost executors after which a command is answered without a run.")
     drain_s: Seconds = Field(25, description="Grace for running calls after SIGTERM.")
 
     @model_validator(mode="after")
@@ -179,7 +181,32 @@ class EgressSettings(Section):
 
     connections: int = Field(512, ge=1, description="Connections to the upstream at once.")
     max_response_bytes: int = Field(10_000_000, ge=1_000, description="Largest answer that is read.")
+    body_budget_bytes: int = Field(
+        256_000_000, ge=1_000, description="Room for all answers that are being read; calls wait for it."
+    )
     ca_file: FilePath | None = Field(None, description="One more CA (PEM) to trust; SSL_CERT_FILE does the same.")
+
+    @model_validator(mode="after")
+    def _holds_the_largest_answer(self) -> EgressSettings:
+        if self.body_budget_bytes < self.max_response_bytes:
+            raise ValueError("body_budget_bytes must be at least max_response_bytes, or no answer finds room")
+        return self
+
+
+class RetrySettings(Section):
+    """Asking the upstream again within a call; never past the call's deadline."""
+
+    max_repeats: int = Field(3, ge=0, le=10, description="Most repeats of one request; 0 asks once.")
+    first_wait_s: Seconds = Field(0.5, description="First wait, doubled each time, where the upstream names none.")
+    max_wait_s: Seconds = Field(8, description="Longest wait of our own; Retry-After may ask for more.")
+
+
+class HealthSettings(Section):
+    """The server for probes and metrics: /livez, /readyz, /metrics."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 in a pod.")
+    port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 starts no server.")
+    check_s: Seconds = Field(2, description="Seconds between looks at the database.")
 
 
 class TelemetrySettings(Section):
@@ -210,6 +237,8 @@ class Settings(BaseSettings):
     secrets: SecretsSettings = Field(default_factory=SecretsSettings)
     session: SessionSettings = Field(default_factory=SessionSettings)
     egress: EgressSettings = Field(default_factory=EgressSettings)
+    retry: RetrySettings = Field(default_factory=RetrySettings)
+    health: HealthSettings = Field(default_factory=HealthSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
 
     @model_validator(mode="after")

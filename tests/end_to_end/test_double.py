@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from openapi_tool.jina.budget import ByteBudget
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import EgressTransport, tls_context
 from openapi_tool.jina.request import UpstreamRequest
@@ -48,7 +49,7 @@ def search(**changes: Any) -> UpstreamRequest:
 
 async def ask(client: JinaClient, stack: EmbeddedStack, request: UpstreamRequest | None = None) -> dict[str, Any]:
     key = SecretStr(stack.upstream.keys["JINA_API_KEY"])
-    return await client.fetch(request or search(), key, Deadline.after(10))
+    return await client.fetch(request or search(), key, Deadline.after(10), ByteBudget(10_000_000).room())
 
 
 @requirement("local.double")

@@ -15,6 +15,7 @@ import trustme
 from aiohttp import web
 from pydantic import SecretStr
 
+from openapi_tool.jina.budget import ByteBudget
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import ALLOWED_HOSTS, EgressRefused, EgressTransport, tls_context
 from openapi_tool.jina.request import UpstreamRequest
@@ -49,7 +50,7 @@ async def client(router: respx.Router) -> AsyncIterator[JinaClient]:
 
 
 async def fetch(client: JinaClient, request: UpstreamRequest = SEARCH, seconds: float = 5) -> Any:
-    return await client.fetch(request, KEY, Deadline.after(seconds))
+    return await client.fetch(request, KEY, Deadline.after(seconds), ByteBudget(20_000_000).room())
 
 
 async def test_a_request_leaves_as_it_was_built_with_the_key_as_bearer(

@@ -445,7 +445,7 @@ def test_a_retry_date_in_the_past_means_now() -> None:
         (418, "upstream_rejected", False),
         (599, "upstream_unavailable", True),
         (524, "upstream_unavailable", True),
-        (403, "auth_failed", False),
+        (403, "upstream_unavailable", True),
     ],
 )
 @requirement("upstream.errors")

@@ -22,7 +22,7 @@ PAGE = {"url": "http://site.fixture.test:8099/article"}
     ("rule", "code"),
     [
         *(
-            ({"statuses": [status]}, code)
+            ({"statuses": [status] * 4, "retry_after": "0"}, code)
             for status, code in {
                 400: "upstream_unavailable",
                 401: "auth_failed",
@@ -43,9 +43,9 @@ PAGE = {"url": "http://site.fixture.test:8099/article"}
                 503: "upstream_unavailable",
             }.items()
         ),
-        ({"statuses": [503], "body": "<html>busy</html>"}, "upstream_unavailable"),
+        ({"statuses": [503] * 4, "body": "<html>busy</html>"}, "upstream_unavailable"),
         ({"statuses": [524], "body": "<html>slow</html>"}, "upstream_unavailable"),
-        ({"statuses": [403], "body": "<html>denied</html>"}, "auth_failed"),
+        ({"statuses": [403] * 2, "body": "<html>denied</html>"}, "upstream_unavailable"),
         ({"statuses": [302], "body": ""}, "upstream_rejected"),
         ({"body": "<html>hello</html>"}, "upstream_unavailable"),
         ({"body": ""}, "upstream_unavailable"),

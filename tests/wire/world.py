@@ -130,6 +130,7 @@ class World:
                 "nats": {"servers": self.stack.nats.url},
                 "secrets": {"allowed_env": ("SEARCH_API_KEY", "TENANT_TOKEN")},
                 "executor": {"retry_delay_s": 0.05},
+                "retry": {"first_wait_s": 0.01},
                 **sections,
             }
         )
@@ -141,10 +142,10 @@ class World:
         }
         resolver = LoopbackResolver(self.stack.upstream.port)
         async with AsyncExitStack() as stack:
-            consumer = await assemble(stack, prepare(settings, environment), resolver)
-            consumer.start()
-            yield consumer
-            await consumer.stop(1.0)
+            parts = await assemble(stack, prepare(settings, environment), resolver)
+            parts.consumer.start()
+            yield parts.consumer
+            await parts.consumer.stop(1.0)
 
 
 @asynccontextmanager
