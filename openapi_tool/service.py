@@ -131,7 +131,7 @@ async def _side_tasks(parts: Parts, prepared: Prepared) -> None:
     """Everything that runs beside calls and never ends on its own; raises what ended one of them."""
     async with asyncio.TaskGroup() as group:
         group.create_task(parts.consumer.failed(), name="consumer")
-        group.create_task(watch_loop_lag(), name="loop lag")
+        group.create_task(watch_loop_lag(parts.consumer.stalled), name="loop lag")
         group.create_task(_watch_parts(parts, prepared.health, prepared.settings.health.check_s), name="health")
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import nats.errors
@@ -28,6 +29,9 @@ _PREPARE_AGAIN_S = 1.0
 _ACK_TIMEOUT_S = 5.0
 _HEARTBEATS_PER_ACK_WAIT = 3
 _HAND_BACK_S = 2.0
+_DOUBT_S = 1.0
+_SUSPECT = 2
+"""Commands that lost so many executors run one after the other, so that the one that kills is found out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +50,16 @@ class ConsumerOptions:
 
 @dataclass(slots=True)
 class _Work:
-    """A command that is being worked on here; `since` is on the monotonic clock, in seconds."""
+    """A command that is being worked on here; `since` is on the monotonic clock, in seconds.
+
+    `stale` says that its delivery may be older than it looks; `began` that a run of it was counted.
+    """
 
     message: Msg
     delivery: Delivery
     since: float
+    stale: bool = False
+    began: bool = True
     lease: Lease | None = None
 
 
@@ -71,6 +80,8 @@ class CommandConsumer:
         self._handle = handle
         self._may_fetch = may_fetch
         self._leases = Leases(client, options.durable.ack_wait_s)
+        self._alone = asyncio.Lock()
+        self._doubtful_until = 0.0
         self._running: dict[asyncio.Task[None], _Work] = {}
         self._pull: StandingPull | None = None
         self._side_tasks: list[asyncio.Task[None]] = []
@@ -84,6 +95,11 @@ class CommandConsumer:
     def last_heard(self) -> float:
         """When the server last said anything to our pull, on the monotonic clock (seconds); 0 before."""
         return self._pull.last_heard if self._pull is not None else 0.0
+
+    def stalled(self, seconds: float) -> None:
+        """Know that the process stood still for so long: what now arrives may be somebody else's since."""
+        if seconds > self._options.durable.ack_wait_s / _HEARTBEATS_PER_ACK_WAIT:
+            self._doubtful_until = time.monotonic() + _DOUBT_S
 
     def start(self) -> None:
         """Begin to consume; connection losses and a missing durable are waited out."""
@@ -139,7 +155,14 @@ class CommandConsumer:
         return self._options.concurrency - len(self._running) if self._may_fetch() else 0
 
     def _receive(self, message: Msg) -> None:
-        work = _Work(message, _delivery(message), time.monotonic())
+        now, delivery = time.monotonic(), _delivery(message)
+        if any(work.delivery.stream_sequence == delivery.stream_sequence for work in self._running.values()):
+            log.info(
+                "a command came again while it is worked on here",
+                extra={"action": "call.overlapping", "stream_sequence": delivery.stream_sequence},
+            )
+            return
+        work = _Work(message, delivery, now, stale=now < self._doubtful_until)
         task = asyncio.create_task(self._run_one(work))
         self._running[task] = work
         metrics.RUNNING.set(self.running)
@@ -168,23 +191,19 @@ class CommandConsumer:
 
     async def _own_and_handle(self, work: _Work) -> Settlement | Busy:
         """Handle a command, from its second delivery on only with its lease."""
-        if work.delivery.attempt > 1:
-            lease = await self._leases.take(work.delivery)
-            metrics.REDELIVERED.inc()
-            log.info(
-                "a command was delivered again",
-                extra={
-                    "action": "call.redelivered",
-                    "stream_sequence": work.delivery.stream_sequence,
-                    "attempt": work.delivery.attempt,
-                    "lost": lease.lost if isinstance(lease, Lease) else None,
-                },
-            )
-            if isinstance(lease, Busy):
-                return lease
-            work.lease = lease
+        if work.delivery.attempt == 1 and not work.stale:
+            return await self._handle(work.delivery)
+        work.began = False
+        lease = await self._leases.take(work.delivery)
+        _log_redelivery(work.delivery, lease)
+        if isinstance(lease, Busy):
+            return lease
+        work.lease = lease
+        async with self._alone if lease.lost >= _SUSPECT else nullcontext():
+            await self._leases.begin(lease)
+            work.began = True
             work.delivery = replace(work.delivery, exhausted=lease.lost >= self._options.max_attempts)
-        return await self._handle(work.delivery)
+            return await self._handle(work.delivery)
 
     async def _settle(self, work: _Work, settlement: Settlement | Busy) -> None:
         message = work.message
@@ -192,10 +211,12 @@ class CommandConsumer:
             case Acknowledge():
                 await message.ack_sync(timeout=_ACK_TIMEOUT_S)
             case TryAgain(delay_s):
-                await self._leases.give_back(work.delivery)
+                await self._leases.give_back(work.delivery, began=work.began)
                 await message.nak(delay=delay_s)
-            case Busy(retry_in_s):
+            case Busy(retry_in_s) if not work.stale:
                 await message.nak(delay=retry_in_s)
+            case Busy():
+                pass  # it was delivered to its owner after it was delivered here
             case DeadLetter(reason, text, terminate):
                 await self._dead_letters.keep(work.delivery, reason, text)
                 if terminate:
@@ -209,7 +230,7 @@ class CommandConsumer:
         """Let another executor have it at once. Without NATS its AckWait does the same a little later."""
         try:
             async with asyncio.timeout(_HAND_BACK_S):
-                await self._leases.give_back(work.delivery)
+                await self._leases.give_back(work.delivery, began=work.began)
                 if not work.message.is_acked:
                     await work.message.nak()
         except (nats.errors.Error, OSError, LeaseLost, TimeoutError) as error:
@@ -237,6 +258,20 @@ class CommandConsumer:
                 "a heartbeat could not be sent",
                 extra={"action": "heartbeat.failed", "error": f"{type(error).__name__}: {error}"},
             )
+
+
+def _log_redelivery(delivery: Delivery, lease: Lease | Busy) -> None:
+    metrics.REDELIVERED.inc()
+    log.info(
+        "a command was delivered again",
+        extra={
+            "action": "call.redelivered",
+            "stream_sequence": delivery.stream_sequence,
+            "attempt": delivery.attempt,
+            "lost": lease.lost if isinstance(lease, Lease) else None,
+            "busy_s": round(lease.retry_in_s, 3) if isinstance(lease, Busy) else None,
+        },
+    )
 
 
 def _delivery(message: Msg) -> Delivery:

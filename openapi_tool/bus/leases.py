@@ -2,14 +2,15 @@
 
 The first delivery of a command needs no lease: JetStream gives a message to nobody else while its
 AckWait is kept up by heartbeats. From the second delivery on something has gone wrong already, so a
-record in KV says who works on it now and how many deliveries were handed back on purpose; the others
-were lost together with their executor (ADR 0004).
+record in KV says who works on it now, and how many runs of it never came to an end: those were lost
+together with their executor (ADR 0004).
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 import orjson
@@ -28,22 +29,21 @@ _RACES = 8
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What KV holds of one command; `expires_at` is in seconds since the epoch, 0 where nobody owns it."""
+    """What KV holds of one command.
+
+    `lost` counts runs that began and did not end, the one that `owner` does now included;
+    `expires_at` is in seconds since the epoch, 0 where nobody owns the command.
+    """
 
     version: int = _VERSION
     owner: str = ""
-    attempt: int = 0
-    given_back: int = 0
+    lost: int = 0
     expires_at: float = 0.0
-
-    def lost(self, attempt: int) -> int:
-        """How many earlier deliveries nobody answered or handed back, seen from delivery `attempt`."""
-        return max(0, attempt - 1 - self.given_back)
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to work on a redelivered command; `lost` deliveries before it took their executor along."""
+    """The right to work on a redelivered command, of which `lost` runs did not come to an end."""
 
     key: str
     lost: int
@@ -70,50 +70,57 @@ class Leases:
         self._bucket: KeyValue | None = None
 
     async def take(self, delivery: Delivery) -> Lease | Busy:
-        """The lease of a redelivered command, unless somebody else has it; that delivery then counts as handed back."""
+        """The lease of a redelivered command, unless somebody else has it."""
         key = _key(delivery)
         for _ in range(_RACES):
-            revision, record = await self._read(key)
+            revision, record = await self._read(key, delivery.attempt)
             busy_s = record.expires_at - time.time()
-            busy = busy_s > 0 and record.owner != self._owner
-            changed = (
-                replace(record, given_back=record.given_back + 1)
-                if busy
-                else replace(record, owner=self._owner, attempt=delivery.attempt, expires_at=self._expiry())
-            )
-            if await self._write(key, changed, revision):
-                return Busy(busy_s) if busy else Lease(key, record.lost(delivery.attempt))
+            if busy_s > 0 and record.owner != self._owner:
+                return Busy(busy_s)
+            if await self._write(key, self._owned(record), revision):
+                return Lease(key, record.lost)
         raise LeaseLost(key)
+
+    async def begin(self, lease: Lease) -> None:
+        """Count a run that begins now; until it ends or is given back it is a lost one."""
+        await self._change(lease.key, lambda record: self._owned(replace(record, lost=record.lost + 1)))
 
     async def renew(self, lease: Lease) -> None:
         """Hold the lease for another while; whoever took it meanwhile keeps it."""
-        revision, record = await self._read(lease.key)
-        if record.owner == self._owner:
-            await self._write(lease.key, replace(record, expires_at=self._expiry()), revision)
+        await self._change(lease.key, lambda record: self._owned(record) if record.owner == self._owner else None)
 
-    async def give_back(self, delivery: Delivery) -> None:
-        """Note that a delivery is handed back on purpose, and let the lease go."""
-        key = _key(delivery)
-        for _ in range(_RACES):
-            revision, record = await self._read(key)
-            free = replace(record, owner="", given_back=record.given_back + 1, expires_at=0.0)
-            if await self._write(key, free, revision):
-                return
-        raise LeaseLost(key)
+    async def give_back(self, delivery: Delivery, *, began: bool) -> None:
+        """Let a command go on purpose: the run that `began`, if one did, is not a lost one."""
+
+        def free(record: Record) -> Record:
+            return replace(record, owner="", lost=max(0, record.lost - began), expires_at=0.0)
+
+        await self._change(_key(delivery), free)
 
     async def forget(self, lease: Lease) -> None:
         """The command is settled: nothing need be known of it any more."""
         await (await self._opened()).delete(lease.key)
 
-    def _expiry(self) -> float:
-        return time.time() + self._duration_s
+    def _owned(self, record: Record) -> Record:
+        return replace(record, owner=self._owner, expires_at=time.time() + self._duration_s)
 
-    async def _read(self, key: str) -> tuple[int, Record]:
+    async def _change(self, key: str, change: Callable[[Record], Record | None]) -> None:
+        """Read, change and write back, again where somebody else was quicker; None leaves it as it is."""
+        for _ in range(_RACES):
+            revision, record = await self._read(key)
+            changed = change(record)
+            if changed is None or await self._write(key, changed, revision):
+                return
+        raise LeaseLost(key)
+
+    async def _read(self, key: str, attempt: int = 2) -> tuple[int, Record]:
+        """Where nothing is written, the first delivery is the one run that began."""
+        unwritten = Record(lost=min(attempt - 1, 1))
         try:
             entry = await (await self._opened()).get(key)
         except KeyNotFoundError as missing:
-            return (missing.entry.revision or 0) if missing.entry else 0, Record()
-        return entry.revision or 0, _record(entry.value)
+            return (missing.entry.revision or 0) if missing.entry else 0, unwritten
+        return entry.revision or 0, _record(entry.value) or unwritten
 
     async def _write(self, key: str, record: Record, revision: int) -> bool:
         try:
@@ -136,7 +143,7 @@ def _key(delivery: Delivery) -> str:
     return f"command.{delivery.stream_sequence}"
 
 
-def _record(value: bytes | None) -> Record:
+def _record(value: bytes | None) -> Record | None:
     """A record as it was written; one of another version counts as none."""
     fields = orjson.loads(value) if value else {}
-    return Record(**fields) if fields.get("version") == _VERSION else Record()
+    return Record(**fields) if fields.get("version") == _VERSION else None

@@ -115,6 +115,7 @@ class Double:
         except _Refused as refusal:
             response = _json(refusal.status, json.dumps(refusal.body))
         entry["status"] = response.status
+        entry["whole"] = request.transport is not None and not request.transport.is_closing()
         entry["answered_at"] = time.time()
         return response
 

@@ -72,14 +72,15 @@ class Health:
         return {"ready": self.ready, "draining": self.draining, "parts": parts}
 
 
-async def watch_loop_lag() -> None:
-    """Measure for ever how late the event loop wakes this task, and say so when it is bad."""
+async def watch_loop_lag(tell: Callable[[float], None]) -> None:
+    """Measure for ever how late the event loop wakes this task, in seconds; `tell` hears when it is bad."""
     while True:
         before = time.monotonic()
         await asyncio.sleep(_TICK_S)
         lag_s = max(0.0, time.monotonic() - before - _TICK_S)
         metrics.LOOP_LAG.observe(lag_s)
         if lag_s > _LAG_WARNING_S:
+            tell(lag_s)
             log.warning("the event loop was blocked", extra={"action": "loop.lagged", "lag_s": round(lag_s, 3)})
 
 

@@ -1,0 +1,242 @@
+"""Everything that is done to a run, each fault with how often it hit a running call."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import signal
+import time
+import urllib.request
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from openapi_tool.local.executor import ExecutorProcess
+from openapi_tool.local.fail_points import DEATHS, POINTS
+from openapi_tool.local.stack import EmbeddedStack
+from tests.chaos.load import QUICK_S, SLOW_S, Journal, Load
+
+RECORDING = "s-post-json"
+STOPPED_S = 8.0
+_POLL_S = 0.05
+_POLLS = 60
+_AWAY_S = 1.0
+_BURST = 20
+_RUNNING = re.compile(rb"^openapi_tool_calls_running (\S+)$", re.MULTILINE)
+
+
+@dataclass(slots=True)
+class Replica:
+    """One executor, and where its metrics are."""
+
+    process: ExecutorProcess
+    port: int
+    leave_alone: bool = False
+
+    @property
+    def alive(self) -> bool:
+        return self.process.process.alive
+
+    async def running(self) -> int:
+        """Calls that run in it now; 0 where it does not say."""
+        try:
+            return await asyncio.to_thread(self._scrape)
+        except OSError:
+            return 0
+
+    def _scrape(self) -> int:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=0.5) as answer:
+            found = _RUNNING.search(answer.read())
+        return int(float(found[1])) if found else 0
+
+
+@dataclass(slots=True)
+class Run:
+    """The servers, replicas and load of a run."""
+
+    stack: EmbeddedStack
+    database: str
+    folder: Path
+    replicas: list[Replica]
+    load: Load
+    journal: Journal
+    random: random.Random
+    faults: dict[str, dict[str, int]] = field(default_factory=dict)
+    background: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    def normal_rules(self) -> list[dict[str, Any]]:
+        return [
+            {"match": "slow", "answer": RECORDING, "delay_s": SLOW_S},
+            {"answer": RECORDING, "delay_s": QUICK_S},
+        ]
+
+    async def rules(self, *more: Mapping[str, Any]) -> None:
+        await asyncio.to_thread(self.stack.upstream.rules, *more, *self.normal_rules())
+
+    async def busy_replica(self) -> tuple[Replica, int]:
+        """A replica with a call in it, if one gets any soon, and how many."""
+        chosen = self.random.choice([replica for replica in self.replicas if not replica.leave_alone])
+        for _ in range(_POLLS):
+            if running := await chosen.running():
+                return chosen, running
+            await asyncio.sleep(_POLL_S)
+        return chosen, 0
+
+    async def running(self) -> int:
+        return sum([await replica.running() for replica in self.replicas])
+
+    async def keep_replicas_alive(self) -> None:
+        """Start again whatever died, as a cluster would."""
+        while True:
+            for replica in self.replicas:
+                if not replica.alive and not replica.leave_alone:
+                    await asyncio.to_thread(replica.process.start)
+            await asyncio.sleep(_POLL_S)
+
+    def later(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self.background.add(task)
+        task.add_done_callback(self.background.discard)
+
+
+async def kill(run: Run) -> int:
+    replica, running = await run.busy_replica()
+    run.journal.note(crash=time.time())
+    replica.process.signal(signal.SIGKILL)
+    return running
+
+
+def kill_at(point: str) -> Callable[[Run], Awaitable[int]]:
+    """Whoever gets to `point` next dies there; the point's own process notes the moment."""
+
+    async def kill_there(run: Run) -> int:
+        request = run.folder / point
+        request.touch()
+        for _ in range(_POLLS):
+            await asyncio.sleep(_POLL_S)
+            if not request.exists():
+                return 1
+        request.unlink(missing_ok=True)
+        return 0
+
+    return kill_there
+
+
+async def terminate(run: Run) -> int:
+    """SIGTERM, and a new replica in its place once it has drained."""
+    replica, running = await run.busy_replica()
+    replica.leave_alone = True
+    await asyncio.to_thread(replica.process.stop)
+    replica.leave_alone = False
+    return running
+
+
+async def freeze(run: Run) -> int:
+    """SIGSTOP for longer than AckWait; the zombie then wakes up. One at a time: somebody has to do the work."""
+    if any(replica.leave_alone for replica in run.replicas):
+        return 0
+    replica, running = await run.busy_replica()
+    replica.leave_alone = True
+    run.journal.note(crash=time.time())
+    replica.process.signal(signal.SIGSTOP)
+
+    async def wake() -> None:
+        await asyncio.sleep(STOPPED_S)
+        replica.process.signal(signal.SIGCONT)
+        replica.leave_alone = False
+
+    run.later(wake())
+    return running
+
+
+async def restart_nats(run: Run) -> int:
+    running = await run.running()
+    await asyncio.to_thread(run.stack.nats.stop)
+    await asyncio.sleep(run.random.random() * _AWAY_S)
+    await asyncio.to_thread(run.stack.nats.start)
+    return running
+
+
+async def restart_postgres(run: Run) -> int:
+    running = await run.running()
+    await asyncio.to_thread(run.stack.postgres.stop)
+    await asyncio.sleep(run.random.random() * _AWAY_S)
+    await asyncio.to_thread(run.stack.postgres.start)
+    return running
+
+
+async def end_backends(run: Run) -> int:
+    running = await run.running()
+    connection = await asyncpg.connect(run.stack.postgres.dsn(run.database))
+    await connection.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity "
+        "where application_name = 'openapi-tool' and datname = current_database()"
+    )
+    await connection.close()
+    return running
+
+
+def upstream_fault(seconds: float, **rule: Any) -> Callable[[Run], Awaitable[int]]:
+    """The double answers every request this way for a while; hits are counted from its log at the end."""
+
+    async def answer_so(run: Run) -> int:
+        before = len(await asyncio.to_thread(run.stack.upstream.requests))
+        await run.rules({**rule, "statuses": list(rule.get("statuses", ()))})
+        await asyncio.sleep(seconds)
+        await run.rules()
+        return len(await asyncio.to_thread(run.stack.upstream.requests)) - before
+
+    return answer_so
+
+
+async def duplicate(run: Run) -> int:
+    await run.load.duplicate(run.random.getrandbits(32))
+    return 1
+
+
+async def poison(run: Run) -> int:
+    await run.load.rubbish()
+    await run.load.killer(run.random.getrandbits(32))
+    return 1
+
+
+FAULTS: Mapping[str, Callable[[Run], Awaitable[int]]] = {
+    "kill": kill,
+    **{f"kill_{point}": kill_at(point) for point in POINTS},
+    "sigterm": terminate,
+    "sigstop": freeze,
+    "nats_restart": restart_nats,
+    "postgres_restart": restart_postgres,
+    "backends_ended": end_backends,
+    "upstream_429": upstream_fault(1.0, statuses=[429] * _BURST, retry_after="1", answer=RECORDING),
+    "upstream_503": upstream_fault(1.0, statuses=[503] * _BURST, answer=RECORDING),
+    "upstream_hang": upstream_fault(0.2, hang=True, answer=RECORDING),
+    "upstream_half_body": upstream_fault(0.5, drop="half", answer=RECORDING),
+    "duplicate": duplicate,
+    "poison": poison,
+}
+
+
+async def torment(run: Run, every_s: tuple[float, float], kinds: list[str]) -> None:
+    """One fault after another, each kind as often as the others, in an order that the seed gives."""
+    bag: list[str] = []
+    while True:
+        await asyncio.sleep(run.random.uniform(*every_s))
+        if not bag:
+            bag = run.random.sample(kinds, len(kinds))
+        kind = bag.pop()
+        hit = await FAULTS[kind](run)
+        count = run.faults.setdefault(kind, {"fired": 0, "hit": 0})
+        count["fired"] += 1
+        count["hit"] += bool(hit)
+
+
+def note_deaths(folder: Path, journal: Journal) -> None:
+    """Take the moments that dying processes wrote down into the journal."""
+    deaths = folder / DEATHS
+    for line in deaths.read_text().splitlines() if deaths.exists() else []:
+        journal.note(crash=float(line.split()[0]))

@@ -1,0 +1,133 @@
+"""Calls at a steady rate, whatever happens to the servers, and a journal of every command that was sent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import nats.errors
+
+from openapi_tool.local.caller import Caller, PlacedCall
+from openapi_tool.local.fail_points import KILLER
+
+PROJECT, AGENT = "proj_chaos", "agent_chaos"
+QUICK_S, SLOW_S, SLOW_SHARE = 0.05, 3.0, 0.05
+TOOL = {
+    "tool_name": "jina_search",
+    "target_subject": "cg.v1r4.{project_id}.{channel_id}.cmd.tool.jina.search",
+    "options": {"jina": {"mode": "search"}},
+}
+_AGAIN_S = 0.2
+_OUTAGES = (asyncpg.PostgresError, asyncpg.InterfaceError, nats.errors.Error, OSError, TimeoutError)
+
+
+@dataclass(slots=True)
+class Journal:
+    """One JSON object a line: what was sent, what died."""
+
+    path: Path
+
+    def note(self, **fields: Any) -> None:
+        with self.path.open("a") as journal:
+            journal.write(json.dumps(fields) + "\n")
+
+    def sent(self, call: PlacedCall, kind: str, upstream_s: float, *, published: bool) -> None:
+        self.note(
+            call={
+                "tool_call_id": call.tool_call_id,
+                "agent_turn_id": call.agent_turn_id,
+                "kind": kind,
+                "upstream_s": upstream_s,
+                "placed_at": call.placed_at,
+                "published": published,
+            }
+        )
+
+
+class Load:
+    """The kernel of a run: places calls, and goes on after every outage."""
+
+    def __init__(self, dsn: str, nats_url: str, journal: Journal, random_: random.Random) -> None:
+        self._dsn = dsn
+        self._nats_url = nats_url
+        self._journal = journal
+        self._random = random_
+        self._stack = AsyncExitStack()
+        self._caller: Caller | None = None
+        self._connecting = asyncio.Lock()
+        self.sent = 0
+
+    async def prepare(self) -> None:
+        caller = await self._connected()
+        await caller.add_project(PROJECT)
+        await caller.add_agent(PROJECT, AGENT)
+        await caller.add_tool(PROJECT, TOOL)
+
+    async def run(self, calls: int, per_second: float) -> None:
+        """Place so many calls, each at its time, however long the ones before it take."""
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for number in range(calls):
+                await asyncio.sleep(max(0.0, began + number / per_second - time.monotonic()))
+                group.create_task(self.call(number))
+
+    async def call(self, number: int) -> None:
+        slow = self._random.random() < SLOW_SHARE
+        query = f"{'slow' if slow else 'quick'} {number}"
+        await self.send({"query": query}, "call", SLOW_S if slow else QUICK_S)
+
+    async def duplicate(self, number: int) -> None:
+        """One call whose command comes twice, the second time at some moment of the first one's life."""
+        call = await self.send({"query": f"quick twice {number}"}, "duplicate", QUICK_S)
+        await asyncio.sleep(self._random.random() * 2 * QUICK_S)
+        await self._publish(call, None)
+
+    async def killer(self, number: int) -> None:
+        await self.send({"query": f"{KILLER} {number}"}, "killer", 0.0)
+
+    async def rubbish(self) -> None:
+        """A command whose body is no JSON, and one that nobody can be answered for."""
+        await self.send({"query": "never asked"}, "rubbish", 0.0, data=b"{broken")
+        call = await self._placed({"query": "never asked"})
+        await self._publish(call, b"[]", headers={})
+
+    async def send(self, arguments: Any, kind: str, upstream_s: float, data: bytes | None = None) -> PlacedCall:
+        call = await self._placed(arguments)
+        published = await self._publish(call, data)
+        self._journal.sent(call, kind, upstream_s, published=published)
+        self.sent += published
+        return call
+
+    async def _placed(self, arguments: Any) -> PlacedCall:
+        """Rows of a call; again under new ids where the database broke off."""
+        while True:
+            try:
+                caller = await self._connected()
+                return await caller.place(PROJECT, AGENT, "jina_search", arguments, publish=False)
+            except _OUTAGES:
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _publish(self, call: PlacedCall, data: bytes | None, headers: dict[str, str] | None = None) -> bool:
+        """Whether the stream said that it has the command; without its word it may or may not."""
+        try:
+            await (await self._connected()).publish(call, data=data, headers=headers)
+        except _OUTAGES:
+            return False
+        return True
+
+    async def _connected(self) -> Caller:
+        """A caller whose database is there; the ones before it keep their bus until the end."""
+        async with self._connecting:
+            if self._caller is None or self._caller.database.is_closed():
+                self._caller = await self._stack.enter_async_context(Caller.connect(self._dsn, self._nats_url))
+            return self._caller
+
+    async def close(self) -> None:
+        await self._stack.aclose()
