@@ -132,6 +132,8 @@ PROMISES = (
     Promise("cli.call", "design", "`call` places one call as the kernel does and prints the answer, or why there is none."),
     Promise("cli.call.foreign", "design", "`call` writes nothing to a database that `dev` did not make unless told so."),
     Promise("postgres.tls", "design", "TLS to PostgreSQL with a CA and a client certificate, as the connection string says; what cannot work is named at start."),
+    Promise("deadletters.cli", "design", "Dead letters are listed, shown and sent again; nothing is sent without --yes."),
+    Promise("handover", "protocol 10", "Another executor's durable is taken over, and what it gave up on is listed and can be sent again."),
     Promise("egress.hosts", "design", "Only https on 443 of the two hosts leaves, with allow-listed headers, without redirects or proxies."),
     Promise("egress.tls", "design", "Certificates are verified; SSL_CERT_FILE adds a CA."),
     Promise("egress.local", "design", "Only the embedded stack can point connects at loopback."),

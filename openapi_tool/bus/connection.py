@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 import nats
@@ -43,8 +43,17 @@ async def connected(options: BusOptions) -> AsyncIterator[Client]:
         await client.close()
 
 
-async def _connect(options: BusOptions) -> Client:
+@contextmanager
+def outage_as_unavailable() -> Iterator[None]:
+    """Turn whatever NATS or the way to it fails with into Unavailable."""
     try:
+        yield
+    except (nats.errors.Error, OSError) as error:
+        raise Unavailable(f"NATS: {type(error).__name__}: {error}") from error
+
+
+async def _connect(options: BusOptions) -> Client:
+    with outage_as_unavailable():
         return await nats.connect(
             servers=list(options.servers),
             name=options.name,
@@ -59,8 +68,6 @@ async def _connect(options: BusOptions) -> Client:
             reconnected_cb=_log_reconnect,
             **options.login,
         )
-    except (nats.errors.Error, OSError, TimeoutError) as error:
-        raise Unavailable(f"NATS: {type(error).__name__}: {error}") from error
 
 
 async def _log_error(error: Exception) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import base64
 import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import orjson
 from nats.aio.client import Client
-from nats.js.api import StreamConfig
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 from nats.js.errors import BadRequestError, NoStreamResponseError, NotFoundError
 
+from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.telemetry import metrics
 
@@ -20,6 +24,8 @@ STREAM = "openapi_tool_dead_letters"
 SUBJECT = "openapi_tool.dead_letter"
 _KEEP_S = 7 * 24 * 3600
 _TIMEOUT_S = 5.0
+_BATCH, _BATCH_S = 500, 10.0
+_ABANDONED = "its deliveries were used up without an answer"
 
 
 class DeadLetters:
@@ -79,3 +85,101 @@ def _record(delivery: Delivery, reason: str, message: str) -> dict[str, object]:
         "published_at": delivery.published_at,
         "recorded_at": datetime.now(UTC),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A command that nobody will be answered for, as it is kept; `number` is its place in its stream.
+
+    `abandoned` ones are no records but commands which an earlier executor used up its deliveries on:
+    their number is that in the command stream.
+    """
+
+    number: int
+    reason: str
+    message: str
+    subject: str
+    headers: Mapping[str, str]
+    data: bytes
+    published_at: str
+    attempt: int = 0
+    abandoned: bool = False
+
+    @property
+    def id(self) -> str:
+        """What a person names it by."""
+        return f"command-{self.number}" if self.abandoned else str(self.number)
+
+
+async def dead_letters(client: Client) -> list[DeadLetter]:
+    """Every record, oldest first. Raises nats.errors.Error."""
+    return [_letter(message) async for message in _messages(client, STREAM, SUBJECT)]
+
+
+async def abandoned_commands(
+    client: Client, options: DurableOptions, answered: Callable[[str, Mapping[str, str]], Awaitable[bool]]
+) -> list[DeadLetter]:
+    """Commands below the durable's acknowledgement floor that have no result.
+
+    `answered` is asked with subject and headers. JetStream never hands out again what used up its
+    deliveries. Raises nats.errors.Error.
+    """
+    jetstream = client.jetstream()
+    stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
+    floor = (await jetstream.consumer_info(stream, options.name)).ack_floor
+    found = []
+    async for message in _messages(client, stream, options.filter_subject):
+        number = message.metadata.sequence.stream
+        if floor is None or number > floor.stream_seq:
+            break
+        headers = message.headers or {}
+        if not await answered(message.subject, headers):
+            letter = DeadLetter(
+                number, "abandoned", _ABANDONED, message.subject, headers, message.data, _time(message), abandoned=True
+            )
+            found.append(letter)
+    return found
+
+
+async def replay(client: Client, letter: DeadLetter) -> None:
+    """Send the command again and forget its record. Raises nats.errors.Error; then the record stays."""
+    jetstream = client.jetstream()
+    await jetstream.publish(letter.subject, letter.data, headers=dict(letter.headers) or None, timeout=_TIMEOUT_S)
+    if not letter.abandoned:
+        await jetstream.delete_msg(STREAM, letter.number)
+
+
+async def _messages(client: Client, stream: str, subject: str) -> AsyncIterator[Msg]:
+    """Every message of a stream that is there now; none where there is no such stream."""
+    jetstream = client.jetstream()
+    config = ConsumerConfig(ack_policy=AckPolicy.NONE, filter_subject=subject, inactive_threshold=_BATCH_S * 2)
+    try:
+        subscription = await jetstream.pull_subscribe(subject, stream=stream, config=config)
+    except NotFoundError:
+        return
+    try:
+        left = (await subscription.consumer_info()).num_pending or 0
+        while left > 0:
+            for message in await subscription.fetch(min(left, _BATCH), timeout=_BATCH_S):
+                left -= 1
+                yield message
+    finally:
+        await subscription.unsubscribe()
+
+
+def _letter(message: Msg) -> DeadLetter:
+    record = orjson.loads(message.data)
+    return DeadLetter(
+        number=message.metadata.sequence.stream,
+        reason=record["reason"],
+        message=record["message"],
+        subject=record["subject"],
+        headers=record["headers"],
+        data=base64.b64decode(record["data_base64"]),
+        published_at=record["published_at"],
+        attempt=record["attempt"],
+    )
+
+
+def _time(message: Msg) -> str:
+    return message.metadata.timestamp.isoformat(timespec="seconds")

@@ -87,6 +87,14 @@ left join lateral (
 ) as reported on true
 """  # noqa: S608 - constants only
 
+ANSWERED = """
+select exists (
+    select from cards
+    where tenant_id = $1 and md5(tool_call_id) = md5($2) and tool_call_id = $2
+        and metadata ->> 'type' = 'tool.result'
+)
+"""
+
 _REPORT = """
 inbox as (
     insert into state.agent_inbox (

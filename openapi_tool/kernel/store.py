@@ -67,6 +67,11 @@ class KernelStore:
         async with self._connection() as connection:
             await connection.fetchval("select 1")
 
+    async def answered(self, project_id: str, tool_call_id: str) -> bool:
+        """Whether a call of a project has a result. Raises Unavailable."""
+        async with self._connection() as connection:
+            return bool(await connection.fetchval(statements.ANSWERED, project_id, tool_call_id))
+
     async def load(self, key: CallKey) -> CallRecords:
         """Everything that is known of a call, in one round trip. Raises Unavailable."""
         async with self._connection() as connection:
