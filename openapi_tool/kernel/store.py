@@ -147,7 +147,7 @@ class KernelStore:
 def _unavailable() -> Any:
     try:
         yield
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError) as error:
         raise Unavailable(f"PostgreSQL: {type(error).__name__}: {error}") from error
 
 

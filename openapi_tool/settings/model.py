@@ -206,7 +206,7 @@ class HealthSettings(Section):
 
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 in a pod.")
     port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 starts no server.")
-    check_s: Seconds = Field(2, description="Seconds between looks at the database.")
+    check_s: Seconds = Field(1, description="Seconds between looks at the database.")
 
 
 class TelemetrySettings(Section):

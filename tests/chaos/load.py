@@ -25,7 +25,14 @@ TOOL = {
     "options": {"jina": {"mode": "search"}},
 }
 _AGAIN_S = 0.2
-_OUTAGES = (asyncpg.PostgresError, asyncpg.InterfaceError, nats.errors.Error, OSError, TimeoutError)
+_OUTAGES = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    nats.errors.Error,
+    OSError,
+    TimeoutError,
+)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,272 @@
+"""Nothing lost, nothing doubled: retries, heartbeats, leases, lost runs, outages and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+
+from openapi_tool.bus.doorbell import Doorbell
+from openapi_tool.bus.leases import Busy, Lease, Leases
+from openapi_tool.kernel.store import KernelStore
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.errors import Unavailable
+from tests.promises import requirement
+from tests.wire.world import World
+
+
+def nats_settings(world: World, **changes: Any) -> dict[str, Any]:
+    return {"servers": world.stack.nats.url, **changes}
+
+
+def moments(requests: list[dict[str, Any]]) -> list[float]:
+    return [request["at"] for request in requests]
+
+
+# Asking the upstream again (jina-api section 4).
+
+
+@pytest.mark.parametrize(
+    ("statuses", "asked", "status"),
+    [
+        ([503, 503], 3, "success"),
+        ([503] * 9, 4, "failed"),
+        ([500], 2, "success"),
+        ([500, 500], 2, "failed"),
+        ([429], 2, "success"),
+        ([401], 1, "failed"),
+        ([422], 1, "failed"),
+        ([501], 1, "failed"),
+        ([524], 1, "failed"),
+    ],
+)
+@requirement("retry.table")
+async def test_what_is_asked_again_and_how_often(world: World, statuses: list[int], asked: int, status: str) -> None:
+    world.stack.upstream.rules({"statuses": statuses, "retry_after": "0"})
+    outcome = await world.send(await world.place())
+    assert (len(outcome.upstream_requests), outcome.content["status"]) == (asked, status)
+    assert outcome.deliveries == 1
+
+
+@requirement("retry.table")
+async def test_a_connection_that_breaks_is_tried_again(world: World) -> None:
+    world.stack.upstream.rules({"drop": "before"})
+    outcome = await world.send(await world.place())
+    assert (len(outcome.upstream_requests), outcome.content["error"]["code"]) == (4, "upstream_unavailable")
+
+
+@requirement("retry.after")
+async def test_retry_after_in_seconds_is_waited_for(world: World) -> None:
+    world.stack.upstream.rules({"statuses": [429], "retry_after": "1"})
+    first, second = moments((await world.send(await world.place())).upstream_requests)
+    assert second - first >= 1
+
+
+@requirement("retry.after")
+async def test_retry_after_as_a_date_is_waited_for(world: World) -> None:
+    then = format_datetime(datetime.now(UTC) + timedelta(seconds=3), usegmt=True)
+    world.stack.upstream.rules({"statuses": [429], "retry_after": then})
+    first, second = moments((await world.send(await world.place())).upstream_requests)
+    assert second - first >= 1  # a date has no fractions of a second
+
+
+@requirement("retry.after")
+async def test_a_wait_past_the_deadline_is_not_begun(world: World) -> None:
+    world.stack.upstream.rules({"statuses": [429], "retry_after": "3600"})
+    began = time.monotonic()
+    outcome = await world.send(await world.place())
+    assert (outcome.content["error"]["code"], len(outcome.upstream_requests)) == ("rate_limited", 1)
+    assert time.monotonic() - began < 5
+
+
+# One owner, and lost runs.
+
+
+def delivery(number: int, attempt: int) -> Delivery:
+    return Delivery("cg.v1r4.p.c.cmd.tool.jina.search", {}, b"{}", datetime.now(UTC), attempt, number)
+
+
+async def taken(leases: Leases, command: Delivery) -> Lease:
+    lease = await leases.take(command)
+    assert isinstance(lease, Lease)
+    return lease
+
+
+@requirement("lease.owner")
+async def test_a_redelivered_command_has_one_owner_until_its_lease_ends(idle_world: World) -> None:
+    client = idle_world.caller.client
+    one, other = Leases(client, 0.4), Leases(client, 0.4)
+    lease = await taken(one, delivery(1, 2))
+    busy = await other.take(delivery(1, 3))
+    assert isinstance(busy, Busy)
+    assert 0 < busy.retry_in_s <= 0.4
+    await asyncio.sleep(0.3)
+    await one.renew(lease)
+    await asyncio.sleep(0.2)
+    assert isinstance(await other.take(delivery(1, 3)), Busy)
+    await asyncio.sleep(0.4)
+    await taken(other, delivery(1, 4))
+    await one.renew(lease)  # too late, and without effect
+    assert isinstance(await one.take(delivery(1, 5)), Busy)
+    await other.forget(lease)
+    await taken(one, delivery(1, 6))
+
+
+@requirement("lease.owner")
+async def test_of_many_that_want_a_lease_at_once_one_gets_it(idle_world: World) -> None:
+    rivals = [Leases(idle_world.caller.client, 5) for _ in range(6)]
+    found = await asyncio.gather(*(rival.take(delivery(2, 2)) for rival in rivals))
+    assert sum(isinstance(result, Lease) for result in found) == 1
+
+
+@requirement("lease.lost")
+async def test_runs_that_did_not_end_are_counted_and_those_handed_back_are_not(idle_world: World) -> None:
+    leases = Leases(idle_world.caller.client, 5)
+    lost = []
+    for attempt, given_back in ((2, True), (3, False), (4, False), (5, True), (6, False)):
+        lease = await taken(leases, delivery(3, attempt))
+        lost.append(lease.lost)
+        await leases.begin(lease)
+        if given_back:
+            await leases.give_back(delivery(3, attempt), began=True)
+    assert lost == [1, 1, 2, 3, 3]
+
+
+@requirement("lease.lost")
+async def test_a_first_delivery_that_is_handed_back_is_not_a_lost_one(idle_world: World) -> None:
+    leases = Leases(idle_world.caller.client, 5)
+    await leases.give_back(delivery(4, 1), began=True)
+    assert (await taken(leases, delivery(4, 2))).lost == 0
+
+
+@requirement("attempts.exhausted")
+async def test_a_command_that_lost_too_many_executors_is_answered_without_a_run(
+    idle_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that never end and are never handed back, as after a crash: their messages simply come again."""
+    world = idle_world
+    settings = {"nats": nats_settings(world, ack_wait_s=0.3), "executor": {"max_attempts": 2}}
+    call = await world.place()
+    await world.caller.publish(call)
+    for _ in range(2):
+        async with world.executor(**settings) as consumer:
+            monkeypatch.setattr(consumer, "_handle", _never)
+            monkeypatch.setattr(consumer, "_hand_back", _crash)
+            monkeypatch.setattr(consumer, "_keep_alive", _never)
+            await _until(lambda: consumer.running == 1)
+    async with world.executor(**settings):
+        outcome = await world.outcome(call)
+    assert (outcome.content["status"], outcome.content["error"]["code"]) == ("failed", "internal_error")
+    assert [letter["reason"] for letter in outcome.dead_letters] == ["attempts_exhausted"]
+    assert outcome.upstream_requests == []
+    assert len(outcome.doorbells) == 1
+
+
+async def _never(*_: object) -> None:
+    await asyncio.Event().wait()
+
+
+async def _crash(*_: object) -> None:
+    """Leave everything as it is."""
+
+
+async def _until(condition: Any) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
+            await asyncio.sleep(0.01)
+
+
+@requirement("call.twice")
+async def test_two_commands_of_one_call_give_one_result(world: World) -> None:
+    world.stack.upstream.rules({"delay_s": 0.1})
+    call = await world.place()
+    await asyncio.gather(*(world.caller.publish(call) for _ in range(4)))
+    outcome = await world.outcome(call)
+    assert outcome.content["status"] == "success"
+    assert len(outcome.upstream_requests) <= 4
+    for table in (
+        "cards where metadata ->> 'type' = 'tool.result'",
+        "state.agent_inbox where message_type = 'tool_result'",
+    ):
+        assert await world.caller.database.fetchval(f"select count(*) from {table}") == 1  # noqa: S608 - constants
+
+
+@requirement("run.heartbeat")
+async def test_a_long_call_is_asked_once_and_delivered_once(idle_world: World) -> None:
+    world = idle_world
+    world.stack.upstream.rules({"delay_s": 2.5})
+    async with world.executor(nats=nats_settings(world, ack_wait_s=0.5)):
+        outcome = await world.send(await world.place())
+    assert (outcome.deliveries, len(outcome.upstream_requests)) == (1, 1)
+    assert outcome.content["status"] == "success"
+
+
+# Outages.
+
+
+@requirement("outage.result_waits")
+async def test_a_result_waits_for_a_database_that_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit, away = KernelStore.commit, [True, True, True]
+
+    async def commit_later(self: KernelStore, *result: Any) -> bool:
+        if away:
+            away.pop()
+            raise Unavailable("PostgreSQL: away")
+        return await commit(self, *result)
+
+    monkeypatch.setattr(KernelStore, "commit", commit_later)
+    outcome = await world.send(await world.place())
+    assert (outcome.content["status"], outcome.deliveries, len(outcome.upstream_requests)) == ("success", 1, 1)
+
+
+@requirement("outage.backends")
+async def test_ended_backends_lose_nothing(world: World) -> None:
+    world.stack.upstream.rules({"delay_s": 0.3})
+    calls = [await world.place() for _ in range(8)]
+    for call in calls:
+        await world.caller.publish(call)
+    await asyncio.to_thread(world.stack.upstream.requests, 8)
+    await world.caller.database.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity "
+        "where application_name = 'openapi-tool' and datname = current_database()"
+    )
+    outcomes = [await world.outcome(call) for call in calls]
+    assert [outcome.content["status"] for outcome in outcomes] == ["success"] * 8
+    assert len(outcomes[-1].upstream_requests) == 8
+
+
+@requirement("outage.doorbell")
+async def test_a_doorbell_that_nats_did_not_take_is_rung_on_the_next_delivery(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring, silent = Doorbell.ring, [True]
+
+    async def ring_later(self: Doorbell, *bell: Any) -> bool:
+        if silent:
+            silent.pop()
+            raise Unavailable("NATS: away")
+        return await ring(self, *bell)
+
+    monkeypatch.setattr(Doorbell, "ring", ring_later)
+    outcome = await world.send(await world.place())
+    assert (len(outcome.doorbells), outcome.deliveries, len(outcome.upstream_requests)) == (1, 2, 1)
+
+
+# Memory.
+
+
+@requirement("memory.budget")
+async def test_answers_wait_for_room_instead_of_overrunning_it(idle_world: World) -> None:
+    world = idle_world
+    world.stack.upstream.rules({"match": "example", "answer": "s-post-json", "body_bytes": 300_000})
+    egress = {"max_response_bytes": 400_000, "body_budget_bytes": 400_000}
+    async with world.executor(egress=egress):
+        calls = [await world.place({"query": f"example {number}"}) for number in range(6)]
+        for call in calls:
+            await world.caller.publish(call)
+        outcomes = [await world.outcome(call) for call in calls]
+    assert [outcome.content["status"] for outcome in outcomes] == ["success"] * 6
