@@ -8,13 +8,17 @@ COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-h
 LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 
-.PHONY: demo test check lint types contracts figures docs lock clean
+.PHONY: demo test chaos check lint types contracts figures docs lock clean
 
 demo: $(READY)
 	$(PY) -m openapi_tool demo
 
 test: $(READY)
 	$(PY) -m pytest
+
+# Ten minutes of faults; for a shorter run: make chaos CHAOS="--calls 1000 --seed 4"
+chaos: $(READY)
+	$(PY) -m tests.chaos.run $(CHAOS)
 
 check: lint types contracts figures
 

@@ -147,6 +147,8 @@ PROMISES = (
     Promise("outage.doorbell", "design", "A doorbell that NATS did not take is rung on the next delivery."),
     Promise("health.server", "design", "/livez, /readyz and /metrics say how every part was last found."),
     Promise("memory.budget", "design", "Answers that are read wait for room in one budget, first come, first served."),
+    Promise("chaos.nothing_lost", "design", "Whatever dies, restarts, stalls or misbehaves: nothing is lost, nothing doubled, every doorbell rings."),
+    Promise("chaos.checker", "design", "The checker of the chaos suite finds a build that acknowledges first; a seed gives a schedule again."),
     Promise("egress.hosts", "design", "Only https on 443 of the two hosts leaves, with allow-listed headers, without redirects or proxies."),
     Promise("egress.tls", "design", "Certificates are verified; SSL_CERT_FILE adds a CA."),
     Promise("egress.local", "design", "Only the embedded stack can point connects at loopback."),

@@ -8,7 +8,7 @@ import re
 import signal
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -221,14 +221,17 @@ FAULTS: Mapping[str, Callable[[Run], Awaitable[int]]] = {
 }
 
 
-async def torment(run: Run, every_s: tuple[float, float], kinds: list[str]) -> None:
-    """One fault after another, each kind as often as the others, in an order that the seed gives."""
-    bag: list[str] = []
+def schedule(order: random.Random, every_s: tuple[float, float], kinds: Sequence[str]) -> Iterator[tuple[float, str]]:
+    """Seconds to wait and what to do then, for ever; each kind as often as the others."""
     while True:
-        await asyncio.sleep(run.random.uniform(*every_s))
-        if not bag:
-            bag = run.random.sample(kinds, len(kinds))
-        kind = bag.pop()
+        for kind in order.sample(kinds, len(kinds)):
+            yield order.uniform(*every_s), kind
+
+
+async def torment(run: Run, times: Iterator[tuple[float, str]]) -> None:
+    """One fault after another."""
+    for wait_s, kind in times:
+        await asyncio.sleep(wait_s)
         hit = await FAULTS[kind](run)
         count = run.faults.setdefault(kind, {"fired": 0, "hit": 0})
         count["fired"] += 1

@@ -25,7 +25,7 @@ from openapi_tool.local.server import free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from openapi_tool.protocol.subject import default_durable
 from tests.chaos.checker import COMMANDS, check
-from tests.chaos.faults import FAULTS, Replica, Run, note_deaths, torment
+from tests.chaos.faults import FAULTS, Replica, Run, note_deaths, schedule, torment
 from tests.chaos.load import Journal, Load
 
 DATABASE, DURABLE = "chaos", default_durable("v1r4", "jina")
@@ -83,7 +83,7 @@ def _replica(stack: EmbeddedStack, folder: Path, database: str, number: int, opt
 async def _with_faults(run: Run, options: Options) -> None:
     await asyncio.gather(*(asyncio.to_thread(replica.process.start) for replica in run.replicas))
     keeper = asyncio.create_task(run.keep_replicas_alive())
-    tormentor = asyncio.create_task(torment(run, options.every_s, list(options.kinds)))
+    tormentor = asyncio.create_task(torment(run, schedule(_random(options), options.every_s, options.kinds)))
     try:
         await run.load.run(options.calls, options.per_second)
         tormentor.cancel()

@@ -1,0 +1,20 @@
+"""A broken build, for the checker to find: it acknowledges a command before it has an answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from openapi_tool.bus.consumer import CommandConsumer
+from openapi_tool.local.executor import main
+
+_handle = CommandConsumer._own_and_handle  # noqa: SLF001 - breaking it is the purpose
+
+
+async def _acknowledge_first(self: CommandConsumer, work: Any) -> Any:
+    await work.message.ack_sync()
+    return await _handle(self, work)
+
+
+if __name__ == "__main__":
+    CommandConsumer._own_and_handle = _acknowledge_first  # type: ignore[method-assign]  # noqa: SLF001
+    main()

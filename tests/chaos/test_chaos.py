@@ -1,0 +1,43 @@
+"""The chaos suite's short run, and proof that its checker would notice."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+from openapi_tool.local.stack import EmbeddedStack
+from tests.chaos.faults import FAULTS, schedule
+from tests.chaos.run import Options, chaos
+from tests.promises import requirement
+
+
+@requirement("chaos.nothing_lost")
+async def test_under_every_fault_nothing_is_lost_and_nothing_doubled() -> None:
+    options = Options(calls=650, seed=3, every_s=(0.5, 1.5))
+    with EmbeddedStack() as stack:
+        findings = await chaos(stack, options)
+    assert (findings["lost"], findings["doubled"], findings["doorbells_missing"]) == ([], [], 0), findings
+    assert findings["calls"] >= 600
+    assert sum(fault["hit"] for fault in findings["faults"].values()) >= 10, findings
+
+
+@requirement("chaos.checker")
+async def test_a_build_that_acknowledges_first_is_found_out() -> None:
+    options = Options(
+        calls=120,
+        every_s=(0.3, 0.6),
+        kinds=("kill_before_upstream", "kill_after_upstream"),
+        executor="tests.chaos.ack_first",
+    )
+    with EmbeddedStack() as stack:
+        findings = await chaos(stack, options)
+    assert findings["lost"], findings
+
+
+@requirement("chaos.checker")
+def test_a_seed_gives_the_same_schedule_again() -> None:
+    def first(seed: int) -> list[tuple[float, str]]:
+        return list(islice(schedule(random.Random(seed), (1, 2), tuple(FAULTS)), 40))  # noqa: S311 - no secret
+
+    assert first(5) == first(5)
+    assert first(5) != first(6)
