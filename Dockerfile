@@ -14,7 +14,9 @@ RUN /opt/build/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-di
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /opt/openapi-tool /opt/openapi-tool
-ENV PATH=/opt/openapi-tool/bin:$PATH PYTHONUNBUFFERED=1
+ENV PATH=/opt/openapi-tool/bin:$PATH PYTHONUNBUFFERED=1 \
+    OPENAPI_TOOL__HEALTH__HOST=0.0.0.0 OPENAPI_TOOL__HEALTH__PORT=8080
+EXPOSE 8080
 USER 10001:10001
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["openapi-tool"]

@@ -30,8 +30,8 @@ from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.prepared import NAME, Prepared, prepare
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.settings import Settings
-from openapi_tool.telemetry.health import Health, health_server, watch_loop_lag
+from openapi_tool.settings import Settings, SettingsError
+from openapi_tool.telemetry.health import CONSUMER, NATS, POSTGRES, Health, health_server, watch_loop_lag
 from openapi_tool.telemetry.logs import configure_logging
 from openapi_tool.telemetry.traces import WireTracer
 from openapi_tool.tools.session import SessionScope
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-POSTGRES, NATS, CONSUMER = "postgres", "nats", "consumer"
 _CONSUMER_SILENCE_S = 15.0
 
 log = logging.getLogger(__name__)
@@ -123,7 +122,10 @@ async def assemble(stack: AsyncExitStack, prepared: Prepared, resolver: Resolver
 async def _serve_health(stack: AsyncExitStack, prepared: Prepared) -> None:
     options = prepared.settings.health
     if options.port:
-        await stack.enter_async_context(health_server(options.host, options.port, prepared.health))
+        try:
+            await stack.enter_async_context(health_server(options.host, options.port, prepared.health))
+        except OSError as error:
+            raise SettingsError([f"health.host, health.port: cannot be listened on: {error}"]) from error
         log.info("health server", extra={"action": "health.serving", "host": options.host, "port": options.port})
 
 

@@ -7,7 +7,7 @@ import re
 from openapi_tool.jina.budget import ByteBudget
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.content import page_output, search_output
-from openapi_tool.jina.plan import plan_call
+from openapi_tool.jina.plan import Plan, plan_call
 from openapi_tool.jina.request import build_request
 from openapi_tool.jina.retry import RetryOptions, with_retries
 from openapi_tool.protocol.errors import BadRequest
@@ -16,6 +16,7 @@ from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ToolOutput
 
+_STAGES, _STAGES_MARGIN_S = 2, 3.0
 _WEB_URL = re.compile(r"https?://[^\s/?#@]+([/?#]\S*)?", re.IGNORECASE)
 
 
@@ -30,7 +31,7 @@ class JinaTools:
     async def run(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline) -> ToolOutput:
         """Ask the upstream and render its answer. Raises ToolError."""
         plan = plan_call(definition, arguments)
-        deadline = deadline.shortened(definition.timeout_s).shortened(plan.timeout_s)
+        deadline = deadline.shortened(definition.timeout_s).shortened(plan.timeout_s).shortened(_upstream_s(plan))
         if definition.mode == "reader":
             _check_target(plan.parameters.get("url"))
         request = build_request(definition, plan)
@@ -41,6 +42,12 @@ class JinaTools:
             if definition.mode == "search":
                 return search_output(envelope, str(plan.parameters.get("q", "")))
             return page_output(envelope)
+
+
+def _upstream_s(plan: Plan) -> float | None:
+    """How long an upstream with a `timeout` of its own can take: two stages of it each (jina-api 6.2)."""
+    stage_s = plan.parameters.get("timeout")
+    return None if stage_s is None else _STAGES * float(stage_s) + _STAGES_MARGIN_S
 
 
 def _check_target(url: object) -> None:

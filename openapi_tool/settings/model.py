@@ -200,6 +200,12 @@ class RetrySettings(Section):
     first_wait_s: Seconds = Field(0.5, description="First wait, doubled each time, where the upstream names none.")
     max_wait_s: Seconds = Field(8, description="Longest wait of our own; Retry-After may ask for more.")
 
+    @model_validator(mode="after")
+    def _waits_grow(self) -> RetrySettings:
+        if self.first_wait_s > self.max_wait_s:
+            raise ValueError("first_wait_s must not be more than max_wait_s")
+        return self
+
 
 class HealthSettings(Section):
     """The server for probes and metrics: /livez, /readyz, /metrics."""
@@ -246,6 +252,18 @@ class Settings(BaseSettings):
         narrowed = self.protocol.project != "*" or self.protocol.channel != "*"
         if narrowed and self.nats.durable is None:
             raise ValueError("nats.durable must be set where protocol.project or protocol.channel narrows the filter")
+        return self
+
+    @model_validator(mode="after")
+    def _lost_calls_are_answered_in_time(self) -> Settings:
+        patience_s = self.executor.worker_default_s - self.executor.margin_s
+        if self.nats.ack_wait_s * self.executor.max_attempts >= patience_s:
+            raise ValueError(
+                "nats.ack_wait_s times executor.max_attempts must be less than executor.worker_default_s less "
+                f"executor.margin_s ({patience_s:g} s), or a call that lost its executors is answered too late"
+            )
+        if self.executor.retry_delay_s >= patience_s:
+            raise ValueError("executor.retry_delay_s must be less than the time that a worker waits")
         return self
 
     @property

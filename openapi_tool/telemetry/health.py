@@ -17,6 +17,8 @@ from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
+POSTGRES, NATS, CONSUMER = "postgres", "nats", "consumer"
+
 _TICK_S = 0.25
 _LAG_WARNING_S = 0.5
 
@@ -37,12 +39,12 @@ class Part:
 class Health:
     """All parts by name; ready while every one is there and the process does not drain."""
 
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=lambda: {name: Part() for name in (POSTGRES, NATS, CONSUMER)})
     draining: bool = False
 
     def note(self, name: str, *, ok: bool) -> bool:
         """Note how a part was found. True when that is a change."""
-        part = self.parts.setdefault(name, Part())
+        part = self.parts[name]
         changed, part.ok = part.ok != ok, ok
         if ok:
             part.seen = time.monotonic()
@@ -59,12 +61,12 @@ class Health:
 
     def ok(self, name: str) -> bool:
         """Whether a part was there at the last look."""
-        return name in self.parts and self.parts[name].ok
+        return self.parts[name].ok
 
     @property
     def ready(self) -> bool:
         """Whether new calls could be finished."""
-        return not self.draining and bool(self.parts) and all(part.ok for part in self.parts.values())
+        return not self.draining and all(part.ok for part in self.parts.values())
 
     def shown(self) -> dict[str, Any]:
         """The body of /readyz."""

@@ -15,7 +15,7 @@ import pytest
 
 from openapi_tool.local.caller import Caller, PlacedCall, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
-from openapi_tool.local.server import free_port
+from openapi_tool.local.server import ServerFailed, free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.promises import requirement
@@ -114,6 +114,15 @@ async def test_health_metrics_and_readiness(served: Served) -> None:
     assert 'openapi_tool_calls_total{error_code="",status="success"} 1.0' in metrics
     assert "openapi_tool_loop_lag_seconds_bucket" in metrics
     assert PROJECT not in metrics
+
+
+@requirement("health.server")
+async def test_a_port_that_is_taken_is_named(served: Served) -> None:
+    second = served.stack.executor(
+        "second", served.executor.process.name, {"OPENAPI_TOOL__HEALTH__PORT": str(served.port)}
+    )
+    with pytest.raises(ServerFailed, match=r"health\.port: cannot be listened on"):
+        second.start()
 
 
 @requirement("outage.postgres")

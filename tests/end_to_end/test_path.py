@@ -290,7 +290,13 @@ async def test_calls_that_outlast_the_grace_period_are_handed_back_at_once(
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
     stack.upstream.rules({"hang": True})
-    executor = start_executor({"OPENAPI_TOOL__EXECUTOR__DRAIN_S": "0.2", "OPENAPI_TOOL__NATS__ACK_WAIT_S": "60"})
+    executor = start_executor(
+        {
+            "OPENAPI_TOOL__EXECUTOR__DRAIN_S": "0.2",
+            "OPENAPI_TOOL__NATS__ACK_WAIT_S": "60",
+            "OPENAPI_TOOL__EXECUTOR__WORKER_DEFAULT_S": "300",
+        }
+    )
     call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
     await asyncio.to_thread(stack.upstream.requests, at_least=1)
     assert await asyncio.to_thread(executor.stop) == 0

@@ -25,7 +25,7 @@ from tests.promises import requirement
 FILE = """
 [nats]
 servers = ["nats://file:4222"]
-ack_wait_s = 9
+ack_wait_s = 8
 [executor]
 concurrency = 10
 [tools.jina]
@@ -67,7 +67,7 @@ def test_each_source_overrides_the_one_below(config: Path, monkeypatch: pytest.M
     monkeypatch.setenv("OPENAPI_TOOL__NATS__SERVERS", "nats://long:1")
     monkeypatch.setenv("OPENAPI_TOOL__EXECUTOR__CONCURRENCY", "20")
     assert load_settings().nats.servers == ("nats://long:1",)
-    assert load_settings().nats.ack_wait_s == 9
+    assert load_settings().nats.ack_wait_s == 8
     assert load_settings().executor.concurrency == 20
     assert load_settings({"executor": {"concurrency": 30}}).executor.concurrency == 30
 
@@ -136,6 +136,12 @@ BROKEN: list[tuple[dict[str, str], str]] = [
     ({"OPENAPI_TOOL__EXECUTOR__CONCURENCY": "8"}, "executor.concurency: is no setting; did you mean 'concurrency'?"),
     ({"OPENAPI_TOOL__EXECUTER__CONCURRENCY": "8"}, "did you mean 'executor'?"),
     ({"OPENAPI_TOOL__EXECUTOR__MARGIN_S": "30"}, "executor: margin_s must be less than worker_default_s"),
+    ({"OPENAPI_TOOL__NATS__ACK_WAIT_S": "9"}, "nats.ack_wait_s times executor.max_attempts"),
+    ({"OPENAPI_TOOL__EXECUTOR__RETRY_DELAY_S": "27"}, "executor.retry_delay_s"),
+    ({"OPENAPI_TOOL__RETRY__FIRST_WAIT_S": "9"}, "retry: first_wait_s must not be more than max_wait_s"),
+    ({"OPENAPI_TOOL__EGRESS__BODY_BUDGET_BYTES": "9999999"}, "egress: body_budget_bytes"),
+    ({"PG_DSN": "postgresql://u:the-password@db/x?sslmode=sure"}, "postgres.dsn: sslmode"),
+    ({"OPENAPI_TOOL__HEALTH__PORT": "65536"}, "health.port"),
     ({"OPENAPI_TOOL__EXECUTOR__DRAIN_S": "-1"}, "executor.drain_s"),
     ({"OPENAPI_TOOL_CONFIG": "/nowhere.toml"}, "OPENAPI_TOOL_CONFIG=/nowhere.toml"),
     ({"CG_CONFIG_TOML": "/nowhere.toml"}, "CG_CONFIG_TOML=/nowhere.toml"),
