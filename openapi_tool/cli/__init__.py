@@ -1,11 +1,14 @@
-"""What a person types: `openapi-tool serve`, `openapi-tool demo`."""
+"""What a person types: `openapi-tool serve`, `demo`, `dev`, `call`, `deadletters`."""
 
 from __future__ import annotations
+
+import sys
+from io import TextIOWrapper
 
 import typer
 
 from openapi_tool import __version__
-from openapi_tool.cli import demo, serve
+from openapi_tool.cli import call, deadletters, demo, dev, serve
 
 app = typer.Typer(
     name="openapi-tool",
@@ -17,6 +20,9 @@ app = typer.Typer(
 )
 app.command()(serve.serve)
 app.command()(demo.demo)
+app.command()(dev.dev)
+app.command()(call.call)
+app.add_typer(deadletters.app, name="deadletters")
 
 
 def _version(*, wanted: bool) -> None:
@@ -39,5 +45,7 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; a character that the terminal's encoding lacks is no reason to fail."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     app()

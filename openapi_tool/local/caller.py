@@ -10,14 +10,15 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
 import nats
+import nats.errors
 import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -27,6 +28,13 @@ VERSION = "v1r4"
 SENDER = "kernel"
 STREAM = f"cg_cmd_{VERSION}"
 WORKER_TARGET = "worker_generic"
+
+ERRORS: tuple[type[Exception], ...] = (asyncpg.PostgresError, asyncpg.InterfaceError, nats.errors.Error, OSError)
+"""What PostgreSQL and NATS raise when they are away or refuse."""
+
+_POLL_S = 0.2
+_GRACE_S = 1.0
+_CONNECT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +80,37 @@ class Caller:
     @asynccontextmanager
     async def connect(cls, dsn: str, nats_url: str) -> AsyncIterator[Caller]:
         """Connect, make the kernel's stream where it is missing, and listen for doorbells."""
-        database = await asyncpg.connect(dsn)
-        client = await nats.connect(nats_url, name="kernel-player")
-        try:
+        async with cls.open(dsn, servers=nats_url) as caller:
+            await caller.make_stream()
+            await caller.listen(f"cg.{VERSION}.*.*.cmd.agent.*.wakeup")
+            yield caller
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, dsn: str, **bus: Any) -> AsyncIterator[Caller]:
+        """Connect and change nothing; `bus` are the NATS client's options. Raises ERRORS."""
+        async with AsyncExitStack() as stack:
+            database = await asyncpg.connect(dsn, timeout=_CONNECT_S)
+            stack.push_async_callback(database.close)
             await database.set_type_codec(
                 "jsonb", schema="pg_catalog", encoder=lambda v: orjson.dumps(v).decode(), decoder=orjson.loads
             )
-            await client.jetstream().add_stream(
-                StreamConfig(name=STREAM, subjects=[f"cg.{VERSION}.*.*.cmd.*.*.>"], max_age=24 * 3600)
+            client = await nats.connect(name="kernel-player", **bus)
+            stack.push_async_callback(client.close)
+            yield cls(database, client)
+
+    async def make_stream(self, metadata: Mapping[str, str] | None = None) -> None:
+        """Make the kernel's stream, if it is not there."""
+        subjects = [f"cg.{VERSION}.*.*.cmd.*.*.>"]
+        await self.client.jetstream().add_stream(
+            StreamConfig(
+                name=STREAM, subjects=subjects, max_age=24 * 3600, metadata=dict(metadata) if metadata else None
             )
-            caller = cls(database, client)
-            await client.subscribe(f"cg.{VERSION}.*.*.cmd.agent.*.wakeup", cb=caller._hear)
-            yield caller
-        finally:
-            await client.close()
-            await database.close()
+        )
+
+    async def listen(self, subject: str) -> None:
+        """Hear the doorbells on `subject`."""
+        await self.client.subscribe(subject, cb=self._hear)
 
     async def _hear(self, message: Msg) -> None:
         turn_id = (message.headers or {}).get("CG-Turn-Id", "")
@@ -102,6 +126,13 @@ class Caller:
         jetstream = self.client.jetstream()
         for stream in await jetstream.streams_info():
             await jetstream.delete_stream(str(stream.config.name))
+
+    async def furnish(self, project_id: str, agent_id: str, tools: Iterable[Mapping[str, Any]]) -> None:
+        """A project with an agent and tools."""
+        await self.add_project(project_id)
+        await self.add_agent(project_id, agent_id)
+        for tool in tools:
+            await self.add_tool(project_id, tool)
 
     async def add_project(self, project_id: str) -> None:
         """A project, if it is not there."""
@@ -147,12 +178,16 @@ class Caller:
         arguments: Any,
         *,
         suffix: str = "search",
+        subject: str | None = None,
+        after_execution: str = "suspend",
         channel_id: str = "public",
         card_metadata: Mapping[str, Any] | None = None,
         publish: bool = True,
     ) -> PlacedCall:
         """Save card, request edge and anchor, then send the command, in the kernel's order (section 9)."""
-        call = _new_call(project_id, channel_id, agent_id, tool_name, suffix)
+        subject = subject or f"cg.{VERSION}.{project_id}.{channel_id}.cmd.tool.jina.{suffix}"
+        body = {"tool_name": tool_name, "after_execution": after_execution}
+        call = _new_call(project_id, channel_id, agent_id, subject, body)
         await self._save_card(call, tool_name, arguments, card_metadata or {})
         async with self._lock, self.database.transaction():
             await self._save_edge(call)
@@ -236,43 +271,71 @@ class Caller:
         """Wait for the doorbell of a call and read what was written. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
             rung_at, message = await self._doorbell(call.agent_turn_id)
-        doorbell = {"subject": message.subject, "headers": message.headers, "data": message.data.decode()}
-        return await self.read_answer(call, doorbell, rung_at)
+        return await self.read_answer(call, _shown(message), rung_at)
+
+    async def answer_or_row(self, call: PlacedCall, timeout_s: float) -> Answer:
+        """The same, but the row alone will do where no doorbell follows it soon. Raises TimeoutError."""
+        heard = self._doorbell(call.agent_turn_id)
+        async with asyncio.timeout(timeout_s):
+            while not heard.done() and not (await self.read_answer(call)).inbox_row:
+                await asyncio.wait([heard], timeout=_POLL_S)
+        await asyncio.wait([heard], timeout=_GRACE_S)
+        if not heard.done():
+            return await self.read_answer(call)
+        rung_at, message = heard.result()
+        return await self.read_answer(call, _shown(message), rung_at)
 
     async def read_answer(
         self, call: PlacedCall, doorbell: Mapping[str, Any] | None = None, rung_at: float | None = None
     ) -> Answer:
         """What is written for a call now; empty where there is no such row."""
         return Answer(
-            card=await self._row(
-                "select * from cards where tenant_id = $1 and tool_call_id = $2 "
-                "and metadata ->> 'type' = 'tool.result'",
-                call,
-            ),
+            card=await self.card(call.project_id, call.tool_call_id, "tool.result"),
             inbox_row=await self._row(
                 "select * from state.agent_inbox where project_id = $1 and correlation_id = $2 "
                 "and message_type = 'tool_result'",
-                call,
+                call.project_id,
+                call.tool_call_id,
             ),
             edge=await self._row(
                 "select * from state.execution_edges where project_id = $1 and correlation_id = $2 "
                 "and primitive = 'report'",
-                call,
+                call.project_id,
+                call.tool_call_id,
             ),
             doorbell=doorbell,
             rung_at=rung_at,
         )
 
-    async def _row(self, query: str, call: PlacedCall) -> dict[str, Any]:
+    async def card(self, project_id: str, tool_call_id: str, card_type: str) -> dict[str, Any]:
+        """The `tool.call` or `tool.result` card of a call; empty where there is none."""
+        return await self._row(
+            "select * from cards where tenant_id = $1 and tool_call_id = $2 and metadata ->> 'type' = $3",
+            project_id,
+            tool_call_id,
+            card_type,
+        )
+
+    async def _row(self, query: str, *values: str) -> dict[str, Any]:
         async with self._lock:
-            row = await self.database.fetchrow(query, call.project_id, call.tool_call_id)
+            row = await self.database.fetchrow(query, *values)
         return dict(row) if row else {}
+
+
+def as_model_reads(content: Mapping[str, Any]) -> str:
+    """What a worker shows the model of a result card's content (section 7)."""
+    shown = content.get("result") if content.get("status") == "success" else {"error": content.get("error")}
+    return shown if isinstance(shown, str) else orjson.dumps(shown).decode()
+
+
+def _shown(message: Msg) -> dict[str, Any]:
+    return {"subject": message.subject, "headers": message.headers, "data": message.data.decode()}
 
 
 _PUBLISHER_HEADERS = ("CG-Timestamp", "CG-Version", "CG-Msg-Type", "CG-Sender")
 
 
-def _new_call(project_id: str, channel_id: str, agent_id: str, tool_name: str, suffix: str) -> PlacedCall:
+def _new_call(project_id: str, channel_id: str, agent_id: str, subject: str, body: Mapping[str, Any]) -> PlacedCall:
     turn_id, step_id, tool_call_id = (f"{kind}_{uuid.uuid4().hex}" for kind in ("turn", "step", "tc"))
     trace_id, card_id = secrets.token_hex(16), uuid.uuid4().hex
     headers = {
@@ -300,9 +363,9 @@ def _new_call(project_id: str, channel_id: str, agent_id: str, tool_name: str, s
         tool_call_id=tool_call_id,
         card_id=card_id,
         trace_id=trace_id,
-        subject=f"cg.{VERSION}.{project_id}.{channel_id}.cmd.tool.jina.{suffix}",
+        subject=subject,
         headers=headers,
-        body={"tool_call_card_id": card_id, "tool_name": tool_name, "after_execution": "suspend"},
+        body={"tool_call_card_id": card_id, **body},
     )
 
 

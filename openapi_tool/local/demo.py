@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 from typing import Any, Literal
 
-import orjson
 import yaml
 
 from openapi_tool.local.caller import Answer, Caller, PlacedCall, prepare_database
+from openapi_tool.local.dev import log_entries
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 
@@ -19,7 +20,7 @@ Upstream = Literal["double", "real"]
 
 PROJECT, AGENT, DATABASE = "proj_demo", "agent_demo", "demo"
 _ANSWER_S = 60.0
-_CALLS: Mapping[Upstream, tuple[tuple[str, str, dict[str, Any]], ...]] = {
+CALLS: Mapping[Upstream, tuple[tuple[str, str, dict[str, Any]], ...]] = {
     "double": (
         ("jina_search", "search", {"query": "hello world", "count": 3}),
         ("jina_reader", "read", {"url": "http://site.fixture.test:8099/article"}),
@@ -51,11 +52,8 @@ class Journey:
 async def play(stack: EmbeddedStack, executor: ExecutorProcess, upstream: Upstream) -> list[Journey]:
     """Register the tools, place one call of each, and follow it."""
     async with Caller.connect(stack.postgres.dsn(DATABASE), stack.nats.url) as caller:
-        await caller.add_project(PROJECT)
-        await caller.add_agent(PROJECT, AGENT)
-        for tool in demo_tools():
-            await caller.add_tool(PROJECT, tool)
-        return [await _follow(caller, executor, *call) for call in _CALLS[upstream]]
+        await caller.furnish(PROJECT, AGENT, demo_tools())
+        return [await _follow(caller, executor, *call) for call in CALLS[upstream]]
 
 
 async def prepare(stack: EmbeddedStack) -> None:
@@ -73,17 +71,12 @@ def demo_tools() -> Iterator[dict[str, Any]]:
 async def _follow(
     caller: Caller, executor: ExecutorProcess, tool_name: str, suffix: str, arguments: dict[str, Any]
 ) -> Journey:
-    logged_before = len(executor.log_text())
-    call = await caller.place(PROJECT, AGENT, tool_name, arguments, suffix=suffix)
-    answer = await caller.answer(call, _ANSWER_S)
-    lines = {line["action"]: line for line in _log_lines(executor.log_text()[logged_before:])}
+    with executor.process.log.open("rb") as log:
+        log.seek(0, os.SEEK_END)
+        call = await caller.place(PROJECT, AGENT, tool_name, arguments, suffix=suffix)
+        answer = await caller.answer(call, _ANSWER_S)
+        lines = {line["action"]: line for line in log_entries(log)}
     return _journey(call, tool_name, arguments, answer, lines)
-
-
-def _log_lines(text: str) -> Iterator[dict[str, Any]]:
-    for line in text.splitlines():
-        if line.startswith("{"):
-            yield orjson.loads(line)
 
 
 def _journey(

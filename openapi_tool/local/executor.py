@@ -13,6 +13,7 @@ from typing import Any
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from openapi_tool.local.fail_points import FOLDER_VARIABLE, arm
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.server import ServerProcess
 from openapi_tool.service import run
@@ -51,9 +52,15 @@ class ExecutorProcess:
     """One replica of the executor; `upstream_port` None means the real upstream."""
 
     def __init__(
-        self, name: str, folder: Path, guard: Guard, environment: Mapping[str, str], upstream_port: int | None
+        self,
+        name: str,
+        folder: Path,
+        guard: Guard,
+        environment: Mapping[str, str],
+        upstream_port: int | None,
+        module: str,
     ) -> None:
-        module = "openapi_tool" if upstream_port is None else "openapi_tool.local.executor"
+        module = "openapi_tool" if upstream_port is None else module
         arguments: list[Any] = ["serve"] if upstream_port is None else ["--upstream-port", upstream_port]
         self.process = ServerProcess(
             name,
@@ -86,6 +93,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="`openapi-tool serve` against the Jina double.")
     parser.add_argument("--upstream-port", type=int, required=True, help="the double's HTTPS port on loopback")
     arguments = parser.parse_args()
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        arm(Path(folder))
     run(load_settings(), os.environ, LoopbackResolver(arguments.upstream_port))
 
 

@@ -1,8 +1,8 @@
 """Nothing stays behind: a small process that outlives its parent just long enough to clean up.
 
-The parent tells it over a pipe which processes and folders it made. When the pipe closes, because
-the parent closed it or because the parent died in whatever way, the guard stops what still runs
-and removes the folders.
+The parent tells it over a pipe which processes, folders and files it made. When the pipe closes,
+because the parent closed it or because the parent died in whatever way, the guard stops what still
+runs and removes the rest.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -24,11 +25,15 @@ _POLL_S = 0.01
 
 
 class Guard:
-    """The parent's end of the pipe."""
+    """The parent's end of the pipe; locks on the file descriptors in `hold` last until all is cleaned up."""
 
-    def __init__(self) -> None:
+    def __init__(self, hold: Sequence[int] = ()) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, text=True, start_new_session=True
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            pass_fds=hold,
         )
         self._children: list[subprocess.Popen[bytes]] = []
 
@@ -37,9 +42,9 @@ class Guard:
         self._children = [*(child for child in self._children if child.poll() is None), child]
         self._tell({"pid": child.pid, "signal": int(stop_signal)})
 
-    def own(self, folder: Path) -> None:
-        """Remove this folder in the end."""
-        self._tell({"folder": str(folder)})
+    def own(self, path: Path) -> None:
+        """Remove this folder or file in the end."""
+        self._tell({"path": str(path)})
 
     def _tell(self, message: dict[str, object]) -> None:
         pipe = self._pipe()
@@ -64,17 +69,17 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     processes: list[tuple[psutil.Process, int]] = []
-    folders: list[Path] = []
+    paths: list[Path] = []
     for line in sys.stdin:
         message = json.loads(line)
-        if "folder" in message:
-            folders.append(Path(message["folder"]))
+        if "path" in message:
+            paths.append(Path(message["path"]))
         else:
             with contextlib.suppress(psutil.NoSuchProcess):
                 processes.append((psutil.Process(message["pid"]), message["signal"]))
     _end(processes)
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+    for path in paths:
+        _remove(path)
 
 
 def _end(processes: list[tuple[psutil.Process, int]]) -> None:
@@ -85,6 +90,13 @@ def _end(processes: list[tuple[psutil.Process, int]]) -> None:
         time.sleep(_POLL_S)
     for process, _ in processes:
         _send(process, signal.SIGKILL)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _send(process: psutil.Process, number: int) -> None:

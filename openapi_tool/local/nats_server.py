@@ -18,15 +18,17 @@ jetstream {{ store_dir: {store} }}
 
 
 class NatsServer:
-    """One server in `folder`, on a free port of loopback; a restart keeps port and streams.
+    """One server in `folder`, on a free port of loopback unless `port` is given; a restart keeps port and streams.
 
-    `more` is added to its configuration (authorization, tls).
+    `more` is added to its configuration (authorization, tls); `store` is where its streams are kept.
     """
 
-    def __init__(self, folder: Path, guard: Guard, more: str = "") -> None:
+    def __init__(self, folder: Path, guard: Guard, more: str = "", *, port: int = 0, store: Path | None = None) -> None:
         self._folder = folder
         self._guard = guard
         self._more = more
+        self._port = port or -1
+        self._store = store or folder / "jetstream"
         self.url = ""
         self.process: ServerProcess | None = None
 
@@ -34,10 +36,10 @@ class NatsServer:
         """Start it. Raises ServerFailed."""
         for old in self._folder.glob("*.ports"):
             old.unlink()
-        port = self.url.rpartition(":")[2] or "-1"
+        port = self.url.rpartition(":")[2] or self._port
         config = self._folder / "nats.conf"
-        store = _quoted(self._folder / "jetstream")
-        config.write_text(_CONFIG.format(port=port, folder=_quoted(self._folder), store=store) + self._more)
+        places = {"folder": _quoted(self._folder), "store": _quoted(self._store)}
+        config.write_text(_CONFIG.format(port=port, **places) + self._more)
         self.process = ServerProcess("nats-server", [_binary(), "-c", config], self._guard, self._folder / "nats.log")
         self.process.start(self._is_ready)
 

@@ -32,15 +32,20 @@ _PORTS_TO_TRY = 3
 
 
 class PostgresServer:
-    """One cluster in `folder`, on a free port of loopback, with a password of its own."""
+    """One cluster on a free port of loopback unless `port` is given, with a password of its own.
 
-    def __init__(self, folder: Path, guard: Guard) -> None:
+    It lives in `folder`; with `keep`, cluster and password live in that folder and are used again.
+    """
+
+    def __init__(self, folder: Path, guard: Guard, *, port: int = 0, keep: Path | None = None) -> None:
         self._folder = folder
         self._guard = guard
-        self._password = secrets.token_urlsafe(18)
         self._identity = _unprivileged()
+        self._settings = _SETTINGS | ({"fsync": "on"} if keep else {})
+        self._data = keep / "postgres" if keep else folder / "data"
+        self._password = _kept_password(keep / "password") if keep else secrets.token_urlsafe(18)
         self._bin = _binaries(folder, must_be_reachable=bool(self._identity)) / "bin"
-        self.port = 0
+        self.port = port
         self.process: ServerProcess | None = None
 
     def dsn(self, database: str = "postgres") -> str:
@@ -49,7 +54,10 @@ class PostgresServer:
 
     def start(self) -> None:
         """Make the cluster where it is missing, and start it. Raises ServerFailed."""
-        if not (self._folder / "data").exists():
+        home = self._data.parent
+        if self._identity and not reachable_by_all(home):
+            raise ServerFailed(f"the user that PostgreSQL runs as cannot reach {home}; choose another folder")
+        if not self._data.exists():
             self._make_cluster()
         if self.port:
             self._start_on(self.port)
@@ -64,10 +72,10 @@ class PostgresServer:
                 return
 
     def _start_on(self, port: int) -> None:
-        options = {**_SETTINGS, "port": str(port)}
+        options = {**self._settings, "port": str(port)}
         self.process = ServerProcess(
             "PostgreSQL",
-            [self._bin / "postgres", "-D", self._folder / "data", *_as_options(options)],
+            [self._bin / "postgres", "-D", self._data, *_as_options(options)],
             self._guard,
             self._folder / "postgres.log",
             stop_signal=signal.SIGINT,
@@ -82,9 +90,10 @@ class PostgresServer:
         return accepts(port) and not subprocess.run(command, check=False, env=_environment()).returncode
 
     def _make_cluster(self) -> None:
-        data, password = self._folder / "data", self._folder / "password"
+        data, password = self._data.with_suffix(".part"), self._folder / "password"
+        shutil.rmtree(data, ignore_errors=True)
         data.mkdir(mode=0o700)
-        password.write_text(self._password)
+        _write_private(password, self._password)
         if self._identity:
             for path in (data, password):
                 os.chown(path, self._identity["user"], self._identity["group"])
@@ -99,11 +108,26 @@ class PostgresServer:
         password.unlink()
         if done.returncode:
             raise ServerFailed(f"initdb failed:\n{done.stderr}")
+        data.rename(self._data)
 
     def stop(self) -> None:
         """Stop it; running statements are broken off."""
         if self.process is not None:
             self.process.stop()
+
+
+def _kept_password(path: Path) -> str:
+    if not path.exists():
+        part = path.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        _write_private(part, secrets.token_urlsafe(18))
+        part.rename(path)
+    return path.read_text(encoding="ascii")
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_text(text, encoding="ascii")
 
 
 def _as_options(settings: dict[str, str]) -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from importlib.resources import files
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +18,7 @@ from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.nats_server import NatsServer
 from openapi_tool.local.postgres import PostgresServer, reachable_by_all
+from openapi_tool.local.server import ServerFailed
 from openapi_tool.local.upstream import UpstreamDouble
 
 KEY_NAMES = ("JINA_API_KEY", "SEARCH_API_KEY")
@@ -27,22 +30,38 @@ def kernel_schema() -> str:
 
 
 class EmbeddedStack:
-    """PostgreSQL, NATS and the Jina double as child processes in one folder of their own."""
+    """PostgreSQL, NATS and the Jina double as child processes in one folder of their own.
 
-    def __init__(self, key_names: Sequence[str] = KEY_NAMES, base: Path | None = None) -> None:
-        self._guard = Guard()
+    With `keep`, the data of both servers is in that folder and stays there. Ports are free ones unless
+    given. Locks on the file descriptors in `hold` last until everything has stopped.
+    """
+
+    def __init__(
+        self,
+        key_names: Sequence[str] = KEY_NAMES,
+        base: Path | None = None,
+        *,
+        keep: Path | None = None,
+        pg_port: int = 0,
+        nats_port: int = 0,
+        hold: Sequence[int] = (),
+    ) -> None:
+        self._guard = Guard(hold)
         self.folder = Path(tempfile.mkdtemp(prefix="openapi-tool-", dir=base or _base_folder()))
         self._guard.own(self.folder)
         self.folder.chmod(0o755)
         for name in ("postgres", "nats"):
             (self.folder / name).mkdir()
         self.certificates = make_certificates(self.folder)
-        self.postgres = PostgresServer(self.folder / "postgres", self._guard)
-        self.nats = NatsServer(self.folder / "nats", self._guard)
+        self._ports = [port for port in (pg_port, nats_port) if port]
+        self.postgres = PostgresServer(self.folder / "postgres", self._guard, port=pg_port, keep=keep)
+        store = keep / "nats" if keep else None
+        self.nats = NatsServer(self.folder / "nats", self._guard, port=nats_port, store=store)
         self.upstream = UpstreamDouble(self.folder, self.certificates, self._guard, key_names)
 
     def __enter__(self) -> Self:
         try:
+            _must_be_free(self._ports)
             with ThreadPoolExecutor() as starters:
                 list(starters.map(lambda server: server.start(), (self.postgres, self.nats, self.upstream)))
         except BaseException:
@@ -55,6 +74,15 @@ class EmbeddedStack:
     ) -> None:
         self.close()
 
+    def own(self, path: Path) -> None:
+        """Remove this file or folder, too, when everything has stopped."""
+        self._guard.own(path)
+
+    def ended(self) -> str | None:
+        """The name of a server that has ended by itself."""
+        processes = [server.process for server in (self.postgres, self.nats, self.upstream)]
+        return next((process.name for process in processes if process and not process.alive), None)
+
     def another_nats(self, name: str, more: str) -> NatsServer:
         """One more NATS server, not yet started, with `more` in its configuration."""
         folder = self.folder / name
@@ -62,22 +90,40 @@ class EmbeddedStack:
         return NatsServer(folder, self._guard, more)
 
     def executor(
-        self, name: str, database: str, settings: Mapping[str, str] | None = None, *, real_upstream: bool = False
+        self,
+        name: str,
+        database: str,
+        settings: Mapping[str, str] | None = None,
+        *,
+        real_upstream: bool = False,
+        module: str = "openapi_tool.local.executor",
     ) -> ExecutorProcess:
-        """An executor on this stack, not yet started; `settings` are environment variables."""
+        """An executor on this stack, not yet started; `settings` are environment variables, `module` what is run."""
         environment = {
             "PG_DSN": self.postgres.dsn(database),
             "NATS_SERVERS": self.nats.url,
             **({} if real_upstream else self.upstream.keys | {"SSL_CERT_FILE": str(self.certificates.ca)}),
             **(settings or {}),
         }
-        return ExecutorProcess(
-            name, self.folder, self._guard, environment, None if real_upstream else self.upstream.port
-        )
+        port = None if real_upstream else self.upstream.port
+        return ExecutorProcess(name, self.folder, self._guard, environment, port, module)
 
     def close(self) -> None:
         """Stop every process and remove the folder: the guard does both, as it would after a crash."""
         self._guard.close()
+
+
+def _must_be_free(ports: Sequence[int]) -> None:
+    """Raise ServerFailed naming a port that cannot be listened on."""
+    with ExitStack() as probes:
+        for port in ports:
+            probe = probes.enter_context(socket.socket())
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+                probe.listen()
+            except OSError as error:
+                raise ServerFailed(f"port {port} cannot be used: {error.strerror}") from None
 
 
 def _base_folder() -> Path:

@@ -1,0 +1,203 @@
+"""`openapi-tool call`: one call of a tool as the kernel places it, and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import orjson
+import typer
+
+from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
+from openapi_tool.cli.common import INTERRUPTED, fail, plain, say
+from openapi_tool.local.caller import ERRORS, VERSION, Answer, Caller, PlacedCall, as_model_reads
+from openapi_tool.local.dev import DevError, Wanted, find_target, running_dev
+from openapi_tool.prepared import prepare
+from openapi_tool.protocol.subject import default_durable, parse_command_subject
+from openapi_tool.settings import SettingsError, load_settings
+
+_FAILED = 1
+_NO_ANSWER = 3
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_PATIENCE = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0.1}
+
+
+def call(
+    tool: Annotated[str, typer.Argument(help="Name of the tool.", show_default=False)],
+    *,
+    args: Annotated[
+        str, typer.Option(help="The arguments, a JSON object; @FILE reads a file, - reads standard input.")
+    ] = "{}",
+    project: Annotated[
+        str | None, typer.Option(help="Project; by default that of the dev stack.", show_default=False)
+    ] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="Calling agent; by default that of the dev stack.", show_default=False)
+    ] = None,
+    channel: Annotated[str, typer.Option(help="Channel.")] = "public",
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.", min=0.1)] = 60,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Also against a kernel that dev did not make: its workers will be rung.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
+) -> None:
+    """Call a tool as the kernel does, and show what the model would read.
+
+    The kernel is the running dev stack, or the one that PG_DSN and NATS_SERVERS name. Exit codes:
+    0 success, 1 answered with a failure, 2 something is missing (nothing was written), 3 no answer,
+    130 interrupted.
+    """
+    wanted = Wanted(tool, project, agent, channel, anywhere=yes)
+    try:
+        outcome = asyncio.run(_call(_addresses(), wanted, _arguments(args), timeout))
+    except DevError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        typer.echo(json.dumps(outcome.as_object(), default=plain))
+    elif outcome.content:
+        typer.echo(_CONTROL.sub("\ufffd", as_model_reads(outcome.content)))
+    _tell(outcome)
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """The arguments from the command line, a file or standard input. Raises DevError."""
+    try:
+        if text == "-":
+            text = sys.stdin.read()
+        elif text.startswith("@"):
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        arguments = orjson.loads(text)
+    except (OSError, ValueError) as error:
+        raise DevError(f"--args: {error}") from None
+    if not isinstance(arguments, dict):
+        raise DevError("--args: the arguments must be one JSON object")
+    return arguments
+
+
+def _addresses() -> tuple[str, dict[str, Any]]:
+    """The database, and the NATS client's options: from the environment, else of the dev stack. Raises DevError."""
+    dsn, servers = (os.environ.get(name) for name in ("PG_DSN", "NATS_SERVERS"))
+    if not dsn and not servers:
+        return _of_dev_stack()
+    if not dsn or not servers:
+        raise DevError("PG_DSN and NATS_SERVERS belong together: set both, or neither for the dev stack")
+    try:
+        settings = load_settings({"postgres": {"dsn": dsn}, "nats": {"servers": servers}})
+        bus = prepare(settings, os.environ).bus
+        urlsplit(dsn).port  # noqa: B018 - the drivers' own complaint would show a part of the password
+    except SettingsError as error:
+        raise DevError("\n".join(error.problems)) from None
+    except ValueError:
+        raise DevError("PG_DSN must look like postgresql://user@host:5432/database") from None
+    return dsn, {"servers": list(bus.servers), "tls": bus.tls, **bus.login}
+
+
+def _of_dev_stack() -> tuple[str, dict[str, Any]]:
+    try:
+        found = running_dev()
+    except DevError as error:
+        raise DevError(f"{error}; start one with `openapi-tool dev`, or set PG_DSN and NATS_SERVERS") from None
+    return found.pg_dsn, {"servers": [found.nats_servers]}
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of a call that was placed: its answer, or `why` there is none."""
+
+    placed: PlacedCall
+    answer: Answer | None
+    times: Mapping[str, int | None]
+    why: str = ""
+
+    @property
+    def content(self) -> Mapping[str, Any]:
+        """The result card's content; empty where there is none."""
+        return (self.answer.card.get("content") if self.answer else None) or {}
+
+    def as_object(self) -> dict[str, Any]:
+        """For programs: everything that came back; `times` are milliseconds since the call was placed."""
+        return {
+            "status": self.content.get("status"),
+            "content": as_model_reads(self.content) if self.content else None,
+            "result": self.content.get("result"),
+            "error": self.content.get("error"),
+            "inbox_row": self.answer and self.answer.inbox_row,
+            "doorbell": self.answer and self.answer.doorbell,
+            "trace_id": self.placed.trace_id,
+            "tool_call_id": self.placed.tool_call_id,
+            "times": self.times,
+        }
+
+
+async def _call(addresses: tuple[str, dict[str, Any]], wanted: Wanted, arguments: Any, timeout_s: float) -> _Outcome:
+    """Place the call where it can be placed, and wait. Raises DevError, before anything is written."""
+    dsn, bus = addresses
+    try:
+        async with Caller.open(dsn, error_cb=_ignore, **_PATIENCE, **bus) as caller:
+            target = await find_target(caller, wanted)
+            await caller.listen(target.doorbell)
+            async with caller.database.transaction():  # what the kernel refuses leaves nothing
+                placed = await caller.place(
+                    target.project_id,
+                    target.agent_id,
+                    target.tool_name,
+                    arguments,
+                    subject=target.subject,
+                    after_execution=target.after_execution,
+                    channel_id=target.channel_id,
+                    publish=False,
+                )
+            return await _outcome(caller, placed, timeout_s)
+    except ERRORS as error:
+        raise DevError(f"PostgreSQL or NATS is away, or refuses: {type(error).__name__}: {error}") from None
+
+
+async def _ignore(_: Exception) -> None:
+    """The client reports every failed attempt; the last one is raised, too."""
+
+
+async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _Outcome:
+    try:
+        await caller.publish(placed)
+        answer = await caller.answer_or_row(placed, timeout_s)
+        saved = await caller.card(placed.project_id, placed.tool_call_id, "tool.call")
+    except ERRORS as error:
+        why = f"none within {timeout_s:g} s" if type(error) is TimeoutError else f"{type(error).__name__}: {error}"
+        return _Outcome(placed, None, {"placed": 0}, why)
+    committed = answer.inbox_row["created_at"] - saved["created_at"]  # both by the database's clock
+    doorbell = None if answer.rung_at is None else round((answer.rung_at - placed.placed_at) * 1000)
+    times = {"placed": 0, "committed": round(committed.total_seconds() * 1000), "doorbell": doorbell}
+    return _Outcome(placed, answer, times)
+
+
+def _tell(outcome: _Outcome) -> None:
+    """Say how it went, and exit with it."""
+    placed, content = outcome.placed, outcome.content
+    if outcome.answer is None:
+        fail(f"no answer to {placed.tool_call_id}: {outcome.why}. {_where_to_look(placed)}", _NO_ANSWER)
+    if outcome.answer.doorbell is None:
+        say("no doorbell was heard after the result: a worker would only find it by its own scan")
+    took = " → ".join(name + (f" {ms} ms" if ms else "") for name, ms in outcome.times.items() if ms is not None)
+    say(f"{content.get('status')}: {took} (tool_call_id {placed.tool_call_id}, trace {placed.trace_id})")
+    if content.get("status") != "success":
+        error = content.get("error") or {}
+        retryable = "retryable" if error.get("retryable") else "not retryable"
+        fail(f"{error.get('code')}: {error.get('message')} ({retryable})", _FAILED)
+
+
+def _where_to_look(placed: PlacedCall) -> str:
+    durable = default_durable(VERSION, parse_command_subject(placed.subject).target)
+    return (
+        f"Does an executor consume {placed.subject} (durable {durable}, unless it is configured otherwise)? "
+        f"What it could not answer is in its log and in the stream {DEAD_LETTERS}."
+    )

@@ -1,0 +1,254 @@
+"""`openapi-tool dev`: the embedded stack and an executor to try tools on, and what passes through them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from openapi_tool.cli.common import (
+    Upstream,
+    UpstreamOption,
+    executor_settings,
+    extra_needed,
+    fail,
+    running,
+    say,
+)
+from openapi_tool.local.caller import ERRORS, Caller, as_model_reads
+from openapi_tool.local.dev import (
+    AGENT,
+    DATABASE,
+    PROJECT,
+    DevError,
+    announce,
+    claimed_state,
+    kept_folder,
+    log_entries,
+    prepare,
+    state_path,
+    tools_of,
+)
+from openapi_tool.tools.result import one_line
+
+if TYPE_CHECKING:
+    from openapi_tool.local.executor import ExecutorProcess
+    from openapi_tool.local.stack import EmbeddedStack
+
+_FAILED = 1
+_POLL_S = 0.05
+_ID_CHARS = 11
+_ARGUMENTS_CHARS = 100
+_COLOURS = {"←": typer.colors.GREEN, "↻": typer.colors.YELLOW, "!": typer.colors.RED}
+_AGAIN = (
+    "call.redelivered",
+    "call.overlapping",
+    "call.postponed",
+    "call.repeated",
+    "call.unsettled",
+    "upstream.retry",
+)
+_LOUD = ("warning", "error", "critical")
+_NO_NEWS = ("nats.disconnected",)  # the executor's own goodbye, too; a server that is gone is noticed by its process
+_DETAILS = ("reason", "author_id", "error", "error_code", "http_status", "attempt", "wait_s", "subject")
+
+
+def _port(of: str) -> Any:
+    return typer.Option(min=0, max=65535, help=f"Port of {of} on loopback; 0 takes a free one.")
+
+
+def dev(
+    *,
+    upstream: UpstreamOption = Upstream.DOUBLE,
+    keep: Annotated[
+        Path | None,
+        typer.Option(help="Keep all data in this folder and use it again; without it nothing stays."),
+    ] = None,
+    nats_port: Annotated[int, _port("NATS")] = 0,
+    pg_port: Annotated[int, _port("PostgreSQL")] = 0,
+) -> None:
+    """Run the embedded stack and an executor until Ctrl-C, and show every call that passes.
+
+    One line an event: → a call began, ← its result, ↻ once more, ! a failure. `openapi-tool call` finds
+    the stack by itself. Exit codes: 0 stopped by Ctrl-C or SIGTERM, 1 a server ended by itself,
+    2 something is missing or in use.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with suppress(KeyboardInterrupt):
+        _run(upstream, keep and keep.resolve(), pg_port, nats_port)
+
+
+def _run(upstream: Upstream, keep: Path | None, pg_port: int, nats_port: int) -> None:
+    with extra_needed("dev"):
+        from openapi_tool.local.demo import CALLS  # noqa: PLC0415 - only the extra has what it needs
+        from openapi_tool.local.server import ServerFailed  # noqa: PLC0415 - the same
+    settings = executor_settings(upstream)
+    try:
+        with _started(keep, pg_port, nats_port, settings) as (stack, executor, prefix):
+            examples = [_command(prefix, tool, arguments) for tool, _, arguments in CALLS[upstream.value]]
+            asyncio.run(_watch(stack, executor, [*_about(stack, upstream, keep), "In another terminal:", *examples]))
+    except (DevError, ServerFailed, OSError) as error:
+        fail(str(error))
+
+
+@contextmanager
+def _started(
+    keep: Path | None, pg_port: int, nats_port: int, settings: Mapping[str, str]
+) -> Iterator[tuple[EmbeddedStack, ExecutorProcess, str]]:
+    """The stack and its executor, and what must precede a `call` so that it finds them."""
+    from openapi_tool.local.demo import demo_tools  # noqa: PLC0415 - see _run
+    from openapi_tool.local.stack import EmbeddedStack, kernel_schema  # noqa: PLC0415 - see _run
+
+    with ExitStack() as held:
+        folder = held.enter_context(kept_folder(keep)) if keep else None
+        state = held.enter_context(claimed_state())
+        hold = [descriptor for descriptor in (folder, state) if descriptor is not None]
+        stack = EmbeddedStack(keep=keep, pg_port=pg_port, nats_port=nats_port, hold=hold)
+        if state is not None:
+            stack.own(state_path())
+        executor = held.enter_context(
+            running(stack, DATABASE, lambda stack: prepare(stack, kernel_schema(), demo_tools()), settings)
+        )
+        if state is not None:
+            announce(state, stack.postgres.dsn(DATABASE), stack.nats.url)
+        yield stack, executor, "" if state is not None else " ".join(_addresses(stack)) + " "
+
+
+def _addresses(stack: EmbeddedStack) -> list[str]:
+    return [f"PG_DSN={shlex.quote(stack.postgres.dsn(DATABASE))}", f"NATS_SERVERS={shlex.quote(stack.nats.url)}"]
+
+
+def _command(prefix: str, tool: str, arguments: Mapping[str, Any]) -> str:
+    """A line for a shell, with this program as it was started."""
+    program = Path(sys.argv[0])
+    if program.name != "openapi-tool":
+        words = [sys.executable, "-m", "openapi_tool"]
+    else:
+        words = [program.name if shutil.which(program.name) else str(program.absolute())]
+    return "  " + prefix + shlex.join([*words, "call", tool, "--args", json.dumps(arguments)])
+
+
+def _about(stack: EmbeddedStack, upstream: Upstream, keep: Path | None) -> Iterator[str]:
+    if upstream is Upstream.DOUBLE:
+        rules = f"http://127.0.0.1:{stack.upstream.admin_port}/rules"
+        yield f"upstream is a double: what it has no recording of, it answers with another one (rules: {rules})"
+    if keep:
+        yield f"data is kept in {keep}"
+
+
+async def _watch(stack: EmbeddedStack, executor: ExecutorProcess, more: Sequence[str]) -> None:
+    """Introduce the stack, then show what passes until a signal has stopped the executor."""
+    stopping = _stop_on_signals(executor)
+    async with Caller.open(stack.postgres.dsn(DATABASE), servers=stack.nats.url) as caller:
+        tools = sorted(await tools_of(caller, PROJECT))
+        about = f"project {PROJECT}, agent {AGENT}, tools {', '.join(tools)}"
+        for line in (*(f"export {address}" for address in _addresses(stack)), about, *more, "Ctrl-C stops it."):
+            typer.echo(line)
+        with executor.process.log.open("rb") as log:
+            await _follow(log, Feed(caller), lambda: _runs(stack, executor, stopping))
+    if not stopping.is_set():
+        fail(f"{stack.ended() or 'the executor'} ended by itself:\n{executor.process.log_tail()}", _FAILED)
+
+
+def _runs(stack: EmbeddedStack, executor: ExecutorProcess, stopping: asyncio.Event) -> bool:
+    """Whether there is more to show: until the executor has ended, or a server that was not asked to."""
+    return executor.process.alive and (stopping.is_set() or stack.ended() is None)
+
+
+def _stop_on_signals(executor: ExecutorProcess) -> asyncio.Event:
+    """Set by the first SIGINT or SIGTERM, which drains the executor; a second one ends it at once."""
+    stopping = asyncio.Event()
+
+    def on_signal() -> None:
+        if stopping.is_set():
+            executor.process.kill()
+        else:
+            say("Stopping; running calls may end (once more: at once) …")
+            executor.signal(signal.SIGTERM)
+        stopping.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    return stopping
+
+
+async def _follow(log: BinaryIO, feed: Feed, runs: Callable[[], bool]) -> None:
+    """Print what the feed makes of the log, to its end once nothing more can come."""
+    more = True
+    while more:
+        more = runs()
+        for entry in log_entries(log):
+            async for line in feed.lines(entry):
+                typer.secho(line, fg=_COLOURS.get(line.split()[1]))
+        if more:
+            await asyncio.sleep(_POLL_S)
+
+
+class Feed:
+    """Makes one line of each event of a call from the executor's log, and from the cards what the log lacks."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._begun: set[str] = set()
+
+    async def lines(self, entry: Mapping[str, Any]) -> AsyncIterator[str]:
+        """No line, one, or two where the log has none for the beginning of a call."""
+        action, call_id = entry["action"], entry.get("tool_call_id", "")
+        if action in ("call.running", "call.answered") and call_id not in self._begun:
+            self._begun.add(call_id)
+            yield await self._begin(entry)
+        if action == "call.answered":
+            self._begun.discard(call_id)
+            yield await self._end(entry)
+        elif action in _AGAIN:
+            yield _line("↻", entry, _told(entry))
+        elif entry["level"] in _LOUD and action not in _NO_NEWS:
+            yield _line("!", entry, _told(entry))
+
+    async def _begin(self, entry: Mapping[str, Any]) -> str:
+        content = await self._content(entry, "tool.call")
+        arguments = json.dumps(content.get("arguments"), ensure_ascii=False)
+        return _line("→", entry, f"{content.get('tool_name')} {_shortened(arguments)}")
+
+    async def _end(self, entry: Mapping[str, Any]) -> str:
+        content = await self._content(entry, "tool.result")
+        again = f", delivery {entry['attempt']}" if entry["attempt"] > 1 else ""
+        told = f"{entry['tool_name']} {entry['status']}, {entry['duration_ms']} ms{again}"
+        error = content.get("error")
+        if entry["status"] != "success":
+            return _line("!", entry, f"{told}, {entry.get('error_code')}: {error and error.get('message')}")
+        return _line("←", entry, f"{told}, {len(as_model_reads(content)):,} characters")
+
+    async def _content(self, entry: Mapping[str, Any], card_type: str) -> Mapping[str, Any]:
+        """The content of a call's card; empty where it cannot be read."""
+        with suppress(*ERRORS):
+            card = await self._caller.card(entry["project_id"], entry["tool_call_id"], card_type)
+            content: Mapping[str, Any] = card.get("content") or {}
+            return content
+        return {}
+
+
+def _told(entry: Mapping[str, Any]) -> str:
+    """The first line of a message, and what else tells why."""
+    details = [f"{name}={entry[name]}" for name in _DETAILS if name in entry]
+    return ", ".join([entry["message"].partition("\n")[0], *details])
+
+
+def _line(sign: str, entry: Mapping[str, Any], text: str) -> str:
+    time = datetime.fromisoformat(entry["time"]).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    call_id = entry.get("tool_call_id")
+    return one_line(f"{time} {sign} {text}" + (f" [{call_id[:_ID_CHARS]}]" if call_id else ""))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _ARGUMENTS_CHARS else text[: _ARGUMENTS_CHARS - 1] + "…"

@@ -1,0 +1,327 @@
+"""What `dev` and `call` share: the dev stack's data, where it is found, and what can be called where.
+
+`call` needs nothing of the extra [local], so neither does this module.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import orjson
+from nats.js.errors import NotFoundError
+
+from openapi_tool.local.caller import VERSION, Caller, prepare_database
+from openapi_tool.protocol.errors import Unanswerable
+from openapi_tool.protocol.subject import doorbell_subject, parse_command_subject
+
+if TYPE_CHECKING:
+    from openapi_tool.local.stack import EmbeddedStack
+
+PROJECT, AGENT, DATABASE = "proj_dev", "agent_dev", "dev"
+MARK = "openapi-tool dev"
+"""The comment on a database, and the metadata on a stream, that `dev` made."""
+
+ANY_ANSWER = ({"match": "://", "answer": "r-post-json"}, {"answer": "s-post-json"})
+"""Rules of the double for questions that it has no recording of: a page for an address, else a list of results."""
+
+_STREAM_MARK = {"made_by": MARK}
+_LOCK = "dev.lock"
+_SUBJECT = re.compile(r"[^\s.*>{}]+(\.[^\s.*>{}]+)+")
+_NAMES_SHOWN = 20
+
+
+class DevError(Exception):
+    """A folder, a dev stack or a call that cannot be used; the message says why. Nothing was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a running dev stack is found."""
+
+    pid: int
+    pg_dsn: str
+    nats_servers: str
+
+
+def state_path() -> Path:
+    """The file that tells `call` where the dev stack of this user is."""
+    private = os.environ.get("XDG_RUNTIME_DIR")
+    folder = private if private and Path(private).is_dir() else tempfile.gettempdir()
+    return Path(folder) / f"openapi-tool-dev-{os.geteuid()}.json"
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """A private file, locked: its descriptor, which also locks it for a process that inherits it.
+
+    Raises BlockingIOError where another process has it, OSError where it cannot be ours.
+    """
+    descriptor = _open_private(path, os.O_RDWR | os.O_CREAT)
+    try:
+        os.fchmod(descriptor, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(path.stat(), os.fstat(descriptor)):
+            raise BlockingIOError(f"{path} was just given up")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def claimed_state() -> Iterator[int | None]:
+    """The locked state file; None where another dev stack has it, or it cannot be ours."""
+    with ExitStack() as held:
+        try:
+            descriptor = held.enter_context(locked(state_path()))
+        except OSError:
+            yield None
+        else:
+            write(descriptor, "")
+            yield descriptor
+
+
+def _open_private(path: Path, flags: int) -> int:
+    """Open a regular file of this user, whatever others may have put in its place."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    about = os.fstat(descriptor)
+    if about.st_uid == os.geteuid() and stat.S_ISREG(about.st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise PermissionError(f"{path} is not a file of this user")
+
+
+def write(descriptor: int, text: str) -> None:
+    """Replace what a locked file holds."""
+    os.truncate(descriptor, 0)
+    os.pwrite(descriptor, text.encode(), 0)
+
+
+@contextmanager
+def kept_folder(folder: Path) -> Iterator[int]:
+    """A folder for data that stays, made where it is missing: the descriptor of its lock. Raises DevError."""
+    with ExitStack() as held:
+        try:
+            _make(folder)
+            descriptor = held.enter_context(locked(folder / _LOCK))
+        except BlockingIOError:
+            pid = (folder / _LOCK).read_text(encoding="ascii")
+            raise DevError(f"{folder} is in use by another dev (process {pid})") from None
+        except OSError as error:
+            raise DevError(f"{folder} cannot be used: {error}") from None
+        write(descriptor, str(os.getpid()))
+        yield descriptor
+
+
+def _make(folder: Path) -> None:
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        folder.chmod(0o700 if os.geteuid() else 0o711)  # started by root, PostgreSQL runs as another user
+    elif any(folder.iterdir()) and not (folder / _LOCK).exists():
+        raise DevError(f"{folder} holds other things than data of dev; choose a new or an empty folder")
+
+
+def announce(descriptor: int, pg_dsn: str, nats_servers: str) -> None:
+    """Tell `call` through the locked state file where the dev stack is."""
+    write(descriptor, json.dumps(asdict(Whereabouts(os.getpid(), pg_dsn, nats_servers))))
+
+
+def running_dev() -> Whereabouts:
+    """Where the running dev stack of this user is. Raises DevError."""
+    path = state_path()
+    try:
+        with os.fdopen(_open_private(path, os.O_RDONLY), encoding="utf-8") as file:
+            found = Whereabouts(**json.load(file))
+    except FileNotFoundError:
+        raise DevError("no dev stack is running") from None
+    except OSError as error:
+        raise DevError(f"the state of the dev stack cannot be read: {error}") from None
+    except (ValueError, TypeError):
+        raise DevError(f"no dev stack is up: {path} says nothing yet") from None
+    if not _runs(found.pid):
+        raise DevError(f"no dev stack is running: {path} is of process {found.pid}, which has ended")
+    return found
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process of this user has this id."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+async def prepare(stack: EmbeddedStack, schema: str, tools: Iterable[Mapping[str, Any]]) -> None:
+    """Make stream and database where they are missing; what is kept stays as it is, edited tools included.
+
+    The database's mark comes last, so that a half-made one is made again. The double answers whatever is asked.
+    """
+    stack.upstream.rules(*ANY_ANSWER)
+    async with Caller.open(stack.postgres.dsn(), servers=stack.nats.url) as server:
+        await server.make_stream(_STREAM_MARK)
+        if await _comment(server, DATABASE) == MARK:
+            return
+        await server.database.execute(f"drop database if exists {DATABASE} with (force)")
+        await prepare_database(stack.postgres.dsn(), DATABASE, schema)
+        async with Caller.open(stack.postgres.dsn(DATABASE), servers=stack.nats.url) as caller:
+            await caller.furnish(PROJECT, AGENT, tools)
+        await server.database.execute(f"comment on database {DATABASE} is '{MARK}'")
+
+
+async def _comment(caller: Caller, database: str | None = None) -> str | None:
+    """What is noted on a database, by default the connected one."""
+    comment: str | None = await caller.database.fetchval(
+        "select shobj_description(oid, 'pg_database') from pg_database "
+        "where datname = coalesce($1, current_database())",
+        database,
+    )
+    return comment
+
+
+def log_entries(log: BinaryIO) -> Iterator[dict[str, Any]]:
+    """What an executor has logged since the last read; half a line waits for its other half."""
+    while line := log.readline():
+        if not line.endswith(b"\n"):
+            log.seek(-len(line), os.SEEK_CUR)
+            return
+        if line.startswith(b"{"):
+            yield orjson.loads(line)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a person wants to call; None stands for the dev stack's own. `anywhere` allows any database."""
+
+    tool_name: str
+    project_id: str | None
+    agent_id: str | None
+    channel_id: str
+    anywhere: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A call that can be placed: every part of it exists. `doorbell` is the subject that will ring."""
+
+    project_id: str
+    agent_id: str
+    channel_id: str
+    tool_name: str
+    subject: str
+    after_execution: str
+    doorbell: str
+
+
+async def find_target(caller: Caller, wanted: Wanted) -> Target:
+    """Hold what is wanted to what exists. Raises DevError naming what does."""
+    made_here = await _comment(caller) == MARK
+    if not made_here and not wanted.anywhere:
+        raise DevError(_foreign("database"))
+    project_id = wanted.project_id or _own(PROJECT, "--project", made_here=made_here)
+    agent_id = wanted.agent_id or _own(AGENT, "--agent", made_here=made_here)
+    tool = await _tool(caller, project_id, wanted.tool_name)
+    worker_target = await _worker_target(caller, project_id, agent_id)
+    values = {"project_id": project_id, "channel_id": wanted.channel_id, "agent_id": agent_id}
+    subject = _subject(tool, values)
+    stream = await _stream(caller, subject)
+    if not wanted.anywhere and not await _is_dev_stream(caller, stream):
+        raise DevError(_foreign("stream"))
+    return Target(
+        **values,
+        tool_name=wanted.tool_name,
+        subject=subject,
+        after_execution=tool["after_execution"] or "suspend",
+        doorbell=_doorbell(project_id, wanted.channel_id, worker_target),
+    )
+
+
+def _foreign(part: str) -> str:
+    return (
+        f"the {part} was not made by `openapi-tool dev`: the call would write a card, an edge and inbox rows there, "
+        "and its doorbell would ring real workers; say --yes if that is meant"
+    )
+
+
+def _own(name: str, option: str, *, made_here: bool) -> str:
+    if made_here:
+        return name
+    raise DevError(f"{option} is needed, because this database was not made by `openapi-tool dev`")
+
+
+async def tools_of(caller: Caller, project_id: str) -> dict[str, Mapping[str, Any]]:
+    """A project's tools by name: where their commands go, and what follows their results."""
+    rows = await caller.database.fetch(
+        "select tool_name, target_subject, after_execution from resource.tools where project_id = $1", project_id
+    )
+    return {row["tool_name"]: dict(row) for row in rows}
+
+
+async def _tool(caller: Caller, project_id: str, tool_name: str) -> Mapping[str, Any]:
+    tools = await tools_of(caller, project_id)
+    if not tools:
+        rows = await caller.database.fetch("select distinct project_id from resource.tools")
+        known = _listed(row["project_id"] for row in rows)
+        raise DevError(f"there is no project {project_id!r} with tools; projects with tools: {known}")
+    if tool_name not in tools:
+        raise DevError(f"project {project_id!r} has no tool {tool_name!r}; its tools: {_listed(tools)}")
+    return tools[tool_name]
+
+
+async def _worker_target(caller: Caller, project_id: str, agent_id: str) -> str:
+    rows = await caller.database.fetch(
+        "select agent_id, worker_target from resource.project_agents where project_id = $1", project_id
+    )
+    agents: dict[str, str] = {row["agent_id"]: row["worker_target"] for row in rows}
+    if agent_id not in agents:
+        raise DevError(f"project {project_id!r} has no agent {agent_id!r}; its agents: {_listed(agents)}")
+    return agents[agent_id]
+
+
+def _listed(names: Iterable[str]) -> str:
+    known = sorted(names)
+    more = f" and {len(known) - _NAMES_SHOWN} more" if len(known) > _NAMES_SHOWN else ""
+    return ", ".join(known[:_NAMES_SHOWN]) + more or "none"
+
+
+def _subject(tool: Mapping[str, Any], values: Mapping[str, str]) -> str:
+    """The subject of the command, with the ids that the kernel fills in."""
+    subject = str(tool["target_subject"] or "")
+    for name, value in values.items():
+        subject = subject.replace(f"{{{name}}}", value)
+    try:
+        version = parse_command_subject(subject).version
+    except Unanswerable:
+        version = None
+    if version != VERSION or not _SUBJECT.fullmatch(subject):
+        raise DevError(f"{tool['tool_name']!r} cannot be called: {subject!r} is no subject of a {VERSION} tool command")
+    return subject
+
+
+def _doorbell(project_id: str, channel_id: str, worker_target: str) -> str:
+    try:
+        return doorbell_subject(VERSION, project_id, channel_id, worker_target)
+    except ValueError as error:
+        raise DevError(str(error)) from None
+
+
+async def _stream(caller: Caller, subject: str) -> str:
+    try:
+        name: str = await caller.client.jetstream().find_stream_name_by_subject(subject)
+    except NotFoundError:
+        raise DevError(f"no stream captures {subject}; the kernel, or an executor, makes it when it starts") from None
+    return name
+
+
+async def _is_dev_stream(caller: Caller, name: str) -> bool:
+    info = await caller.client.jetstream().stream_info(name)
+    return _STREAM_MARK.items() <= (info.config.metadata or {}).items()

