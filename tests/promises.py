@@ -130,7 +130,7 @@ PROMISES = (
     Promise("wire.body_no_identity", "protocol 2", "No field of the body ever becomes identity, whatever headers are missing."),
     Promise("cli.dev", "design", "`dev` keeps a stack with an executor running, shows calls as they pass, and stops without a trace; --keep keeps the data."),
     Promise("cli.call", "design", "`call` places one call as the kernel does and prints the answer, or why there is none."),
-    Promise("cli.call.foreign", "design", "`call` writes nothing to a database that `dev` did not make unless told so."),
+    Promise("cli.call.foreign", "design", "`call` against a kernel that `dev` did not make needs --yes, and never makes a stream there."),
     Promise("postgres.tls", "design", "TLS to PostgreSQL with a CA and a client certificate, as the connection string says; what cannot work is named at start."),
     Promise("deadletters.cli", "design", "Dead letters are listed, shown and sent again; nothing is sent without --yes."),
     Promise("handover", "protocol 10", "Another executor's durable is taken over, and what it gave up on is listed and can be sent again."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -36,10 +37,12 @@ class BusOptions:
 @asynccontextmanager
 async def connected(options: BusOptions) -> AsyncIterator[Client]:
     """A connection that outlives any outage, the one at the start included."""
-    client = await _connect(options)
+    closing = asyncio.Event()
+    client = await _connect(options, closing)
     try:
         yield client
     finally:
+        closing.set()
         await client.close()
 
 
@@ -52,7 +55,11 @@ def outage_as_unavailable() -> Iterator[None]:
         raise Unavailable(f"NATS: {type(error).__name__}: {error}") from error
 
 
-async def _connect(options: BusOptions) -> Client:
+async def _connect(options: BusOptions, closing: asyncio.Event) -> Client:
+    async def log_disconnect() -> None:
+        if not closing.is_set():
+            log.warning("NATS is away", extra={"action": "nats.disconnected"})
+
     with outage_as_unavailable():
         return await nats.connect(
             servers=list(options.servers),
@@ -64,7 +71,7 @@ async def _connect(options: BusOptions) -> Client:
             reconnect_time_wait=_RECONNECT_WAIT_S,
             ping_interval=_PING_S,
             error_cb=_log_error,
-            disconnected_cb=_log_disconnect,
+            disconnected_cb=log_disconnect,
             reconnected_cb=_log_reconnect,
             **options.login,
         )
@@ -72,10 +79,6 @@ async def _connect(options: BusOptions) -> Client:
 
 async def _log_error(error: Exception) -> None:
     log.warning("NATS: %s", error, extra={"action": "nats.error", "error": type(error).__name__})
-
-
-async def _log_disconnect() -> None:
-    log.warning("NATS is away", extra={"action": "nats.disconnected"})
 
 
 async def _log_reconnect() -> None:
