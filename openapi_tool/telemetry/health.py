@@ -81,6 +81,7 @@ async def watch_loop_lag(tell: Callable[[float], None]) -> None:
         await asyncio.sleep(_TICK_S)
         lag_s = max(0.0, time.monotonic() - before - _TICK_S)
         metrics.LOOP_LAG.observe(lag_s)
+        metrics.TASKS.set(len(asyncio.all_tasks()))
         if lag_s > _LAG_WARNING_S:
             tell(lag_s)
             log.warning("the event loop was blocked", extra={"action": "loop.lagged", "lag_s": round(lag_s, 3)})

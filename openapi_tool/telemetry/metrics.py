@@ -19,3 +19,4 @@ DEAD_LETTERS = Counter("openapi_tool_dead_letters", "Commands that were dead-let
 UPSTREAM_RETRIES = Counter("openapi_tool_upstream_retries", "Requests that were asked again.", ("error_code",))
 LOOP_LAG = Histogram("openapi_tool_loop_lag_seconds", "How late the event loop wakes.", buckets=_LAG_BUCKETS)
 PART_UP = Gauge("openapi_tool_part_up", "1 while a part that calls need is there.", ("part",))
+TASKS = Gauge("openapi_tool_tasks", "Tasks of the event loop.")

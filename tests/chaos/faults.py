@@ -26,7 +26,6 @@ _POLL_S = 0.05
 _POLLS = 60
 _AWAY_S = 1.0
 _BURST = 20
-_RUNNING = re.compile(rb"^openapi_tool_calls_running (\S+)$", re.MULTILINE)
 
 
 @dataclass(slots=True)
@@ -44,14 +43,15 @@ class Replica:
     async def running(self) -> int:
         """Calls that run in it now; 0 where it does not say."""
         try:
-            return await asyncio.to_thread(self._scrape)
+            return int(await asyncio.to_thread(self.metric, "openapi_tool_calls_running"))
         except OSError:
             return 0
 
-    def _scrape(self) -> int:
+    def metric(self, name: str) -> float:
+        """One of its metrics, 0 where it has none of this name. Raises OSError."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=0.5) as answer:
-            found = _RUNNING.search(answer.read())
-        return int(float(found[1])) if found else 0
+            found = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
+        return float(found[1]) if found else 0.0
 
 
 @dataclass(slots=True)

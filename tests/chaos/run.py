@@ -47,41 +47,57 @@ class Options:
     executor: str = EXECUTOR
 
 
-async def chaos(stack: EmbeddedStack, options: Options, database: str = DATABASE) -> dict[str, Any]:
+async def chaos(stack: EmbeddedStack, options: Options) -> dict[str, Any]:
     """Run and check; the findings with the faults that were fired."""
+    run = await prepare(stack, options)
+    began = time.monotonic()
+    await _with_faults(run, options)
+    return {
+        **await findings(run),
+        "faults": run.faults,
+        "seed": options.seed,
+        "seconds": round(time.monotonic() - began),
+    }
+
+
+async def prepare(stack: EmbeddedStack, options: Options) -> Run:
+    """A database, replicas that are not yet started, and a load that is not yet placed."""
     folder = stack.folder / f"chaos-{options.seed}-{time.monotonic_ns()}"
     folder.mkdir()
-    await prepare_database(stack.postgres.dsn(), database, kernel_schema())
+    await prepare_database(stack.postgres.dsn(), DATABASE, kernel_schema())
     journal = Journal(folder / "journal")
-    load = Load(stack.postgres.dsn(database), stack.nats.url, journal, _random(options))
-    run = Run(stack, database, folder, [], load, journal, _random(options))
-    run.replicas = [_replica(stack, folder, database, number, options) for number in range(options.replicas)]
+    load = Load(stack.postgres.dsn(DATABASE), stack.nats.url, journal, _random(options))
+    run = Run(stack, DATABASE, folder, [], load, journal, _random(options))
+    run.replicas = [_replica(stack, folder, number, options) for number in range(options.replicas)]
     stack.upstream.forget()
     await run.rules()
     await load.prepare()
-    began = time.monotonic()
-    await _with_faults(run, options)
-    note_deaths(folder, journal)
-    findings = await check(stack.postgres.dsn(database), stack.nats.url, journal.path, stack.upstream.requests())
-    return {**findings, "faults": run.faults, "seed": options.seed, "seconds": round(time.monotonic() - began)}
+    return run
+
+
+async def findings(run: Run) -> dict[str, Any]:
+    """What the checker says."""
+    note_deaths(run.folder, run.journal)
+    stack = run.stack
+    return await check(stack.postgres.dsn(run.database), stack.nats.url, run.journal.path, stack.upstream.requests())
 
 
 def _random(options: Options) -> random.Random:
     return random.Random(options.seed)  # noqa: S311 - a schedule, no secret
 
 
-def _replica(stack: EmbeddedStack, folder: Path, database: str, number: int, options: Options) -> Replica:
+def _replica(stack: EmbeddedStack, folder: Path, number: int, options: Options) -> Replica:
     port = free_port()
     settings: Mapping[str, str] = {
         FOLDER_VARIABLE: str(folder),
         "OPENAPI_TOOL__HEALTH__PORT": str(port),
         "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY",
     }
-    return Replica(stack.executor(f"{folder.name}-{number}", database, settings, module=options.executor), port)
+    return Replica(stack.executor(f"{folder.name}-{number}", DATABASE, settings, module=options.executor), port)
 
 
 async def _with_faults(run: Run, options: Options) -> None:
-    await asyncio.gather(*(asyncio.to_thread(replica.process.start) for replica in run.replicas))
+    await start(run)
     keeper = asyncio.create_task(run.keep_replicas_alive())
     tormentor = asyncio.create_task(torment(run, schedule(_random(options), options.every_s, options.kinds)))
     try:
@@ -89,21 +105,31 @@ async def _with_faults(run: Run, options: Options) -> None:
         tormentor.cancel()
         await asyncio.wait([tormentor, *run.background])
         await run.rules()
-        await _settled(run.stack.nats.url)
+        await settled(run)
     finally:
         keeper.cancel()
         tormentor.cancel()
         await asyncio.wait([keeper, tormentor])
-        for replica in run.replicas:
-            await asyncio.to_thread(replica.process.stop)
-        await run.load.close()
+        await stop(run)
     if not tormentor.cancelled() and (error := tormentor.exception()):
         raise error
 
 
-async def _settled(nats_url: str) -> None:
+async def start(run: Run) -> None:
+    """Start all replicas."""
+    await asyncio.gather(*(asyncio.to_thread(replica.process.start) for replica in run.replicas))
+
+
+async def stop(run: Run) -> None:
+    """Stop all replicas and the load."""
+    for replica in run.replicas:
+        await asyncio.to_thread(replica.process.stop)
+    await run.load.close()
+
+
+async def settled(run: Run) -> None:
     """Wait until no command is left, and for a while longer."""
-    client = await nats.connect(nats_url)
+    client = await nats.connect(run.stack.nats.url)
     give_up = time.monotonic() + _SETTLE_S
     try:
         while time.monotonic() < give_up:
@@ -129,9 +155,9 @@ def main() -> None:
         calls=arguments.calls, per_second=arguments.per_second, seed=arguments.seed, kinds=tuple(arguments.only)
     )
     with EmbeddedStack() as stack:
-        findings = asyncio.run(chaos(stack, options))
-    sys.stdout.write(json.dumps(findings) + "\n")
-    sys.exit(bool(findings["lost"] or findings["doubled"]))
+        found = asyncio.run(chaos(stack, options))
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.exit(bool(found["lost"] or found["doubled"]))
 
 
 if __name__ == "__main__":

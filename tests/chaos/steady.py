@@ -1,0 +1,131 @@
+"""Under a steady load: what a restart costs, what a rolling restart delays, what half an hour leaves behind.
+
+`python -m tests.chaos.steady restarts|rolling|soak` prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import asyncpg
+import psutil
+
+from openapi_tool.local.stack import EmbeddedStack
+from tests.chaos.faults import Run, restart_nats, restart_postgres
+from tests.chaos.load import SLOW_S
+from tests.chaos.run import Options, findings, prepare, settled, start, stop
+
+PER_SECOND = 17.0
+_WARM_S = 15.0
+_WINDOW_S = 3
+_ENOUGH = 0.9
+_SAMPLE_S = 10.0
+_SETTLING_S = 120.0
+
+
+async def under_load(seconds: float, replicas: int, work: Callable[[Run], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    """Do `work` while calls are placed; what it found, and what the checker did."""
+    options = Options(calls=round(seconds * PER_SECOND), per_second=PER_SECOND, replicas=replicas)
+    with EmbeddedStack() as stack:
+        run = await prepare(stack, options)
+        await start(run)
+        load = asyncio.create_task(run.load.run(options.calls, options.per_second))
+        try:
+            found = await work(run)
+            await load
+            await settled(run)
+        finally:
+            load.cancel()
+            await stop(run)
+        checked = await findings(run)
+    return {
+        **found,
+        **{name: checked[name] for name in ("calls", "lost", "doubled", "doorbells_missing", "max_delay_s")},
+    }
+
+
+async def restarts(run: Run) -> dict[str, Any]:
+    """Seconds from the end of a restart until nine tenths of the rate are answered again."""
+    found = {}
+    for name, restart in {"postgres": restart_postgres, "nats": restart_nats}.items():
+        await asyncio.sleep(_WARM_S)
+        await restart(run)
+        back_at = time.time()
+        await asyncio.sleep(_WARM_S)
+        found[f"{name}_recovered_after_s"] = await _recovered(run, back_at)
+    return found
+
+
+async def _recovered(run: Run, back_at: float) -> float | None:
+    connection = await asyncpg.connect(run.stack.postgres.dsn(run.database))
+    rows = await connection.fetch(
+        "select extract(epoch from created_at)::float8 - $1 as at from state.agent_inbox "
+        "where message_type = 'tool_result'",
+        back_at,
+    )
+    await connection.close()
+    for tenth in range(round((_WARM_S - _WINDOW_S) * 10)):
+        since = tenth / 10
+        if sum(since <= row["at"] < since + _WINDOW_S for row in rows) >= _ENOUGH * PER_SECOND * _WINDOW_S:
+            return since
+    return None
+
+
+async def rolling(run: Run) -> dict[str, Any]:
+    """SIGTERM to one replica after the other, each started again once it has drained."""
+    took = []
+    for replica in run.replicas:
+        await asyncio.sleep(5)
+        began = time.monotonic()
+        code = await asyncio.to_thread(replica.process.stop)
+        took.append(round(time.monotonic() - began, 2))
+        if code:
+            raise AssertionError(f"a drain ended with {code}")
+        await asyncio.to_thread(replica.process.start)
+    return {"drains_took_s": took, "slowest_upstream_s": SLOW_S}
+
+
+def soak(minutes: float) -> Callable[[Run], Awaitable[dict[str, Any]]]:
+    """Memory, open files and tasks of one replica, sampled after two minutes and to the end."""
+
+    async def sample(run: Run) -> dict[str, Any]:
+        [replica] = run.replicas
+        process, samples = psutil.Process(replica.process.process.pid), []
+        for _ in range(round(minutes * 60 / _SAMPLE_S)):
+            await asyncio.sleep(_SAMPLE_S)
+            tasks = await asyncio.to_thread(replica.metric, "openapi_tool_tasks")
+            samples.append((process.memory_info().rss, process.num_fds(), int(tasks)))
+        settled_in = samples[min(round(_SETTLING_S / _SAMPLE_S), len(samples) - 1) :]
+        names = ("resident_bytes", "open_files", "tasks")
+        columns = dict(zip(names, zip(*settled_in, strict=True), strict=True))
+        resident = columns["resident_bytes"]
+        growth = {"resident_growth": round(max(resident[-6:]) / resident[0] - 1, 4)}
+        return growth | {name: [min(column), max(column)] for name, column in columns.items()}
+
+    return sample
+
+
+def main() -> None:
+    """Do one of the three and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("what", choices=("restarts", "rolling", "soak"), help="what to do under the load")
+    parser.add_argument("--minutes", type=float, default=30.0, help="length of a soak")
+    arguments = parser.parse_args()
+    logging.getLogger("nats").setLevel(logging.CRITICAL)
+    kinds: Mapping[str, tuple[float, int, Callable[[Run], Awaitable[dict[str, Any]]]]] = {
+        "restarts": (4 * _WARM_S + 10, 3, restarts),
+        "rolling": (45, 3, rolling),
+        "soak": (arguments.minutes * 60, 1, soak(arguments.minutes)),
+    }
+    sys.stdout.write(json.dumps(asyncio.run(under_load(*kinds[arguments.what]))) + "\n")
+
+
+if __name__ == "__main__":
+    main()
