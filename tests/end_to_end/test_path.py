@@ -72,13 +72,20 @@ async def test_an_object_result_is_one_object(caller: Caller, start_executor: St
     assert "tool_output" not in answer.card["metadata"]
 
 
+IMPATIENT = {
+    "OPENAPI_TOOL__EXECUTOR__WORKER_DEFAULT_S": "3",
+    "OPENAPI_TOOL__EXECUTOR__RETRY_DELAY_S": "0.1",
+    "OPENAPI_TOOL__NATS__ACK_WAIT_S": "0.15",
+}
+
+
 @requirement("answer.time")
 async def test_an_upstream_that_hangs_is_a_timeout_before_the_worker_gives_up(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
     stack.upstream.rules({"hang": True})
-    start_executor({"OPENAPI_TOOL__EXECUTOR__WORKER_DEFAULT_S": "3", "OPENAPI_TOOL__EXECUTOR__MARGIN_S": "2.5"})
+    start_executor({**IMPATIENT, "OPENAPI_TOOL__EXECUTOR__MARGIN_S": "2.5"})
     answer = await answered(caller, KNOWN)
     assert answer.card["content"]["status"] == "timeout"
     assert answer.card["content"]["error"]["code"] == "tool_timeout"
@@ -91,7 +98,7 @@ async def test_a_command_that_waited_too_long_is_not_begun(
     await caller.add_tool(PROJECT, search_tool())
     call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
     await asyncio.sleep(1.2)
-    start_executor({"OPENAPI_TOOL__EXECUTOR__WORKER_DEFAULT_S": "3", "OPENAPI_TOOL__EXECUTOR__MARGIN_S": "2"})
+    start_executor({**IMPATIENT, "OPENAPI_TOOL__EXECUTOR__MARGIN_S": "2"})
     answer = await caller.answer(call, 10)
     assert answer.card["content"]["status"] == "timeout"
     assert stack.upstream.requests() == []
