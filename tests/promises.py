@@ -142,6 +142,7 @@ PROMISES = (
     Promise("call.twice", "protocol 6", "Two commands of one call give one result."),
     Promise("outage.postgres", "design", "Without the database nothing is fetched; afterwards everything is answered, asked once."),
     Promise("outage.nats", "design", "NATS may restart while a call runs: it is answered, asked once."),
+    Promise("outage.start", "design", "PostgreSQL and NATS may come up after the executor, which says what it waits for."),
     Promise("outage.backends", "design", "Database connections that are ended lose nothing and ask nothing again."),
     Promise("outage.result_waits", "design", "A result that is ready waits for the database instead of being asked for again."),
     Promise("outage.doorbell", "design", "A doorbell that NATS did not take is rung on the next delivery."),

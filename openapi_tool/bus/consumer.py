@@ -118,16 +118,29 @@ class CommandConsumer:
         """Fetch nothing more, let calls finish for `grace_s` seconds, hand the rest back at once."""
         pulling, heartbeat = self._side_tasks
         await _cancel(pulling)
-        log.info("draining", extra={"action": "drain.started", "running": self.running, "grace_s": grace_s})
+        log.info(
+            "draining",
+            extra={
+                "action": "drain.started",
+                "running": self.running,
+                "oldest_s": self._oldest_s(),
+                "grace_s": grace_s,
+            },
+        )
         if self._running:
             await asyncio.wait(self._running, timeout=grace_s)
-        handed_back = self.running
+        handed_back, oldest_s = self.running, self._oldest_s()
         for task in list(self._running):
             task.cancel()
         if self._running:
             await asyncio.wait(self._running)
         await _cancel(heartbeat)
-        log.info("drained", extra={"action": "drain.finished", "handed_back": handed_back})
+        log.info("drained", extra={"action": "drain.finished", "handed_back": handed_back, "oldest_s": oldest_s})
+
+    def _oldest_s(self) -> float:
+        """Age of the call that has been running longest, in seconds."""
+        now = time.monotonic()
+        return round(max((now - work.since for work in self._running.values()), default=0.0), 3)
 
     async def _keep_pulling(self) -> None:
         while True:

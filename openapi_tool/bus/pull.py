@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 
+import nats.errors
 import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 EXPIRES_S = 30.0
 HEARTBEAT_S = 5.0
+_GOODBYE_S = 2.0
 _SILENCE_S = 2.5 * HEARTBEAT_S
 _NANOSECONDS = 1_000_000_000
 _HEARTBEAT = "100"
@@ -87,10 +89,21 @@ class StandingPull:
         self._forget_requests()
 
     async def _unsubscribe(self) -> None:
-        """The server drops a request whose inbox nobody listens to."""
-        if self._subscription is not None and self._client.is_connected:
-            await self._subscription.unsubscribe()
-        self._subscription = None
+        """Ask for nothing more; what the server has already sent is still received.
+
+        The server drops a request whose inbox nobody listens to.
+        """
+        subscription, self._subscription = self._subscription, None
+        if subscription is None or not self._client.is_connected:
+            return
+        try:
+            async with asyncio.timeout(_GOODBYE_S):
+                await subscription.drain()  # type: ignore[no-untyped-call]
+        except (nats.errors.Error, OSError) as error:
+            log.info(
+                "the pull was not ended properly; what was on its way comes again after AckWait",
+                extra={"action": "pull.broken_off", "error": f"{type(error).__name__}: {error}"},
+            )
 
     async def _top_up(self) -> None:
         if self._reconnects != self._client.stats["reconnects"]:

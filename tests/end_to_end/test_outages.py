@@ -15,7 +15,7 @@ import pytest
 
 from openapi_tool.local.caller import Caller, PlacedCall, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
-from openapi_tool.local.server import ServerFailed, free_port
+from openapi_tool.local.server import ServerFailed, accepts, free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.promises import requirement
@@ -138,6 +138,37 @@ async def test_without_the_database_nothing_is_fetched_and_afterwards_everything
     assert (await _answered(served, call))["status"] == "success"
     served.wait(lambda shown: shown["ready"])
     assert len(served.stack.upstream.requests()) == 1
+
+
+@requirement("outage.start")
+async def test_servers_may_come_up_after_the_executor(served: Served) -> None:
+    """One after the other; it says on /readyz what it waits for, and stops at once while it waits."""
+    port, stack = free_port(), served.stack
+    early = stack.executor("early", served.executor.process.name, {"OPENAPI_TOOL__HEALTH__PORT": str(port)})
+    waiting = Served(stack, early, port)
+    stack.postgres.stop()
+    stack.nats.stop()
+    early.process.start(lambda: accepts(port))
+    assert waiting.ready()["parts"] == {name: {"ok": False, "age_s": None} for name in ("postgres", "nats", "consumer")}
+    stack.postgres.start()
+    waiting.wait(lambda shown: shown["parts"]["postgres"]["ok"] and not shown["parts"]["nats"]["ok"])
+    stack.nats.start()
+    waiting.wait(lambda shown: shown["ready"])
+    assert early.stop() == 0
+
+
+@requirement("outage.start")
+async def test_it_stops_at_once_while_it_waits_for_servers(served: Served) -> None:
+    port = free_port()
+    lonely = served.stack.executor(
+        "lonely",
+        served.executor.process.name,
+        {"OPENAPI_TOOL__HEALTH__PORT": str(port), "PG_DSN": "postgresql://127.0.0.1:1/nowhere"},
+    )
+    lonely.process.start(lambda: accepts(port))
+    began = time.monotonic()
+    assert lonely.stop() == 0
+    assert time.monotonic() - began < 5
 
 
 @requirement("outage.nats")

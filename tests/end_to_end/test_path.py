@@ -16,6 +16,7 @@ from nats.js.errors import NotFoundError
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.bus.dead_letters import SUBJECT as DEAD_LETTER
 from openapi_tool.local.caller import STREAM, Answer, Caller, PlacedCall
+from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.subject import default_durable
 from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_tool
@@ -310,6 +311,25 @@ async def test_calls_that_outlast_the_grace_period_are_handed_back_at_once(
     stack.upstream.rules()
     start_executor()
     assert (await caller.answer(call, 10)).card["content"]["status"] == "success"
+
+
+@requirement("run.stop")
+async def test_a_second_signal_stops_now(stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    stack.upstream.rules({"hang": True})
+    executor = start_executor()
+    await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
+    await asyncio.to_thread(stack.upstream.requests, at_least=1)
+    executor.signal(signal.SIGTERM)
+    await _logged(executor, "drain.started")
+    executor.signal(signal.SIGTERM)
+    assert await asyncio.to_thread(executor.process.wait, 5) == 128 + signal.SIGTERM
+
+
+async def _logged(executor: ExecutorProcess, action: str) -> None:
+    async with asyncio.timeout(10):
+        while f'"{action}"' not in executor.log_text():  # noqa: ASYNC110 - a log tells nobody
+            await asyncio.sleep(0.02)
 
 
 @requirement("subject.durable")

@@ -239,6 +239,18 @@ async def test_ended_backends_lose_nothing(world: World) -> None:
     assert len(outcomes[-1].upstream_requests) == 8
 
 
+@requirement("outage.backends")
+async def test_calls_wait_for_a_connection_where_there_are_fewer_than_calls(idle_world: World) -> None:
+    world = idle_world
+    postgres = {"dsn": world.stack.postgres.dsn(world.database), "pool_size": 1}
+    async with world.executor(postgres=postgres):
+        calls = [await world.place() for _ in range(30)]
+        await asyncio.gather(*(world.caller.publish(call) for call in calls))
+        outcomes = [await world.outcome(call) for call in calls]
+    assert {outcome.content["status"] for outcome in outcomes} == {"success"}
+    assert outcomes[-1].deliveries == 30
+
+
 @requirement("outage.doorbell")
 async def test_a_doorbell_that_nats_did_not_take_is_rung_on_the_next_delivery(
     world: World, monkeypatch: pytest.MonkeyPatch
