@@ -87,7 +87,12 @@ class Run:
         return chosen, 0
 
     async def running(self) -> int:
-        return sum([await replica.running() for replica in self.replicas])
+        """Calls that run in any replica, once there are some, if there are any soon."""
+        for _ in range(_POLLS):
+            if running := sum([await replica.running() for replica in self.replicas]):
+                return running
+            await asyncio.sleep(_POLL_S)
+        return 0
 
     async def keep_replicas_alive(self) -> None:
         """Start again whatever died, as a cluster would."""

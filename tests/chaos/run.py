@@ -156,8 +156,10 @@ def main() -> None:
     )
     with EmbeddedStack() as stack:
         found = asyncio.run(chaos(stack, options))
-    sys.stdout.write(json.dumps(found) + "\n")
-    sys.exit(bool(found["lost"] or found["doubled"]))
+    counts = {name: len(found[name]) for name in ("lost", "doubled")}
+    named = {f"{name}_calls": found[name] for name in counts}
+    sys.stdout.write(json.dumps({**found, **counts, **named}) + "\n")
+    sys.exit(any(counts.values()))
 
 
 if __name__ == "__main__":

@@ -11,14 +11,32 @@ from tests.chaos.run import Options, chaos
 from tests.promises import requirement
 
 
-@requirement("chaos.nothing_lost")
+@requirement(
+    "chaos.nothing_lost",
+    "fault.kill",
+    "fault.kill_before_upstream",
+    "fault.kill_after_upstream",
+    "fault.kill_after_commit",
+    "fault.kill_after_doorbell",
+    "fault.sigterm",
+    "fault.sigstop",
+    "fault.nats_restart",
+    "fault.postgres_restart",
+    "fault.backends_ended",
+    "fault.upstream_429",
+    "fault.upstream_503",
+    "fault.upstream_hang",
+    "fault.upstream_half_body",
+    "fault.duplicate",
+    "fault.poison",
+)
 async def test_under_every_fault_nothing_is_lost_and_nothing_doubled() -> None:
-    options = Options(calls=650, seed=3, every_s=(0.5, 1.5))
+    options = Options(calls=850, seed=3, every_s=(0.4, 1.2))
     with EmbeddedStack() as stack:
         findings = await chaos(stack, options)
     assert (findings["lost"], findings["doubled"], findings["doorbells_missing"]) == ([], [], 0), findings
-    assert findings["calls"] >= 600
-    assert sum(fault["hit"] for fault in findings["faults"].values()) >= 10, findings
+    assert findings["calls"] >= 800
+    assert {kind for kind, fault in findings["faults"].items() if fault["hit"]} == set(FAULTS), findings["faults"]
 
 
 @requirement("chaos.checker")
