@@ -38,8 +38,8 @@ _SUSPECT = 2
 class ConsumerOptions:
     """Which durable to consume, and how many calls may run at once.
 
-    After `max_attempts` executors were lost on a command it is answered without being run. No
-    message is kept alive longer than `hold_s` seconds, so that a call that hangs comes back.
+    After `max_attempts` executors were lost on a command it is answered without being run. A call
+    that runs for more than `hold_s` seconds is broken off.
     """
 
     durable: DurableOptions
@@ -83,6 +83,7 @@ class CommandConsumer:
         self._alone = asyncio.Lock()
         self._doubtful_until = 0.0
         self._running: dict[asyncio.Task[None], _Work] = {}
+        self._sequences: set[int] = set()
         self._pull: StandingPull | None = None
         self._side_tasks: list[asyncio.Task[None]] = []
 
@@ -169,7 +170,7 @@ class CommandConsumer:
 
     def _receive(self, message: Msg) -> None:
         now, delivery = time.monotonic(), _delivery(message)
-        if any(work.delivery.stream_sequence == delivery.stream_sequence for work in self._running.values()):
+        if delivery.stream_sequence in self._sequences:
             log.info(
                 "a command came again while it is worked on here",
                 extra={"action": "call.overlapping", "stream_sequence": delivery.stream_sequence},
@@ -178,13 +179,21 @@ class CommandConsumer:
         work = _Work(message, delivery, now, stale=now < self._doubtful_until)
         task = asyncio.create_task(self._run_one(work))
         self._running[task] = work
+        self._sequences.add(delivery.stream_sequence)
         metrics.RUNNING.set(self.running)
         task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        del self._running[task]
+        work = self._running.pop(task)
+        self._sequences.remove(work.delivery.stream_sequence)
         metrics.RUNNING.set(self.running)
         self.wake()
+        if not task.cancelled() and (defect := task.exception()):
+            log.error(
+                "a defect kept this command from being settled; it is delivered again",
+                exc_info=defect,
+                extra={"action": "call.broken", "stream_sequence": work.delivery.stream_sequence},
+            )
 
     async def _run_one(self, work: _Work) -> None:
         try:
@@ -254,23 +263,38 @@ class CommandConsumer:
 
     async def _keep_alive(self) -> None:
         """Tell the server that running calls are worked on, before its AckWait runs out."""
+        interval_s = self._options.durable.ack_wait_s / _HEARTBEATS_PER_ACK_WAIT
         while True:
-            await asyncio.sleep(self._options.durable.ack_wait_s / _HEARTBEATS_PER_ACK_WAIT)
-            oldest = time.monotonic() - self._options.hold_s
-            alive = [work for work in self._running.values() if work.since >= oldest and not work.message.is_acked]
+            await asyncio.sleep(interval_s)
+            self._break_off_what_hangs()
+            alive = [work for work in self._running.values() if not work.message.is_acked]
             for work in alive:
-                await self._heartbeat(work.message.in_progress())
+                await _tolerant(work.message.in_progress(), interval_s)
             renewals = [self._leases.renew(work.lease) for work in alive if work.lease is not None]
-            await asyncio.gather(*(self._heartbeat(renewal) for renewal in renewals))
+            await asyncio.gather(*(_tolerant(renewal, interval_s) for renewal in renewals))
 
-    async def _heartbeat(self, beat: Awaitable[None]) -> None:
-        try:
-            await beat
-        except (nats.errors.Error, OSError) as error:
-            log.warning(
-                "a heartbeat could not be sent",
-                extra={"action": "heartbeat.failed", "error": f"{type(error).__name__}: {error}"},
-            )
+    def _break_off_what_hangs(self) -> None:
+        """A call that outlasts every limit is a defect: hand its command back, counted as a lost run."""
+        for task, work in self._running.items():
+            if time.monotonic() - work.since > self._options.hold_s and work.began:
+                log.error(
+                    "a call outlasted every limit and is broken off",
+                    extra={"action": "call.overdue", "stream_sequence": work.delivery.stream_sequence},
+                )
+                work.began = False
+                task.cancel()
+
+
+async def _tolerant(heartbeat: Awaitable[None], patience_s: float) -> None:
+    """A heartbeat that fails is said in a line; the next one may come through."""
+    try:
+        async with asyncio.timeout(patience_s):
+            await heartbeat
+    except (nats.errors.Error, OSError, LeaseLost) as error:
+        log.warning(
+            "a heartbeat could not be sent",
+            extra={"action": "heartbeat.failed", "error": f"{type(error).__name__}: {error}"},
+        )
 
 
 def _log_redelivery(delivery: Delivery, lease: Lease | Busy) -> None:

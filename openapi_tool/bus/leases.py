@@ -144,6 +144,9 @@ def _key(delivery: Delivery) -> str:
 
 
 def _record(value: bytes | None) -> Record | None:
-    """A record as it was written; one of another version counts as none."""
-    fields = orjson.loads(value) if value else {}
-    return Record(**fields) if fields.get("version") == _VERSION else None
+    """A record as it was written; anything else, one of another version too, counts as none."""
+    try:
+        record = Record(**orjson.loads(value or b"null"))
+    except (TypeError, ValueError):
+        return None
+    return record if record.version == _VERSION else None

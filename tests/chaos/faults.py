@@ -17,6 +17,8 @@ import asyncpg
 
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.fail_points import DEATHS, POINTS
+from openapi_tool.local.nats_server import NatsServer
+from openapi_tool.local.postgres import PostgresServer
 from openapi_tool.local.stack import EmbeddedStack
 from tests.chaos.load import QUICK_S, SLOW_S, Journal, Load
 
@@ -159,18 +161,18 @@ async def freeze(run: Run) -> int:
 
 
 async def restart_nats(run: Run) -> int:
-    running = await run.running()
-    await asyncio.to_thread(run.stack.nats.stop)
-    await asyncio.sleep(run.random.random() * _AWAY_S)
-    await asyncio.to_thread(run.stack.nats.start)
-    return running
+    return await _restart(run, run.stack.nats)
 
 
 async def restart_postgres(run: Run) -> int:
+    return await _restart(run, run.stack.postgres)
+
+
+async def _restart(run: Run, server: NatsServer | PostgresServer) -> int:
     running = await run.running()
-    await asyncio.to_thread(run.stack.postgres.stop)
+    await asyncio.to_thread(server.stop)
     await asyncio.sleep(run.random.random() * _AWAY_S)
-    await asyncio.to_thread(run.stack.postgres.start)
+    await asyncio.to_thread(server.start)
     return running
 
 

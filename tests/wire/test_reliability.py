@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from openapi_tool.bus.doorbell import Doorbell
-from openapi_tool.bus.leases import Busy, Lease, Leases
+from openapi_tool.bus.leases import BUCKET, Busy, Lease, Leases
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unavailable
@@ -178,6 +179,34 @@ async def _until(condition: Any) -> None:
     async with asyncio.timeout(5):
         while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("value", [b"", b"{broken", b"[]", b'{"version": 2, "owner": "x"}', b'{"odd": 1}'])
+@requirement("lease.lost")
+async def test_a_record_that_nobody_can_read_counts_as_none(idle_world: World, value: bytes) -> None:
+    leases = Leases(idle_world.caller.client, 5)
+    await leases.give_back(delivery(5, 1), began=True)
+    bucket = await idle_world.caller.client.jetstream().key_value(BUCKET)
+    await bucket.put("command.5", value)
+    assert (await taken(leases, delivery(5, 2))).lost == 1
+
+
+@requirement("attempts.exhausted")
+async def test_a_call_that_hangs_beyond_every_limit_is_broken_off_and_counts_as_lost(
+    idle_world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = idle_world
+    async with world.executor(nats=nats_settings(world, ack_wait_s=0.3), executor={"max_attempts": 2}) as consumer:
+        handle = consumer._handle  # noqa: SLF001 - a defect has to be put somewhere
+
+        async def hang_unless_exhausted(command: Delivery) -> Any:
+            return await (handle(command) if command.exhausted else _never())
+
+        monkeypatch.setattr(consumer, "_handle", hang_unless_exhausted)
+        monkeypatch.setattr(consumer, "_options", replace(consumer._options, hold_s=0.2))  # noqa: SLF001 - the same
+        outcome = await world.send(await world.place())
+    assert outcome.content["error"]["code"] == "internal_error"
+    assert [getattr(record, "action", "") for record in caplog.records].count("call.overdue") == 2
 
 
 @requirement("call.twice")
