@@ -109,7 +109,7 @@ async def assemble(stack: AsyncExitStack, prepared: Prepared, resolver: Resolver
     pipeline = Pipeline(
         _pipeline_options(prepared, SessionScope(await _session_key(settings, client))),
         kernel,
-        JinaTools(jina, RetryOptions(**settings.retry.model_dump()), ByteBudget(settings.egress.body_budget_bytes)),
+        _jina_tools(settings, jina),
         Doorbell(client, settings.protocol.version, NAME),
         tracer,
     )
@@ -196,6 +196,15 @@ def _pipeline_options(prepared: Prepared, scope: SessionScope) -> PipelineOption
         redact=prepared.redactor.value,
         retry_delay_s=settings.executor.retry_delay_s,
         result_wait_s=settings.executor.result_wait_s,
+    )
+
+
+def _jina_tools(settings: Settings, client: JinaClient) -> JinaTools:
+    return JinaTools(
+        client,
+        RetryOptions(**settings.retry.model_dump()),
+        ByteBudget(settings.egress.body_budget_bytes),
+        settings.tools.max_batch_items,
     )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
+from openapi_tool.jina.batch import batch_items, batch_output, item_arguments
 from openapi_tool.jina.budget import ByteBudget
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.content import page_output, search_output
 from openapi_tool.jina.plan import Plan, plan_call
 from openapi_tool.jina.request import build_request
 from openapi_tool.jina.retry import RetryOptions, with_retries
-from openapi_tool.protocol.errors import BadRequest
+from openapi_tool.protocol.errors import BadRequest, ToolError
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
@@ -21,15 +23,36 @@ _WEB_URL = re.compile(r"https?://[^\s/?#@]+([/?#]\S*)?", re.IGNORECASE)
 
 
 class JinaTools:
-    """Runs search and reader calls."""
+    """Runs search and reader calls, of one item or of a batch of at most `max_batch_items`."""
 
-    def __init__(self, client: JinaClient, retry: RetryOptions, budget: ByteBudget) -> None:
+    def __init__(self, client: JinaClient, retry: RetryOptions, budget: ByteBudget, max_batch_items: int) -> None:
         self._client = client
         self._retry = retry
         self._budget = budget
+        self._max_batch_items = max_batch_items
 
     async def run(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline) -> ToolOutput:
         """Ask the upstream and render its answer. Raises ToolError."""
+        items = batch_items(definition, arguments, self._max_batch_items)
+        if items is None:
+            return await self._run_one(definition, arguments, deadline)
+        async with asyncio.TaskGroup() as group:
+            tasks = {
+                item: group.create_task(self._try(definition, item_arguments(definition, arguments, item), deadline))
+                for item in dict.fromkeys(items)
+            }
+        return batch_output(items, {item: task.result() for item, task in tasks.items()})
+
+    async def _try(
+        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline
+    ) -> ToolOutput | ToolError:
+        """One item of a batch, whose failure is not that of its siblings."""
+        try:
+            return await self._run_one(definition, arguments, deadline)
+        except ToolError as error:
+            return error
+
+    async def _run_one(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline) -> ToolOutput:
         plan = plan_call(definition, arguments)
         deadline = deadline.shortened(definition.timeout_s).shortened(plan.timeout_s).shortened(_upstream_s(plan))
         if definition.mode == "reader":

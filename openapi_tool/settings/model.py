@@ -155,6 +155,7 @@ class ToolsSettings(Section):
     """What tools may do."""
 
     max_timeout_ms: int = Field(120_000, ge=1_000, description="Longest time that any call may take.")
+    max_batch_items: int = Field(10, ge=1, le=100, description="Most queries or urls of one call.")
     jina: JinaToolSettings = Field(default_factory=JinaToolSettings, description="The Jina tools.")
 
 

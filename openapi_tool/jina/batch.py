@@ -1,0 +1,118 @@
+"""Several questions or pages in one call: told apart, asked in parallel, answered together (tool-design section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from openapi_tool.protocol.errors import BadRequest, ToolError
+from openapi_tool.tools.arguments import Arguments, fold
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.result import ToolOutput, Usage, one_line
+
+_LISTS: Mapping[str, tuple[str, str]] = {"search": ("queries", "query"), "reader": ("urls", "url")}
+_SINGLE: Mapping[str, frozenset[str]] = {
+    "search": frozenset({"q", "query"}),
+    "reader": frozenset({"url", "targeturl"}),
+}
+_SHOWN_CHARS = 200
+
+
+def batch_items(definition: ToolDefinition, arguments: Arguments, most: int) -> list[str] | None:
+    """The items of a batch call in the model's order; None for a call of one.
+
+    A definition allows batches by declaring `queries` or `urls`. Raises BadRequest naming every
+    wrong item.
+    """
+    plural, _ = _LISTS[definition.mode]
+    declared = definition.parameters.get("properties")
+    if not isinstance(declared, dict) or plural not in declared or plural not in arguments.values:
+        return None
+    items, problems = arguments.values[plural], []
+    if not isinstance(items, list) or not 1 <= len(items) <= most:
+        problems.append(f"{plural}: must be a list of 1 to {most} texts")
+    else:
+        problems += [
+            f"{plural}[{place}]: must be a text that is not empty"
+            for place, item in enumerate(items)
+            if not isinstance(item, str) or not item.strip()
+        ]
+    problems += [
+        f"{name}: cannot be given together with {plural}"
+        for name in sorted(arguments.by_model)
+        if fold(name) in _SINGLE[definition.mode]
+    ]
+    if problems:
+        raise BadRequest("Correct these and call again: " + "; ".join(problems), detail={"problems": problems})
+    return [item for item in items if isinstance(item, str)]
+
+
+def item_arguments(definition: ToolDefinition, arguments: Arguments, item: str) -> Arguments:
+    """The arguments of a call for one item of the batch."""
+    plural, single = _LISTS[definition.mode]
+    shared = {
+        name: value
+        for name, value in arguments.values.items()
+        if name != plural and fold(name) not in _SINGLE[definition.mode]
+    }
+    by_model = (arguments.by_model - {plural}) | {single}
+    return replace(arguments, values={**shared, single: item}, by_model=by_model)
+
+
+def batch_output(items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolError]) -> ToolOutput:
+    """One output of all items. Raises the items' ToolError where none succeeded."""
+    good = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolOutput)}
+    errors = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolError)}
+    if not good:
+        raise _all_failed(errors)
+    blocks = [
+        f"## {number} of {len(outcomes)}: {_short(item)}\n{_block(outcome)}"
+        for number, (item, outcome) in enumerate(outcomes.items(), start=1)
+    ]
+    if errors:
+        blocks.insert(0, f"{len(good)} of {len(outcomes)} succeeded; what failed says why below.")
+    results = [_entry(item, outcomes[item]) for item in items]
+    failed = sum(item in errors for item in items)
+    return ToolOutput(
+        "\n\n".join(blocks),
+        {"succeeded": len(items) - failed, "failed": failed, "results": results},
+        Usage(
+            tokens=sum(output.usage.tokens for output in good.values()),
+            requests=sum(output.usage.requests for output in good.values()) + len(errors),
+        ),
+    )
+
+
+def _block(outcome: ToolOutput | ToolError) -> str:
+    return outcome.content if isinstance(outcome, ToolOutput) else f"Failed ({outcome.code}): {outcome.message}"
+
+
+def _entry(item: str, outcome: ToolOutput | ToolError) -> dict[str, Any]:
+    if isinstance(outcome, ToolOutput):
+        return {"item": item, "status": "success", **outcome.state}
+    return {"item": item, "status": outcome.status, "error": outcome.as_error()}
+
+
+def _all_failed(errors: Mapping[str, ToolError]) -> ToolError:
+    """An error of the kind of the first, whose message says each reason once."""
+    first = next(iter(errors.values()))
+    reasons: dict[str, list[str]] = {}
+    for item, error in errors.items():
+        reasons.setdefault(error.message, []).append(_short(item))
+    message = (
+        first.message
+        if len(reasons) == 1
+        else "Every item failed. " + " ".join(f"{', '.join(named)}: {reason}" for reason, named in reasons.items())
+    )
+    return type(first)(
+        message,
+        detail={"results": [{"item": item, **error.as_error()} for item, error in errors.items()]},
+        retryable=any(error.retryable for error in errors.values()),
+        retry_after=max((error.retry_after for error in errors.values() if error.retry_after), default=None),
+        http_status=first.http_status,
+    )
+
+
+def _short(item: str) -> str:
+    return one_line(item)[:_SHOWN_CHARS]
