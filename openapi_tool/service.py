@@ -21,11 +21,10 @@ from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.doorbell import Doorbell
 from openapi_tool.bus.shared import shared_session_key
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
-from openapi_tool.jina.budget import ByteBudget
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.retry import RetryOptions
-from openapi_tool.jina.tools import JinaTools
+from openapi_tool.jina.tools import JinaOptions, JinaTools
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.prepared import NAME, Prepared, prepare
@@ -109,7 +108,7 @@ async def assemble(stack: AsyncExitStack, prepared: Prepared, resolver: Resolver
     pipeline = Pipeline(
         _pipeline_options(prepared, SessionScope(await _session_key(settings, client))),
         kernel,
-        _jina_tools(settings, jina),
+        JinaTools(jina, _jina_options(settings)),
         Doorbell(client, settings.protocol.version, NAME),
         tracer,
     )
@@ -199,12 +198,13 @@ def _pipeline_options(prepared: Prepared, scope: SessionScope) -> PipelineOption
     )
 
 
-def _jina_tools(settings: Settings, client: JinaClient) -> JinaTools:
-    return JinaTools(
-        client,
-        RetryOptions(**settings.retry.model_dump()),
-        ByteBudget(settings.egress.body_budget_bytes),
-        settings.tools.max_batch_items,
+def _jina_options(settings: Settings) -> JinaOptions:
+    return JinaOptions(
+        retry=RetryOptions(**settings.retry.model_dump()),
+        max_batch_items=settings.tools.max_batch_items,
+        body_budget_bytes=settings.egress.body_budget_bytes,
+        cache_ttl_s=settings.cache.ttl_s,
+        cache_bytes=settings.cache.max_bytes,
     )
 
 

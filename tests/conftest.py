@@ -69,7 +69,11 @@ def start_executor(stack: EmbeddedStack, database: str, caller: Caller) -> Itera
     started: list[ExecutorProcess] = []
 
     def start(settings: Mapping[str, str] | None = None) -> ExecutorProcess:
-        defaults = {"OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY,TENANT_TOKEN", "TENANT_TOKEN": "tenant-value"}
+        defaults = {
+            "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY,TENANT_TOKEN",
+            "TENANT_TOKEN": "tenant-value",
+            "OPENAPI_TOOL__CACHE__TTL_S": "0",
+        }
         executor = stack.executor(f"executor-{uuid.uuid4().hex[:8]}", database, {**defaults, **(settings or {})})
         executor.start()
         started.append(executor)

@@ -161,6 +161,8 @@ class Pipeline:
         try:
             definition = self._definition(call)
             output = await self._run(call, definition)
+            metrics.UPSTREAM_TOKENS.inc(output.usage.tokens)
+            metrics.UPSTREAM_REQUESTS.inc(output.usage.requests)
             return success(output, definition.result_format, call.elapsed_ms())
         except ToolError as error:
             return failure(error, call.elapsed_ms())

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import dataclass
+
+from pydantic import SecretStr
 
 from openapi_tool.jina.batch import batch_items, batch_output, item_arguments
 from openapi_tool.jina.budget import ByteBudget
+from openapi_tool.jina.cache import AnswerCache, cache_key
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.content import page_output, search_output
 from openapi_tool.jina.plan import Plan, plan_call
-from openapi_tool.jina.request import build_request
+from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.jina.retry import RetryOptions, with_retries
 from openapi_tool.protocol.errors import BadRequest, ToolError
 from openapi_tool.tools.arguments import Arguments
@@ -22,18 +26,29 @@ _STAGES, _STAGES_MARGIN_S = 2, 3.0
 _WEB_URL = re.compile(r"https?://[^\s/?#@]+([/?#]\S*)?", re.IGNORECASE)
 
 
-class JinaTools:
-    """Runs search and reader calls, of one item or of a batch of at most `max_batch_items`."""
+@dataclass(frozen=True, slots=True)
+class JinaOptions:
+    """How requests are repeated, how many items a batch may have, how long answers are kept (seconds, bytes)."""
 
-    def __init__(self, client: JinaClient, retry: RetryOptions, budget: ByteBudget, max_batch_items: int) -> None:
+    retry: RetryOptions
+    max_batch_items: int
+    body_budget_bytes: int
+    cache_ttl_s: float
+    cache_bytes: int
+
+
+class JinaTools:
+    """Runs search and reader calls, of one item or of a batch."""
+
+    def __init__(self, client: JinaClient, options: JinaOptions) -> None:
         self._client = client
-        self._retry = retry
-        self._budget = budget
-        self._max_batch_items = max_batch_items
+        self._options = options
+        self._budget = ByteBudget(options.body_budget_bytes)
+        self._cache = AnswerCache(options.cache_ttl_s, options.cache_bytes)
 
     async def run(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline) -> ToolOutput:
         """Ask the upstream and render its answer. Raises ToolError."""
-        items = batch_items(definition, arguments, self._max_batch_items)
+        items = batch_items(definition, arguments, self._options.max_batch_items)
         if items is None:
             return await self._run_one(definition, arguments, deadline)
         async with asyncio.TaskGroup() as group:
@@ -58,9 +73,20 @@ class JinaTools:
         if definition.mode == "reader":
             _check_target(plan.parameters.get("url"))
         request = build_request(definition, plan)
+
+        async def ask() -> ToolOutput:
+            return await self._ask(definition, plan, request, arguments.api_key, deadline)
+
+        if plan.parameters.get("noCache") or plan.parameters.get("doNotTrack"):
+            return await ask()
+        return await self._cache.get(cache_key(definition, arguments, request), deadline, ask)
+
+    async def _ask(
+        self, definition: ToolDefinition, plan: Plan, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline
+    ) -> ToolOutput:
         with self._budget.room() as room:
             envelope = await with_retries(
-                lambda: self._client.fetch(request, arguments.api_key, deadline, room), self._retry, deadline
+                lambda: self._client.fetch(request, api_key, deadline, room), self._options.retry, deadline
             )
             if definition.mode == "search":
                 return search_output(envelope, str(plan.parameters.get("q", "")))

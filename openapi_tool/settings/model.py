@@ -208,6 +208,13 @@ class RetrySettings(Section):
         return self
 
 
+class CacheSettings(Section):
+    """Answers that are kept, for the same project, agent and session only."""
+
+    ttl_s: float = Field(300, ge=0, le=86_400, description="Seconds that an answer is kept; 0 keeps none.")
+    max_bytes: int = Field(32_000_000, ge=0, description="Room for all answers that one process keeps.")
+
+
 class HealthSettings(Section):
     """The server for probes and metrics: /livez, /readyz, /metrics."""
 
@@ -245,6 +252,7 @@ class Settings(BaseSettings):
     session: SessionSettings = Field(default_factory=SessionSettings)
     egress: EgressSettings = Field(default_factory=EgressSettings)
     retry: RetrySettings = Field(default_factory=RetrySettings)
+    cache: CacheSettings = Field(default_factory=CacheSettings)
     health: HealthSettings = Field(default_factory=HealthSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
 

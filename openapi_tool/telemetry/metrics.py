@@ -17,6 +17,8 @@ POSTPONED = Counter("openapi_tool_calls_postponed", "Commands that are tried aga
 REDELIVERED = Counter("openapi_tool_redeliveries", "Commands that were delivered again.")
 DEAD_LETTERS = Counter("openapi_tool_dead_letters", "Commands that were dead-lettered.", ("reason",))
 UPSTREAM_RETRIES = Counter("openapi_tool_upstream_retries", "Requests that were asked again.", ("error_code",))
+UPSTREAM_TOKENS = Counter("openapi_tool_upstream_tokens", "Tokens that the upstream charged for successes.")
+UPSTREAM_REQUESTS = Counter("openapi_tool_upstream_requests", "Requests that successes took.")
 LOOP_LAG = Histogram("openapi_tool_loop_lag_seconds", "How late the event loop wakes.", buckets=_LAG_BUCKETS)
 PART_UP = Gauge("openapi_tool_part_up", "1 while a part that calls need is there.", ("part",))
 TASKS = Gauge("openapi_tool_tasks", "Tasks of the event loop.")

@@ -26,11 +26,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput:
-    """What a handler returns: `content` for the model, `state` for what a UI renders."""
+    """What a handler returns: `content` for the model, `state` for what a UI renders.
+
+    `cached` says that nothing was asked for it, so `usage` is nothing, too.
+    """
 
     content: str
     state: Mapping[str, Any] = field(default_factory=dict)
     usage: Usage = Usage()
+    cached: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ def success(output: ToolOutput, result_format: ResultFormat, latency_ms: int) ->
             "truncated": False,
             "artifact_ref": None,
             "next_cursor": None,
-            "cached": False,
+            "cached": output.cached,
             "latency_ms": latency_ms,
         }
     )

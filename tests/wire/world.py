@@ -131,6 +131,7 @@ class World:
                 "secrets": {"allowed_env": ("SEARCH_API_KEY", "TENANT_TOKEN")},
                 "executor": {"retry_delay_s": 0.05},
                 "retry": {"first_wait_s": 0.01},
+                "cache": {"ttl_s": 0},
                 **sections,
             }
         )

@@ -1,0 +1,108 @@
+"""Answers kept for a while, and one request for identical calls in flight, within one owner's session only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cachetools import TTLCache
+
+from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.protocol.errors import ToolTimeout
+from openapi_tool.tools.arguments import Arguments
+from openapi_tool.tools.deadline import Deadline
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.result import ToolOutput, Usage
+
+_OVERHEAD_BYTES = 1_000
+
+
+def cache_key(definition: ToolDefinition, arguments: Arguments, request: UpstreamRequest) -> Hashable:
+    """Everything that changes the answer, and whose it is.
+
+    The session's identity stands for project, agent and session alias; the tool's name for the key
+    that it is asked with.
+    """
+    headers = tuple(sorted(request.headers.items()))
+    return (
+        arguments.session,
+        definition.tool_name,
+        definition.mode,
+        request.method,
+        request.host,
+        request.target,
+        headers,
+        request.body,
+    )
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A request that is on its way, and how many calls wait for it."""
+
+    task: asyncio.Task[ToolOutput]
+    waiting: int = 0
+
+
+class AnswerCache:
+    """Successes by key, for `ttl_s` seconds (0 keeps none) and up to `max_bytes` of text in all."""
+
+    def __init__(self, ttl_s: float, max_bytes: int) -> None:
+        self._answers: TTLCache[Hashable, ToolOutput] = TTLCache(max_bytes, ttl_s, getsizeof=_size)
+        self._keeps = ttl_s > 0
+        self._max_bytes = max_bytes
+        self._flights: dict[Hashable, _Flight] = {}
+
+    async def get(
+        self, key: Hashable, deadline: Deadline, ask: Callable[[], Coroutine[Any, Any, ToolOutput]]
+    ) -> ToolOutput:
+        """The answer that is there or on its way, which costs nothing, else that of `ask`. Raises its ToolError."""
+        if not self._keeps:
+            return await ask()
+        if (kept := self._answers.get(key)) is not None:
+            return _free(kept)
+        flight, joined = self._flights.get(key), True
+        if flight is None:
+            flight, joined = self._start(key, ask), False
+        try:
+            output = await self._wait(flight, deadline)
+        except ToolTimeout:
+            if not joined or deadline.remaining() <= 0:
+                raise
+            return await self.get(key, deadline, ask)  # the call that was joined had less time than this one
+        return _free(output) if joined else output
+
+    def _start(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, ToolOutput]]) -> _Flight:
+        flight = self._flights[key] = _Flight(asyncio.create_task(ask()))
+        flight.task.add_done_callback(lambda task: self._landed(key, task))
+        return flight
+
+    def _landed(self, key: Hashable, task: asyncio.Task[ToolOutput]) -> None:
+        del self._flights[key]
+        if not task.cancelled() and task.exception() is None and _size(task.result()) <= self._max_bytes:
+            self._answers[key] = task.result()
+
+    async def _wait(self, flight: _Flight, deadline: Deadline) -> ToolOutput:
+        flight.waiting += 1
+        try:
+            async with asyncio.timeout(deadline.remaining()):
+                return await asyncio.shield(flight.task)
+        except TimeoutError:
+            raise ToolTimeout(
+                "The service did not answer within the time of this call; try again, or ask for less."
+            ) from None
+        finally:
+            flight.waiting -= 1
+            if not flight.waiting:
+                flight.task.cancel()
+
+
+def _free(output: ToolOutput) -> ToolOutput:
+    return replace(output, cached=True, usage=Usage())
+
+
+def _size(output: ToolOutput) -> int:
+    """About how many bytes an answer holds; its text counts as UTF-8 would at the most."""
+    return 4 * len(output.content) + _OVERHEAD_BYTES

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from openapi_tool.jina.cache import AnswerCache, cache_key
+from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.protocol.errors import ToolTimeout, UpstreamUnavailable
+from openapi_tool.protocol.records import ToolRecord
+from openapi_tool.tools.arguments import Arguments
+from openapi_tool.tools.deadline import Deadline
+from openapi_tool.tools.definition import ToolDefinition, parse_definition
+from openapi_tool.tools.result import ToolOutput, Usage
+from openapi_tool.tools.session import SessionScope
+from tests.promises import requirement
+
+SCOPE = SessionScope(b"k" * 32)
+OUTPUT = ToolOutput("text", {"results": []}, Usage(tokens=100, requests=1))
+REQUEST = UpstreamRequest("POST", "s.jina.ai", "/", {"Accept": "application/json"}, b'{"q":"x"}')
+owners = st.tuples(st.text(max_size=5), st.text(max_size=5), st.none() | st.text(max_size=5))
+
+
+def asked(
+    output: ToolOutput | Exception, log: list[str], after_s: float = 0.0
+) -> Callable[[], Coroutine[Any, Any, ToolOutput]]:
+    async def ask() -> ToolOutput:
+        log.append("asked")
+        await asyncio.sleep(after_s)
+        if isinstance(output, Exception):
+            raise output
+        return output
+
+    return ask
+
+
+def definition(name: str = "search") -> ToolDefinition:
+    return parse_definition(ToolRecord(name, None, {}, {"jina": {"mode": "search"}}))
+
+
+def arguments(project: str, agent: str, alias: str | None) -> Arguments:
+    return Arguments({}, frozenset(), {}, SecretStr(""), SCOPE.identity(project, agent, alias))
+
+
+@requirement("cache.kept")
+async def test_a_kept_answer_costs_nothing_and_says_so() -> None:
+    cache, log = AnswerCache(60, 100_000), list[str]()
+    assert await cache.get("key", Deadline.after(1), asked(OUTPUT, log)) == OUTPUT
+    assert await cache.get("key", Deadline.after(1), asked(OUTPUT, log)) == replace(OUTPUT, cached=True, usage=Usage())
+    assert log == ["asked"]
+
+
+@requirement("cache.kept")
+async def test_what_is_too_old_too_large_or_failed_is_not_kept() -> None:
+    log: list[str] = []
+    brief = AnswerCache(0.01, 100_000)
+    await brief.get("key", Deadline.after(1), asked(OUTPUT, log))
+    await asyncio.sleep(0.02)
+    await brief.get("key", Deadline.after(1), asked(OUTPUT, log))
+    small = AnswerCache(60, 2_000)
+    for _ in range(2):
+        await small.get("key", Deadline.after(1), asked(replace(OUTPUT, content="x" * 1_000), log))
+    none = AnswerCache(0, 100_000)
+    for _ in range(2):
+        await none.get("key", Deadline.after(1), asked(OUTPUT, log))
+    failing = AnswerCache(60, 100_000)
+    for _ in range(2):
+        with pytest.raises(UpstreamUnavailable):
+            await failing.get("key", Deadline.after(1), asked(UpstreamUnavailable("away"), log))
+    assert len(log) == 8
+
+
+@requirement("cache.one_flight")
+async def test_identical_calls_in_flight_share_one_request_and_its_failure() -> None:
+    cache, log = AnswerCache(60, 100_000), list[str]()
+    ask = asked(OUTPUT, log, 0.01)
+    outputs = await asyncio.gather(*(cache.get("key", Deadline.after(1), ask) for _ in range(5)))
+    assert log == ["asked"]
+    assert sorted(output.cached for output in outputs) == [False, True, True, True, True]
+    failing = asked(UpstreamUnavailable("away"), log, 0.01)
+    errors = await asyncio.gather(
+        *(cache.get("x", Deadline.after(1), failing) for _ in range(3)), return_exceptions=True
+    )
+    assert [type(error) for error in errors] == [UpstreamUnavailable] * 3
+    assert log == ["asked"] * 2
+
+
+@requirement("cache.one_flight")
+async def test_a_call_that_gives_up_takes_nobody_along_and_the_last_one_ends_the_request() -> None:
+    cache, log = AnswerCache(60, 100_000), list[str]()
+    first = asyncio.create_task(cache.get("key", Deadline.after(1), asked(OUTPUT, log, 0.05)))
+    second = asyncio.create_task(cache.get("key", Deadline.after(1), asked(OUTPUT, log)))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert (await second).content == "text"
+    alone = asyncio.create_task(cache.get("other", Deadline.after(1), asked(OUTPUT, log, 60)))
+    await asyncio.sleep(0.01)
+    alone.cancel()
+    await asyncio.wait([alone])
+    await asyncio.sleep(0)
+    assert all("ask" not in str(task.get_coro()) for task in asyncio.all_tasks())
+
+
+@requirement("cache.one_flight")
+async def test_who_has_more_time_than_the_call_that_it_joined_asks_again() -> None:
+    cache, log = AnswerCache(60, 100_000), list[str]()
+    hurried = cache.get("key", Deadline.after(0.05), asked(ToolTimeout("too late"), log, 0.02))
+    patient = cache.get("key", Deadline.after(5), asked(OUTPUT, log))
+    outcomes = await asyncio.gather(hurried, patient, return_exceptions=True)
+    assert isinstance(outcomes[0], ToolTimeout)
+    assert outcomes[1] == OUTPUT
+
+
+@requirement("cache.scoped")
+@given(one=owners, other=owners)
+def test_two_owners_never_share_an_answer(one: tuple[str, str, str | None], other: tuple[str, str, str | None]) -> None:
+    same = cache_key(definition(), arguments(*one), REQUEST) == cache_key(definition(), arguments(*other), REQUEST)
+    assert same == (one == other)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"method": "GET"},
+        {"host": "r.jina.ai"},
+        {"target": "/x"},
+        {"headers": {"Accept": "application/json", "X-Site": "a"}},
+        {"body": b'{"q":"y"}'},
+    ],
+)
+@requirement("cache.scoped")
+def test_whatever_changes_the_answer_changes_the_key(changed: dict[str, Any]) -> None:
+    owner = arguments("p", "a", None)
+    key = cache_key(definition(), owner, REQUEST)
+    assert cache_key(definition(), owner, replace(REQUEST, **changed)) != key
+    assert cache_key(definition("another"), owner, REQUEST) != key
