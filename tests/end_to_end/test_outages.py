@@ -72,7 +72,8 @@ async def served(fragile: EmbeddedStack) -> AsyncIterator[Served]:
         await caller.add_agent(PROJECT, AGENT)
         await caller.add_tool(PROJECT, search_tool())
     port = free_port()
-    executor = fragile.executor(database, database, {"OPENAPI_TOOL__HEALTH__PORT": str(port)})
+    settings = {"OPENAPI_TOOL__HEALTH__PORT": str(port), "OPENAPI_TOOL__CACHE__TTL_S": "0"}
+    executor = fragile.executor(database, database, settings)
     executor.start()
     yield Served(fragile, executor, port)
     assert executor.stop() == 0
