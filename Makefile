@@ -8,7 +8,7 @@ COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-h
 LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 
-.PHONY: demo test chaos check lint types contracts figures docs lock clean
+.PHONY: demo test chaos mutations sizes check lint types contracts figures docs lock clean
 
 demo: $(READY)
 	$(PY) -m openapi_tool demo
@@ -19,6 +19,14 @@ test: $(READY)
 # Ten minutes of faults; for a shorter run: make chaos CHAOS="--calls 1000 --seed 4"
 chaos: $(READY)
 	$(PY) -m tests.chaos.run $(CHAOS)
+
+# Takes every check away in turn; each must turn its test red.
+mutations: $(READY)
+	$(PY) -m scripts.mutate
+
+# How much of the upstream's answers a model is shown, recording by recording.
+sizes: $(READY)
+	$(PY) -m scripts.content_sizes
 
 check: lint types contracts figures
 

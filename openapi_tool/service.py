@@ -24,6 +24,7 @@ from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.retry import RetryOptions
+from openapi_tool.jina.targets import TargetRules
 from openapi_tool.jina.tools import JinaOptions, JinaTools
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.kernel.store import KernelStore
@@ -205,6 +206,7 @@ def _jina_options(settings: Settings) -> JinaOptions:
         body_budget_bytes=settings.egress.body_budget_bytes,
         cache_ttl_s=settings.cache.ttl_s,
         cache_bytes=settings.cache.max_bytes,
+        targets=TargetRules(settings.targets.internal_suffixes, settings.targets.allow),
     )
 
 

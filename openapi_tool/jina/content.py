@@ -10,6 +10,7 @@ from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
 from openapi_tool.tools.result import ToolOutput, Usage, one_line, untrusted
 
 _BODY_FIELDS = ("content", "text", "html")
+_SHOTS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
 _JOINED_PAIR = re.compile(r"(.*?),([a-z][a-z0-9+.-]*:.*)", re.DOTALL)
 
 
@@ -22,9 +23,8 @@ def search_output(envelope: Mapping[str, Any], query: str) -> ToolOutput:
         raise UpstreamUnavailable("The search answered in an unexpected shape; try again later.")
     if not results:
         return _no_results(query, _usage(envelope))
-    blocks = [_result_block(number, item) for number, item in enumerate(results, start=1)]
     state = {"results": [_present(item, ("title", "url", "date", "source")) for item in results]}
-    return ToolOutput(untrusted("\n\n".join(blocks)), state, _usage(envelope))
+    return ToolOutput(untrusted("\n\n".join(_result_blocks(results))), state, _usage(envelope))
 
 
 def _no_results(query: str, usage: Usage) -> ToolOutput:
@@ -37,12 +37,23 @@ def _no_results(query: str, usage: Usage) -> ToolOutput:
     )
 
 
-def _result_block(number: int, item: Mapping[str, Any]) -> str:
-    facts = _present(item, ("url", "date", "publishedTime", "source", "imageUrl", "warning"))
-    lines = [f"{number}. {_line(item.get('title')) or '(no title)'}", *(_line(fact) for fact in facts.values())]
-    snippet = _line(item.get("description"))
-    page = next((text for field in _BODY_FIELDS if (text := _text(item.get(field)))), "")
-    return "\n".join([*lines, *filter(None, (snippet, page))])
+def _result_blocks(results: list[Mapping[str, Any]]) -> Iterator[str]:
+    """Each result; warnings that an earlier one has in full are told by its number."""
+    first: dict[tuple[str, ...], int] = {}
+    for number, item in enumerate(results, start=1):
+        facts = _present(item, ("url", "date", "publishedTime", "source", "imageUrl"))
+        warnings = _warnings(item)
+        if warnings and (same := first.setdefault(warnings, number)) != number:
+            warnings = (f"as for {same}",)
+        lines = [
+            f"{number}. {_line(item.get('title')) or '(no title)'}",
+            *(_line(fact) for fact in facts.values()),
+            *(f"Warning: {warning}" for warning in warnings),
+            _line(item.get("description")),
+            "\n\n".join(_bodies(item)),
+            *_lists(item),
+        ]
+        yield "\n".join(filter(None, lines))
 
 
 def page_output(envelope: Mapping[str, Any]) -> ToolOutput:
@@ -51,48 +62,52 @@ def page_output(envelope: Mapping[str, Any]) -> ToolOutput:
     if not isinstance(page, dict):
         raise UpstreamUnavailable("The reader answered in an unexpected shape; try again later.")
     body = "\n\n".join(_bodies(page))
-    warning = _line(page.get("warning"))
-    if not body and warning:
-        raise UpstreamRejected(f"The page has nothing to read: {warning[:300]}. Check the address or use another page.")
+    lists, warnings = list(_lists(page)), _warnings(page)
+    if warnings and not body and not lists:
+        reason = " ".join(warnings)[:300].rstrip(".")
+        raise UpstreamRejected(f"The page has nothing to read: {reason}. Check the address or use another page.")
     head = [
         f"Title: {_line(page.get('title')) or '(none)'}",
         f"URL: {_line(page.get('url'))}",
         *(f"Published: {_line(published)}" for published in _some(page.get("publishedTime"))),
         *(f"Pages: {count}" for count in _some(page.get("numPages"))),
-        *(f"Warning: {_line(line)}" for line in _text(page.get("warning")).splitlines() if line.strip()),
+        *(f"Warning: {warning}" for warning in warnings),
     ]
-    parts = ["\n".join(head), body or "(The page has no readable text.)", *_lists(page)]
+    parts = ["\n".join(head), body or "(The page has no readable text.)", *lists]
     state = _present(page, ("title", "url", "publishedTime", "warning", "numPages"))
     return ToolOutput(untrusted("\n\n".join(parts)), state, _usage(envelope))
 
 
+def _warnings(item: Mapping[str, Any]) -> tuple[str, ...]:
+    """One per line of the upstream's text, in which a target's own error is one too (jina-api 3.1)."""
+    return tuple(filter(None, map(_line, _text(item.get("warning")).splitlines())))
+
+
 def _bodies(page: Mapping[str, Any]) -> Iterator[str]:
-    """Every form of the body that came, in a fixed order; chunks where it came in chunks."""
-    for field in _BODY_FIELDS:
-        if text := _text(page.get(field)).strip():
-            yield text
+    """Every form of the body that came, in a fixed order; chunks, which repeat the content, only in its place."""
+    texts = [text for field in _BODY_FIELDS if (text := _text(page.get(field)).strip())]
     chunks = page.get("chunks")
-    if isinstance(chunks, list):
-        yield from (chunk for chunk in chunks if isinstance(chunk, str) and chunk.strip())
-    for field in ("screenshotUrl", "pageshotUrl"):
+    if isinstance(chunks, list) and not _text(page.get("content")).strip():
+        texts += [chunk for chunk in chunks if isinstance(chunk, str) and chunk.strip()]
+    yield from texts
+    for field, label in _SHOTS.items():
         if url := _line(page.get(field)):
-            yield f"{field}: {url}"
+            yield f"{label}: {url}"
 
 
 def _lists(page: Mapping[str, Any]) -> Iterator[str]:
-    links = [f"- {_line(text)}: {_line(url)}" for text, url in _pairs(page.get("links"))]
-    images = [f"- {_line(text)}: {_line(url)}" for text, url in _pairs(page.get("images"))]
-    if links:
-        yield "Links:\n" + "\n".join(links)
-    if images:
-        yield "Images:\n" + "\n".join(images)
+    for title, field in (("Links", "links"), ("Images", "images")):
+        pairs = [(_line(text), _line(url)) for text, url in _pairs(page.get(field))]
+        if pairs:
+            yield "\n".join([f"{title}:", *(f"- {text}: {url}" if text else f"- {url}" for text, url in pairs)])
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, str]]:
     """Text and url from any of the shapes that the upstream uses for links and images (jina-api 3.1)."""
     if isinstance(value, dict):
+        counted = list(value) == [str(index) for index in range(len(value))]  # then "text,url" is under each number
         for text, url in value.items():
-            joined = _JOINED_PAIR.fullmatch(_text(url)) if text.isdigit() else None
+            joined = _JOINED_PAIR.fullmatch(_text(url)) if counted else None
             yield (joined[1], joined[2]) if joined else (text, _text(url))
     elif isinstance(value, list):
         for pair in value:
@@ -102,16 +117,18 @@ def _pairs(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _usage(envelope: Mapping[str, Any]) -> Usage:
-    """Tokens as charged, from wherever this form of answer puts them (jina-api section 5)."""
+    """Tokens as charged: of the whole answer, else the results' shares of it, rounded up (jina-api section 5)."""
     meta, data = envelope.get("meta"), envelope.get("data")
-    holders = [meta] if isinstance(meta, dict) else []
-    holders += [data] if isinstance(data, dict) else []
-    for holder in holders:
-        usage = holder.get("usage")
-        tokens = usage.get("tokens") if isinstance(usage, dict) else None
-        if isinstance(tokens, int) and not isinstance(tokens, bool):
-            return Usage(tokens=tokens, requests=1)
-    return Usage(requests=1)
+    tokens = next((found for holder in (meta, data) if (found := _tokens(holder)) is not None), None)
+    if tokens is None and isinstance(data, list):
+        tokens = sum(_tokens(item) or 0 for item in data)
+    return Usage(tokens=tokens or 0, requests=1)
+
+
+def _tokens(holder: Any) -> int | None:
+    usage = holder.get("usage") if isinstance(holder, dict) else None
+    tokens = usage.get("tokens") if isinstance(usage, dict) else None
+    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else None
 
 
 def _present(item: Mapping[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import SecretStr
 
@@ -16,14 +15,14 @@ from openapi_tool.jina.content import page_output, search_output
 from openapi_tool.jina.plan import Plan, plan_call
 from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.jina.retry import RetryOptions, with_retries
-from openapi_tool.protocol.errors import BadRequest, ToolError
+from openapi_tool.jina.targets import TargetRules, checked_target
+from openapi_tool.protocol.errors import ToolError
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ToolOutput
 
 _STAGES, _STAGES_MARGIN_S = 2, 3.0
-_WEB_URL = re.compile(r"https?://[^\s/?#@]+([/?#]\S*)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,7 @@ class JinaOptions:
     body_budget_bytes: int
     cache_ttl_s: float
     cache_bytes: int
+    targets: TargetRules
 
 
 class JinaTools:
@@ -70,9 +70,7 @@ class JinaTools:
     async def _run_one(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline) -> ToolOutput:
         plan = plan_call(definition, arguments)
         deadline = deadline.shortened(definition.timeout_s).shortened(plan.timeout_s).shortened(_upstream_s(plan))
-        if definition.mode == "reader":
-            _check_target(plan.parameters.get("url"))
-        request = build_request(definition, plan)
+        request = build_request(definition, _with_checked_target(plan, self._options.targets))
 
         async def ask() -> ToolOutput:
             return await self._ask(definition, plan, request, arguments.api_key, deadline)
@@ -99,7 +97,9 @@ def _upstream_s(plan: Plan) -> float | None:
     return None if stage_s is None else _STAGES * float(stage_s) + _STAGES_MARGIN_S
 
 
-def _check_target(url: object) -> None:
-    """Refuse, before it costs anything, what the reader would refuse (jina-api 1.2)."""
-    if isinstance(url, str) and not _WEB_URL.fullmatch(url):
-        raise BadRequest("url: must be a full http:// or https:// address without user name or blanks.")
+def _with_checked_target(plan: Plan, rules: TargetRules) -> Plan:
+    """The plan with the address that is asked for; a search has none. Raises BadRequest or TargetRefused."""
+    url = plan.parameters.get("url")
+    if not isinstance(url, str):
+        return plan
+    return replace(plan, parameters={**plan.parameters, "url": checked_target(url, rules)})

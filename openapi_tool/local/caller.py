@@ -75,6 +75,8 @@ class Caller:
         self.client = client
         self._doorbells: dict[str, asyncio.Future[tuple[float, Msg]]] = {}
         self._lock = asyncio.Lock()
+        self.last_sequence = 0
+        """Place in the stream of the last command that was sent."""
 
     @classmethod
     @asynccontextmanager
@@ -200,11 +202,12 @@ class Caller:
         self, call: PlacedCall, *, headers: Mapping[str, str] | None = None, data: bytes | None = None
     ) -> None:
         """Send a call's command, or another one in its place."""
-        await self.client.jetstream().publish(
+        acknowledged = await self.client.jetstream().publish(
             call.subject,
             orjson.dumps(call.body) if data is None else data,
             headers=dict(call.headers if headers is None else headers),
         )
+        self.last_sequence = max(self.last_sequence, acknowledged.seq)
 
     async def _save_card(self, call: PlacedCall, tool_name: str, arguments: Any, more: Mapping[str, Any]) -> None:
         content = {

@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from openapi_tool.jina.targets import INTERNAL_SUFFIXES
 from openapi_tool.protocol.subject import default_durable
 from openapi_tool.settings.sources import PREFIX, file_sources
 from openapi_tool.tools.session import MIN_KEY_BYTES
@@ -159,6 +160,17 @@ class ToolsSettings(Section):
     jina: JinaToolSettings = Field(default_factory=JinaToolSettings, description="The Jina tools.")
 
 
+class TargetsSettings(Section):
+    """Which pages may be read; judged by their address alone, nothing is looked up."""
+
+    internal_suffixes: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
+        INTERNAL_SUFFIXES, description="Endings of host names that are not public; comma-separated in the environment."
+    )
+    allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
+        (), description="Exact host names or addresses that may be read although they look internal."
+    )
+
+
 class SecretsSettings(Section):
     """Which environment variables a tool definition may name."""
 
@@ -248,6 +260,7 @@ class Settings(BaseSettings):
     postgres: PostgresSettings
     executor: ExecutorSettings = Field(default_factory=ExecutorSettings)
     tools: ToolsSettings = Field(default_factory=ToolsSettings)
+    targets: TargetsSettings = Field(default_factory=TargetsSettings)
     secrets: SecretsSettings = Field(default_factory=SecretsSettings)
     session: SessionSettings = Field(default_factory=SessionSettings)
     egress: EgressSettings = Field(default_factory=EgressSettings)

@@ -84,7 +84,7 @@ async def test_a_batch_of_which_nothing_succeeds_has_failed_and_names_each_item(
     assert (outcome.content["status"], outcome.content["error"]["code"]) == ("failed", "upstream_rejected")
     message = outcome.content["error"]["message"]
     assert GONE in message
-    assert "ftp://no.example: url: must be" in message
+    assert "ftp://no.example: url: 'ftp:' cannot be read." in message
     assert [entry["item"] for entry in outcome.content["error"]["detail"]["results"]] == [GONE, "ftp://no.example"]
 
 

@@ -102,13 +102,15 @@ class World:
         )
 
     async def settled(self) -> Any:
+        """The consumer once every command that was sent is settled; its `num_pending` alone lags behind."""
         async with asyncio.timeout(SETTLED_S):
             while True:
                 try:
                     info = await self.caller.client.jetstream().consumer_info(STREAM, DURABLE)
                 except NotFoundError:  # the executor has not got so far
                     continue
-                if info.delivered.consumer_seq and not info.num_pending and not info.num_ack_pending:
+                floor = info.ack_floor.stream_seq if info.ack_floor else 0
+                if floor >= self.caller.last_sequence and not info.num_pending and not info.num_ack_pending:
                     return info
                 await asyncio.sleep(0.005)
 

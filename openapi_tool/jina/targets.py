@@ -1,0 +1,343 @@
+"""Which pages may be asked for: a check of target URLs before anything is billed, without DNS.
+
+A URL is read the way that browsers and the reader read it (WHATWG URL): `0x7f.1`, `①27.0.0.1` and
+`%31%32%37.0.0.1` are all 127.0.0.1. A good URL is passed on byte for byte; only its host is judged.
+What a public name resolves to is not known here: the reader checks that itself (jina-api section 7).
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from urllib.parse import unquote
+
+from openapi_tool.protocol.errors import BadRequest, TargetRefused
+
+INTERNAL_SUFFIXES = (
+    ".corp",
+    ".home",
+    ".home.arpa",
+    ".internal",
+    ".intranet",
+    ".lan",
+    ".local",
+    ".localdomain",
+    ".private",
+    ".svc",
+)
+"""Endings that no public host has; what `TargetRules.internal_suffixes` usually is."""
+
+_METADATA_NAMES = frozenset({"metadata.google.internal", "metadata.goog", "metadata.tencentyun.com"})
+_READER, _SEARCH = "r.jina.ai", "s.jina.ai"
+
+# The IANA special-purpose registries, multicast, and the one metadata address that looks public (Azure's).
+_INTERNAL_V4 = tuple(
+    IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "168.63.129.16/32",
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.88.99.0/24",
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/3",
+    )
+)
+_PUBLIC_V6 = IPv6Network("2000::/3")
+_INTERNAL_V6 = tuple(IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "3fff::/20"))
+# Compatible, mapped, NAT64 and 6to4: where they hold an IPv4 address, in bits from the right.
+_HOLDS_V4 = (
+    (IPv6Network("::/96"), 0),
+    (IPv6Network("::ffff:0:0/96"), 0),
+    (IPv6Network("64:ff9b::/96"), 0),
+    (IPv6Network("2002::/16"), 80),
+)
+
+_BLANKS = " \t\r\n\f\v\u00a0\u200b\u2060\u3000\ufeff"
+_PAIRS = {'"': '"', "'": "'", "`": "`", "<": ">", "\u201c": "\u201d", "\u2018": "\u2019", "«": "»", "*": "*"}
+_LINK = re.compile(r"""!?\[.*\]\(\s*(\S+)(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)""", re.DOTALL)
+_SCHEME = re.compile(r"(?:https?:/*)*(https?):/*", re.IGNORECASE)
+_ENCODED_SCHEME = re.compile(r"https?%3a", re.IGNORECASE)
+_OTHER_SCHEME = re.compile(r"(?!localhost:)[a-z][a-z0-9+-]*:", re.IGNORECASE)  # no dot: `host.name:80` is none
+_URL = re.compile(r"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
+_PLACE = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
+_MAX_PORT, _MAX_BYTE = 65_535, 255
+
+_MAX_NAME_CHARS, _MAX_LABEL_CHARS = 253, 63
+_ENCODED_LABEL = "xn--"
+_ASCII_OF_LABEL = re.compile(r"[a-z0-9_-]")
+_LAST_IS_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", re.DOTALL)
+_NUMBER = re.compile(r"0x[0-9a-f]*|0[0-7]*|[1-9][0-9]*")
+_V4_PARTS = 4
+# What the mapping of international names drops: Default_Ignorable_Code_Point of the Unicode database.
+_IGNORED = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+_SHOWN_CHARS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRules:
+    """What an operator says about targets.
+
+    `internal_suffixes` end internal host names, with or without their leading dot. `allow` holds exact
+    host names or addresses that are let through although they look internal. `max_chars` bounds the URL.
+    """
+
+    internal_suffixes: tuple[str, ...]
+    allow: tuple[str, ...] = ()
+    max_chars: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A URL, its host as a browser would read it (IPv6 in brackets), and what follows the host."""
+
+    url: str
+    host: str
+    rest: str
+
+
+def checked_target(text: str, rules: TargetRules) -> str:
+    """The URL to send: what was given, repaired where the intent is plain.
+
+    Raises BadRequest where it is no web address, TargetRefused where its host is not public.
+    """
+    target = _parsed(_unwrapped(_bounded(text, rules)))
+    while target.host == _READER:
+        target = _parsed(_behind_reader(target.rest))
+    if target.host == _SEARCH:
+        raise BadRequest(f"url: {_SEARCH} is a search service, no page. Give the address of the page itself.")
+    _check_host(target.host, rules)
+    return _bounded(target.url, rules)
+
+
+def _bounded(text: str, rules: TargetRules) -> str:
+    if len(text) > rules.max_chars:
+        raise BadRequest(
+            f"url: has {len(text)} characters, at most {rules.max_chars} are read. Give a shorter address."
+        )
+    return text
+
+
+def _unwrapped(text: str) -> str:
+    """Without the blanks, quotes, angle brackets and markdown around it."""
+    text = text.strip(_BLANKS)
+    while inside := _inside(text):
+        text = inside
+    if not text:
+        raise BadRequest("url: is empty. Give the full address of a page, such as https://example.com/page.")
+    return text
+
+
+def _inside(text: str) -> str:
+    """What a wrapper holds, without the punctuation behind it; empty where there is no wrapper.
+
+    A comma or semicolon at the inner end goes too; a dot stays, since addresses do end in dots (`/Acme_Inc.`).
+    """
+    wrapped = text.rstrip(".,;:!?")
+    link = _LINK.fullmatch(wrapped) if wrapped.count("](") == 1 else None
+    if link:
+        return link[1].rstrip(",;")
+    opening, inside, closing = wrapped[:1], wrapped[1:-1], wrapped[-1:]
+    if _PAIRS.get(opening) != closing or closing in inside.strip(opening + closing):
+        return ""
+    return inside.strip(_BLANKS).rstrip(",;")
+
+
+def _behind_reader(rest: str) -> str:
+    """The target of a reader URL (`r.jina.ai/https://example.com`). Raises BadRequest where there is none."""
+    target = rest.lstrip("/")
+    if not rest.startswith("/") or not target or target[0] in "?#":
+        raise BadRequest(f"url: {_READER} is the reader itself, no page. Give the address of the page to read.")
+    return target
+
+
+def _parsed(text: str) -> _Target:
+    """Raises BadRequest where the text is no http or https URL with a host."""
+    url = _with_scheme(text).rstrip(_BLANKS)
+    _check_characters(url)
+    parts = _URL.fullmatch(url)
+    authority, rest = parts.groups() if parts else ("", "")
+    if "@" in authority:
+        raise BadRequest("url: holds a user name or password before '@'. Give the address without it.")
+    place = _PLACE.fullmatch(authority)
+    if not place or int(place[2] or _MAX_PORT) not in range(1, _MAX_PORT + 1):
+        raise _no_host(authority)
+    host = _folded(_decoded(place[1]))
+    if host.startswith("[") != place[1].startswith("["):
+        raise _no_host(authority)
+    return _Target(url, host, rest)
+
+
+def _with_scheme(text: str) -> str:
+    """With `http://` or `https://` exactly once; the latter where there was none."""
+    text = text.removeprefix("//")
+    if _ENCODED_SCHEME.match(text):
+        text = _decoded(text)
+    if scheme := _SCHEME.match(text):
+        return f"{scheme[1]}://{text[scheme.end() :]}"
+    if other := _OTHER_SCHEME.match(text):
+        raise BadRequest(f"url: {_shown(other[0])} cannot be read. Give an http:// or https:// address.")
+    return f"https://{text}"
+
+
+def _check_characters(url: str) -> None:
+    if any(char.isspace() or unicodedata.category(char) in ("Cc", "Cs") for char in url):
+        raise BadRequest("url: holds blanks, line breaks or control characters. Write one address, blanks as %20.")
+    if "\\" in url:
+        raise BadRequest("url: holds a backslash. Write / between parts, or %5C where a backslash is meant.")
+
+
+def _decoded(text: str) -> str:
+    """Percent-decoded once. Raises BadRequest where that gives no UTF-8."""
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        raise BadRequest(f"url: the escapes in {_shown(text)} are no UTF-8. Give the plain address.") from None
+
+
+def _folded(host: str) -> str:
+    """A host as names are compared (UTS 46), with `xn--` labels in their own letters and without one trailing dot.
+
+    Only for judging: it folds a little more than names do (ß), never less.
+    """
+    return ".".join(map(_international, _mapped(host).split("."))).removesuffix(".")
+
+
+def _mapped(text: str) -> str:
+    """Compatibility forms, case, ignored characters and full stops made one."""
+    mapped = unicodedata.normalize("NFKC", text).casefold()
+    return unicodedata.normalize("NFKC", _IGNORED.sub("", mapped)).replace("\u3002", ".")
+
+
+def _international(label: str) -> str:
+    """What an `xn--` label stands for; one that stands for nothing is left, and is no label then."""
+    if not label.startswith(_ENCODED_LABEL) or len(label) > _MAX_LABEL_CHARS:
+        return label
+    try:
+        decoded = label.removeprefix(_ENCODED_LABEL).encode("ascii").decode("punycode")
+    except UnicodeError:
+        return label
+    return label if decoded.isascii() else _mapped(decoded)
+
+
+def _check_host(host: str, rules: TargetRules) -> None:
+    """Raises BadRequest for a host that cannot exist, TargetRefused for an internal one."""
+    if host.startswith("["):
+        _check_v6(host.strip("[]"), rules)
+    elif _LAST_IS_NUMBER.fullmatch(host):
+        _check_v4(host, rules)
+    else:
+        _check_name(host, rules)
+
+
+def _check_v6(text: str, rules: TargetRules) -> None:
+    literal, zone, _ = text.partition("%")
+    try:
+        address = IPv6Address(literal)
+    except ValueError:
+        raise BadRequest(f"url: {_shown(text)} is no IPv6 address. Use the page's host name.") from None
+    _check_address(address, rules)
+    if zone:
+        raise BadRequest(f"url: {_shown(text)} names a network interface. Use the page's host name.")
+
+
+def _check_v4(host: str, rules: TargetRules) -> None:
+    """An unusual spelling of a public address is refused too: not every program reads it alike."""
+    address = _v4(host)
+    _check_address(address, rules)
+    if str(address) != host:
+        raise BadRequest(f"url: {_shown(host)} is an unusual spelling. Write {address}, or the page's host name.")
+
+
+def _v4(host: str) -> IPv4Address:
+    """Any spelling: one to four parts, each decimal, octal (0…) or hexadecimal (0x…). Raises BadRequest."""
+    parts = host.split(".")
+    if len(host) <= _MAX_NAME_CHARS and len(parts) <= _V4_PARTS and all(map(_NUMBER.fullmatch, parts)):
+        *front, last = map(_number, parts)
+        if max(front, default=0) <= _MAX_BYTE and last < 256 ** (_V4_PARTS - len(front)):
+            return IPv4Address(last + sum(byte << 8 * (3 - place) for place, byte in enumerate(front)))
+    raise BadRequest(f"url: {_shown(host)} is neither a host name nor an IPv4 address. Use the page's host name.")
+
+
+def _number(part: str) -> int:
+    if part.startswith("0x"):
+        return int(part[2:] or "0", 16)
+    return int(part, 8 if part.startswith("0") else 10)
+
+
+def _check_address(address: IPv4Address | IPv6Address, rules: TargetRules) -> None:
+    if not _is_public(address) and str(address) not in _allowed(rules):
+        raise _refused(str(address), "is a private, local or reserved address")
+
+
+def _is_public(address: IPv4Address | IPv6Address) -> bool:
+    if isinstance(address, IPv4Address):
+        return not any(address in network for network in _INTERNAL_V4)
+    for network, shift in _HOLDS_V4:
+        if address in network:
+            return _is_public(IPv4Address(int(address) >> shift & 0xFFFF_FFFF))
+    return address in _PUBLIC_V6 and not any(address in network for network in _INTERNAL_V6)
+
+
+def _check_name(host: str, rules: TargetRules) -> None:
+    if len(host) > _MAX_NAME_CHARS or not all(map(_is_label, host.split("."))):
+        raise _no_host(host)
+    if host in _allowed(rules):
+        return
+    if "." not in host:
+        raise _refused(host, "has no dot and so names no public site")
+    if host in _METADATA_NAMES or any(_ends(host, suffix) for suffix in ("localhost", *rules.internal_suffixes)):
+        raise _refused(host, "is an internal name")
+
+
+def _is_label(label: str) -> bool:
+    """Letters, digits, hyphens, underscores, and what international names hold: nothing invisible or unassigned."""
+    if not 0 < len(label) <= _MAX_LABEL_CHARS or label.startswith(_ENCODED_LABEL):
+        return False
+    return all(_ASCII_OF_LABEL.match(char) or _is_visible(char) for char in label)
+
+
+def _is_visible(char: str) -> bool:
+    return not char.isascii() and unicodedata.category(char)[0] not in "CZ"
+
+
+def _ends(name: str, suffix: str) -> bool:
+    return f".{name}".endswith("." + _folded(suffix).removeprefix("."))
+
+
+def _allowed(rules: TargetRules) -> frozenset[str]:
+    return frozenset(map(_canonical, rules.allow))
+
+
+def _canonical(entry: str) -> str:
+    """An address in its one shortest spelling, a name folded."""
+    try:
+        return str(ip_address(entry.strip("[]")))
+    except ValueError:
+        return _folded(entry)
+
+
+def _no_host(text: str) -> BadRequest:
+    return BadRequest(f"url: {_shown(text)} is no host name. Give an address such as https://example.com/page.")
+
+
+def _refused(host: str, why: str) -> TargetRefused:
+    return TargetRefused(f"url: {_shown(host)} {why}; such targets are not read. Use the address of a public page.")
+
+
+def _shown(text: str) -> str:
+    """Quoted, cut to a line, with whatever cannot be printed escaped."""
+    return repr(text[:_SHOWN_CHARS])

@@ -1,0 +1,191 @@
+"""Take every check away in turn and see that its test fails.
+
+`python -m scripts.mutate [--only SUBSTRING] [--workers N]` works in copies of the project; the checkout
+stays as it is. The list is tests/mutations.py. The last line is one JSON object; 0 only if every
+mutation turned its test red.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.mutations import MUTATIONS, NOT_MUTATED, Mutation
+from tests.promises import PROMISES, Promise
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = "openapi_tool"
+COPIED = (PACKAGE, "tests", "scripts", "config", "docs", "pyproject.toml")
+FAMILIES = ("card", "command", "egress", "identity", "options", "secrets", "session", "subject", "tool", "wire")
+TIMEOUT_S = 120.0
+SEED = "--hypothesis-seed=0"
+RED, SURVIVED, BROKEN = "red", "survived", "broken"
+_TESTS_FAILED = 1
+_SHOWN_LINES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How pytest ended, and what it printed; `code` None after a timeout."""
+
+    code: int | None
+    output: str
+
+    @property
+    def verdict(self) -> str:
+        """Red only if a test failed: a fixture that breaks proves nothing, and neither does an import."""
+        if self.code is None or (self.code == _TESTS_FAILED and "\nFAILED " in self.output):
+            return RED
+        return SURVIVED if self.code == 0 else BROKEN
+
+
+def covered(promise: Promise) -> bool:
+    """Whether a promise is a rule that some check must keep: all of the protocol, and what may leave."""
+    return promise.source.startswith("protocol ") or promise.id.split(".")[0] in FAMILIES
+
+
+def problems(mutations: Sequence[Mutation]) -> Iterator[str]:
+    """Everything that is wrong with the list itself."""
+    known, mutated = {promise.id for promise in PROMISES}, {mutation.promise for mutation in mutations}
+    yield from (f"{name}: is no promise" for name in sorted((mutated | NOT_MUTATED.keys()) - known))
+    yield from (f"{name}: has a mutation and a reason for none" for name in sorted(mutated & NOT_MUTATED.keys()))
+    for promise in PROMISES:
+        if covered(promise) and promise.id not in mutated | NOT_MUTATED.keys():
+            yield f"{promise.id}: has neither a mutation nor a reason for none"
+    for mutation in mutations:
+        path = ROOT / PACKAGE / mutation.file
+        found = path.read_text(encoding="utf-8").count(mutation.old) if path.is_file() else 0
+        if found != 1 or mutation.old == mutation.new:
+            yield f"{mutation.promise}: {mutation.file} holds {found} times: {mutation.old}"
+
+
+def copy_project(folder: Path) -> Path:
+    """A copy that pytest can run in, without compiled files."""
+    ignore = shutil.ignore_patterns("__pycache__")
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=ignore)
+        else:
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+def run_tests(copy: Path, tests: Sequence[str], timeout_s: float | None = TIMEOUT_S) -> Run:
+    """Run tests on the copy's own code."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-rfE", "-p", "no:cacheprovider", SEED, *tests]
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    try:
+        done = subprocess.run(  # noqa: S603 - our own tests
+            command,
+            cwd=copy,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+        )
+    except subprocess.TimeoutExpired:
+        return Run(None, f"no end within {timeout_s} s\n")
+    return Run(done.returncode, done.stdout)
+
+
+def try_mutation(copy: Path, mutation: Mutation) -> Run:
+    """Change the copy, run the test, change it back."""
+    path = copy / PACKAGE / mutation.file
+    original = path.read_text(encoding="utf-8")
+    _write(path, original.replace(mutation.old, mutation.new))
+    try:
+        return run_tests(copy, [mutation.test])
+    finally:
+        _write(path, original)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a module and forget what was compiled of it: Python tells versions apart by second and size."""
+    path.write_text(text, encoding="utf-8")
+    shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)
+
+
+def run_all(mutations: Sequence[Mutation], copies: Sequence[Path]) -> Iterator[tuple[Mutation, Run]]:
+    """Try every mutation, as many at once as there are copies."""
+    free: SimpleQueue[Path] = SimpleQueue()
+    for copy in copies:
+        free.put(copy)
+
+    def try_one(mutation: Mutation) -> Run:
+        copy = free.get()
+        try:
+            return try_mutation(copy, mutation)
+        finally:
+            free.put(copy)
+
+    with ThreadPoolExecutor(len(copies)) as workers:
+        yield from zip(mutations, workers.map(try_one, mutations), strict=True)
+
+
+def report(mutation: Mutation, run: Run) -> str:
+    """One line for a mutation; for one that did not turn red, what was changed and how pytest ended."""
+    line = f"{run.verdict:8}  {mutation.promise}  {mutation.file}\n"
+    if run.verdict == RED:
+        return line
+    end = "\n".join(run.output.splitlines()[-_SHOWN_LINES:])
+    return f"{line}  - {mutation.old}\n  + {mutation.new}\n  {mutation.test}\n{end}\n"
+
+
+def mutate(mutations: Sequence[Mutation], workers: int) -> dict[str, list[str]]:
+    """Verdict -> descriptions of the mutations. Raises SystemExit where the tests fail without any mutation."""
+    verdicts: dict[str, list[str]] = {RED: [], SURVIVED: [], BROKEN: []}
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        copies = [copy_project(Path(folder) / str(number)) for number in range(workers)]
+        untouched = run_tests(copies[0], sorted({mutation.test for mutation in mutations}), None)
+        if untouched.code != 0:
+            raise SystemExit(f"{untouched.output}the tests fail without any mutation")
+        for mutation, run in run_all(mutations, copies):
+            _say(report(mutation, run))
+            verdicts[run.verdict].append(f"{mutation.promise} {mutation.file}: {mutation.old}")
+    return verdicts
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Check the list, then try it; 0 where every mutation was noticed."""
+    parser = argparse.ArgumentParser(description="Take every check away in turn and see its test fail.")
+    parser.add_argument("--only", default="", help="only mutations whose promise, file or test holds this text")
+    parser.add_argument("--workers", type=int, default=2, help="how many copies to work in at once")
+    arguments = parser.parse_args()
+    wrong = list(problems(MUTATIONS))
+    if wrong:
+        _say("\n".join([*wrong, "the list of mutations is wrong: tests/mutations.py\n"]))
+        return 1
+    chosen = [one for one in MUTATIONS if any(arguments.only in text for text in (one.promise, one.file, one.test))]
+    if not chosen:
+        _say(f"no mutation holds {arguments.only!r}\n")
+        return 1
+    began = time.monotonic()
+    verdicts = mutate(chosen, arguments.workers)
+    seconds = round(time.monotonic() - began, 1)
+    red, survived, broken = (verdicts[verdict] for verdict in (RED, SURVIVED, BROKEN))
+    _say(f"{len(chosen)} mutations: {len(red)} red, {len(survived)} survived, {len(broken)} broken\n")
+    summary = {"mutations": len(chosen), "red": len(red), "survived": survived, "broken": broken, "seconds": seconds}
+    _say(json.dumps(summary) + "\n")
+    return int(len(red) != len(chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
