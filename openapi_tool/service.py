@@ -23,6 +23,7 @@ from openapi_tool.bus.shared import shared_session_key
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import EgressTransport
+from openapi_tool.jina.parameters import MAX_URL_CHARS
 from openapi_tool.jina.retry import RetryOptions
 from openapi_tool.jina.targets import TargetRules
 from openapi_tool.jina.tools import JinaOptions, JinaTools
@@ -206,7 +207,7 @@ def _jina_options(settings: Settings) -> JinaOptions:
         body_budget_bytes=settings.egress.body_budget_bytes,
         cache_ttl_s=settings.cache.ttl_s,
         cache_bytes=settings.cache.max_bytes,
-        targets=TargetRules(settings.targets.internal_suffixes, settings.targets.allow),
+        targets=TargetRules(settings.targets.internal_suffixes, settings.targets.allow, MAX_URL_CHARS),
     )
 
 

@@ -35,6 +35,7 @@ RELIABILITY = "tests/wire/test_reliability.py::"
 SESSION = "tests/unit/test_session.py::"
 SETTINGS = "tests/unit/test_settings.py::"
 STORE = "tests/kernel/test_store.py::"
+TARGETS = "tests/wire/test_targets.py::"
 TELEMETRY = "tests/unit/test_telemetry.py::"
 TOOLS = "tests/unit/test_tools.py::"
 UPSTREAM = "tests/end_to_end/test_upstream_requests.py::"
@@ -676,6 +677,12 @@ BORDERS = (
     Mutation("egress.local", "settings/model.py",
              "connections: int = Field(512", "resolver: str | None = Field(None)\n    connections: int = Field(512",
              SETTINGS + "test_no_setting_and_no_other_room_can_point_connects_elsewhere"),
+    Mutation("target.internal", "jina/targets.py",
+             "if not _is_public(address) and", "if not address and",
+             TARGETS + "test_an_internal_target_is_refused_before_it_is_billed"),
+    Mutation("target.internal", "jina/targets.py",
+             'raise _refused(host, "is an internal name")', "return",
+             TARGETS + "test_an_internal_target_is_refused_before_it_is_billed"),
     Mutation("cache.scoped", "jina/cache.py",
              "arguments.session,", "",
              CACHE + "test_another_agent_or_session_is_another_owner"),
