@@ -42,6 +42,7 @@ def cache_key(definition: ToolDefinition, arguments: Arguments, request: Upstrea
 class _Flight:
     """A request that is on its way, and how many calls wait for it."""
 
+    key: Hashable
     task: asyncio.Task[ToolOutput]
     waiting: int = 0
 
@@ -75,14 +76,19 @@ class AnswerCache:
         return _free(output) if joined else output
 
     def _start(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, ToolOutput]]) -> _Flight:
-        flight = self._flights[key] = _Flight(asyncio.create_task(ask()))
-        flight.task.add_done_callback(lambda task: self._landed(key, task))
+        flight = self._flights[key] = _Flight(key, asyncio.create_task(ask()))
+        flight.task.add_done_callback(lambda _: self._landed(flight))
         return flight
 
-    def _landed(self, key: Hashable, task: asyncio.Task[ToolOutput]) -> None:
-        del self._flights[key]
+    def _landed(self, flight: _Flight) -> None:
+        self._forget(flight)
+        task = flight.task
         if not task.cancelled() and task.exception() is None and _size(task.result()) <= self._max_bytes:
-            self._answers[key] = task.result()
+            self._answers[flight.key] = task.result()
+
+    def _forget(self, flight: _Flight) -> None:
+        if self._flights.get(flight.key) is flight:
+            del self._flights[flight.key]
 
     async def _wait(self, flight: _Flight, deadline: Deadline) -> ToolOutput:
         flight.waiting += 1
@@ -96,6 +102,7 @@ class AnswerCache:
         finally:
             flight.waiting -= 1
             if not flight.waiting:
+                self._forget(flight)  # before it has ended: nobody may join what is broken off
                 flight.task.cancel()
 
 

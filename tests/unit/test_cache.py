@@ -108,6 +108,17 @@ async def test_a_call_that_gives_up_takes_nobody_along_and_the_last_one_ends_the
 
 
 @requirement("cache.one_flight")
+async def test_nobody_joins_a_request_that_is_being_broken_off() -> None:
+    cache, log = AnswerCache(60, 100_000), list[str]()
+    given_up = asyncio.create_task(cache.get("key", Deadline.after(1), asked(OUTPUT, log, 60)))
+    await asyncio.sleep(0.01)
+    given_up.cancel()
+    await asyncio.sleep(0)  # it has let the request go, which has not ended
+    assert await cache.get("key", Deadline.after(1), asked(OUTPUT, log)) == OUTPUT
+    assert log == ["asked"] * 2
+
+
+@requirement("cache.one_flight")
 async def test_who_has_more_time_than_the_call_that_it_joined_asks_again() -> None:
     cache, log = AnswerCache(60, 100_000), list[str]()
     hurried = cache.get("key", Deadline.after(0.05), asked(ToolTimeout("too late"), log, 0.02))
