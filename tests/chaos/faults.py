@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import re
 import signal
@@ -19,6 +20,7 @@ from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.fail_points import DEATHS, POINTS
 from openapi_tool.local.nats_server import NatsServer
 from openapi_tool.local.postgres import PostgresServer
+from openapi_tool.local.server import ServerFailed
 from openapi_tool.local.stack import EmbeddedStack
 from tests.chaos.load import QUICK_S, SLOW_S, Journal, Load
 
@@ -101,8 +103,14 @@ class Run:
         while True:
             for replica in self.replicas:
                 if not replica.alive and not replica.leave_alone:
-                    await asyncio.to_thread(replica.process.start)
+                    with contextlib.suppress(ServerFailed):  # it may die of the next fault before it is up
+                        await asyncio.to_thread(replica.process.start)
             await asyncio.sleep(_POLL_S)
+
+    @property
+    def hit(self) -> set[str]:
+        """Kinds of faults that have hit a running call."""
+        return {kind for kind, count in self.faults.items() if count["hit"]}
 
     def later(self, work: Any) -> None:
         task = asyncio.ensure_future(work)

@@ -8,6 +8,7 @@ import random
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ class Load:
         self._stack = AsyncExitStack()
         self._caller: Caller | None = None
         self._connecting = asyncio.Lock()
+        self._numbers = count()
         self.sent = 0
 
     async def prepare(self) -> None:
@@ -83,7 +85,7 @@ class Load:
         async with asyncio.TaskGroup() as group:
             for number in range(calls):
                 await asyncio.sleep(max(0.0, began + number / per_second - time.monotonic()))
-                group.create_task(self.call(number))
+                group.create_task(self.call(next(self._numbers)))
 
     async def call(self, number: int) -> None:
         slow = self._random.random() < SLOW_SHARE

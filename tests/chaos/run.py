@@ -36,7 +36,10 @@ _QUIET_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run is like; a seed gives the same schedule of faults again."""
+    """What a run is like; a seed gives the same schedule of faults again.
+
+    The load goes on for at most `hit_all_within_s` more seconds, until every kind has hit a running call.
+    """
 
     calls: int = 1000
     per_second: float = 17.0
@@ -45,6 +48,7 @@ class Options:
     seed: int = 1
     kinds: tuple[str, ...] = tuple(FAULTS)
     executor: str = EXECUTOR
+    hit_all_within_s: float = 0.0
 
 
 async def chaos(stack: EmbeddedStack, options: Options) -> dict[str, Any]:
@@ -102,6 +106,9 @@ async def _with_faults(run: Run, options: Options) -> None:
     tormentor = asyncio.create_task(torment(run, schedule(_random(options), options.every_s, options.kinds)))
     try:
         await run.load.run(options.calls, options.per_second)
+        give_up = time.monotonic() + options.hit_all_within_s
+        while run.hit != set(options.kinds) and time.monotonic() < give_up:
+            await run.load.run(round(options.per_second), options.per_second)
         tormentor.cancel()
         await asyncio.wait([tormentor, *run.background])
         await run.rules()
