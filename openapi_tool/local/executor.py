@@ -19,7 +19,7 @@ from openapi_tool.local.server import ServerProcess
 from openapi_tool.service import run
 from openapi_tool.settings import load_settings
 
-READY = "service.started"
+READY = "consumer.started"
 
 
 class LoopbackResolver(AbstractResolver):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 MASK = "[redacted]"
-_JINA_KEY = re.compile(r"jina_[A-Za-z0-9_-]{8,}")
+_JINA_KEY = re.compile(r"(?<![A-Za-z0-9])jina_[A-Za-z0-9]{20,}[A-Za-z0-9_-]*")  # no name of a tool or a durable
 _MIN_SECRET_CHARS = 6
 
 

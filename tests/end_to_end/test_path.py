@@ -35,8 +35,12 @@ async def settled(caller: Caller) -> Any:
     """The consumer's state once nothing is pending or unacknowledged. Raises TimeoutError."""
     async with asyncio.timeout(10):
         while True:
-            info = await caller.client.jetstream().consumer_info(STREAM, DURABLE)
-            if not info.num_pending and not info.num_ack_pending:
+            try:
+                info = await caller.client.jetstream().consumer_info(STREAM, DURABLE)
+            except NotFoundError:  # the executor has not got so far
+                continue
+            floor = info.ack_floor.stream_seq if info.ack_floor else 0
+            if floor >= caller.last_sequence and not info.num_pending and not info.num_ack_pending:
                 return info
             await asyncio.sleep(0.02)
 
@@ -378,7 +382,8 @@ async def test_a_dead_letter_keeps_its_place_in_a_stream_of_its_own(
 ) -> None:
     start_executor()
     for _ in range(2):
-        await caller.client.jetstream().publish("cg.v1r4.p.c.cmd.tool.jina.search", b"{}")
+        sent = await caller.client.jetstream().publish("cg.v1r4.p.c.cmd.tool.jina.search", b"{}")
+        caller.last_sequence = sent.seq
     await settled(caller)
     assert len(await dead_letters(caller)) == 2
     info = await caller.client.jetstream().stream_info(DEAD_LETTERS)

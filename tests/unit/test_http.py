@@ -222,14 +222,18 @@ class Origin:
     """A TLS server on loopback for the upstream's hosts, and a client that reaches it by their names."""
 
     def __init__(self, folder: Path) -> None:
-        authority = trustme.CA()
+        self.authority = trustme.CA()
         self.ca = folder / "ca.pem"
-        authority.cert_pem.write_to_path(str(self.ca))
-        self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        authority.issue_cert(*ALLOWED_HOSTS).configure_cert(self.tls)
+        self.authority.cert_pem.write_to_path(str(self.ca))
+        self.name(*ALLOWED_HOSTS)
         self.runner: web.AppRunner | None = None
         self.requests: list[web.Request] = []
         self.peers: set[object] = set()
+
+    def name(self, *hosts: str) -> None:
+        """Take a certificate for these hosts."""
+        self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.authority.issue_cert(*hosts).configure_cert(self.tls)
 
     async def start(self, handler: Handler) -> None:
         async def keep(request: web.Request) -> web.StreamResponse:
@@ -284,6 +288,49 @@ async def test_a_certificate_of_an_unknown_authority_is_refused(origin: Origin) 
         await fetch(client)
     assert failed.value.detail == {"kind": "ConnectError"}
     assert origin.requests == []
+    await client.aclose()
+
+
+@requirement("egress.tls")
+async def test_a_certificate_of_another_host_is_refused(origin: Origin) -> None:
+    origin.name("elsewhere.example")
+    await origin.start(_ok)
+    client = origin.client()
+    with pytest.raises(UpstreamUnavailable):
+        await fetch(client)
+    assert origin.requests == []
+    await client.aclose()
+
+
+@requirement("egress.tls")
+def test_old_versions_of_tls_are_refused() -> None:
+    context = tls_context(None)
+    assert (context.minimum_version, context.check_hostname) == (ssl.TLSVersion.TLSv1_2, True)
+
+
+@requirement("egress.hosts")
+async def test_the_connection_layer_follows_no_redirect_and_keeps_no_cookie(origin: Origin) -> None:
+    async def redirect(_: web.Request) -> web.Response:
+        headers = {"Location": "https://s.jina.ai/elsewhere", "Set-Cookie": "a=b"}
+        return web.Response(status=302, headers=headers)
+
+    await origin.start(redirect)
+    client = origin.client()
+    for _ in range(2):
+        with pytest.raises(UpstreamRejected):
+            await fetch(client)
+    assert [request.path for request in origin.requests] == ["/", "/"]
+    assert not any("Cookie" in request.headers for request in origin.requests)
+    await client.aclose()
+
+
+@requirement("egress.hosts")
+async def test_the_connection_layer_uses_no_proxy(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:1")
+    await origin.start(_ok)
+    client = origin.client()
+    assert await fetch(client) == SUCCESS
     await client.aclose()
 
 

@@ -58,6 +58,11 @@ def test_whatever_looks_like_a_key_of_jina_is_taken_out() -> None:
     assert Redactor().value({shape: (shape, 7)}) == {"[redacted]": ["[redacted]", 7]}
 
 
+@pytest.mark.parametrize("name", ["tool_jina_openapi_cmd_v1r4", "jina_search_images", "jina_reader_of_long_pages_2"])
+def test_names_that_only_begin_like_a_key_stay(name: str) -> None:
+    assert Redactor().text(f"tool {name} ran") == f"tool {name} ran"
+
+
 def test_a_record_is_one_json_object_with_an_action() -> None:
     line = json.loads(
         JsonFormatter(REDACTOR).format(record("hello", action="call.answered", project_id="p", empty=None))

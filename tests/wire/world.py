@@ -46,7 +46,7 @@ class Outcome:
         return content
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class World:
     """The kernel's side, the double, and ears on every subject that matters."""
 
