@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -248,3 +249,19 @@ async def test_neither_alias_nor_identity_of_a_session_goes_upstream_or_into_a_r
     everything = json.dumps([outcome.upstream_requests, outcome.answer.card, outcome.answer.inbox_row], default=str)
     assert "the-alias" not in everything + caplog.text
     assert "session" not in json.dumps([record.__dict__ for record in caplog.records], default=str).lower()
+
+
+@requirement("answer.doorbell")
+async def test_the_doorbell_says_when_it_rang_in_milliseconds(world: World) -> None:
+    before = time.time()
+    outcome = await world.send(await world.place())
+    rang = int((outcome.doorbells[0].headers or {})["CG-Timestamp"]) / 1000
+    assert before - 1 <= rang <= time.time() + 1
+
+
+@requirement("subject.durable")
+async def test_a_new_durable_has_our_settings(world: World) -> None:
+    await world.send(await world.place())
+    config = (await world.settled()).config
+    assert (config.filter_subject, config.max_deliver) == ("cg.v1r4.*.*.cmd.tool.jina.>", -1)
+    assert (config.ack_wait, config.max_ack_pending) == (6, 10_000)

@@ -63,7 +63,7 @@ async def _send_without(world: World, field: str) -> Outcome:
 # The body (section 2).
 
 
-@pytest.mark.parametrize("data", [b"{broken", b"", b"\xff\xfe"])
+@pytest.mark.parametrize("data", [b"{broken", b"", b"\xff\xfe", b'{"tool_name": NaN}'])
 @requirement("wire.body_no_json")
 async def test_a_body_that_is_no_json(world: World, data: bytes) -> None:
     assert_answered(await world.send(await world.place(), data=data), "bad_request", "not JSON", name="search")
