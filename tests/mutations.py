@@ -719,6 +719,15 @@ BORDERS = (
 )
 
 DELIVERIES = (
+    Mutation("handover", "bus/dead_letters.py",
+             "number not in kept and not", "not",
+             LETTERS + "test_another_executors_durable_is_taken_over_and_what_it_gave_up_on_is_found"),
+    Mutation("attempts.exhausted", "bus/consumer.py",
+             "began=work.began and not defect", "began=work.began",
+             RELIABILITY + "test_a_defect_before_a_call_can_be_answered_does_not_circle"),
+    Mutation("attempts.exhausted", "kernel/store.py",
+             "(asyncpg.DataError, asyncpg.IntegrityConstraintViolationError)", "()",
+             RELIABILITY + "test_rows_that_the_database_refuses_are_no_outage"),
     Mutation("secrets.output", "executor/pipeline.py",
              "self._options.redact(fields.result)", "fields.result",
              UPSTREAM + "test_a_key_that_the_upstream_echoes_reaches_no_row_and_no_log"),
@@ -753,7 +762,7 @@ DELIVERIES = (
              "await _hold_to_settings(jetstream, stream, info, options)", "pass",
              LETTERS + "test_another_executors_durable_is_taken_over_and_what_it_gave_up_on_is_found"),
     Mutation("handover", "bus/dead_letters.py",
-             "if not await answered(message.subject, headers):", "if await answered(message.subject, headers):",
+             "and not await answered(message.subject, headers):", "and await answered(message.subject, headers):",
              LETTERS + "test_another_executors_durable_is_taken_over_and_what_it_gave_up_on_is_found"),
     Mutation("lease.owner", "bus/leases.py",
              "if busy_s > 0 and record.owner != self._owner:", "if not record:",

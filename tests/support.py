@@ -7,7 +7,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import orjson
+from nats.js.errors import NotFoundError
 
+from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
+from openapi_tool.local.caller import Caller
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.identity import CallIdentity
@@ -119,3 +122,14 @@ def definition(
 
 def tool_call(arguments: Mapping[str, Any], defaults: tuple[str, ...] = (), fixed: tuple[str, ...] = ()) -> ToolCall:
     return ToolCall(arguments, frozenset(defaults), frozenset(fixed))
+
+
+async def dead_letters(caller: Caller) -> list[dict[str, Any]]:
+    """Every dead letter's record, oldest first."""
+    jetstream = caller.client.jetstream()
+    try:
+        state = (await jetstream.stream_info(DEAD_LETTERS)).state
+    except NotFoundError:
+        return []
+    numbers = range(state.first_seq, state.last_seq + 1)
+    return [orjson.loads((await jetstream.get_msg(DEAD_LETTERS, number)).data or b"") for number in numbers]

@@ -232,8 +232,8 @@ class CommandConsumer:
         match settlement:
             case Acknowledge():
                 await message.ack_sync(timeout=_ACK_TIMEOUT_S)
-            case TryAgain(delay_s):
-                await self._leases.give_back(work.delivery, began=work.began)
+            case TryAgain(delay_s, defect):
+                await self._leases.give_back(work.delivery, began=work.began and not defect)
                 await message.nak(delay=delay_s)
             case Busy(retry_in_s) if not work.stale:
                 await message.nak(delay=retry_in_s)

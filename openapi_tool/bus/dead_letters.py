@@ -25,7 +25,6 @@ SUBJECT = "openapi_tool.dead_letter"
 _KEEP_S = 7 * 24 * 3600
 _TIMEOUT_S = 5.0
 _BATCH, _BATCH_S = 500, 10.0
-_ABANDONED = "its deliveries were used up without an answer"
 
 
 class DeadLetters:
@@ -91,6 +90,8 @@ def _record(delivery: Delivery, reason: str, message: str) -> dict[str, object]:
 class DeadLetter:
     """A command that nobody will be answered for, as it is kept; `number` is its place in its stream.
 
+    `stream_sequence` is the command's own place in the command stream.
+
     `abandoned` ones are no records but commands which an earlier executor used up its deliveries on:
     their number is that in the command stream.
     """
@@ -102,6 +103,7 @@ class DeadLetter:
     headers: Mapping[str, str]
     data: bytes
     published_at: str
+    stream_sequence: int
     attempt: int = 0
     abandoned: bool = False
 
@@ -117,9 +119,12 @@ async def dead_letters(client: Client) -> list[DeadLetter]:
 
 
 async def abandoned_commands(
-    client: Client, options: DurableOptions, answered: Callable[[str, Mapping[str, str]], Awaitable[bool]]
+    client: Client,
+    options: DurableOptions,
+    letters: list[DeadLetter],
+    answered: Callable[[str, Mapping[str, str]], Awaitable[bool]],
 ) -> list[DeadLetter]:
-    """Commands below the durable's acknowledgement floor that have no result.
+    """Commands below the durable's acknowledgement floor that have neither a result nor one of `letters`.
 
     `answered` is asked with subject and headers. JetStream never hands out again what used up its
     deliveries. Raises nats.errors.Error.
@@ -127,17 +132,14 @@ async def abandoned_commands(
     jetstream = client.jetstream()
     stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
     floor = (await jetstream.consumer_info(stream, options.name)).ack_floor
-    found = []
+    found, kept = [], {letter.stream_sequence for letter in letters}
     async for message in _messages(client, stream, options.filter_subject):
         number = message.metadata.sequence.stream
         if floor is None or number > floor.stream_seq:
             break
         headers = message.headers or {}
-        if not await answered(message.subject, headers):
-            letter = DeadLetter(
-                number, "abandoned", _ABANDONED, message.subject, headers, message.data, _time(message), abandoned=True
-            )
-            found.append(letter)
+        if number not in kept and not await answered(message.subject, headers):
+            found.append(_abandoned(message, number, headers))
     return found
 
 
@@ -167,6 +169,20 @@ async def _messages(client: Client, stream: str, subject: str) -> AsyncIterator[
         await subscription.unsubscribe()
 
 
+def _abandoned(message: Msg, number: int, headers: Mapping[str, str]) -> DeadLetter:
+    return DeadLetter(
+        number=number,
+        reason="abandoned",
+        message="its deliveries were used up without an answer",
+        subject=message.subject,
+        headers=headers,
+        data=message.data,
+        published_at=message.metadata.timestamp.isoformat(timespec="seconds"),
+        stream_sequence=number,
+        abandoned=True,
+    )
+
+
 def _letter(message: Msg) -> DeadLetter:
     record = orjson.loads(message.data)
     return DeadLetter(
@@ -177,9 +193,6 @@ def _letter(message: Msg) -> DeadLetter:
         headers=record["headers"],
         data=base64.b64decode(record["data_base64"]),
         published_at=record["published_at"],
+        stream_sequence=record["stream_sequence"],
         attempt=record["attempt"],
     )
-
-
-def _time(message: Msg) -> str:
-    return message.metadata.timestamp.isoformat(timespec="seconds")

@@ -109,7 +109,7 @@ async def _letters(prepared: Prepared, client: Client, *, abandoned: bool) -> li
         return await kernel.answered(project_id, headers.get("CG-Tool-Call-Id", ""))
 
     try:
-        return letters + await dead_letters.abandoned_commands(client, prepared.durable, answered)
+        return letters + await dead_letters.abandoned_commands(client, prepared.durable, letters, answered)
     finally:
         await kernel.aclose()
 

@@ -115,7 +115,9 @@ class Pipeline:
                 "a defect kept this command from being answered; it is tried again",
                 extra={"action": "call.broken", "stream_sequence": delivery.stream_sequence},
             )
-            return TryAgain(self._options.retry_delay_s)
+            if delivery.exhausted:
+                return DeadLetter("defect", "a defect of the executor kept it from being answered", terminate=True)
+            return TryAgain(self._options.retry_delay_s, defect=True)
 
     async def _handle(self, delivery: Delivery) -> Settlement:
         command = decode_command(delivery)

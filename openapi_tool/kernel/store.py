@@ -147,6 +147,8 @@ class KernelStore:
 def _unavailable() -> Any:
     try:
         yield
+    except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError):
+        raise  # what was said to the database is wrong, which no waiting mends
     except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError) as error:
         raise Unavailable(f"PostgreSQL: {type(error).__name__}: {error}") from error
 

@@ -12,9 +12,14 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class TryAgain:
-    """The failure is ours: deliver it again after `delay_s` seconds."""
+    """The failure is ours: deliver it again after `delay_s` seconds.
+
+    An outage passes, so it may be tried for as long as that takes. A `defect` may not: its tries are
+    counted like runs that took their executor along.
+    """
 
     delay_s: float
+    defect: bool = False
 
 
 @dataclass(frozen=True, slots=True)

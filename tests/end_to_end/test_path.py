@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import signal
 import time
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.subject import default_durable
 from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_tool
 from tests.promises import requirement
+from tests.support import dead_letters
 
 DURABLE = default_durable("v1r4", "jina")
 KNOWN = {"query": "hello world", "count": 3}
@@ -43,16 +43,6 @@ async def settled(caller: Caller) -> Any:
             if floor >= caller.last_sequence and not info.num_pending and not info.num_ack_pending:
                 return info
             await asyncio.sleep(0.02)
-
-
-async def dead_letters(caller: Caller) -> list[dict[str, Any]]:
-    jetstream = caller.client.jetstream()
-    try:
-        state = (await jetstream.stream_info(DEAD_LETTERS)).state
-    except NotFoundError:
-        return []
-    numbers = range(state.first_seq, state.last_seq + 1)
-    return [json.loads((await jetstream.get_msg(DEAD_LETTERS, number)).data or b"") for number in numbers]
 
 
 @requirement("content.search", "options.result_format")

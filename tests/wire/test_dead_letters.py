@@ -101,7 +101,9 @@ async def test_another_executors_durable_is_taken_over_and_what_it_gave_up_on_is
     with pytest.raises(TimeoutError):
         await subscription.fetch(1, timeout=0.3)
 
+    stale = await world.place()
     async with world.executor():
+        await world.send(stale, headers={"CG-Turn-Id": "an-old-turn"})
         outcome = await world.send(waiting)
         assert outcome.content["status"] == "success"
         settings = (await jetstream.consumer_info(STREAM, DURABLE)).config
@@ -109,6 +111,8 @@ async def test_another_executors_durable_is_taken_over_and_what_it_gave_up_on_is
         assert (await world.caller.read_answer(given_up)).card == {}
         listed = lines(await deadletters("list", "--abandoned", "--json"))
         assert given_up.tool_call_id in [letter["headers"]["CG-Tool-Call-Id"] for letter in listed]
+        named = [letter["reason"] for letter in listed if letter["headers"]["CG-Tool-Call-Id"] == stale.tool_call_id]
+        assert named == ["stale_turn"]
         chosen = next(letter for letter in listed if letter["headers"]["CG-Tool-Call-Id"] == given_up.tool_call_id)
         lines(await deadletters("replay", chosen["id"], "--yes", "--json"))
         assert (await world.caller.answer(given_up, 5)).card["content"]["status"] == "success"

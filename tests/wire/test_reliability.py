@@ -209,6 +209,36 @@ async def test_a_call_that_hangs_beyond_every_limit_is_broken_off_and_counts_as_
     assert [getattr(record, "action", "") for record in caplog.records].count("call.overdue") == 2
 
 
+@requirement("attempts.exhausted")
+async def test_a_defect_before_a_call_can_be_answered_does_not_circle(
+    idle_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> Any:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(KernelStore, "load", broken)
+    async with idle_world.executor(executor={"max_attempts": 2, "retry_delay_s": 0.02}):
+        outcome = await idle_world.send(await idle_world.place())
+    assert [letter["reason"] for letter in outcome.dead_letters] == ["defect"]
+    assert (outcome.deliveries, outcome.terminated, outcome.upstream_requests) == (3, 1, [])
+
+
+@requirement("attempts.exhausted")
+async def test_rows_that_the_database_refuses_are_no_outage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit, refusals = KernelStore.commit, [True]
+
+    async def refuse_once(self: KernelStore, *result: Any) -> bool:
+        if refusals:
+            refusals.pop()
+            async with self._connection() as connection:
+                await connection.execute("select 1 / 0")
+        return await commit(self, *result)
+
+    monkeypatch.setattr(KernelStore, "commit", refuse_once)
+    outcome = await world.send(await world.place())
+    assert (outcome.content["status"], outcome.deliveries, len(outcome.upstream_requests)) == ("success", 2, 2)
+
+
 @requirement("call.twice")
 async def test_two_commands_of_one_call_give_one_result(world: World) -> None:
     world.stack.upstream.rules({"delay_s": 0.1})

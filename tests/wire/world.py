@@ -13,7 +13,6 @@ from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.consumer import CommandConsumer
-from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.local.caller import STREAM, Answer, Caller, PlacedCall
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.stack import EmbeddedStack
@@ -22,6 +21,7 @@ from openapi_tool.protocol.subject import default_durable
 from openapi_tool.service import assemble
 from openapi_tool.settings import Settings
 from tests.conftest import AGENT, PROJECT, search_tool
+from tests.support import dead_letters
 
 DURABLE = default_durable("v1r4", "jina")
 KNOWN = {"query": "hello world", "count": 3}
@@ -94,7 +94,7 @@ class World:
         return Outcome(
             answer=await self.caller.read_answer(call),
             doorbells=list(self.doorbells),
-            dead_letters=await self.dead_letters(),
+            dead_letters=await dead_letters(self.caller),
             terminated=kinds.count("terminated"),
             given_back=kinds.count("nak"),
             deliveries=info.delivered.consumer_seq,
@@ -113,15 +113,6 @@ class World:
                 if floor >= self.caller.last_sequence and not info.num_pending and not info.num_ack_pending:
                     return info
                 await asyncio.sleep(0.005)
-
-    async def dead_letters(self) -> list[dict[str, Any]]:
-        jetstream = self.caller.client.jetstream()
-        try:
-            state = (await jetstream.stream_info(DEAD_LETTERS)).state
-        except NotFoundError:
-            return []
-        numbers = range(state.first_seq, state.last_seq + 1)
-        return [json.loads((await jetstream.get_msg(DEAD_LETTERS, number)).data or b"") for number in numbers]
 
     @asynccontextmanager
     async def executor(self, **sections: Any) -> AsyncIterator[CommandConsumer]:
