@@ -11,25 +11,19 @@ from openapi_tool.tools.arguments import Arguments, fold
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ToolOutput, Usage, one_line
 
-_LISTS: Mapping[str, tuple[str, str]] = {"search": ("queries", "query"), "reader": ("urls", "url")}
-_SINGLE: Mapping[str, frozenset[str]] = {
-    "search": frozenset({"q", "query"}),
-    "reader": frozenset({"url", "targeturl"}),
-}
+_SINGLE: Mapping[str, tuple[str, ...]] = {"search": ("query", "q"), "reader": ("url", "targeturl")}
 _SHOWN_CHARS = 200
 
 
 def batch_items(definition: ToolDefinition, arguments: Arguments, most: int) -> list[str] | None:
-    """The items of a batch call in the model's order; None for a call of one.
+    """The items of a batch tool's call in the model's order; None for a tool of one.
 
-    A definition allows batches by declaring `queries` or `urls`. Raises BadRequest naming every
-    wrong item.
+    Raises BadRequest naming every wrong item.
     """
-    plural, _ = _LISTS[definition.mode]
-    declared = definition.parameters.get("properties")
-    if not isinstance(declared, dict) or plural not in declared or plural not in arguments.values:
+    plural = definition.tool.items
+    if plural is None:
         return None
-    items, problems = arguments.values[plural], []
+    items, problems = arguments.values.get(plural), []
     if not isinstance(items, list) or not 1 <= len(items) <= most:
         problems.append(f"{plural}: must be a list of 1 to {most} texts")
     else:
@@ -39,25 +33,21 @@ def batch_items(definition: ToolDefinition, arguments: Arguments, most: int) -> 
             if not isinstance(item, str) or not item.strip()
         ]
     problems += [
-        f"{name}: cannot be given together with {plural}"
+        f"{name}: is not an argument of this tool, which takes {plural}"
         for name in sorted(arguments.by_model)
         if fold(name) in _SINGLE[definition.mode]
     ]
     if problems:
         raise BadRequest("Correct these and call again: " + "; ".join(problems), detail={"problems": problems})
-    return [item for item in items if isinstance(item, str)]
+    return [item for item in items or () if isinstance(item, str)]
 
 
 def item_arguments(definition: ToolDefinition, arguments: Arguments, item: str) -> Arguments:
     """The arguments of a call for one item of the batch."""
-    plural, single = _LISTS[definition.mode]
-    shared = {
-        name: value
-        for name, value in arguments.values.items()
-        if name != plural and fold(name) not in _SINGLE[definition.mode]
-    }
-    by_model = (arguments.by_model - {plural}) | {single}
-    return replace(arguments, values={**shared, single: item}, by_model=by_model)
+    single, plural = _SINGLE[definition.mode], definition.tool.items
+    shared = {name: value for name, value in arguments.values.items() if name != plural and fold(name) not in single}
+    by_model = (arguments.by_model - {plural}) | {single[0]}
+    return replace(arguments, values={**shared, single[0]: item}, by_model=by_model)
 
 
 def batch_output(items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolError]) -> ToolOutput:

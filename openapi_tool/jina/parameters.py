@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openapi_tool.tools.arguments import fold
-from openapi_tool.tools.definition import Mode
+from openapi_tool.tools.catalogue import Mode
 
 MAX_TEXT_CHARS = 2_000
 MAX_URL_CHARS = 16_000

@@ -17,7 +17,8 @@ from openapi_tool import __version__
 from openapi_tool.jina.parameters import find_parameter
 from openapi_tool.jina.plan import Plan
 from openapi_tool.protocol.jsontext import dumps
-from openapi_tool.tools.definition import Mode, ToolDefinition
+from openapi_tool.tools.catalogue import Mode
+from openapi_tool.tools.definition import ToolDefinition
 
 USER_AGENT = f"openapi-tool/{__version__}"
 MAX_GET_URL_CHARS = 8_000

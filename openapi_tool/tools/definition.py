@@ -14,13 +14,13 @@ from typing import Any, Literal, cast
 from openapi_tool.protocol.command import AFTER_EXECUTION, AfterExecution
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.records import ToolRecord
+from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool, Mode
 
-Mode = Literal["search", "reader"]
 Method = Literal["GET", "POST"]
 ResultFormat = Literal["text", "object"]
 
 HOSTS: Mapping[Mode, str] = {"search": "s.jina.ai", "reader": "r.jina.ai"}
-CANONICAL_TOOLS: Mapping[Mode, str] = {"search": "jina.search", "reader": "jina.read"}
+_DEFAULT_TOOLS: Mapping[Mode, str] = {"search": "jina.search", "reader": "jina.read"}
 DEFAULT_AUTH_ENV = "JINA_API_KEY"
 
 _MODES: Mapping[str, Mode] = {"search": "search", "reader": "reader", "read": "reader", "crawl": "reader"}
@@ -37,7 +37,7 @@ class ToolDefinition:
     """One tool of one project. Durations are seconds; `defaults` and `fixed` hold templates."""
 
     tool_name: str
-    tool: str
+    tool: BuiltInTool
     mode: Mode
     method: Method
     path: str
@@ -125,9 +125,10 @@ class _Reader:
         host_mode = self._mode_of_base_url()
         named = self.jina.get("mode")
         if named is None:
-            if host_mode is None and self.jina:
-                self.problems.append(f"{self.section} names neither mode nor base_url")
-            return host_mode or "search"
+            tool = CATALOGUE.get(str(self.jina.get("tool")))
+            if host_mode is None and tool is None and self.jina:
+                self.problems.append(f"{self.section} names neither mode nor base_url nor a built-in tool")
+            return host_mode or (tool.mode if tool else "search")
         mode = _MODES.get(named) if isinstance(named, str) else None
         if mode is None:
             self.problems.append(f"{self.section}.mode must be 'search' or 'reader'")
@@ -145,11 +146,17 @@ class _Reader:
             return None
         return "search" if match[1] == HOSTS["search"] else "reader"
 
-    def _tool(self, mode: Mode) -> str:
-        tool = self.jina.get("tool", CANONICAL_TOOLS[mode])
-        if tool != CANONICAL_TOOLS[mode]:
-            self.problems.append(f"{self.section}.tool for a {mode} tool must be {CANONICAL_TOOLS[mode]!r}")
-        return CANONICAL_TOOLS[mode]
+    def _tool(self, mode: Mode) -> BuiltInTool:
+        default = CATALOGUE[_DEFAULT_TOOLS[mode]]
+        named = self.jina.get("tool")
+        if named is None:
+            return default
+        tool = CATALOGUE.get(named) if isinstance(named, str) else None
+        if tool is None or tool.mode != mode:
+            fitting = " or ".join(repr(tool.name) for tool in CATALOGUE.values() if tool.mode == mode)
+            self.problems.append(f"{self.section}.tool for a {mode} tool must be {fitting}")
+            return default
+        return tool
 
     def _method(self) -> Method:
         method = self.jina.get("method") or ("GET" if self._url_in_path() else "POST")

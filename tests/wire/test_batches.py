@@ -18,12 +18,10 @@ RULES = (
     {"match": "slow", "hang": True},
     {"answer": "r-post-json"},
 )
-TEXTS = {"type": "array", "items": {"type": "string"}}
 
 
 async def read_many(world: World, urls: Any, **more: Any) -> Outcome:
-    schema = {"type": "object", "properties": {"urls": TEXTS, "timeout": {"type": "number"}}}
-    return await _call(world, {**reader_tool(**more.pop("options", {})), "parameters": schema}, {"urls": urls, **more})
+    return await _call(world, reader_tool(jina={"tool": "jina.read_many"}), {"urls": urls, **more})
 
 
 async def _call(world: World, tool: dict[str, Any], arguments: dict[str, Any]) -> Outcome:
@@ -99,9 +97,8 @@ async def test_a_reason_that_all_items_share_is_said_once(world: World) -> None:
 @requirement("batch.parallel")
 async def test_a_search_for_many_asks_in_parallel(world: World) -> None:
     world.stack.upstream.rules({"answer": "s-post-json", "delay_s": 0.5})
-    schema = {"type": "object", "properties": {"queries": TEXTS, "count": {"type": "integer"}}}
     arguments = {"queries": ["one", "two", "three"], "count": 3}
-    outcome = await _call(world, {**search_tool(), "parameters": schema}, arguments)
+    outcome = await _call(world, search_tool(jina={"tool": "jina.search_many"}), arguments)
     sent = outcome.upstream_requests
     assert sorted(json.loads(request["body"])["q"] for request in sent) == ["one", "three", "two"]
     assert all(json.loads(request["body"])["num"] == 3 for request in sent)
@@ -117,21 +114,21 @@ async def test_a_search_for_many_asks_in_parallel(world: World) -> None:
         ({"urls": ARTICLE}, "urls: must be a list"),
         ({"urls": [ARTICLE, " ", 7]}, "urls[1]"),
         ({"urls": [ARTICLE, " ", 7]}, "urls[2]"),
-        ({"urls": [ARTICLE], "url": SHORT}, "url: cannot be given together with urls"),
-        ({"urls": [ARTICLE], "target_url": SHORT}, "target_url: cannot be given together with urls"),
+        ({"urls": [ARTICLE], "url": SHORT}, "url: is not an argument of this tool, which takes urls"),
+        ({"urls": [ARTICLE], "target_url": SHORT}, "target_url: is not an argument of this tool, which takes urls"),
+        ({"url": ARTICLE}, "urls: must be a list"),
     ],
 )
 @requirement("batch.arguments")
 async def test_a_batch_that_cannot_be_asked(world: World, arguments: dict[str, Any], names: str) -> None:
-    tool = {**reader_tool(), "parameters": {"type": "object", "properties": {"urls": {}}}}
-    outcome = await _call(world, tool, arguments)
+    outcome = await _call(world, reader_tool(jina={"tool": "jina.read_many"}), arguments)
     assert outcome.content["error"]["code"] == "bad_request"
     assert names in outcome.content["error"]["message"]
     assert outcome.upstream_requests == []
 
 
 @requirement("batch.arguments")
-async def test_a_definition_that_declares_no_batches_takes_none(world: World) -> None:
+async def test_a_tool_of_one_page_takes_no_list(world: World) -> None:
     outcome = await _call(world, reader_tool(), {"urls": [ARTICLE]})
     assert outcome.content["error"]["code"] == "bad_request"
     assert "urls: is not an argument" in outcome.content["error"]["message"]
