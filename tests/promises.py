@@ -166,6 +166,7 @@ PROMISES = (
     Promise("fault.upstream_half_body", "design", "Answers that break off halfway lose nothing."),
     Promise("fault.duplicate", "design", "A command that is sent twice gives one result."),
     Promise("fault.poison", "design", "Commands that are no JSON, that nobody can be answered for, or that kill every executor block nobody."),
+    Promise("upstream.stages", "jina-api 6.2", "The upstream's time per stage is set from what is left of the call, and never changes what it waits for."),
     Promise("catalogue.names", "tool-design 1", "Every built-in tool has one canonical name, and a definition says which it is."),
     Promise("catalogue.schema", "tool-design 2", "Each tool's schema keeps to the subset and offers what a model may set, described."),
     Promise("batch.parallel", "tool-design 3", "A batch is asked in parallel under one deadline."),

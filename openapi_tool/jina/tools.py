@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -13,16 +14,15 @@ from openapi_tool.jina.cache import AnswerCache, cache_key
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.content import page_output, search_output
 from openapi_tool.jina.plan import Plan, plan_call
-from openapi_tool.jina.request import UpstreamRequest, build_request
+from openapi_tool.jina.request import build_request
 from openapi_tool.jina.retry import RetryOptions, with_retries
+from openapi_tool.jina.stages import longest_s, within
 from openapi_tool.jina.targets import TargetRules, checked_target
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ToolOutput
-
-_STAGES, _STAGES_MARGIN_S = 2, 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,32 +69,27 @@ class JinaTools:
 
     async def _run_one(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline) -> ToolOutput:
         plan = plan_call(definition, arguments)
-        deadline = deadline.shortened(definition.timeout_s).shortened(plan.timeout_s).shortened(_upstream_s(plan))
-        request = build_request(definition, _with_checked_target(plan, self._options.targets))
+        plan = _with_checked_target(plan, self._options.targets)
+        deadline = deadline.shortened(definition.timeout_s).shortened(plan.timeout_s)
+        deadline = deadline.shortened(longest_s(plan, definition.mode))
 
         async def ask() -> ToolOutput:
-            return await self._ask(definition, plan, request, arguments.api_key, deadline)
+            return await self._ask(definition, plan, arguments.api_key, deadline)
 
         if plan.parameters.get("noCache") or plan.parameters.get("doNotTrack"):
             return await ask()
-        return await self._cache.get(cache_key(definition, arguments, request), deadline, ask)
+        return await self._cache.get(cache_key(definition, arguments, build_request(definition, plan)), deadline, ask)
 
-    async def _ask(
-        self, definition: ToolDefinition, plan: Plan, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline
-    ) -> ToolOutput:
+    async def _ask(self, definition: ToolDefinition, plan: Plan, api_key: SecretStr, deadline: Deadline) -> ToolOutput:
+        async def fetch() -> dict[str, Any]:
+            request = build_request(definition, within(plan, definition.mode, deadline.remaining()))
+            return await self._client.fetch(request, api_key, deadline, room)
+
         with self._budget.room() as room:
-            envelope = await with_retries(
-                lambda: self._client.fetch(request, api_key, deadline, room), self._options.retry, deadline
-            )
+            envelope = await with_retries(fetch, self._options.retry, deadline)
             if definition.mode == "search":
                 return search_output(envelope, str(plan.parameters.get("q", "")))
             return page_output(envelope)
-
-
-def _upstream_s(plan: Plan) -> float | None:
-    """How long an upstream with a `timeout` of its own can take: two stages of it each (jina-api 6.2)."""
-    stage_s = plan.parameters.get("timeout")
-    return None if stage_s is None else _STAGES * float(stage_s) + _STAGES_MARGIN_S
 
 
 def _with_checked_target(plan: Plan, rules: TargetRules) -> Plan:

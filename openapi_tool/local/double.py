@@ -209,7 +209,7 @@ def _server_context(certificate: Path) -> ssl.SSLContext:
 
 
 def _recording(question: Question, rule: Rule) -> Recording:
-    recording = recorded_answers().get(question)
+    recording = recorded_answers().get(question) or recorded_answers().get(question.without_patience())
     if recording is None and rule.answer is not None:
         recording = load_recordings()[rule.answer]
     if recording is None:

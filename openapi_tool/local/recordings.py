@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -75,6 +75,12 @@ class Question:
     host: str
     subject: str
     options: frozenset[tuple[str, str]]
+
+    def without_patience(self) -> Question:
+        """The same, however long the upstream may take for it."""
+        return replace(
+            self, options=frozenset(option for option in self.options if option[0] not in ("timeout", "respondTiming"))
+        )
 
     def text(self) -> str:
         """For messages."""

@@ -88,6 +88,7 @@ async def test_two_unequal_definitions_give_exactly_the_requests_that_they_imply
         "targetSelector": f"#{AGENT}",
         "retainImages": "none",
         "tenant_token": "tenant-value",
+        "timeout": 11,  # two stages of it and 3 s are what the worker's 30 s leave, less 3 s for the commit
     }
 
 
