@@ -20,6 +20,7 @@ from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.doorbell import Doorbell
 from openapi_tool.bus.shared import shared_session_key
+from openapi_tool.executor.continuation import Continuation, ContinuationOptions
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import EgressTransport
@@ -35,6 +36,7 @@ from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.telemetry.health import CONSUMER, NATS, POSTGRES, Health, health_server, watch_loop_lag
 from openapi_tool.telemetry.logs import configure_logging
 from openapi_tool.telemetry.traces import WireTracer
+from openapi_tool.tools.cursor import Cursors
 from openapi_tool.tools.session import SessionScope
 
 try:
@@ -107,10 +109,12 @@ async def assemble(stack: AsyncExitStack, prepared: Prepared, resolver: Resolver
     stack.push_async_callback(jina.aclose)
     tracer = _tracer(prepared)
     stack.callback(tracer.shutdown)
+    session_key = await _session_key(settings, client)
     pipeline = Pipeline(
-        _pipeline_options(prepared, SessionScope(await _session_key(settings, client))),
+        _pipeline_options(prepared, SessionScope(session_key)),
         kernel,
         JinaTools(jina, _jina_options(settings)),
+        Continuation(kernel, Cursors(session_key), _continuation_options(prepared)),
         Doorbell(client, settings.protocol.version, NAME),
         tracer,
     )
@@ -197,6 +201,16 @@ def _pipeline_options(prepared: Prepared, scope: SessionScope) -> PipelineOption
         redact=prepared.redactor.value,
         retry_delay_s=settings.executor.retry_delay_s,
         result_wait_s=settings.executor.result_wait_s,
+    )
+
+
+def _continuation_options(prepared: Prepared) -> ContinuationOptions:
+    settings = prepared.settings
+    return ContinuationOptions(
+        max_chars=settings.tools.max_result_chars,
+        ttl_s=settings.tools.artifact_ttl_s,
+        actor_id=settings.protocol.actor_id,
+        redact=prepared.redactor.value,
     )
 
 

@@ -21,6 +21,7 @@ from tenacity import (
     wait_exponential_jitter,
 )
 
+from openapi_tool.executor.continuation import Continuation, asked_cursor
 from openapi_tool.executor.ports import Bell, Kernel, Span, Tools, Tracer
 from openapi_tool.executor.time_limit import TimeLimits
 from openapi_tool.executor.uninterrupted import uninterrupted
@@ -39,9 +40,9 @@ from openapi_tool.protocol.report import (
 )
 from openapi_tool.protocol.settlement import Acknowledge, DeadLetter, Settlement, TryAgain
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools.arguments import SecretSource, prepare_arguments
+from openapi_tool.tools.arguments import Arguments, SecretSource, prepare_arguments
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_after_execution
-from openapi_tool.tools.result import ResultFields, ToolOutput, failure, success
+from openapi_tool.tools.result import ResultFields, Shown, ToolOutput, failure, success
 from openapi_tool.tools.session import SessionScope
 
 log = logging.getLogger(__name__)
@@ -86,13 +87,30 @@ class _Call:
         return round((time.monotonic() - self.started) * 1000)
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What goes into the result card, and the card with the whole text of an output that was cut."""
+
+    fields: ResultFields
+    artifact: Card | None = None
+
+
 class Pipeline:
     """Handles deliveries of tool commands; knows no driver, only ports."""
 
-    def __init__(self, options: PipelineOptions, kernel: Kernel, tools: Tools, bell: Bell, tracer: Tracer) -> None:
+    def __init__(
+        self,
+        options: PipelineOptions,
+        kernel: Kernel,
+        tools: Tools,
+        continuation: Continuation,
+        bell: Bell,
+        tracer: Tracer,
+    ) -> None:
         self._options = options
         self._kernel = kernel
         self._tools = tools
+        self._continuation = continuation
         self._bell = bell
         self._tracer = tracer
 
@@ -129,23 +147,23 @@ class Pipeline:
         acceptance = accept(identity, records)
         call = _Call(delivery, command, identity, records, acceptance, time.monotonic())
         with self._span(call) as span:
-            fields = await self._answer(call)
-            span.outcome(fields.status, fields.error_code)
-            card = self._result_card(call, fields)
+            answer = await self._answer(call)
+            span.outcome(answer.fields.status, answer.fields.error_code)
+            card = self._result_card(call, answer.fields)
             report = self._report(identity, acceptance, span, card.card_id, card.content)
-            return await uninterrupted(self._finish(call, fields, card, report), _FINISH_S)
+            return await uninterrupted(self._finish(call, answer, card, report), _FINISH_S)
 
-    async def _finish(self, call: _Call, fields: ResultFields, card: Card, report: Report) -> Settlement:
+    async def _finish(self, call: _Call, answer: _Answer, card: Card, report: Report) -> Settlement:
         """Commit, then ring; nothing of it is broken off halfway."""
-        if not await self._commit(card, report):
+        if not await self._commit(card, report, answer.artifact):
             return await self._reconsider(call.command, call.identity)
         await self._ring(call.identity, call.records, report.context_headers)
-        self._log_answer(call, fields)
+        self._log_answer(call, answer.fields)
         if call.delivery.exhausted:
             return DeadLetter("attempts_exhausted", _EXHAUSTED, terminate=False)
         return Acknowledge()
 
-    async def _commit(self, card: Card, report: Report) -> bool:
+    async def _commit(self, card: Card, report: Report, artifact: Card | None) -> bool:
         """Write the result; one that is ready waits for a database that is away."""
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(Unavailable),
@@ -155,23 +173,23 @@ class Pipeline:
             reraise=True,
         ):
             with attempt:
-                return await self._kernel.commit(card, report)
+                return await self._kernel.commit(card, report, artifact)
         raise AssertionError("retrying never ends without a result")
 
-    async def _answer(self, call: _Call) -> ResultFields:
+    async def _answer(self, call: _Call) -> _Answer:
         """Run the call; every failure of it becomes a result, a defect of ours included."""
         try:
             definition = self._definition(call)
-            output = await self._run(call, definition)
-            metrics.UPSTREAM_TOKENS.inc(output.usage.tokens)
-            metrics.UPSTREAM_REQUESTS.inc(output.usage.requests)
-            return success(output, definition.result_format, call.elapsed_ms())
+            output, shown, artifact = await self._run(call, definition)
+            return _Answer(success(output, shown, definition.result_format, call.elapsed_ms()), artifact)
         except ToolError as error:
-            return failure(error, call.elapsed_ms())
+            return _Answer(failure(error, call.elapsed_ms()))
+        except Unavailable:
+            raise
         except Exception:
             log.exception("a defect broke this call", extra={"action": "call.broken"} | ids(call.identity))
             defect = InternalError("The tool executor failed on this call; its operator finds the cause in its log.")
-            return failure(defect, call.elapsed_ms())
+            return _Answer(failure(defect, call.elapsed_ms()))
 
     def _definition(self, call: _Call) -> ToolDefinition:
         if call.delivery.exhausted:
@@ -182,15 +200,24 @@ class Pipeline:
             raise NotFound(f"This project has no tool named {call.command.tool_name!r}; use one of the tools offered.")
         return parse_definition(call.records.tool)
 
-    async def _run(self, call: _Call, definition: ToolDefinition) -> ToolOutput:
+    async def _run(self, call: _Call, definition: ToolDefinition) -> tuple[ToolOutput, Shown, Card | None]:
+        """The output, what of it a model is shown, and the card of the whole text where that is more."""
+        arguments = self._arguments(call, definition)
+        deadline = self._options.limits.deadline(call.delivery.published_at, definition.suspend_timeout_s)
+        cursor = asked_cursor(definition, arguments)
+        if cursor is not None:
+            return *await self._continuation.go_on(cursor, definition, call.identity), None
+        output = await self._tools.run(definition, arguments, deadline)
+        return output, *self._continuation.show(output, definition, call.identity, call.records.card)
+
+    def _arguments(self, call: _Call, definition: ToolDefinition) -> Arguments:
         tool_call = read_tool_call(call.records.card, call.identity.tool_call_id)
         options = self._options
         arguments = prepare_arguments(
             definition, tool_call, call.identity, options.service_envs, options.secret, options.scope
         )
         log.debug("running", extra={"action": "call.running", "session": arguments.session} | ids(call.identity))
-        deadline = options.limits.deadline(call.delivery.published_at, definition.suspend_timeout_s)
-        return await self._tools.run(definition, arguments, deadline)
+        return arguments
 
     def _span(self, call: _Call) -> AbstractContextManager[Span]:
         link = trace_link(call.identity, call.acceptance.target)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from openapi_tool.protocol.cards import Card
-from openapi_tool.protocol.records import CallKey, CallRecords
+from openapi_tool.protocol.records import Artifact, CallKey, CallRecords
 from openapi_tool.protocol.report import Report
 from openapi_tool.protocol.trace import SpanContext, TraceLink
 from openapi_tool.tools.arguments import Arguments
@@ -22,11 +22,14 @@ class Kernel(Protocol):
     async def load(self, key: CallKey) -> CallRecords:
         """Everything that is known of a call, in one round trip."""
 
-    async def commit(self, card: Card, report: Report) -> bool:
-        """Write result card, inbox row and edge in one transaction; False if nothing was written."""
+    async def commit(self, card: Card, report: Report, artifact: Card | None) -> bool:
+        """Write result card, artifact, inbox row and edge in one transaction; False if nothing was written."""
 
     async def report(self, card_id: str, report: Report) -> bool:
         """Write inbox row and edge for a result card that is already there."""
+
+    async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
+        """At most `chars` characters from `start` of an agent's artifact; None where there is no such, or no more."""
 
 
 class Tools(Protocol):

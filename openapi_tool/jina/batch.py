@@ -9,7 +9,7 @@ from typing import Any
 from openapi_tool.protocol.errors import BadRequest, ToolError
 from openapi_tool.tools.arguments import Arguments, fold
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.result import ToolOutput, Usage, one_line
+from openapi_tool.tools.result import ToolOutput, Usage, cost, one_line
 
 _SINGLE: Mapping[str, tuple[str, ...]] = {"search": ("query", "q"), "reader": ("url", "targeturl")}
 _SHOWN_CHARS = 200
@@ -56,26 +56,24 @@ def batch_output(items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolE
     errors = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolError)}
     if not good:
         raise _all_failed(errors)
-    blocks = [
-        f"## {number} of {len(outcomes)}: {_short(item)}\n{_block(outcome)}"
-        for number, (item, outcome) in enumerate(outcomes.items(), start=1)
-    ]
-    if errors:
-        blocks.insert(0, f"{len(good)} of {len(outcomes)} succeeded; what failed says why below.")
+    blocks = [f"{len(good)} of {len(outcomes)} succeeded; what failed says why below."] if errors else []
+    for number, (item, outcome) in enumerate(outcomes.items(), start=1):
+        first, *others = _blocks(outcome)
+        blocks += [f"## {number} of {len(outcomes)}: {_short(item)}\n{first}", *others]
     results = [_entry(item, outcomes[item]) for item in items]
     failed = sum(item in errors for item in items)
     return ToolOutput(
-        "\n\n".join(blocks),
+        tuple(blocks),
         {"succeeded": len(items) - failed, "failed": failed, "results": results},
-        Usage(
-            tokens=sum(output.usage.tokens for output in good.values()),
-            requests=sum(output.usage.requests for output in good.values()) + len(errors),
-        ),
+        sum(map(cost, outcomes.values()), Usage()),
+        cached=not errors and all(output.cached for output in good.values()),
+        whole=all(output.whole for output in good.values()),
+        keep=all(output.keep for output in good.values()),
     )
 
 
-def _block(outcome: ToolOutput | ToolError) -> str:
-    return outcome.content if isinstance(outcome, ToolOutput) else f"Failed ({outcome.code}): {outcome.message}"
+def _blocks(outcome: ToolOutput | ToolError) -> tuple[str, ...]:
+    return outcome.blocks if isinstance(outcome, ToolOutput) else (f"Failed ({outcome.code}): {outcome.message}",)
 
 
 def _entry(item: str, outcome: ToolOutput | ToolError) -> dict[str, Any]:
@@ -95,13 +93,16 @@ def _all_failed(errors: Mapping[str, ToolError]) -> ToolError:
         if len(reasons) == 1
         else "Every item failed. " + " ".join(f"{', '.join(named)}: {reason}" for reason, named in reasons.items())
     )
-    return type(first)(
+    failure = type(first)(
         message,
         detail={"results": [{"item": item, **error.as_error()} for item, error in errors.items()]},
         retryable=any(error.retryable for error in errors.values()),
         retry_after=max((error.retry_after for error in errors.values() if error.retry_after), default=None),
         http_status=first.http_status,
     )
+    usage = sum(map(cost, errors.values()), Usage())
+    failure.tokens, failure.requests = usage.tokens, usage.requests
+    return failure
 
 
 def _short(item: str) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
-from openapi_tool.tools.result import ToolOutput, Usage, one_line, untrusted
+from openapi_tool.tools.result import ToolOutput, Usage, one_line, untrusted, untrusted_blocks
 
 _BODY_FIELDS = ("content", "text", "html")
 _SHOTS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
+_MAX_REASON_CHARS = 300
 _JOINED_PAIR = re.compile(r"(.*?),([a-z][a-z0-9+.-]*:.*)", re.DOTALL)
 
 
@@ -24,17 +25,15 @@ def search_output(envelope: Mapping[str, Any], query: str) -> ToolOutput:
     if not results:
         return _no_results(query, _usage(envelope))
     state = {"results": [_present(item, ("title", "url", "date", "source")) for item in results]}
-    return ToolOutput(untrusted("\n\n".join(_result_blocks(results))), state, _usage(envelope))
+    return ToolOutput(untrusted_blocks(_result_blocks(results)), state, _usage(envelope), whole=True)
 
 
 def _no_results(query: str, usage: Usage) -> ToolOutput:
     """The answer for a search that found nothing."""
-    return ToolOutput(
-        f"No results for {one_line(query)[:200]!r}. "
-        "Use other or fewer words, or drop filters such as site or language.",
-        {"results": []},
-        usage,
+    says = (
+        f"No results for {one_line(query)[:200]!r}. Use other or fewer words, or drop filters such as site or language."
     )
+    return ToolOutput((says,), {"results": []}, usage, whole=True)
 
 
 def _result_blocks(results: list[Mapping[str, Any]]) -> Iterator[str]:
@@ -64,8 +63,7 @@ def page_output(envelope: Mapping[str, Any]) -> ToolOutput:
     body = "\n\n".join(_bodies(page))
     lists, warnings = list(_lists(page)), _warnings(page)
     if warnings and not body and not lists:
-        reason = " ".join(warnings)[:300].rstrip(".")
-        raise UpstreamRejected(f"The page has nothing to read: {reason}. Check the address or use another page.")
+        raise _nothing_to_read(warnings, _usage(envelope).tokens)
     head = [
         f"Title: {_line(page.get('title')) or '(none)'}",
         f"URL: {_line(page.get('url'))}",
@@ -75,7 +73,15 @@ def page_output(envelope: Mapping[str, Any]) -> ToolOutput:
     ]
     parts = ["\n".join(head), body or "(The page has no readable text.)", *lists]
     state = _present(page, ("title", "url", "publishedTime", "warning", "numPages"))
-    return ToolOutput(untrusted("\n\n".join(parts)), state, _usage(envelope))
+    return ToolOutput((untrusted("\n\n".join(parts)),), state, _usage(envelope))
+
+
+def _nothing_to_read(warnings: tuple[str, ...], tokens: int) -> UpstreamRejected:
+    """The failure of a page of which only warnings came, which is charged all the same."""
+    reason = " ".join(warnings)[:_MAX_REASON_CHARS].rstrip(".")
+    failure = UpstreamRejected(f"The page has nothing to read: {reason}. Check the address or use another page.")
+    failure.tokens = tokens
+    return failure
 
 
 def _warnings(item: Mapping[str, Any]) -> tuple[str, ...]:

@@ -24,6 +24,12 @@ _IGNORED_HEADERS = frozenset(fold(name) for name in ("Accept", "Accept-Encoding"
 _WITH_CONTENT = fold("with_content")
 _TIMEOUT = "timeout"
 _SUBJECT = {"search": "q", "reader": "url"}
+_REQUIRED = {
+    "jina.search": "query: is required",
+    "jina.search_many": "queries: is required",
+    "jina.read": "url or cursor: one of them is required",
+    "jina.read_many": "urls: is required",
+}
 _FORMATS = {"search": (*MODEL_FORMATS, "no-content"), "reader": MODEL_FORMATS}
 
 
@@ -107,7 +113,7 @@ class _Planner:
             )
         subject = _SUBJECT[self._mode]
         if subject not in self._values and subject not in secrets and not self._model_problems:
-            self._model_problems.append("query: is required" if self._mode == "search" else "url: is required")
+            self._model_problems.append(_REQUIRED[self._definition.tool.name])
         if self._model_problems:
             raise BadRequest(
                 "Correct these arguments and call again: " + "; ".join(self._model_problems),
@@ -119,6 +125,8 @@ class _Planner:
         return Plan(parameters, secrets, self._timeout_s)
 
     def _model_argument(self, name: str, value: Any) -> None:
+        if value is None and name in self._definition.tool.arguments.model_fields:
+            return
         parameter = find_parameter(self._mode, name)
         if parameter is None or not self._model_may(parameter):
             self._model_problems.append(f"{name}: is not an argument that this tool takes")

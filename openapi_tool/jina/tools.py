@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +20,9 @@ from openapi_tool.jina.retry import RetryOptions, with_retries
 from openapi_tool.jina.stages import longest_s, within
 from openapi_tool.jina.targets import TargetRules, checked_target
 from openapi_tool.protocol.errors import ToolError
+from openapi_tool.telemetry import metrics
 from openapi_tool.tools.arguments import Arguments
+from openapi_tool.tools.catalogue import Mode
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ToolOutput
@@ -81,15 +84,32 @@ class JinaTools:
         return await self._cache.get(cache_key(definition, arguments, build_request(definition, plan)), deadline, ask)
 
     async def _ask(self, definition: ToolDefinition, plan: Plan, api_key: SecretStr, deadline: Deadline) -> ToolOutput:
+        """The answer, whatever number of requests it takes; all of them are counted, also where it fails."""
+        asked = 0
+
         async def fetch() -> dict[str, Any]:
+            nonlocal asked
+            asked += 1
+            metrics.UPSTREAM_REQUESTS.inc()
             request = build_request(definition, within(plan, definition.mode, deadline.remaining()))
             return await self._client.fetch(request, api_key, deadline, room)
 
         with self._budget.room() as room:
-            envelope = await with_retries(fetch, self._options.retry, deadline)
-            if definition.mode == "search":
-                return search_output(envelope, str(plan.parameters.get("q", "")))
-            return page_output(envelope)
+            try:
+                output = _output(plan, definition.mode, await with_retries(fetch, self._options.retry, deadline))
+            except ToolError as error:
+                error.requests = asked
+                metrics.UPSTREAM_TOKENS.inc(error.tokens)
+                raise
+        metrics.UPSTREAM_TOKENS.inc(output.usage.tokens)
+        keep = not plan.parameters.get("doNotTrack")
+        return replace(output, usage=replace(output.usage, requests=asked), keep=keep)
+
+
+def _output(plan: Plan, mode: Mode, envelope: Mapping[str, Any]) -> ToolOutput:
+    if mode == "search":
+        return search_output(envelope, str(plan.parameters.get("q", "")))
+    return page_output(envelope)
 
 
 def _with_checked_target(plan: Plan, rules: TargetRules) -> Plan:

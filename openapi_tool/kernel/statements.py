@@ -127,8 +127,11 @@ with card as (
     select $2, $1, $19, $6, $20 where {_ACCEPTED}
     on conflict do nothing
     returning card_id
+), artifact as (
+    insert into cards (card_id, tenant_id, content, metadata, ttl_seconds, expires_at)
+    select $21, $1, $22, $23, $24::int, now() + make_interval(secs => $24::int) from card where $21::text is not null
 ), {_REPORT}
-"""
+"""  # noqa: S608 - constants only
 
 REPORT = f"""
 with card as (
@@ -136,3 +139,12 @@ with card as (
     where card_id = $2 and tenant_id = $1 and deleted_at is null and {_ACCEPTED}
 ), {_REPORT}
 """  # noqa: S608 - constants only
+
+ARTIFACT = """
+select
+    (metadata ->> 'chars')::int as chars, metadata ->> 'sha256' as sha256,
+    substr(content ->> 'text', $4::int + 1, $5::int) as text
+from cards
+where card_id = $3 and tenant_id = $1 and metadata ->> 'agent_id' = $2 and metadata ->> 'type' = 'tool.artifact'
+    and deleted_at is null and (expires_at is null or expires_at > now())
+"""

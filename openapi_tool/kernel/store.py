@@ -15,6 +15,7 @@ from openapi_tool.protocol.cards import Card
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.jsontext import dumps, loads
 from openapi_tool.protocol.records import (
+    Artifact,
     CallKey,
     CallRecords,
     CardRecord,
@@ -87,17 +88,24 @@ class KernelStore:
             )
         return _records(row)
 
-    async def commit(self, card: Card, report: Report) -> bool:
-        """Write card, inbox row and edge, all or nothing.
+    async def commit(self, card: Card, report: Report, artifact: Card | None = None) -> bool:
+        """Write card, artifact, inbox row and edge, all or nothing.
 
         False when nothing was written: the call has a result by now, or its turn or request edge
         is gone. Raises Unavailable.
         """
-        return await self._write(statements.COMMIT, card.card_id, report, card.content, card.metadata)
+        kept = (artifact.card_id, artifact.content, artifact.metadata, artifact.ttl_s) if artifact else (None,) * 4
+        return await self._write(statements.COMMIT, card.card_id, report, card.content, card.metadata, *kept)
 
     async def report(self, card_id: str, report: Report) -> bool:
         """Write inbox row and edge for a result card that is already there; as `commit` otherwise."""
         return await self._write(statements.REPORT, card_id, report)
+
+    async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
+        """At most `chars` characters from `start` of an agent's live artifact, None without one. Raises Unavailable."""
+        async with self._connection() as connection:
+            row = await connection.fetchrow(statements.ARTIFACT, project_id, agent_id, card_id, start, chars)
+        return None if row is None else Artifact(card_id, row["chars"], row["sha256"], row["text"])
 
     async def _write(self, statement: str, card_id: str, report: Report, *card: Any) -> bool:
         async with self._connection() as connection:

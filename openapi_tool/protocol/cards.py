@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from openapi_tool.protocol.records import CardRecord
 
 TOOL_CALL = "tool.call"
 TOOL_RESULT = "tool.result"
+ARTIFACT = "tool.artifact"
 LINEAGE = ("step_id", "trace_id", "parent_step_id")
 MAX_CONTENT_BYTES = 256 * 1024
 MAX_ARGUMENTS = 1_000
@@ -36,13 +38,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card to be saved; `content` carries its class under `__type__`."""
+    """A card to be saved; `content` carries its class under `__type__`; with `ttl_s` it expires so many seconds on."""
 
     card_id: str
     tenant_id: str
     tool_call_id: str | None
     content: dict[str, Any]
     metadata: dict[str, Any]
+    ttl_s: int | None = None
 
 
 def new_id(prefix: str = "") -> str:
@@ -158,7 +161,7 @@ def result_card(
         "function_name": function_name,
         "agent_turn_id": identity.agent_turn_id,
         "tool_call_id": identity.tool_call_id,
-        "created_at": datetime.now(UTC).isoformat(),
+        "created_at": _now(),
         **_lineage(identity, call_card),
     }
     if tool_output is not None:
@@ -171,6 +174,30 @@ def result_card(
         "error": None if error is None else dict(error),
     }
     return Card(new_id(), identity.project_id, identity.tool_call_id, content, metadata)
+
+
+def artifact_card(actor_id: str, identity: CallIdentity, call_card: CardRecord | None, text: str, ttl_s: int) -> Card:
+    """A card with the whole text of a result that was cut, of the calling agent's (tool-design section 3).
+
+    Its column `tool_call_id` stays empty: results are found by that.
+    """
+    metadata = {
+        "type": ARTIFACT,
+        "project_id": identity.project_id,
+        "agent_id": identity.agent_id,
+        "author_id": actor_id,
+        "agent_turn_id": identity.agent_turn_id,
+        "tool_call_id": identity.tool_call_id,
+        "created_at": _now(),
+        "chars": len(text),
+        "sha256": hashlib.sha256(text.encode()).hexdigest(),
+        **_lineage(identity, call_card),
+    }
+    return Card(new_id(), identity.project_id, None, {"__type__": "TextContent", "text": text}, metadata, ttl_s)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()
 
 
 def _lineage(identity: CallIdentity, call_card: CardRecord | None) -> dict[str, Any]:

@@ -35,12 +35,15 @@ class ToolError(ExecutorError):
 
     `message` is all that the model sees of it (section 7), so it says what happened and what to do
     instead. `retryable` says whether the same request may work later; `retry_after` is in seconds;
-    `repeats` is how often it is worth asking again within this very call.
+    `repeats` is how often it is worth asking again within this very call. `tokens` and `requests` are
+    what it cost upstream all the same.
     """
 
     code: ClassVar[str] = "internal_error"
     status: ClassVar[Status] = "failed"
     retryable_by_default: ClassVar[bool] = False
+    tokens = 0
+    requests = 0
 
     def __init__(
         self,

@@ -75,6 +75,16 @@ class EarlierResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Artifact:
+    """A kept text: how long it is in characters, its SHA-256 in hex, and the part of it that was asked for."""
+
+    card_id: str
+    chars: int
+    sha256: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallRecords:
     """Everything that one read brings for a call; None where there is no such row."""
 

@@ -157,6 +157,12 @@ class ToolsSettings(Section):
 
     max_timeout_ms: int = Field(120_000, ge=1_000, description="Longest time that any call may take.")
     max_batch_items: int = Field(10, ge=1, le=100, description="Most queries or urls of one call.")
+    max_result_chars: int = Field(
+        40_000, ge=2_000, le=10_000_000, description="Most characters of a result (four are about a token)."
+    )
+    artifact_ttl_s: int = Field(
+        604_800, ge=60, le=31_536_000, description="How long the whole text of a result that was cut is kept."
+    )
     jina: JinaToolSettings = Field(default_factory=JinaToolSettings, description="The Jina tools.")
 
 

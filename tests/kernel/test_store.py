@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -12,10 +13,10 @@ import pytest
 from openapi_tool.kernel.store import KernelStore, PoolOptions
 from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.protocol.cards import Card, identify, result_card
+from openapi_tool.protocol.cards import Card, artifact_card, identify, result_card
 from openapi_tool.protocol.command import Command, Delivery, decode_command
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.records import CallRecords, call_key
+from openapi_tool.protocol.records import Artifact, CallRecords, call_key
 from openapi_tool.protocol.report import Report, accept, build_report
 from openapi_tool.protocol.trace import new_root
 from tests.conftest import AGENT, PROJECT, search_tool
@@ -221,6 +222,33 @@ async def test_an_inbox_row_without_its_card_takes_the_card_back(caller: Caller,
     )
     assert not await store.commit(card, report)
     assert await count(caller, "cards", "metadata ->> 'type' = 'tool.result'") == 0
+
+
+@requirement("answer.atomic", "size.artifact")
+async def test_an_artifact_is_saved_with_its_result_or_not_at_all(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    records = await store.load(call_key(command_of(call)))
+    artifact = artifact_card("tool.openapi", identify(command_of(call), records.card), records.card, "text", 60)
+    assert await store.commit(*result_of(call, records), artifact)
+    second = replace(artifact, card_id="another")
+    assert not await store.commit(*result_of(call, records), second)
+    rows = await caller.database.fetch("select * from cards where metadata ->> 'type' = 'tool.artifact'")
+    assert [row["card_id"] for row in rows] == [artifact.card_id]
+
+
+@requirement("size.cursor")
+async def test_an_artifact_is_its_owners_only(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    records = await store.load(call_key(command_of(call)))
+    text = "Größe 🎉 und mehr"
+    artifact = artifact_card("tool.openapi", identify(command_of(call), records.card), records.card, text, 60)
+    assert await store.commit(*result_of(call, records), artifact)
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    found = await store.artifact(PROJECT, AGENT, artifact.card_id, 6, 5)
+    assert found == Artifact(artifact.card_id, len(text), sha256, text[6:11])
+    assert await store.artifact(PROJECT, "agent_other", artifact.card_id, 0, 5) is None
+    assert await store.artifact("proj_other", AGENT, artifact.card_id, 0, 5) is None
+    assert await store.artifact(PROJECT, AGENT, call.card_id, 0, 5) is None
 
 
 @requirement("answer.earlier")

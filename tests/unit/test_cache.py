@@ -22,7 +22,7 @@ from openapi_tool.tools.session import SessionScope
 from tests.promises import requirement
 
 SCOPE = SessionScope(b"k" * 32)
-OUTPUT = ToolOutput("text", {"results": []}, Usage(tokens=100, requests=1))
+OUTPUT = ToolOutput(("text",), {"results": []}, Usage(tokens=100, requests=1))
 REQUEST = UpstreamRequest("POST", "s.jina.ai", "/", {"Accept": "application/json"}, b'{"q":"x"}')
 owners = st.tuples(st.text(max_size=5), st.text(max_size=5), st.none() | st.text(max_size=5))
 
@@ -65,7 +65,7 @@ async def test_what_is_too_old_too_large_or_failed_is_not_kept() -> None:
     await brief.get("key", Deadline.after(1), asked(OUTPUT, log))
     small = AnswerCache(60, 2_000)
     for _ in range(2):
-        await small.get("key", Deadline.after(1), asked(replace(OUTPUT, content="x" * 1_000), log))
+        await small.get("key", Deadline.after(1), asked(replace(OUTPUT, blocks=("x" * 1_000,)), log))
     none = AnswerCache(0, 100_000)
     for _ in range(2):
         await none.get("key", Deadline.after(1), asked(OUTPUT, log))

@@ -11,7 +11,7 @@ from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigure
 from openapi_tool.protocol.records import ToolRecord
 from openapi_tool.tools.arguments import Arguments, prepare_arguments
 from openapi_tool.tools.definition import parse_definition, suspend_timeout
-from openapi_tool.tools.result import FRAME_CLOSE, FRAME_OPEN, ToolOutput, Usage, failure, success, untrusted
+from openapi_tool.tools.result import FRAME_CLOSE, FRAME_OPEN, Shown, ToolOutput, Usage, failure, success, untrusted
 from openapi_tool.tools.secrets import MissingVariable, Secrets
 from openapi_tool.tools.session import SessionScope
 from openapi_tool.tools.template import PLACEHOLDERS, render
@@ -319,7 +319,7 @@ def test_a_suspend_timeout_that_is_no_positive_number_is_as_none(value: object) 
 
 @requirement("options.result_format")
 def test_a_text_result_is_the_content_with_the_rest_in_metadata() -> None:
-    fields = success(ToolOutput("hello", {"results": []}, Usage(7, 1)), "text", 12)
+    fields = success(ToolOutput(("hello",), {"results": []}, Usage(7, 1)), Shown("hello"), "text", 12)
     assert (fields.status, fields.result, fields.error) == ("success", "hello", None)
     assert fields.tool_output == {
         "state": {"results": []},
@@ -334,7 +334,7 @@ def test_a_text_result_is_the_content_with_the_rest_in_metadata() -> None:
 
 @requirement("options.result_format")
 def test_an_object_result_holds_everything() -> None:
-    fields = success(ToolOutput("hello", {"a": 1}, Usage(7, 1)), "object", 12)
+    fields = success(ToolOutput(("hello",), {"a": 1}, Usage(7, 1)), Shown("hello"), "object", 12)
     assert fields.tool_output is None
     assert fields.result.keys() == {
         *("content", "state", "usage", "truncated", "artifact_ref", "next_cursor", "cached", "latency_ms")
