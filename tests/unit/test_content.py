@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from importlib.resources import files
 from typing import Any
 
 import pytest
 
 from openapi_tool.jina.content import page_output, search_output
-from openapi_tool.local.recordings import load_recordings
 from openapi_tool.protocol.errors import UpstreamRejected
 from openapi_tool.tools.result import FRAME_CLOSE, FRAME_OPEN, ToolOutput, one_line
 from scripts.content_sizes import (
@@ -40,25 +38,6 @@ READABLE = [name for name in PAGES if name != NOTHING_TO_READ]
 FRAMED = [name for name in ANSWERS if name not in (NOTHING_TO_READ, NO_RESULTS)]
 LOOK_ALIKE = re.compile(r"\[\s*(end\s+of\s+)?web\s+content", re.IGNORECASE)
 
-OTHERS = {
-    "a parameter that the upstream refuses (400)": """
-        e-bad-scheme-file e-bad-scheme-ftp e-bad-scheme-js e-body-bad-retain e-body-timeout-500 e-invalid-url-json
-        e-invalid-url-word e-maxtokens-low e-md-bad e-scheme-data e-selector-star e-timing-bad e-unknown-host-json
-        r-double-slash r-get-root-url-query r-get-root-url-respondwith-query r-path-scheme-less r-rpc-crawl-get
-        s-gl-bad s-hl-bad s-maxtokens s-num-21 s-num-neg s-num-word s-provider-bad s-type-bad ssrf-self""",
-    "a page that may not be read (409 robots.txt or budget, 451 private address)": """
-        o-budget-exceeded-json o-robots-denied ssrf-10 ssrf-127 ssrf-169254 ssrf-dec ssrf-dns-private ssrf-localhost
-        ssrf-localhost-dot ssrf-redirect-to-localhost-browser ssrf-v6 ssrf-zero""",
-    "a page that could not be read, or a search without results (422)": """
-        e-selector-syntax o-target-selector-nomatch s-nothing s-provider-reader t-binary t-conn-refused
-        t-conn-refused-curl t-redirect-loop to-hang-default to-hang-timeout3-browser to-hang-timeout3-curl
-        to-slow6s-timeout3""",
-    "an unexpected failure of the upstream (500)": "s-bad-pct s-upstream-quota",
-    "a text that is no JSON (404)": "s-search-path-slash",
-}
-"""Recordings that are no answer to show, by why; their sentences are tested with failures."""
-NO_EXCHANGES = {"ORIGIN.md", "error-bodies.json"}
-
 
 def output(envelope: Mapping[str, Any]) -> ToolOutput:
     return search_output(envelope, "a query") if is_search(envelope) else page_output(envelope)
@@ -84,18 +63,6 @@ def pair_lines(value: Any) -> Iterator[str]:
     """The lines for links or images in the plain form, by text."""
     for text, url in (value or {}).items():
         yield f"- {text}: {url}"
-
-
-@requirement("content.kept")
-def test_every_recording_is_tested_here_or_has_its_reason() -> None:
-    listed = [name for names in OTHERS.values() for name in names.split()]
-    assert sorted([*ANSWERS, *listed]) == sorted(load_recordings())
-    assert all(load_recordings()[name].status != 200 for name in listed)
-    for reason, names in OTHERS.items():
-        assert all(str(load_recordings()[name].status) in reason for name in names.split()), reason
-    folder = files("openapi_tool.local") / "data" / "jina"
-    stored = {entry.name for entry in folder.iterdir()}
-    assert stored == {f"{name}.http" for name in load_recordings()} | NO_EXCHANGES
 
 
 # Sizes.
