@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from openapi_tool.jina.failures import quoted
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
 from openapi_tool.tools.result import ToolOutput, Usage, one_line, untrusted
 
@@ -64,8 +65,10 @@ def page_output(envelope: Mapping[str, Any]) -> ToolOutput:
     body = "\n\n".join(_bodies(page))
     lists, warnings = list(_lists(page)), _warnings(page)
     if warnings and not body and not lists:
-        reason = " ".join(warnings)[:300].rstrip(".")
-        raise UpstreamRejected(f"The page has nothing to read: {reason}. Check the address or use another page.")
+        raise UpstreamRejected(
+            "The page has nothing to read; check the address or use another page. "
+            f"The service says: {quoted(' '.join(warnings))}"
+        )
     head = [
         f"Title: {_line(page.get('title')) or '(none)'}",
         f"URL: {_line(page.get('url'))}",
