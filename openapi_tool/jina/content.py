@@ -51,6 +51,7 @@ def _result_blocks(results: list[Mapping[str, Any]]) -> Iterator[str]:
             *(_line(fact) for fact in facts.values()),
             *(f"Warning: {warning}" for warning in warnings),
             _line(item.get("description")),
+            *_site_links(item),
             "\n\n".join(_bodies(item)),
             *_lists(item),
         ]
@@ -103,6 +104,15 @@ def _lists(page: Mapping[str, Any]) -> Iterator[str]:
         pairs = [(_line(text), _line(url)) for text, url in _pairs(page.get(field))]
         if pairs:
             yield "\n".join([f"{title}:", *(f"- {text}: {url}" if text else f"- {url}" for text, url in pairs)])
+
+
+def _site_links(item: Mapping[str, Any]) -> Iterator[str]:
+    """The pages of its site that a search lists under a result, each `{title, link, snippet?}`."""
+    links = item.get("siteLinks")
+    for link in filter(lambda link: isinstance(link, dict), links if isinstance(links, list) else ()):
+        title, url, snippet = (_line(link.get(field)) for field in ("title", "link", "snippet"))
+        if url:
+            yield (f"- {title}: {url}" if title else f"- {url}") + (f" ({snippet})" if snippet else "")
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, str]]:

@@ -277,6 +277,49 @@ def test_numbered_links_keep_their_numbers_and_whole_addresses() -> None:
     assert "\n- http://a.example/\n" in output({"data": {**page, "links": {"": "http://a.example/"}}}).content
 
 
+SITE_LINKS = [
+    {"title": "Documentation", "link": "http://site.fixture.test:8099/docs"},
+    {"title": "Prices\nand plans", "link": "http://site.fixture.test:8099/prices?plan=all"},
+    {"title": "About", "link": "http://site.fixture.test:8099/about", "snippet": "Who keeps the lighthouse."},
+    {"title": "", "link": "http://site.fixture.test:8099/contact"},
+]
+"""In the shape that the server declares; no recording has any."""
+
+
+def with_site_links(envelope: Mapping[str, Any]) -> dict[str, Any]:
+    results = [dict(item) for item in envelope["data"]]
+    for item in results[:1]:
+        item["siteLinks"] = SITE_LINKS
+    return {**envelope, "data": results}
+
+
+@requirement("content.kept", "content.search")
+def test_the_links_into_a_results_site_are_listed_under_it() -> None:
+    content = output(with_site_links(successes()["s-q-nocontent-json"])).content
+    assert (
+        "\nSnippet number 1.\n"
+        "- Documentation: http://site.fixture.test:8099/docs\n"
+        "- Prices and plans: http://site.fixture.test:8099/prices?plan=all\n"
+        "- About: http://site.fixture.test:8099/about (Who keeps the lighthouse.)\n"
+        "- http://site.fixture.test:8099/contact\n"
+        "\n2. "
+    ) in content
+
+
+@pytest.mark.parametrize("links", [None, "x", {"a": "b"}, [None, "x", {}, {"title": "no address"}, {"link": ["x"]}]])
+@requirement("content.search", "upstream.shapes")
+def test_links_of_another_shape_are_left_out(links: Any) -> None:
+    item = {"title": "A result", "url": "http://a.example/", "siteLinks": links}
+    assert "1. A result\nhttp://a.example/\n[End" in search_output({"data": [item]}, "a query").content
+
+
+@requirement("content.sizes")
+def test_links_into_a_results_site_cost_little_besides_what_is_kept_of_them() -> None:
+    envelope = successes()["s-q-nocontent-json"]
+    cost = len(output(with_site_links(envelope)).content) - len(output(envelope).content)
+    assert cost <= sum(len("".join(link.values())) + len("- : \n ()") for link in SITE_LINKS)
+
+
 @requirement("content.search")
 def test_a_result_has_every_form_of_its_page_and_no_empty_list() -> None:
     content = output(successes()["s-q-links-json"]).content
