@@ -71,6 +71,7 @@ PROMISES = (
     Promise("upstream.request", "jina-api 0-2", "Requests are POSTs with a JSON body and Accept application/json exactly; GET definitions keep their form."),
     Promise("upstream.parameters", "jina-api 6.3", "Only known parameters are sent, the model sets only its own, refused ones are refused."),
     Promise("upstream.errors", "jina-api 4", "Every refusal of the upstream is a typed error with a sentence for the model."),
+    Promise("upstream.recordings", "jina-api 0-4", "Every recorded exchange passes the client as an answer or a typed error, or has its reason why not."),
     Promise("upstream.shapes", "jina-api 3", "HTML, invalid JSON, wrong shapes and errors inside a 200 are typed errors."),
     Promise("upstream.size", "protocol 10", "An answer over the size limit is response_too_large."),
     Promise("wire.body_no_json", "protocol 2", "A body that is not JSON is answered with bad_request under the subject's suffix."),

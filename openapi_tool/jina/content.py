@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from openapi_tool.jina.failures import quoted
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
 from openapi_tool.tools.result import ToolOutput, Usage, one_line, untrusted, untrusted_blocks
 
 _BODY_FIELDS = ("content", "text", "html")
 _SHOTS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
-_MAX_REASON_CHARS = 300
 _JOINED_PAIR = re.compile(r"(.*?),([a-z][a-z0-9+.-]*:.*)", re.DOTALL)
 
 
@@ -49,6 +49,7 @@ def _result_blocks(results: list[Mapping[str, Any]]) -> Iterator[str]:
             *(_line(fact) for fact in facts.values()),
             *(f"Warning: {warning}" for warning in warnings),
             _line(item.get("description")),
+            *_site_links(item),
             "\n\n".join(_bodies(item)),
             *_lists(item),
         ]
@@ -78,8 +79,10 @@ def page_output(envelope: Mapping[str, Any]) -> ToolOutput:
 
 def _nothing_to_read(warnings: tuple[str, ...], tokens: int) -> UpstreamRejected:
     """The failure of a page of which only warnings came, which is charged all the same."""
-    reason = " ".join(warnings)[:_MAX_REASON_CHARS].rstrip(".")
-    failure = UpstreamRejected(f"The page has nothing to read: {reason}. Check the address or use another page.")
+    failure = UpstreamRejected(
+        "The page has nothing to read; check the address or use another page. "
+        f"The service says: {quoted(' '.join(warnings))}"
+    )
     failure.tokens = tokens
     return failure
 
@@ -106,6 +109,15 @@ def _lists(page: Mapping[str, Any]) -> Iterator[str]:
         pairs = [(_line(text), _line(url)) for text, url in _pairs(page.get(field))]
         if pairs:
             yield "\n".join([f"{title}:", *(f"- {text}: {url}" if text else f"- {url}" for text, url in pairs)])
+
+
+def _site_links(item: Mapping[str, Any]) -> Iterator[str]:
+    """The pages of its site that a search lists under a result, each `{title, link, snippet?}`."""
+    links = item.get("siteLinks")
+    for link in filter(lambda link: isinstance(link, dict), links if isinstance(links, list) else ()):
+        title, url, snippet = (_line(link.get(field)) for field in ("title", "link", "snippet"))
+        if url:
+            yield (f"- {title}: {url}" if title else f"- {url}") + (f" ({snippet})" if snippet else "")
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, str]]:

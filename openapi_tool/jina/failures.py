@@ -18,7 +18,8 @@ ONCE, SOME = 1, 3
 """How often a request is asked again: where only chance failed, and where the service is busy."""
 
 _MAX_REASON_CHARS = 300
-_ERROR_NAME = re.compile(r"^[A-Z]\w*Error(?:\((?P<path>[\w.]*)\))?: ")
+_LONGEST_WAIT_S = 1e9
+_ERROR_NAME = re.compile(r"\b(?:[A-Z]\w*)?Error(?:\((?P<path>[^()]*)\))?(?:: |$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +43,23 @@ _ACCOUNT = "The operator's account does not allow this request; it will not work
 BY_STATUS: Mapping[int, Rule] = {
     40003: Rule(errors.UpstreamUnavailable, "The page's transfer broke off; try again.", repeats=ONCE),
     40004: Rule(errors.UpstreamRejected, "The page is of a type that cannot be read; use another source."),
+    40104: Rule(
+        errors.AuthFailed, "The account of this tool's key is not verified; an operator must verify it.", reason=False
+    ),
     40202: Rule(errors.AuthFailed, "The operator's plan does not include this feature; call without it."),
-    40301: Rule(errors.TargetRefused, "This page failed too often lately and is blocked for a while; use another."),
-    40901: Rule(errors.UpstreamUnavailable, _BUSY, repeats=SOME),
+    40301: Rule(
+        errors.TargetRefused,
+        "This page failed too often lately and is blocked for a while; use another, or try again when that is over.",
+        retryable=True,
+    ),
     40902: Rule(errors.TargetRefused, "The site's robots.txt forbids reading this page; use another source."),
-    40903: Rule(errors.UpstreamUnavailable, _BUSY, repeats=SOME),
     40904: Rule(errors.BudgetExceeded, "The page costs more than the token budget; read a smaller page or part."),
-    41301: Rule(errors.BadRequest, "The request is too large; shorten it."),
     41302: Rule(errors.UpstreamRejected, "The target file is too large to be read; use another source."),
     42204: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", repeats=SOME),
     42205: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", repeats=SOME),
     45102: Rule(errors.TargetRefused, "This address may not be read (private, local or blocked); use a public page."),
 }
-"""By the five-digit `status` of an error body; these win over the HTTP status."""
+"""By the five-digit `status` of an error body, where it differs from what its HTTP status says."""
 
 BY_HTTP: Mapping[int, Rule] = {
     400: Rule(errors.BadRequest, "The request was refused; correct the arguments and call again."),
@@ -72,7 +77,7 @@ BY_HTTP: Mapping[int, Rule] = {
     431: Rule(errors.BadRequest, "The address is too long; use a shorter one."),
     451: Rule(errors.TargetRefused, "This target is blocked for legal reasons; use another source."),
     500: Rule(errors.UpstreamUnavailable, _BUSY, repeats=ONCE, reason=False),
-    501: Rule(errors.UpstreamRejected, "The service cannot do this.", reason=False),
+    501: Rule(errors.UpstreamRejected, "The service cannot do this; use another source.", reason=False),
     524: Rule(
         errors.UpstreamUnavailable,
         "The service took too long; ask for less (fewer results, no page content).",
@@ -81,13 +86,32 @@ BY_HTTP: Mapping[int, Rule] = {
     ),
 }
 
-_REDIRECT = Rule(errors.UpstreamRejected, "The service answered with a redirect, which is not followed.", reason=False)
+_REDIRECT = Rule(
+    errors.UpstreamRejected,
+    "The service answered with a redirect, which is not followed; an operator must check the tool's definition.",
+    reason=False,
+)
 _SERVER = Rule(errors.UpstreamUnavailable, _BUSY, repeats=SOME, reason=False)
 _FRONT_DOOR = Rule(
-    errors.UpstreamUnavailable, "The service's own protection turned this request away.", repeats=ONCE, reason=False
+    errors.UpstreamUnavailable,
+    "The service's own protection turned this request away; try again in a moment.",
+    repeats=ONCE,
+    reason=False,
 )
-_OTHER = Rule(errors.UpstreamRejected, "The service refused the request.")
-_TRANSIENT = re.compile(r"timeout|timed out|connect|net::ERR_(?!TOO_MANY)", re.IGNORECASE)
+_OTHER = Rule(errors.UpstreamRejected, "The service refused the request; change it or use another source.")
+_NO_ANSWER = Rule(
+    errors.UpstreamUnavailable, "The page did not answer; try again later or use another source.", repeats=ONCE
+)
+
+_NOT_THE_CAUSE = re.compile(r"\w+://\S*| with target selector .*", re.DOTALL)
+_CHANCE = re.compile(
+    r"""timed\ out | TimeoutError | (?:navigation|connection)\ timeout | timeout\ (?:exceeded|was\ reached)
+    | (?:failed\ to|could\ not|couldn't)\ connect
+    | connection\ (?:was\ )?(?:refused|reset|closed|aborted) | empty\ reply\ from\ server
+    | net::ERR_(?:\w*(?:CONNECTION|TIMED_OUT)|ADDRESS_UNREACHABLE|EMPTY_RESPONSE|NETWORK_CHANGED)""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""What a browser and curl say of a page that was slow or away; TLS and names that do not resolve stay as they are."""
 
 
 def upstream_failure(http_status: int, body: Any, retry_after: str | None) -> ToolError:
@@ -99,15 +123,18 @@ def upstream_failure(http_status: int, body: Any, retry_after: str | None) -> To
     envelope = body if isinstance(body, dict) else {}
     rule = _FRONT_DOOR if http_status == HTTPStatus.FORBIDDEN and not envelope else _rule(http_status, envelope)
     reason = _reason(envelope) if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR else ""
-    chance = http_status == HTTPStatus.UNPROCESSABLE_ENTITY and bool(_TRANSIENT.search(reason))
-    repeats = max(rule.repeats, ONCE if chance else 0)
     return rule.error(
-        f"{rule.says} ({reason})" if reason else rule.says,
-        retryable=rule.retryable or repeats > 0,
-        repeats=repeats,
+        f"{rule.says} The service says: {quoted(reason)}" if reason else rule.says,
+        retryable=rule.retryable or rule.repeats > 0,
+        repeats=rule.repeats,
         retry_after=_retry_after(envelope, retry_after),
         http_status=http_status,
     )
+
+
+def quoted(text: str) -> str:
+    """The upstream's own words as one short line in quotation marks, since they may hold a page's (its status text)."""
+    return '"' + one_line(text)[:_MAX_REASON_CHARS].replace('"', "'") + '"'
 
 
 def found_nothing(http_status: int, body: Any) -> bool:
@@ -127,7 +154,15 @@ def _rule(http_status: int, envelope: Mapping[str, Any]) -> Rule:
         return by_status
     if HTTPStatus.MULTIPLE_CHOICES <= http_status < HTTPStatus.BAD_REQUEST:
         return _REDIRECT
+    if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and _by_chance(envelope):
+        return _NO_ANSWER
     return BY_HTTP.get(http_status, _SERVER if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else _OTHER)
+
+
+def _by_chance(envelope: Mapping[str, Any]) -> bool:
+    """Whether a page failed by a timeout or its connection, for which the catch-all has no status of its own."""
+    text = envelope.get("readableMessage")
+    return isinstance(text, str) and _CHANCE.search(_NOT_THE_CAUSE.sub("", text)) is not None
 
 
 def _reason(envelope: Mapping[str, Any]) -> str:
@@ -138,17 +173,29 @@ def _reason(envelope: Mapping[str, Any]) -> str:
     match = _ERROR_NAME.match(text)
     path = match["path"] if match else None
     words = one_line(_ERROR_NAME.sub("", text))
-    return (f"{path}: {words}" if path and path != "undefined" else words)[:_MAX_REASON_CHARS]
+    return f"{path}: {words}" if path and path != "undefined" else words
 
 
 def _retry_after(envelope: Mapping[str, Any], header: str | None) -> float | None:
-    """Seconds to wait: from the header (a number or an HTTP date, RFC 9110 10.2.3), else from the body."""
-    if header is not None and header.strip().isdigit():
-        return float(header)
-    if header is not None:
+    """Seconds to wait: from the header, else from the body's number, else from its date."""
+    told = (header, envelope.get("retryAfter"), envelope.get("retryAfterDate"))
+    return next((seconds for value in told if (seconds := _seconds(value)) is not None), None)
+
+
+def _seconds(value: Any) -> float | None:
+    """From a number, its digits, an HTTP date (RFC 9110 10.2.3) or an ISO 8601 date; never below zero."""
+    if isinstance(value, str):
+        digits = value.strip()
+        value = float(digits) if digits.isascii() and digits.isdigit() else _until(digits)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(min(max(value, 0), _LONGEST_WAIT_S))
+
+
+def _until(date: str) -> float | None:
+    for parse in (datetime.fromisoformat, parsedate_to_datetime):
         try:
-            return max(0.0, (parsedate_to_datetime(header) - datetime.now(UTC)).total_seconds())
-        except (TypeError, ValueError):
-            pass
-    seconds = envelope.get("retryAfter")
-    return float(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else None
+            return (parse(date) - datetime.now(UTC)).total_seconds()
+        except (TypeError, ValueError, OverflowError):
+            continue
+    return None

@@ -194,10 +194,18 @@ def _message(text: str) -> tuple[str, dict[str, str], str]:
 
 
 @cache
+def error_classes() -> Mapping[str, Mapping[str, Any]]:
+    """Each of the server's own error classes by name: `http`, `body`, and `headers` where it sets any."""
+    classes: Mapping[str, Mapping[str, Any]] = json.loads(
+        (files(__package__) / "data" / "jina" / "error-bodies.json").read_text(encoding="utf-8")
+    )
+    return classes
+
+
+@cache
 def error_bodies() -> Mapping[int, Mapping[str, Any]]:
     """A real error body for each HTTP status that the server's own error classes use; the first by name."""
-    text = (files(__package__) / "data" / "jina" / "error-bodies.json").read_text(encoding="utf-8")
     bodies: dict[int, Mapping[str, Any]] = {}
-    for _, entry in sorted(json.loads(text).items()):
+    for _, entry in sorted(error_classes().items()):
         bodies.setdefault(entry["http"], entry["body"])
     return bodies

@@ -10,10 +10,9 @@ from pydantic import SecretStr
 
 from openapi_tool.jina.content import page_output, search_output
 from openapi_tool.jina.egress import ALLOWED_HEADERS
-from openapi_tool.jina.failures import upstream_failure
 from openapi_tool.jina.plan import plan_call
 from openapi_tool.jina.request import UpstreamRequest, build_request
-from openapi_tool.local.recordings import error_bodies, load_recordings, read_question, recorded_answers
+from openapi_tool.local.recordings import load_recordings, read_question
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.result import FRAME_CLOSE, FRAME_OPEN
@@ -368,87 +367,3 @@ def test_a_page_with_any_members_is_rendered_or_refused(page: dict[str, Any]) ->
         assert search_output({"data": [page], "meta": page}, "x").content
     except ToolError as error:
         assert error.message
-
-
-@pytest.mark.parametrize("http", sorted(error_bodies()))
-@requirement("upstream.errors")
-def test_every_error_class_of_the_server_has_a_sentence(http: int) -> None:
-    error = upstream_failure(http, error_bodies()[http], None)
-    assert error.http_status == http
-    assert len(error.message) > 20
-    assert ("example message" in error.message) <= (http < 500)
-
-
-@requirement("upstream.errors")
-def test_recorded_refusals_keep_the_reason_and_lose_the_class_names() -> None:
-    for recording in recorded_answers().values():
-        if recording.status == 200:
-            continue
-        error = upstream_failure(
-            recording.status, json.loads(recording.body) if recording.body[:1] == b"{" else None, None
-        )
-        assert "Error:" not in error.message.replace("TypeError:", "").replace("TimeoutError:", "").replace(
-            " Error:", ""
-        )
-        assert "/home" not in error.message
-        assert "config" not in error.message
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("e-unknown-host-json", "could not be resolved"),
-        ("o-robots-denied", "robots.txt"),
-        ("ssrf-127", "may not be read"),
-        ("o-budget-exceeded-json", "token budget"),
-        ("s-num-21", "num: "),
-        ("o-target-selector-nomatch", "#nope"),
-    ],
-)
-@requirement("upstream.errors")
-def test_the_model_learns_what_was_wrong(name: str, says: str) -> None:
-    recording = load_recordings()[name]
-    assert says in upstream_failure(recording.status, json.loads(recording.body), None).message
-
-
-@requirement("upstream.errors")
-def test_internals_of_a_500_never_reach_the_model() -> None:
-    recording = load_recordings()["s-upstream-quota"]
-    error = upstream_failure(500, json.loads(recording.body), None)
-    assert "127.0.0.1" not in json.dumps(error.as_error())
-    assert "credits" not in json.dumps(error.as_error())
-
-
-@pytest.mark.parametrize(
-    ("header", "body", "seconds"),
-    [
-        ("17", {}, 17.0),
-        (None, {"retryAfter": 9}, 9.0),
-        ("soon", {"retryAfter": 9}, 9.0),
-        ("soon", {}, None),
-        (None, None, None),
-    ],
-)
-@requirement("upstream.errors")
-def test_retry_after_is_read_from_header_and_body(header: str | None, body: Any, seconds: float | None) -> None:
-    assert upstream_failure(429, body, header).retry_after == seconds
-
-
-def test_a_retry_date_in_the_past_means_now() -> None:
-    assert upstream_failure(429, {}, "Wed, 21 Oct 2015 07:28:00 GMT").retry_after == 0.0
-
-
-@pytest.mark.parametrize(
-    ("http", "code", "retryable"),
-    [
-        (302, "upstream_rejected", False),
-        (418, "upstream_rejected", False),
-        (599, "upstream_unavailable", True),
-        (524, "upstream_unavailable", True),
-        (403, "upstream_unavailable", True),
-    ],
-)
-@requirement("upstream.errors")
-def test_answers_without_an_envelope_are_typed_too(http: int, code: str, retryable: object) -> None:
-    error = upstream_failure(http, None, None)
-    assert (error.code, error.retryable) == (code, retryable)
