@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jsonschema_rs
@@ -23,13 +23,27 @@ def schema_problems(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
     """
     if not schema:
         return []
-    problems = []
+    problems: list[str] = []
     for error in _validator(schema).iter_errors(dict(arguments)):
-        path = ".".join(str(part) for part in error.instance_path) or "arguments"
-        problems.append(f"{path}: {error.message}"[:_MAX_PROBLEM_CHARS])
-        if len(problems) == _MAX_PROBLEMS:
+        problems += [f"{path}: {says}"[:_MAX_PROBLEM_CHARS] for path, says in _described(error)]
+        if len(problems) >= _MAX_PROBLEMS:
             break
-    return problems
+    return problems[:_MAX_PROBLEMS]
+
+
+def _described(error: jsonschema_rs.ValidationError) -> Iterator[tuple[str, str]]:
+    """Each offending path of an error, and what is wrong there; what is missing or too much has a path of its own."""
+    match error.kind:
+        case jsonschema_rs.ValidationErrorKind.Required(property=name):
+            yield _path(error, name), "is required"
+        case jsonschema_rs.ValidationErrorKind.AdditionalProperties(unexpected=names):
+            yield from ((_path(error, name), "is not an argument that this tool takes") for name in names)
+        case _:
+            yield _path(error), error.message
+
+
+def _path(error: jsonschema_rs.ValidationError, *more: str) -> str:
+    return ".".join(str(part) for part in (*error.instance_path, *more)) or "arguments"
 
 
 def _validator(schema: Mapping[str, Any]) -> jsonschema_rs.Draft202012Validator:
