@@ -21,6 +21,7 @@ class Mutation:
 
 
 ANSWERS = "tests/wire/test_answers.py::"
+ANY_ARGUMENTS = "tests/unit/test_any_arguments.py::"
 ANY_COMMAND = "tests/wire/test_any_command.py::"
 BUS = "tests/wire/test_bus.py::"
 CACHE = "tests/wire/test_cache.py::"
@@ -458,7 +459,7 @@ OPTIONS = (
              '({"auth_env": env} if env else {})', "{}",
              TOOLS + "test_the_legacy_section_is_understood"),
     Mutation("options.schema", "tools/schema.py",
-             "if len(problems) == _MAX_PROBLEMS:", "if problems:",
+             "if len(problems) >= _MAX_PROBLEMS:", "if problems:",
              TOOLS + "test_all_problems_are_named_in_one_answer"),
     Mutation("options.schema", "tools/arguments.py",
              "if name in by_model or name in declared}", "if name in by_model}",
@@ -478,7 +479,7 @@ OPTIONS = (
              "        if parameter is None or not self._model_may(parameter):",
              ANSWERS + "test_neither_the_upstream_nor_the_model_can_end_a_turn"),
     Mutation("wire.arguments_schema", "tools/schema.py",
-             "if len(problems) == _MAX_PROBLEMS:", "if problems:",
+             "if len(problems) >= _MAX_PROBLEMS:", "if problems:",
              REFUSALS + "test_arguments_that_do_not_fit_the_schema"),
     Mutation("wire.tool_unknown", "executor/pipeline.py",
              "raise NotFound(", "raise ToolError(",
@@ -649,6 +650,15 @@ REPORTS = (
              "if not await self._commit(card, report, answer.artifact):",
              "if await self._commit(card, report, answer.artifact) is None:",
              ANSWERS + "test_a_watchdog_that_is_faster_during_the_call_wins_at_the_commit"),
+    Mutation("arguments.any", "jina/plan.py",
+             "return parameter.model and (", "return True or (",
+             ANY_ARGUMENTS + "test_arguments_make_an_allowed_request_or_a_refusal"),
+    Mutation("arguments.any", "jina/request.py",
+             "return text.isascii() and text.isprintable()", "return True",
+             ANY_ARGUMENTS + "test_arguments_make_an_allowed_request_or_a_refusal"),
+    Mutation("arguments.any", "tools/schema.py",
+             "for name in names)", "for name in names[:1])",
+             ANY_ARGUMENTS + "test_a_refusal_names_everything_that_is_wrong"),
     Mutation("size.cursor", "tools/cursor.py",
              "orjson.dumps([project_id, agent_id, place.hex()])", "orjson.dumps([project_id, place.hex()])",
              TRUNCATION + "test_a_cursor_leads_back_for_its_owner_and_for_nobody_else"),

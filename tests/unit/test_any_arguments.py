@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
@@ -28,7 +29,15 @@ from tests.support import definition, identity, tool_call
 SCOPE = SessionScope(b"k" * 32)
 RULES = TargetRules(INTERNAL_SUFFIXES, (), 16_000)
 MOST = 10
-BODY_KEYS = {part for entry in (*SEARCH, *READER) for part in entry.name.split(".")}
+MAY_SET = {
+    mode: {entry.name for entry in table if entry.model and not entry.declared} | {"timeout", "respondTiming"}
+    for mode, table in (("search", SEARCH), ("reader", READER))
+}
+HEADERS = {
+    mode: {entry.header.lower() for entry in (*SEARCH, *READER) if entry.header and entry.name in names}
+    | {"accept", "accept-encoding", "content-type", "user-agent"}
+    for mode, names in MAY_SET.items()
+}
 
 known_names = sorted(
     {name for entry in (*SEARCH, *READER) for name in (entry.name, entry.header, *entry.aliases) if name}
@@ -64,13 +73,25 @@ definitions = st.builds(
 )
 
 
+hopeful = st.sampled_from(
+    [
+        *(("engine", "browser"), ("X-Engine", "curl"), ("proxy", "de"), ("locale", "de"), ("provider", "bing")),
+        *(("session_id", "s"), ("projectId", "p"), ("X-Forwarded-For", "1.2.3.4"), ("api_key", "k")),
+        *(("target_selector", "a\r\nX-Injected: 1"), ("site", "ü"), ("max_tokens", 500), ("with_links", True)),
+        *(("count", 3), ("format", "text"), ("location", "b\nHost: evil.example"), ("link_style", "discarded")),
+    ]
+)
+
+
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[ToolDefinition, dict[str, Any]]:
-    """A definition and arguments of which some are likely to be good."""
+    """A definition and arguments, most of them with something to ask for and few others."""
     found = draw(definitions)
-    arguments: dict[str, Any] = draw(st.dictionaries(names, values, max_size=4))
-    if draw(st.booleans()):
-        single = draw(subjects)
+    arguments: dict[str, Any] = dict(draw(st.lists(hopeful, max_size=2)))
+    if draw(st.integers(0, 2)) == 0:
+        arguments |= draw(st.dictionaries(names, values, max_size=4))
+    if draw(st.integers(0, 9)):
+        single = "https://site.example/a?b=c#d" if draw(st.booleans()) else draw(subjects)
         key = found.tool.items or ("query" if found.mode == "search" else "url")
         arguments[key] = [single, draw(subjects)] if found.tool.items else single
     return found, arguments
@@ -95,6 +116,7 @@ def requests_of(found: ToolDefinition, arguments: dict[str, Any]) -> list[Upstre
 
 
 @requirement("arguments.any")
+@settings(max_examples=400)
 @given(call=calls())
 def test_arguments_make_an_allowed_request_or_a_refusal(call: tuple[ToolDefinition, dict[str, Any]]) -> None:
     found, arguments = call
@@ -106,22 +128,22 @@ def test_arguments_make_an_allowed_request_or_a_refusal(call: tuple[ToolDefiniti
     assert requests
     for request in requests:
         assert (request.host, request.method) in {(found.host, "GET"), (found.host, "POST")}
-        assert {name.lower() for name in request.headers} <= ALLOWED_HEADERS
+        assert {name.lower() for name in request.headers} <= HEADERS[found.mode] <= ALLOWED_HEADERS
         assert all(value.isascii() and value.isprintable() for value in request.headers.values())
         assert re.fullmatch(r"/[!-~]*", request.target)
-        check_body(request)
+        assert keys(request) <= MAY_SET[found.mode]
+        assert not {fold(name) for name in keys(request)} & (REFUSED | IDENTITY_ARGUMENTS)
 
 
-def check_body(request: UpstreamRequest) -> None:
-    if request.body is None:
-        return
-    body = json.loads(request.body)
-    assert set(body) <= BODY_KEYS
-    assert set(body.get("markdown", {})) <= BODY_KEYS
-    assert not {fold(name) for name in body} & (REFUSED | IDENTITY_ARGUMENTS)
+def keys(request: UpstreamRequest) -> set[str]:
+    """Names in a request's body and query."""
+    body = json.loads(request.body or b"{}")
+    nested = {f"markdown.{name}" for name in body.pop("markdown", {})}
+    return {*body, *nested, *(name for name, _ in parse_qsl(urlsplit(request.target).query))}
 
 
 @requirement("arguments.any")
+@settings(max_examples=400)
 @given(call=calls())
 def test_a_refusal_names_everything_that_is_wrong(call: tuple[ToolDefinition, dict[str, Any]]) -> None:
     """Without what one refusal of a kind named, there is nothing more of that kind to refuse."""
