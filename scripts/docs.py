@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from openapi_tool.settings import PREFIX, SHORT_NAMES, Settings
+from scripts.tools_reference import PAGE, tools_page
 from tests.promises import PROMISES
 
 ROOT = Path(__file__).parent.parent
@@ -90,6 +91,7 @@ def _default(field: Any) -> str:
 DOCUMENTS = {
     ROOT / "docs" / "protocol-conformance.md": conformance,
     ROOT / "docs" / "settings.md": settings_reference,
+    PAGE: tools_page,
 }
 
 
