@@ -58,7 +58,7 @@ def prepare(settings: Settings, environment: Mapping[str, str]) -> Prepared:
         upstream_tls=upstream_tls,
         bus=BusOptions(settings.nats.servers, NAME, bus_tls, _login(settings.nats)),
         pool=_pool_options(settings),
-        durable=_durable_options(settings),
+        durable=durable_options(settings),
         limits=TimeLimits(executor.worker_default_s, executor.margin_s, settings.tools.max_timeout_ms / 1000),
         health=Health(),
     )
@@ -122,7 +122,8 @@ def _pool_options(settings: Settings) -> PoolOptions:
     )
 
 
-def _durable_options(settings: Settings) -> DurableOptions:
+def durable_options(settings: Settings) -> DurableOptions:
+    """The durable that settings ask for."""
     protocol = settings.protocol
     return DurableOptions(
         version=protocol.version,
@@ -130,4 +131,5 @@ def _durable_options(settings: Settings) -> DurableOptions:
         filter_subject=command_filter(protocol.version, protocol.project, protocol.channel, protocol.target),
         ack_wait_s=settings.nats.ack_wait_s,
         max_ack_pending=settings.nats.max_ack_pending,
+        replicas=settings.nats.replicas,
     )

@@ -118,8 +118,9 @@ async def assemble(stack: AsyncExitStack, prepared: Prepared, resolver: Resolver
         Doorbell(client, settings.protocol.version, NAME),
         tracer,
     )
+    letters = DeadLetters(client, settings.nats.replicas)
     consumer = CommandConsumer(
-        client, _consumer_options(prepared), DeadLetters(client), pipeline.handle, lambda: health.ok(POSTGRES)
+        client, _consumer_options(prepared), letters, pipeline.handle, lambda: health.ok(POSTGRES)
     )
     return Parts(consumer, kernel, client)
 
@@ -228,7 +229,7 @@ def _jina_options(settings: Settings) -> JinaOptions:
 async def _session_key(settings: Settings, client: Client) -> bytes:
     if settings.session.key is not None:
         return settings.session.key.get_secret_value().encode()
-    return await _until_available(lambda: shared_session_key(client))
+    return await _until_available(lambda: shared_session_key(client, settings.nats.replicas))
 
 
 async def _until_available(attempt: Callable[[], Awaitable[T]]) -> T:

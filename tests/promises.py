@@ -133,6 +133,7 @@ PROMISES = (
     Promise("cli.call", "design", "`call` places one call as the kernel does and prints the answer, or why there is none."),
     Promise("cli.call.foreign", "design", "`call` against a kernel that `dev` did not make needs --yes, and never makes a stream there."),
     Promise("postgres.tls", "design", "TLS to PostgreSQL with a CA and a client certificate, as the connection string says; what cannot work is named at start."),
+    Promise("bus.replicas", "design", "Streams and buckets that are made here are made with the replicas that are asked for."),
     Promise("deadletters.cli", "design", "Dead letters are listed, shown and sent again; nothing is sent without --yes."),
     Promise("handover", "protocol 10", "Another executor's durable is taken over, and what it gave up on is listed and can be sent again."),
     Promise("retry.table", "jina-api 4", "A request is asked again exactly where its failure says so, and at most so often."),

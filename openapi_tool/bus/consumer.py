@@ -79,7 +79,7 @@ class CommandConsumer:
         self._dead_letters = dead_letters
         self._handle = handle
         self._may_fetch = may_fetch
-        self._leases = Leases(client, options.durable.ack_wait_s)
+        self._leases = Leases(client, options.durable.ack_wait_s, options.durable.replicas)
         self._alone = asyncio.Lock()
         self._doubtful_until = 0.0
         self._running: dict[asyncio.Task[None], _Work] = {}

@@ -28,10 +28,14 @@ _BATCH, _BATCH_S = 500, 10.0
 
 
 class DeadLetters:
-    """Writes records to the stream, making it where it is missing; every record is also logged."""
+    """Writes records to the stream, making it where it is missing; every record is also logged.
 
-    def __init__(self, client: Client, keep_s: float = _KEEP_S) -> None:
+    The stream is made with so many `replicas`.
+    """
+
+    def __init__(self, client: Client, replicas: int = 1, keep_s: float = _KEEP_S) -> None:
         self._client = client
+        self._replicas = replicas
         self._keep_s = keep_s
 
     async def keep(self, delivery: Delivery, reason: str, message: str) -> None:
@@ -65,8 +69,9 @@ class DeadLetters:
         try:
             await jetstream.stream_info(STREAM)
         except NotFoundError:
+            config = StreamConfig(name=STREAM, subjects=[SUBJECT], max_age=self._keep_s, num_replicas=self._replicas)
             try:
-                await jetstream.add_stream(StreamConfig(name=STREAM, subjects=[SUBJECT], max_age=self._keep_s))
+                await jetstream.add_stream(config)
             except BadRequestError:
                 log.info("another replica made the dead letter stream", extra={"action": "dead_letters.raced"})
 

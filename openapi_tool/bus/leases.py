@@ -22,6 +22,7 @@ from nats.js.kv import KeyValue
 from openapi_tool.protocol.command import Delivery
 
 BUCKET = "openapi_tool_leases"
+KEYS = "command.*"
 _VERSION = 1
 _FORGET_S = 3600
 _RACES = 8
@@ -61,11 +62,15 @@ class LeaseLost(Exception):
 
 
 class Leases:
-    """Compare-and-set on records in KV, one per command; all methods raise nats.errors.Error in an outage."""
+    """Compare-and-set on records in KV, one per command; all methods raise nats.errors.Error in an outage.
 
-    def __init__(self, client: Client, duration_s: float) -> None:
+    The bucket is made with so many `replicas` where it is missing.
+    """
+
+    def __init__(self, client: Client, duration_s: float, replicas: int = 1) -> None:
         self._client = client
         self._duration_s = duration_s
+        self._replicas = replicas
         self._owner = secrets.token_hex(8)
         self._bucket: KeyValue | None = None
 
@@ -135,7 +140,8 @@ class Leases:
             try:
                 self._bucket = await jetstream.key_value(BUCKET)
             except BucketNotFoundError:
-                self._bucket = await jetstream.create_key_value(KeyValueConfig(bucket=BUCKET, ttl=_FORGET_S))
+                config = KeyValueConfig(bucket=BUCKET, ttl=_FORGET_S, replicas=self._replicas)
+                self._bucket = await jetstream.create_key_value(config)
         return self._bucket
 
 

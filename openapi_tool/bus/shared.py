@@ -18,13 +18,14 @@ SESSION_KEY = "session_key"
 _KEY_BYTES = 32
 
 
-async def shared_session_key(client: Client) -> bytes:
+async def shared_session_key(client: Client, replicas: int = 1) -> bytes:
     """The key behind session identities: made by the first replica, the same for all and for ever.
 
-    Raises Unavailable when NATS refuses; an operator can set `session.key` instead.
+    The bucket is made with so many `replicas` where it is missing. Raises Unavailable when NATS refuses;
+    an operator can set `session.key` instead.
     """
     try:
-        bucket = await _bucket(client)
+        bucket = await _bucket(client, replicas)
         try:
             return _value(await bucket.get(SESSION_KEY))
         except KeyNotFoundError:
@@ -33,12 +34,12 @@ async def shared_session_key(client: Client) -> bytes:
         raise Unavailable(f"NATS: no shared session key (set session.key): {type(error).__name__}: {error}") from error
 
 
-async def _bucket(client: Client) -> KeyValue:
+async def _bucket(client: Client, replicas: int) -> KeyValue:
     jetstream = client.jetstream()
     try:
         return await jetstream.key_value(BUCKET)
     except BucketNotFoundError:
-        return await jetstream.create_key_value(KeyValueConfig(bucket=BUCKET))
+        return await jetstream.create_key_value(KeyValueConfig(bucket=BUCKET, replicas=replicas))
 
 
 async def _make(bucket: KeyValue) -> bytes:

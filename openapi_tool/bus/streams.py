@@ -20,13 +20,17 @@ UNLIMITED = -1
 
 @dataclass(frozen=True, slots=True)
 class DurableOptions:
-    """The durable's name and the settings that it is held to; `ack_wait_s` in seconds."""
+    """The durable's name and the settings that it is held to; `ack_wait_s` in seconds.
+
+    `replicas` is how often a stream that we make is kept.
+    """
 
     version: str
     name: str
     filter_subject: str
     ack_wait_s: float
     max_ack_pending: int
+    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,13 @@ async def _ensure_stream(jetstream: JetStreamContext, options: DurableOptions) -
         name, subjects = command_stream(options.version)
     try:
         await jetstream.add_stream(
-            StreamConfig(name=name, subjects=[subjects], retention=RetentionPolicy.LIMITS, max_age=_DAY_S)
+            StreamConfig(
+                name=name,
+                subjects=[subjects],
+                retention=RetentionPolicy.LIMITS,
+                max_age=_DAY_S,
+                num_replicas=options.replicas,
+            )
         )
     except BadRequestError:  # another replica was first
         return await jetstream.find_stream_name_by_subject(options.filter_subject)

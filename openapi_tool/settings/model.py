@@ -82,6 +82,9 @@ class NatsSettings(Section):
     )
     ack_wait_s: Seconds = Field(6, description="Seconds without a heartbeat until a command is delivered again.")
     max_ack_pending: int = Field(10_000, ge=1, description="Commands in flight over all replicas.")
+    replicas: int = Field(
+        1, ge=1, le=5, description="Servers that keep a copy of each stream and bucket that is made here."
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> NatsSettings:

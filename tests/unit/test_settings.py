@@ -168,6 +168,7 @@ BROKEN: list[tuple[dict[str, str], str]] = [
         "nats: only one of",
     ),
     ({"OPENAPI_TOOL__NATS__DURABLE": "a.b"}, "nats.durable"),
+    ({"OPENAPI_TOOL__NATS__REPLICAS": "6"}, "nats.replicas"),
     ({"OPENAPI_TOOL__PROTOCOL__VERSION": "v1r3"}, "protocol.version"),
     ({"OPENAPI_TOOL__PROTOCOL__ACTOR_ID": "agent.x"}, "protocol.actor_id"),
     ({"OPENAPI_TOOL__PROTOCOL__PROJECT": "one"}, "nats.durable must be set"),

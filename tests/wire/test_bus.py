@@ -14,18 +14,29 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import nats.errors
 import nkeys
 import pytest
 import trustme
 from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.api import StreamConfig
 
 from openapi_tool.bus.connection import connected
+from openapi_tool.bus.dead_letters import DeadLetters
+from openapi_tool.bus.leases import Leases
 from openapi_tool.bus.shared import shared_session_key
+from openapi_tool.bus.streams import ensure_durable
+from openapi_tool.kernel.store import KernelStore
+from openapi_tool.local.caller import STREAM
 from openapi_tool.local.nats_server import NatsServer
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.prepared import prepare
+from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
 from tests.promises import requirement
+from tests.support import delivery
+from tests.wire.world import World
 
 DSN = {"dsn": "postgresql://127.0.0.1/unused"}
 
@@ -174,3 +185,52 @@ def test_an_unusable_certificate_is_no_reason_to_connect_without(tmp_path: Path)
     with pytest.raises(Exception, match=r"nats\.ca_file"):
         prepare(Settings(postgres=DSN, nats={"ca_file": broken}), {})
     assert ssl.create_default_context().check_hostname
+
+
+@requirement("bus.replicas")
+async def test_whatever_is_made_is_made_with_the_replicas_that_are_asked_for(stack: EmbeddedStack) -> None:
+    """A lone server refuses more than one."""
+    with server(stack, "") as nats_server:
+        prepared = prepare(Settings(postgres=DSN, nats={"servers": nats_server.url, "replicas": 3}), {})
+        durable, replicas = prepared.durable, prepared.settings.nats.replicas
+        async with connected(prepared.bus) as client:
+            for made in (
+                ensure_durable(client, durable),
+                shared_session_key(client, replicas),
+                Leases(client, 1.0, replicas).take(delivery()),
+                DeadLetters(client, replicas).keep(delivery(), "reason", "message"),
+            ):
+                with pytest.raises((nats.errors.Error, Unavailable), match="replicas > 1 not supported"):
+                    await made
+            assert await client.jetstream().streams_info() == []
+
+
+@requirement("bus.replicas")
+async def test_the_executor_asks_for_the_replicas_that_are_set(
+    idle_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, asked, add_stream = idle_world, [], JetStreamContext.add_stream
+
+    async def add_stream_and_tell(self: JetStreamContext, config: StreamConfig) -> Any:
+        asked.append((config.name, config.num_replicas))
+        return await add_stream(self, config.evolve(num_replicas=1))
+
+    monkeypatch.setattr(JetStreamContext, "add_stream", add_stream_and_tell)
+    await world.caller.forget_streams()
+    load, away = KernelStore.load, [True]
+
+    async def load_later(self: KernelStore, key: Any) -> Any:
+        if away:
+            away.pop()
+            raise Unavailable("PostgreSQL: away")
+        return await load(self, key)
+
+    monkeypatch.setattr(KernelStore, "load", load_later)
+    async with world.executor(nats={"servers": world.stack.nats.url, "replicas": 3}):
+        async with asyncio.timeout(5):
+            while (STREAM, 3) not in asked:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+        await world.send(await world.place(), headers={"CG-Turn-Id": "an-old-turn"})
+    assert set(asked) == {
+        (name, 3) for name in (STREAM, "KV_openapi_tool", "KV_openapi_tool_leases", "openapi_tool_dead_letters")
+    }
