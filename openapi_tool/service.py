@@ -145,21 +145,26 @@ async def _side_tasks(parts: Parts, prepared: Prepared) -> None:
 
 async def _watch_parts(parts: Parts, health: Health, every_s: float) -> None:
     """Look at every part again and again; nothing is fetched while the database is away."""
+    trouble = ""
     while True:
-        database, heard_s = await _answers(parts.kernel), time.monotonic() - parts.consumer.last_heard
-        if health.note(POSTGRES, ok=database):
+        trouble = await _trouble(parts.kernel, trouble)
+        heard_s = time.monotonic() - parts.consumer.last_heard
+        if health.note(POSTGRES, ok=not trouble):
             parts.consumer.wake()
         health.note(NATS, ok=parts.client.is_connected)
         health.note(CONSUMER, ok=heard_s < _CONSUMER_SILENCE_S)
         await asyncio.sleep(every_s)
 
 
-async def _answers(kernel: KernelStore) -> bool:
+async def _trouble(kernel: KernelStore, before: str) -> str:
+    """Why the database cannot be used now, empty where it can; logged where it is not the same as `before`."""
     try:
         await kernel.ping()
-    except Unavailable:
-        return False
-    return True
+    except Unavailable as error:
+        if str(error) != before:
+            log.warning("%s", error, extra={"action": "postgres.unavailable"})
+        return str(error)
+    return ""
 
 
 def _consumer_options(prepared: Prepared) -> ConsumerOptions:

@@ -26,6 +26,7 @@ ANY_COMMAND = "tests/wire/test_any_command.py::"
 BUS = "tests/wire/test_bus.py::"
 CACHE = "tests/wire/test_cache.py::"
 EXAMPLE = "tests/end_to_end/test_example_call.py::"
+GRANTS = "tests/kernel/test_grants.py::"
 HTTP = "tests/unit/test_http.py::"
 JINA = "tests/unit/test_jina.py::"
 PATH = "tests/end_to_end/test_path.py::"
@@ -773,6 +774,27 @@ BORDERS = (
              PATH + "test_sigterm_finishes_what_runs_and_leaves_the_rest"),
 )
 
+PRIVILEGES = (
+    Mutation("privilege.grants", "kernel/grants.py",
+             'Grant(("select",), ("resource.tools", ', 'Grant(("select", "update"), ("resource.tools", ',
+             GRANTS + "test_a_role_may_do_what_the_protocol_lists_and_nothing_else"),
+    Mutation("privilege.grants", "kernel/grants.py",
+             "(*EXECUTOR, *REGISTRATION) if registration else EXECUTOR", "(*EXECUTOR, *REGISTRATION)",
+             GRANTS + "test_what_is_printed_can_be_run_as_it_is_for_any_role[more0]"),
+    Mutation("privilege.role_name", "kernel/grants.py",
+             """role.replace('"', '""')""", "role",
+             GRANTS + "test_what_is_printed_can_be_run_as_it_is_for_any_role[more0]"),
+    Mutation("privilege.role_name", "kernel/grants.py",
+             "if role in _NO_ROLES:", "if not role:",
+             GRANTS + "test_what_no_role_can_be_called_is_refused[public]"),
+    Mutation("privilege.denied", "kernel/store.py",
+             "fetchval(MISSING)", 'fetchval("select null")',
+             GRANTS + "test_a_denial_and_a_missing_table_are_said_to_be_the_operators"),
+    Mutation("privilege.denied", "kernel/store.py",
+             "except (asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedTableError)", "except ()",
+             GRANTS + "test_a_statement_that_is_denied_names_the_table"),
+)
+
 DELIVERIES = (
     Mutation("handover", "bus/dead_letters.py",
              "number not in kept and not", "not",
@@ -853,7 +875,17 @@ DELIVERIES = (
 )
 # fmt: on
 
-MUTATIONS: tuple[Mutation, ...] = (*SUBJECTS, *COMMANDS, *IDENTITIES, *CARDS, *OPTIONS, *REPORTS, *BORDERS, *DELIVERIES)
+MUTATIONS: tuple[Mutation, ...] = (
+    *SUBJECTS,
+    *COMMANDS,
+    *IDENTITIES,
+    *CARDS,
+    *OPTIONS,
+    *REPORTS,
+    *BORDERS,
+    *PRIVILEGES,
+    *DELIVERIES,
+)
 
 NOT_MUTATED: Mapping[str, str] = {}
 """Promises of the covered families that no single place in the code keeps, and why."""

@@ -1,4 +1,4 @@
-"""What a person types: `openapi-tool serve`, `demo`, `dev`, `call`, `deadletters`."""
+"""What a person types: `openapi-tool serve`, `demo`, `dev`, `call`, `deadletters`, `sql`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from io import TextIOWrapper
 import typer
 
 from openapi_tool import __version__
-from openapi_tool.cli import call, deadletters, demo, dev, serve
+from openapi_tool.cli import call, deadletters, demo, dev, serve, sql
 
 app = typer.Typer(
     name="openapi-tool",
@@ -23,6 +23,7 @@ app.command()(demo.demo)
 app.command()(dev.dev)
 app.command()(call.call)
 app.add_typer(deadletters.app, name="deadletters")
+app.add_typer(sql.app, name="sql")
 
 
 def _version(*, wanted: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import asyncpg
 
 from openapi_tool.kernel import statements
+from openapi_tool.kernel.grants import MISSING
 from openapi_tool.protocol.cards import Card
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.jsontext import dumps, loads
@@ -27,6 +28,7 @@ from openapi_tool.protocol.records import (
 from openapi_tool.protocol.report import Report
 
 _JSONB_VERSION = b"\x01"
+_REMEDY = "Only an operator can mend this: `openapi-tool sql grants` prints what the role needs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,11 @@ class KernelStore:
         return cls(pool, options.timeout_s)
 
     async def ping(self) -> None:
-        """Ask the database for nothing. Raises Unavailable."""
+        """Ask the database whether we may do what calls need. Raises Unavailable."""
         async with self._connection() as connection:
-            await connection.fetchval("select 1")
+            missing = await connection.fetchval(MISSING)
+        if missing:
+            raise Unavailable(f"PostgreSQL: missing: {missing}. {_REMEDY}")
 
     async def answered(self, project_id: str, tool_call_id: str) -> bool:
         """Whether a call of a project has a result. Raises Unavailable."""
@@ -157,6 +161,8 @@ def _unavailable() -> Any:
         yield
     except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError):
         raise  # what was said to the database is wrong, which no waiting mends
+    except (asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedTableError) as denial:
+        raise Unavailable(f"PostgreSQL: {denial} (SQLSTATE {denial.sqlstate}). {_REMEDY}") from denial
     except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError) as error:
         raise Unavailable(f"PostgreSQL: {type(error).__name__}: {error}") from error
 

@@ -19,7 +19,7 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.records import Artifact, CallRecords, call_key
 from openapi_tool.protocol.report import Report, accept, build_report
 from openapi_tool.protocol.trace import new_root
-from tests.conftest import AGENT, PROJECT, search_tool
+from tests.conftest import AGENT, PROJECT, dsn_of, search_tool
 from tests.promises import requirement
 from tests.support import delivery
 
@@ -28,7 +28,7 @@ ACTOR = "tool.openapi"
 
 @pytest.fixture
 async def store(stack: EmbeddedStack, database: str) -> AsyncIterator[KernelStore]:
-    store = await KernelStore.open(PoolOptions(stack.postgres.dsn(database), 4, 5.0, prepared_statements=True))
+    store = await KernelStore.open(PoolOptions(dsn_of(stack, database), 4, 5.0, prepared_statements=True))
     yield store
     await store.aclose()
 
@@ -276,7 +276,7 @@ async def test_ids_of_any_characters_and_length_are_kept(caller: Caller, store: 
 
 async def test_the_store_works_without_prepared_statements(stack: EmbeddedStack, database: str, caller: Caller) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
-    store = await KernelStore.open(PoolOptions(stack.postgres.dsn(database), 2, 5.0, prepared_statements=False))
+    store = await KernelStore.open(PoolOptions(dsn_of(stack, database), 2, 5.0, prepared_statements=False))
     assert await store.commit(*result_of(call, await store.load(call_key(command_of(call)))))
     await store.aclose()
 

@@ -21,6 +21,7 @@ from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.prepared import prepare
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings, SettingsError
+from tests.conftest import dsn_of
 from tests.promises import requirement
 
 SSL_REQUEST_BYTES = 8
@@ -75,7 +76,7 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 
 async def connects(stack: EmbeddedStack, database: str, port: int, query: str, host: str = "localhost") -> bool:
     """Whether the store gets through the gate with these TLS parameters."""
-    inner = stack.postgres.dsn(database)
+    inner = dsn_of(stack, database)
     dsn = inner.replace(f"127.0.0.1:{stack.postgres.port}", f"{host}:{port}") + "?" + query
     try:
         store = await KernelStore.open(prepare(Settings(postgres={"dsn": dsn}), {}).pool)

@@ -18,7 +18,7 @@ from tests.wire.world import DURABLE, World
 
 @pytest.fixture
 def environment(idle_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PG_DSN", idle_world.stack.postgres.dsn(idle_world.database))
+    monkeypatch.setenv("PG_DSN", idle_world.dsn)
     monkeypatch.setenv("NATS_SERVERS", idle_world.stack.nats.url)
 
 

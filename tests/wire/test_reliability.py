@@ -301,7 +301,7 @@ async def test_ended_backends_lose_nothing(world: World) -> None:
 @requirement("outage.backends")
 async def test_calls_wait_for_a_connection_where_there_are_fewer_than_calls(idle_world: World) -> None:
     world = idle_world
-    postgres = {"dsn": world.stack.postgres.dsn(world.database), "pool_size": 1}
+    postgres = {"dsn": world.dsn, "pool_size": 1}
     async with world.executor(postgres=postgres):
         calls = [await world.place() for _ in range(30)]
         await asyncio.gather(*(world.caller.publish(call) for call in calls))

@@ -20,7 +20,7 @@ from openapi_tool.prepared import prepare
 from openapi_tool.protocol.subject import default_durable
 from openapi_tool.service import assemble
 from openapi_tool.settings import Settings
-from tests.conftest import AGENT, PROJECT, search_tool
+from tests.conftest import AGENT, PROJECT, dsn_of, search_tool
 from tests.support import dead_letters
 
 DURABLE = default_durable("v1r4", "jina")
@@ -55,6 +55,11 @@ class World:
     database: str
     doorbells: list[Msg] = field(default_factory=list)
     advisories: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def dsn(self) -> str:
+        """How the executor connects to the database."""
+        return dsn_of(self.stack, self.database)
 
     async def listen(self) -> None:
         async def hear_doorbell(message: Msg) -> None:
@@ -119,7 +124,7 @@ class World:
         """Everything that `serve` puts together, in this loop."""
         settings = Settings(
             **{
-                "postgres": {"dsn": self.stack.postgres.dsn(self.database)},
+                "postgres": {"dsn": self.dsn},
                 "nats": {"servers": self.stack.nats.url},
                 "secrets": {"allowed_env": ("SEARCH_API_KEY", "TENANT_TOKEN")},
                 "executor": {"retry_delay_s": 0.05},
