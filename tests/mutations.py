@@ -31,6 +31,7 @@ HTTP = "tests/unit/test_http.py::"
 JINA = "tests/unit/test_jina.py::"
 PATH = "tests/end_to_end/test_path.py::"
 LETTERS = "tests/wire/test_dead_letters.py::"
+PERMISSIONS = "tests/wire/test_permissions.py::"
 PROTOCOL = "tests/unit/test_protocol.py::"
 REFUSALS = "tests/wire/test_refusals.py::"
 RELIABILITY = "tests/wire/test_reliability.py::"
@@ -793,6 +794,18 @@ PRIVILEGES = (
     Mutation("privilege.denied", "kernel/store.py",
              "except (asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedTableError)", "except ()",
              GRANTS + "test_a_statement_that_is_denied_names_the_table"),
+    Mutation("privilege.subjects", "bus/permissions.py",
+             'f"$JS.ACK.{stream}.{options.name}.>"', '"$JS.ACK.>"',
+             PERMISSIONS + "test_everything_else_is_refused"),
+    Mutation("privilege.subjects", "bus/streams.py",
+             "        name=options.name,\n", "",
+             PERMISSIONS + "test_every_call_path_gets_by_with_what_is_printed_and_uses_all_of_it"),
+    Mutation("privilege.nats_denied", "bus/connection.py",
+             "                denied.set_result(subject)", "                pass",
+             PERMISSIONS + "test_a_request_that_is_denied_says_so_at_once_and_names_its_subject"),
+    Mutation("privilege.nats_denied", "bus/connection.py",
+             'denied.set_result(f"{INBOX}.>")', "pass",
+             PERMISSIONS + "test_a_request_that_is_denied_says_so_at_once_and_names_its_subject"),
 )
 
 DELIVERIES = (

@@ -136,6 +136,8 @@ PROMISES = (
     Promise("privilege.grants", "protocol 6", "The printed grants are what the protocol lists: enough for every call path, and everything else is refused."),
     Promise("privilege.role_name", "design", "No role name can add to the printed grants; what cannot be a role's name is refused."),
     Promise("privilege.denied", "design", "A denial or a missing table in PostgreSQL is said to be the operator's to mend; nothing is lost and readiness is false."),
+    Promise("privilege.subjects", "design", "The printed subjects of NATS are enough for every call path, and every other one is refused."),
+    Promise("privilege.nats_denied", "design", "A subject that NATS denies is named as denied, not reported as a timeout."),
     Promise("bus.replicas", "design", "Streams and buckets that are made here are made with the replicas that are asked for."),
     Promise("deadletters.cli", "design", "Dead letters are listed, shown and sent again; nothing is sent without --yes."),
     Promise("handover", "protocol 10", "Another executor's durable is taken over, and what it gave up on is listed and can be sent again."),

@@ -80,7 +80,9 @@ async def _ensure_stream(jetstream: JetStreamContext, options: DurableOptions) -
 
 
 def _new_durable(options: DurableOptions) -> ConsumerConfig:
+    """With its name the server holds us to the filter in the request's subject, so that it can be permitted alone."""
     return ConsumerConfig(
+        name=options.name,
         durable_name=options.name,
         filter_subject=options.filter_subject,
         deliver_policy=DeliverPolicy.ALL,
@@ -104,7 +106,7 @@ async def _hold_to_settings(
     before = {name: getattr(info.config, name) for name in wanted}
     if before == wanted:
         return
-    await jetstream.add_consumer(stream, info.config.evolve(**wanted, backoff=None))
+    await jetstream.add_consumer(stream, info.config.evolve(**wanted, name=options.name, backoff=None))
     log.info(
         "changed the durable's settings",
         extra={"action": "durable.changed", "durable": options.name, "before": before, "after": wanted},

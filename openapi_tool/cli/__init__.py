@@ -1,4 +1,4 @@
-"""What a person types: `openapi-tool serve`, `demo`, `dev`, `call`, `deadletters`, `sql`."""
+"""What a person types: `openapi-tool serve`, `demo`, `dev`, `call`, `deadletters`, `sql`, `nats`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from io import TextIOWrapper
 import typer
 
 from openapi_tool import __version__
-from openapi_tool.cli import call, deadletters, demo, dev, serve, sql
+from openapi_tool.cli import call, deadletters, demo, dev, nats, serve, sql
 
 app = typer.Typer(
     name="openapi-tool",
@@ -24,6 +24,7 @@ app.command()(dev.dev)
 app.command()(call.call)
 app.add_typer(deadletters.app, name="deadletters")
 app.add_typer(sql.app, name="sql")
+app.add_typer(nats.app, name="nats")
 
 
 def _version(*, wanted: bool) -> None:

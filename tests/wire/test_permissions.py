@@ -1,0 +1,367 @@
+"""What a NATS user may do with the subjects that `openapi-tool nats permissions` prints, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.js.api import KeyValueConfig
+from typer.testing import CliRunner
+
+from openapi_tool.bus.connection import Denied, connected
+from openapi_tool.bus.dead_letters import DeadLetters
+from openapi_tool.bus.leases import Leases
+from openapi_tool.bus.shared import shared_session_key
+from openapi_tool.bus.streams import ensure_durable
+from openapi_tool.cli import app
+from openapi_tool.kernel.store import KernelStore
+from openapi_tool.local.caller import STREAM, Caller
+from openapi_tool.local.nats_server import NatsServer
+from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.prepared import prepare
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.settings import Settings
+from tests.promises import requirement
+from tests.support import delivery
+from tests.wire.test_bus import DSN, server
+from tests.wire.world import DURABLE, SETTLED_S, World, open_world
+
+EXECUTOR, PEOPLE, KERNEL = ({"user": name, "password": f"{name}-word"} for name in ("executor", "people", "kernel"))
+FILTER = "cg.v1r4.*.*.cmd.tool.jina.>"
+CREATE = f"$JS.API.CONSUMER.CREATE.{STREAM}.{DURABLE}.{FILTER}"
+
+
+def printed(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["nats", "permissions", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def needed(*arguments: str) -> list[str]:
+    allowed: list[str] = json.loads(printed("--json", *arguments))["publish"]["allow"]
+    return allowed
+
+
+def config(executor: str, people: str = "") -> str:
+    return (
+        "authorization { users: [\n"
+        "  { user: kernel, password: kernel-word }\n"
+        f"  {{ user: executor, password: executor-word, {executor} }}\n"
+        f"  {{ user: people, password: people-word, {people} }}\n] }}\n"
+    )
+
+
+@pytest.fixture(scope="module")
+def strict(stack: EmbeddedStack) -> Iterator[NatsServer]:
+    """A server whose users may do what is printed for them."""
+    people = printed("--format", "server-config", "--for", "deadletters")
+    with server(stack, config(printed("--format", "server-config"), people)) as nats_server:
+        yield nats_server
+
+
+@asynccontextmanager
+async def kernel_of(strict: NatsServer, dsn: str) -> AsyncIterator[Caller]:
+    """The kernel's side on that server, which has no streams yet; what it has afterwards is removed."""
+    async with Caller.open(dsn, servers=strict.url, **KERNEL) as kernel:
+        yield kernel
+        await kernel.forget_streams()
+
+
+@pytest.fixture
+async def strict_world(strict: NatsServer, stack: EmbeddedStack, caller: Caller, database: str) -> AsyncIterator[World]:
+    del caller  # it has made project and agent
+    async with kernel_of(strict, stack.postgres.dsn(database)) as kernel, open_world(stack, kernel, database) as world:
+        yield world
+
+
+def bus(strict: NatsServer) -> dict[str, Any]:
+    return {"servers": strict.url, **EXECUTOR}
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every subject that a client published to, the kernel's own ones included."""
+    publish, subjects = Client.publish, []
+
+    async def publish_and_tell(self: Client, subject: str, *message: Any, **options: Any) -> None:
+        subjects.append(subject)
+        await publish(self, subject, *message, **options)
+
+    monkeypatch.setattr(Client, "publish", publish_and_tell)
+    return subjects
+
+
+def covers(pattern: str, subject: str) -> bool:
+    wanted, given = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">" and given[-1] != ">":
+        wanted, given = wanted[:-1], given[: len(wanted) - 1]
+    return len(wanted) == len(given) and all(one in ("*", other) for one, other in zip(wanted, given, strict=True))
+
+
+async def logged(caplog: pytest.LogCaptureFixture, action: str) -> logging.LogRecord:
+    """The first record of this action, once it is there. Raises TimeoutError."""
+    async with asyncio.timeout(SETTLED_S):
+        while True:
+            for record in caplog.records:
+                if getattr(record, "action", "") == action:
+                    return record
+            await asyncio.sleep(0.02)
+
+
+UNUSED = {
+    False: ["$JS.API.DIRECT.GET."],
+    True: ["$JS.API.STREAM.MSG.GET.", "$JS.API.STREAM.CREATE.KV_"],
+}
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@requirement("privilege.subjects")
+async def test_every_call_path_gets_by_with_what_is_printed_and_uses_all_of_it(
+    strict: NatsServer,
+    strict_world: World,
+    direct: bool,  # noqa: FBT001 - a parameter of the test
+    published: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """From a server without streams: a call, one that is delivered again, and a dead letter.
+
+    Buckets that an operator made beforehand may allow `direct` reads.
+    """
+    caplog.set_level(logging.INFO)
+    world, load, away = strict_world, KernelStore.load, [True]
+
+    async def load_later(self: KernelStore, key: Any) -> Any:
+        if away:
+            away.pop()
+            raise Unavailable("PostgreSQL: away")
+        return await load(self, key)
+
+    if direct:
+        for bucket in ("openapi_tool", "openapi_tool_leases"):
+            await world.caller.client.jetstream().create_key_value(KeyValueConfig(bucket=bucket, direct=True))
+        published.clear()
+    async with world.executor(nats=bus(strict)):
+        await logged(caplog, "stream.made")
+        first = await world.send(await world.place())
+        assert first.content["status"] == "success"
+        monkeypatch.setattr(KernelStore, "load", load_later)
+        again = await world.send(await world.place())
+        assert (again.content["status"], again.deliveries) == ("success", 3)
+        stale = await world.send(await world.place(), headers={"CG-Turn-Id": "an-old-turn"})
+        assert [letter["reason"] for letter in stale.dead_letters] == ["stale_turn"]
+        assert len(stale.doorbells) == 2
+    assert "nats.denied" not in [getattr(record, "action", "") for record in caplog.records]
+    unused = {pattern for pattern in needed() if not any(covers(pattern, subject) for subject in published)}
+    assert unused == {pattern for pattern in needed() for start in UNUSED[direct] if pattern.startswith(start)}
+
+
+REFUSED = [
+    "cg.v1r4.p.c.cmd.tool.jina.search",
+    "cg.v1r4.p.c.cmd.tool.other.x",
+    "cg.v1r4.p.c.cmd.agent.w.stop",
+    "cg.v1r4.p.c.cmd.sys.w.wakeup",
+    "cg.v1r4.p.c.evt.agent.w.wakeup",
+    "cg.v1r3.p.c.cmd.agent.w.wakeup",
+    "anything",
+    "_INBOX.somebody.1",
+    "openapi_tool.other",
+    "$KV.openapi_tool.other",
+    "$KV.openapi_tool_leases.other",
+    "$KV.another.session_key",
+    "$SYS.REQ.SERVER.PING",
+    "$JS.API.INFO",
+    "$JS.API.STREAM.LIST",
+    *(
+        f"$JS.API.STREAM.{action}.{stream}"
+        for action in ("DELETE", "PURGE", "UPDATE", "MSG.DELETE", "SNAPSHOT", "LEADER.STEPDOWN")
+        for stream in (STREAM, "openapi_tool_dead_letters", "KV_openapi_tool")
+    ),
+    "$JS.API.STREAM.CREATE.another",
+    f"$JS.API.STREAM.INFO.{STREAM}",
+    f"$JS.API.STREAM.MSG.GET.{STREAM}",
+    f"$JS.API.DIRECT.GET.{STREAM}",
+    f"$JS.API.CONSUMER.DURABLE.CREATE.{STREAM}.{DURABLE}",
+    f"$JS.API.CONSUMER.CREATE.{STREAM}",
+    f"$JS.API.CONSUMER.CREATE.{STREAM}.{DURABLE}",
+    f"$JS.API.CONSUMER.CREATE.{STREAM}.another.{FILTER}",
+    f"$JS.API.CONSUMER.CREATE.{STREAM}.{DURABLE}.cg.v1r4.>",
+    f"$JS.API.CONSUMER.DELETE.{STREAM}.{DURABLE}",
+    f"$JS.API.CONSUMER.INFO.{STREAM}.another",
+    f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.another",
+    f"$JS.ACK.{STREAM}.another.1.1.1.1.0",
+    "$JS.ACK.another.consumer.1.1.1.1.0",
+]
+DEAF_TO = [">", "cg.v1r4.>", "cg.v1r4.p.c.cmd.tool.jina.>", "_INBOX.>", "_INBOX.somebody.*", "$JS.EVENT.>", "$KV.>"]
+
+
+async def denials(strict: NatsServer, publish: Sequence[str] = (), subscribe: Sequence[str] = ()) -> list[str]:
+    """What the server refuses the executor's user, as the client reports it: in lower case."""
+    errors: list[str] = []
+
+    async def hear(error: Exception) -> None:
+        errors.append(str(error))
+
+    client = await nats.connect(strict.url, error_cb=hear, inbox_prefix="_INBOX.openapi_tool", **EXECUTOR)
+    for subject in publish:
+        await client.publish(subject, b"{}")
+    for subject in subscribe:
+        await client.subscribe(subject)
+    await client.flush()
+    async with asyncio.timeout(SETTLED_S):
+        while len(errors) < len(publish) + len(subscribe):  # noqa: ASYNC110 - the client tells nobody
+            await asyncio.sleep(0.01)
+    await client.close()
+    return errors
+
+
+@requirement("privilege.subjects")
+async def test_everything_else_is_refused(strict: NatsServer) -> None:
+    errors = await denials(strict, REFUSED, DEAF_TO)
+    assert errors == [
+        *(f'nats: permissions violation for publish to "{subject.lower()}"' for subject in REFUSED),
+        *(f'nats: permissions violation for subscription to "{subject.lower()}"' for subject in DEAF_TO),
+    ]
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"filter_subject": "cg.v1r4.>"}, {"filter_subjects": [FILTER, "cg.v1r4.*.*.cmd.agent.>"]}, {}]
+)
+@requirement("privilege.subjects")
+async def test_the_durable_cannot_be_made_to_hear_more_than_its_filter(
+    strict: NatsServer, strict_world: World, wanted: Mapping[str, Any]
+) -> None:
+    await strict_world.caller.make_stream()
+    request = {"stream_name": STREAM, "config": {"name": DURABLE, "durable_name": DURABLE, "ack_policy": "explicit"}}
+    request["config"] |= wanted  # type: ignore[operator]
+    client = await nats.connect(strict.url, inbox_prefix="_INBOX.openapi_tool", **EXECUTOR)
+    answer = json.loads((await client.request(CREATE, json.dumps(request).encode(), timeout=5)).data)
+    await client.close()
+    assert "error" in answer
+
+
+def lacking(subject: str) -> str:
+    """What is printed but for one subject; another stands in for it, because an empty list allows everything."""
+    whole = printed("--format", "server-config")
+    assert whole.count(f"{json.dumps(subject)}\n") == 1
+    return whole.replace(json.dumps(subject), '"of_no_use"')
+
+
+async def _start(client: Client, settings: Settings) -> None:
+    """What `serve` asks of NATS until it takes commands, and for one that it gives up on."""
+    await shared_session_key(client)
+    await ensure_durable(client, prepare(settings, {}).durable)
+    await Leases(client, 1.0).take(delivery())
+    await DeadLetters(client).keep(delivery(), "reason", "message")
+
+
+ASKED = [
+    "$JS.API.STREAM.NAMES",
+    f"$JS.API.STREAM.CREATE.{STREAM}",
+    f"$JS.API.CONSUMER.INFO.{STREAM}.{DURABLE}",
+    CREATE,
+    "openapi_tool.dead_letter",
+    "$JS.API.STREAM.INFO.openapi_tool_dead_letters",
+    "$JS.API.STREAM.CREATE.openapi_tool_dead_letters",
+    "$JS.API.STREAM.INFO.KV_openapi_tool",
+    "$JS.API.STREAM.CREATE.KV_openapi_tool",
+    "$KV.openapi_tool.session_key",
+    "$JS.API.STREAM.INFO.KV_openapi_tool_leases",
+    "$KV.openapi_tool_leases.command.*",
+    "_INBOX.openapi_tool.>",
+]
+
+
+@pytest.mark.parametrize("subject", ASKED)
+@requirement("privilege.nats_denied")
+async def test_a_request_that_is_denied_says_so_at_once_and_names_its_subject(
+    stack: EmbeddedStack, subject: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with server(stack, config(lacking(subject))) as nats_server:
+        settings = Settings(postgres=DSN, nats=bus(nats_server))
+        async with asyncio.timeout(3), connected(prepare(settings, {}).bus) as client:
+            with pytest.raises((Denied, Unavailable)) as refused:
+                await _start(client, settings)
+            with pytest.raises((Denied, Unavailable)):  # and again
+                await _start(client, settings)
+    exact = subject.replace("command.*", "command.1")
+    assert f"denied: {exact}. Only an operator can mend this: `openapi-tool nats permissions`" in str(refused.value)
+    record = await logged(caplog, "nats.denied")
+    assert record.levelno == logging.ERROR
+    assert f"denied: {exact}. " in record.getMessage()
+
+
+@requirement("privilege.nats_denied")
+async def test_a_start_that_is_denied_is_logged_as_one(
+    stack: EmbeddedStack, caller: Caller, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with server(stack, config(lacking(CREATE))) as nats_server:
+        async with kernel_of(nats_server, stack.postgres.dsn(database)) as kernel:
+            world = World(stack, kernel, database)
+            async with world.executor(nats=bus(nats_server)):
+                lost = await logged(caplog, "consumer.lost")
+    assert f"denied: {CREATE}" in getattr(lost, "error", "")
+
+
+@requirement("privilege.nats_denied")
+async def test_a_pull_that_is_denied_is_logged(
+    stack: EmbeddedStack, caller: Caller, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody answers a pull at once, so only the log can say why nothing comes."""
+    pull = f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{DURABLE}"
+    with server(stack, config(lacking(pull))) as nats_server:
+        async with kernel_of(nats_server, stack.postgres.dsn(database)) as kernel:
+            world = World(stack, kernel, database)
+            async with world.executor(nats=bus(nats_server)):
+                denied = await logged(caplog, "nats.denied")
+    assert f"denied: {pull.lower()}" in denied.getMessage()
+
+
+async def run(strict: NatsServer, world: World, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[Any]:
+    """`deadletters`, logged in as a person."""
+    monkeypatch.setenv("PG_DSN", world.dsn)
+    monkeypatch.setenv("NATS_SERVERS", strict.url)
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", PEOPLE["user"])
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", PEOPLE["password"])
+    result = await asyncio.to_thread(CliRunner().invoke, app, ["deadletters", *arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@requirement("privilege.subjects")
+async def test_dead_letters_are_listed_shown_and_sent_again_with_what_is_printed_and_all_of_it_is_used(
+    strict: NatsServer, strict_world: World, published: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = strict_world
+    await world.caller.make_stream()
+    call = await world.place()
+    async with world.executor(nats=bus(strict)):
+        await world.send(call, headers={"CG-Turn-Id": "an-old-turn"})
+    published.clear()
+    [listed] = await run(strict, world, monkeypatch, "list", "--abandoned")
+    await run(strict, world, monkeypatch, "show", listed["id"])
+    assert (await run(strict, world, monkeypatch, "replay", listed["id"], "--yes"))[0]["sent"] is True
+    assert await run(strict, world, monkeypatch, "list") == []
+    patterns = needed("--for", "deadletters")
+    assert [pattern for pattern in patterns if not any(covers(pattern, subject) for subject in published)] == []
+
+
+@requirement("privilege.subjects")
+def test_what_is_printed_follows_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAPI_TOOL__PROTOCOL__PROJECT", "one")
+    monkeypatch.setenv("OPENAPI_TOOL__PROTOCOL__TARGET", "other")
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__DURABLE", "mine")
+    monkeypatch.setenv("OPENAPI_TOOL__SESSION__KEY", "sixteen bytes at least")
+    lines = printed("--stream", "commands").splitlines()
+    assert "publish   $JS.API.CONSUMER.CREATE.commands.mine.cg.v1r4.one.*.cmd.tool.other.>" in lines
+    assert "publish   cg.v1r4.one.*.cmd.agent.*.wakeup" in lines
+    assert not [line for line in lines if "session_key" in line or STREAM in line]
+    refused = CliRunner().invoke(app, ["nats", "permissions", "--stream", "any.>"])
+    assert (refused.exit_code, refused.stdout) == (2, "")
