@@ -42,6 +42,7 @@ SETTINGS = "tests/unit/test_settings.py::"
 STORE = "tests/kernel/test_store.py::"
 TARGETS = "tests/wire/test_targets.py::"
 TELEMETRY = "tests/unit/test_telemetry.py::"
+TENANTS = "tests/wire/test_tenants.py::"
 TOOLS = "tests/unit/test_tools.py::"
 UPSTREAM = "tests/end_to_end/test_upstream_requests.py::"
 
@@ -806,6 +807,39 @@ PRIVILEGES = (
     Mutation("privilege.nats_denied", "bus/connection.py",
              'denied.set_result(f"{INBOX}.>")', "pass",
              PERMISSIONS + "test_a_request_that_is_denied_says_so_at_once_and_names_its_subject"),
+    Mutation("tenant.scoped", "kernel/statements.py",
+             "t.project_id = $1 and t.tool_name", "t.tool_name",
+             TENANTS + "test_a_call_is_answered_from_its_own_projects_rows"),
+    Mutation("tenant.scoped", "kernel/statements.py",
+             "a.project_id = $1 and a.agent_id", "a.agent_id",
+             TENANTS + "test_an_agent_that_only_another_projects_roster_has_is_not_rung_for"),
+    Mutation("tenant.scoped", "kernel/statements.py",
+             "where i.project_id = $1 and i.message_type = 'command_anchor'", "where i.message_type = 'command_anchor'",
+             TENANTS + "test_a_turn_or_an_edge_of_another_project_takes_no_report[anchor-stale_turn]"),
+    Mutation("tenant.scoped", "kernel/statements.py",
+             "where anchor.inbox_id is null and i.project_id = $1 and", "where anchor.inbox_id is null and",
+             TENANTS + "test_a_turn_or_an_edge_of_another_project_takes_no_report[turn-stale_turn]"),
+    Mutation("tenant.scoped", "kernel/statements.py",
+             "where project_id = $1 and correlation_id = k.tool_call_id and edge",
+             "where correlation_id = k.tool_call_id and edge",
+             TENANTS + "test_a_turn_or_an_edge_of_another_project_takes_no_report[edge-no_request_edge]"),
+    Mutation("tenant.scoped", "kernel/statements.py",
+             "where $2::text is null and tool_call_id = $3 and tenant_id = $1",
+             "where $2::text is null and tool_call_id = $3",
+             TENANTS + "test_a_card_of_another_project_lends_nobody_its_identity"),
+    Mutation("tenant.scoped", "kernel/statements.py",
+             "where tenant_id = $1 and md5(tool_call_id) = md5(k", "where md5(tool_call_id) = md5(k",
+             TENANTS + "test_another_projects_result_of_the_same_call_id_is_no_earlier_one"),
+    Mutation("tenant.scoped", "kernel/statements.py",
+             "where project_id = $1 and message_type = 'tool_result'", "where message_type = 'tool_result'",
+             TENANTS + "test_another_projects_report_of_the_same_call_id_stands_in_for_none"),
+    Mutation("tenant.scoped", "kernel/statements.py",
+             "where tenant_id = $1 and md5(tool_call_id) = md5($2)",
+             "where $1::text is not null and md5(tool_call_id) = md5($2)",
+             TENANTS + "test_another_projects_result_does_not_make_an_abandoned_command_answered"),
+    Mutation("tenant.scoped", "tools/session.py",
+             "orjson.dumps([project_id, agent_id, alias]", "orjson.dumps([agent_id, alias]",
+             TENANTS + "test_another_projects_answer_to_the_same_question_is_not_reused"),
 )
 
 DELIVERIES = (

@@ -139,6 +139,7 @@ PROMISES = (
     Promise("privilege.subjects", "design", "The printed subjects of NATS are enough for every call path, and every other one is refused."),
     Promise("privilege.nats_denied", "design", "A subject that NATS denies is named as denied, not reported as a timeout."),
     Promise("bus.replicas", "design", "Streams and buckets that are made here are made with the replicas that are asked for."),
+    Promise("tenant.scoped", "protocol 3", "No look-up of a call sees another project's rows, answers or sessions, even under the same ids."),
     Promise("deadletters.cli", "design", "Dead letters are listed, shown and sent again; nothing is sent without --yes."),
     Promise("handover", "protocol 10", "Another executor's durable is taken over, and what it gave up on is listed and can be sent again."),
     Promise("retry.table", "jina-api 4", "A request is asked again exactly where its failure says so, and at most so often."),

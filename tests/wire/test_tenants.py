@@ -1,0 +1,184 @@
+"""Two projects that use the same ids: no look-up of a call sees the other one's.
+
+A card or a definition that only another project has is in test_refusals.py; the keys of cache and
+session are held to their owners, whatever these are called, in tests/unit (test_cache.py, test_session.py).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from openapi_tool.kernel.store import KernelStore, PoolOptions
+from openapi_tool.local.caller import PlacedCall
+from tests.conftest import AGENT, PROJECT, search_tool
+from tests.promises import requirement
+from tests.wire.test_refusals import assert_answered, assert_dead_lettered
+from tests.wire.world import KNOWN, World
+
+OTHER = "proj_other"
+OTHERS = {"query": "example", "count": 2}
+
+
+@pytest.fixture
+async def tenants(idle_world: World) -> World:
+    """Another project with an agent and a tool of the same names, but another worker and other options."""
+    await idle_world.caller.add_project(OTHER)
+    await idle_world.caller.add_agent(OTHER, AGENT, "worker_other")
+    await idle_world.caller.add_tool(OTHER, search_tool(args={"fixed": {"query": "example"}}))
+    await idle_world.caller.add_tool(PROJECT, search_tool())  # again, so that it lies behind the other one
+    return idle_world
+
+
+async def placed(world: World, project: str) -> PlacedCall:
+    return await world.caller.place(
+        project, AGENT, "jina_search", KNOWN if project == PROJECT else OTHERS, publish=False
+    )
+
+
+async def give_ids(world: World, call: PlacedCall) -> None:
+    """The other project's rows get the ids of this one's call, and figures of their own where rows have any."""
+    database, ids = world.caller.database, (OTHER, call.tool_call_id)
+    metadata = {"tool_call_id": call.tool_call_id, "agent_turn_id": call.agent_turn_id}
+    await database.execute(
+        "update cards set tool_call_id = $2, metadata = metadata || $3 where tenant_id = $1", *ids, metadata
+    )
+    await database.execute(
+        "update state.agent_inbox set correlation_id = $2, agent_turn_id = $3, turn_epoch = 7 where project_id = $1",
+        *ids,
+        call.agent_turn_id,
+    )
+    await database.execute(
+        "update state.execution_edges set correlation_id = $2, recursion_depth = 5 where project_id = $1", *ids
+    )
+
+
+@pytest.mark.parametrize("order", [(PROJECT, OTHER), (OTHER, PROJECT)])
+@pytest.mark.parametrize("lost", [(), ("CG-Agent-Id",), ("CG-Turn-Id", "CG-Turn-Epoch")])
+@requirement("tenant.scoped")
+async def test_a_call_is_answered_from_its_own_projects_rows(
+    tenants: World, order: tuple[str, str], lost: tuple[str, ...]
+) -> None:
+    world = tenants
+    calls = {project: await placed(world, project) for project in order}
+    call = calls[PROJECT]
+    await give_ids(world, call)
+    async with world.executor():
+        outcome = await world.send(call, headers=dict.fromkeys(lost))
+    assert [bell.subject for bell in outcome.doorbells] == [f"cg.v1r4.{PROJECT}.public.cmd.agent.worker_generic.wakeup"]
+    row = outcome.answer.inbox_row
+    assert (row["project_id"], row["turn_epoch"], row["context_headers"]["CG-Recursion-Depth"]) == (PROJECT, 1, "0")
+    assert outcome.answer.card["metadata"]["trace_id"] == call.trace_id
+    if "CG-Agent-Id" in lost:
+        assert_answered(outcome, "bad_request", "CG-Agent-Id")
+    else:
+        assert [json.loads(request["body"])["q"] for request in outcome.upstream_requests] == [KNOWN["query"]]
+    written = await world.caller.database.fetch(
+        "select tenant_id from cards where metadata ->> 'type' = 'tool.result' union all "
+        "select project_id from state.agent_inbox where message_type = 'tool_result' union all "
+        "select project_id from state.execution_edges where primitive = 'report'"
+    )
+    assert [row[0] for row in written] == [PROJECT] * 3
+
+
+MOVED = {
+    "anchor": "update state.agent_inbox set project_id = $1",
+    "turn": "update state.agent_inbox set project_id = $1, message_type = 'turn'",
+    "edge": "update state.execution_edges set project_id = $1",
+}
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"), [("anchor", "stale_turn"), ("turn", "stale_turn"), ("edge", "no_request_edge")]
+)
+@requirement("tenant.scoped")
+async def test_a_turn_or_an_edge_of_another_project_takes_no_report(tenants: World, rows: str, reason: str) -> None:
+    call = await placed(tenants, PROJECT)
+    await tenants.caller.database.execute(MOVED[rows], OTHER)
+    async with tenants.executor():
+        outcome = await tenants.send(call)
+    assert_dead_lettered(outcome, reason, terminated=False)
+
+
+@requirement("tenant.scoped")
+async def test_a_card_of_another_project_lends_nobody_its_identity(tenants: World) -> None:
+    """Without headers and a body, the call card is found by the call's id alone."""
+    call = await placed(tenants, PROJECT)
+    await tenants.caller.database.execute("update cards set tenant_id = $1", OTHER)
+    async with tenants.executor():
+        outcome = await tenants.send(call, headers={"CG-Agent-Id": None}, data=b"[]")
+    assert_dead_lettered(outcome, "no_identity", terminated=True)
+
+
+@requirement("tenant.scoped")
+async def test_an_agent_that_only_another_projects_roster_has_is_not_rung_for(tenants: World) -> None:
+    call = await placed(tenants, PROJECT)
+    await tenants.caller.database.execute("delete from resource.project_agents where project_id = $1", PROJECT)
+    async with tenants.executor():
+        outcome = await tenants.send(call)
+    assert (outcome.content["status"], outcome.doorbells) == ("success", [])
+
+
+@pytest.mark.parametrize("author", ["tool.openapi", "worker.watchdog"])
+@requirement("tenant.scoped")
+async def test_another_projects_result_of_the_same_call_id_is_no_earlier_one(tenants: World, author: str) -> None:
+    call = await placed(tenants, PROJECT)
+    await save_result(tenants, call.tool_call_id, author)
+    async with tenants.executor():
+        outcome = await tenants.send(call)
+    assert (outcome.content["status"], outcome.answer.card["tenant_id"]) == ("success", PROJECT)
+    assert len(outcome.upstream_requests) == 1
+    assert len(outcome.doorbells) == 1
+
+
+@requirement("tenant.scoped")
+async def test_another_projects_report_of_the_same_call_id_stands_in_for_none(tenants: World) -> None:
+    """Ours was saved and not reported; the other project's was."""
+    call = await placed(tenants, PROJECT)
+    async with tenants.executor():
+        await tenants.send(call)
+        moved = "update {} set project_id = $1 where correlation_id = $2 and {}"
+        for table, which in (
+            ("state.agent_inbox", "message_type = 'tool_result'"),
+            ("state.execution_edges", "primitive = 'report'"),
+        ):
+            await tenants.caller.database.execute(moved.format(table, which), OTHER, call.tool_call_id)
+        outcome = await tenants.send(call)
+    assert outcome.answer.inbox_row["payload"]["tool_result_card_id"] == outcome.answer.card["card_id"]
+    assert outcome.answer.edge["project_id"] == PROJECT
+    assert (len(outcome.upstream_requests), len(outcome.doorbells)) == (1, 2)
+
+
+@requirement("tenant.scoped")
+async def test_another_projects_result_does_not_make_an_abandoned_command_answered(tenants: World) -> None:
+    await save_result(tenants, "call", "tool.openapi")
+    store = await KernelStore.open(PoolOptions(tenants.dsn, 1, 5.0, prepared_statements=True))
+    assert [await store.answered(project, "call") for project in (PROJECT, OTHER)] == [False, True]
+    await store.aclose()
+
+
+@requirement("tenant.scoped")
+async def test_another_projects_answer_to_the_same_question_is_not_reused(tenants: World) -> None:
+    """The same agent, tool, definition, session and question."""
+    question: dict[str, Any] = {**KNOWN, "session_id": "same"}
+    await tenants.caller.add_tool(OTHER, search_tool())
+    async with tenants.executor(cache={"ttl_s": 60}):
+        outcomes = [
+            await tenants.send(await tenants.caller.place(project, AGENT, "jina_search", question, publish=False))
+            for project in (PROJECT, OTHER, PROJECT, OTHER)
+        ]
+    assert {outcome.content["status"] for outcome in outcomes} == {"success"}
+    assert [len(outcome.upstream_requests) for outcome in outcomes] == [1, 2, 2, 2]
+
+
+async def save_result(world: World, tool_call_id: str, author: str) -> None:
+    """A result of the other project, under this call id."""
+    await world.caller.database.execute(
+        "insert into cards (card_id, tenant_id, tool_call_id, content, metadata) values ('theirs', $1, $2, $3, $4)",
+        OTHER,
+        tool_call_id,
+        {"__type__": "ToolResultContent", "status": "success", "result": "theirs", "error": None},
+        {"type": "tool.result", "author_id": author, "function_name": "jina_search"},
+    )
