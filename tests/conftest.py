@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import shutil
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -14,14 +13,13 @@ import asyncpg
 import pytest
 from hypothesis import HealthCheck, settings
 
-from openapi_tool.kernel.grants import grant_statements, quoted_role
 from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
+from tests.role import dsn_of, make_role
 
 PROJECT, AGENT = "proj_test", "agent_test"
 TEMPLATE = "kernel_template"
-ROLE, ROLE_PASSWORD = "openapi_tool", secrets.token_urlsafe(18)
 _PLENTY_BYTES = 2_000_000_000
 
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -32,21 +30,8 @@ settings.load_profile("suite")
 def stack() -> Iterator[EmbeddedStack]:
     with EmbeddedStack(base=_fast_folder()) as stack:
         asyncio.run(prepare_database(stack.postgres.dsn(), TEMPLATE, kernel_schema()))
-        asyncio.run(make_role(stack.postgres.dsn(TEMPLATE), ROLE))
+        asyncio.run(make_role(stack.postgres.dsn(TEMPLATE)))
         yield stack
-
-
-async def make_role(dsn: str, role: str, *, registration: bool = False) -> None:
-    """A role that may do in a database what `openapi-tool sql grants` prints, and nothing else."""
-    connection = await asyncpg.connect(dsn)
-    await connection.execute(f"create role {quoted_role(role)} login password '{ROLE_PASSWORD}'")
-    await connection.execute(";".join(grant_statements(role, registration=registration)))
-    await connection.close()
-
-
-def dsn_of(stack: EmbeddedStack, database: str, role: str = ROLE) -> str:
-    """How the executor connects: as a role with its grants only."""
-    return f"postgresql://{role}:{ROLE_PASSWORD}@127.0.0.1:{stack.postgres.port}/{database}"
 
 
 def _fast_folder() -> Path | None:

@@ -27,6 +27,7 @@ from openapi_tool.protocol.subject import default_durable
 from tests.chaos.checker import COMMANDS, check
 from tests.chaos.faults import FAULTS, Replica, Run, note_deaths, schedule, torment
 from tests.chaos.load import Journal, Load
+from tests.role import dsn_of, make_role
 
 DATABASE, DURABLE = "chaos", default_durable("v1r4", "jina")
 EXECUTOR = "openapi_tool.local.executor"
@@ -69,6 +70,7 @@ async def prepare(stack: EmbeddedStack, options: Options) -> Run:
     folder = stack.folder / f"chaos-{options.seed}-{time.monotonic_ns()}"
     folder.mkdir()
     await prepare_database(stack.postgres.dsn(), DATABASE, kernel_schema())
+    await make_role(stack.postgres.dsn(DATABASE))
     journal = Journal(folder / "journal")
     load = Load(stack.postgres.dsn(DATABASE), stack.nats.url, journal, _random(options))
     run = Run(stack, DATABASE, folder, [], load, journal, _random(options))
@@ -96,6 +98,7 @@ def _replica(stack: EmbeddedStack, folder: Path, number: int, options: Options) 
         FOLDER_VARIABLE: str(folder),
         "OPENAPI_TOOL__HEALTH__PORT": str(port),
         "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY",
+        "PG_DSN": dsn_of(stack, DATABASE),
     }
     return Replica(stack.executor(f"{folder.name}-{number}", DATABASE, settings, module=options.executor), port)
 

@@ -19,6 +19,7 @@ from openapi_tool.local.server import ServerFailed, accepts, free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.promises import requirement
+from tests.role import dsn_of, make_role
 
 DATABASE = "outages"
 HELLO = {"query": "hello world", "count": 3}
@@ -75,12 +76,17 @@ async def served(fragile: EmbeddedStack) -> AsyncIterator[Served]:
     fragile.upstream.forget()
     database = f"{DATABASE}_{time.monotonic_ns()}"
     await prepare_database(fragile.postgres.dsn(), database, kernel_schema())
+    await make_role(fragile.postgres.dsn(database))
     async with Caller.connect(fragile.postgres.dsn(database), fragile.nats.url) as caller:
         await caller.add_project(PROJECT)
         await caller.add_agent(PROJECT, AGENT)
         await caller.add_tool(PROJECT, search_tool())
     port = free_port()
-    settings = {"OPENAPI_TOOL__HEALTH__PORT": str(port), "OPENAPI_TOOL__CACHE__TTL_S": "0"}
+    settings = {
+        "PG_DSN": dsn_of(fragile, database),
+        "OPENAPI_TOOL__HEALTH__PORT": str(port),
+        "OPENAPI_TOOL__CACHE__TTL_S": "0",
+    }
     executor = fragile.executor(database, database, settings)
     executor.start()
     yield Served(fragile, executor, port)

@@ -21,8 +21,9 @@ from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.server import free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.errors import Unavailable
-from tests.conftest import AGENT, PROJECT, ROLE, TEMPLATE, StartExecutor, dsn_of, make_role, search_tool
+from tests.conftest import AGENT, PROJECT, TEMPLATE, StartExecutor, search_tool
 from tests.promises import requirement
+from tests.role import ROLE, dsn_of, make_role
 
 DATABASE, REGISTRAR = "grants", "registrar"
 HOSTILE = 'r"; drop table cards; --'

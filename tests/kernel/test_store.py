@@ -19,8 +19,9 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.records import Artifact, CallRecords, call_key
 from openapi_tool.protocol.report import Report, accept, build_report
 from openapi_tool.protocol.trace import new_root
-from tests.conftest import AGENT, PROJECT, dsn_of, search_tool
+from tests.conftest import AGENT, PROJECT, search_tool
 from tests.promises import requirement
+from tests.role import dsn_of
 from tests.support import delivery
 
 ACTOR = "tool.openapi"

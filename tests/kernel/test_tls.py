@@ -21,8 +21,8 @@ from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.prepared import prepare
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings, SettingsError
-from tests.conftest import dsn_of
 from tests.promises import requirement
+from tests.role import dsn_of
 
 SSL_REQUEST_BYTES = 8
 

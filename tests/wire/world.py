@@ -20,7 +20,8 @@ from openapi_tool.prepared import prepare
 from openapi_tool.protocol.subject import default_durable
 from openapi_tool.service import assemble
 from openapi_tool.settings import Settings
-from tests.conftest import AGENT, PROJECT, dsn_of, search_tool
+from tests.conftest import AGENT, PROJECT, search_tool
+from tests.role import dsn_of
 from tests.support import dead_letters
 
 DURABLE = default_durable("v1r4", "jina")
