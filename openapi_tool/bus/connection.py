@@ -45,7 +45,7 @@ class Denied(nats.errors.Error):
 
     def __init__(self, subject: str) -> None:
         super().__init__(
-            f"denied: {subject}. Only an operator can mend this: `openapi-tool nats permissions` lists what is needed"
+            f"{subject} is denied. Only an operator can mend this: `openapi-tool nats permissions` lists what is needed"
         )
 
 

@@ -292,10 +292,10 @@ async def test_a_request_that_is_denied_says_so_at_once_and_names_its_subject(
             with pytest.raises((Denied, Unavailable)):  # and again
                 await _start(client, settings)
     exact = subject.replace("command.*", "command.1")
-    assert f"denied: {exact}. Only an operator can mend this: `openapi-tool nats permissions`" in str(refused.value)
+    assert f"{exact} is denied. Only an operator can mend this: `openapi-tool nats permissions`" in str(refused.value)
     record = await logged(caplog, "nats.denied")
     assert record.levelno == logging.ERROR
-    assert f"denied: {exact}. " in record.getMessage()
+    assert f"{exact} is denied. " in record.getMessage()
 
 
 @requirement("privilege.nats_denied")
@@ -307,7 +307,7 @@ async def test_a_start_that_is_denied_is_logged_as_one(
             world = World(stack, kernel, database)
             async with world.executor(nats=bus(nats_server)):
                 lost = await logged(caplog, "consumer.lost")
-    assert f"denied: {CREATE}" in getattr(lost, "error", "")
+    assert f"{CREATE} is denied" in getattr(lost, "error", "")
 
 
 @requirement("privilege.nats_denied")
@@ -321,7 +321,7 @@ async def test_a_pull_that_is_denied_is_logged(
             world = World(stack, kernel, database)
             async with world.executor(nats=bus(nats_server)):
                 denied = await logged(caplog, "nats.denied")
-    assert f"denied: {pull.lower()}" in denied.getMessage()
+    assert f"{pull.lower()} is denied" in denied.getMessage()
 
 
 async def run(strict: NatsServer, world: World, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[Any]:
