@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from openapi_tool.bus.connection import BusOptions
 from openapi_tool.bus.streams import DurableOptions
+from openapi_tool.confidential import confidential, unmasked
 from openapi_tool.executor.time_limit import TimeLimits
 from openapi_tool.jina.egress import tls_context
 from openapi_tool.kernel.store import PoolOptions
@@ -29,11 +30,12 @@ _SSL_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The settings with all that follows from them."""
+    """The settings with all that follows from them; `unmasked` names secrets that are too short to be masked."""
 
     settings: Settings
     secrets: Secrets
     redactor: Redactor
+    unmasked: list[str]
     upstream_tls: ssl.SSLContext
     bus: BusOptions
     pool: PoolOptions
@@ -46,15 +48,18 @@ def prepare(settings: Settings, environment: Mapping[str, str]) -> Prepared:
     """Judge what only trying can judge. Raises SettingsError naming every mistake."""
     problems = _dsn_problems(settings.postgres.dsn.get_secret_value())
     secrets = Secrets(environment, _allowed_variables(settings))
+    problems += secrets.problems
     upstream_tls = _tried(lambda: _upstream_tls(settings, environment), "egress.ca_file or SSL_CERT_FILE", problems)
     bus_tls = _tried(lambda: _bus_tls(settings.nats), "nats.ca_file, nats.cert_file or nats.key_file", problems)
     if problems or upstream_tls is None:
         raise SettingsError(problems)
+    named = confidential(settings, secrets, environment)
     executor = settings.executor
     return Prepared(
         settings=settings,
         secrets=secrets,
-        redactor=Redactor([*secrets.values(), *settings.confidential()]),
+        redactor=Redactor(value for _, value in named),
+        unmasked=unmasked(named),
         upstream_tls=upstream_tls,
         bus=BusOptions(settings.nats.servers, NAME, bus_tls, _login(settings.nats)),
         pool=_pool_options(settings),

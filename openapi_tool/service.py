@@ -17,8 +17,8 @@ from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, w
 from openapi_tool import __version__
 from openapi_tool.bus.connection import Client, connected
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
-from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.doorbell import Doorbell
+from openapi_tool.bus.redacted import RedactedDeadLetters
 from openapi_tool.bus.shared import shared_session_key
 from openapi_tool.executor.continuation import Continuation, ContinuationOptions
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
@@ -35,6 +35,7 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.telemetry.health import CONSUMER, NATS, POSTGRES, Health, health_server, watch_loop_lag
 from openapi_tool.telemetry.logs import configure_logging
+from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
 from openapi_tool.telemetry.traces import WireTracer
 from openapi_tool.tools.cursor import Cursors
 from openapi_tool.tools.session import SessionScope
@@ -104,8 +105,7 @@ async def assemble(stack: AsyncExitStack, prepared: Prepared, resolver: Resolver
     health.note(POSTGRES, ok=True)
     client = await stack.enter_async_context(connected(prepared.bus))
     health.note(NATS, ok=True)
-    transport = AiohttpTransport(prepared.upstream_tls, settings.egress.connections, resolver)
-    jina = JinaClient(EgressTransport(transport), settings.egress.max_response_bytes)
+    jina = JinaClient(_transport(prepared, resolver), settings.egress.max_response_bytes)
     stack.push_async_callback(jina.aclose)
     tracer = _tracer(prepared)
     stack.callback(tracer.shutdown)
@@ -118,7 +118,7 @@ async def assemble(stack: AsyncExitStack, prepared: Prepared, resolver: Resolver
         Doorbell(client, settings.protocol.version, NAME),
         tracer,
     )
-    letters = DeadLetters(client, settings.nats.replicas)
+    letters = RedactedDeadLetters(client, prepared.redactor, settings.nats.replicas)
     consumer = CommandConsumer(
         client, _consumer_options(prepared), letters, pipeline.handle, lambda: health.ok(POSTGRES)
     )
@@ -190,6 +190,13 @@ def _log_configuration(prepared: Prepared) -> None:
         log.warning(
             "%s is not set: calls of tools that need it will fail", variable, extra={"action": "secret.missing"}
         )
+    for name in prepared.unmasked:
+        log.warning(
+            "%s holds a secret of less than %s characters, which cannot be masked in logs and cards: set a longer one",
+            name,
+            MIN_SECRET_CHARS,
+            extra={"action": "secret.short"},
+        )
     if settings.executor.concurrency == 1:
         log.warning(
             "executor.concurrency is 1: every call waits for the one before it", extra={"action": "concurrency.low"}
@@ -228,6 +235,20 @@ def _jina_options(settings: Settings) -> JinaOptions:
         cache_ttl_s=settings.cache.ttl_s,
         cache_bytes=settings.cache.max_bytes,
         targets=TargetRules(settings.targets.internal_suffixes, settings.targets.allow, MAX_URL_CHARS),
+    )
+
+
+def _transport(prepared: Prepared, resolver: Resolver | None) -> EgressTransport:
+    """The one way out: every upstream call leaves through it."""
+    egress = prepared.settings.egress
+    return EgressTransport(
+        AiohttpTransport(
+            prepared.upstream_tls,
+            egress.connections,
+            resolver,
+            proxy=egress.proxy,
+            public_addresses_only=egress.public_addresses_only,
+        )
     )
 
 

@@ -63,7 +63,9 @@ def settings_reference() -> str:
         "(`openapi-tool serve --help`). Written by `make docs` from the models.",
         "",
         "Keys of the upstream are no settings: they are environment variables that tool definitions name",
-        "(`JINA_API_KEY`, and what `secrets.allowed_env` adds). `SSL_CERT_FILE` adds a CA for the upstream.",
+        "(`JINA_API_KEY`, and what `secrets.allowed_env` adds). Instead of `NAME`, `NAME_FILE` may name a mounted",
+        "file that holds the value (white space around it does not count); to set both is an error. Values are read",
+        "once, at the start. `SSL_CERT_FILE` adds a CA for the upstream.",
     ]
     for name, field in Settings.model_fields.items():
         section: Any = field.annotation

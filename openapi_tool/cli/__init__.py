@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from io import TextIOWrapper
 
@@ -9,6 +10,9 @@ import typer
 
 from openapi_tool import __version__
 from openapi_tool.cli import call, deadletters, demo, dev, nats, serve, sql
+from openapi_tool.confidential import likely_secrets
+from openapi_tool.telemetry.logs import configure_logging, guard_crashes, log_crash
+from openapi_tool.telemetry.redact import Redactor
 
 app = typer.Typer(
     name="openapi-tool",
@@ -47,7 +51,16 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; a character that the terminal's encoding lacks is no reason to fail."""
+    """Run the command line: whatever ends it, its secrets stay in.
+
+    A character that the terminal's encoding lacks is no reason to fail.
+    """
+    configure_logging("warning", "console", Redactor(likely_secrets(os.environ)))
+    guard_crashes()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    app()
+    try:
+        app()
+    except Exception as error:  # noqa: BLE001 - typer would print it as it is
+        log_crash(error)
+        sys.exit(1)

@@ -23,6 +23,8 @@ from openapi_tool.local.dev import DevError, Wanted, find_target, running_dev
 from openapi_tool.prepared import prepare
 from openapi_tool.protocol.subject import default_durable, parse_command_subject
 from openapi_tool.settings import SettingsError, load_settings
+from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 
 _FAILED = 1
 _NO_ANSWER = 3
@@ -56,17 +58,19 @@ def call(
     130 interrupted.
     """
     wanted = Wanted(tool, project, agent, channel, anywhere=yes)
+    redactor = Redactor()
     try:
-        outcome = asyncio.run(_call(_addresses(), wanted, _arguments(args), timeout))
+        addresses, redactor = _addresses()
+        outcome = asyncio.run(_call(addresses, wanted, _arguments(args), timeout))
     except DevError as error:
-        fail(str(error))
+        fail(redactor.text(str(error)))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        typer.echo(json.dumps(outcome.as_object(), default=plain))
+        typer.echo(redactor.text(json.dumps(outcome.as_object(), default=plain)))
     elif outcome.content:
-        typer.echo(_CONTROL.sub("\ufffd", as_model_reads(outcome.content)))
-    _tell(outcome)
+        typer.echo(redactor.text(_CONTROL.sub("\ufffd", as_model_reads(outcome.content))))
+    _tell(outcome, redactor)
 
 
 def _arguments(text: str) -> dict[str, Any]:
@@ -84,22 +88,26 @@ def _arguments(text: str) -> dict[str, Any]:
     return arguments
 
 
-def _addresses() -> tuple[str, dict[str, Any]]:
-    """The database, and the NATS client's options: from the environment, else of the dev stack. Raises DevError."""
+def _addresses() -> tuple[tuple[str, dict[str, Any]], Redactor]:
+    """The database, and the NATS client's options: from the environment, else of the dev stack.
+
+    With them what knows the secrets of the environment. Raises DevError.
+    """
     dsn, servers = (os.environ.get(name) for name in ("PG_DSN", "NATS_SERVERS"))
     if not dsn and not servers:
-        return _of_dev_stack()
+        return _of_dev_stack(), Redactor([os.environ.get(DEFAULT_AUTH_ENV, "")])
     if not dsn or not servers:
         raise DevError("PG_DSN and NATS_SERVERS belong together: set both, or neither for the dev stack")
     try:
         settings = load_settings({"postgres": {"dsn": dsn}, "nats": {"servers": servers}})
-        bus = prepare(settings, os.environ).bus
+        prepared = prepare(settings, os.environ)
         urlsplit(dsn).port  # noqa: B018 - the drivers' own complaint would show a part of the password
     except SettingsError as error:
         raise DevError("\n".join(error.problems)) from None
     except ValueError:
         raise DevError("PG_DSN must look like postgresql://user@host:5432/database") from None
-    return dsn, {"servers": list(bus.servers), "tls": bus.tls, **bus.login}
+    bus = prepared.bus
+    return (dsn, {"servers": list(bus.servers), "tls": bus.tls, **bus.login}), prepared.redactor
 
 
 def _of_dev_stack() -> tuple[str, dict[str, Any]]:
@@ -180,11 +188,12 @@ async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _Out
     return _Outcome(placed, answer, times)
 
 
-def _tell(outcome: _Outcome) -> None:
+def _tell(outcome: _Outcome, redactor: Redactor) -> None:
     """Say how it went, and exit with it."""
     placed, content = outcome.placed, outcome.content
     if outcome.answer is None:
-        fail(f"no answer to {placed.tool_call_id}: {outcome.why}. {_where_to_look(placed)}", _NO_ANSWER)
+        why = redactor.text(outcome.why)
+        fail(f"no answer to {placed.tool_call_id}: {why}. {_where_to_look(placed)}", _NO_ANSWER)
     if outcome.answer.doorbell is None:
         say("no doorbell was heard after the result: a worker would only find it by its own scan")
     took = " → ".join(name + (f" {ms} ms" if ms else "") for name, ms in outcome.times.items() if ms is not None)
@@ -192,7 +201,7 @@ def _tell(outcome: _Outcome) -> None:
     if content.get("status") != "success":
         error = content.get("error") or {}
         retryable = "retryable" if error.get("retryable") else "not retryable"
-        fail(f"{error.get('code')}: {error.get('message')} ({retryable})", _FAILED)
+        fail(redactor.text(f"{error.get('code')}: {error.get('message')} ({retryable})"), _FAILED)
 
 
 def _where_to_look(placed: PlacedCall) -> str:

@@ -17,6 +17,7 @@ from rich.table import Table
 from openapi_tool.bus import dead_letters
 from openapi_tool.bus.connection import Client, connected, outage_as_unavailable
 from openapi_tool.bus.dead_letters import DeadLetter
+from openapi_tool.bus.redacted import without_secrets
 from openapi_tool.cli.common import USAGE, fail, say
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.prepared import Prepared, prepare
@@ -42,7 +43,7 @@ AbandonedOption = Annotated[
 @app.command("list")
 def list_(*, abandoned: AbandonedOption = False, as_json: JsonOption = False) -> None:
     """List dead letters, oldest first. Exit codes: 0, or 2 when NATS or the configuration is not there."""
-    letters = _run(lambda prepared, client: _letters(prepared, client, abandoned=abandoned))
+    letters = _run(lambda prepared, client: _readable(prepared, client, abandoned=abandoned))
     if as_json:
         for letter in letters:
             sys.stdout.write(json.dumps(_shown(letter)) + "\n")
@@ -95,7 +96,13 @@ def replay(
 
 
 def _whichever(letter: str) -> Callable[[Prepared, Client], Coroutine[Any, Any, list[DeadLetter]]]:
-    return lambda prepared, client: _letters(prepared, client, abandoned=letter.startswith("command-"))
+    return lambda prepared, client: _readable(prepared, client, abandoned=letter.startswith("command-"))
+
+
+async def _readable(prepared: Prepared, client: Client, *, abandoned: bool) -> list[DeadLetter]:
+    """For people; what is sent again stays as it is."""
+    letters = await _letters(prepared, client, abandoned=abandoned)
+    return [without_secrets(letter, prepared.redactor) for letter in letters]
 
 
 async def _letters(prepared: Prepared, client: Client, *, abandoned: bool) -> list[DeadLetter]:
@@ -127,19 +134,20 @@ def _shown(letter: DeadLetter) -> dict[str, Any]:
 
 def _run(work: Callable[[Prepared, Client], Coroutine[Any, Any, T]]) -> T:
     """Do something with a connection to NATS; what keeps it from being done is said in a line."""
-
-    async def connect_and_work() -> T:
-        with outage_as_unavailable():
-            async with asyncio.timeout(_CONNECT_S) as timeout, connected(prepared.bus) as client:
-                timeout.reschedule(None)
-                return await work(prepared, client)
-
     try:
         prepared = prepare(load_settings({}), os.environ)
-        return asyncio.run(connect_and_work())
     except SettingsError as error:
         for problem in error.problems:
             say(f"openapi-tool: {problem}")
         raise typer.Exit(USAGE) from None
+    try:
+        return asyncio.run(_connected(prepared, work))
     except Unavailable as error:
-        fail(str(error), USAGE)
+        fail(prepared.redactor.text(str(error)), USAGE)
+
+
+async def _connected(prepared: Prepared, work: Callable[[Prepared, Client], Coroutine[Any, Any, T]]) -> T:
+    with outage_as_unavailable():
+        async with asyncio.timeout(_CONNECT_S) as timeout, connected(prepared.bus) as client:
+            timeout.reschedule(None)
+            return await work(prepared, client)

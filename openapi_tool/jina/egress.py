@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 
 import certifi
@@ -22,6 +23,7 @@ ALLOWED_HEADERS = OUTGOING_HEADERS | {
     "user-agent",
 }
 _HTTPS_PORT = 443
+_CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
 class EgressRefused(Exception):
@@ -40,6 +42,9 @@ class EgressTransport(httpx.AsyncBaseTransport):
         unknown = [name for name in request.headers if name.lower() not in ALLOWED_HEADERS]
         if unknown or request.headers.get("host") not in ALLOWED_HOSTS:
             raise EgressRefused(f"headers that may not leave: {unknown or 'host'}")
+        split = [name.decode("latin-1") for name, value in request.headers.raw if _CONTROL.search(value)]
+        if split:
+            raise EgressRefused(f"headers that hold a line break or another control character: {split}")
         return await self._inner.handle_async_request(request)
 
     async def aclose(self) -> None:

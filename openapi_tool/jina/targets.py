@@ -279,16 +279,17 @@ def _number(part: str) -> int:
 
 
 def _check_address(address: IPv4Address | IPv6Address, rules: TargetRules) -> None:
-    if not _is_public(address) and str(address) not in _allowed(rules):
+    if not is_public(address) and str(address) not in _allowed(rules):
         raise _refused(str(address), "is a private, local or reserved address")
 
 
-def _is_public(address: IPv4Address | IPv6Address) -> bool:
+def is_public(address: IPv4Address | IPv6Address) -> bool:
+    """Whether an address, or the IPv4 address inside it, is one of the public internet."""
     if isinstance(address, IPv4Address):
         return not any(address in network for network in _INTERNAL_V4)
     for network, shift in _HOLDS_V4:
         if address in network:
-            return _is_public(IPv4Address(int(address) >> shift & 0xFFFF_FFFF))
+            return is_public(IPv4Address(int(address) >> shift & 0xFFFF_FFFF))
     return address in _PUBLIC_V6 and not any(address in network for network in _INTERNAL_V6)
 
 

@@ -1,21 +1,32 @@
 """An httpx transport over aiohttp's connection pool: httpx's API at a third of its pool's cost.
 
-It re-sends nothing, follows nothing, stores no cookies and reads no proxy settings.
+It re-sends nothing, follows nothing, stores no cookies and reads no proxy settings of the environment.
 """
 
 from __future__ import annotations
 
+import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator
+from ipaddress import ip_address
 
 import aiohttp
 import httpx
 import yarl
 from aiohttp.abc import AbstractResolver as Resolver
+from aiohttp.abc import ResolveResult
+from aiohttp.resolver import DefaultResolver
+from pydantic import SecretStr
 
-__all__ = ["ERRORS", "AiohttpTransport", "Resolver", "translate"]
+from openapi_tool.jina.targets import is_public
+
+__all__ = ["ERRORS", "AiohttpTransport", "PublicResolver", "Resolver", "translate"]
+
+log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 64 * 1024
+_MAX_HEADER_BYTES, _MAX_HEADERS = 8_190, 100
 
 ERRORS: tuple[tuple[type[BaseException], type[httpx.TransportError]], ...] = (
     (aiohttp.ConnectionTimeoutError, httpx.ConnectTimeout),
@@ -53,27 +64,69 @@ class _Body(httpx.AsyncByteStream):
         self._response.release()
 
 
+class PublicResolver(Resolver):
+    """Passes on only public addresses; the connect uses just these, so nothing is looked up a second time."""
+
+    def __init__(self, inner: Resolver) -> None:
+        self._inner = inner
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Every address of a host. Raises OSError when one of them is not public."""
+        found = await self._inner.resolve(host, port, family)
+        refused = [address["host"] for address in found if not is_public(ip_address(address["host"]))]
+        if refused:
+            about = {"action": "egress.address_refused", "host": host, "addresses": refused}
+            log.error("the upstream's host has an address that is not public; nothing is sent to it", extra=about)
+            raise OSError("an address that is not public")
+        return found
+
+    async def close(self) -> None:
+        """Close the inner resolver."""
+        await self._inner.close()
+
+
 class AiohttpTransport(httpx.AsyncBaseTransport):
     """Connections to the upstream, verified by `tls`, at most `connections` at once.
 
-    `resolver` says where a host is; only the embedded stack passes one.
+    `resolver` says where a host is; only the embedded stack passes one. `proxy` is the URL of a forward
+    proxy; TLS to the upstream goes through it, so it sees host names and no more. With
+    `public_addresses_only` nothing is sent to a host that resolves to any other address.
     """
 
-    def __init__(self, tls: ssl.SSLContext, connections: int, resolver: Resolver | None = None) -> None:
+    def __init__(
+        self,
+        tls: ssl.SSLContext,
+        connections: int,
+        resolver: Resolver | None = None,
+        *,
+        proxy: SecretStr | None = None,
+        public_addresses_only: bool = False,
+    ) -> None:
         self._tls = tls
         self._connections = connections
         self._resolver = resolver
+        self._proxy = proxy
+        self._public_addresses_only = public_addresses_only
         self._session: aiohttp.ClientSession | None = None
 
     def _open(self) -> aiohttp.ClientSession:
+        resolver = self._resolver
+        if self._public_addresses_only:
+            resolver = PublicResolver(resolver or DefaultResolver())
         connector = aiohttp.TCPConnector(
-            ssl=self._tls, limit=self._connections, limit_per_host=0, resolver=self._resolver, ttl_dns_cache=60
+            ssl=self._tls, limit=self._connections, limit_per_host=0, resolver=resolver, ttl_dns_cache=60
         )
         session = aiohttp.ClientSession(
             connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             trust_env=False,
+            proxy=self._proxy.get_secret_value() if self._proxy else None,
+            max_line_size=_MAX_HEADER_BYTES,
+            max_field_size=_MAX_HEADER_BYTES,
+            max_headers=_MAX_HEADERS,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
             skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
         )

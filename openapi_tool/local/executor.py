@@ -18,6 +18,7 @@ from openapi_tool.local.guard import Guard
 from openapi_tool.local.server import ServerProcess
 from openapi_tool.service import run
 from openapi_tool.settings import load_settings
+from openapi_tool.telemetry.logs import guard_crashes
 
 READY = "consumer.started"
 
@@ -95,6 +96,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if folder := os.environ.get(FOLDER_VARIABLE):
         arm(Path(folder))
+    guard_crashes()
     run(load_settings(), os.environ, LoopbackResolver(arguments.upstream_port))
 
 

@@ -6,6 +6,7 @@ Where they are read from is in `sources`.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -15,7 +16,6 @@ from pydantic import (
     ConfigDict,
     Field,
     FilePath,
-    SecretStr,
     field_validator,
     model_validator,
 )
@@ -24,11 +24,13 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from openapi_tool.jina.targets import INTERNAL_SUFFIXES
 from openapi_tool.protocol.subject import default_durable
 from openapi_tool.settings.sources import PREFIX, file_sources
+from openapi_tool.tools.secrets import Secret
 from openapi_tool.tools.session import MIN_KEY_BYTES
 
 _TOKEN = r"^([A-Za-z0-9_-]+|\*)$"  # noqa: S105 - a subject's token
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _NATS_URL = r"^(nats|tls|ws|wss)://[^\s/]+$"
+_PROXY_URL = re.compile(r"http://(?:[^\s/?#@:]+(?::[^\s/?#@]*)?@)?(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}/?")
 _POSTGRES_SCHEMES = ("postgres", "postgresql")
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -71,8 +73,8 @@ class NatsSettings(Section):
     cert_file: FilePath | None = Field(None, description="Client certificate (PEM); needs `key_file`.")
     key_file: FilePath | None = Field(None, description="Key of the client certificate (PEM).")
     user: str | None = Field(None, description="User name; needs `password`.")
-    password: SecretStr | None = Field(None, description="Password of `user`.")
-    token: SecretStr | None = Field(None, description="Token.")
+    password: Secret | None = Field(None, description="Password of `user`.")
+    token: Secret | None = Field(None, description="Token.")
     credentials_file: FilePath | None = Field(None, description="Credentials file of a NATS account (`.creds`).")
     nkey_seed_file: FilePath | None = Field(None, description="File with an nkey seed.")
     durable: str | None = Field(
@@ -100,7 +102,7 @@ class NatsSettings(Section):
 class PostgresSettings(Section):
     """The kernel's database."""
 
-    dsn: SecretStr = Field(
+    dsn: Secret = Field(
         description="Connection string (`PG_DSN`); TLS by `?sslmode=verify-full&sslrootcert=…`. Never shown."
     )
     pool_size: int = Field(8, ge=1, le=100, description="Connections of one process.")
@@ -109,7 +111,7 @@ class PostgresSettings(Section):
 
     @field_validator("dsn")
     @classmethod
-    def _is_a_dsn(cls, dsn: SecretStr) -> SecretStr:
+    def _is_a_dsn(cls, dsn: Secret) -> Secret:
         try:
             scheme = urlsplit(dsn.get_secret_value()).scheme
         except ValueError:
@@ -181,7 +183,7 @@ class TargetsSettings(Section):
 
 
 class SecretsSettings(Section):
-    """Which environment variables a tool definition may name."""
+    """Which environment variables a tool definition may name; `NAME_FILE` may name a file with the value instead."""
 
     allowed_env: Annotated[tuple[VariableName, ...], NoDecode, BeforeValidator(_split)] = Field(
         (), description="Beside JINA_API_KEY and the service's own `envs`; comma-separated in the environment."
@@ -191,7 +193,7 @@ class SecretsSettings(Section):
 class SessionSettings(Section):
     """Session identities."""
 
-    key: SecretStr | None = Field(
+    key: Secret | None = Field(
         None,
         min_length=MIN_KEY_BYTES,
         description="Key behind session identities, at least 16 bytes; without one it is made once and kept in NATS.",
@@ -207,6 +209,25 @@ class EgressSettings(Section):
         256_000_000, ge=1_000, description="Room for all answers that are being read; calls wait for it."
     )
     ca_file: FilePath | None = Field(None, description="One more CA (PEM) to trust; SSL_CERT_FILE does the same.")
+    proxy: Secret | None = Field(
+        None, description="Forward proxy (`http://user:password@host:port`), the only one used; TLS goes through it."
+    )
+    public_addresses_only: bool = Field(
+        default=False, description="Connect only where the upstream's hosts resolve to public addresses."
+    )
+
+    @field_validator("proxy")
+    @classmethod
+    def _is_a_proxy(cls, proxy: Secret | None) -> Secret | None:
+        if proxy is not None and not _PROXY_URL.fullmatch(proxy.get_secret_value()):
+            raise ValueError("must look like http://user:password@host:port, with the port")
+        return proxy
+
+    @model_validator(mode="after")
+    def _proxy_resolves_names(self) -> EgressSettings:
+        if self.proxy is not None and self.public_addresses_only:
+            raise ValueError("public_addresses_only cannot be held with a proxy, which resolves the names; unset one")
+        return self
 
     @model_validator(mode="after")
     def _holds_the_largest_answer(self) -> EgressSettings:
@@ -302,13 +323,20 @@ class Settings(BaseSettings):
         """The durable's name."""
         return self.nats.durable or default_durable(self.protocol.version, self.protocol.target)
 
-    def confidential(self) -> list[str]:
-        """Every part of the settings that no output may show."""
-        secrets = (self.session.key, self.nats.password, self.nats.token)
-        urls = [self.postgres.dsn.get_secret_value(), *self.nats.servers]
+    def confidential(self) -> list[tuple[str, str]]:
+        """Every part of the settings that no output may show, with the name of its setting."""
+        whole = {
+            "session.key": self.session.key,
+            "nats.password": self.nats.password,
+            "nats.token": self.nats.token,
+        }
+        urls = [("postgres.dsn", self.postgres.dsn.get_secret_value())]
+        urls += [("nats.servers", url) for url in self.nats.servers]
+        urls += [("egress.proxy", self.egress.proxy.get_secret_value())] if self.egress.proxy else []
+        urls += [("telemetry.otlp_endpoint", self.telemetry.otlp_endpoint)] if self.telemetry.otlp_endpoint else []
         return [
-            *(secret.get_secret_value() for secret in secrets if secret is not None),
-            *(part for url in urls for part in _credentials(url)),
+            *((name, secret.get_secret_value()) for name, secret in whole.items() if secret is not None),
+            *((name, part) for name, url in urls for part in url_credentials(url)),
         ]
 
     def shown(self) -> dict[str, Any]:
@@ -317,6 +345,10 @@ class Settings(BaseSettings):
         shown["postgres"]["dsn"] = _without_credentials(self.postgres.dsn.get_secret_value())
         shown["nats"]["servers"] = [_without_credentials(url) for url in self.nats.servers]
         shown["nats"]["durable"] = self.durable
+        if self.egress.proxy is not None:
+            shown["egress"]["proxy"] = _without_credentials(self.egress.proxy.get_secret_value())
+        if self.telemetry.otlp_endpoint is not None:
+            shown["telemetry"]["otlp_endpoint"] = _without_credentials(self.telemetry.otlp_endpoint)
         return shown
 
     @classmethod
@@ -333,11 +365,14 @@ class Settings(BaseSettings):
         return init_settings, env_settings, *file_sources(settings_cls)
 
 
-def _credentials(url: str) -> list[str]:
-    """The password of a URL as it is written and as it is meant; for NATS a token may stand for the user."""
+def url_credentials(url: str) -> list[str]:
+    """The password of a URL as it is written and as it is meant; for NATS a user without one is a token.
+
+    Raises ValueError where it is no URL.
+    """
     parts = urlsplit(url.strip())
-    secrets = [parts.password, None if parts.scheme in _POSTGRES_SCHEMES else parts.username]
-    return [form for secret in secrets if secret for form in (secret, unquote(secret))]
+    secret = parts.password or (None if parts.scheme in _POSTGRES_SCHEMES else parts.username)
+    return [secret, unquote(secret)] if secret else []
 
 
 def _without_credentials(url: str) -> str:

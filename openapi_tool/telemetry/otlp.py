@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import requests
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -42,15 +43,30 @@ class ExportingTracer:
         """A child of the link's parent, ended when the block is left."""
         links = [trace.Link(_otel_context(link.link))] if link.link else []
         parent = trace.set_span_in_context(trace.NonRecordingSpan(_otel_context(link.parent)))
-        with self._tracer.start_as_current_span(
-            name, parent, trace.SpanKind.CONSUMER, self._named(attributes), links
-        ) as exported:
-            span_id = trace.format_span_id(exported.get_span_context().span_id)
-            span = CallSpan(SpanContext(link.parent.trace_id, span_id, link.parent.flags), link.tracestate)
+        exported = self._tracer.start_span(
+            self._redactor.text(name), parent, trace.SpanKind.CONSUMER, self._named(attributes), links
+        )
+        span_id = trace.format_span_id(exported.get_span_context().span_id)
+        span = CallSpan(SpanContext(link.parent.trace_id, span_id, link.parent.flags), link.tracestate)
+        try:
             yield span
-            exported.set_attributes({key: self._redactor.text(value) for key, value in span.attributes.items()})
-            if "error.type" in span.attributes:
-                exported.set_status(trace.StatusCode.ERROR)
+        except Exception as error:
+            self._note(exported, error)
+            raise
+        finally:
+            self._end(exported, span)
+
+    def _note(self, exported: trace.Span, error: Exception) -> None:
+        """What the library would note of an exception, redacted and without the traceback."""
+        exported.set_status(trace.StatusCode.ERROR)
+        about = {"exception.type": type(error).__name__, "exception.message": self._redactor.text(str(error))}
+        exported.add_event("exception", about)
+
+    def _end(self, exported: trace.Span, span: CallSpan) -> None:
+        exported.set_attributes({key: self._redactor.text(value) for key, value in span.attributes.items()})
+        if "error.type" in span.attributes:
+            exported.set_status(trace.StatusCode.ERROR)
+        exported.end()
 
     def _named(self, attributes: Mapping[str, str]) -> dict[str, str]:
         return {_ATTRIBUTES.get(name, name): self._redactor.text(value) for name, value in attributes.items()}
@@ -62,7 +78,9 @@ class ExportingTracer:
 
 def open_tracer(endpoint: str, redactor: Redactor) -> ExportingTracer:
     """A tracer that sends to `endpoint`: the full traces URL of an OTLP/HTTP collector."""
-    return ExportingTracer(OTLPSpanExporter(endpoint=endpoint), redactor)
+    session = requests.Session()
+    session.trust_env = False  # no proxies and no .netrc of the environment
+    return ExportingTracer(OTLPSpanExporter(endpoint=endpoint, session=session), redactor)
 
 
 def _otel_context(span: SpanContext) -> trace.SpanContext:

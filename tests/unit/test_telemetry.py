@@ -3,14 +3,16 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from openapi_tool.protocol.trace import SpanContext, TraceLink
-from openapi_tool.telemetry.logs import ConsoleFormatter, JsonFormatter, configure_logging
+from openapi_tool.telemetry.logs import ConsoleFormatter, JsonFormatter, configure_logging, without_details
 from openapi_tool.telemetry.otlp import ExportingTracer
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.telemetry.traces import WireTracer
@@ -29,6 +31,7 @@ def _logging() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    logging.getLogger("openapi_tool").setLevel(logging.NOTSET)
 
 
 def record(message: str, *args: object, **extra: Any) -> logging.LogRecord:
@@ -77,14 +80,56 @@ def test_a_record_is_one_json_object_with_an_action() -> None:
     assert json.loads(JsonFormatter(REDACTOR).format(record("hello")))["action"] == "log"
 
 
+@requirement("secrets.libraries")
 def test_logging_goes_to_standard_error(_logging: None, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: PT019
     configure_logging("info", "json", REDACTOR)
     logging.getLogger("openapi_tool").info("to %s", SECRET)
     logging.getLogger("openapi_tool").debug("not shown")
     logging.getLogger("httpx").info("not shown")
+    configure_logging("debug", "json", REDACTOR)
+    for library in ("httpx", "httpcore.http11", "aiohttp.client", "asyncpg", "nats.aio", "urllib3", "asyncio"):
+        logging.getLogger(library).info("not shown")
     written = capsys.readouterr()
     assert written.out == ""
     assert [json.loads(line)["message"] for line in written.err.splitlines()] == ["to [redacted]"]
+
+
+LIBRARY_LINES = [
+    'HTTP Request: POST https://s.jina.ai/?q=the-detail "HTTP/1.1 200 OK"',
+    "connect_tcp.started host='s.jina.ai' url=https://user:the-detail@s.jina.ai/x?y=the-detail#f",
+    "receive_response_headers.complete return_value=(b'HTTP/1.1', 200, [(b'Set-Cookie', b'the-detail=1; a=b')])",
+    "send_request_headers [(b'Authorization', b'Bearer the-detail'), (b'x', b'y')]",
+    "{'Authorization': 'Basic the-detail', 'accept': '*/*'}",
+    "Authorization: Bearer the-detail",
+    "Proxy-Authorization: Basic the-detail",
+    '"GET /search?q=the-detail HTTP/1.1" 200',
+    "<Request [b'GET'], b'/search?q=the-detail'> b'GET', b'/search?q=the-detail'",
+    "connecting to postgresql://kernel:the-detail@db:5432/kernel?password=the-detail",
+    "ConnectionParameters(user='kernel', password='the-detail', database='x')",
+    '[\'CONNECT {"user":"u","pass":"the-detail","auth_token":"the-detail","jwt":"the-detail"}\']',
+    "dial nats://the-detail@bus:4222, tls://u:the-detail@bus",
+]
+
+
+@pytest.mark.parametrize("line", LIBRARY_LINES)
+@requirement("secrets.libraries")
+def test_lines_of_libraries_lose_queries_authorization_and_passwords(line: str) -> None:
+    made = record("%s", line)
+    for formatter in (JsonFormatter(Redactor()), ConsoleFormatter(Redactor())):
+        assert "the-detail" not in formatter.format(made)
+        assert line[:7] in formatter.format(made) or line.startswith(("{", "[", '"'))
+
+
+def test_what_is_no_detail_stays_in_the_lines_of_libraries() -> None:
+    plain = "connected to https://s.jina.ai:443/search in 3 ms, passed: 7 (signal 15), what? GET /metrics"
+    assert without_details(plain) == plain
+
+
+def test_long_texts_of_libraries_are_cleaned_in_no_time() -> None:
+    started = time.monotonic()
+    for text in ("a" * 200_000, "a:" * 100_000, "https://" + "a@" * 50_000, "GET " * 50_000, "pass" * 50_000):
+        without_details(text)
+    assert time.monotonic() - started < 2
 
 
 def test_without_an_exporter_the_span_is_a_child_that_keeps_the_flags() -> None:
@@ -114,3 +159,20 @@ def test_the_exported_span_is_the_one_on_the_wire() -> None:
         "openapi_tool.status": "failed",
         "error.type": "bad_request",
     }
+
+
+@requirement("secrets.spans")
+def test_a_span_shows_no_secret_in_name_attributes_events_and_status() -> None:
+    exporter = InMemorySpanExporter()
+    tracer = ExportingTracer(exporter, REDACTOR)
+    link = TraceLink(PARENT, None, None)
+    with suppress(ValueError), tracer.span(f"run {SECRET}", link, {"tool_call_id": SECRET}) as span:
+        span.attributes["more"] = SECRET
+        raise ValueError(SECRET)
+    tracer.shutdown()
+    (exported,) = exporter.get_finished_spans()
+    assert SECRET not in exported.to_json()
+    assert exported.name == "run [redacted]"
+    assert exported.status.status_code.name == "ERROR"
+    (event,) = exported.events
+    assert dict(event.attributes or {}) == {"exception.type": "ValueError", "exception.message": "[redacted]"}

@@ -5,14 +5,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import SecretStr
 
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured
 from openapi_tool.protocol.records import ToolRecord
 from openapi_tool.tools.arguments import Arguments, prepare_arguments
 from openapi_tool.tools.definition import parse_definition, suspend_timeout
 from openapi_tool.tools.result import FRAME_CLOSE, FRAME_OPEN, Shown, ToolOutput, Usage, failure, success, untrusted
-from openapi_tool.tools.secrets import MissingVariable, Secrets
+from openapi_tool.tools.secrets import MissingVariable, Secret, Secrets
 from openapi_tool.tools.session import SessionScope
 from openapi_tool.tools.template import PLACEHOLDERS, render
 from tests.promises import requirement
@@ -389,6 +388,6 @@ def test_invisible_characters_do_not_hide_a_look_alike(text: str) -> None:
 
 
 def test_a_secret_source_knows_only_allowed_values() -> None:
-    assert sorted(SECRETS.values()) == ["extra-value", "key-one", "key-two"]
+    assert SECRETS.values() == {"EXTRA": "extra-value", "JINA_API_KEY": "key-one", "SEARCH_API_KEY": "key-two"}
     assert SECRETS.missing() == ["UNSET"]
-    assert SECRETS("EXTRA") == SecretStr("extra-value")
+    assert SECRETS("EXTRA") == Secret("extra-value")

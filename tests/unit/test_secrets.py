@@ -1,0 +1,307 @@
+"""Values that no output may show: how they are read, held and masked."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import logging
+import pickle
+import re
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import quote, quote_plus
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError, field_validator
+
+from openapi_tool import service
+from openapi_tool.bus.redacted import without_secrets
+from openapi_tool.confidential import confidential, likely_secrets
+from openapi_tool.prepared import prepare
+from openapi_tool.settings import Settings, SettingsError, load_settings
+from openapi_tool.telemetry import logs
+from openapi_tool.telemetry.logs import JsonFormatter
+from openapi_tool.telemetry.redact import MASK, MIN_SECRET_CHARS, Redactor
+from openapi_tool.tools.secrets import Secret, Secrets
+from tests.promises import requirement
+from tests.support import delivery
+
+AWKWARD = "ké y+/=%&\"'\\<p>~"
+NAMES = {"JINA_API_KEY", "EXTRA"}
+VALUE = "a-value-of-the-test"
+DSN = {"postgres": {"dsn": "postgresql://u:the-password@db/kernel"}}
+
+ENCODINGS: dict[str, Callable[[str], str]] = {
+    "exact": str,
+    "percent": lambda text: quote(text, safe=""),
+    "percent, lower case": lambda text: re.sub("%..", lambda code: code[0].lower(), quote(text, safe="")),
+    "percent, a path": quote,
+    "percent, a form": quote_plus,
+    "percent, twice": lambda text: quote(quote(text, safe=""), safe=""),
+    "JSON": json.dumps,
+    "JSON, UTF-8": lambda text: json.dumps(text, ensure_ascii=False),
+    "JSON in JSON": lambda text: json.dumps(json.dumps({"k": text})),
+    "repr": repr,
+    "repr with both quotes": lambda text: repr(["it's \"" + text]),
+    "repr of bytes": lambda text: repr(text.encode()),
+    "base64": lambda text: base64.b64encode(text.encode()).decode(),
+    "Basic": lambda text: "Basic " + base64.b64encode(f"user:{text}".encode()).decode(),
+    "base64, one before": lambda text: base64.b64encode(f"x{text}y".encode()).decode(),
+    "base64, two before": lambda text: base64.b64encode(f"xx{text}yy".encode()).decode(),
+    "base64, URL": lambda text: base64.urlsafe_b64encode(f"x{text}yz".encode()).decode(),
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("secret", [AWKWARD, "plain-secret", "päßwörter-и-ключи", "a/b?c>d~~~~~e"])
+@requirement("secrets.spelling")
+def test_a_secret_is_masked_in_every_common_encoding(secret: str, encoding: str) -> None:
+    text = "before " * 200 + ENCODINGS[encoding](secret) + " after"
+    for some in (text, text[-len(text) + 1350 :]):
+        masked = Redactor([secret, "another secret"]).text(some)
+        assert MASK in masked
+        assert secret not in masked
+        assert "after" in masked
+
+
+@given(before=st.binary(max_size=40), behind=st.binary(max_size=40), secret=st.text(min_size=8, max_size=60))
+@requirement("secrets.spelling")
+def test_nothing_but_the_edges_of_base64_is_left(before: bytes, behind: bytes, secret: str) -> None:
+    value = secret.encode("utf-8", "surrogatepass")
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        text = encode(before + value + behind).decode()
+        masked = Redactor([secret]).text(text)
+        assert MASK in masked
+        assert len(masked) - len(MASK) <= len(encode(before)) + len(encode(behind)) + 4
+
+
+@requirement("secrets.spelling")
+def test_values_that_are_no_json_are_masked_too() -> None:
+    redactor = Redactor(["a-secret"])
+    odd = {"bytes": b"a-secret", "path": Path("/x/a-secret"), "error": ValueError("a-secret"), 1: {"a-secret"}}
+    assert "a-secret" not in str(redactor.value(odd))
+    assert redactor.value([None, True, 1, 1.5]) == [None, True, 1, 1.5]
+
+
+def test_a_value_can_be_learnt_later() -> None:
+    redactor = Redactor()
+    redactor.learn("a-secret")
+    assert redactor.text("an a-secret") == f"an {MASK}"
+
+
+class Model(BaseModel):
+    key: Secret
+
+    @field_validator("key")
+    @classmethod
+    def _refuse(cls, key: Secret) -> Secret:
+        if key.get_secret_value() == "refused-value":
+            raise ValueError(f"{key} {key!r}")
+        return key
+
+
+@requirement("secrets.type")
+def test_a_secret_shows_in_no_text_json_or_traceback() -> None:
+    secret = Secret(VALUE)
+    model = Model(key=secret)
+    try:
+        raise ValueError(secret, [secret], {"k": secret})  # noqa: TRY301
+    except ValueError:
+        shown = [traceback.format_exc(), *map(str, (secret, repr(secret), model, [secret]))]
+    shown += [f"{secret}", f"{secret!r:>40}", "%s %r" % (secret, secret), model.model_dump_json()]  # noqa: UP031
+    shown += [str(model.model_dump()), orjson.dumps(secret, default=str).decode()]
+    assert not [text for text in shown if VALUE in text]
+    with pytest.raises(TypeError):
+        json.dumps(secret)
+    with pytest.raises(ValidationError) as refused:
+        Model(key=Secret("refused-value"))
+    assert "refused-value" not in str(refused.value)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@requirement("secrets.type")
+def test_a_secret_is_not_pickled(protocol: int) -> None:
+    with pytest.raises(TypeError, match="not pickled"):
+        pickle.dumps({"a": Secret(VALUE)}, protocol)
+    secret = Secret(VALUE)
+    assert copy.deepcopy([secret])[0] is copy.copy(secret) is secret
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "key"
+    path.write_text(f"{VALUE}\n")
+    return path
+
+
+@requirement("secrets.files")
+def test_a_value_comes_from_the_file_that_its_variable_names(file: Path) -> None:
+    secrets = Secrets({"JINA_API_KEY_FILE": str(file), "OTHER_FILE": str(file)}, NAMES)
+    assert secrets("JINA_API_KEY").get_secret_value() == VALUE
+    assert secrets.values() == {"JINA_API_KEY": VALUE}
+    assert (secrets.missing(), secrets.problems) == (["EXTRA"], [])
+    file.write_text("changed")
+    assert secrets("JINA_API_KEY").get_secret_value() == VALUE
+
+
+def _unusable(file: Path) -> dict[str, tuple[dict[str, str], str]]:
+    folder = file.parent
+    for name, content in {"empty": b"\n", "no-text": b"\xff\xfe", "lines": b"a\nb", "huge": b"x" * 65_537}.items():
+        (folder / name).write_bytes(content)
+    return {
+        "both": ({"JINA_API_KEY": "x", "JINA_API_KEY_FILE": str(file)}, "are both set; unset one of them"),
+        "missing": ({"JINA_API_KEY_FILE": str(folder / "nowhere")}, "cannot be read: No such file or directory"),
+        "folder": ({"JINA_API_KEY_FILE": str(folder)}, "cannot be read: Is a directory"),
+        "NUL": ({"JINA_API_KEY_FILE": "a\0b"}, "JINA_API_KEY_FILE: the file that it names cannot be read"),
+        "empty": ({"JINA_API_KEY_FILE": str(folder / "empty")}, "must hold one value"),
+        "no-text": ({"JINA_API_KEY_FILE": str(folder / "no-text")}, "it is no UTF-8 text"),
+        "huge": ({"JINA_API_KEY_FILE": str(folder / "huge")}, "must hold one value"),
+        "lines": ({"JINA_API_KEY_FILE": str(folder / "lines")}, "holds a line break"),
+        "variable": ({"JINA_API_KEY": "a\r\nX-Evil: 1"}, "holds a line break"),
+    }
+
+
+@pytest.mark.parametrize("case", ["both", "missing", "folder", "NUL", "empty", "no-text", "huge", "lines", "variable"])
+@requirement("secrets.files")
+def test_what_cannot_be_used_is_named_at_the_start_without_path_and_content(case: str, file: Path) -> None:
+    environment, says = _unusable(file)[case]
+    with pytest.raises(SettingsError, match=says) as wrong:
+        prepare(Settings.model_validate(DSN), environment)
+    assert "JINA_API_KEY" in str(wrong.value)
+    assert str(file.parent) not in str(wrong.value)
+    assert "X-Evil" not in str(wrong.value)
+
+
+@requirement("secrets.short")
+def test_a_secret_that_is_too_short_to_be_masked_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    settings = Settings.model_validate({"postgres": {"dsn": "postgresql://u:pw@db/kernel"}})
+    prepared = prepare(settings, {"JINA_API_KEY": "x" * (MIN_SECRET_CHARS - 1)})
+    assert prepared.unmasked == ["JINA_API_KEY", "postgres.dsn"]
+    with caplog.at_level(logging.WARNING):
+        service._log_configuration(prepared)  # noqa: SLF001 - what it logs is the point
+    warned = [record.getMessage() for record in caplog.records if getattr(record, "action", "") == "secret.short"]
+    assert [message.partition(" ")[0] for message in warned] == prepared.unmasked
+    assert prepare(Settings.model_validate(DSN), {"JINA_API_KEY": "x" * MIN_SECRET_CHARS}).unmasked == []
+
+
+@requirement("secrets.known")
+def test_every_value_in_use_is_known(tmp_path: Path) -> None:
+    credentials = tmp_path / "user.creds"
+    credentials.write_text("-----BEGIN NATS USER JWT-----\neyJ0eXAi.the-jwt-of-a-user\n------END NATS USER JWT------\n")
+    environment = {
+        "JINA_API_KEY": "key-of-jina",
+        "SERVICE_KEY": "key-of-the-service",
+        "NOT_ALLOWED": "not-ours",
+        "PGPASSWORD": "password-of-libpq",
+        "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20token-of-collector,x-key=key-of-collector",
+    }
+    sections = {
+        "postgres": {"dsn": "postgresql://u:p%40ss-word@db/kernel?password=password-of-query"},
+        "nats": {"servers": ("nats://user:password-of-nats@bus",), "credentials_file": credentials},
+        "tools": {"jina": {"envs": {"api_key": "SERVICE_KEY"}}},
+        "session": {"key": "key-of-all-the-sessions"},
+        "egress": {"proxy": "http://user:password-of-proxy@proxy:3128"},
+        "telemetry": {"otlp_endpoint": "https://user:password-of-otlp@collector/v1/traces"},
+    }
+    settings = Settings.model_validate(sections)
+    prepared = prepare(settings, environment)
+    known = [value for _, value in confidential(settings, prepared.secrets, environment)]
+    hidden = {
+        *("key-of-jina", "key-of-the-service", "password-of-libpq", "token-of-collector", "key-of-collector"),
+        *("p%40ss-word", "p@ss-word", "password-of-query", "password-of-nats", "eyJ0eXAi.the-jwt-of-a-user"),
+        *("key-of-all-the-sessions", "password-of-proxy", "password-of-otlp"),
+    }
+    assert hidden <= set(known)
+    assert "not-ours" not in known
+    shown = json.dumps(settings.shown())
+    assert not [value for value in hidden if value in shown]
+    assert not [value for value in hidden if value in prepared.redactor.text(" ".join(hidden))]
+
+
+@requirement("settings.errors", "secrets.type")
+def test_no_error_of_the_settings_shows_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PG_DSN", "postgresql://u:the-password@db/x")
+    monkeypatch.setenv("OPENAPI_TOOL__EGRESS__PROXY", "https://u:the-password@proxy:1")
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__TOKEN", "the-password")
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "the-password")
+    monkeypatch.setenv("OPENAPI_TOOL__SESSION__KEY", "the-password")
+    with pytest.raises(SettingsError) as wrong:
+        load_settings()
+    assert {problem.partition(":")[0] for problem in wrong.value.problems} == {"egress.proxy", "nats", "session.key"}
+    assert "the-password" not in str(wrong.value)
+
+
+@requirement("secrets.output")
+def test_a_dead_letter_is_kept_without_our_secrets() -> None:
+    made = delivery({"CG-Agent-Id": VALUE}, data=b'{"k": "%s"}\xff' % VALUE.encode())
+    kept = without_secrets(made, Redactor([VALUE]))
+    assert (kept.headers, kept.data) == ({"CG-Agent-Id": MASK}, b'{"k": "[redacted]"}\xff')
+    assert without_secrets(made, Redactor(["another"])) == made
+
+
+def test_before_settings_are_read_whatever_looks_secret_is_known() -> None:
+    environment = {"A_KEY": "one", "PG_DSN": "postgresql://u:two@db", "NATS_SERVERS": "nats://a:3@b,nats://four@c"}
+    assert set(likely_secrets({**environment, "HOME": "five", "X_PROXY": "http://["})) == {
+        *("one", "two", "3", "four", "http://[")
+    }
+
+
+CRASHES = {
+    "main": "raise ValueError(SECRET)",
+    "chain": "try:\n  int(SECRET)\nexcept ValueError as e:\n  raise RuntimeError([SECRET]) from e",
+    "thread": "import threading\nt = threading.Thread(target=int, args=(SECRET,)); t.start(); t.join()",
+    "unraisable": "class A:\n  def __del__(self): raise ValueError(SECRET)\nA()",
+    "warning": "import warnings; warnings.warn(SECRET)",
+    "log": "import logging; logging.getLogger('x').warning('%d', SECRET)",
+    "loop": "import asyncio\nasync def f():\n  asyncio.get_running_loop().call_soon(int, SECRET)\n"
+    "  await asyncio.sleep(0.01)\nasyncio.run(f())",
+    "task": "import asyncio\nasync def g(): raise ValueError(SECRET)\nasync def f():\n  t = asyncio.create_task(g())\n"
+    "  await asyncio.sleep(0); del t\nasyncio.run(f())",
+}
+CRASH = """
+import os, typer
+import openapi_tool.cli as cli
+cli.app = typer.Typer(pretty_exceptions_enable=False)
+@cli.app.command()
+def crash():
+    exec(os.environ["CRASH"], {"SECRET": os.environ["JINA_API_KEY"]})
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+@requirement("secrets.crash")
+def test_however_the_process_crashes_its_output_shows_no_secret(crash: str) -> None:
+    secret = "a-key-that-is 'quoted'"
+    done = subprocess.run(  # noqa: S603 - our own code
+        [sys.executable, "-c", CRASH],
+        env={"JINA_API_KEY": secret, "CRASH": CRASHES[crash], "PYTHONPATH": str(Path(service.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == (1 if crash in ("main", "chain") else 0), done.stderr
+    assert "a-key-that-is" not in done.stdout + done.stderr
+    assert (MASK if crash != "log" else "could not be written") in done.stderr, done.stderr
+
+
+@requirement("secrets.crash")
+def test_a_record_that_cannot_be_redacted_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:
+    class Unprintable:
+        def __str__(self) -> str:
+            raise ValueError(VALUE)
+
+    handler = logs._Handler(sys.stderr)  # noqa: SLF001 - configure_logging would change the whole process
+    handler.setFormatter(JsonFormatter(Redactor([VALUE])))
+    handler.handle(logging.makeLogRecord({"msg": "%s", "args": (Unprintable(),)}))
+    written = capsys.readouterr().err
+    assert VALUE not in written
+    assert "could not be written: ValueError" in written
