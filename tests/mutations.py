@@ -25,6 +25,7 @@ ANY_ARGUMENTS = "tests/unit/test_any_arguments.py::"
 ANY_COMMAND = "tests/wire/test_any_command.py::"
 BUS = "tests/wire/test_bus.py::"
 CACHE = "tests/wire/test_cache.py::"
+EGRESS = "tests/unit/test_egress.py::"
 EXAMPLE = "tests/end_to_end/test_example_call.py::"
 GRANTS = "tests/kernel/test_grants.py::"
 HTTP = "tests/unit/test_http.py::"
@@ -45,6 +46,7 @@ TARGETS = "tests/wire/test_targets.py::"
 TELEMETRY = "tests/unit/test_telemetry.py::"
 TENANTS = "tests/wire/test_tenants.py::"
 TOOLS = "tests/unit/test_tools.py::"
+WATCHED = "tests/end_to_end/test_egress.py::"
 UPSTREAM = "tests/end_to_end/test_upstream_requests.py::"
 
 # fmt: off
@@ -733,6 +735,28 @@ BORDERS = (
     Mutation("egress.tls", "jina/egress.py",
              "context.load_verify_locations(extra_ca_file)", "pass",
              HTTP + "test_host_and_verification_stay_while_only_the_connect_is_redirected"),
+    Mutation("egress.headers", "jina/egress.py",
+             "if split:", "if not request:",
+             EGRESS + "test_no_header_with_a_line_break_leaves"),
+    Mutation("egress.response", "jina/transport.py",
+             "_MAX_HEADER_BYTES, _MAX_HEADERS = 8_190, 100", "_MAX_HEADER_BYTES, _MAX_HEADERS = 8_190, 1_000",
+             EGRESS + "test_the_head_of_an_answer_is_bounded[110 headers]"),
+    Mutation("egress.response", "jina/transport.py",
+             "_MAX_HEADER_BYTES, _MAX_HEADERS = 8_190, 100", "_MAX_HEADER_BYTES, _MAX_HEADERS = 81_900, 100",
+             EGRESS + "test_the_head_of_an_answer_is_bounded[a header of 9 kB]"),
+    Mutation("egress.proxy", "jina/transport.py",
+             "proxy=self._proxy.get_secret_value() if self._proxy else None", "proxy=None",
+             WATCHED + "test_the_proxy_of_the_settings_is_the_one_way_out"),
+    Mutation("egress.public", "jina/transport.py",
+             "if refused:", "if not found:",
+             EGRESS + "test_an_address_that_is_not_public_is_never_connected_to"),
+    Mutation("egress.public", "service.py",
+             "public_addresses_only=egress.public_addresses_only,", "",
+             WATCHED + "test_the_setting_for_public_addresses_reaches_the_transport"),
+    Mutation("egress.watched", "jina/transport.py",
+             "response = await self._session.request(",
+             'socket.socket().connect_ex(("127.0.0.1", 9))\n            response = await self._session.request(',
+             WATCHED + "test_calls_connect_to_nothing_else"),
     Mutation("egress.local", "settings/model.py",
              "connections: int = Field(512", "resolver: str | None = Field(None)\n    connections: int = Field(512",
              SETTINGS + "test_no_setting_and_no_other_room_can_point_connects_elsewhere"),
