@@ -8,7 +8,7 @@ COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-h
 LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 
-.PHONY: demo test chaos mutations sizes check lint types contracts figures docs lock clean
+.PHONY: demo test chaos canary mutations sizes check lint types contracts figures docs lock clean
 
 demo: $(READY)
 	$(PY) -m openapi_tool demo
@@ -19,6 +19,10 @@ test: $(READY)
 # Ten minutes of faults; for a shorter run: make chaos CHAOS="--calls 1000 --seed 4"
 chaos: $(READY)
 	$(PY) -m tests.chaos.run $(CHAOS)
+
+# Distinctive secrets in every place, a hostile script, and a search of every output; about half a minute.
+canary: $(READY)
+	$(PY) -m tests.canary.run
 
 # Takes every check away in turn; each must turn its test red.
 mutations: $(READY)

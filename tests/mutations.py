@@ -24,6 +24,7 @@ ANSWERS = "tests/wire/test_answers.py::"
 ANY_ARGUMENTS = "tests/unit/test_any_arguments.py::"
 ANY_COMMAND = "tests/wire/test_any_command.py::"
 BUS = "tests/wire/test_bus.py::"
+CANARY = "tests/canary/test_canary.py::"
 CACHE = "tests/wire/test_cache.py::"
 EGRESS = "tests/unit/test_egress.py::"
 EXAMPLE = "tests/end_to_end/test_example_call.py::"
@@ -46,6 +47,7 @@ TARGETS = "tests/wire/test_targets.py::"
 TELEMETRY = "tests/unit/test_telemetry.py::"
 TENANTS = "tests/wire/test_tenants.py::"
 TOOLS = "tests/unit/test_tools.py::"
+WIRE_SECRETS = "tests/wire/test_secrets.py::"
 WATCHED = "tests/end_to_end/test_egress.py::"
 UPSTREAM = "tests/end_to_end/test_upstream_requests.py::"
 
@@ -818,6 +820,15 @@ BORDERS = (
     Mutation("secrets.spans", "telemetry/otlp.py",
              "self._redactor.text(str(error))", "str(error)",
              TELEMETRY + "test_a_span_shows_no_secret_in_name_attributes_events_and_status"),
+    Mutation("secrets.canary", "bus/redacted.py",
+             "await super().keep(without_secrets(delivery, self._redactor), ", "await super().keep(delivery, ",
+             CANARY + "test_no_secret_is_in_any_output_whatever_goes_wrong"),
+    Mutation("secrets.canary", "cli/call.py",
+             "typer.echo(redactor.text(json.dumps(", "typer.echo(str(json.dumps(",
+             CANARY + "test_no_secret_is_in_any_output_whatever_goes_wrong"),
+    Mutation("secrets.cut", "jina/client.py",
+             "self._redact(_decoded(body))", "_decoded(body)",
+             SECRETS + "test_a_secret_is_masked_before_a_text_is_cut"),
     Mutation("secrets.crash", "telemetry/logs.py",
              "sys.unraisablehook = lambda crash: log_crash(crash.exc_value)", "pass",
              SECRETS + "test_however_the_process_crashes_its_output_shows_no_secret[unraisable]"),
@@ -916,10 +927,10 @@ DELIVERIES = (
              RELIABILITY + "test_rows_that_the_database_refuses_are_no_outage"),
     Mutation("secrets.output", "executor/pipeline.py",
              "self._options.redact(fields.result)", "fields.result",
-             UPSTREAM + "test_a_key_that_the_upstream_echoes_reaches_no_row_and_no_log"),
+             WIRE_SECRETS + "test_what_the_model_gave_back_is_masked_in_a_result"),
     Mutation("secrets.output", "executor/pipeline.py",
              "self._options.redact(fields.error)", "fields.error",
-             UPSTREAM + "test_a_key_that_the_upstream_echoes_reaches_no_row_and_no_log"),
+             WIRE_SECRETS + "test_what_the_model_gave_back_is_masked_in_an_error"),
     Mutation("wire.body_too_large", "protocol/command.py",
              "MAX_BODY_BYTES = 64 * 1024", "MAX_BODY_BYTES = 640 * 1024",
              REFUSALS + "test_a_body_over_the_limit"),

@@ -84,7 +84,8 @@ def replay(
         if yes:
             for letter in chosen:
                 await dead_letters.replay(client, letter)
-        return [{"id": letter.id, "subject": letter.subject, "sent": yes} for letter in chosen]
+        clean = [without_secrets(letter, prepared.redactor) for letter in chosen]
+        return [{"id": letter.id, "subject": letter.subject, "sent": yes} for letter in clean]
 
     for sent in _run(send):
         if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -21,10 +22,19 @@ log = logging.getLogger(__name__)
 _OK = 200
 
 
-class JinaClient:
-    """Sends requests through the egress transport; keeps connections between calls."""
+Redact = Callable[[Any], Any]
+"""Takes every secret out of a JSON-like value."""
 
-    def __init__(self, transport: httpx.AsyncBaseTransport, max_response_bytes: int) -> None:
+
+class JinaClient:
+    """Sends requests through the egress transport; keeps connections between calls.
+
+    Answers go through `redact` before anything is read or cut from them: half a key is no longer known as one.
+    """
+
+    def __init__(
+        self, transport: httpx.AsyncBaseTransport, max_response_bytes: int, redact: Redact = lambda value: value
+    ) -> None:
         self._http = httpx.AsyncClient(
             transport=transport,
             trust_env=False,
@@ -32,6 +42,7 @@ class JinaClient:
             timeout=None,  # noqa: S113 - the call's deadline bounds every request
         )
         self._max_response_bytes = max_response_bytes
+        self._redact = redact
 
     async def fetch(
         self, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline, room: Room
@@ -64,7 +75,7 @@ class JinaClient:
             "the upstream answered",
             extra={"action": "upstream.response", "http_status": status, "bytes": len(body)},
         )
-        return _envelope(status, retry_after, body)
+        return _envelope(status, retry_after, self._redact(_decoded(body)))
 
     async def _exchange(
         self, request: UpstreamRequest, api_key: SecretStr, room: Room
@@ -116,11 +127,14 @@ def _network_failure(error: httpx.TransportError) -> ToolError:
     )
 
 
-def _envelope(status: int, retry_after: str | None, body: bytes) -> dict[str, Any]:
+def _decoded(body: bytes) -> Any:
     try:
-        decoded = loads(body)
+        return loads(body)
     except ValueError:
-        decoded = None
+        return None
+
+
+def _envelope(status: int, retry_after: str | None, decoded: Any) -> dict[str, Any]:
     if found_nothing(status, decoded):
         return {"code": _OK, "data": []}
     if status != _OK:

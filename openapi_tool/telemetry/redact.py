@@ -16,26 +16,22 @@ MIN_SECRET_CHARS = 6
 
 _JINA_KEY = re.compile(r"(?<![A-Za-z0-9])jina_[A-Za-z0-9]{20,}[A-Za-z0-9_-]*")  # no name of a tool or a durable
 _HEX = re.compile(r"%[0-9A-F]{2}|\\u[0-9a-f]{4}")
+_NOTHING = r"(?!)"
 _URL_SAFE = str.maketrans("+/", "-_")
 _BASE64_BITS, _BYTE_BITS, _BLOCK_BYTES = 6, 8, 3
 _SHORT_TEXT_CHARS = 500  # up to here one pass of the pattern is faster than a look for each spelling
 
 
 class Redactor:
-    """Replaces every known secret and every Jina-shaped key in texts, at any depth."""
+    """Replaces every known secret and every Jina-shaped key in texts, at any depth.
+
+    Secrets of less than MIN_SECRET_CHARS are left alone.
+    """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        self._spellings: set[str] = set()
-        self._known = re.compile(r"(?!)")
-        self.learn(*secrets)
-
-    def learn(self, *secrets: str) -> None:
-        """Know these values from now on; what is shorter than MIN_SECRET_CHARS is left alone."""
-        for secret in secrets:
-            if len(secret) >= MIN_SECRET_CHARS:
-                self._spellings.update(spellings(secret))
-        if self._spellings:
-            self._known = re.compile("|".join(map(re.escape, sorted(self._spellings, key=len, reverse=True))))
+        known = {secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS}
+        self._spellings = sorted({form for secret in known for form in spellings(secret)}, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, self._spellings)) or _NOTHING)
 
     def text(self, text: str) -> str:
         """`text` without secrets."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
+import httpx
 import orjson
 import pytest
 from hypothesis import given
@@ -24,11 +25,16 @@ from pydantic import BaseModel, ValidationError, field_validator
 from openapi_tool import service
 from openapi_tool.bus.redacted import without_secrets
 from openapi_tool.confidential import confidential, likely_secrets
+from openapi_tool.jina.budget import ByteBudget
+from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.prepared import prepare
+from openapi_tool.protocol.errors import ToolError
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.telemetry import logs
 from openapi_tool.telemetry.logs import JsonFormatter
 from openapi_tool.telemetry.redact import MASK, MIN_SECRET_CHARS, Redactor
+from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.secrets import Secret, Secrets
 from tests.promises import requirement
 from tests.support import delivery
@@ -88,12 +94,6 @@ def test_values_that_are_no_json_are_masked_too() -> None:
     odd = {"bytes": b"a-secret", "path": Path("/x/a-secret"), "error": ValueError("a-secret"), 1: {"a-secret"}}
     assert "a-secret" not in str(redactor.value(odd))
     assert redactor.value([None, True, 1, 1.5]) == [None, True, 1, 1.5]
-
-
-def test_a_value_can_be_learnt_later() -> None:
-    redactor = Redactor()
-    redactor.learn("a-secret")
-    assert redactor.text("an a-secret") == f"an {MASK}"
 
 
 class Model(BaseModel):
@@ -251,6 +251,21 @@ def test_before_settings_are_read_whatever_looks_secret_is_known() -> None:
     assert set(likely_secrets({**environment, "HOME": "five", "X_PROXY": "http://["})) == {
         *("one", "two", "3", "four", "http://[")
     }
+
+
+@pytest.mark.parametrize("status", [400, 422, 451, 200])
+@requirement("secrets.cut")
+async def test_a_secret_is_masked_before_a_text_is_cut(status: int) -> None:
+    for before in range(250, 300):
+        said = {"code": 422 if status == 200 else status, "readableMessage": "x" * before + VALUE}
+        answer = httpx.Response(status, json=said)
+        transport = httpx.MockTransport(lambda _, answer=answer: answer)
+        client = JinaClient(transport, 10_000, Redactor([VALUE]).value)
+        request = UpstreamRequest("POST", "s.jina.ai", "/", {}, b"{}")
+        with pytest.raises(ToolError) as failed:
+            await client.fetch(request, Secret("a-key"), Deadline.after(5), ByteBudget(20_000).room())
+        assert VALUE[:6] not in failed.value.message
+        assert before > 290 or MASK in failed.value.message
 
 
 CRASHES = {

@@ -1,0 +1,134 @@
+"""An executor that goes wrong on demand: exceptions with secrets in every room, loud libraries, leaks, a crash.
+
+A file `raise` in the folder that CANARY_FOLDER names holds what goes wrong next, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import threading
+import warnings
+from base64 import b64encode
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from openapi_tool import service
+from openapi_tool.bus.dead_letters import DeadLetters
+from openapi_tool.bus.doorbell import Doorbell
+from openapi_tool.executor import pipeline
+from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.transport import AiohttpTransport
+from openapi_tool.kernel.store import KernelStore
+from openapi_tool.local.executor import main
+from openapi_tool.telemetry.logs import configure_logging
+
+FOLDER_VARIABLE = "CANARY_FOLDER"
+SECRETS_VARIABLE = "CANARY_NAMES"
+LIBRARIES = ("aiohttp", "asyncio", "asyncpg", "httpcore", "httpx", "nats", "opentelemetry", "requests", "urllib3")
+DEMANDED = "raise"
+
+log = logging.getLogger("openapi_tool.hostile")
+
+
+def values() -> list[str]:
+    """Every secret of this process."""
+    return [os.environ[name] for name in os.environ[SECRETS_VARIABLE].split(",")]
+
+
+def demanded(what: str) -> bool:
+    """Whether this goes wrong now; then it is done with."""
+    file = Path(os.environ[FOLDER_VARIABLE]) / DEMANDED
+    if not file.is_file() or file.read_text() != what:
+        return False
+    file.unlink()
+    return True
+
+
+def fail() -> None:
+    """Raise an exception that holds every secret, caused by one that does."""
+    try:
+        int(values()[0])
+    except ValueError as error:
+        raise RuntimeError(f"{values()}", values(), {"k": values()}) from error
+
+
+def shout() -> None:
+    """Log every secret in every way that there is."""
+    for value in values():
+        log.warning("the value %s %r", value, [value], extra={"action": value, "field": {"k": [value.encode()]}})
+        log.warning("%s", b64encode(f"user:{value}".encode()).decode(), extra={value: value})
+        logging.getLogger("third.party").error("failed: %s", ValueError(value))
+        logging.getLogger("third.party").warning("%d", value)
+        warnings.warn(value, stacklevel=1)
+
+
+class _Unraisable:
+    def __del__(self) -> None:
+        fail()
+
+
+def fall() -> None:
+    """Fail where nobody catches: in a thread, in a finaliser, in a callback of the loop, in a task."""
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    _Unraisable()
+    asyncio.get_running_loop().call_soon(fail)
+    asyncio.get_running_loop().create_task(_fail_later())
+    gc.collect()
+
+
+async def _fail_later() -> None:
+    fail()
+
+
+ROOMS: dict[str, tuple[Any, str]] = {
+    "protocol": (pipeline, "decode_command"),
+    "tools": (pipeline, "prepare_arguments"),
+    "report": (pipeline, "build_report"),
+    "jina": (JinaClient, "fetch"),
+    "transport": (AiohttpTransport, "handle_async_request"),
+    "kernel.load": (KernelStore, "load"),
+    "kernel.commit": (KernelStore, "commit"),
+    "bus.doorbell": (Doorbell, "ring"),
+    "bus.dead_letters": (DeadLetters, "keep"),
+}
+WAYS: dict[str, Callable[[], None]] = {"shout": shout, "fall": fall, "leak": lambda: print(values()[0], flush=True)}  # noqa: T201
+
+
+def _trap(room: str, owner: Any, name: str) -> None:
+    original = getattr(owner, name)
+
+    def trapped(*arguments: Any, **named: Any) -> Any:
+        for way, act in WAYS.items():
+            if demanded(way):
+                act()
+        if demanded(room):
+            fail()
+        return original(*arguments, **named)
+
+    setattr(owner, name, trapped)
+
+
+async def _watch_parts(*_: Any) -> None:
+    while not demanded("crash"):  # noqa: ASYNC110 - a file tells
+        await asyncio.sleep(0.05)
+    fail()
+
+
+def _configure(*arguments: Any) -> None:
+    configure_logging(*arguments)
+    for library in LIBRARIES:
+        logging.getLogger(library).setLevel(logging.DEBUG)
+
+
+if __name__ == "__main__":
+    for room, (owner, name) in ROOMS.items():
+        _trap(room, owner, name)
+    service._watch_parts = _watch_parts  # type: ignore[assignment]  # noqa: SLF001
+    service.configure_logging = _configure  # type: ignore[attr-defined, assignment]
+    main()

@@ -1,0 +1,357 @@
+"""`make canary`: distinctive secrets wherever one may be set, a hostile script, and a search of every output.
+
+The last line printed is one JSON object; the exit code is 0 only if nothing was found and the search is proven.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import asyncpg
+import psutil
+from nats.aio.msg import Msg
+from nats.js.errors import NotFoundError
+
+from openapi_tool.local.caller import STREAM, Caller, prepare_database
+from openapi_tool.local.executor import ExecutorProcess
+from openapi_tool.local.server import free_port
+from openapi_tool.local.stack import EmbeddedStack, kernel_schema
+from tests.canary.collector import Collector
+from tests.canary.hostile import DEMANDED, FOLDER_VARIABLE, ROOMS, SECRETS_VARIABLE
+from tests.canary.needles import ENCODINGS, Canary, new_canary, planted, search
+from tests.canary.upstream import Upstream
+from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
+from tests.support import dead_letters
+from tests.unit.test_egress import Proxy
+
+DATABASE, ROLE, BUS_USER = "canary", "canary", "executor"
+WAIT_S = 15.0
+KNOWN = {"query": "hello world", "count": 3}
+PAGE = {"url": "https://a.example/"}
+
+VARIABLES = {
+    "jina": "JINA_API_KEY",
+    "definition": "SEARCH_API_KEY",
+    "body": "TENANT_TOKEN",
+    "service": "SERVICE_TOKEN",
+    "libpq": "PGPASSWORD",
+    "nats": "OPENAPI_TOOL__NATS__PASSWORD",
+    "session": "OPENAPI_TOOL__SESSION__KEY",
+}
+"""Canaries that are a variable of their own; the others are parts of URLs, headers and files."""
+
+
+@dataclass(slots=True)
+class Scene:
+    """Everything that takes part; `doorbells` are the messages that were heard, `sinks` what was gathered."""
+
+    stack: EmbeddedStack
+    upstream: Upstream
+    canaries: Mapping[str, Canary]
+    caller: Caller
+    executor: ExecutorProcess
+    environment: Mapping[str, str]
+    folder: Path
+    health_port: int
+    collector: Collector
+    doorbells: list[Msg] = field(default_factory=list)
+    sinks: dict[str, bytes] = field(default_factory=dict)
+
+    def demand(self, what: str) -> None:
+        """Let something go wrong with the next step that the executor takes."""
+        (self.folder / DEMANDED).write_text(what)
+
+    async def call(self, tool: str, arguments: Any, **changes: Any) -> None:
+        """Place a call and wait for its answer."""
+        placed = await self.caller.place(PROJECT, AGENT, tool, arguments, **changes)
+        await self.caller.answer(placed, WAIT_S)
+
+    async def lost(self) -> None:
+        """Send a command that nobody can be answered for, with every secret in it."""
+        placed = await self.caller.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
+        known = ",".join(canary.value for canary in self.canaries.values())
+        await self.caller.publish(placed, headers={"X-Extra": known}, data=json.dumps({"x": known}).encode())
+
+
+@asynccontextmanager
+async def scene() -> AsyncIterator[Scene]:
+    """The stack with canaries in every place, and the hostile executor on it."""
+    canaries = {name: new_canary() for name in (*VARIABLES, "postgres", "proxy", "collector", "collector_url")}
+    stack = EmbeddedStack()
+    stack.upstream.keys = {VARIABLES[name]: canaries[name].value for name in ("jina", "definition")}
+    users = json.dumps([{"user": BUS_USER, "password": canaries["nats"].value}])
+    bus = stack.another_nats("guarded", f"authorization {{ users: {users} }}\n")
+    with stack, Collector() as collector:
+        await asyncio.to_thread(bus.start)
+        await _prepare_database(stack, canaries["postgres"])
+        folder = stack.folder / "canary"
+        folder.mkdir()
+        async with Upstream(stack.certificates.server, canaries) as upstream, Proxy(upstream.port) as proxy:
+            port = free_port()
+            environment = {
+                **_environment(stack, canaries, folder),
+                "NATS_SERVERS": bus.url,
+                "OPENAPI_TOOL__HEALTH__PORT": str(port),
+                "OPENAPI_TOOL__EGRESS__PROXY": _url("http", "u", canaries["proxy"], proxy.port),
+                "OPENAPI_TOOL__TELEMETRY__OTLP_ENDPOINT": _url("http", "u", canaries["collector_url"], collector.port)
+                + "/v1/traces",
+            }
+            executor = stack.executor("hostile", DATABASE, environment, module="tests.canary.hostile")
+            options = {"servers": bus.url, "user": BUS_USER, "password": canaries["nats"].value}
+            async with Caller.open(stack.postgres.dsn(DATABASE), **options) as caller:
+                await _furnish(caller)
+                made = Scene(stack, upstream, canaries, caller, executor, environment, folder, port, collector)
+                await _listen(made)
+                await asyncio.to_thread(executor.start)
+                yield made
+
+
+def _url(scheme: str, user: str, password: Canary, port: int) -> str:
+    return f"{scheme}://{user}:{quote(password.value, safe='')}@127.0.0.1:{port}"
+
+
+def _environment(stack: EmbeddedStack, canaries: Mapping[str, Canary], folder: Path) -> dict[str, str]:
+    """Every variable of the executor that holds a secret, and those that make it talkative."""
+    plain = {VARIABLES[name]: canaries[name].value for name in VARIABLES}
+    mounted = folder / "tenant-token"
+    mounted.write_text(plain["TENANT_TOKEN"] + "\n")
+    return {
+        **{name: value for name, value in plain.items() if name != "TENANT_TOKEN"},
+        "TENANT_TOKEN_FILE": str(mounted),
+        "PG_DSN": _url("postgresql", ROLE, canaries["postgres"], stack.postgres.port) + f"/{DATABASE}",
+        "OPENAPI_TOOL__NATS__USER": BUS_USER,
+        "OTEL_EXPORTER_OTLP_HEADERS": f"x-collector-key={quote(canaries['collector'].value, safe='')}",
+        "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY,TENANT_TOKEN",
+        "OPENAPI_TOOL__TOOLS__JINA__ENVS": '{"service_token": "SERVICE_TOKEN"}',
+        "OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "debug",
+        "OPENAPI_TOOL__CACHE__TTL_S": "0",
+        "OPENAPI_TOOL__RETRY__FIRST_WAIT_S": "0.01",
+        "OPENAPI_TOOL__EXECUTOR__RETRY_DELAY_S": "0.05",
+        FOLDER_VARIABLE: str(folder),
+        SECRETS_VARIABLE: ",".join(f"CANARY_{name.upper()}" for name in canaries),
+        **{f"CANARY_{name.upper()}": canary.value for name, canary in canaries.items()},
+    }
+
+
+async def _prepare_database(stack: EmbeddedStack, password: Canary) -> None:
+    await prepare_database(stack.postgres.dsn(), DATABASE, kernel_schema())
+    connection = await asyncpg.connect(stack.postgres.dsn())
+    await connection.execute(f"create role {ROLE} login superuser password '{password.value}'")
+    await connection.close()
+
+
+async def _furnish(caller: Caller) -> None:
+    tools = [
+        search_tool(envs={"api_key": "SEARCH_API_KEY"}),
+        reader_tool(envs={"tenant_token": "TENANT_TOKEN"}, jina={"mode": "reader", "method": "GET"}),
+        {**reader_tool(jina={"mode": "reader", "auth_env": "PATH"}), "tool_name": "jina_forbidden"},
+        {**reader_tool(jina={"base_url": "https://evil.example"}), "tool_name": "jina_elsewhere"},
+        {**reader_tool(result_format="object"), "tool_name": "jina_object"},
+    ]
+    await caller.make_stream()
+    await caller.furnish(PROJECT, AGENT, tools)
+    await caller.listen("cg.v1r4.*.*.cmd.agent.*.wakeup")
+
+
+async def _listen(scene: Scene) -> None:
+    async def hear(message: Msg) -> None:
+        scene.doorbells.append(message)
+
+    await scene.caller.client.subscribe("cg.v1r4.*.*.cmd.agent.*.wakeup", cb=hear)
+
+
+async def play(scene: Scene, statuses: Sequence[int]) -> None:
+    """The call paths, an upstream that says all that it knows, and failures in every room."""
+    await _usual(scene)
+    await _echoes(scene, statuses)
+    for room in ROOMS:
+        scene.demand(room)
+        if room == "bus.dead_letters":
+            await scene.lost()
+            await _until_done(scene)
+        else:
+            await scene.call("jina_search", KNOWN)
+    for way in ("shout", "fall"):
+        scene.demand(way)
+        await scene.call("jina_search", KNOWN)
+
+
+async def _usual(scene: Scene) -> None:
+    everything = " ".join(canary.value for canary in scene.canaries.values())
+    for tool in ("jina_search", "jina_reader", "jina_object", "jina_forbidden", "jina_elsewhere", "jina_unknown"):
+        await scene.call(tool, KNOWN if tool == "jina_search" else PAGE)
+    for arguments in ({"query": 7}, {"query": everything, "count": everything}, {everything: everything}):
+        await scene.call("jina_search", arguments)
+    for url in (everything, f"https://user:{scene.canaries['jina'].tail}@a.example/", f"https://a/{everything}"):
+        await scene.call("jina_reader", {"url": url})
+
+
+async def _echoes(scene: Scene, statuses: Sequence[int]) -> None:
+    for scene.upstream.html in (False, True):
+        for scene.upstream.status in statuses:
+            for tool in ("jina_search", "jina_reader", "jina_object"):
+                await scene.call(tool, KNOWN if tool == "jina_search" else PAGE)
+    scene.upstream.html, scene.upstream.status = False, 200
+
+
+async def _until_done(scene: Scene) -> None:
+    """Until what was demanded has gone wrong."""
+    async with asyncio.timeout(WAIT_S):
+        while (scene.folder / DEMANDED).exists():  # noqa: ASYNC110 - another process removes it
+            await asyncio.sleep(0.02)
+
+
+async def gather(scene: Scene, commands: Iterable[str]) -> None:
+    """Read every output; the executor crashes in between, so that its log is whole."""
+    await scene.lost()
+    await _until_lettered(scene, 2)
+    scene.sinks |= await asyncio.to_thread(_health, scene.health_port)
+    scene.sinks["command line"] = " ".join(psutil.Process(scene.executor.process.pid).cmdline()).encode()
+    scene.sinks |= await _rows(scene.caller)
+    scene.sinks |= await asyncio.to_thread(_commands, scene, commands)
+    scene.demand("crash")
+    code = await asyncio.to_thread(scene.executor.process.wait, WAIT_S)
+    assert code == 1, f"the crash ended with {code}"
+    scene.sinks["log"] = scene.executor.process.log.read_bytes()
+    scene.sinks["spans"] = b"\n".join(scene.collector.bodies)
+    scene.sinks |= await _messages(scene)
+    scene.sinks["upstream urls"] = "\n".join(scene.upstream.targets).encode()
+
+
+async def _until_lettered(scene: Scene, number: int) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while len(await dead_letters(scene.caller)) < number:  # noqa: ASYNC110 - another process writes them
+            await asyncio.sleep(0.05)
+
+
+def _health(port: int) -> dict[str, bytes]:
+    found = {}
+    for path in ("/metrics", "/readyz", "/livez"):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+                found[path] = answer.read()
+        except urllib.error.HTTPError as error:
+            found[path] = error.read()
+    return found
+
+
+async def _rows(caller: Caller) -> dict[str, bytes]:
+    """Every table as text, but for what the kernel itself wrote: definitions and the cards of calls."""
+    tables = await caller.database.fetch(
+        "select format('%I.%I', schemaname, tablename) from pg_tables "
+        "where schemaname not in ('pg_catalog', 'information_schema')"
+    )
+    found = {}
+    for (table,) in tables:
+        if table != "resource.tools":
+            own = "where metadata ->> 'type' <> 'tool.call'" if table.endswith(".cards") else ""
+            rows = await caller.database.fetch(f"select t::text from {table} as t {own}")  # noqa: S608 - a catalogue's
+            found[f"table {table}"] = "\n".join(row[0] for row in rows).encode()
+    return found
+
+
+async def _messages(scene: Scene) -> dict[str, bytes]:
+    """Every stream but the kernel's commands, the bodies of dead letters once more as they were, and the doorbells."""
+    jetstream, found = scene.caller.client.jetstream(), {}
+    for stream in await jetstream.streams_info():
+        name, state = str(stream.config.name), stream.state
+        if name != STREAM:
+            found[f"stream {name}"] = b""
+            for number in range(state.first_seq, state.last_seq + 1):
+                with suppress(NotFoundError):  # a bucket keeps only the last value of a key
+                    message = await jetstream.get_msg(name, number)
+                    found[f"stream {name}"] += f"{message.subject} {message.headers} ".encode() + (message.data or b"")
+    letters = await dead_letters(scene.caller)
+    found["bodies of dead letters"] = b"\n".join(base64.b64decode(letter["data_base64"]) for letter in letters)
+    found["doorbells"] = "\n".join(f"{bell.subject} {bell.headers} {bell.data!r}" for bell in scene.doorbells).encode()
+    return found
+
+
+STATUSES = (200, 302, 400, 401, 402, 422, 429, 451, 503)
+COMMANDS: Mapping[str, tuple[list[str], dict[str, str], int]] = {
+    "deadletters list": (["deadletters", "list", "--json"], {}, 0),
+    "deadletters table": (["deadletters", "list"], {"COLUMNS": "4000"}, 0),
+    "deadletters show": (["deadletters", "show", "1"], {}, 0),
+    "call": (["call", "jina_object", "--args", json.dumps(PAGE), "--json", "--yes"], {}, 0),
+    "call as text": (["call", "jina_reader", "--args", json.dumps(PAGE), "--yes"], {}, 0),
+    "call that fails": (["call", "jina_forbidden", "--args", json.dumps(PAGE), "--yes"], {}, 1),
+    "no database": (["call", "jina_object", "--yes"], {"OPENAPI_TOOL__NATS__USER": "somebody"}, 2),
+    "wrong settings": (["serve"], {"OPENAPI_TOOL__NATS__TOKEN": "x", "OPENAPI_TOOL__EGRESS__PROXY": "@"}, 2),
+    "unreadable file": (["serve"], {"TENANT_TOKEN_FILE": "/nowhere"}, 2),
+}
+
+
+def _commands(scene: Scene, commands: Iterable[str]) -> dict[str, bytes]:
+    """What the command line prints, on both streams."""
+    found = {}
+    for name in commands:
+        arguments, more, code = COMMANDS[name]
+        aimed = ["--project", PROJECT, "--agent", AGENT] if arguments[0] == "call" else []
+        done = subprocess.run(  # noqa: S603 - our own code
+            [sys.executable, "-m", "openapi_tool", *arguments, *aimed],
+            env={"PATH": os.environ["PATH"], **scene.environment, **more},
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == code, f"{name}: {done.returncode} {done.stderr.decode()[-2000:]}"
+        found[f"`{name}`"] = done.stdout + done.stderr
+    return found
+
+
+async def canary(statuses: Sequence[int] = STATUSES, commands: Iterable[str] = tuple(COMMANDS)) -> dict[str, Any]:
+    """Set, play, gather, search; and see that a leak would have been found."""
+    async with scene() as made:
+        await play(made, statuses)
+        await gather(made, commands)
+        hits = search(made.canaries, made.sinks)
+        return {
+            "canaries": len(made.canaries),
+            "sinks": len(made.sinks),
+            "encodings": len(ENCODINGS),
+            "searched_bytes": sum(map(len, made.sinks.values())),
+            "hits": len(hits),
+            "where": sorted({f"{hit.canary} in {hit.sink}, {hit.encoding}" for hit in hits}),
+            "masked": {name: content.count(b"[redacted]") for name, content in made.sinks.items()},
+            "uttered": all(any(canary.value in said for said in made.upstream.received) for canary in _sent(made)),
+            "planted_leak_found": planted(made.canaries, made.sinks) and await _real_leak(made),
+        }
+
+
+def _sent(scene: Scene) -> list[Canary]:
+    """The secrets that do go to the upstream; that they arrived shows that the script did its work."""
+    return [scene.canaries[name] for name in ("jina", "definition", "body", "service")]
+
+
+async def _real_leak(scene: Scene) -> bool:
+    """Let the executor print a secret past every control, and search once more."""
+    before = len(scene.executor.process.log.read_bytes())
+    await asyncio.to_thread(scene.executor.start)
+    scene.demand("leak")
+    await scene.call("jina_object", PAGE)
+    leaked = scene.executor.process.log.read_bytes()[before:]
+    return bool(search(scene.canaries, {"log": leaked}))
+
+
+def main() -> int:
+    """Run it once."""
+    found = asyncio.run(canary())
+    sys.stdout.write(json.dumps(found) + "\n")
+    return int(found["hits"] > 0 or not found["planted_leak_found"] or not found["uttered"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

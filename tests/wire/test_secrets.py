@@ -1,0 +1,56 @@
+"""What a model writes: secrets that it knows from elsewhere, and texts that want to be more than data."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from tests.conftest import PROJECT, reader_tool, search_tool
+from tests.promises import requirement
+from tests.wire.world import World
+
+SECRET = "tenant-value"
+
+
+@requirement("secrets.output")
+async def test_what_the_model_gave_back_is_masked_in_a_result(world: World) -> None:
+    nothing = {"code": 422, "status": 42206, "message": "No search results available for query x"}
+    world.stack.upstream.rules({"answer": "s-post-json", "statuses": [422], "body": json.dumps(nothing)})
+    outcome = await world.send(await world.place({"query": SECRET}))
+    assert outcome.content["result"].startswith("No results for '[redacted]'")
+    assert SECRET not in str(outcome.answer)
+
+
+@requirement("secrets.output")
+async def test_what_the_model_gave_back_is_masked_in_an_error(world: World) -> None:
+    await world.caller.add_tool(PROJECT, reader_tool())
+    outcome = await world.send(await world.place({"url": f"https://{SECRET}/"}, "jina_reader"))
+    assert "'[redacted]' has no dot" in outcome.content["error"]["message"]
+    assert SECRET not in str(outcome.answer)
+
+
+HOSTILE = (
+    "%s %(x)d %n {project_id} {0.__class__} {{x}} ${x} $(touch x) `id` '; drop table cards; -- \\x27 \r\nX-Evil: 1"
+    "\r\n\r\nGET / HTTP/1.1"
+)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@requirement("input.data")
+async def test_a_text_that_wants_to_be_more_is_data(
+    world: World, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.caller.add_tool(PROJECT, search_tool(jina={"mode": "search", "method": method}))
+    world.stack.upstream.rules({"answer": "s-post-json"})
+    with caplog.at_level(logging.DEBUG, "openapi_tool"):
+        plain = await world.send(await world.place({"query": "plain", "target_selector": "plain"}))
+        hostile = await world.send(await world.place({"query": HOSTILE, "target_selector": HOSTILE}))
+    first, second = (outcome.upstream_requests[-1] for outcome in (plain, hostile))
+    assert hostile.content["status"] == plain.content["status"] == "success"
+    assert json.loads(second["body"])["q"] == json.loads(second["body"])["targetSelector"] == HOSTILE
+    usual = {"content-type", "content-length", "x-target-selector", "x-respond-with"}
+    assert {name.lower() for name in second["headers"]} ^ {name.lower() for name in first["headers"]} <= usual
+    assert "Traceback" not in caplog.text
+    assert await world.caller.database.fetchval("select count(*) from cards") >= 4
