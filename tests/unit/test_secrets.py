@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import quote, quote_plus
 
 import httpx
@@ -21,13 +22,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError, field_validator
+from typer.testing import CliRunner
 
 from openapi_tool import service
 from openapi_tool.bus.redacted import without_secrets
+from openapi_tool.cli import app, call
 from openapi_tool.confidential import confidential, likely_secrets
 from openapi_tool.jina.budget import ByteBudget
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.local.caller import Answer
 from openapi_tool.prepared import prepare
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.settings import Settings, SettingsError, load_settings
@@ -244,6 +248,26 @@ def test_a_dead_letter_is_kept_without_our_secrets() -> None:
     kept = without_secrets(made, Redactor([VALUE]))
     assert (kept.headers, kept.data) == ({"CG-Agent-Id": MASK}, b'{"k": "[redacted]"}\xff')
     assert without_secrets(made, Redactor(["another"])) == made
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+@pytest.mark.parametrize("status", ["success", "failed"])
+@requirement("secrets.output")
+def test_what_call_prints_is_masked(status: str, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the card was written by somebody who did not mask it."""
+    content = {"status": status, "result": VALUE, "error": {"code": "x", "message": VALUE}}
+    answer = Answer({"content": content}, {"inbox": VALUE}, {}, {"headers": {"X": VALUE}}, 1.0)
+    placed = SimpleNamespace(trace_id="trace", tool_call_id="call")
+
+    async def answered(*_: object) -> object:
+        return call._Outcome(placed, answer, {"placed": 0})  # type: ignore[arg-type]  # noqa: SLF001
+
+    monkeypatch.setattr(call, "_call", answered)
+    environment = {"PG_DSN": "postgresql://u@db/kernel", "NATS_SERVERS": "nats://bus", "JINA_API_KEY": VALUE}
+    done = CliRunner().invoke(app, ["call", "a_tool", *flags], env=environment)
+    assert done.exit_code == (0 if status == "success" else 1), done.output
+    assert VALUE not in done.output
+    assert MASK in done.output
 
 
 def test_before_settings_are_read_whatever_looks_secret_is_known() -> None:
