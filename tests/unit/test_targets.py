@@ -34,6 +34,18 @@ UNCHANGED = [
     "https://[2002:808:808::1]/", "https://jina.ai/reader", "https://r.jina.ai.example.com/",
     "https://notlocal.example.com", "https://example.notlocal", "https://mylocalhost.com/",
     "https://localhost.example.com/", "https://10.example.com/", "https://127.0.0.1.example.com/",
+    "https://[2606:4700::1]:/", "https://[::ffff:8.8.8.8]:443/", "https://[64:ff9b::808:808]/",
+    "https://[2002:808:808::]/", "https://xn--oogle-qmc.com/", "https://ExAmPlE.cOm./", "https://example.com:1/",
+    # the last public address before and the first behind what is refused
+    "https://1.0.0.0/", "https://9.255.255.255/", "https://11.0.0.0/", "https://100.63.255.255/",
+    "https://100.128.0.0/", "https://126.255.255.255/", "https://128.0.0.0/", "https://168.63.129.15/",
+    "https://168.63.129.17/", "https://169.253.255.255/", "https://169.255.0.0/", "https://172.15.255.255/",
+    "https://172.32.0.0/", "https://191.255.255.255/", "https://192.0.1.0/", "https://192.0.3.0/",
+    "https://192.88.98.255/", "https://192.88.100.0/", "https://192.167.255.255/", "https://192.169.0.0/",
+    "https://198.17.255.255/", "https://198.20.0.0/", "https://198.51.99.255/", "https://198.51.101.0/",
+    "https://203.0.112.255/", "https://203.0.114.0/", "https://223.255.255.255/", "https://[2000::]/",
+    "https://[2001:200::]/", "https://[2001:db7:ffff::]/", "https://[2001:db9::]/", "https://[3ffe::]/",
+    "https://[3fff:1000::]/",
 ]
 # fmt: on
 
@@ -91,7 +103,9 @@ MALFORMED = {
         "https://example.com%2Fa", "https://example.com%252Fa", "https://example.com%", "https://example.com\uff0fa",
         "https://example.com\u2100", "https://%5B2a00::1%5D/", "https://%5B2a00%3A%3A1%5D/",
         "https://example.com:99999/", "https://example.com:0/", "https://example.com:80a/",
-        "https://example.com:000000080/", "https://example..com/", "https://.example.com/", "https://example.com../",
+        "https://example.com:000000080/", "https://example.com:65536/", "https://example.com:+80/",
+        "https://example.com:80:80/", "https://example.com:\uff18\uff10/", "https://xn--127-/",
+        "https://example..com/", "https://.example.com/", "https://example.com../",
         "https://exa!mple.com/", "https://exa\u0378mple.com/", f"https://{'a' * 64}.com/",
         f"https://{'a.' * 127}com/", "https://xn--/", "https://xn--localhost-/", "https://xn--example-.com/",
         "https://xn--99999999.com/", f"https://xn--{'z' * 70}.com/", "https://::1/", "https://[::1/",
@@ -105,10 +119,12 @@ MALFORMED = {
     "%20": [
         "https://example.com/a b", "https://example.com/a\nb", "https://exam\tple.com/", "https://example.com/\x00",
         "https://example.com/\x7f", "https://example.com/\u2028b", "https://example.com/\ud800",
+        "https://example.com: 80/", "https://example.com\t@127.0.0.1/", "https://example.com\r\n.evil/",
         "https%3A%2F%2Fexample.com%0A%2Fa", "[a](https://example.com/a) and [b](https://example.com/b)",
     ],
     "backslash": [
         "https:\\\\example.com\\a", "https://example.com\\@127.0.0.1/",
+        "https://127.0.0.1\\@example.com/", "https://127.0.0.1:80\\.example.com/",
     ],
     "user name": [
         "https://user@example.com/", "https://user:word@example.com/", "https://@example.com/",
@@ -119,7 +135,7 @@ MALFORMED = {
         "https://%ff.com/", "https%3A%2F%2F%ff.com",
     ],
     "IPv6": [
-        "https://[]/", "https://[127.0.0.1]/", "https://[v1.fe80]/",
+        "https://[]/", "https://[::ffff:0x7f.1]/", "https://[127.0.0.1]/", "https://[v1.fe80]/",
     ],
     "interface": [
         "https://[2a00::1%25eth0]/",
@@ -160,6 +176,12 @@ REFUSED_HOSTS = [
     "255.255.255.255", "[::1]", "[::]", "[0:0:0:0:0:0:0:1]", "[::\uff11]", "[::127.0.0.1]", "[::ffff:127.0.0.1]",
     "[::FFFF:7f00:1]", "[::ffff:0:127.0.0.1]", "[64:ff9b::10.0.0.1]", "[64:ff9b:1::8.8.8.8]", "[2002:7f00:1::]",
     "[2002:c0a8:101::1]", "[2001::1]", "[2001:db8::1]", "[3fff::1]", "[100::1]", "[fc00::1]", "[fd00:ec2::254]",
+    "0x7f.0x0.0x0.0x1", "0300.0250.0.1", "0xA9FEA9FE", "[0:0:0:0:0:ffff:7f00:1]", "[64:ff9b::7f00:1]",
+    "[64:ff9b::a9fe:a9fe]", "[2002:a9fe:a9fe::]", "[::FFFF:C0A8:0101]", "lo%63alhost", "\u202elocalhost", "10.0.0.0",
+    "10.255.255.255", "127.255.255.255", "169.254.0.0", "169.254.255.255", "172.16.0.0", "192.168.0.0",
+    "192.168.255.255", "100.127.255.255", "198.19.255.255", "192.0.0.255", "192.0.2.255", "198.51.100.255",
+    "203.0.113.255", "0.255.255.255", "[1fff:ffff::1]", "[4000::]", "[2001:1ff:ffff::]", "[2001:db8:ffff::]",
+    "[3fff:fff::]", "[fdff:ffff::]", "[febf::1]", "[ffff::]",
     "[fe80::1]", "[fe80::1%25eth0]", "[fe80::1%eth0]", "[fec0::1]", "[ff02::1]",
 ]
 # fmt: on
