@@ -48,7 +48,7 @@ def prepare(settings: Settings, environment: Mapping[str, str]) -> Prepared:
     """Judge what only trying can judge. Raises SettingsError naming every mistake."""
     problems = _dsn_problems(settings.postgres.dsn.get_secret_value())
     secrets = Secrets(environment, _allowed_variables(settings))
-    problems += secrets.problems
+    problems += [*secrets.problems, *_unreadable(settings.nats)]
     upstream_tls = _tried(lambda: _upstream_tls(settings, environment), "egress.ca_file or SSL_CERT_FILE", problems)
     bus_tls = _tried(lambda: _bus_tls(settings.nats), "nats.ca_file, nats.cert_file or nats.key_file", problems)
     if problems or upstream_tls is None:
@@ -84,6 +84,11 @@ def _dsn_problems(dsn: str) -> list[str]:
     problems = [] if mode in _SSL_MODES else [f"postgres.dsn: sslmode {mode!r} is none of {', '.join(_SSL_MODES)}"]
     unreadable = [name for name in _SSL_FILES if name in query and not os.access(query[name], os.R_OK)]
     return [*problems, *(f"postgres.dsn: {name}={query[name]} cannot be read" for name in unreadable)]
+
+
+def _unreadable(nats: NatsSettings) -> list[str]:
+    files = {"credentials_file": nats.credentials_file, "nkey_seed_file": nats.nkey_seed_file}
+    return [f"nats.{name}: cannot be read" for name, file in files.items() if file and not os.access(file, os.R_OK)]
 
 
 def _allowed_variables(settings: Settings) -> set[str]:

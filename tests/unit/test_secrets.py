@@ -6,6 +6,7 @@ import base64
 import copy
 import json
 import logging
+import os
 import pickle
 import re
 import subprocess
@@ -227,6 +228,17 @@ def test_every_value_in_use_is_known(tmp_path: Path) -> None:
     shown = json.dumps(settings.shown())
     assert not [value for value in hidden if value in shown]
     assert not [value for value in hidden if value in prepared.redactor.text(" ".join(hidden))]
+
+
+@pytest.mark.parametrize("name", ["credentials_file", "nkey_seed_file"])
+@requirement("settings.errors")
+def test_a_login_file_that_cannot_be_read_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "login"
+    file.touch()
+    settings = Settings.model_validate({**DSN, "nats": {name: file}})
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may read everything
+    with pytest.raises(SettingsError, match=f"nats.{name}: cannot be read"):
+        prepare(settings, {})
 
 
 @requirement("settings.errors", "secrets.type")
