@@ -1,4 +1,4 @@
-"""Write the documents that are derived from code: the settings reference and the table of promises.
+"""Write what is derived from code: the settings reference, the table of promises, the definitions in `config/tools`.
 
 `python -m scripts.docs` writes them, `--check` fails where one is stale.
 """
@@ -8,12 +8,15 @@ from __future__ import annotations
 import ast
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from openapi_tool.settings import PREFIX, SHORT_NAMES, Settings
 from scripts.tools_reference import PAGE, tools_page
+from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
+from openapi_tool.tools.exports import as_yaml, registration
 from tests.promises import PROMISES
 
 ROOT = Path(__file__).parent.parent
@@ -90,7 +93,17 @@ def _default(field: Any) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-DOCUMENTS = {
+def shipped_definition(tool: BuiltInTool) -> str:
+    """The definition of a built-in tool, as `config/tools` holds it."""
+    return f"# Written by `make docs` from openapi_tool/tools/catalogue.py.\n{as_yaml(registration(tool))}"
+
+
+SHIPPED = {
+    ROOT / "config" / "tools" / f"{registration(tool)['tool_name']}.yaml": partial(shipped_definition, tool)
+    for tool in CATALOGUE.values()
+}
+DOCUMENTS: dict[Path, Callable[[], str]] = {
+    **SHIPPED,
     ROOT / "docs" / "protocol-conformance.md": conformance,
     ROOT / "docs" / "settings.md": settings_reference,
     PAGE: tools_page,

@@ -178,6 +178,7 @@ PROMISES = (
     Promise("catalogue.names", "tool-design 1", "Every built-in tool has one canonical name, and a definition says which it is."),
     Promise("catalogue.schema", "tool-design 2", "Each tool's schema keeps to the subset and offers what a model may set, described."),
     Promise("arguments.any", "jina-api 6.3", "Any arguments make a request of allowed headers and body keys only, or a refusal that names every wrong one."),
+    Promise("definition.lint", "tool-design 2", "A definition is refused where it is written: every problem at once, with path, line and remedy, no value that could be a key."),
     Promise("batch.parallel", "tool-design 3", "A batch is asked in parallel under one deadline."),
     Promise("batch.partial", "tool-design 3", "A batch with one success is a success; each failure is told per item, a slow one times out alone."),
     Promise("batch.failed", "tool-design 3", "A batch without a success has failed; the message names each item and says a shared reason once."),

@@ -1,4 +1,4 @@
-"""What a person types: `openapi-tool serve`, `demo`, `dev`, `call`, `deadletters`, `sql`, `nats`."""
+"""What a person types: `openapi-tool serve`, `demo`, `dev`, `call`, `deadletters`, `sql`, `nats`, `tools`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from io import TextIOWrapper
 import typer
 
 from openapi_tool import __version__
-from openapi_tool.cli import call, deadletters, demo, dev, nats, serve, sql
+from openapi_tool.cli import call, deadletters, demo, dev, nats, serve, sql, tools
 from openapi_tool.confidential import likely_secrets
 from openapi_tool.telemetry.logs import configure_logging, guard_crashes, log_crash
 from openapi_tool.telemetry.redact import Redactor
@@ -29,6 +29,7 @@ app.command()(call.call)
 app.add_typer(deadletters.app, name="deadletters")
 app.add_typer(sql.app, name="sql")
 app.add_typer(nats.app, name="nats")
+app.add_typer(tools.app, name="tools")
 
 
 def _version(*, wanted: bool) -> None:

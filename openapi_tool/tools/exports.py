@@ -1,0 +1,179 @@
+"""What is stored and what a model sees, derived from catalogue and definition (tool-design section 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from openapi_tool.tools.catalogue import CATALOGUE, IDENTIFIER, SYSTEM_ROLE, TITLE, BuiltInTool
+from openapi_tool.tools.definition import DEFAULT_AUTH_ENV, HOSTS, ToolDefinition
+from openapi_tool.tools.naming import camel_case, mangled
+from openapi_tool.tools.schema import visible_schema
+from openapi_tool.tools.template import PLACEHOLDERS
+
+_SUBJECT = "cg.v1r4.{project_id}.{channel_id}.cmd.tool."
+_WIDTH = 112
+_TEMPLATES = tuple(f"{{{name}}}" for name in PLACEHOLDERS)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTool:
+    """A tool as a model is shown it; `parameters` is a JSON Schema of what the model itself may give."""
+
+    name: str
+    api_name: str
+    title: str
+    description: str
+    parameters: Mapping[str, Any]
+
+
+class DuplicateName(ValueError):
+    """Two exported tools would have the same name."""
+
+
+def complete(document: Mapping[str, Any], tool: BuiltInTool) -> dict[str, Any]:
+    """The row that is stored for a definition; what it leaves out is the built-in tool's own."""
+    options = document.get("options") or {}
+    return {
+        "tool_name": document.get("tool_name", document.get("name")),
+        "description": document.get("description") or tool.description,
+        "target_subject": document.get("target_subject"),
+        "after_execution": document.get("after_execution"),
+        "parameters": document.get("parameters") or _shown(tool.schema(), options),
+        "options": options,
+    }
+
+
+def built_in(tool: BuiltInTool) -> ShownTool:
+    """A built-in tool as it is, before any definition."""
+    return ShownTool(tool.name, tool.api_name, tool.title, tool.description, tool.schema())
+
+
+def defined(row: Mapping[str, Any], definition: ToolDefinition) -> ShownTool:
+    """A project's tool: its own parameters without `fixed` and `envs`, its defaults shown."""
+    return ShownTool(
+        name=row["tool_name"],
+        api_name=camel_case(row["tool_name"]),
+        title=definition.tool.title,
+        description=row["description"],
+        parameters=_shown(row["parameters"], row["options"]),
+    )
+
+
+def registration(tool: BuiltInTool) -> dict[str, Any]:
+    """The definition that registers a built-in tool as it is."""
+    return {
+        "tool_name": tool.name.replace(".", "_"),
+        "target_subject": _SUBJECT + tool.name,
+        "after_execution": "suspend",
+        "description": tool.description,
+        "parameters": tool.schema(),
+        "options": {
+            "jina": {
+                "tool": tool.name,
+                "mode": tool.mode,
+                "base_url": f"https://{HOSTS[tool.mode]}",
+                "auth_env": DEFAULT_AUTH_ENV,
+            },
+            "suspend_timeout_seconds": tool.suspend_timeout_s,
+        },
+    }
+
+
+def openai_functions(tools: Iterable[ShownTool]) -> list[dict[str, Any]]:
+    """Function specifications of OpenAI's chat completions; names without dots."""
+    return [
+        {
+            "type": "function",
+            "function": {"name": mangled(tool.name), "description": tool.description, "parameters": tool.parameters},
+        }
+        for tool in tools
+    ]
+
+
+def mcp_tools(tools: Iterable[ShownTool]) -> dict[str, Any]:
+    """The result of MCP's `tools/list`."""
+    return {
+        "tools": [
+            {
+                "name": tool.name,
+                "title": tool.title,
+                "description": tool.description,
+                "inputSchema": tool.parameters,
+                "annotations": {"readOnlyHint": True, "openWorldHint": True},
+            }
+            for tool in tools
+        ]
+    }
+
+
+def lobehub_manifest(tools: Iterable[ShownTool]) -> dict[str, Any]:
+    """A manifest in LobeHub's form: one entry of `api` for each tool."""
+    return {
+        "identifier": IDENTIFIER,
+        "type": "builtin",
+        "meta": {"avatar": "🌐", "title": TITLE, "description": "Search the web and read pages through Jina."},
+        "systemRole": SYSTEM_ROLE,
+        "humanIntervention": "never",
+        "api": [
+            {
+                "name": tool.api_name,
+                "description": tool.description,
+                "parameters": tool.parameters,
+                "humanIntervention": "never",
+            }
+            for tool in tools
+        ],
+    }
+
+
+def as_yaml(value: Mapping[str, Any]) -> str:
+    """A definition as YAML, keys in their order."""
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=_WIDTH)
+
+
+FORMATS: Mapping[str, Callable[[Iterable[ShownTool]], Any]] = {
+    "openai": openai_functions,
+    "mcp": mcp_tools,
+    "lobehub": lobehub_manifest,
+}
+"""Exports that are JSON; `kernel` is YAML, one definition after another."""
+
+
+def without_duplicates(tools: Iterable[ShownTool]) -> list[ShownTool]:
+    """The tools. Raises DuplicateName where two would be one in an export; nothing is renamed."""
+    found: dict[str, ShownTool] = {}
+    for tool in tools:
+        for name in {tool.name, tool.api_name, mangled(tool.name)}:
+            if found.setdefault(name, tool) is not tool:
+                raise DuplicateName(f"two tools would be named {name!r}")
+    return list({tool.name: tool for tool in found.values()}.values())
+
+
+def all_built_in() -> list[ShownTool]:
+    """Every built-in tool."""
+    return [built_in(tool) for tool in CATALOGUE.values()]
+
+
+def _shown(schema: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema without what a model never sets, with the defaults that it may leave out."""
+    args = options.get("args") or {}
+    defaults, fixed = args.get("defaults") or {}, args.get("fixed") or {}
+    visible = dict(visible_schema(schema, frozenset(fixed) | frozenset(options.get("envs") or {})))
+    if isinstance(visible.get("properties"), dict):
+        visible["properties"] = {
+            name: rule | {"default": defaults[name]} if name in defaults and _is_plain(defaults[name]) else rule
+            for name, rule in visible["properties"].items()
+        }
+    required = [name for name in visible.get("required") or [] if name not in defaults]
+    return {name: value for name, value in visible.items() if name != "required"} | (
+        {"required": required} if required else {}
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is the same in every call: no id of the call stands in it."""
+    return not any(template in str(value) for template in _TEMPLATES)

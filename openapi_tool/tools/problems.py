@@ -1,0 +1,44 @@
+"""What is wrong with a definition, and where."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One defect. `path` leads to it from the root of the definition, or to where something is missing.
+
+    A `warning` does not keep a definition from being registered.
+    """
+
+    path: Path
+    message: str
+    warning: bool = False
+
+    @property
+    def where(self) -> str:
+        """The path for people: `options.args.defaults.site[0]`."""
+        return shown_path(self.path)
+
+
+def shown_path(path: Path) -> str:
+    """`options.args.defaults.site[0]`; `definition` for the root."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".") or "definition"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` where a known name is close, else nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def any_of(words: Iterable[str]) -> str:
+    """`'a', 'b' or 'c'`."""
+    *most, last = (repr(word) for word in words)
+    return f"{', '.join(most)} or {last}" if most else last

@@ -1,0 +1,194 @@
+"""Every known mistake is found where it stands, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from openapi_tool.cli import app
+from openapi_tool.jina.definition_lint import definition_problems
+from openapi_tool.tools.document import Document
+from openapi_tool.tools.lint import LintLimits
+from openapi_tool.tools.problems import Problem
+from openapi_tool.tools.source import read_source
+from tests.promises import requirement
+
+ROOT = Path(__file__).parent.parent.parent
+BROKEN = sorted((ROOT / "tests" / "data" / "broken_tools").glob("*.yaml"))
+SHIPPED = sorted((ROOT / "config" / "tools").glob("*.yaml"))
+DEMO = sorted((ROOT / "openapi_tool" / "local" / "data" / "tools").glob("*.yaml"))
+KEY = "jina_000000000000example111111111111"
+SEARCH: dict[str, Any] = {
+    "tool_name": "web_search",
+    "target_subject": "cg.v1r4.{project_id}.{channel_id}.cmd.tool.jina.search",
+    "after_execution": "suspend",
+}
+
+
+def problems_of(text: str) -> list[Problem]:
+    source = read_source(text)
+    return source.problems or definition_problems(source.document)
+
+
+def expectation(file: Path) -> tuple[str, bool]:
+    match = re.match(r"# expects( warning)?: (.+)", file.read_text(encoding="utf-8"))
+    assert match, file
+    return match[2], match[1] is not None
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["tools", *arguments])
+
+
+@requirement("definition.lint")
+def test_the_corpus_is_large() -> None:
+    assert len(BROKEN) >= 60
+
+
+@requirement("definition.lint")
+@pytest.mark.parametrize("file", BROKEN, ids=lambda file: file.stem)
+def test_a_mistake_is_found_where_it_stands(file: Path) -> None:
+    found = {(problem.where, problem.warning) for problem in problems_of(file.read_text(encoding="utf-8"))}
+    assert found == {expectation(file)}
+
+
+@requirement("definition.lint")
+@pytest.mark.parametrize("file", [*SHIPPED, *DEMO], ids=lambda file: file.stem)
+def test_the_shipped_definitions_are_clean(file: Path) -> None:
+    assert problems_of(file.read_text(encoding="utf-8")) == []
+
+
+@requirement("definition.lint")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"jina": {"mode": "read"}},
+        {"jina": {"mode": "crawl", "base_url": "https://r.jina.ai/"}},
+        {"jina": {"base_url": "https://s.jina.ai:443"}},
+        {"jina": {"mode": "search", "path": "/search", "method": "GET", "auth_env": "JINA_API_KEY"}},
+        {"jina": {"mode": "search", "defaults": {"num": 3}, "timeout": 20, "headers": {"X-No-Cache": "true"}}},
+        {"jina": {"mode": "reader", "params": {"engine": "browser"}, "timeout_s": 20}},
+        {"jina": {"mode": "reader", "endpoint_template": "https://r.jina.ai/{url}", "method": "get"}},
+        {"jina": {"tool": "jina.search_many"}},
+        {"openapi": {"base_url": "https://s.jina.ai", "path": "/search", "method": "GET", "timeout": 20}},
+        {"openapi": {"base_url": "https://r.jina.ai", "headers": {"X-Timeout": "10"}, "auth": {"env": "JINA_API_KEY"}}},
+        {
+            "args": {"defaults": {"session_id": "{agent_turn_id}"}, "fixed": {"project_id": "{project_id}"}},
+            "envs": {"api_key": "SEARCH_API_KEY"},
+            "jina": {"mode": "search", "base_url": "https://s.jina.ai", "path": "/search", "auth_env": "JINA_API_KEY"},
+            "suspend_timeout_seconds": 60,
+            "result_format": "object",
+            "ui_allowed": True,
+        },
+    ],
+)
+def test_the_legacy_forms_raise_no_alarm(options: dict[str, Any]) -> None:
+    assert definition_problems({**SEARCH, "options": options}) == []
+    del options
+    assert definition_problems({"name": "web_search"} | {k: v for k, v in SEARCH.items() if k != "tool_name"})
+
+
+@requirement("definition.lint")
+@pytest.mark.parametrize("where", ["envs", "auth_env", "params", "description", "name"])
+def test_a_pasted_key_is_refused_and_never_shown(where: str, tmp_path: Path) -> None:
+    jina: dict[str, Any] = {"mode": "search"}
+    document: dict[str, Any] = {**SEARCH, "options": {"jina": jina}}
+    if where == "envs":
+        document["options"]["envs"] = {"api_key": KEY}
+    elif where == "description":
+        document["description"] = f"Uses {KEY}."
+    elif where == "name":
+        document["tool_name"] = KEY
+    else:
+        jina[where] = KEY if where == "auth_env" else {"locale": KEY}
+    file = tmp_path / "tool.yaml"
+    file.write_text(json.dumps(document), encoding="utf-8")
+    for flags in ([], ["--json"]):
+        done = run("lint", str(file), *flags)
+        assert done.exit_code == 1
+        assert "looks like a key" in done.output
+        assert KEY[5:] not in done.output
+
+
+@requirement("definition.lint")
+@pytest.mark.parametrize(
+    ("mistake", "hint"),
+    [
+        ({"optoins": {}}, "did you mean 'options'?"),
+        ({"options": {"jina": {"mode": "search"}, "arg": {}}}, "did you mean 'args'?"),
+        ({"options": {"jina": {"mode": "search"}, "params": {"num": 3}}}, "'params' belongs in options.jina"),
+        ({"options": {"jina": {"mode": "search", "tool": "jina.serach"}}}, "did you mean 'jina.search'?"),
+        ({"options": {"jina": {"mode": "search"}, "args": {"fixed": {"contry": "de"}}}}, "did you mean 'country'?"),
+        ({"options": {"jina": {"mode": "search"}, "args": {"fixed": {"url": "x"}}}}, "one of a reader tool"),
+    ],
+)
+def test_a_near_miss_is_named(mistake: dict[str, Any], hint: str) -> None:
+    options = {"options": {"jina": {"mode": "search"}}}
+    assert any(hint in problem.message for problem in definition_problems({**SEARCH, **options, **mistake}))
+
+
+@requirement("definition.lint")
+def test_limits_are_those_of_the_executor() -> None:
+    options = {"jina": {"mode": "search", "timeout_s": 200}, "suspend_timeout_seconds": 300}
+    assert definition_problems({**SEARCH, "options": options}, LintLimits(maximum_s=290)) == []
+    assert definition_problems({**SEARCH, "options": options})[0].where == "options.jina.timeout_s"
+
+
+@requirement("definition.lint")
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["options", "jina", "args", "fixed", "parameters", "properties", "query", "type", "items"]
+                )
+                | st.sampled_from(sorted(Document.model_fields)),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=20,
+    )
+)
+def test_no_value_breaks_the_lint(document: Any) -> None:
+    assert all(problem.message for problem in definition_problems(document))
+
+
+@requirement("definition.lint")
+@given(st.text(alphabet="ab:-[]{}&*!<> \n\t'\"|0.", max_size=40))
+def test_no_text_breaks_the_reading(text: str) -> None:
+    problems_of(text)
+
+
+@requirement("definition.lint")
+def test_every_problem_of_every_file_is_told_at_once_with_line_and_column(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    one.write_text(
+        "tool_name: fork_join\ntarget_subject: cg.v1r4.{project_id}.{channel_id}.cmd.tool.jina.search\n"
+        "after_execution: resume\noptions:\n  jina:\n    mode: search\n    params:\n      num: 99\n",
+        encoding="utf-8",
+    )
+    two.write_text("tool_name: [\n", encoding="utf-8")
+    done = run("lint", str(one), str(two))
+    assert done.exit_code == 1
+    places = [line.split(": ")[0].rpartition("/")[2] for line in done.stdout.splitlines()]
+    assert places == ["one.yaml:1:1", "one.yaml:3:1", "one.yaml:8:7", "two.yaml:2:1"]
+    objects = [json.loads(line) for line in run("lint", str(one), "--json").stdout.splitlines()]
+    assert [(item["line"], item["path"]) for item in objects][2] == (8, "options.jina.params.num")
+
+
+@requirement("definition.lint")
+def test_warnings_fail_only_when_asked_to() -> None:
+    file = next(str(file) for file in BROKEN if file.stem == "accept_given")
+    assert run("lint", file).exit_code == 0
+    assert run("lint", file, "--strict").exit_code == 1
+    assert run("lint", *map(str, SHIPPED), "--strict").exit_code == 0
