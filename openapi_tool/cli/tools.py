@@ -11,17 +11,17 @@ from typing import Annotated, Any
 
 import typer
 
+from openapi_tool.cli import tools_apply, tools_registry
 from openapi_tool.cli.common import fail, say
 from openapi_tool.cli.tools_files import LINT_FAILED, lint_files, load_definitions
+from openapi_tool.cli.tools_registry import JsonOption, ProjectOption
 from openapi_tool.tools import exports
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.exports import DuplicateName, ShownTool, defined
 
 app = typer.Typer(no_args_is_help=True, help="Definitions of tools: lint, render, apply, list, show, delete, export.")
 
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard output, nothing else.")]
 Files = Annotated[list[Path], typer.Argument(help="Definitions, one YAML file each.", dir_okay=False, exists=True)]
-ProjectOption = Annotated[str, typer.Option(help="Project.", show_default=False)]
 
 
 class ExportFormat(StrEnum):
@@ -98,6 +98,12 @@ def export(
     except DuplicateName as duplicate:
         fail(str(duplicate), LINT_FAILED)
     _write(exports.FORMATS[form.value](tools), as_json=False)
+
+
+app.command()(tools_apply.apply)
+app.command("list")(tools_registry.list_)
+app.command()(tools_registry.show)
+app.command()(tools_registry.delete)
 
 
 def _shown(files: Sequence[Path]) -> list[ShownTool]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from openapi_tool.protocol.jsontext import storable
 from openapi_tool.tools.problems import Path, Problem
 
 MAX_NODES = 20_000
@@ -93,7 +94,7 @@ class _Reader:
         if isinstance(value, float) and not math.isfinite(value):
             return self._problem(path, "must be a finite number")
         if value is None or isinstance(value, str | bool | int | float):
-            return value
+            return value if storable(value) == value else self._problem(path, "is nothing that the database can hold")
         return self._problem(path, f"YAML reads this as a {type(value).__name__}; put it in quotes")
 
     def _problem(self, path: Path, message: str) -> None:

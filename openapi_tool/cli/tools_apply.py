@@ -1,0 +1,184 @@
+"""`openapi-tool tools apply`: definitions from files into projects, compared first, asked once."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from openapi_tool.cli.common import USAGE, fail, say
+from openapi_tool.cli.tools_files import load_definitions
+from openapi_tool.cli.tools_registry import (
+    FAILED,
+    ApiOption,
+    DatabaseOption,
+    JsonOption,
+    YesOption,
+    confirmed,
+    run_with,
+)
+from openapi_tool.tools.exports import as_yaml
+from openapi_tool.tools.registry import COLUMNS, Registry, RegistryError
+
+_AT_ONCE = 8
+_NAMED_PROJECTS = 5
+_COLOURS = {"+": typer.colors.GREEN, "-": typer.colors.RED}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one definition in one project.
+
+    `outcome` is `create`, `update` or `unchanged` when compared, then `created`, `updated` or `failed`.
+    """
+
+    project_id: str
+    tool_name: str
+    outcome: str
+    reason: str | None = None
+    diff: str = ""
+
+
+def apply(
+    files: Annotated[list[Path], typer.Argument(help="Definitions, one YAML file each.", dir_okay=False, exists=True)],
+    *,
+    project: Annotated[list[str] | None, typer.Option(help="Project; may be repeated.", show_default=False)] = None,
+    projects_file: Annotated[
+        Path | None, typer.Option(help="Projects, one a line; # begins a comment.", dir_okay=False, exists=True)
+    ] = None,
+    api: ApiOption = None,
+    db: DatabaseOption = False,
+    yes: YesOption = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare and show; change nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Register definitions: lint, compare with what is stored, show the difference, ask, write what differs.
+
+    A project that fails does not keep the others from it. Exit codes: 0 all as in the files (or shown, with
+    --dry-run), 1 something failed, has errors or was not agreed to, 2 usage or configuration.
+    """
+    if as_json and not (yes or dry_run):
+        fail("--json asks nothing: add --yes or --dry-run", USAGE)
+    projects = _projects(project or [], projects_file)
+    rows = [definition.row for definition in load_definitions(files)]
+
+    async def work(registry: Registry) -> list[Result]:
+        return await _apply(registry, projects, rows, ask=not yes, dry_run=dry_run, quiet=as_json)
+
+    results = run_with(api, db, work)
+    if as_json:
+        for result in results:
+            sys.stdout.write(json.dumps(asdict(result), ensure_ascii=False) + "\n")
+    else:
+        _show(results)
+    if any(result.outcome == "failed" for result in results):
+        raise typer.Exit(FAILED)
+
+
+def _projects(named: Sequence[str], file: Path | None) -> list[str]:
+    lines = file.read_text(encoding="utf-8").splitlines() if file else []
+    listed = [line.partition("#")[0].strip() for line in lines]
+    found = list(dict.fromkeys(name for name in (*named, *listed) if name))
+    return found or fail("name a project: --project P or --projects-file FILE", USAGE)
+
+
+async def _apply(
+    registry: Registry, projects: list[str], rows: list[dict[str, Any]], *, ask: bool, dry_run: bool, quiet: bool
+) -> list[Result]:
+    pairs = [(project, row) for project in projects for row in rows]
+    compared = await _each(pairs, "comparing", lambda pair: _compared(registry, *pair), quiet=quiet)
+    wanted = [result for result in compared if result.diff]
+    if not quiet:
+        _show_differences(wanted)
+    if dry_run or not wanted:
+        return compared
+    if ask and not confirmed(
+        f"Write {len(wanted)} definitions in {len({result.project_id for result in wanted})} projects?"
+    ):
+        fail("nothing was changed", FAILED)
+    of_pair = {(result.project_id, result.tool_name): result for result in compared}
+    todo = [(of_pair[project, row["tool_name"]], row) for project, row in pairs]
+    return await _each(todo, "writing", lambda pair: _written(registry, *pair), quiet=quiet)
+
+
+async def _each(
+    items: Sequence[Any],
+    what: str,
+    work: Callable[[Any], Awaitable[Result]],
+    *,
+    quiet: bool,
+) -> list[Result]:
+    """The results in the order of the items, some at once, with a bar for people."""
+    room = asyncio.Semaphore(_AT_ONCE)
+    with Progress(console=Console(stderr=True), transient=True, disable=quiet) as progress:
+        bar = progress.add_task(what, total=len(items))
+
+        async def one(item: Any) -> Result:
+            async with room:
+                result = await work(item)
+            progress.advance(bar)
+            return result
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(item)) for item in items]
+    return [task.result() for task in tasks]
+
+
+async def _compared(registry: Registry, project: str, row: dict[str, Any]) -> Result:
+    name = row["tool_name"]
+    try:
+        stored = await registry.row(project, name)
+    except RegistryError as error:
+        return Result(project, name, "failed", str(error))
+    if stored == row:
+        return Result(project, name, "unchanged")
+    return Result(project, name, "update" if stored else "create", diff=_difference(stored, row))
+
+
+async def _written(registry: Registry, compared: Result, row: dict[str, Any]) -> Result:
+    if not compared.diff:
+        return compared
+    try:
+        await registry.put(compared.project_id, row)
+    except RegistryError as error:
+        return replace(compared, outcome="failed", reason=str(error))
+    return replace(compared, outcome=f"{compared.outcome}d")
+
+
+def _difference(stored: dict[str, Any] | None, row: dict[str, Any]) -> str:
+    before = as_yaml({name: stored[name] for name in COLUMNS}) if stored else ""
+    after = as_yaml({name: row[name] for name in COLUMNS})
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "stored", "file", lineterm="")
+    return f"{row['tool_name']}\n" + "\n".join(lines)
+
+
+def _show_differences(wanted: list[Result]) -> None:
+    """Each difference once, with the projects that have it."""
+    projects: dict[str, list[str]] = {}
+    for result in wanted:
+        projects.setdefault(result.diff, []).append(result.project_id)
+    for diff, named in projects.items():
+        more = f" and {len(named) - _NAMED_PROJECTS} more" if len(named) > _NAMED_PROJECTS else ""
+        say(f"\n{', '.join(named[:_NAMED_PROJECTS])}{more}:")
+        for line in diff.splitlines():
+            typer.secho(line, fg=_COLOURS.get(line[:1]), err=True)
+
+
+def _show(results: list[Result]) -> None:
+    table = Table("project", "tool", "outcome", "why")
+    for result in results:
+        table.add_row(result.project_id, result.tool_name, result.outcome, result.reason or "")
+    Console().print(table)
+    outcomes = [result.outcome for result in results]
+    counts = [f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(outcomes)]
+    sys.stdout.write(", ".join(counts) + "\n")

@@ -1,0 +1,112 @@
+"""Definitions in `resource.tools`, changed under the rules of the kernel's management API (protocol section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import asyncpg
+
+from openapi_tool.protocol.jsontext import dumps, loads
+from openapi_tool.tools.lint import RESERVED_NAMES
+from openapi_tool.tools.registry import COLUMNS, RegistryError, stored_row
+
+_CONNECTIONS = 4
+_EXTERNAL = ".cmd.tool."
+_SELECT = f"select {', '.join(COLUMNS)} from resource.tools where project_id = $1"  # noqa: S608 - constants only
+_UPSERT = """
+insert into resource.tools
+    (project_id, tool_name, description, target_subject, after_execution, parameters, options)
+select $1, $2, $3, $4, $5, $6, $7 from public.projects where project_id = $1
+on conflict (project_id, tool_name) do update set
+    description = excluded.description, target_subject = excluded.target_subject,
+    after_execution = excluded.after_execution, parameters = excluded.parameters, options = excluded.options
+returning tool_name
+"""
+_DELETE = "delete from resource.tools where project_id = $1 and tool_name = $2 returning tool_name"
+
+
+class ToolRows:
+    """The definitions of projects, straight in the kernel's database."""
+
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        self._pool = pool
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, dsn: str, timeout_s: float) -> AsyncIterator[ToolRows]:
+        """Connect; a connection or a statement may take `timeout_s` seconds. Raises RegistryError."""
+        with _told():
+            pool = await asyncpg.create_pool(
+                dsn,
+                min_size=1,
+                max_size=_CONNECTIONS,
+                timeout=timeout_s,
+                command_timeout=timeout_s,
+                statement_cache_size=0,
+                init=_prepare_connection,
+                server_settings={"application_name": "openapi-tool"},
+            )
+        try:
+            yield cls(pool)
+        finally:
+            await pool.close()
+
+    async def rows(self, project_id: str) -> list[dict[str, Any]]:
+        """Every definition of a project, by name. Raises RegistryError, also where there is no such project."""
+        with _told():
+            await self._check_project(project_id)
+            found = await self._pool.fetch(f"{_SELECT} order by tool_name", project_id)
+        return [stored_row(row) for row in found]
+
+    async def row(self, project_id: str, tool_name: str) -> dict[str, Any] | None:
+        """One definition, None where there is none. Raises RegistryError, also where there is no such project."""
+        with _told():
+            await self._check_project(project_id)
+            found = await self._pool.fetchrow(f"{_SELECT} and tool_name = $2", project_id, tool_name)
+        return stored_row(found) if found else None
+
+    async def put(self, project_id: str, row: Mapping[str, Any]) -> None:
+        """Make or replace a definition. Raises RegistryError."""
+        self._check_name(row["tool_name"])
+        if row["parameters"] is None or row["options"] is None:
+            raise RegistryError("parameters and options must be objects")
+        with _told():
+            done = await self._pool.fetchval(_UPSERT, project_id, *(row[name] for name in COLUMNS))
+        if done is None:
+            raise RegistryError(f"not_found: there is no project {project_id!r}")
+
+    async def delete(self, project_id: str, tool_name: str) -> bool:
+        """Take a definition away; False where there was none. Raises RegistryError."""
+        self._check_name(tool_name)
+        row = await self.row(project_id, tool_name)
+        if row is None:
+            return False
+        if _EXTERNAL not in (row["target_subject"] or ""):
+            raise RegistryError(f"bad_request: {tool_name!r} is no external tool; the kernel keeps it")
+        with _told():
+            return await self._pool.fetchval(_DELETE, project_id, tool_name) is not None
+
+    async def _check_project(self, project_id: str) -> None:
+        known = await self._pool.fetchval("select true from public.projects where project_id = $1", project_id)
+        if not known:
+            raise RegistryError(f"not_found: there is no project {project_id!r}")
+
+    def _check_name(self, tool_name: str) -> None:
+        if tool_name in RESERVED_NAMES:
+            raise RegistryError(f"bad_request: the name {tool_name!r} is reserved by the kernel")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError) as error:
+        raise RegistryError(f"PostgreSQL: {type(error).__name__}: {error}") from error
+
+
+async def _prepare_connection(connection: asyncpg.Connection) -> None:
+    await connection.set_type_codec(
+        "jsonb", schema="pg_catalog", encoder=lambda value: dumps(value).decode(), decoder=loads
+    )

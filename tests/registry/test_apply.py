@@ -1,0 +1,196 @@
+"""Definitions become rows, through the kernel's API and through its database alike."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from openapi_tool.cli import app
+from openapi_tool.local.caller import Caller
+from openapi_tool.local.stack import EmbeddedStack
+from tests.conftest import PROJECT
+from tests.promises import requirement
+from tests.registry.kernel_api import served
+
+TOOLS = Path(__file__).parent.parent.parent / "config" / "tools"
+SEARCH, EXAMPLE = str(TOOLS / "jina_search.yaml"), str(TOOLS / "example.yaml")
+SEARCH_TEXT = Path(SEARCH).read_text(encoding="utf-8")
+OTHER = "proj_other"
+
+Tools = Callable[..., Any]
+
+
+@pytest.fixture
+def api(stack: EmbeddedStack, database: str) -> Iterator[str]:
+    with served(stack.postgres.dsn(database)) as url:
+        yield url
+
+
+@pytest.fixture
+def tools(stack: EmbeddedStack, database: str) -> Tools:
+    """Runs `openapi-tool tools …` in a thread."""
+    environment = {"PG_DSN": stack.postgres.dsn(database), "COLUMNS": "200"}
+
+    async def run(*arguments: str, answer: str = "") -> Any:
+        return await asyncio.to_thread(
+            CliRunner().invoke, app, ["tools", *arguments], input=answer, env=environment, catch_exceptions=False
+        )
+
+    return run
+
+
+async def rows(caller: Caller, project: str) -> list[dict[str, Any]]:
+    found = await caller.database.fetch(
+        "select tool_name, description, parameters, target_subject, after_execution, options "
+        "from resource.tools where project_id = $1 order by tool_name",
+        project,
+    )
+    return [dict(row) for row in found]
+
+
+@requirement("definition.apply")
+async def test_both_ways_give_the_same_row(caller: Caller, api: str, tools: Tools) -> None:
+    await caller.add_project(OTHER)
+    files = [str(file) for file in TOOLS.glob("*.yaml")]
+    assert (await tools("apply", *files, "--project", PROJECT, "--api", api, "--yes")).exit_code == 0
+    assert (await tools("apply", *files, "--project", OTHER, "--db", "--yes")).exit_code == 0
+    through_api, through_database = await rows(caller, PROJECT), await rows(caller, OTHER)
+    assert len(through_api) == 5
+    assert through_api == through_database
+    listed = [(await tools("list", "--project", PROJECT, *way, "--json")).stdout for way in (["--api", api], ["--db"])]
+    assert listed[0] == listed[1]
+    shown = [(await tools("show", "jina_read", "--project", OTHER, *way)).stdout for way in (["--api", api], ["--db"])]
+    assert shown[0] == shown[1]
+    assert yaml.safe_load(shown[0]) == yaml.safe_load((TOOLS / "jina_read.yaml").read_text(encoding="utf-8"))
+
+
+@requirement("definition.apply")
+@pytest.mark.parametrize("way", ["api", "db"])
+async def test_applying_again_changes_nothing(caller: Caller, api: str, tools: Tools, way: str) -> None:
+    where = ["--project", PROJECT, *(["--db"] if way == "db" else ["--api", api])]
+    first = await tools("apply", SEARCH, *where, "--yes", "--json")
+    assert json.loads(first.stdout)["outcome"] == "created"
+    version = "select xmin::text from resource.tools where tool_name = 'jina_search'"
+    before = await caller.database.fetchval(version)
+    again = await tools("apply", SEARCH, *where)
+    assert again.exit_code == 0
+    assert "1 unchanged" in again.stdout
+    assert await caller.database.fetchval(version) == before
+
+
+@requirement("definition.apply")
+async def test_a_difference_is_shown_and_asked_for(caller: Caller, api: str, tools: Tools, tmp_path: Path) -> None:
+    where = ["--project", PROJECT, "--api", api]
+    await tools("apply", SEARCH, *where, "--yes")
+    edited = tmp_path / "edited.yaml"
+    edited.write_text(
+        SEARCH_TEXT.replace("suspend_timeout_seconds: 60", "suspend_timeout_seconds: 75"),
+        encoding="utf-8",
+    )
+    for flags, answer, code in ((["--dry-run"], "", 0), ([], "n\n", 1), ([], "", 1)):
+        done = await tools("apply", str(edited), *where, *flags, answer=answer)
+        assert done.exit_code == code
+        assert "-  suspend_timeout_seconds: 60" in done.stderr
+        assert "+  suspend_timeout_seconds: 75" in done.stderr
+        assert (await rows(caller, PROJECT))[0]["options"]["suspend_timeout_seconds"] == 60
+    done = await tools("apply", str(edited), *where, answer="y\n")
+    assert done.exit_code == 0
+    assert (await rows(caller, PROJECT))[0]["options"]["suspend_timeout_seconds"] == 75
+
+
+@requirement("definition.apply")
+async def test_many_projects_go_on_past_failures(caller: Caller, api: str, tools: Tools, tmp_path: Path) -> None:
+    names = [f"proj_{number:03}" for number in range(60)]
+    for name in names:
+        await caller.add_project(name)
+    listed = tmp_path / "projects.txt"
+    listed.write_text(
+        "# all of them\n" + "\n".join(["proj_gone", *names, "proj_broken", names[0]]) + "\n\n", encoding="utf-8"
+    )
+    for way in (["--api", api], ["--db"]):
+        done = await tools("apply", SEARCH, "--projects-file", str(listed), *way, "--yes", "--json")
+        assert done.exit_code == 1
+        outcomes = {item["project_id"]: item for item in map(json.loads, done.stdout.splitlines())}
+        assert len(outcomes) == 62
+        assert {outcomes[name]["outcome"] for name in names} == {"created"}
+        assert "not_found" in (outcomes["proj_gone"]["reason"] or "")
+        assert outcomes["proj_broken"]["outcome"] == "failed"
+        await caller.database.execute("delete from resource.tools")
+    done = await tools("apply", SEARCH, "--projects-file", str(listed), "--db", "--yes")
+    assert "60 created" in done.stdout
+    assert "2 failed" in done.stdout
+
+
+@requirement("definition.apply")
+async def test_nothing_is_applied_of_files_with_errors(caller: Caller, tools: Tools, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("tool_name: fork_join\n", encoding="utf-8")
+    done = await tools("apply", SEARCH, str(broken), "--project", PROJECT, "--db", "--yes")
+    assert done.exit_code == 1
+    assert "reserved by the kernel" in done.stderr
+    assert await rows(caller, PROJECT) == []
+    assert (await tools("apply", SEARCH, SEARCH, "--project", PROJECT, "--db", "--yes")).exit_code == 1
+
+
+@requirement("definition.apply")
+@pytest.mark.parametrize("way", ["api", "db"])
+async def test_definitions_are_deleted(caller: Caller, api: str, tools: Tools, way: str) -> None:
+    where = ["--project", PROJECT, *(["--db"] if way == "db" else ["--api", api])]
+    await tools("apply", SEARCH, *where, "--yes")
+    assert (await tools("delete", "jina_search", *where)).exit_code == 1
+    assert len(await rows(caller, PROJECT)) == 1
+    assert (await tools("delete", "jina_search", *where, "--yes")).exit_code == 0
+    assert await rows(caller, PROJECT) == []
+    absent = await tools("delete", "jina_search", "fork_join", *where, "--yes", "--json")
+    assert absent.exit_code == 1
+    assert [json.loads(line)["outcome"] for line in absent.stdout.splitlines()] == ["absent", "failed"]
+    assert (await tools("show", "jina_search", *where)).exit_code == 1
+
+
+@requirement("definition.apply")
+async def test_the_kernels_own_tools_are_left_alone(caller: Caller, tools: Tools, api: str) -> None:
+    await caller.add_tool(PROJECT, {"tool_name": "inner", "target_subject": "cg.v1r4.p.c.cmd.sys.pmo.inner"})
+    for way in (["--api", api], ["--db"]):
+        done = await tools("delete", "inner", "--project", PROJECT, *way, "--yes")
+        assert (done.exit_code, "bad_request" in done.stdout) == (1, True)
+
+
+@requirement("definition.apply")
+async def test_many_tools_are_listed_page_by_page(caller: Caller, tools: Tools, api: str) -> None:
+    for number in range(205):
+        await caller.add_tool(
+            PROJECT, {"tool_name": f"tool_{number:03}", "target_subject": "cg.v1r4.p.c.cmd.tool.jina.x", "options": {}}
+        )
+    listed = [(await tools("list", "--project", PROJECT, *way, "--json")).stdout for way in (["--api", api], ["--db"])]
+    assert listed[0] == listed[1]
+    assert len(listed[0].splitlines()) == 205
+
+
+@requirement("definition.apply")
+async def test_what_cannot_be_reached_is_said_in_a_line(tools: Tools) -> None:
+    for way in (["--api", "http://127.0.0.1:9"], ["--api", "no url"]):
+        done = await tools("apply", SEARCH, "--project", PROJECT, *way, "--yes")
+        assert done.exit_code == 1
+        assert "Traceback" not in done.output
+    assert (await tools("list", "--project", PROJECT)).exit_code == 2
+    assert (await tools("apply", SEARCH, "--db")).exit_code == 2
+    assert (await tools("apply", SEARCH, "--db", "--project", PROJECT, "--json")).exit_code == 2
+
+
+@requirement("definition.apply")
+async def test_the_api_of_the_tests_refuses_as_the_kernels_does(caller: Caller, api: str) -> None:
+    async with httpx.AsyncClient(base_url=api) as client:
+        path = f"/projects/{PROJECT}/tools"
+        assert (await client.post(path)).status_code == 422
+        reserved = {"file": ("t.yaml", b"name: fork_join")}
+        refused = await client.post(path, files=reserved)
+        assert (refused.status_code, refused.json()["detail"]["error_code"]) == (400, "bad_request")
+        assert (await client.get("/projects/none/tools")).status_code == 404

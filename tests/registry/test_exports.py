@@ -1,0 +1,233 @@
+"""What is exported is what is declared, in the form that each consumer reads, and a call made from it works."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import mcp.types
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from openapi_tool.cli import app
+from openapi_tool.jina.batch import batch_items, item_arguments
+from openapi_tool.jina.plan import plan_call
+from openapi_tool.jina.request import build_request
+from openapi_tool.jina.targets import INTERNAL_SUFFIXES, TargetRules, checked_target
+from openapi_tool.protocol.records import ToolRecord
+from openapi_tool.tools.arguments import prepare_arguments
+from openapi_tool.tools.catalogue import CATALOGUE, SYSTEM_ROLE
+from openapi_tool.tools.definition import ToolDefinition, parse_definition
+from openapi_tool.tools.exports import (
+    DuplicateName,
+    all_built_in,
+    complete,
+    defined,
+    openai_functions,
+    registration,
+    without_duplicates,
+)
+from openapi_tool.tools.naming import camel_case, mangled, name_problem, unmangled
+from openapi_tool.tools.secrets import Secrets
+from openapi_tool.tools.session import SessionScope
+from tests.promises import requirement
+from tests.support import identity, tool_call
+
+TOOLS = Path(__file__).parent.parent.parent / "config" / "tools"
+EXAMPLE = TOOLS / "example.yaml"
+SECRETS = Secrets({"JINA_API_KEY": "key-one", "DOCS_READER_KEY": "key-two"}, {"JINA_API_KEY", "DOCS_READER_KEY"})
+SCOPE = SessionScope(b"a key of sixteen bytes or more")
+RULES = TargetRules(INTERNAL_SUFFIXES, (), 16_000)
+OPTIONS: dict[str, Any] = {
+    "jina": {"tool": "jina.search"},
+    "envs": {"location": "HOME_TOWN"},
+    "args": {"defaults": {"count": 5, "language": "{project_id}"}, "fixed": {"country": "de", "page": 1}},
+}
+
+
+def exported(form: str, *files: str) -> str:
+    done = CliRunner().invoke(app, ["tools", "export", "--format", form, *files])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def parsed(row: Mapping[str, Any]) -> ToolDefinition:
+    return parse_definition(ToolRecord(row["tool_name"], row["after_execution"], row["parameters"], row["options"]))
+
+
+def function(row: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = openai_functions([defined(row, parsed(row))])[0]["function"]
+    return found
+
+
+@requirement("definition.exports")
+def test_openai_functions_are_the_catalogue() -> None:
+    functions = [entry["function"] for entry in json.loads(exported("openai"))]
+    assert [entry["name"] for entry in functions] == [name.replace(".", "__") for name in CATALOGUE]
+    for entry, tool in zip(functions, CATALOGUE.values(), strict=True):
+        jsonschema_rs.meta.validate(entry["parameters"])
+        assert entry == {"name": mangled(tool.name), "description": tool.description, "parameters": tool.schema()}
+        assert unmangled(entry["name"]) == tool.name
+
+
+@requirement("definition.exports")
+def test_mcps_own_models_take_the_list_as_it_is() -> None:
+    text = exported("mcp")
+    listed = mcp.types.ListToolsResult.model_validate_json(text)
+    assert [tool.name for tool in listed.tools] == list(CATALOGUE)
+    for tool in listed.tools:
+        jsonschema_rs.meta.validate(tool.input_schema)
+        assert tool.input_schema == CATALOGUE[tool.name].schema()
+        assert tool.description == CATALOGUE[tool.name].description
+    again = listed.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    assert again == json.loads(text), "nothing is there that the protocol does not know"
+
+
+@requirement("definition.exports")
+def test_the_manifest_has_one_api_for_each_tool() -> None:
+    manifest = json.loads(exported("lobehub"))
+    assert manifest.keys() == {"identifier", "type", "meta", "systemRole", "humanIntervention", "api"}
+    assert manifest["meta"].keys() >= {"title", "description", "avatar"}
+    assert [api["name"] for api in manifest["api"]] == [tool.api_name for tool in CATALOGUE.values()]
+    for api, tool in zip(manifest["api"], CATALOGUE.values(), strict=True):
+        assert (api["parameters"], api["description"]) == (tool.schema(), tool.description)
+        assert f"**{tool.api_name}**" in SYSTEM_ROLE
+    assert manifest["systemRole"] == SYSTEM_ROLE
+
+
+@requirement("definition.exports")
+def test_kernel_yaml_is_what_is_shipped() -> None:
+    documents = list(yaml.safe_load_all(exported("kernel")))
+    shipped = [
+        yaml.safe_load((TOOLS / f"{document['tool_name']}.yaml").read_text(encoding="utf-8")) for document in documents
+    ]
+    assert documents == shipped
+    assert [parsed(document).tool.name for document in documents] == list(CATALOGUE)
+    for document, tool in zip(documents, CATALOGUE.values(), strict=True):
+        assert document["parameters"] == tool.schema()
+        assert document["options"]["suspend_timeout_seconds"] == tool.suspend_timeout_s
+
+
+@requirement("definition.exports")
+@pytest.mark.parametrize("parameters", [None, CATALOGUE["jina.search"].schema()], ids=["derived", "given"])
+def test_fixed_and_envs_are_hidden_and_defaults_shown(parameters: Any) -> None:
+    document = {"tool_name": "web_search", "after_execution": "suspend", "options": OPTIONS, "parameters": parameters}
+    row = complete(document, CATALOGUE["jina.search"])
+    shown = function(row)["parameters"]
+    assert shown["properties"].keys().isdisjoint({"country", "page", "location"})
+    assert shown["properties"]["count"]["default"] == 5
+    assert "default" not in shown["properties"]["language"], "it differs from call to call"
+    assert shown["required"] == ["query"]
+    jsonschema_rs.meta.validate(shown)
+    assert (
+        function({**row, "options": {**OPTIONS, "args": {"defaults": {"query": "news"}}}})["parameters"].get("required")
+        is None
+    )
+
+
+@requirement("definition.exports")
+@pytest.mark.parametrize("form", ["openai", "mcp", "lobehub"])
+def test_a_projects_own_definition_wins(form: str) -> None:
+    text = exported(form, str(EXAMPLE))
+    assert "Reads a page of our documentation" in text
+    assert "wait_for_selector" not in text
+    assert "DOCS_READER_KEY" not in text
+    assert "nav, footer" not in text
+
+
+@requirement("definition.exports")
+def test_rendering_shows_the_row_and_what_a_model_sees() -> None:
+    done = CliRunner().invoke(app, ["tools", "render", str(EXAMPLE), "--project", "proj_a", "--json"])
+    rendered = json.loads(done.stdout)
+    document = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    assert rendered["stored"] == {"project_id": "proj_a", **document}
+    assert rendered["subject"].startswith("cg.v1r4.proj_a.{channel_id}.")
+    assert rendered["model_sees"] == json.loads(exported("openai", str(EXAMPLE)))[0]["function"]
+    people = CliRunner().invoke(app, ["tools", "render", str(EXAMPLE), "--project", "proj_a"]).stdout
+    assert yaml.safe_load(people.split("# a model sees")[0])["options"] == document["options"]
+
+
+@requirement("definition.names")
+@given(st.from_regex(r"[A-Za-z][A-Za-z0-9_.-]{0,30}", fullmatch=True))
+def test_every_name_that_is_allowed_comes_back(name: str) -> None:
+    if name_problem(name) is None:
+        assert unmangled(mangled(name)) == name
+        assert "." not in mangled(name)
+
+
+@requirement("definition.names")
+@pytest.mark.parametrize(
+    "name", ["a__b", "a_.b", "a._b", "a..b", "a.", ".a", "", "a b", "ä", "1a", "a" * 65, "a." * 31 + "aaa"]
+)
+def test_a_name_that_would_not_come_back_is_refused(name: str) -> None:
+    assert name_problem(name)
+
+
+@requirement("definition.names")
+def test_two_tools_never_share_a_name() -> None:
+    assert all(name_problem(name) is None for name in CATALOGUE)
+    tools = all_built_in()
+    assert without_duplicates(tools) == tools
+    with pytest.raises(DuplicateName, match="jina"):
+        without_duplicates([*tools, tools[0].__class__("jina__read", "x", "", "", {})])
+    assert camel_case("docs_reader.v2") == "docsReaderV2"
+
+
+def values(schema: Mapping[str, Any], name: str = "") -> st.SearchStrategy[Any]:
+    """What a model could give for a schema of the subset; texts are words, addresses are addresses."""
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    if name in ("url", "urls") and schema["type"] == "string":
+        return st.from_regex(r"https://[a-z]{3,10}\.com/[a-z0-9/]{0,20}", fullmatch=True)
+    kinds: dict[str, Any] = {
+        "string": lambda: st.text(
+            st.characters(categories=["L", "N", "P"]),
+            min_size=schema.get("minLength", 0),
+            max_size=min(schema.get("maxLength", 30), 30),
+        ),
+        "integer": lambda: st.integers(schema.get("minimum", 0), schema.get("maximum", 10**6)),
+        "number": lambda: st.floats(schema.get("exclusiveMinimum", 0), schema.get("maximum", 10**6), exclude_min=True),
+        "boolean": st.booleans,
+        "array": lambda: st.lists(
+            values(schema["items"], name), min_size=schema.get("minItems", 0), max_size=schema.get("maxItems", 5)
+        ),
+        "object": lambda: st.fixed_dictionaries(
+            {key: values(rule, key) for key, rule in schema["properties"].items() if key in schema.get("required", [])},
+            optional={
+                key: values(rule, key)
+                for key, rule in schema["properties"].items()
+                if key not in schema.get("required", [])
+            },
+        ),
+    }
+    strategy: st.SearchStrategy[Any] = kinds[schema["type"]]()
+    return strategy
+
+
+def accept(definition: ToolDefinition, arguments: dict[str, Any]) -> None:
+    """Everything that can refuse a call before the network."""
+    prepared = prepare_arguments(definition, tool_call(arguments), identity(), {}, SECRETS, SCOPE)
+    items = batch_items(definition, prepared, 10)
+    for one in [prepared] if items is None else [item_arguments(definition, prepared, item) for item in items]:
+        plan = plan_call(definition, one)
+        build_request(definition, plan)
+        if definition.mode == "reader":
+            checked_target(plan.parameters["url"], RULES)
+
+
+@requirement("definition.exports")
+@pytest.mark.parametrize("name", [*CATALOGUE, "example"])
+@given(data=st.data())
+def test_a_call_made_from_the_exported_schema_alone_is_accepted(name: str, data: st.DataObject) -> None:
+    row = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8")) if name == "example" else registration(CATALOGUE[name])
+    arguments = data.draw(values(function(row)["parameters"]))
+    if "cursor" in arguments or (name == "jina.read" and "url" not in arguments):  # exactly one of both, as they say
+        arguments.pop("cursor", None)
+        arguments.setdefault("url", "https://example.com/")
+    accept(parsed(row), arguments)
