@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
@@ -21,6 +23,7 @@ from openapi_tool.settings.model import NatsSettings
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
+from openapi_tool.tools.policy import HOOKS_GROUP, Gate, Hook
 from openapi_tool.tools.secrets import Secrets
 
 NAME = "openapi-tool"
@@ -41,6 +44,7 @@ class Prepared:
     pool: PoolOptions
     durable: DurableOptions
     limits: TimeLimits
+    gate: Gate
     health: Health
 
 
@@ -51,10 +55,10 @@ def prepare(settings: Settings, environment: Mapping[str, str]) -> Prepared:
     problems += [*secrets.problems, *_unreadable(settings.nats)]
     upstream_tls = _tried(lambda: _upstream_tls(settings, environment), "egress.ca_file or SSL_CERT_FILE", problems)
     bus_tls = _tried(lambda: _bus_tls(settings.nats), "nats.ca_file, nats.cert_file or nats.key_file", problems)
+    hooks = _hooks(settings.policy.hooks, problems)
     if problems or upstream_tls is None:
         raise SettingsError(problems)
     named = confidential(settings, secrets, environment)
-    executor = settings.executor
     return Prepared(
         settings=settings,
         secrets=secrets,
@@ -64,9 +68,37 @@ def prepare(settings: Settings, environment: Mapping[str, str]) -> Prepared:
         bus=BusOptions(settings.nats.servers, NAME, bus_tls, _login(settings.nats)),
         pool=_pool_options(settings),
         durable=durable_options(settings),
-        limits=TimeLimits(executor.worker_default_s, executor.margin_s, settings.tools.max_timeout_ms / 1000),
+        limits=_limits(settings),
+        gate=Gate(settings.policy.policy(), hooks, settings.policy.hook_timeout_ms / 1000),
         health=Health(),
     )
+
+
+def _limits(settings: Settings) -> TimeLimits:
+    executor, tools = settings.executor, settings.tools
+    default_s = None if tools.default_timeout_ms is None else tools.default_timeout_ms / 1000
+    return TimeLimits(executor.worker_default_s, executor.margin_s, tools.max_timeout_ms / 1000, default_s)
+
+
+def _hooks(names: Iterable[str], problems: list[str]) -> dict[str, Hook]:
+    """The hooks of these names, as installed packages offer them."""
+    offered = {point.name: point for point in entry_points(group=HOOKS_GROUP)}
+    found: dict[str, Hook] = {}
+    for name in names:
+        try:
+            found[name] = offered[name].load()
+        except KeyError:
+            problems.append(
+                f"policy.hooks: no installed package offers {name!r} in the entry point group {HOOKS_GROUP}"
+            )
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything while it is imported
+            problems.append(f"policy.hooks: {name} cannot be loaded: {type(error).__name__}: {error}")
+    problems += [f"policy.hooks: {name} is no async callable" for name, hook in found.items() if not _is_async(hook)]
+    return found
+
+
+def _is_async(hook: Hook) -> bool:
+    return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None))  # noqa: B004
 
 
 def _tried(make: Callable[[], ssl.SSLContext | None], settings: str, problems: list[str]) -> ssl.SSLContext | None:

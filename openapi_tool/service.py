@@ -209,6 +209,7 @@ def _pipeline_options(prepared: Prepared, scope: SessionScope) -> PipelineOption
     return PipelineOptions(
         actor_id=settings.protocol.actor_id,
         limits=prepared.limits,
+        gate=prepared.gate,
         service_envs=settings.tools.jina.envs_of(settings.protocol.target),
         secret=prepared.secrets,
         scope=scope,

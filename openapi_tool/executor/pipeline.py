@@ -42,6 +42,7 @@ from openapi_tool.protocol.settlement import Acknowledge, DeadLetter, Settlement
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.arguments import Arguments, SecretSource, prepare_arguments
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_after_execution
+from openapi_tool.tools.policy import Gate
 from openapi_tool.tools.result import ResultFields, Shown, ToolOutput, failure, success
 from openapi_tool.tools.session import SessionScope
 
@@ -54,7 +55,7 @@ _EXHAUSTED = "Every attempt at this call stopped the tool executor, so it is not
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """Who answers, within what limits, with which service-side `envs`.
+    """Who answers, within what limits, what `gate` lets through, with which service-side `envs`.
 
     `secret` reads a variable, `scope` derives session identities, `redact` takes every secret out of a
     JSON-like value. In seconds: when a command is tried again after an outage, and how long a result
@@ -63,6 +64,7 @@ class PipelineOptions:
 
     actor_id: str
     limits: TimeLimits
+    gate: Gate
     service_envs: Mapping[str, str]
     secret: SecretSource
     scope: SessionScope
@@ -203,7 +205,10 @@ class Pipeline:
     async def _run(self, call: _Call, definition: ToolDefinition) -> tuple[ToolOutput, Shown, Card | None]:
         """The output, what of it a model is shown, and the card of the whole text where that is more."""
         arguments = self._arguments(call, definition)
-        deadline = self._options.limits.deadline(call.delivery.published_at, definition.suspend_timeout_s)
+        await self._options.gate.admit(definition, call.identity, arguments)
+        deadline = self._options.limits.deadline(
+            call.delivery.published_at, definition.suspend_timeout_s, definition.timeout_s
+        )
         cursor = asked_cursor(definition, arguments)
         if cursor is not None:
             return *await self._continuation.go_on(cursor, definition, call.identity), None

@@ -11,13 +11,19 @@ from openapi_tool.tools.deadline import Deadline
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Seconds: what the worker waits by default, what we keep back for the commit, and our own maximum."""
+    """Seconds: what the worker waits by default, what we keep back for the commit, and our own maximum.
+
+    `default_s` is for calls whose definition says nothing of time; None gives them all that the worker waits.
+    """
 
     worker_default_s: float
     margin_s: float
     maximum_s: float
+    default_s: float | None = None
 
-    def deadline(self, published_at: datetime, suspend_timeout_s: float | None) -> Deadline:
+    def deadline(
+        self, published_at: datetime, suspend_timeout_s: float | None, timeout_s: float | None = None
+    ) -> Deadline:
         """When a call must be done, counted from its command's arrival in the stream.
 
         Raises ToolTimeout when that time has come already: nothing is begun that cannot end in time.
@@ -29,4 +35,5 @@ class TimeLimits:
             raise ToolTimeout(
                 f"The tool executor got to this call only after {age_s:.0f} s, too late to run it; call again."
             )
-        return Deadline.after(left_s)
+        unsaid = suspend_timeout_s is None and timeout_s is None
+        return Deadline.after(left_s).shortened(self.default_s if unsaid else None)

@@ -5,6 +5,7 @@ ExecutorError
 │   ├── BadRequest             the caller's input is wrong; a changed call can work
 │   ├── NotFound               the tool, card or page of the call does not exist here
 │   ├── ToolMisconfigured      the operator's definition or environment does not allow the call
+│   ├── ToolNotAvailable       policy or a hook does not allow the call
 │   ├── AuthFailed             the upstream refused the key, or its plan
 │   ├── RateLimited            the upstream asks for patience
 │   ├── BudgetExceeded         a token budget or the account's balance is used up
@@ -91,6 +92,12 @@ class ToolMisconfigured(ToolError):
     """The stored definition or the executor's environment does not allow the call."""
 
     code = "tool_misconfigured"
+
+
+class ToolNotAvailable(ToolError):
+    """The call is outside the project's effective tool set, or a pre-call hook denied it."""
+
+    code = "tool_not_available"
 
 
 class AuthFailed(ToolError):

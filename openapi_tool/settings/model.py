@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -25,6 +26,7 @@ from openapi_tool.jina.targets import INTERNAL_SUFFIXES
 from openapi_tool.protocol.subject import default_durable
 from openapi_tool.settings.sources import PREFIX, file_sources
 from openapi_tool.tools.secrets import Secret
+from openapi_tool.tools.policy import Policy, ToolRules, matches_nothing
 from openapi_tool.tools.session import MIN_KEY_BYTES
 
 _TOKEN = r"^([A-Za-z0-9_-]+|\*)$"  # noqa: S105 - a subject's token
@@ -160,6 +162,11 @@ class JinaToolSettings(Section):
 class ToolsSettings(Section):
     """What tools may do."""
 
+    default_timeout_ms: int | None = Field(
+        None,
+        ge=1_000,
+        description="Time of a call whose definition says nothing of time; by default all that the worker waits.",
+    )
     max_timeout_ms: int = Field(120_000, ge=1_000, description="Longest time that any call may take.")
     max_batch_items: int = Field(10, ge=1, le=100, description="Most queries or urls of one call.")
     max_result_chars: int = Field(
@@ -169,6 +176,55 @@ class ToolsSettings(Section):
         604_800, ge=60, le=31_536_000, description="How long the whole text of a result that was cut is kept."
     )
     jina: JinaToolSettings = Field(default_factory=JinaToolSettings, description="The Jina tools.")
+
+    @model_validator(mode="after")
+    def _default_fits(self) -> ToolsSettings:
+        if self.default_timeout_ms is not None and self.default_timeout_ms > self.max_timeout_ms:
+            raise ValueError("default_timeout_ms must not be more than max_timeout_ms")
+        return self
+
+
+def _means_a_tool(pattern: str) -> str:
+    if matches_nothing(pattern):
+        raise ValueError(f"{pattern!r} matches no tool; use canonical names such as jina.search or jina.*, or tag:read")
+    return pattern
+
+
+ToolPattern = Annotated[str, AfterValidator(_means_a_tool)]
+
+
+class ProjectPolicy(Section):
+    """Which tools one project may use."""
+
+    allow: tuple[ToolPattern, ...] = Field(("*",), description="Patterns of canonical names, or `tag:` and a tag.")
+    deny: tuple[ToolPattern, ...] = Field((), description="The same; deny wins.")
+
+    def rules(self) -> ToolRules:
+        """As the policy reads them."""
+        return ToolRules(self.allow, self.deny)
+
+
+class PolicySettings(Section):
+    """Which calls may be made: hooks decide first, then these patterns of canonical names and tags."""
+
+    allow: Annotated[tuple[ToolPattern, ...], NoDecode, BeforeValidator(_split)] = Field(
+        ("*",), description="Tools that may be used: `jina.*`, `tag:search`; comma-separated in the environment."
+    )
+    deny: Annotated[tuple[ToolPattern, ...], NoDecode, BeforeValidator(_split)] = Field(
+        (), description="Tools that may not be used; wins over `allow`."
+    )
+    projects: dict[str, ProjectPolicy] = Field(
+        default_factory=dict, description="`allow` and `deny` of single projects, which only take more away."
+    )
+    hooks: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
+        (), description="Entry points of the group `openapi_tool.hooks` that every call passes, in this order."
+    )
+    hook_timeout_ms: int = Field(1_000, ge=1, le=30_000, description="Time of one hook; a slower one denies.")
+
+    def policy(self) -> Policy:
+        """The effective tool sets."""
+        projects = {name: project.rules() for name, project in self.projects.items()}
+        return Policy(ToolRules(self.allow, self.deny), projects)
 
 
 class TargetsSettings(Section):
@@ -290,6 +346,7 @@ class Settings(BaseSettings):
     postgres: PostgresSettings
     executor: ExecutorSettings = Field(default_factory=ExecutorSettings)
     tools: ToolsSettings = Field(default_factory=ToolsSettings)
+    policy: PolicySettings = Field(default_factory=PolicySettings)
     targets: TargetsSettings = Field(default_factory=TargetsSettings)
     secrets: SecretsSettings = Field(default_factory=SecretsSettings)
     session: SessionSettings = Field(default_factory=SessionSettings)

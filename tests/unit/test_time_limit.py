@@ -11,8 +11,8 @@ from tests.promises import requirement
 LIMITS = TimeLimits(worker_default_s=30, margin_s=3, maximum_s=120)
 
 
-def left_s(age_s: float, suspend_s: float | None, limits: TimeLimits = LIMITS) -> float:
-    return limits.deadline(datetime.now(UTC) - timedelta(seconds=age_s), suspend_s).remaining()
+def left_s(age_s: float, suspend_s: float | None, limits: TimeLimits = LIMITS, timeout_s: float | None = None) -> float:
+    return limits.deadline(datetime.now(UTC) - timedelta(seconds=age_s), suspend_s, timeout_s).remaining()
 
 
 @pytest.mark.parametrize(

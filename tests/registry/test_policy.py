@@ -1,0 +1,219 @@
+"""Which calls may be made, and that nothing else reaches the network."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from openapi_tool import prepared
+from openapi_tool.executor.time_limit import TimeLimits
+from openapi_tool.prepared import prepare
+from openapi_tool.protocol.errors import ToolNotAvailable
+from openapi_tool.settings import Settings, SettingsError, load_settings
+from openapi_tool.tools.arguments import Arguments
+from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.policy import Denial, Gate, Hook, PlannedCall, Policy, ToolRules
+from tests.conftest import PROJECT, search_tool
+from tests.promises import requirement
+from tests.support import definition, identity
+from tests.unit.test_time_limit import left_s
+from tests.wire.world import KNOWN, World
+
+ARGUMENTS = Arguments({"query": "x", "site": ["a"]}, frozenset({"query"}), {}, SecretStr("key"), "session")
+NAMES = set(CATALOGUE)
+
+
+@dataclass(frozen=True)
+class Point:
+    """An installed package's entry point."""
+
+    name: str
+    hook: Any
+
+    def load(self) -> Any:
+        if isinstance(self.hook, Exception):
+            raise self.hook
+        return self.hook
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, **hooks: Any) -> None:
+    points = [Point(name, hook) for name, hook in hooks.items()]
+    monkeypatch.setattr(prepared, "entry_points", lambda group: points if group == "openapi_tool.hooks" else [])
+
+
+def settings(**sections: Any) -> Settings:
+    return Settings(**{"postgres": {"dsn": "postgresql://127.0.0.1/kernel"}, **sections})
+
+
+async def admitted(gate: Gate) -> str | None:
+    """None, or why not."""
+    try:
+        await gate.admit(definition({"tool": "jina.search"}), identity(), ARGUMENTS)
+    except ToolNotAvailable as refusal:
+        assert refusal.code == "tool_not_available"
+        return refusal.message
+    return None
+
+
+@requirement("policy.tools")
+@pytest.mark.parametrize(
+    ("rules", "allowed"),
+    [
+        ({}, NAMES),
+        ({"allow": []}, set()),
+        ({"allow": ["jina.search"]}, {"jina.search"}),
+        ({"allow": ["jina.search*"]}, {"jina.search", "jina.search_many"}),
+        ({"allow": ["tag:read"]}, {"jina.read", "jina.read_many"}),
+        ({"deny": ["tag:network"]}, set()),
+        ({"deny": ["jina.*_many"]}, {"jina.search", "jina.read"}),
+        ({"allow": ["jina.read"], "deny": ["jina.read"]}, set()),
+        ({"projects": {"proj": {"deny": ["tag:search"]}}}, {"jina.read", "jina.read_many"}),
+        ({"projects": {"other": {"deny": ["*"]}}}, NAMES),
+        ({"deny": ["jina.read"], "projects": {"proj": {"allow": ["jina.read"]}}}, set()),
+    ],
+)
+def test_deny_wins_and_a_project_only_takes_away(rules: dict[str, Any], allowed: set[str]) -> None:
+    policy = settings(policy=rules).policy.policy()
+    assert {name for name, tool in CATALOGUE.items() if policy.permits("proj", tool)} == allowed
+
+
+@requirement("policy.tools")
+def test_a_pattern_that_means_no_tool_is_a_mistake_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/kernel")
+    monkeypatch.setenv("OPENAPI_TOOL__POLICY__DENY", "jina.serach,tag:red")
+    with pytest.raises(SettingsError) as caught:
+        load_settings()
+    assert len(caught.value.problems) == 2
+    assert "'jina.serach' matches no tool" in caught.value.problems[0]
+
+
+@requirement("policy.tools")
+async def test_a_denied_call_is_answered_without_asking_the_upstream(
+    idle_world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with idle_world.executor(policy={"projects": {PROJECT: {"deny": ["tag:search"]}}}):
+        outcome = await idle_world.send(await idle_world.place())
+    assert outcome.content["error"]["code"] == "tool_not_available"
+    assert "switched off" in outcome.content["error"]["message"]
+    assert outcome.upstream_requests == []
+    denied = [record for record in caplog.records if getattr(record, "action", "") == "call.denied"]
+    assert [(record.levelno, vars(record)["tool"]) for record in denied] == [(logging.WARNING, "jina.search")]
+
+
+@requirement("policy.hook")
+async def test_a_hook_sees_the_call_and_denies_with_a_reason(
+    idle_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[PlannedCall] = []
+
+    async def no_hello(call: PlannedCall) -> Denial | None:
+        seen.append(call)
+        return Denial("say something else than hello") if "hello" in call.arguments["query"] else None
+
+    installed(monkeypatch, no_hello=no_hello)
+    args = {"fixed": {"site": "example.org"}}
+    await idle_world.caller.add_tool(PROJECT, search_tool(args=args))
+    async with idle_world.executor(policy={"hooks": ("no_hello",)}):
+        denied = await idle_world.send(await idle_world.place())
+        allowed = await idle_world.send(await idle_world.place({"query": "good day"}))
+    assert "say something else than hello" in denied.content["error"]["message"]
+    assert denied.upstream_requests == []
+    assert len(allowed.upstream_requests) == 1
+    assert (seen[0].tool, seen[0].tool_name, seen[0].project_id) == ("jina.search", "jina_search", PROJECT)
+    assert seen[0].arguments == {**KNOWN, "site": "example.org"}
+
+
+@requirement("policy.hook")
+async def test_a_hook_is_asked_before_the_policy() -> None:
+    asked: list[str] = []
+
+    async def note(call: PlannedCall) -> None:
+        asked.append(call.tool)
+
+    gate = Gate(Policy(ToolRules(deny=("*",))), {"note": note})
+    assert "switched off" in str(await admitted(gate))
+    assert asked == ["jina.search"]
+
+
+async def slow(call: PlannedCall) -> None:
+    await asyncio.sleep(10)
+
+
+async def failing(call: PlannedCall) -> None:
+    raise KeyError(call.tool)
+
+
+async def saying_true(call: PlannedCall) -> bool:
+    return True
+
+
+async def denying(call: PlannedCall) -> Denial:
+    return Denial("no")
+
+
+async def allowing(call: PlannedCall) -> None:
+    arguments: Any = call.arguments
+    arguments["query"] = "changed"
+    arguments["site"].append("b")
+
+
+@requirement("policy.hook")
+@pytest.mark.parametrize("hook", [slow, failing, saying_true, denying])
+async def test_what_does_not_decide_denies(hook: Hook) -> None:
+    gate = Gate(Policy(), {"allowing": allowing, "hook": hook}, hook_timeout_s=0.02)
+    assert "not available" in str(await admitted(gate))
+    assert await admitted(replace(gate, hooks={"allowing": allowing})) is None
+    assert ARGUMENTS.values == {"query": "x", "site": ["a"]}, "a hook changes nothing"
+
+
+@requirement("policy.hook")
+def test_hooks_that_cannot_be_had_are_named_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, broken=ImportError("no such module"), plain=print, good=allowing)
+    wanted = settings(policy={"hooks": ("absent", "broken", "plain", "good")})
+    with pytest.raises(SettingsError) as caught:
+        prepare(wanted, {})
+    text = "\n".join(caught.value.problems)
+    assert len(caught.value.problems) == 3
+    assert "'absent'" in text
+    assert "broken cannot be loaded: ImportError" in text
+    assert "plain is no async callable" in text
+    assert prepare(settings(policy={"hooks": ("good",)}), {}).gate.hooks == {"good": allowing}
+
+
+@requirement("policy.time")
+@pytest.mark.parametrize(
+    ("suspend_s", "timeout_s", "expected"), [(None, None, 10), (60, None, 57), (None, 20, 27), (500, None, 120)]
+)
+def test_the_default_is_for_definitions_that_say_nothing_of_time(
+    suspend_s: float | None, timeout_s: float | None, expected: float
+) -> None:
+    limits = TimeLimits(30, 3, 120, default_s=10)
+    assert left_s(0, suspend_s, limits, timeout_s) == pytest.approx(expected, abs=0.5)
+
+
+@requirement("policy.time")
+def test_the_default_is_never_over_the_maximum() -> None:
+    with pytest.raises(ValueError, match="default_timeout_ms must not be more than max_timeout_ms"):
+        settings(tools={"default_timeout_ms": 200_000})
+    limits = prepare(settings(tools={"default_timeout_ms": 20_000}), {}).limits
+    assert (limits.default_s, limits.maximum_s) == (20, 120)
+
+
+@requirement("definition.edit")
+async def test_an_edited_definition_counts_from_the_next_call_on(idle_world: World) -> None:
+    def narrowed(most: int) -> dict[str, Any]:
+        properties = {"query": {"type": "string"}, "count": {"type": "integer", "maximum": most}}
+        return {**search_tool(), "parameters": {"type": "object", "properties": properties}}
+
+    async with idle_world.executor():
+        await idle_world.caller.add_tool(PROJECT, narrowed(2))
+        refused = await idle_world.send(await idle_world.place(KNOWN))
+        await idle_world.caller.add_tool(PROJECT, narrowed(5))
+        answered = await idle_world.send(await idle_world.place(KNOWN))
+    assert refused.content["error"]["code"] == "bad_request"
+    assert answered.content["status"] == "success"
