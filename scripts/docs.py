@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from openapi_tool.settings import PREFIX, SHORT_NAMES, Settings
-from scripts.tools_reference import PAGE, tools_page
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 from openapi_tool.tools.exports import as_yaml, registration
+from scripts.tools_reference import PAGE, tools_page
 from tests.promises import PROMISES
 
 ROOT = Path(__file__).parent.parent

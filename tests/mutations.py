@@ -23,17 +23,21 @@ class Mutation:
 ANSWERS = "tests/wire/test_answers.py::"
 ANY_ARGUMENTS = "tests/unit/test_any_arguments.py::"
 ANY_COMMAND = "tests/wire/test_any_command.py::"
+APPLY = "tests/registry/test_apply.py::"
 BUS = "tests/wire/test_bus.py::"
 CANARY = "tests/canary/test_canary.py::"
 CACHE = "tests/wire/test_cache.py::"
 EGRESS = "tests/unit/test_egress.py::"
+EXPORTS = "tests/registry/test_exports.py::"
 EXAMPLE = "tests/end_to_end/test_example_call.py::"
 GRANTS = "tests/kernel/test_grants.py::"
 HTTP = "tests/unit/test_http.py::"
 JINA = "tests/unit/test_jina.py::"
+LINT = "tests/registry/test_lint.py::"
 PATH = "tests/end_to_end/test_path.py::"
 LETTERS = "tests/wire/test_dead_letters.py::"
 PERMISSIONS = "tests/wire/test_permissions.py::"
+POLICY = "tests/registry/test_policy.py::"
 PROTOCOL = "tests/unit/test_protocol.py::"
 REFUSALS = "tests/wire/test_refusals.py::"
 RELIABILITY = "tests/wire/test_reliability.py::"
@@ -996,6 +1000,45 @@ DELIVERIES = (
              "stop=stop_after_delay(self._options.result_wait_s)", "stop=stop_after_delay(0)",
              RELIABILITY + "test_a_result_waits_for_a_database_that_is_away"),
 )
+REGISTRATIONS = (
+    Mutation("definition.apply", "kernel/registration.py",
+             "options = excluded.options", "options = tools.options",
+             APPLY + "test_a_difference_is_shown_and_asked_for[db]"),
+    Mutation("definition.apply", "kernel/registration.py",
+             "from public.projects where project_id = $1\non conflict", "\non conflict",
+             APPLY + "test_a_write_needs_the_project"),
+    Mutation("definition.apply", "kernel/registration.py",
+             'if _EXTERNAL not in (row["target_subject"] or ""):', "if False:",
+             APPLY + "test_the_kernels_own_tools_are_left_alone"),
+    Mutation("definition.apply", "cli/management_api.py",
+             '"offset": len(found)', '"offset": 0',
+             APPLY + "test_many_tools_are_listed_page_by_page"),
+    Mutation("definition.apply", "cli/tools_apply.py",
+             "if not compared.diff:", "if False:",
+             APPLY + "test_applying_again_changes_nothing[db]"),
+    Mutation("definition.lint", "tools/lint.py",
+             "if looks_like_a_key(name):", "if False:",
+             LINT + "test_a_mistake_is_found_where_it_stands[env_pasted_key]"),
+    Mutation("definition.exports", "tools/exports.py",
+             'frozenset(fixed) | frozenset(options.get("envs") or {})', "frozenset(fixed)",
+             EXPORTS + "test_fixed_and_envs_are_hidden_and_defaults_shown[given]"),
+    Mutation("policy.tools", "tools/policy.py",
+             " and not _any(self.deny, tool)", "",
+             POLICY + "test_deny_wins_and_a_project_only_takes_away[rules7-allowed7]"),
+    Mutation("policy.tools", "executor/pipeline.py",
+             "await options.gate.admit(definition, call.identity, arguments)", "pass",
+             POLICY + "test_a_denied_call_is_answered_without_asking_the_upstream"),
+    Mutation("policy.hook", "tools/policy.py",
+             "return verdict.reason if isinstance(verdict, Denial) else _UNDECIDED", "return None",
+             POLICY + "test_what_does_not_decide_denies[denying]"),
+    Mutation("policy.hook", "tools/policy.py",
+             'extra={"action": "hook.failed", "hook": name})\n            return _UNDECIDED',
+             'extra={"action": "hook.failed", "hook": name})\n            return None',
+             POLICY + "test_what_does_not_decide_denies[failing]"),
+    Mutation("policy.time", "executor/time_limit.py",
+             "self.default_s if unsaid else None", "None",
+             POLICY + "test_the_default_is_for_definitions_that_say_nothing_of_time[None-None-10]"),
+)
 # fmt: on
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -1008,6 +1051,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *BORDERS,
     *PRIVILEGES,
     *DELIVERIES,
+    *REGISTRATIONS,
 )
 
 NOT_MUTATED: Mapping[str, str] = {}

@@ -14,8 +14,11 @@ import yaml
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app
+from openapi_tool.cli.management_api import ManagementApi
+from openapi_tool.kernel.registration import ToolRows
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.tools.registry import RegistryError
 from tests.conftest import PROJECT
 from tests.promises import requirement
 from tests.registry.kernel_api import served
@@ -83,12 +86,17 @@ async def test_applying_again_changes_nothing(caller: Caller, api: str, tools: T
     again = await tools("apply", SEARCH, *where)
     assert again.exit_code == 0
     assert "1 unchanged" in again.stdout
-    assert await caller.database.fetchval(version) == before
+    await tools("apply", SEARCH, EXAMPLE, *where, "--yes")
+    assert len(await rows(caller, PROJECT)) == 2
+    assert await caller.database.fetchval(version) == before, "what is unchanged is not written beside what is not"
 
 
 @requirement("definition.apply")
-async def test_a_difference_is_shown_and_asked_for(caller: Caller, api: str, tools: Tools, tmp_path: Path) -> None:
-    where = ["--project", PROJECT, "--api", api]
+@pytest.mark.parametrize("way", ["api", "db"])
+async def test_a_difference_is_shown_and_asked_for(
+    caller: Caller, api: str, tools: Tools, tmp_path: Path, way: str
+) -> None:
+    where = ["--project", PROJECT, *(["--db"] if way == "db" else ["--api", api])]
     await tools("apply", SEARCH, *where, "--yes")
     edited = tmp_path / "edited.yaml"
     edited.write_text(
@@ -194,3 +202,15 @@ async def test_the_api_of_the_tests_refuses_as_the_kernels_does(caller: Caller, 
         refused = await client.post(path, files=reserved)
         assert (refused.status_code, refused.json()["detail"]["error_code"]) == (400, "bad_request")
         assert (await client.get("/projects/none/tools")).status_code == 404
+
+
+@requirement("definition.apply")
+async def test_a_write_needs_the_project(caller: Caller, stack: EmbeddedStack, database: str, api: str) -> None:
+    row = yaml.safe_load(SEARCH_TEXT)
+    async with ToolRows.open(stack.postgres.dsn(database), 5) as registry, ManagementApi.open(api) as client:
+        for place in (registry, client):
+            with pytest.raises(RegistryError, match="not_found"):
+                await place.put("proj_gone", row)
+            with pytest.raises(RegistryError, match="bad_request"):
+                await place.put(PROJECT, {**row, "tool_name": "fork_join"})
+    assert await caller.database.fetchval("select count(*) from resource.tools") == 0
