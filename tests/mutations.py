@@ -1026,7 +1026,7 @@ REGISTRATIONS = (
              " and not _any(self.deny, tool)", "",
              POLICY + "test_deny_wins_and_a_project_only_takes_away[rules7-allowed7]"),
     Mutation("policy.tools", "executor/pipeline.py",
-             "await options.gate.admit(definition, call.identity, arguments)", "pass",
+             "await self._options.gate.admit(definition, call.identity, arguments)", "pass",
              POLICY + "test_a_denied_call_is_answered_without_asking_the_upstream"),
     Mutation("policy.hook", "tools/policy.py",
              "return verdict.reason if isinstance(verdict, Denial) else _UNDECIDED", "return None",

@@ -11,10 +11,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     FilePath,
     field_validator,
@@ -24,9 +21,10 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from openapi_tool.jina.targets import INTERNAL_SUFFIXES
 from openapi_tool.protocol.subject import default_durable
+from openapi_tool.settings.policy import PolicySettings
+from openapi_tool.settings.section import Section, split
 from openapi_tool.settings.sources import PREFIX, file_sources
 from openapi_tool.tools.secrets import Secret
-from openapi_tool.tools.policy import Policy, ToolRules, matches_nothing
 from openapi_tool.tools.session import MIN_KEY_BYTES
 
 _TOKEN = r"^([A-Za-z0-9_-]+|\*)$"  # noqa: S105 - a subject's token
@@ -38,17 +36,6 @@ _POSTGRES_SCHEMES = ("postgres", "postgresql")
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 VariableName = Annotated[str, Field(pattern=_VARIABLE)]
 NatsUrl = Annotated[str, Field(pattern=_NATS_URL)]
-
-
-class Section(BaseModel):
-    """One section of the settings: frozen, no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-
-def _split(value: object) -> object:
-    """A list in one environment variable: comma-separated."""
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
 class ProtocolSettings(Section):
@@ -66,7 +53,7 @@ class ProtocolSettings(Section):
 class NatsSettings(Section):
     """The bus. At most one way to authenticate: user and password, token, credentials file or nkey seed."""
 
-    servers: Annotated[tuple[NatsUrl, ...], NoDecode, BeforeValidator(_split)] = Field(
+    servers: Annotated[tuple[NatsUrl, ...], NoDecode, BeforeValidator(split)] = Field(
         ("nats://127.0.0.1:4222",), min_length=1, description="Server URLs; comma-separated in the environment."
     )
     tls: bool = Field(default=False, description="Encrypt; a `tls://` server is encrypted anyway.")
@@ -184,56 +171,13 @@ class ToolsSettings(Section):
         return self
 
 
-def _means_a_tool(pattern: str) -> str:
-    if matches_nothing(pattern):
-        raise ValueError(f"{pattern!r} matches no tool; use canonical names such as jina.search or jina.*, or tag:read")
-    return pattern
-
-
-ToolPattern = Annotated[str, AfterValidator(_means_a_tool)]
-
-
-class ProjectPolicy(Section):
-    """Which tools one project may use."""
-
-    allow: tuple[ToolPattern, ...] = Field(("*",), description="Patterns of canonical names, or `tag:` and a tag.")
-    deny: tuple[ToolPattern, ...] = Field((), description="The same; deny wins.")
-
-    def rules(self) -> ToolRules:
-        """As the policy reads them."""
-        return ToolRules(self.allow, self.deny)
-
-
-class PolicySettings(Section):
-    """Which calls may be made: hooks decide first, then these patterns of canonical names and tags."""
-
-    allow: Annotated[tuple[ToolPattern, ...], NoDecode, BeforeValidator(_split)] = Field(
-        ("*",), description="Tools that may be used: `jina.*`, `tag:search`; comma-separated in the environment."
-    )
-    deny: Annotated[tuple[ToolPattern, ...], NoDecode, BeforeValidator(_split)] = Field(
-        (), description="Tools that may not be used; wins over `allow`."
-    )
-    projects: dict[str, ProjectPolicy] = Field(
-        default_factory=dict, description="`allow` and `deny` of single projects, which only take more away."
-    )
-    hooks: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
-        (), description="Entry points of the group `openapi_tool.hooks` that every call passes, in this order."
-    )
-    hook_timeout_ms: int = Field(1_000, ge=1, le=30_000, description="Time of one hook; a slower one denies.")
-
-    def policy(self) -> Policy:
-        """The effective tool sets."""
-        projects = {name: project.rules() for name, project in self.projects.items()}
-        return Policy(ToolRules(self.allow, self.deny), projects)
-
-
 class TargetsSettings(Section):
     """Which pages may be read; judged by their address alone, nothing is looked up."""
 
-    internal_suffixes: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
+    internal_suffixes: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)] = Field(
         INTERNAL_SUFFIXES, description="Endings of host names that are not public; comma-separated in the environment."
     )
-    allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = Field(
+    allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)] = Field(
         (), description="Exact host names or addresses that may be read although they look internal."
     )
 
@@ -241,7 +185,7 @@ class TargetsSettings(Section):
 class SecretsSettings(Section):
     """Which environment variables a tool definition may name; `NAME_FILE` may name a file with the value instead."""
 
-    allowed_env: Annotated[tuple[VariableName, ...], NoDecode, BeforeValidator(_split)] = Field(
+    allowed_env: Annotated[tuple[VariableName, ...], NoDecode, BeforeValidator(split)] = Field(
         (), description="Beside JINA_API_KEY and the service's own `envs`; comma-separated in the environment."
     )
 
