@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
+from rich.table import Column, Table
 
 from openapi_tool.cli.common import USAGE, fail, say
 from openapi_tool.cli.tools_files import load_definitions
@@ -102,9 +102,8 @@ async def _apply(
         _show_differences(wanted)
     if dry_run or not wanted:
         return compared
-    if ask and not confirmed(
-        f"Write {len(wanted)} definitions in {len({result.project_id for result in wanted})} projects?"
-    ):
+    places = len({result.project_id for result in wanted})
+    if ask and not confirmed(f"Write {len(wanted)} definitions (projects: {places})?"):
         fail("nothing was changed", FAILED)
     of_pair = {(result.project_id, result.tool_name): result for result in compared}
     todo = [(of_pair[project, row["tool_name"]], row) for project, row in pairs]
@@ -156,10 +155,18 @@ async def _written(registry: Registry, compared: Result, row: dict[str, Any]) ->
 
 
 def _difference(stored: dict[str, Any] | None, row: dict[str, Any]) -> str:
-    before = as_yaml({name: stored[name] for name in COLUMNS}) if stored else ""
+    before = as_yaml(_ordered_like({name: row[name] for name in COLUMNS}, stored)) if stored else ""
     after = as_yaml({name: row[name] for name in COLUMNS})
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "stored", "file", lineterm="")
     return f"{row['tool_name']}\n" + "\n".join(lines)
+
+
+def _ordered_like(model: Any, value: Any) -> Any:
+    """`value` with its keys in the order of `model`, because the database keeps none."""
+    if isinstance(model, dict) and isinstance(value, dict):
+        names = [name for name in model if name in value] + [name for name in value if name not in model]
+        return {name: _ordered_like(model.get(name), value[name]) for name in names}
+    return value
 
 
 def _show_differences(wanted: list[Result]) -> None:
@@ -175,7 +182,7 @@ def _show_differences(wanted: list[Result]) -> None:
 
 
 def _show(results: list[Result]) -> None:
-    table = Table("project", "tool", "outcome", "why")
+    table = Table(Column("project", overflow="fold"), Column("tool", overflow="fold"), "outcome", "why")
     for result in results:
         table.add_row(result.project_id, result.tool_name, result.outcome, result.reason or "")
     Console().print(table)

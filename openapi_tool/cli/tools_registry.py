@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import textwrap
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from openapi_tool.cli.common import INTERRUPTED, USAGE, fail
 from openapi_tool.cli.management_api import ManagementApi
@@ -25,6 +26,7 @@ from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.registry import Registry, RegistryError
 
 FAILED = 1
+_DESCRIPTION_CHARS = 60
 
 T = TypeVar("T")
 
@@ -44,10 +46,11 @@ def list_(
         for row in rows:
             sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
         return
-    table = Table("tool", "is", "subject", "waits s", "description")
+    table = Table(*(Column(name, no_wrap=True) for name in ("tool", "is", "waits s")), "description")
     for row in rows:
         waits = (row["options"] or {}).get("suspend_timeout_seconds", "-")
-        table.add_row(row["tool_name"], _kind(row), row["target_subject"], str(waits), row["description"])
+        description = textwrap.shorten(row["description"] or "", _DESCRIPTION_CHARS, placeholder=" …")
+        table.add_row(row["tool_name"], _kind(row), str(waits), description)
     Console().print(table if rows else f"project {project} has no tools")
 
 

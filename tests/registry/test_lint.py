@@ -164,6 +164,25 @@ def test_no_value_breaks_the_lint(document: Any) -> None:
 
 
 @requirement("definition.lint")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 2024-01-01", "date; put it in quotes"),
+        ("a: !!binary x", "put it in quotes"),
+        ("a: .nan", "finite"),
+        ('a: "\\0"', "the database can hold"),
+        ("a: 99999999999999999999", "the database can hold"),
+        ("a: 1\na: 2", "given twice"),
+        ("2024: 1", "a key must be a text"),
+        ("a: &x\n  b: *x", "refers to itself"),
+        ("a: [" * 500, "is n"),
+    ],
+)
+def test_what_json_could_not_say_is_named(text: str, message: str) -> None:
+    assert any(message in problem.message for problem in read_source(text).problems)
+
+
+@requirement("definition.lint")
 @given(st.text(alphabet="ab:-[]{}&*!<> \n\t'\"|0.", max_size=40))
 def test_no_text_breaks_the_reading(text: str) -> None:
     problems_of(text)
