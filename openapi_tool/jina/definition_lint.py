@@ -24,7 +24,8 @@ from openapi_tool.tools.lint import (
 from openapi_tool.tools.problems import Path, Problem, did_you_mean
 
 _IGNORED_HEADERS = frozenset(fold(name) for name in ("Accept", "Accept-Encoding", "Content-Type", "User-Agent"))
-_OWN_ARGUMENTS = {"search": ("with_content", "timeout"), "reader": ("timeout", "cursor")}
+_OWN_ARGUMENTS = {"search": ("with_content", "timeout"), "reader": ("timeout",)}
+_CURSOR = "cursor"
 _SUBJECT = {"search": "q", "reader": "url"}
 _SAMPLES: Mapping[str, tuple[Any, ...]] = {
     "integer": (1, 500),
@@ -55,6 +56,8 @@ class _Checks:
         self.mode = definition.mode
         self.tool: BuiltInTool = definition.tool
         self.limits = limits
+        takes_cursor = _CURSOR in self.tool.arguments.model_fields
+        self.own = (*_OWN_ARGUMENTS[self.mode], *((_CURSOR,) if takes_cursor else ()))
         self.section, self.jina = upstream_section(document)
         self.properties = part(document, "parameters", "properties")
         self.required = part(document, "parameters").get("required")
@@ -78,7 +81,7 @@ class _Checks:
     def _known(self) -> list[str]:
         table = SEARCH if self.mode == "search" else READER
         names = [name for entry in table for name in (*entry.aliases, entry.name)]
-        return [*names, *_OWN_ARGUMENTS[self.mode], *([self.tool.items] if self.tool.items else [])]
+        return [*names, *self.own, *([self.tool.items] if self.tool.items else [])]
 
     def _headers(self) -> Iterator[Problem]:
         for name, value in part(self.jina, "headers").items():
@@ -148,7 +151,7 @@ class _Checks:
             yield from self._items(name, path)
             yield from self._item_rules(name, rule, path)
             return
-        if fold(name) in {fold(own) for own in _OWN_ARGUMENTS[self.mode]}:
+        if fold(name) in {fold(own) for own in self.own}:
             return
         parameter = find_parameter(self.mode, name)
         if fold(name) in REFUSED:
@@ -195,7 +198,10 @@ class _Checks:
         wanted = self.tool.items or {"q": "query"}.get(subject, subject)
         if not shown:
             yield Problem(("parameters", "properties"), f"lacks {wanted!r}, without which no call can work")
-        elif "cursor" not in self.properties and shown[0] not in (self.required or []):
+        elif _CURSOR in self.own and _CURSOR in self.properties and shown[0] in (self.required or []):
+            message = f"names {shown[0]!r}, so a call with only a cursor, which goes on with a cut result, never fits"
+            yield Problem(("parameters", "required"), message, warning=True)
+        elif _CURSOR not in self.properties and shown[0] not in (self.required or []):
             yield Problem(
                 ("parameters", "required"), f"should name {shown[0]!r}: no call works without it", warning=True
             )

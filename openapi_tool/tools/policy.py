@@ -121,6 +121,11 @@ class Gate:
                 verdict = await hook(call)
         except TimeoutError:
             return f"{_UNDECIDED} in time"
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # the call itself is broken off
+            return _UNDECIDED
         except Exception:
             log.exception("a hook failed, so the call is denied", extra={"action": "hook.failed", "hook": name})
             return _UNDECIDED

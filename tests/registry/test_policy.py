@@ -148,6 +148,10 @@ async def failing(call: PlannedCall) -> None:
     raise KeyError(call.tool)
 
 
+async def cancelled(call: PlannedCall) -> None:
+    raise asyncio.CancelledError
+
+
 async def saying_true(call: PlannedCall) -> bool:
     return True
 
@@ -163,12 +167,21 @@ async def allowing(call: PlannedCall) -> None:
 
 
 @requirement("policy.hook")
-@pytest.mark.parametrize("hook", [slow, failing, saying_true, denying])
+@pytest.mark.parametrize("hook", [slow, failing, cancelled, saying_true, denying])
 async def test_what_does_not_decide_denies(hook: Hook) -> None:
     gate = Gate(Policy(), {"allowing": allowing, "hook": hook}, hook_timeout_s=0.02)
     assert "not available" in str(await admitted(gate))
     assert await admitted(replace(gate, hooks={"allowing": allowing})) is None
     assert ARGUMENTS.values == {"query": "x", "site": ["a"]}, "a hook changes nothing"
+
+
+@requirement("policy.hook")
+async def test_a_call_that_is_broken_off_while_a_hook_decides_stays_broken_off() -> None:
+    task = asyncio.create_task(admitted(Gate(hooks={"slow": slow}, hook_timeout_s=5)))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 @requirement("policy.hook")
