@@ -22,6 +22,7 @@ from openapi_tool.tools.registry import RegistryError
 from tests.conftest import PROJECT
 from tests.promises import requirement
 from tests.registry.kernel_api import served
+from tests.role import dsn_of, make_role
 
 TOOLS = Path(__file__).parent.parent.parent / "config" / "tools"
 SEARCH, EXAMPLE = str(TOOLS / "jina_search.yaml"), str(TOOLS / "example.yaml")
@@ -216,3 +217,19 @@ async def test_a_write_needs_the_project(caller: Caller, stack: EmbeddedStack, d
             with pytest.raises(RegistryError, match="bad_request"):
                 await place.put(PROJECT, {**row, "tool_name": "fork_join"})
     assert await caller.database.fetchval("select count(*) from resource.tools") == 0
+
+
+@requirement("definition.apply")
+async def test_the_grants_for_registration_are_enough_and_their_lack_is_named(
+    caller: Caller, stack: EmbeddedStack, database: str
+) -> None:
+    row, own = yaml.safe_load(SEARCH_TEXT), stack.postgres.dsn(database)
+    await make_role(own, "reader_only")
+    async with ToolRows.open(dsn_of(stack, database, "reader_only"), 5) as registry:
+        with pytest.raises(RegistryError, match="permission denied for table"):
+            await registry.put(PROJECT, row)
+    await make_role(own, "registrar_only", registration=True)
+    async with ToolRows.open(dsn_of(stack, database, "registrar_only"), 5) as registry:
+        await registry.put(PROJECT, row)
+        await registry.put(PROJECT, row)
+        assert await registry.delete(PROJECT, row["tool_name"])
