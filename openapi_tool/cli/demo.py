@@ -1,11 +1,11 @@
-"""`openapi-tool demo`: one real call of each tool, shown from end to end."""
+"""`openapi-tool demo`: real calls, shown from end to end."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +25,7 @@ from openapi_tool.cli.common import (
     plain,
     running,
 )
+from openapi_tool.settings import PREFIX
 
 if TYPE_CHECKING:
     from openapi_tool.local.demo import Journey
@@ -40,7 +41,7 @@ def demo(
     upstream: UpstreamOption = Upstream.DOUBLE,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per call, nothing else.")] = False,
 ) -> None:
-    """Start the embedded stack and the executor, place one call of each tool, show its journey.
+    """Start the embedded stack and the executor, place a few calls, show the journey of each.
 
     Exit codes: 0 every call was answered with success, 1 one was not, 2 something is missing.
     """
@@ -56,10 +57,15 @@ def demo(
 
 def _run(upstream: Upstream, *, quiet: bool) -> list[Journey]:
     with extra_needed("the demo"):
-        from openapi_tool.local.demo import DATABASE, play, prepare  # noqa: PLC0415 - only the extra has what it needs
+        from openapi_tool.local.demo import (  # noqa: PLC0415 - only the extra has what it needs
+            DATABASE,
+            MAX_RESULT_CHARS,
+            play,
+            prepare,
+        )
         from openapi_tool.local.server import ServerFailed  # noqa: PLC0415 - the same
         from openapi_tool.local.stack import EmbeddedStack  # noqa: PLC0415 - the same
-    settings = executor_settings(upstream)
+    settings = executor_settings(upstream) | {f"{PREFIX}TOOLS__MAX_RESULT_CHARS": str(MAX_RESULT_CHARS)}
     stack = EmbeddedStack()
     try:
         with running(stack, DATABASE, prepare, settings, quiet=quiet) as executor:
@@ -85,15 +91,15 @@ def _table(journey: Journey) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    sent = journey.upstream_request
+    about = journey.about
     rows: dict[str, Any] = {
         "arguments": dict(journey.arguments),
         "command": journey.command["subject"],
         "headers": journey.command["headers"],
         "body": journey.command["body"],
-        "upstream": f"{sent['method']} https://{sent['host']}{sent['target']}",
-        "  headers": {**(sent["headers"] or {}), "Authorization": "Bearer (not shown)"},
-        "  body": sent["body"],
+        **_upstream_rows(journey.upstream_requests),
+        "cost": f"{about['usage']['tokens']:,} tokens, {about['usage']['requests']} requests",
+        "cut": f"yes, {about['artifact_ref']['chars']:,} characters in all" if about.get("truncated") else "no",
         "inbox row": _of(journey.inbox_row, "inbox_id", "message_type", "status", "payload"),
         "doorbell": journey.doorbell["subject"],
         "  headers ": journey.doorbell["headers"],
@@ -104,6 +110,19 @@ def _table(journey: Journey) -> Table:
         text = value if isinstance(value, str) or value is None else json.dumps(value, default=plain)
         table.add_row(name, Text(text or "-"))
     return table
+
+
+def _upstream_rows(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The first request whole, the others in short; none where the answer was there already."""
+    if not requests:
+        return {"upstream": "not asked"}
+    first, *others = requests
+    return {
+        "upstream": f"{first['method']} https://{first['host']}{first['target']}",
+        "  headers": {**(first["headers"] or {}), "Authorization": "Bearer (not shown)"},
+        "  body": first["body"],
+        **{f"  and {number}": sent["body"] or sent["target"] for number, sent in enumerate(others, start=2)},
+    }
 
 
 def _of(row: Mapping[str, Any], *names: str) -> dict[str, Any]:

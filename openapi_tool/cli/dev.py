@@ -95,7 +95,7 @@ def _run(upstream: Upstream, keep: Path | None, pg_port: int, nats_port: int) ->
     settings = executor_settings(upstream)
     try:
         with _started(keep, pg_port, nats_port, settings) as (stack, executor, prefix):
-            examples = [_command(prefix, tool, arguments) for tool, _, arguments in CALLS[upstream.value]]
+            examples = [_command(prefix, *example) for example in CALLS[upstream.value]]
             asyncio.run(_watch(stack, executor, [*_about(stack, upstream, keep), "In another terminal:", *examples]))
     except (DevError, ServerFailed, OSError) as error:
         fail(str(error))

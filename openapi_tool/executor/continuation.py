@@ -95,7 +95,8 @@ class Continuation:
             raise unknown_cursor()
         size = boundary(artifact.text, room)
         end = position.start + size
-        shown = later_part(artifact.text[:size])
+        where = f"[Continued: characters {position.start + 1:,} to {end:,} of {artifact.chars:,}.]"
+        shown = f"{where}\n{later_part(artifact.text[:size])}"
         missing = f"The rest is left out: {artifact.chars - end:,} of {artifact.chars:,} characters."
         state = {"card_id": artifact.card_id, "from": position.start, "to": end, "chars": artifact.chars}
         return ToolOutput((shown,), state), self._part(shown, missing, artifact, end, definition, identity)

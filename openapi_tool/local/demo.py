@@ -1,33 +1,38 @@
-"""One real call of each tool, from command to doorbell, on the embedded stack."""
+"""A search, a batch of pages of which one fails, a long page in two parts: real calls, from command to doorbell."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.resources import files
 from typing import Any, Literal
-
-import yaml
 
 from openapi_tool.local.caller import Answer, Caller, PlacedCall, prepare_database
 from openapi_tool.local.dev import log_entries
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
+from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.exports import registration
 
 Upstream = Literal["double", "real"]
 
 PROJECT, AGENT, DATABASE = "proj_demo", "agent_demo", "demo"
+MAX_RESULT_CHARS = 2_000
+"""So little is shown at once that an ordinary page is cut, and gone on with."""
+
 _ANSWER_S = 60.0
-CALLS: Mapping[Upstream, tuple[tuple[str, str, dict[str, Any]], ...]] = {
+_SITE = "http://site.fixture.test:8099"
+CALLS: Mapping[Upstream, tuple[tuple[str, dict[str, Any]], ...]] = {
     "double": (
-        ("jina_search", "search", {"query": "hello world", "count": 3}),
-        ("jina_reader", "read", {"url": "http://site.fixture.test:8099/article"}),
+        ("jina_search", {"query": "hello world", "count": 3}),
+        ("jina_read_many", {"urls": [f"{_SITE}/short", f"{_SITE}/loop", f"{_SITE}/doc.pdf"]}),
+        ("jina_read", {"url": f"{_SITE}/article"}),
     ),
     "real": (
-        ("jina_search", "search", {"query": "NATS JetStream pull consumers", "count": 3}),
-        ("jina_reader", "read", {"url": "https://example.com/"}),
+        ("jina_search", {"query": "NATS JetStream pull consumers", "count": 3}),
+        ("jina_read_many", {"urls": ["https://example.com/", "https://no-such-page.example.com/"]}),
+        ("jina_read", {"url": "https://docs.nats.io/nats-concepts/jetstream"}),
     ),
 }
 
@@ -39,9 +44,10 @@ class Journey:
     tool_name: str
     arguments: Mapping[str, Any]
     command: Mapping[str, Any]
-    upstream_request: Mapping[str, Any]
+    upstream_requests: Sequence[Mapping[str, Any]]
     status: str
     content: str
+    about: Mapping[str, Any]
     error: Mapping[str, Any] | None
     inbox_row: Mapping[str, Any]
     doorbell: Mapping[str, Any]
@@ -50,10 +56,13 @@ class Journey:
 
 
 async def play(stack: EmbeddedStack, executor: ExecutorProcess, upstream: Upstream) -> list[Journey]:
-    """Register the tools, place one call of each, and follow it."""
+    """Register the tools, place the calls and follow each; go on with the last one, whose page is long."""
     async with Caller.connect(stack.postgres.dsn(DATABASE), stack.nats.url) as caller:
         await caller.furnish(PROJECT, AGENT, demo_tools())
-        return [await _follow(caller, executor, *call) for call in CALLS[upstream]]
+        journeys = [await _follow(caller, executor, *call) for call in CALLS[upstream]]
+        if cursor := journeys[-1].about.get("next_cursor"):
+            journeys.append(await _follow(caller, executor, "jina_read", {"cursor": cursor}))
+        return journeys
 
 
 async def prepare(stack: EmbeddedStack) -> None:
@@ -62,21 +71,16 @@ async def prepare(stack: EmbeddedStack) -> None:
 
 
 def demo_tools() -> Iterator[dict[str, Any]]:
-    """The definitions of a search and a reader tool."""
-    folder = files(__package__) / "data" / "tools"
-    for name in ("jina_search.yaml", "jina_reader.yaml"):
-        yield yaml.safe_load((folder / name).read_text(encoding="utf-8"))
+    """A definition of each built-in tool."""
+    return map(registration, CATALOGUE.values())
 
 
-async def _follow(
-    caller: Caller, executor: ExecutorProcess, tool_name: str, suffix: str, arguments: dict[str, Any]
-) -> Journey:
+async def _follow(caller: Caller, executor: ExecutorProcess, tool_name: str, arguments: dict[str, Any]) -> Journey:
     with executor.process.log.open("rb") as log:
         log.seek(0, os.SEEK_END)
-        call = await caller.place(PROJECT, AGENT, tool_name, arguments, suffix=suffix)
+        call = await caller.place(PROJECT, AGENT, tool_name, arguments, suffix=tool_name)
         answer = await caller.answer(call, _ANSWER_S)
-        lines = {line["action"]: line for line in log_entries(log)}
-    return _journey(call, tool_name, arguments, answer, lines)
+        return _journey(call, tool_name, arguments, answer, list(log_entries(log)))
 
 
 def _journey(
@@ -84,18 +88,21 @@ def _journey(
     tool_name: str,
     arguments: Mapping[str, Any],
     answer: Answer,
-    lines: Mapping[str, Mapping[str, Any]],
+    lines: Sequence[Mapping[str, Any]],
 ) -> Journey:
     content = answer.card["content"]
-    sent = lines.get("upstream.request", {})
     result = content["result"]
+    asked = [line for line in lines if line["action"] == "upstream.request"]
     return Journey(
         tool_name=tool_name,
         arguments=arguments,
         command={"subject": call.subject, "headers": dict(call.headers), "body": dict(call.body)},
-        upstream_request={key: sent.get(key) for key in ("method", "host", "target", "headers", "body")},
+        upstream_requests=[
+            {key: line.get(key) for key in ("method", "host", "target", "headers", "body")} for line in asked
+        ],
         status=content["status"],
         content=result if isinstance(result, str) else "",
+        about=answer.card["metadata"]["tool_output"],
         error=content["error"],
         inbox_row=answer.inbox_row,
         doorbell=answer.doorbell or {},
@@ -104,16 +111,17 @@ def _journey(
     )
 
 
-def _steps(call: PlacedCall, answer: Answer, lines: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
+def _steps(call: PlacedCall, answer: Answer, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    asked, answered = (_logged(lines, action) for action in ("upstream.request", "upstream.response"))
     moments = {
-        "upstream asked": _logged_at(lines, "upstream.request"),
-        "upstream answered": _logged_at(lines, "upstream.response"),
+        "upstream asked": asked[0] if asked else None,
+        "upstream answered": answered[-1] if answered else None,
         "result committed": answer.inbox_row["created_at"].timestamp(),
         "doorbell heard": answer.rung_at,
     }
     return {name: round((at - call.placed_at) * 1000) for name, at in moments.items() if at is not None}
 
 
-def _logged_at(lines: Mapping[str, Mapping[str, Any]], action: str) -> float | None:
-    line = lines.get(action)
-    return datetime.fromisoformat(line["time"]).timestamp() if line else None
+def _logged(lines: Sequence[Mapping[str, Any]], action: str) -> list[float]:
+    """When an action was logged, in seconds since the epoch."""
+    return [datetime.fromisoformat(line["time"]).timestamp() for line in lines if line["action"] == action]

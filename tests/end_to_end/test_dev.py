@@ -151,11 +151,11 @@ async def test_calls_are_shown_as_they_pass_and_nothing_stays(
 
     refused = await asyncio.to_thread(call, environment, "jina_search", "--args", '{"q": 1}')
     assert refused.returncode == 1
-    await dev.line("! jina_search failed", "bad_request: ", "'q'")
+    await dev.line("! jina_search failed", "bad_request: ", "q: is not an argument")
 
     async with Caller.open(found["PG_DSN"], servers=found["NATS_SERVERS"]) as caller:
         await caller.listen("cg.v1r4.*.*.cmd.agent.*.wakeup")
-        placed = await caller.place(PROJECT, AGENT, "jina_reader", {"url": "https://unheard.of/"}, suffix="read")
+        placed = await caller.place(PROJECT, AGENT, "jina_read", {"url": "https://unheard.of/"}, suffix="read")
         assert (await caller.answer(placed, 10)).card["content"]["status"] == "success"
         await caller.publish(placed)
         await dev.line("↻", "had a result already", placed.tool_call_id[:11])

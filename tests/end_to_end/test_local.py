@@ -108,7 +108,7 @@ def test_binaries_in_a_closed_home_are_noticed(tmp_path: Path) -> None:
 
 
 @requirement("local.demo")
-def test_the_demo_shows_one_call_of_each_tool_as_json(spaced: Path) -> None:
+def test_the_demo_shows_a_search_a_batch_and_a_long_page_in_two_parts(spaced: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "openapi_tool", "demo", "--json"],
         env=environment(spaced),
@@ -119,13 +119,22 @@ def test_the_demo_shows_one_call_of_each_tool_as_json(spaced: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     journeys: list[Mapping[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [journey["tool_name"] for journey in journeys] == ["jina_search", "jina_reader"]
+    names = [journey["tool_name"] for journey in journeys]
+    assert names == ["jina_search", "jina_read_many", "jina_read", "jina_read"]
     for journey in journeys:
         assert journey["status"] == "success"
-        assert journey["upstream_request"]["headers"]["Accept"] == "application/json"
+        assert all(request["headers"]["Accept"] == "application/json" for request in journey["upstream_requests"])
         assert journey["doorbell"]["headers"]["traceparent"].split("-")[1] == journey["trace_id"]
         steps = list(journey["steps"].values())
         assert steps == sorted(steps)
+    _, batch, first, second = journeys
+    assert len(batch["upstream_requests"]) >= 3
+    assert "2 of 3 succeeded" in batch["content"]
+    assert "Failed (upstream_rejected): " in batch["content"]
+    assert first["about"]["truncated"]
+    assert second["arguments"] == {"cursor": first["about"]["next_cursor"]}
+    assert second["upstream_requests"] == []
+    assert second["about"]["usage"] == {"tokens": 0, "requests": 0}
     assert "double-" not in done.stdout + done.stderr
     assert list(spaced.iterdir()) == []
 
@@ -147,7 +156,7 @@ def test_the_demo_says_that_a_double_answers_and_how_to_use_the_real_one(spaced:
 
 @requirement("local.demo")
 def test_the_demo_fails_when_a_call_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = Journey("t", {}, {}, {}, "failed", "", {"code": "x", "message": "y"}, {}, {}, "", {})
+    failed = Journey("t", {}, {}, [], "failed", "", {}, {"code": "x", "message": "y"}, {}, {}, "", {})
     monkeypatch.setattr(demo, "_run", lambda *_, **__: [failed])
     assert CliRunner().invoke(app, ["demo", "--json"]).exit_code == 1
 

@@ -172,7 +172,8 @@ async def test_search_results_are_left_out_whole(world: World) -> None:
     assert whole.partition(f"{FRAME_OPEN}\n")[2].startswith(f"{body}\n\n{shown + 1}. ")
     assert "call a page reading tool that takes one" in content
     rest = await read(world, {"cursor": found["next_cursor"]})
-    assert rest.content["result"].startswith(f"{FRAME_OPEN}\n{shown + 1}. ")
+    assert f"]\n{FRAME_OPEN}\n{shown + 1}. " in rest.content["result"]
+    assert rest.content["result"].startswith("[Continued: characters ")
 
 
 @requirement("size.artifact")
