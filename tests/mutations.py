@@ -934,7 +934,7 @@ DELIVERIES = (
              RELIABILITY + "test_rows_that_the_database_refuses_are_no_outage"),
     Mutation("secrets.output", "executor/pipeline.py",
              "self._options.redact(fields.result)", "fields.result",
-             WIRE_SECRETS + "test_what_the_model_gave_back_is_masked_in_a_result"),
+             WIRE_SECRETS + "test_what_the_model_gave_back_is_masked_in_an_error"),
     Mutation("secrets.output", "executor/pipeline.py",
              "self._options.redact(fields.error)", "fields.error",
              WIRE_SECRETS + "test_what_the_model_gave_back_is_masked_in_an_error"),
