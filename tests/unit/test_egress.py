@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import logging
 import socket
@@ -17,6 +18,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 from pydantic import SecretStr
 
+import openapi_tool
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import EgressRefused, EgressTransport, check_url, tls_context
 from openapi_tool.jina.transport import AiohttpTransport
@@ -98,6 +100,30 @@ def test_a_definition_may_name_the_hosts(base_url: str) -> None:
 def test_a_definition_may_name_nothing_else(base_url: str) -> None:
     with pytest.raises(ToolMisconfigured, match="base_url"):
         definition({"mode": "search", "base_url": base_url})
+
+
+HTTP_CLIENTS = {"aiohttp", "httpcore", "httpx", "requests", "urllib.request", "urllib3", "http.client"}
+HOLDERS = {
+    "jina/client.py",
+    "jina/egress.py",
+    "jina/transport.py",
+    "telemetry/otlp.py",
+    "telemetry/health.py",  # a server
+    "cli/management_api.py",  # the command line's alone
+}
+
+
+@requirement("egress.watched")
+def test_no_other_module_holds_an_http_client() -> None:
+    package = Path(openapi_tool.__file__).parent
+    holders = set()
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name in HTTP_CLIENTS or name.partition(".")[0] in HTTP_CLIENTS for name in names):
+                holders.add(path.relative_to(package).as_posix())
+    assert {holder for holder in holders if not holder.startswith("local/")} == HOLDERS
 
 
 class _Sink(httpx.AsyncBaseTransport):
