@@ -93,10 +93,16 @@ def _end(processes: list[tuple[psutil.Process, int]]) -> None:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    """Remove a file or folder, again where something that was just ended still put a file into it."""
+    give_up = time.monotonic() + _STOP_S
+    while path.exists():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+        if time.monotonic() > give_up:
+            return
+        time.sleep(_POLL_S)
 
 
 def _send(process: psutil.Process, number: int) -> None:
