@@ -28,13 +28,16 @@ class ManagementApi:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str) -> AsyncIterator[ManagementApi]:
-        """A client of the API at `url`, which may hold a path. Raises RegistryError for what is no URL."""
+        """A client of the API at `url`, which may hold a path, and a login that no message shows.
+
+        Raises RegistryError for what is no URL.
+        """
         try:
             client = httpx.AsyncClient(
                 base_url=url, timeout=_TIMEOUT_S, headers={"User-Agent": f"openapi-tool/{__version__}"}
             )
         except (httpx.InvalidURL, ValueError) as error:
-            raise RegistryError(f"--api {url!r}: {error}") from None
+            raise RegistryError(f"--api is no URL: {error}") from None
         async with client:
             yield cls(client)
 
@@ -69,7 +72,7 @@ class ManagementApi:
         try:
             answer = await self._client.request(method, path, **request)
         except httpx.HTTPError as error:
-            raise RegistryError(f"{self._client.base_url}: {type(error).__name__}: {error}") from error
+            raise RegistryError(f"{self._client.base_url.host}: {type(error).__name__}: {error}") from error
         if answer.status_code not in expected:
             raise RegistryError(f"HTTP {answer.status_code}: {_reason(answer)}")
         return answer
@@ -84,7 +87,7 @@ def _json(answer: httpx.Response) -> Any:
     try:
         return answer.json()
     except ValueError:
-        raise RegistryError(f"{answer.url} answered with something that is no JSON") from None
+        raise RegistryError(f"{answer.url.host} answered with something that is no JSON") from None
 
 
 def _items(answer: httpx.Response) -> list[Any]:

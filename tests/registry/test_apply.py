@@ -187,9 +187,14 @@ async def test_many_tools_are_listed_page_by_page(caller: Caller, tools: Tools, 
 
 @requirement("definition.apply")
 async def test_what_cannot_be_reached_is_said_in_a_line(tools: Tools) -> None:
-    for way in (["--api", "http://127.0.0.1:9"], ["--api", "no url"]):
+    for way in (
+        ["--api", "http://me:word-of-mine@127.0.0.1:9"],
+        ["--api", "no url"],
+        ["--api", "http://me:word-of-mine@:x"],
+    ):
         done = await tools("apply", SEARCH, "--project", PROJECT, *way, "--yes")
         assert done.exit_code == 1
+        assert "word-of-mine" not in done.output
         assert "Traceback" not in done.output
     assert (await tools("list", "--project", PROJECT)).exit_code == 2
     assert (await tools("apply", SEARCH, "--db")).exit_code == 2
