@@ -176,6 +176,7 @@ PROMISES = (
     Promise("fault.poison", "design", "Commands that are no JSON, that nobody can be answered for, or that kill every executor block nobody."),
     Promise("upstream.stages", "jina-api 6.2", "The upstream's time per stage is set from what is left of the call, and never changes what it waits for."),
     Promise("catalogue.names", "tool-design 1", "Every built-in tool has one canonical name, and a definition says which it is."),
+    Promise("catalogue.mangled", "tool-design 1", "A provider's form of a name, without dots, leads back to the tool."),
     Promise("catalogue.schema", "tool-design 2", "Each tool's schema keeps to the subset and offers what a model may set, described."),
     Promise("arguments.any", "jina-api 6.3", "Any arguments make a request of allowed headers and body keys only, or a refusal that names every wrong one."),
     Promise("definition.lint", "tool-design 2", "A definition is refused where it is written: every problem at once, with path, line and remedy, no value that could be a key."),

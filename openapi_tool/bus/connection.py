@@ -34,10 +34,10 @@ _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"
 class BusOptions:
     """Where the servers are and how to authenticate; `login` holds the client library's own options."""
 
-    servers: Sequence[str]
+    servers: Sequence[str] = field(repr=False)
     name: str
     tls: ssl.SSLContext | None = None
-    login: Mapping[str, str] = field(default_factory=dict)
+    login: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 class Denied(nats.errors.Error):

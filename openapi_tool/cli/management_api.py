@@ -34,7 +34,10 @@ class ManagementApi:
         """
         try:
             client = httpx.AsyncClient(
-                base_url=url, timeout=_TIMEOUT_S, headers={"User-Agent": f"openapi-tool/{__version__}"}
+                base_url=url,
+                timeout=_TIMEOUT_S,
+                trust_env=False,
+                headers={"User-Agent": f"openapi-tool/{__version__}"},
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise RegistryError(f"--api is no URL: {error}") from None

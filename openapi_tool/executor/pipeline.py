@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tenacity import (
@@ -183,15 +183,20 @@ class Pipeline:
         try:
             definition = self._definition(call)
             output, shown, artifact = await self._run(call, definition)
+            output = replace(output, state=self._options.redact(output.state))
             return _Answer(success(output, shown, definition.result_format, call.elapsed_ms()), artifact)
         except ToolError as error:
-            return _Answer(failure(error, call.elapsed_ms()))
+            return self._failed(call, error)
         except Unavailable:
             raise
         except Exception:
             log.exception("a defect broke this call", extra={"action": "call.broken"} | ids(call.identity))
             defect = InternalError("The tool executor failed on this call; its operator finds the cause in its log.")
-            return _Answer(failure(defect, call.elapsed_ms()))
+            return self._failed(call, defect)
+
+    def _failed(self, call: _Call, error: ToolError) -> _Answer:
+        fields, redact = failure(error, call.elapsed_ms()), self._options.redact
+        return _Answer(replace(fields, result=redact(fields.result), error=redact(fields.error)))
 
     def _definition(self, call: _Call) -> ToolDefinition:
         if call.delivery.exhausted:
@@ -236,9 +241,9 @@ class Pipeline:
             call_card=call.records.card,
             status=fields.status,
             after_execution=_after_execution(call),
-            result=self._options.redact(fields.result),
-            error=self._options.redact(fields.error),
-            tool_output=self._options.redact(fields.tool_output),
+            result=fields.result,
+            error=fields.error,
+            tool_output=fields.tool_output,
         )
 
     def _report(

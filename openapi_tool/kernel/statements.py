@@ -54,7 +54,11 @@ cross join lateral (
         select c.tool_call_id, c.metadata where c.metadata ->> 'type' = 'tool.call'
     ) as call on true
 ) as k
-left join resource.tools as t on t.project_id = $1 and t.tool_name = $7
+left join lateral (
+    select tool_name, after_execution, parameters, options from resource.tools
+    where project_id = $1 and tool_name in ($7, $8)
+    order by tool_name <> $7 limit 1
+) as t on true
 left join resource.project_agents as a on a.project_id = $1 and a.agent_id = k.agent_id
 left join lateral (
     select i.* from state.agent_inbox as i

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
@@ -26,6 +26,7 @@ from openapi_tool.protocol.records import (
     ToolRecord,
 )
 from openapi_tool.protocol.report import Report
+from openapi_tool.tools.naming import unmangled
 
 _JSONB_VERSION = b"\x01"
 _REMEDY = "Only an operator can mend this: `openapi-tool sql grants` prints what the role needs"
@@ -35,7 +36,7 @@ _REMEDY = "Only an operator can mend this: `openapi-tool sql grants` prints what
 class PoolOptions:
     """How many connections, how long to wait for one or for a statement (seconds)."""
 
-    dsn: str
+    dsn: str = field(repr=False)
     size: int
     timeout_s: float
     prepared_statements: bool
@@ -89,6 +90,7 @@ class KernelStore:
                 key.agent_turn_id,
                 key.turn_epoch or 0,
                 key.tool_name,
+                key.tool_name and unmangled(key.tool_name),
             )
         return _records(row)
 

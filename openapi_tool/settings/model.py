@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     FilePath,
@@ -35,7 +36,17 @@ _POSTGRES_SCHEMES = ("postgres", "postgresql")
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 VariableName = Annotated[str, Field(pattern=_VARIABLE)]
-NatsUrl = Annotated[str, Field(pattern=_NATS_URL)]
+
+
+def _is_a_url(url: str) -> str:
+    try:
+        urlsplit(url).port  # noqa: B018 - looking is enough
+    except ValueError:
+        raise ValueError("must look like nats://host:4222") from None
+    return url
+
+
+NatsUrl = Annotated[str, Field(pattern=_NATS_URL), AfterValidator(_is_a_url)]
 
 
 class ProtocolSettings(Section):

@@ -19,8 +19,9 @@ MAX_ITEMS = 10
 """Most items of a batch that a model is told of; `tools.max_batch_items` is what is enforced."""
 
 LeftOut = SkipJsonSchema[None]
-Text = Annotated[str, Field(min_length=1, max_length=2_000)]
-Address = Annotated[str, Field(min_length=1, max_length=16_000)]
+_NOT_BLANK = r"\S"
+Text = Annotated[str, Field(min_length=1, max_length=2_000, pattern=_NOT_BLANK)]
+Address = Annotated[str, Field(min_length=1, max_length=16_000, pattern=_NOT_BLANK)]
 Cursor = Annotated[str, Field(min_length=1, max_length=200)]
 Country = Annotated[str, Field(min_length=2, max_length=2)]
 Language = Annotated[str, Field(min_length=2, max_length=20)]

@@ -10,6 +10,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from openapi_tool.bus.connection import BusOptions
 from openapi_tool.kernel.store import KernelStore, PoolOptions
 from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
@@ -223,6 +224,26 @@ async def test_an_inbox_row_without_its_card_takes_the_card_back(caller: Caller,
     )
     assert not await store.commit(card, report)
     assert await count(caller, "cards", "metadata ->> 'type' = 'tool.result'") == 0
+
+
+@requirement("catalogue.mangled")
+async def test_a_providers_form_of_a_name_finds_the_tool_with_dots(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina__search", {}, publish=False)
+    key = call_key(command_of(call))
+    assert (await store.load(key)).tool is None
+    await caller.add_tool(PROJECT, {**search_tool(), "tool_name": "jina.search"})
+    found = (await store.load(key)).tool
+    assert found is not None
+    assert found.tool_name == "jina.search"
+    await caller.add_tool(PROJECT, {**search_tool(), "tool_name": "jina__search"})
+    exact = (await store.load(key)).tool
+    assert exact is not None
+    assert exact.tool_name == "jina__search"
+
+
+def test_options_never_show_a_login() -> None:
+    assert "hidden" not in repr(PoolOptions("postgresql://u:hidden@db/x", 1, 1.0, prepared_statements=True))
+    assert "hidden" not in repr(BusOptions(["nats://hidden@bus:4222"], "name", login={"token": "hidden"}))
 
 
 @requirement("answer.atomic", "size.artifact")

@@ -27,7 +27,7 @@ NOT_OFFERED = {
 }
 KEYWORDS = {
     *("type", "enum", "description", "properties", "required", "additionalProperties", "items"),
-    *("minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum", "exclusiveMinimum"),
+    *("minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum", "exclusiveMinimum", "pattern"),
 }
 
 

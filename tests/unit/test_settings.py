@@ -104,6 +104,16 @@ def test_a_file_that_is_missing_is_named(config: Path) -> None:
         load_settings()
 
 
+@pytest.mark.parametrize("url", ["nats://[abc", "nats://host:port", "nats://host:99999", "http://host:4222", "host"])
+@requirement("settings.errors")
+def test_a_server_that_is_no_url_is_named_and_not_shown(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("PG_DSN", "postgresql://db/kernel")
+    monkeypatch.setenv("NATS_SERVERS", url)
+    with pytest.raises(SettingsError, match=r"nats\.servers") as refused:
+        load_settings()
+    assert url not in str(refused.value)
+
+
 def test_a_narrowed_filter_needs_a_durable_of_its_own() -> None:
     with pytest.raises(SettingsError, match=r"nats\.durable"):
         load_settings({"protocol": {"project": "one"}})

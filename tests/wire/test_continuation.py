@@ -233,10 +233,12 @@ async def test_a_cursor_is_only_offered_where_it_will_be_taken(
 @requirement("size.artifact", "secrets.output")
 async def test_what_is_kept_holds_no_key(world: World) -> None:
     world.stack.upstream.rules({**LONG, "echo_headers": True})
-    await read(world, URL)
+    key = world.stack.upstream.keys["JINA_API_KEY"]
+    outcome = await read(world, {"urls": [URL["url"], f"https://a.example/{key}"]}, jina=BATCH)
     (artifact,) = await artifacts(world)
-    assert world.stack.upstream.keys["JINA_API_KEY"] not in artifact["content"]["text"]
-    assert "[redacted]" in artifact["content"]["text"]
+    for text in (artifact["content"]["text"], json.dumps(outcome.answer.card, default=str)):
+        assert key not in text
+        assert "[redacted]" in text
 
 
 @requirement("size.artifact")
