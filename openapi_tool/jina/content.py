@@ -15,24 +15,26 @@ _SHOTS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
 _JOINED_PAIR = re.compile(r"(.*?),([a-z][a-z0-9+.-]*:.*)", re.DOTALL)
 
 
-def search_output(envelope: Mapping[str, Any], query: str) -> ToolOutput:
-    """Numbered results; none found is an answer, not an error."""
+def search_output(envelope: Mapping[str, Any], query: str, *, with_pages: bool = False) -> ToolOutput:
+    """Numbered results; none found is an answer, not an error. `with_pages` says that their pages were asked for."""
     results = envelope.get("data")
     if results is None:
         results = []
     if not isinstance(results, list) or not all(isinstance(item, dict) for item in results):
         raise UpstreamUnavailable("The search answered in an unexpected shape; try again later.")
     if not results:
-        return _no_results(query, _usage(envelope))
+        return _no_results(query, _usage(envelope), with_pages=with_pages)
     state = {"results": [_present(item, ("title", "url", "date", "source")) for item in results]}
     return ToolOutput(untrusted_blocks(_result_blocks(results)), state, _usage(envelope), whole=True)
 
 
-def _no_results(query: str, usage: Usage) -> ToolOutput:
-    """The answer for a search that found nothing."""
+def _no_results(query: str, usage: Usage, *, with_pages: bool) -> ToolOutput:
+    """The answer for a search that found nothing; with pages it may only have run out of time (jina-api 2.2)."""
     says = (
         f"No results for {one_line(query)[:200]!r}. Use other or fewer words, or drop filters such as site or language."
     )
+    if with_pages:
+        says += " If there should be some, search without page content: pages that load slowly are left out."
     return ToolOutput((says,), {"results": []}, usage, whole=True)
 
 

@@ -108,7 +108,8 @@ class JinaTools:
 
 def _output(plan: Plan, mode: Mode, envelope: Mapping[str, Any]) -> ToolOutput:
     if mode == "search":
-        return search_output(envelope, str(plan.parameters.get("q", "")))
+        with_pages = plan.parameters.get("respondWith") != "no-content"
+        return search_output(envelope, str(plan.parameters.get("q", "")), with_pages=with_pages)
     return page_output(envelope)
 
 

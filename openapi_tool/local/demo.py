@@ -26,7 +26,7 @@ _SITE = "http://site.fixture.test:8099"
 CALLS: Mapping[Upstream, tuple[tuple[str, dict[str, Any]], ...]] = {
     "double": (
         ("jina_search", {"query": "hello world", "count": 3}),
-        ("jina_read_many", {"urls": [f"{_SITE}/short", f"{_SITE}/loop", f"{_SITE}/doc.pdf"]}),
+        ("jina_read_many", {"urls": [f"{_SITE}/doc.pdf", f"{_SITE}/loop", f"{_SITE}/missing"]}),
         ("jina_read", {"url": f"{_SITE}/article"}),
     ),
     "real": (
