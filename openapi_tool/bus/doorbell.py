@@ -63,6 +63,12 @@ class Doorbell:
 
     async def _publish(self, subject: str, headers: dict[str, str]) -> None:
         jetstream = self.client.jetstream()
+        try:
+            await jetstream.publish(subject, b"{}", headers=headers, timeout=_TIMEOUT_S)
+        except (nats.errors.Error, OSError) as outage:
+            log.info("the doorbell is rung again: %s", outage, extra={"action": "doorbell.retried"})
+        else:
+            return
         async for attempt in AsyncRetrying(
             stop=stop_after_delay(_PATIENCE_S),
             wait=wait_exponential_jitter(multiplier=_FIRST_WAIT_S, max=1.0, jitter=_FIRST_WAIT_S),

@@ -167,6 +167,10 @@ class Pipeline:
 
     async def _commit(self, card: Card, report: Report, artifact: Card | None) -> bool:
         """Write the result; one that is ready waits for a database that is away."""
+        try:
+            return await self._kernel.commit(card, report, artifact)
+        except Unavailable as outage:
+            log.warning("a result waits for the database: %s", outage, extra={"action": "commit.waits"})
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(Unavailable),
             wait=wait_exponential_jitter(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S, jitter=_FIRST_WAIT_S),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
 
 import httpx
 from pydantic import SecretStr
@@ -27,7 +28,7 @@ Redact = Callable[[Any], Any]
 
 
 class JinaClient:
-    """Sends requests through the egress transport; keeps connections between calls.
+    """Sends requests through the egress transport, which follows, retries and remembers nothing.
 
     Answers go through `redact` before anything is read or cut from them: half a key is no longer known as one.
     """
@@ -35,12 +36,7 @@ class JinaClient:
     def __init__(
         self, transport: httpx.AsyncBaseTransport, max_response_bytes: int, redact: Redact = lambda value: value
     ) -> None:
-        self._http = httpx.AsyncClient(
-            transport=transport,
-            trust_env=False,
-            follow_redirects=False,
-            timeout=None,  # noqa: S113 - the call's deadline bounds every request
-        )
+        self._transport = transport
         self._max_response_bytes = max_response_bytes
         self._redact = redact
 
@@ -51,17 +47,8 @@ class JinaClient:
 
         Raises ToolError: a typed failure of the upstream, its transport, its size or the deadline.
         """
-        log.debug(
-            "asking the upstream",
-            extra={
-                "action": "upstream.request",
-                "method": request.method,
-                "host": request.host,
-                "target": request.target,
-                "headers": dict(request.headers),
-                "body": request.body.decode() if request.body else None,
-            },
-        )
+        if log.isEnabledFor(logging.DEBUG):
+            _log_request(request)
         try:
             async with asyncio.timeout(deadline.remaining()):
                 status, retry_after, body = await self._exchange(request, api_key, room)
@@ -81,10 +68,9 @@ class JinaClient:
         self, request: UpstreamRequest, api_key: SecretStr, room: Room
     ) -> tuple[int, str | None, bytes]:
         headers = {**request.headers, "Authorization": f"Bearer {api_key.get_secret_value()}"}
-        outgoing = httpx.Request(
-            request.method, f"https://{request.host}{request.target}", headers=headers, content=request.body
-        )
-        response = await self._http.send(outgoing, stream=True)
+        url = _url(request.host, request.target)
+        outgoing = httpx.Request(request.method, url, headers=headers, content=request.body)
+        response = await self._transport.handle_async_request(outgoing)
         try:
             await room.take(self._largest(response))
             body = await self._read(response)
@@ -103,7 +89,7 @@ class JinaClient:
         if encoding != "identity":
             raise UpstreamUnavailable("The service answered in an encoding that was not asked for; try again later.")
         parts, size = [], 0
-        async for chunk in response.aiter_bytes():
+        async for chunk in cast("httpx.AsyncByteStream", response.stream):
             size += len(chunk)
             if size > self._max_response_bytes:
                 raise ResponseTooLarge(
@@ -115,7 +101,26 @@ class JinaClient:
 
     async def aclose(self) -> None:
         """Close every connection."""
-        await self._http.aclose()
+        await self._transport.aclose()
+
+
+@lru_cache(maxsize=64)
+def _url(host: str, target: str) -> httpx.URL:
+    return httpx.URL(f"https://{host}{target}")
+
+
+def _log_request(request: UpstreamRequest) -> None:
+    log.debug(
+        "asking the upstream",
+        extra={
+            "action": "upstream.request",
+            "method": request.method,
+            "host": request.host,
+            "target": request.target,
+            "headers": dict(request.headers),
+            "body": request.body.decode() if request.body else None,
+        },
+    )
 
 
 def _network_failure(error: httpx.TransportError) -> ToolError:

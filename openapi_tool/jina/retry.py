@@ -33,6 +33,15 @@ class RetryOptions:
 
 async def with_retries(ask: Callable[[], Awaitable[T]], options: RetryOptions, deadline: Deadline) -> T:
     """The answer of `ask`, repeated as its ToolErrors say; never waits past the deadline, but raises the last error."""
+    try:
+        return await ask()
+    except ToolError as error:
+        failed = [error]
+
+    async def again() -> T:
+        if failed:
+            raise failed.pop()
+        return await ask()
 
     def hopeless(state: RetryCallState) -> bool:
         error = _error(state)
@@ -49,7 +58,7 @@ async def with_retries(ask: Callable[[], Awaitable[T]], options: RetryOptions, d
         reraise=True,
     ):
         with attempt:
-            return await ask()
+            return await again()
     raise AssertionError("retrying never ends without a result")
 
 

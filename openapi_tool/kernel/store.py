@@ -145,7 +145,8 @@ class KernelStore:
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
         with _unavailable():
-            async with self._pool.acquire(timeout=self._timeout_s) as connection:
+            async with asyncio.timeout(self._timeout_s) as patience, self._pool.acquire() as connection:
+                patience.reschedule(None)
                 yield connection
 
     async def aclose(self) -> None:

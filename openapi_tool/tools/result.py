@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from openapi_tool.protocol.errors import Status, ToolError
@@ -27,6 +27,10 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(self.tokens + other.tokens, self.requests + other.requests)
+
+    def as_dict(self) -> dict[str, int]:
+        """As a result card holds it."""
+        return {"tokens": self.tokens, "requests": self.requests}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def success(output: ToolOutput, shown: Shown, result_format: ResultFormat, laten
     about = storable(
         {
             "state": output.state,
-            "usage": asdict(output.usage),
+            "usage": output.usage.as_dict(),
             "truncated": shown.truncated,
             "artifact_ref": shown.artifact_ref,
             "next_cursor": shown.next_cursor,
@@ -105,7 +109,7 @@ def failure(error: ToolError, latency_ms: int) -> ResultFields:
     result = {"error_code": error.code, "error_message": described["message"], "error": described}
     if error.detail is not None:
         result["error_detail"] = described["detail"]
-    return ResultFields(error.status, result, described, {"usage": asdict(cost(error)), "latency_ms": latency_ms})
+    return ResultFields(error.status, result, described, {"usage": cost(error).as_dict(), "latency_ms": latency_ms})
 
 
 def untrusted(text: str) -> str:
@@ -122,4 +126,6 @@ def untrusted_blocks(texts: Iterable[str]) -> tuple[str, ...]:
 
 def one_line(text: str) -> str:
     """Any run of white space and control characters as one blank."""
+    if text.isprintable():
+        return " ".join(text.split())
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
