@@ -39,10 +39,12 @@ class EgressTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send an allowed request. Raises EgressRefused for any other, httpx.TransportError for failures."""
         check_url(request.url)
-        unknown = [name for name in request.headers if name.lower() not in ALLOWED_HEADERS]
-        if unknown or request.headers.get("host") not in ALLOWED_HOSTS:
+        headers = [(name.decode("latin-1"), value) for name, value in request.headers.raw]
+        unknown = [name for name, _ in headers if name.lower() not in ALLOWED_HEADERS]
+        hosts = [value.decode("latin-1") for name, value in headers if name.lower() == "host"]
+        if unknown or len(hosts) != 1 or hosts[0] not in ALLOWED_HOSTS:
             raise EgressRefused(f"headers that may not leave: {unknown or 'host'}")
-        split = [name.decode("latin-1") for name, value in request.headers.raw if _CONTROL.search(value)]
+        split = [name for name, value in headers if _CONTROL.search(value)]
         if split:
             raise EgressRefused(f"headers that hold a line break or another control character: {split}")
         return await self._inner.handle_async_request(request)

@@ -15,7 +15,7 @@ from openapi_tool.jina.cache import AnswerCache, cache_key
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.content import page_output, search_output
 from openapi_tool.jina.plan import Plan, plan_call
-from openapi_tool.jina.request import build_request
+from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.jina.retry import RetryOptions, with_retries
 from openapi_tool.jina.stages import longest_s, within
 from openapi_tool.jina.targets import TargetRules, checked_target
@@ -76,23 +76,31 @@ class JinaTools:
         deadline = deadline.shortened(definition.timeout_s).shortened(plan.timeout_s)
         deadline = deadline.shortened(longest_s(plan, definition.mode))
 
+        request = build_request(definition, plan)
+
         async def ask() -> ToolOutput:
-            return await self._ask(definition, plan, arguments.api_key, deadline)
+            return await self._ask(definition, plan, request, arguments.api_key, deadline)
 
         if plan.parameters.get("noCache") or plan.parameters.get("doNotTrack"):
             return await ask()
-        return await self._cache.get(cache_key(definition, arguments, build_request(definition, plan)), deadline, ask)
+        return await self._cache.get(cache_key(definition, arguments, request), deadline, ask)
 
-    async def _ask(self, definition: ToolDefinition, plan: Plan, api_key: SecretStr, deadline: Deadline) -> ToolOutput:
-        """The answer, whatever number of requests it takes; all of them are counted, also where it fails."""
+    async def _ask(
+        self, definition: ToolDefinition, plan: Plan, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline
+    ) -> ToolOutput:
+        """The answer, whatever number of requests it takes; all of them are counted, also where it fails.
+
+        Each is `request` with the time that the upstream still has.
+        """
         asked = 0
 
         async def fetch() -> dict[str, Any]:
             nonlocal asked
             asked += 1
             metrics.UPSTREAM_REQUESTS.inc()
-            request = build_request(definition, within(plan, definition.mode, deadline.remaining()))
-            return await self._client.fetch(request, api_key, deadline, room)
+            timed = within(plan, definition.mode, deadline.remaining())
+            sent = request if timed is plan else build_request(definition, timed)
+            return await self._client.fetch(sent, api_key, deadline, room)
 
         with self._budget.room() as room:
             try:

@@ -141,7 +141,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
             response = await self._session.request(
                 request.method,
                 yarl.URL(str(request.url), encoded=True),
-                headers=request.headers.multi_items(),
+                headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers.raw],
                 data=request.content or None,
                 allow_redirects=False,
             )
