@@ -8,7 +8,7 @@ COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-h
 LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 
-.PHONY: demo test chaos canary mutations sizes check lint types contracts figures docs lock clean
+.PHONY: demo test chaos canary bench mutations sizes check lint types contracts figures docs lock clean
 
 demo: $(READY)
 	$(PY) -m openapi_tool demo
@@ -23,6 +23,10 @@ chaos: $(READY)
 # Distinctive secrets in every place, a hostile script, and a search of every output; about half a minute.
 canary: $(READY)
 	$(PY) -m tests.canary.run
+
+# What a call costs, beside the least that it could; for less: make bench BENCH="--profile quick"
+bench: $(READY)
+	$(PY) -m benchmarks.run $(BENCH)
 
 # Takes every check away in turn; each must turn its test red.
 mutations: $(READY)

@@ -1,0 +1,145 @@
+"""A lean double of the upstream for load: HTTP/1.1 over TLS, answers of any size after any delay.
+
+A question says itself what it wants: the first `bench-<delay ms>-<bytes>` in a request counts. The
+double checks nothing else; `openapi_tool.local.double` is the one that does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import ssl
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import orjson
+import uvloop
+
+from openapi_tool.local.recordings import load_recordings
+
+_WANTED = re.compile(rb"bench-(\d+)-(\d+)")
+_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+_END = b"\r\n\r\n"
+_RESULTS = 5
+_RECORDINGS = {True: "s-q-content-json", False: "r-ok-json"}
+_ROUNDS = 8
+_BACKLOG = 1024
+
+COUNTERS = {"connections": 0, "requests": 0}
+
+
+def question(delay_ms: int, size: int, number: int) -> str:
+    """A query (or the end of a url) that is asked only once and gets so many bytes after so long."""
+    return f"bench-{delay_ms}-{size}-{number}"
+
+
+@cache
+def answer(size: int, *, search: bool) -> bytes:
+    """A whole response whose body is a recorded one, cut or repeated to `size` bytes."""
+    body = _body(size, search=search)
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def _body(size: int, *, search: bool) -> bytes:
+    envelope = orjson.loads(load_recordings()[_RECORDINGS[search]].body)
+    item = envelope["data"][0] if search else envelope["data"]
+    text, chars, body = item["content"], size, b""
+    for _ in range(_ROUNDS):
+        chars = max(_RESULTS, chars - (len(body) - size if body else 0))
+        body = orjson.dumps(envelope | {"data": _sized(item, text, chars, search=search)})
+        if abs(len(body) - size) <= _RESULTS:
+            break
+    return body
+
+
+def _sized(item: dict[str, Any], text: str, chars: int, *, search: bool) -> Any:
+    """One page, or results, that have so many characters of text in all."""
+    share = chars // _RESULTS if search else chars
+    sized = item | {"content": (text * (share // len(text) + 1))[:share]}
+    return [sized | {"url": f"{item['url']}/{number}"} for number in range(_RESULTS)] if search else sized
+
+
+class Upstream(asyncio.Protocol):
+    """One connection; requests on it are answered one after the other, as clients without pipelining send them."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._buffer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Count it."""
+        COUNTERS["connections"] += 1
+        self._transport = transport  # type: ignore[assignment]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Answers that wait are not sent."""
+        del exc
+        self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        """Answer each request that is whole by now."""
+        self._buffer += data
+        while (end := self._end()) and end <= len(self._buffer):
+            request, self._buffer = self._buffer[:end], self._buffer[end:]
+            self._answer(request)
+
+    def _end(self) -> int:
+        head = self._buffer.find(_END)
+        if head < 0:
+            return 0
+        length = _LENGTH.search(self._buffer, 0, head)
+        return head + len(_END) + (int(length[1]) if length else 0)
+
+    def _answer(self, request: bytes) -> None:
+        COUNTERS["requests"] += 1
+        wanted = _WANTED.search(request)
+        delay_ms, size = map(int, wanted.groups()) if wanted else (0, 0)
+        whole = answer(size, search=b"s.jina.ai" in request)
+        if delay_ms:
+            asyncio.get_running_loop().call_later(delay_ms / 1000, self._send, whole)
+        else:
+            self._send(whole)
+
+    def _send(self, whole: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(whole)
+
+
+class Counters(asyncio.Protocol):
+    """Tells everybody who connects what was counted, as one JSON object, and hangs up."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Tell, hang up."""
+        transport.write(json.dumps(COUNTERS).encode())  # type: ignore[attr-defined]
+        transport.close()
+
+
+async def serve(certificate: Path) -> None:
+    """Serve until killed; print both ports as one JSON line."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate)
+    loop = asyncio.get_running_loop()
+    servers = [
+        await loop.create_server(Upstream, "127.0.0.1", 0, ssl=tls, backlog=_BACKLOG),
+        await loop.create_server(Counters, "127.0.0.1", 0),
+    ]
+    port, counters = (server.sockets[0].getsockname()[1] for server in servers)
+    sys.stdout.write(json.dumps({"port": port, "counters": counters}) + "\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    """Run it as a process of its own."""
+    parser = argparse.ArgumentParser(description="An upstream double for load.")
+    parser.add_argument("--certificate", type=Path, required=True, help="PEM file with key and chain")
+    uvloop.run(serve(parser.parse_args().certificate))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""What a window of calls cost, from the operating system, the NATS server and the double."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from benchmarks.load import Window
+from benchmarks.stand import Stand
+from openapi_tool.local.executor import ExecutorProcess
+
+_SAMPLE_S = 0.25
+_MB = 1_000_000
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and its children, living and dead."""
+    process, spent = psutil.Process(pid), 0.0
+    for one in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = one.cpu_times()
+            spent += times.user + times.system
+    ended = process.cpu_times()
+    return spent + ended.children_user + ended.children_system
+
+
+def exact_cpu_seconds(pid: int) -> float:
+    """The same for one process that ends no threads, without the 10 ms steps where the kernel tells nanoseconds."""
+    told = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(fields[0]) for fields in told) / 1e9 or cpu_seconds(pid)
+
+
+def resident_bytes(processes: Sequence[ExecutorProcess]) -> int:
+    """Memory of the largest of them."""
+    return max(int(psutil.Process(each.process.pid).memory_info().rss) for each in processes)
+
+
+@dataclass(slots=True)
+class Reading:
+    """All counters at one moment; seconds of CPU by process, messages sent and received, the double's counters."""
+
+    cpu: dict[str, float]
+    sent: int
+    received: int
+    connections: int
+    requests: int
+    at: float
+
+
+@dataclass(slots=True)
+class Cost:
+    """Between two readings; `resident` is the highest seen, in bytes."""
+
+    before: Reading
+    after: Reading
+    resident: int = 0
+    samples: list[int] = field(default_factory=list)
+
+    def cpu_ms(self, name: str, calls: int) -> float:
+        """Milliseconds of CPU per call."""
+        return (self.after.cpu[name] - self.before.cpu[name]) * 1000 / calls
+
+
+async def read(stand: Stand, kind: str, processes: Sequence[ExecutorProcess]) -> Reading:
+    """Read all counters."""
+    cpu = {name: cpu_seconds(pid) for name, pid in stand.servers().items()}
+    cpu["load"] = time.process_time()
+    cpu["subject"] = sum(exact_cpu_seconds(each.process.pid) for each in processes)
+    sent, received = await stand.messages(kind)
+    upstream = await stand.upstream_counters()
+    return Reading(cpu, sent, received, upstream["connections"], upstream["requests"], time.perf_counter())
+
+
+@asynccontextmanager
+async def measured(stand: Stand, kind: str, processes: Sequence[ExecutorProcess]) -> AsyncIterator[Cost]:
+    """The cost of what happens inside; complete afterwards."""
+    before = await read(stand, kind, processes)
+    cost = Cost(before, before)
+    watching = asyncio.create_task(_watch(processes, cost))
+    try:
+        yield cost
+    finally:
+        watching.cancel()
+    cost.after = await read(stand, kind, processes)
+    cost.resident = max([*cost.samples, resident_bytes(processes)])
+
+
+async def _watch(processes: Sequence[ExecutorProcess], cost: Cost) -> None:
+    while True:
+        await asyncio.sleep(_SAMPLE_S)
+        cost.samples.append(resident_bytes(processes))
+
+
+def figures(window: Window, cost: Cost, calls: int, delay_ms: int) -> dict[str, float]:
+    """One round's figures by name; latencies are what was added to the upstream's time, in milliseconds."""
+    added = sorted(latency * 1000 - delay_ms for latency in window.latencies)
+    cuts = statistics.quantiles(added, n=100, method="inclusive")
+    return {
+        "calls_per_s": calls / window.seconds,
+        "added_p50_ms": cuts[49],
+        "added_p95_ms": cuts[94],
+        "added_p99_ms": cuts[98],
+        "added_max_ms": added[-1],
+        "cpu_ms": cost.cpu_ms("subject", calls),
+        "rss_mb": cost.resident / _MB,
+        "nats_sent": (cost.after.sent - cost.before.sent) / calls,
+        "nats_received": (cost.after.received - cost.before.received) / calls,
+        "connections": (cost.after.connections - cost.before.connections) / calls,
+        "requests": (cost.after.requests - cost.before.requests) / calls,
+        **{f"{name}_cpu_ms": cost.cpu_ms(name, calls) for name in ("load", "double", "nats", "postgres")},
+    }

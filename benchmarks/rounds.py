@@ -1,0 +1,182 @@
+"""Runs scenarios: floor, executor, floor, executor, …, so that whatever else the machine does hits both."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import asyncpg
+
+from benchmarks import floor
+from benchmarks.calls import Ask, Command, furnish, place
+from benchmarks.load import Load, Window
+from benchmarks.measure import figures, measured, resident_bytes
+from benchmarks.scenarios import Scenario
+from benchmarks.stand import TARGETS, Stand, start_all, stop_all
+from openapi_tool.local.executor import ExecutorProcess
+
+Figures = dict[str, float]
+COUNTED_CALLS = 300
+_QUIET_S = 0.3
+
+
+class Failed(Exception):
+    """Calls were answered, but not with a success; the figures would mean nothing."""
+
+
+@dataclass(slots=True)
+class Found:
+    """The figures of each round, by `floor` and `executor`; the latter's memory before any call, in MB."""
+
+    scenario: Scenario
+    rounds: dict[str, list[Figures]] = field(default_factory=dict)
+    idle_rss_mb: float = 0.0
+
+    def medians(self, kind: str) -> Figures:
+        """The median of every figure over all rounds."""
+        rounds = self.rounds.get(kind, [])
+        return {name: statistics.median(each[name] for each in rounds) for name in (rounds[0] if rounds else ())}
+
+    def ratios(self) -> Figures:
+        """Executor over floor: the median over rounds of the ratio within a round."""
+        pairs = list(zip(self.rounds.get("floor", []), self.rounds.get("executor", []), strict=False))
+        return {
+            name: statistics.median(ours[name] / floors[name] for floors, ours in pairs)
+            for name in (pairs[0][0] if pairs else ())
+            if all(floors[name] for floors, _ in pairs)
+        }
+
+
+def settings_of(kind: str, scenario: Scenario) -> dict[str, str]:
+    """The environment of a process: our defaults but for how many calls run at once, and patience for a backlog."""
+    if kind == "floor":
+        return {floor.CONCURRENCY_VARIABLE: str(scenario.concurrency)}
+    return {
+        "OPENAPI_TOOL__EXECUTOR__CONCURRENCY": str(scenario.concurrency),
+        "OPENAPI_TOOL__TOOLS__MAX_TIMEOUT_MS": "600000",
+    }
+
+
+class Rounds:
+    """Measures scenarios on one stand."""
+
+    def __init__(self, stand: Stand, load: Load, database: asyncpg.Connection) -> None:
+        self._stand = stand
+        self._load = load
+        self._database = database
+
+    async def scenario(self, scenario: Scenario, runs: int) -> Found:
+        """All rounds of a scenario. Raises Unanswered, Failed, ServerFailed."""
+        found, runs = Found(scenario), min(runs, scenario.runs)
+        if scenario.shape == "backlog":
+            for _ in range(runs):
+                found.rounds.setdefault("executor", []).append(await self._backlog(scenario))
+            return found
+        await self._prepare(scenario.ask.projects)
+        kinds = ("floor", "executor") if scenario.with_floor else ("executor",)
+        processes = {kind: self._processes(kind, scenario) for kind in kinds}
+        everything = [process for several in processes.values() for process in several]
+        try:
+            await start_all(everything)
+            found.idle_rss_mb = resident_bytes(processes["executor"]) / 1e6
+            for kind in kinds:
+                await self._warm(kind, scenario)
+            for _ in range(runs):
+                for kind in kinds:
+                    found.rounds.setdefault(kind, []).append(await self._round(kind, scenario, processes[kind]))
+        finally:
+            await stop_all(everything)
+        await self._check()
+        return found
+
+    async def _prepare(self, projects: int) -> None:
+        await self._stand.clean(self._database)
+        await furnish(self._database, projects)
+
+    def _processes(self, kind: str, scenario: Scenario) -> list[ExecutorProcess]:
+        replicas = scenario.replicas
+        return [self._stand.process(kind, settings_of(kind, scenario)) for _ in range(replicas)]
+
+    async def _warm(self, kind: str, scenario: Scenario) -> None:
+        ask = scenario.ask
+        commands = await place(self._database, ask, scenario.warm, TARGETS[kind])
+        await self._load.closed(commands, scenario.in_flight)
+
+    async def _round(self, kind: str, scenario: Scenario, processes: list[ExecutorProcess]) -> Figures:
+        commands = await place(self._database, scenario.ask, scenario.calls, TARGETS[kind])
+        await asyncio.sleep(_QUIET_S)
+        async with measured(self._stand, kind, processes) as cost:
+            window = await self._run(scenario, commands)
+        return figures(window, cost, scenario.calls, scenario.ask.delay_ms)
+
+    async def _run(self, scenario: Scenario, commands: list[Command]) -> Window:
+        if scenario.shape == "open":
+            return await self._load.open(commands, scenario.per_second)
+        if scenario.shape == "burst":
+            return await self._load.burst(commands)
+        return await self._load.closed(commands, scenario.in_flight)
+
+    async def _backlog(self, scenario: Scenario) -> Figures:
+        """The first calls of many that wait: the rest are thrown away."""
+        await self._prepare(scenario.ask.projects)
+        commands = await place(self._database, scenario.ask, scenario.waiting, TARGETS["executor"])
+        await self._load.enqueue(commands)
+        [process] = processes = self._processes("executor", scenario)
+        await asyncio.to_thread(process.start)
+        try:
+            await self._load.answers(scenario.warm)
+            async with measured(self._stand, "executor", processes) as cost:
+                window = await self._load.answers(scenario.calls)
+        finally:
+            await asyncio.to_thread(process.process.kill)
+            self._load.forget()
+        await self._check()
+        return figures(window, cost, scenario.calls, scenario.ask.delay_ms)
+
+    async def _check(self) -> None:
+        failed = await self._database.fetchval(
+            "select content ->> 'error' from public.cards "
+            "where metadata ->> 'type' = 'tool.result' and content ->> 'status' <> 'success' limit 1"
+        )
+        if failed is not None:
+            raise Failed(failed)
+
+    async def statements(self, ask: Ask) -> float:
+        """SQL statements of the executor per call, as PostgreSQL logs them; its own looks at the database included."""
+        await self._prepare(1)
+        scenario = Scenario("statements", "closed", COUNTED_CALLS, ask)
+        process = self._stand.process("executor", settings_of("executor", scenario), {"log_statement": "all"})
+        await asyncio.to_thread(process.start)
+        try:
+            await self._warm("executor", scenario)
+            before = self._stand.statements_logged()
+            await self._round("executor", scenario, [process])
+            return (self._stand.statements_logged() - before) / COUNTED_CALLS
+        finally:
+            await asyncio.to_thread(process.stop)
+
+    async def echo(self, calls: int) -> Figures:
+        """How many calls a second the load generator and the NATS server manage where nothing is done for a call."""
+        await self._prepare(1)
+        process = self._stand.process("floor", {floor.ECHO_VARIABLE: "1"})
+        await asyncio.to_thread(process.start)
+        try:
+            return await self._round("floor", Scenario("echo", "closed", calls, Ask(delay_ms=0)), [process])
+        finally:
+            await asyncio.to_thread(process.stop)
+
+
+def as_json(found: Found) -> Mapping[str, object]:
+    """Medians, ratios and how many rounds there were."""
+    return {
+        "rounds": len(found.rounds["executor"]),
+        "idle_rss_mb": round(found.idle_rss_mb, 1),
+        **{kind: _rounded(found.medians(kind)) for kind in found.rounds},
+        "ratio": _rounded(found.ratios()),
+    }
+
+
+def _rounded(named: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 3) for name, value in named.items()}

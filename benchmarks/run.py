@@ -1,0 +1,106 @@
+"""`make bench`: what a call costs, as a table, as plots in benchmarks/out, and as one JSON object on the last line."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks.calls import Ask
+from benchmarks.limits import double_limit
+from benchmarks.load import Load
+from benchmarks.report import plot, show
+from benchmarks.rounds import Found, Rounds, as_json
+from benchmarks.scenarios import DEFAULT_RUNS, PROFILES, Profile, Scenario
+from benchmarks.stand import Stand
+
+OUT = Path(__file__).parent / "out"
+_ECHO_CALLS = 8_000
+
+
+async def bench(scenarios: Sequence[Scenario], runs: int, *, extras: bool) -> tuple[list[Found], dict[str, Any]]:
+    """Measure scenarios one after the other; with `extras` also the generator's own limits and SQL statements."""
+    async with Stand() as stand, Load.connect(stand.nats.url) as load:
+        database = await stand.database()
+        rounds = Rounds(stand, load, database)
+        found, more = [], {}
+        try:
+            if extras:
+                more = await _extras(stand, rounds)
+            for number, scenario in enumerate(scenarios, start=1):
+                _say(f"{number}/{len(scenarios)} {scenario.name}")
+                found.append(await rounds.scenario(scenario, runs))
+        finally:
+            await database.close()
+    return found, more
+
+
+async def _extras(stand: Stand, rounds: Rounds) -> dict[str, Any]:
+    _say("limits of load generator and double, SQL statements per call")
+    echo = await rounds.echo(_ECHO_CALLS)
+    return {
+        "load_limit_calls_per_s": round(echo["calls_per_s"]),
+        "double_limit_requests_per_s": round(await double_limit(stand)),
+        "sql_statements": {tool: round(await rounds.statements(Ask(tool)), 2) for tool in ("search", "reader")},
+    }
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+def _chosen(profile: Profile, only: Sequence[str]) -> list[Scenario]:
+    """The scenarios of a profile, or of all profiles those that are named. Exits where a name is unknown."""
+    if not only:
+        return list(PROFILES[profile])
+    known = {scenario.name: scenario for scenario in (*PROFILES["full"], *PROFILES[profile])}
+    if unknown := set(only) - known.keys():
+        sys.exit(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    return [known[name] for name in only]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--profile", choices=tuple(PROFILES), default="standard", help="which scenarios")
+    parser.add_argument("--runs", type=int, help="rounds of floor and executor; medians are shown")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only these scenarios, of any profile")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON object to a file, too")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, show, plot, and end with the JSON object."""
+    arguments = _arguments()
+    logging.getLogger("nats").setLevel(logging.CRITICAL)
+    scenarios = _chosen(arguments.profile, arguments.only)
+    runs = arguments.runs or DEFAULT_RUNS[arguments.profile]
+    quick = arguments.profile == "quick"
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        found, more = runner.run(bench(scenarios, runs, extras=not quick and not arguments.only))
+    result = {
+        "profile": arguments.profile,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **more,
+        "scenarios": {each.scenario.name: as_json(each) for each in found},
+    }
+    show(found, more)
+    if not quick:
+        plot(found, OUT)
+    line = json.dumps(result)
+    if arguments.json:
+        arguments.json.write_text(line + "\n", encoding="utf-8")
+    sys.stdout.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()
