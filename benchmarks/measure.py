@@ -65,7 +65,7 @@ class Cost:
     samples: list[int] = field(default_factory=list)
 
     def cpu_ms(self, name: str, calls: int) -> float:
-        """Milliseconds of CPU per call."""
+        """Milliseconds of CPU per call (`subject` is what is measured, all its replicas together)."""
         return (self.after.cpu[name] - self.before.cpu[name]) * 1000 / calls
 
 

@@ -70,12 +70,12 @@ class Rounds:
     async def scenario(self, scenario: Scenario, runs: int) -> Found:
         """All rounds of a scenario. Raises Unanswered, Failed, ServerFailed."""
         found, runs = Found(scenario), min(runs, scenario.runs)
+        kinds = ("floor", "executor") if scenario.with_floor else ("executor",)
         if scenario.shape == "backlog":
-            for _ in range(runs):
-                found.rounds.setdefault("executor", []).append(await self._backlog(scenario))
+            for kind in kinds * runs:
+                found.rounds.setdefault(kind, []).append(await self._backlog(kind, scenario))
             return found
         await self._prepare(scenario.ask.projects)
-        kinds = ("floor", "executor") if scenario.with_floor else ("executor",)
         processes = {kind: self._processes(kind, scenario) for kind in kinds}
         everything = [process for several in processes.values() for process in several]
         try:
@@ -118,16 +118,16 @@ class Rounds:
             return await self._load.burst(commands)
         return await self._load.closed(commands, scenario.in_flight)
 
-    async def _backlog(self, scenario: Scenario) -> Figures:
+    async def _backlog(self, kind: str, scenario: Scenario) -> Figures:
         """The first calls of many that wait: the rest are thrown away."""
         await self._prepare(scenario.ask.projects)
-        commands = await place(self._database, scenario.ask, scenario.waiting, TARGETS["executor"])
+        commands = await place(self._database, scenario.ask, scenario.waiting, TARGETS[kind])
         await self._load.enqueue(commands)
-        [process] = processes = self._processes("executor", scenario)
+        [process] = processes = self._processes(kind, scenario)
         await asyncio.to_thread(process.start)
         try:
             await self._load.answers(scenario.warm)
-            async with measured(self._stand, "executor", processes) as cost:
+            async with measured(self._stand, kind, processes) as cost:
                 window = await self._load.answers(scenario.calls)
         finally:
             await asyncio.to_thread(process.process.kill)
@@ -156,6 +156,20 @@ class Rounds:
             return (self._stand.statements_logged() - before) / COUNTED_CALLS
         finally:
             await asyncio.to_thread(process.stop)
+
+    async def idle(self, seconds: float) -> Figures:
+        """What an executor without calls costs a second: milliseconds of CPU, here and in servers, and messages."""
+        await self._prepare(1)
+        process = self._stand.process("executor", {})
+        await asyncio.to_thread(process.start)
+        try:
+            await asyncio.sleep(1)
+            async with measured(self._stand, "executor", [process]) as cost:
+                await asyncio.sleep(seconds)
+        finally:
+            await asyncio.to_thread(process.stop)
+        spent = {f"{name}_cpu_ms": cost.cpu_ms(name, 1) / seconds for name in ("subject", "nats", "postgres")}
+        return spent | {"nats_sent": (cost.after.sent - cost.before.sent) / seconds, "rss_mb": cost.resident / 1e6}
 
     async def echo(self, calls: int) -> Figures:
         """How many calls a second the load generator and the NATS server manage where nothing is done for a call."""

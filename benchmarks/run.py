@@ -25,6 +25,7 @@ from benchmarks.stand import Stand
 
 OUT = Path(__file__).parent / "out"
 _ECHO_CALLS = 8_000
+_IDLE_S = 10.0
 
 
 async def bench(scenarios: Sequence[Scenario], runs: int, *, extras: bool) -> tuple[list[Found], dict[str, Any]]:
@@ -45,11 +46,12 @@ async def bench(scenarios: Sequence[Scenario], runs: int, *, extras: bool) -> tu
 
 
 async def _extras(stand: Stand, rounds: Rounds) -> dict[str, Any]:
-    _say("limits of load generator and double, SQL statements per call")
+    _say("limits of load generator and double, cost of idling, SQL statements per call")
     echo = await rounds.echo(_ECHO_CALLS)
     return {
         "load_limit_calls_per_s": round(echo["calls_per_s"]),
         "double_limit_requests_per_s": round(await double_limit(stand)),
+        "idle_per_s": {name: round(value, 2) for name, value in (await rounds.idle(_IDLE_S)).items()},
         "sql_statements": {tool: round(await rounds.statements(Ask(tool)), 2) for tool in ("search", "reader")},
     }
 

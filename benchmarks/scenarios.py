@@ -45,7 +45,14 @@ IMMEDIATE = Scenario("search-2k-0ms", "closed", 600, Ask(delay_ms=0))
 SLOW = Scenario("search-2k-500ms", "closed", 400, Ask(delay_ms=500))
 SLOWEST = Scenario("search-2k-5s", "open", 200, Ask(delay_ms=5_000), per_second=12, warm=24, runs=2)
 WAITING = Scenario(
-    "search-2k-5s-400-running", "open", 14_400, Ask(delay_ms=5_000), per_second=80, concurrency=512, runs=1
+    "search-2k-5s-400-running",
+    "open",
+    14_400,
+    Ask(delay_ms=5_000),
+    per_second=80,
+    concurrency=512,
+    runs=1,
+    with_floor=False,
 )
 
 
@@ -65,13 +72,11 @@ REPLICAS = tuple(
     for replicas in (1, 2, 4)
 )
 DEPTHS = tuple(
-    Scenario(f"waiting-{waiting}", "backlog", 1_500, waiting=waiting, warm=300, with_floor=False)
-    for waiting in (2_500, 10_000, 100_000)
+    Scenario(f"waiting-{waiting}", "backlog", 1_500, waiting=waiting, warm=300) for waiting in (2_500, 10_000, 100_000)
 )
-SHALLOW = Scenario("waiting-10", "closed", 1_500, in_flight=DEFAULT_CONCURRENCY + 10, warm=300, with_floor=False)
+SHALLOW = Scenario("waiting-10", "closed", 1_500, in_flight=DEFAULT_CONCURRENCY + 10, warm=300)
 PROJECTS = tuple(
-    Scenario(f"projects-{projects}", "closed", 1_500, Ask(projects=projects), warm=300, with_floor=False)
-    for projects in (1, 100, 5_000)
+    Scenario(f"projects-{projects}", "closed", 1_500, Ask(projects=projects), warm=300) for projects in (1, 100, 5_000)
 )
 _STANDARD = (CPU, SINGLE, STEADY, BURST, IMMEDIATE, SLOW, SLOWEST, *SIZES)
 

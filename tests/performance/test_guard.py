@@ -13,7 +13,7 @@ from benchmarks.stand import Stand
 from tests.promises import requirement
 
 MOST = 4.0
-"""Times the floor; docs/performance.md has the multiple as it is. Where calls become cheaper, lower this to 1.15 of it."""
+"""Times the floor; docs/performance.md has the multiple as it is. Where it falls, lower this, too."""
 
 
 async def measured() -> Found:
