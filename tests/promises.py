@@ -232,7 +232,7 @@ PROMISES = (
     Promise("run.heartbeat", "protocol 10", "A call longer than AckWait is not delivered again while it runs."),
     Promise("run.stop", "protocol 10", "SIGTERM finishes running calls and exits with 0."),
     Promise("performance.guard", "design", "The CPU time of a call, as a multiple of its unavoidable work's in the same run, does not grow by a quarter unseen."),
-    Promise("performance.messages", "design", "An answered call takes at most three SQL statements, four messages to NATS and one upstream request."),
+    Promise("performance.messages", "design", "An answered call takes at most three SQL statements, one upstream request and, heartbeats apart, four messages to NATS."),
     Promise("settings.sources", "design", "Defaults, file, environment and flags override each other in this order."),
     Promise("settings.errors", "design", "A wrong configuration is named in full, without values, with exit code 2."),
     Promise("settings.kernel_file", "design", "The kernel's own config.toml is a source below ours; its other keys are left alone."),
