@@ -846,7 +846,7 @@ BORDERS = (
              "self._receive(message)", "asyncio.get_running_loop().call_later(3, self._receive, message)",
              PATH + "test_single_calls_wait_for_no_batch"),
     Mutation("run.heartbeat", "bus/consumer.py",
-             "await _tolerant(work.message.in_progress(), interval_s)", "pass",
+             "await _tolerant(work.message.in_progress(), ack_wait_s * _DOUBTFUL)", "pass",
              RELIABILITY + "test_a_long_call_is_asked_once_and_delivered_once"),
     Mutation("run.stop", "bus/consumer.py",
              "timeout=grace_s", "timeout=0",

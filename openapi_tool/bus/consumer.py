@@ -27,7 +27,10 @@ Handler = Callable[[Delivery], Awaitable[Settlement]]
 
 _PREPARE_AGAIN_S = 1.0
 _ACK_TIMEOUT_S = 5.0
-_HEARTBEATS_PER_ACK_WAIT = 3
+_DOUBTFUL, _SILENCE, _BETWEEN_LOOKS = 1 / 3, 0.45, 1 / 12
+"""Shares of the AckWait: how long a standstill makes deliveries doubtful, after which silence a call needs a
+heartbeat, and how often calls are looked through."""
+
 _HAND_BACK_S = 2.0
 _DOUBT_S = 1.0
 _SUSPECT = 2
@@ -52,12 +55,14 @@ class ConsumerOptions:
 class _Work:
     """A command that is being worked on here; `since` is on the monotonic clock, in seconds.
 
-    `stale` says that its delivery may be older than it looks; `began` that a run of it was counted.
+    `heard_of` is when the server last heard of it: its delivery or the last heartbeat. `stale` says
+    that its delivery may be older than it looks; `began` that a run of it was counted.
     """
 
     message: Msg
     delivery: Delivery
     since: float
+    heard_of: float
     stale: bool = False
     began: bool = True
     lease: Lease | None = None
@@ -99,7 +104,7 @@ class CommandConsumer:
 
     def stalled(self, seconds: float) -> None:
         """Know that the process stood still for so long: what now arrives may be somebody else's since."""
-        if seconds > self._options.durable.ack_wait_s / _HEARTBEATS_PER_ACK_WAIT:
+        if seconds > self._options.durable.ack_wait_s * _DOUBTFUL:
             self._doubtful_until = time.monotonic() + _DOUBT_S
 
     def start(self) -> None:
@@ -176,7 +181,7 @@ class CommandConsumer:
                 extra={"action": "call.overlapping", "stream_sequence": delivery.stream_sequence},
             )
             return
-        work = _Work(message, delivery, now, stale=now < self._doubtful_until)
+        work = _Work(message, delivery, now, now, stale=now < self._doubtful_until)
         task = asyncio.create_task(self._run_one(work))
         self._running[task] = work
         self._sequences.add(delivery.stream_sequence)
@@ -263,15 +268,21 @@ class CommandConsumer:
 
     async def _keep_alive(self) -> None:
         """Tell the server that running calls are worked on, before its AckWait runs out."""
-        interval_s = self._options.durable.ack_wait_s / _HEARTBEATS_PER_ACK_WAIT
+        ack_wait_s = self._options.durable.ack_wait_s
         while True:
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(ack_wait_s * _BETWEEN_LOOKS)
             self._break_off_what_hangs()
-            alive = [work for work in self._running.values() if not work.message.is_acked]
-            for work in alive:
-                await _tolerant(work.message.in_progress(), interval_s)
-            renewals = [self._leases.renew(work.lease) for work in alive if work.lease is not None]
-            await asyncio.gather(*(_tolerant(renewal, interval_s) for renewal in renewals))
+            now = time.monotonic()
+            due = [
+                work
+                for work in self._running.values()
+                if now - work.heard_of >= ack_wait_s * _SILENCE and not work.message.is_acked
+            ]
+            for work in due:
+                work.heard_of = now
+                await _tolerant(work.message.in_progress(), ack_wait_s * _DOUBTFUL)
+            renewals = [self._leases.renew(work.lease) for work in due if work.lease is not None]
+            await asyncio.gather(*(_tolerant(renewal, ack_wait_s * _DOUBTFUL) for renewal in renewals))
 
     def _break_off_what_hangs(self) -> None:
         """A call that outlasts every limit is a defect: hand its command back, counted as a lost run."""
