@@ -26,6 +26,7 @@ TOPOLOGY = (PROJECT, CHANNEL, AGENT, TURN, EPOCH, STEP, TOOL_CALL, PARENT_AGENT,
 """Every header of a context, in exactly the spelling that the kernel reads."""
 
 MAX_EPOCH = 2**63 - 1
+_MAX_DIGITS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +90,11 @@ class _Headers:
         value = self.text(name)
         if value is None:
             return None
-        if not (value.isascii() and value.isdigit() and int(value[:20]) <= MAX_EPOCH):
+        digits = value.lstrip("0") or value[:1]
+        if not (digits.isascii() and digits.isdigit() and int(digits[:_MAX_DIGITS]) <= MAX_EPOCH):
             self.problems.append(f"header {name} must be an integer >= 0")
             return None
-        return int(value)
+        return int(digits)
 
     def trace(self) -> SpanContext | None:
         value = self.text(TRACEPARENT)

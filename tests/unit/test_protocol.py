@@ -96,12 +96,21 @@ def test_headers_are_read_in_any_case_but_the_exact_spelling_wins() -> None:
     assert identity_read.problems == ()
 
 
+@pytest.mark.parametrize("zeros", [0, 1, 30, 5_000])
+@requirement("identity.headers")
+def test_leading_zeros_of_a_number_do_not_count(zeros: int) -> None:
+    command = decode_command(delivery({**HEADERS, "CG-Turn-Epoch": "0" * zeros + "7", "CG-Recursion-Depth": "0" * 9}))
+    assert (command.identity.turn_epoch, command.identity.recursion_depth) == (7, 0)
+    assert command.violation is None
+
+
 @pytest.mark.parametrize(
     ("header", "value"),
     [
         ("CG-Turn-Epoch", "-1"),
         ("CG-Turn-Epoch", "one"),
         ("CG-Turn-Epoch", "9" * 30),
+        ("CG-Turn-Epoch", "0" + "8" * 30),
         ("CG-Turn-Epoch", "\u0663"),
         ("CG-Recursion-Depth", "1.5"),
         ("CG-Project-Id", "elsewhere"),
