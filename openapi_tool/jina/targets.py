@@ -84,7 +84,7 @@ _IGNORED = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-_SHOWN_CHARS = 80
+_SHOWN_CHARS, _MAX_SHOWN_CHARS = 80, 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,4 +341,5 @@ def _refused(host: str, why: str) -> TargetRefused:
 
 def _shown(text: str) -> str:
     """Quoted, cut to a line, with whatever cannot be printed escaped."""
-    return repr(text[:_SHOWN_CHARS])
+    shown = repr(text[:_SHOWN_CHARS])
+    return shown if len(shown) <= _MAX_SHOWN_CHARS else f"{shown[:_MAX_SHOWN_CHARS]}…"

@@ -132,7 +132,8 @@ MALFORMED = {
         "somebody@example.com", "https://example.com%2F@x",
     ],
     "UTF-8": [
-        "https://%ff.com/", "https%3A%2F%2F%ff.com",
+        "https://%ff.com/", "https%3A%2F%2F%ff.com", "https%3A%2F%2F%ff." + "\udc93" * 80,
+        "https%3A%2F%2F%ff." + "\U0010ffff" * 80,
     ],
     "IPv6": [
         "https://[]/", "https://[::ffff:0x7f.1]/", "https://[127.0.0.1]/", "https://[v1.fe80]/",
