@@ -21,6 +21,7 @@ from openapi_tool.tools.deadline import Deadline
 log = logging.getLogger(__name__)
 
 _OK = 200
+_MAX_LENGTH_DIGITS = 19
 
 
 Redact = Callable[[Any], Any]
@@ -62,7 +63,7 @@ class JinaClient:
             "the upstream answered",
             extra={"action": "upstream.response", "http_status": status, "bytes": len(body)},
         )
-        return _envelope(status, retry_after, self._redact(_decoded(body)))
+        return _envelope(status, retry_after, self._decoded(body))
 
     async def _exchange(
         self, request: UpstreamRequest, api_key: SecretStr, room: Room
@@ -82,7 +83,9 @@ class JinaClient:
     def _largest(self, response: httpx.Response) -> int:
         """How many bytes an answer may come to; where it does not say, as many as are allowed."""
         declared = response.headers.get("content-length", "")
-        return min(int(declared), self._max_response_bytes) if declared.isdigit() else self._max_response_bytes
+        if not (declared.isascii() and declared.isdigit()):
+            return self._max_response_bytes
+        return min(int(declared[:_MAX_LENGTH_DIGITS]), self._max_response_bytes)
 
     async def _read(self, response: httpx.Response) -> bytes:
         encoding = response.headers.get("content-encoding", "identity")
@@ -98,6 +101,13 @@ class JinaClient:
                 )
             parts.append(chunk)
         return b"".join(parts)
+
+    def _decoded(self, body: bytes) -> Any:
+        """The answer's JSON without secrets; None where there is none, or none that can be walked through."""
+        try:
+            return self._redact(loads(body))
+        except (ValueError, RecursionError):
+            return None
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -130,13 +140,6 @@ def _network_failure(error: httpx.TransportError) -> ToolError:
         detail={"kind": type(error).__name__},
         repeats=SOME,
     )
-
-
-def _decoded(body: bytes) -> Any:
-    try:
-        return loads(body)
-    except ValueError:
-        return None
 
 
 def _envelope(status: int, retry_after: str | None, decoded: Any) -> dict[str, Any]:

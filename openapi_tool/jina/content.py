@@ -152,7 +152,10 @@ def _tokens(holder: Any) -> int | None:
 
 
 def _present(item: Mapping[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
-    return {field: item[field] for field in fields if item.get(field) not in (None, "")}
+    """Fields that are there; only texts and numbers, since what is nested too deeply could not be stored."""
+    return {
+        field: item[field] for field in fields if isinstance(item.get(field), str | int | float) and item[field] != ""
+    }
 
 
 def _some(value: Any) -> tuple[Any, ...]:

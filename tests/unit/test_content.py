@@ -357,3 +357,11 @@ def test_usage_is_read_from_every_place_that_has_it(name: str) -> None:
         assert charged <= without.tokens < charged + max(1, len(envelope["data"]))
     else:
         assert without.tokens == charged
+
+
+@pytest.mark.parametrize("odd", [[[]], {"a": 1}, json.loads("[" * 300 + "]" * 300)])
+@requirement("card.storable")
+def test_the_state_holds_only_texts_and_numbers(odd: Any) -> None:
+    facts = {"title": odd, "url": "https://a.example/", "date": odd, "warning": odd, "numPages": 3, "content": "x"}
+    assert page_output({"data": facts}).state == {"url": "https://a.example/", "numPages": 3}
+    assert search_output({"data": [facts]}, "x").state == {"results": [{"url": "https://a.example/"}]}

@@ -29,6 +29,7 @@ from openapi_tool.protocol.errors import (
     UpstreamRejected,
     UpstreamUnavailable,
 )
+from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.deadline import Deadline
 from tests.promises import requirement
 
@@ -153,6 +154,16 @@ async def test_what_is_not_the_json_asked_for_is_unavailable(
     assert "<html>" not in failed.value.message
 
 
+@pytest.mark.parametrize("depth", [900, 100_000])
+@requirement("upstream.shapes")
+async def test_an_answer_that_is_nested_too_deeply_to_be_masked_is_unavailable(depth: int) -> None:
+    answer = httpx.Response(200, content=b'{"data": ' + b"[" * depth + b"]" * depth + b"}")
+    client = JinaClient(httpx.MockTransport(lambda _: answer), 1_000_000, Redactor().value)
+    with pytest.raises(UpstreamUnavailable, match="not the JSON that was asked for"):
+        await fetch(client)
+    await client.aclose()
+
+
 @requirement("upstream.shapes")
 async def test_an_error_inside_a_200_is_the_error_that_it_says(router: respx.Router, client: JinaClient) -> None:
     router.post("https://s.jina.ai/").respond(json={"code": 429, "data": None, "retryAfter": 3})
@@ -166,6 +177,19 @@ async def test_nothing_found_is_no_error(router: respx.Router, client: JinaClien
     body = {"data": None, "code": 422, "status": 42206, "message": "No search results available for query x"}
     router.post("https://s.jina.ai/").respond(422, json=body)
     assert (await fetch(client))["data"] == []
+
+
+@pytest.mark.parametrize("length", ["\u00b2", "-1", "ten", "9" * 5_000])
+@requirement("upstream.size")
+async def test_a_length_that_is_none_is_as_if_nothing_were_said(
+    length: str, router: respx.Router, client: JinaClient
+) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"code": 200, "data": []}'
+
+    headers = httpx.Headers({"Content-Length": length}, encoding="utf-8")
+    router.post("https://s.jina.ai/").mock(return_value=httpx.Response(200, headers=headers, content=body()))
+    assert await fetch(client) == SUCCESS
 
 
 @requirement("upstream.size")
