@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 from typing import Any
 
 import orjson
@@ -29,5 +30,9 @@ class SessionScope:
 
         The three are hashed as one JSON array, so no separator in any of them can make two look alike.
         """
-        message = orjson.dumps([project_id, agent_id, alias], option=orjson.OPT_SORT_KEYS)
+        owned = [project_id, agent_id, alias]
+        try:
+            message = orjson.dumps(owned, option=orjson.OPT_SORT_KEYS)
+        except TypeError:  # an integer beyond 64 bits
+            message = json.dumps(owned, sort_keys=True).encode()
         return hmac.new(self._key, message, hashlib.sha256).hexdigest()

@@ -17,7 +17,14 @@ SCOPE = SessionScope(KEY)
 SECRETS = Secrets({"JINA_API_KEY": "the-key"}, {"JINA_API_KEY"})
 
 ids = st.text(max_size=30) | st.sampled_from(["a", "a ", "A", "a\u0301", "á", "a,b", 'a","b', "[]", "\u0430", "a\x00"])
-aliases = ids | st.none() | st.integers(-(2**63), 2**64 - 1) | st.booleans() | st.text(min_size=1000, max_size=1100)
+aliases = (
+    ids
+    | st.none()
+    | st.integers()
+    | st.sampled_from([2**64, 10**400, str(10**400)])
+    | st.booleans()
+    | st.text(min_size=1000, max_size=1100)
+)
 owners = st.tuples(ids, ids, aliases)
 
 
