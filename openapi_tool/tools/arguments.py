@@ -122,8 +122,9 @@ def _validate(
 ) -> None:
     """Hold the model to the schema; a default that the schema does not declare is the operator's own."""
     schema = visible_schema(definition.parameters, hidden)
-    declared = schema.get("properties", {})
-    seen = {name: value for name, value in arguments.items() if name in by_model or name in declared}
+    declared = schema.get("properties")
+    known = by_model.union(declared) if isinstance(declared, dict) else by_model
+    seen = {name: value for name, value in arguments.items() if name in known}
     problems = schema_problems(schema, seen)
     if problems:
         raise BadRequest(

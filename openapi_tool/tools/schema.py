@@ -47,7 +47,10 @@ def _path(error: jsonschema_rs.ValidationError, *more: str) -> str:
 
 
 def _validator(schema: Mapping[str, Any]) -> jsonschema_rs.Draft202012Validator:
-    content = orjson.dumps(schema, option=orjson.OPT_SORT_KEYS)
+    try:
+        content = orjson.dumps(schema, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError as error:
+        raise _unusable(error) from error
     validator = _compiled.get(content)
     if validator is None:
         validator = _compile(dict(schema))
@@ -59,10 +62,14 @@ def _compile(schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:
     try:
         return jsonschema_rs.Draft202012Validator(schema, offline=True)
     except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
-        raise ToolMisconfigured(
-            "The tool's definition holds parameters that are no usable JSON Schema; an operator must correct it: "
-            + str(error).split("\n", 1)[0][:_MAX_PROBLEM_CHARS]
-        ) from error
+        raise _unusable(error) from error
+
+
+def _unusable(error: Exception) -> ToolMisconfigured:
+    return ToolMisconfigured(
+        "The tool's definition holds parameters that are no usable JSON Schema; an operator must correct it: "
+        + str(error).split("\n", 1)[0][:_MAX_PROBLEM_CHARS]
+    )
 
 
 def visible_schema(schema: Mapping[str, Any], hidden: frozenset[str]) -> Mapping[str, Any]:
@@ -74,5 +81,5 @@ def visible_schema(schema: Mapping[str, Any], hidden: frozenset[str]) -> Mapping
     if isinstance(properties, dict):
         visible["properties"] = {name: rule for name, rule in properties.items() if name not in hidden}
     if isinstance(required, list):
-        visible["required"] = [name for name in required if name not in hidden]
+        visible["required"] = [name for name in required if not (isinstance(name, str) and name in hidden)]
     return visible

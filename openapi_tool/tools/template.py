@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from openapi_tool.protocol.cards import ToolCall
+from openapi_tool.protocol.cards import MAX_ARGUMENT_DEPTH, ToolCall
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.identity import CallIdentity
 
@@ -22,6 +22,7 @@ PLACEHOLDERS = (
     "turn_epoch",
     "context_box_id",
 )
+_SHOWN_CHARS = 200
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
@@ -45,18 +46,23 @@ def placeholder_values(identity: CallIdentity) -> dict[str, str | None]:
     }
 
 
-def render(value: Any, values: Mapping[str, str | None], where: str) -> Any:
-    """Render every string of `value`, at any depth, in one pass.
+def render(value: Any, values: Mapping[str, str | None], where: str, depth: int = 0) -> Any:
+    """Render every string of `value`, which is `depth` levels inside its option, in one pass.
 
-    Raises ToolMisconfigured for an unknown placeholder, MissingValue for a known one without value;
-    both name `where` (the option's path).
+    Raises ToolMisconfigured for an unknown placeholder and for what is nested too deeply, MissingValue
+    for a known one without value; all name `where` (the option's path).
     """
     if isinstance(value, str):
         return _PLACEHOLDER.sub(lambda match: _value(match[1], values, where), value)
+    if isinstance(value, dict | list) and depth >= MAX_ARGUMENT_DEPTH:
+        raise ToolMisconfigured(
+            f"The tool's definition is nested deeper than {MAX_ARGUMENT_DEPTH} levels in {where[:_SHOWN_CHARS]}; "
+            "an operator must flatten it."
+        )
     if isinstance(value, dict):
-        return {key: render(item, values, f"{where}.{key}") for key, item in value.items()}
+        return {key: render(item, values, f"{where}.{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, list):
-        return [render(item, values, f"{where}[{index}]") for index, item in enumerate(value)]
+        return [render(item, values, f"{where}[{index}]", depth + 1) for index, item in enumerate(value)]
     return value
 
 

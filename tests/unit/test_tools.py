@@ -28,6 +28,14 @@ SCHEMA = {
 }
 
 
+def nested(depth: int) -> Any:
+    """A text in so many lists."""
+    value: Any = "x"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 def prepare(
     arguments: dict[str, Any],
     *,
@@ -102,11 +110,17 @@ def test_a_declared_default_is_held_to_the_schema() -> None:
         prepare({"query": "x"}, parameters=SCHEMA, args={"defaults": {"count": "many"}})
 
 
-@pytest.mark.parametrize("schema", [{"type": "nope"}, {"$ref": "https://example.org/schema"}, {"properties": 7}])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        *({"type": "nope"}, {"$ref": "https://example.org/schema"}, {"properties": 7}, {"required": [["query"]]}),
+        *({"const": 10**400}, {"const": nested(300)}, {"properties": {"query": nested(300)}}),
+    ],
+)
 @requirement("options.schema")
 def test_an_unusable_schema_is_the_operators_problem_and_is_never_fetched(schema: dict[str, Any]) -> None:
     with pytest.raises(ToolMisconfigured):
-        prepare({"query": "x"}, parameters=schema)
+        prepare({"query": "x"}, parameters=schema, args={"defaults": {"count": 1}, "fixed": {"site": "a.example"}})
 
 
 @requirement("options.identity")
@@ -163,6 +177,15 @@ def test_secrets_are_masked_wherever_arguments_are_shown() -> None:
     shown = repr(prepare({}, envs={"api_key": "SEARCH_API_KEY", "x": "EXTRA"}))
     assert "key-two" not in shown
     assert "extra-value" not in shown
+
+
+@pytest.mark.parametrize("depth", [21, 300, 900])
+@requirement("options.templates")
+def test_what_is_nested_too_deeply_to_be_rendered_is_the_operators_problem(depth: int) -> None:
+    assert prepare({}, args={"fixed": {"q": nested(20)}}).values["q"] == nested(20)
+    for place in ("defaults", "fixed"):
+        with pytest.raises(ToolMisconfigured, match=rf"nested deeper than 20 levels in options\.args\.{place}\.q"):
+            prepare({}, args={place: {"q": nested(depth)}})
 
 
 @requirement("options.templates")
