@@ -1,0 +1,117 @@
+"""Any text as a page's address: what is let through is public in the eyes of every other parser, and stays as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import unicodedata
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv6Address, IPv6Network
+from urllib.parse import unquote, urlsplit
+
+import idna
+from yarl import URL
+
+from openapi_tool.jina.targets import INTERNAL_SUFFIXES, TargetRules, checked_target
+from openapi_tool.protocol.errors import BadRequest, TargetRefused
+
+_RULES = TargetRules(INTERNAL_SUFFIXES)
+_METADATA = (IPv4Address("168.63.129.16"), IPv4Address("192.0.0.192"), IPv4Address("100.100.100.200"))
+_NAT64 = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
+_SITE_LOCAL_OR_TEREDO = (IPv6Network("fec0::/10"), IPv6Network("2001::/32"))
+_NAMES = ("metadata.google.internal", "metadata.goog", "metadata.tencentyun.com", "localhost", "r.jina.ai", "s.jina.ai")
+
+
+def check(data: bytes) -> None:
+    """Check one text and judge what is let through. Raises AssertionError, or whatever a defect raises."""
+    text = data.decode("utf-8", "surrogateescape")
+    try:
+        url = checked_target(text, _RULES)
+    except (BadRequest, TargetRefused) as refusal:
+        assert refusal.message.startswith("url: ")
+        assert refusal.message.isprintable()
+        assert len(refusal.message) < 400
+        return
+    assert checked_target(url, _RULES) == url
+    _assert_form(url)
+    for host in {spelling for read in _hosts(url) for spelling in _spellings(read)}:
+        assert_public(host)
+
+
+def _assert_form(url: str) -> None:
+    parts = urlsplit(url)
+    assert parts.scheme in ("http", "https")
+    assert url.lower().startswith(f"{parts.scheme}://")
+    assert (parts.username, parts.password) == (None, None)
+    assert not any(char.isspace() or unicodedata.category(char) in ("Cc", "Cs") for char in url)
+    assert "\\" not in url
+
+
+def _hosts(url: str) -> Iterator[str]:
+    """The host as two libraries read it, and as a careless reader might: up to the first `/`, `?` or `#`."""
+    yield urlsplit(url).hostname or ""
+    with contextlib.suppress(ValueError):
+        read = URL(url)
+        assert read.user is None
+        assert read.password is None
+        yield read.host or ""
+        yield read.raw_host or ""
+    authority = url.split("://", 1)[1]
+    for mark in "/?#":
+        authority = authority.split(mark, 1)[0]
+    yield authority.rsplit(":", 1)[0] if not authority.endswith("]") else authority
+
+
+def _spellings(host: str) -> Iterator[str]:
+    """What a host may become: decoded, folded, with and without its invisible characters, in both IDNA standards."""
+    plain = host.strip("[]")
+    for text in {plain, unquote(plain), unquote(unquote(plain))}:
+        folded = unicodedata.normalize("NFKC", text).casefold()
+        visible = "".join(char for char in folded if unicodedata.category(char)[0] != "C" and char != "\u034f")
+        for form in {text, folded, visible, unicodedata.normalize("NFKC", visible)}:
+            yield form
+            with contextlib.suppress(UnicodeError):
+                yield form.encode("idna").decode()
+            with contextlib.suppress(UnicodeError):
+                yield idna.encode(form, uts46=True).decode()
+            with contextlib.suppress(UnicodeError):
+                yield idna.decode(form)
+
+
+def assert_public(host: str) -> None:
+    """One spelling of a host, judged by the standard library's own lists."""
+    name = host.lower().replace("\u3002", ".").removesuffix(".")
+    address = _address(name)
+    if address is not None:
+        _assert_public_address(address)
+        return
+    assert "." in name, f"{host!r} has no dot"
+    assert name not in _NAMES, f"{host!r} is internal"
+    assert not name.endswith((".localhost", *INTERNAL_SUFFIXES)), f"{host!r} is internal"
+
+
+def _address(name: str) -> IPv4Address | IPv6Address | None:
+    """Whatever the C library or the standard library takes for an address."""
+    with contextlib.suppress(ValueError):
+        return IPv6Address(name)
+    with contextlib.suppress(OSError, ValueError, UnicodeError):
+        return IPv4Address(socket.inet_aton(name))
+    return None
+
+
+def _assert_public_address(address: IPv4Address | IPv6Address) -> None:
+    assert address.is_global, f"{address} is not public"
+    assert not address.is_multicast, f"{address} is not public"
+    assert address.version != 4 or not address.is_reserved, f"{address} is not public"
+    assert address not in _METADATA, f"{address} is a metadata service"
+    if isinstance(address, IPv6Address):
+        assert not any(address in network for network in _SITE_LOCAL_OR_TEREDO), f"{address} is not public"
+        for inner in _inside(address):
+            _assert_public_address(inner)
+
+
+def _inside(address: IPv6Address) -> Iterator[IPv4Address]:
+    """IPv4 addresses that a gateway or a kernel would take out of an IPv6 one."""
+    yield from filter(None, (address.ipv4_mapped, address.sixtofour))
+    if any(address in network for network in _NAT64) or address.packed.startswith(bytes(12)):
+        yield IPv4Address(address.packed[12:])

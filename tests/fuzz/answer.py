@@ -1,0 +1,133 @@
+"""Any answer of the upstream, from its bytes to the result card: a typed failure, or what jsonb and a model can take.
+
+An input is `SMLF` (status, mode, limit, result format, a byte each) and the body as it came, or `G` in place of the
+first byte and bytes from which an envelope of known names is drawn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+from pydantic import SecretStr
+
+from openapi_tool.jina.budget import ByteBudget
+from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.content import page_output, search_output
+from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.protocol.errors import ToolError
+from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.tools.deadline import Deadline
+from openapi_tool.tools.result import FRAME_CLOSE, FRAME_OPEN, Shown, ToolOutput, failure, success
+from openapi_tool.tools.truncation import cut, later_part
+from tests.fuzz.source import Source
+from tests.fuzz.storable import assert_storable
+
+SECRET = "a-key-of-the-fuzzer"
+_REQUEST = UpstreamRequest("POST", "r.jina.ai", "/", {"Accept": "application/json"}, b"{}")
+_STATUSES = (200, 200, 200, 422, 429, 400, 402, 403, 409, 451, 500, 503, 524, 302)
+_LIMITS = (100_000, 2_000, 600, 501)
+_RETRY_AFTER = (None, None, "1", "Wed, 21 Oct 2026 07:28:00 GMT", "-1", "1e400", "9" * 5_000, "²", "soon")
+_LENGTHS = (None, None, None, "0", "²", "9" * 5_000, "-1", "ten")
+_MOST_BYTES = 200_000
+_TEXTS = (
+    *("data", "title", "url", "content", "description", "warning", "links", "images", "chunks", "html", "text"),
+    *("usage", "tokens", "meta", "siteLinks", "link", "snippet", "publishedTime", "numPages", "date", "source"),
+    *("imageUrl", "screenshotUrl", "pageshotUrl", "code", "status", "message", "readableMessage", "name", "retryAfter"),
+    *(
+        "retryAfterDate",
+        "0",
+        "1",
+        "No search results available for query x",
+        "a.png,data:x",
+        "https://a.b/",
+        "Error: x",
+    ),
+    *(FRAME_OPEN, FRAME_CLOSE, "[ End\u200bof web content.]", "\x00", "\ud800", "a\n\nb. c", "x" * 700, SECRET),
+)
+
+
+def check(data: bytes) -> None:
+    """Take one answer through the client and judge the result. Raises AssertionError, or whatever a defect raises."""
+    source = Source(data)
+    drawn = data[:1] == b"G"
+    status, mode = source.below(len(_STATUSES)), source.below(2)
+    limit, form = source.pick(_LIMITS), source.pick(("text", "object"))
+    headers: dict[str, str | None] = {}
+    if drawn:
+        status = source.below(len(_STATUSES))
+        headers = {"retry-after": source.pick(_RETRY_AFTER), "content-length": source.pick(_LENGTHS)}
+        body = json.dumps(_envelope(source)).encode()
+    else:
+        body = source.rest()
+    try:
+        envelope = _fetched(_STATUSES[status], {name: text for name, text in headers.items() if text}, body)
+        output = search_output(envelope, "a query") if mode else page_output(envelope)
+    except ToolError as error:
+        assert_storable(Redactor([SECRET]).value(failure(error, 1).result))
+        assert error.message.isprintable()
+        assert error.retry_after is None or 0 <= error.retry_after <= 1e9
+        return
+    _assert_shown(output, limit, "object" if form == "object" else "text")
+
+
+def _envelope(source: Source) -> Any:
+    envelope: Any = source.object(_TEXTS)
+    kind = source.below(4)
+    if kind:
+        envelope["data"] = (
+            [source.object(_TEXTS) for _ in range(source.below(6))] if kind == 1 else source.object(_TEXTS)
+        )
+    return envelope
+
+
+def _fetched(status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+    answer = httpx.Response(status, headers=httpx.Headers(dict(headers), encoding="utf-8"), stream=_Body(body))
+    client = JinaClient(httpx.MockTransport(lambda _: answer), _MOST_BYTES, Redactor([SECRET]).value)
+    fetching = client.fetch(_REQUEST, SecretStr(SECRET), Deadline.after(5), ByteBudget(10 * _MOST_BYTES).room())
+    return _loop().run_until_complete(fetching)
+
+
+class _Body(httpx.AsyncByteStream):
+    """An answer's bytes, whatever its headers say of their number."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> Any:
+        yield self._body
+
+
+_loops: list[asyncio.AbstractEventLoop] = []
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """One loop for all inputs: a new one for each takes longer than what is tried."""
+    if not _loops:
+        _loops.append(asyncio.new_event_loop())
+    return _loops[0]
+
+
+def _assert_shown(output: ToolOutput, limit: int, form: Any) -> None:
+    content = output.content
+    assert SECRET not in content
+    part = cut(output.blocks, limit, whole=output.whole)
+    shown = part.shown if part else content
+    assert len(shown) <= limit
+    _assert_framed(shown)
+    if part:
+        _assert_framed(later_part(content[part.end :]))
+    fields = success(output, Shown(shown, truncated=part is not None), form, 1)
+    assert_storable([fields.result, fields.tool_output])
+
+
+def _assert_framed(shown: str) -> None:
+    """Every frame that opens closes, one at a time; a text without web content has none."""
+    opened, closed = shown.count(FRAME_OPEN), shown.count(FRAME_CLOSE)
+    assert opened == closed <= 1
+    if opened:
+        assert shown.startswith(FRAME_OPEN)
+        assert shown.endswith(FRAME_CLOSE)

@@ -1,0 +1,88 @@
+"""Values drawn from bytes: the same bytes give the same values, no bytes give the plainest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+
+_MOST_DEEP = 4
+_LIST, _OBJECT = 6, 7
+_CHAINS = (30, 100, 300)
+_NUMBERS = (0, 1, -1, 7, 20_000, 2**63, -(2**64), 10**400, 0.5, -0.0, 1e308, float("inf"))
+
+
+class Source:
+    """Reads from the front of `data`; behind its end every byte is zero. With `stored`, only what jsonb can hold."""
+
+    def __init__(self, data: bytes, *, stored: bool = False) -> None:
+        self._data = data
+        self._stored = stored
+        self._at = 0
+
+    def byte(self) -> int:
+        """0 to 255."""
+        self._at += 1
+        return self._data[self._at - 1] if self._at <= len(self._data) else 0
+
+    def below(self, count: int) -> int:
+        """A number from 0; for counts over 256 from two bytes."""
+        number = self.byte() if count <= 1 << 8 else self.byte() << 8 | self.byte()
+        return number % count
+
+    def pick(self, items: Sequence[Item]) -> Item:
+        """One of several."""
+        return items[self.below(len(items))]
+
+    def take(self, count: int) -> bytes:
+        """At most so many bytes, as they are."""
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def text(self, most: int = 40) -> str:
+        """Any text; where anything goes, lone surrogates for what is no UTF-8."""
+        data = self.take(self.below(most))
+        return data.replace(b"\0", b"0").decode("utf-8", "replace" if self._stored else "surrogateescape")
+
+    def rest(self) -> bytes:
+        """Whatever is left."""
+        return self.take(len(self._data))
+
+    def value(self, texts: Sequence[str], depth: int = 0) -> Any:
+        """A JSON value, with odd numbers, and with texts and keys from `texts` or of any kind."""
+        kind = self.below(8 if depth < _MOST_DEEP else 6)
+        if kind == _LIST:
+            return [self.value(texts, depth + 1) for _ in range(self.below(5))]
+        if kind == _OBJECT:
+            return self.object(texts, depth + 1)
+        return self._scalar(kind, texts)
+
+    def _scalar(self, kind: int, texts: Sequence[str]) -> Any:
+        """A value that is not made of others, or the same in many lists."""
+        match kind:
+            case 2:
+                return self.text()
+            case 3:
+                return self.pick((None, True, False, [], {}, ""))
+            case 4:
+                return self.pick(_NUMBERS[: -1 if self._stored else None])
+            case 5:
+                return self._chain() if self.byte() > 1 << 7 else self.below(1 << 16)
+            case _:
+                return self.pick(texts)
+
+    def object(self, texts: Sequence[str], depth: int = 0) -> dict[str, Any]:
+        """A JSON object of up to seven names."""
+        return {
+            self.pick(texts) if self.byte() < 1 << 7 else self.text(12): self.value(texts, depth + 1)
+            for _ in range(self.below(8))
+        }
+
+    def _chain(self) -> Any:
+        """A list in a list in a list, or objects."""
+        inner: Any = self.pick(("x", 1, None))
+        wrap = self.below(2)
+        for _ in range(self.pick(_CHAINS)):
+            inner = {"a": inner} if wrap else [inner]
+        return inner

@@ -1,0 +1,66 @@
+"""Every input that is kept from fuzzing, through the same targets, without the fuzzer; and inputs of any bytes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.run import MOST_BYTES, MOST_FILES, MOST_TOTAL_BYTES
+from tests.fuzz.seeds import seeds
+from tests.fuzz.targets import CORPUS, TARGETS
+from tests.promises import requirement
+
+MOST_S = 1.0
+KEPT = [
+    pytest.param(name, path, id=f"{name}-{path.name}") for name in TARGETS for path in sorted((CORPUS / name).iterdir())
+]
+
+
+def checked(name: str, data: bytes) -> None:
+    """In CPU time, which a busy machine does not lengthen."""
+    began = time.process_time()
+    TARGETS[name](data)
+    assert time.process_time() - began < MOST_S
+
+
+@pytest.mark.parametrize(("name", "path"), KEPT)
+@requirement("fuzz.corpora")
+def test_a_kept_input_breaks_nothing(name: str, path: Path) -> None:
+    checked(name, path.read_bytes())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@requirement("fuzz.corpora")
+def test_no_seed_breaks_anything(name: str) -> None:
+    found = seeds(name)
+    assert found
+    for data in found:
+        checked(name, data)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@requirement("fuzz.corpora")
+def test_a_kept_corpus_is_small(name: str) -> None:
+    sizes = [path.stat().st_size for path in sorted((CORPUS / name).iterdir())]
+    assert 0 < len(sizes) <= MOST_FILES
+    assert sum(sizes) <= MOST_TOTAL_BYTES
+    assert max(sizes) <= MOST_BYTES
+
+
+@given(data=st.binary(max_size=400))
+@settings(max_examples=200, deadline=None)
+@requirement("fuzz.corpora", "options.templates")
+def test_any_bytes_make_arguments_that_are_prepared_or_refused(data: bytes) -> None:
+    checked("arguments", data)
+
+
+@given(data=st.binary(max_size=400))
+@settings(max_examples=200, deadline=None)
+@requirement("fuzz.corpora", "card.storable")
+def test_any_bytes_make_an_answer_that_can_be_stored_or_a_typed_failure(data: bytes) -> None:
+    checked("answer", b"G" + data)
+    checked("answer", data)
