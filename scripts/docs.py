@@ -1,4 +1,4 @@
-"""Write what is derived from code: the settings reference, the table of promises, the definitions in `config/tools`.
+"""Write what is derived: the settings reference, the table of promises, `config/tools`, the list of licences.
 
 `python -m scripts.docs` writes them, `--check` fails where one is stale.
 """
@@ -16,6 +16,8 @@ from typing import Any
 from openapi_tool.settings import PREFIX, SHORT_NAMES, Settings
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 from openapi_tool.tools.exports import as_yaml, registration
+from scripts.licences import PAGE as LICENCES
+from scripts.licences import licences_page
 from scripts.tools_reference import PAGE, tools_page
 from tests.promises import PROMISES
 
@@ -104,6 +106,7 @@ SHIPPED = {
 }
 DOCUMENTS: dict[Path, Callable[[], str]] = {
     **SHIPPED,
+    LICENCES: licences_page,
     ROOT / "docs" / "protocol-conformance.md": conformance,
     ROOT / "docs" / "settings.md": settings_reference,
     PAGE: tools_page,
