@@ -177,6 +177,7 @@ async def _ignore(_: Exception) -> None:
 async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _Outcome:
     try:
         await caller.publish(placed)
+        _stop_if_interrupted()
         answer = await caller.answer_or_row(placed, timeout_s)
         saved = await caller.card(placed.project_id, placed.tool_call_id, "tool.call")
     except ERRORS as error:
@@ -186,6 +187,13 @@ async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _Out
     doorbell = None if answer.rung_at is None else round((answer.rung_at - placed.placed_at) * 1000)
     times = {"placed": 0, "committed": round(committed.total_seconds() * 1000), "doorbell": doorbell}
     return _Outcome(placed, answer, times)
+
+
+def _stop_if_interrupted() -> None:
+    """Heed an interruption that `asyncio.wait_for` dropped, as it does before Python 3.12 where both come at once."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _tell(outcome: _Outcome, redactor: Redactor) -> None:

@@ -63,6 +63,9 @@ class JsonFormatter(_Formatter):
             "message": self._message(record),
             **self._fields(record),
         }
+        line = orjson.dumps(entry, default=str).decode()
+        if self._redactor.text(line) == line:
+            return line
         return orjson.dumps(self._redactor.value(entry), default=str).decode()
 
 

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+import orjson
+from cachetools import LRUCache
+
 from openapi_tool.protocol.command import AFTER_EXECUTION, AfterExecution
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.records import ToolRecord
@@ -23,6 +26,7 @@ HOSTS: Mapping[Mode, str] = {"search": "s.jina.ai", "reader": "r.jina.ai"}
 _DEFAULT_TOOLS: Mapping[Mode, str] = {"search": "jina.search", "reader": "jina.read"}
 DEFAULT_AUTH_ENV = "JINA_API_KEY"
 
+_known: LRUCache[bytes, ToolDefinition] = LRUCache(maxsize=1024)
 _MODES: Mapping[str, Mode] = {"search": "search", "reader": "reader", "read": "reader", "crawl": "reader"}
 _BASE_URL = re.compile(r"https://([sr]\.jina\.ai)(?::443)?/?")
 _URL_TEMPLATE = re.compile(r"(?:https://r\.jina\.ai(?::443)?)?/\{url\}")
@@ -72,7 +76,18 @@ def suspend_timeout(options: Any) -> float | None:
 
 
 def parse_definition(record: ToolRecord) -> ToolDefinition:
-    """Read a stored definition. Raises ToolMisconfigured with every problem of its options."""
+    """Read a stored definition; one of the same content is read once. Raises ToolMisconfigured with every problem."""
+    try:
+        content = orjson.dumps([record.tool_name, record.after_execution, record.parameters, record.options])
+    except TypeError:  # what jsonb holds and orjson does not: numbers beyond 64 bits
+        return _parsed(record)
+    definition = _known.get(content)
+    if definition is None:
+        definition = _known[content] = _parsed(record)
+    return definition
+
+
+def _parsed(record: ToolRecord) -> ToolDefinition:
     reader = _Reader(record)
     definition = reader.definition()
     if reader.problems:
