@@ -231,6 +231,7 @@ PROMISES = (
     Promise("run.single", "protocol 10", "A single call never waits for a batch to fill."),
     Promise("run.replicas", "design", "Two replicas on one durable share the load and answer each call once."),
     Promise("run.heartbeat", "protocol 10", "A call longer than AckWait is not delivered again while it runs."),
+    Promise("run.heartbeat_due", "design", "A running call sends a heartbeat only once the server has not heard of it for a while."),
     Promise("run.stop", "protocol 10", "SIGTERM finishes running calls and exits with 0."),
     Promise("performance.guard", "design", "The CPU time of a call, as a multiple of its unavoidable work's in the same run, does not grow by a quarter unseen."),
     Promise("performance.messages", "design", "An answered call takes at most three SQL statements, one upstream request and, heartbeats apart, four messages to NATS."),

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import nats.errors
@@ -32,7 +32,6 @@ _DOUBTFUL, _SILENCE, _BETWEEN_LOOKS = 1 / 3, 0.45, 1 / 12
 heartbeat, and how often calls are looked through."""
 
 _HAND_BACK_S = 2.0
-_FLUSH_S = 1
 _DOUBT_S = 1.0
 _SUSPECT = 2
 """Commands that lost so many executors run one after the other, so that the one that kills is found out."""
@@ -142,8 +141,6 @@ class CommandConsumer:
         if self._running:
             await asyncio.wait(self._running)
         await _cancel(heartbeat)
-        with suppress(nats.errors.Error, OSError):
-            await self._client.flush(timeout=_FLUSH_S)
         log.info("drained", extra={"action": "drain.finished", "handed_back": handed_back, "oldest_s": oldest_s})
 
     def _oldest_s(self) -> float:

@@ -10,6 +10,7 @@ from email.utils import format_datetime
 from typing import Any
 
 import pytest
+from nats.aio.msg import Msg
 
 from openapi_tool.bus.doorbell import Doorbell
 from openapi_tool.bus.leases import BUCKET, Busy, Lease, Leases
@@ -135,6 +136,25 @@ async def test_runs_that_did_not_end_are_counted_and_those_handed_back_are_not(i
         if given_back:
             await leases.give_back(delivery(3, attempt), began=True)
     assert lost == [1, 1, 2, 3, 3]
+
+
+@pytest.mark.parametrize(("upstream_s", "heartbeats"), [(0.2, 0), (0.8, 1), (1.5, 2)])
+@requirement("run.heartbeat_due")
+async def test_a_heartbeat_is_sent_only_once_the_server_has_not_heard_for_a_while(
+    idle_world: World, upstream_s: float, heartbeats: int
+) -> None:
+    world, heard = idle_world, list[Msg]()
+
+    async def hear(message: Msg) -> None:
+        if message.data == b"+WPI":
+            heard.append(message)
+
+    await world.caller.client.subscribe("$JS.ACK.>", cb=hear)
+    world.stack.upstream.rules({"delay_s": upstream_s})
+    async with world.executor(nats=nats_settings(world, ack_wait_s=1.2)):  # due after 0.54 s, looked at every 0.1 s
+        outcome = await world.send(await world.place())
+    assert (outcome.content["status"], outcome.deliveries) == ("success", 1)
+    assert len(heard) == heartbeats
 
 
 @requirement("lease.lost")
