@@ -18,6 +18,8 @@ _CALL_CARD = f"""
     ) as fits
 """  # noqa: S608 - constants only
 
+# `limit 1`, also where a key is unique: what has a limit is planned as a look-up of its own. Without it, a plan made
+# while a table is small joins all rows of the project, and a session keeps its plan while the table grows.
 LOAD = f"""
 select
     c.card_id as call_card_id, c.tool_call_id as call_tool_call_id, c.content as call_content,
@@ -59,13 +61,18 @@ left join lateral (
     where project_id = $1 and tool_name in ($7, $8)
     order by tool_name <> $7 limit 1
 ) as t on true
-left join resource.project_agents as a on a.project_id = $1 and a.agent_id = k.agent_id
+left join lateral (
+    select worker_target from resource.project_agents
+    where project_id = $1 and agent_id = k.agent_id
+    limit 1
+) as a on true
 left join lateral (
     select i.* from state.agent_inbox as i
     where i.project_id = $1 and i.message_type = 'command_anchor'
         and md5(i.correlation_id) = md5(k.tool_call_id) and i.correlation_id = k.tool_call_id
         and i.agent_id = k.agent_id and i.agent_turn_id = k.agent_turn_id
         and ($6::bigint = 0 or i.turn_epoch = $6)
+    limit 1
 ) as anchor on true
 left join lateral (
     select i.* from state.agent_inbox as i
@@ -83,11 +90,13 @@ left join lateral (
     select card_id, metadata, content, deleted_at from cards
     where tenant_id = $1 and md5(tool_call_id) = md5(k.tool_call_id) and tool_call_id = k.tool_call_id
         and metadata ->> 'type' = 'tool.result'
+    limit 1
 ) as r on true
 left join lateral (
     select context_headers from state.agent_inbox
     where project_id = $1 and message_type = 'tool_result'
         and md5(correlation_id) = md5(k.tool_call_id) and correlation_id = k.tool_call_id
+    limit 1
 ) as reported on true
 """  # noqa: S608 - constants only
 

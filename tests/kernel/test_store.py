@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -11,13 +12,14 @@ import asyncpg
 import pytest
 
 from openapi_tool.bus.connection import BusOptions
+from openapi_tool.kernel.statements import LOAD
 from openapi_tool.kernel.store import KernelStore, PoolOptions
 from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.cards import Card, artifact_card, identify, result_card
 from openapi_tool.protocol.command import Command, Delivery, decode_command
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.records import Artifact, CallRecords, call_key
+from openapi_tool.protocol.records import Artifact, CallKey, CallRecords, call_key
 from openapi_tool.protocol.report import Report, accept, build_report
 from openapi_tool.protocol.trace import new_root
 from tests.conftest import AGENT, PROJECT, search_tool
@@ -86,6 +88,58 @@ async def test_one_read_brings_everything_that_is_known_of_a_call(caller: Caller
     assert records.target.message_type == "command_anchor"
     assert records.request_edge is not None
     assert records.earlier is None
+
+
+@requirement("performance.look_ups")
+async def test_a_plan_made_while_tables_are_small_reads_no_more_when_they_grow(
+    caller: Caller, store: KernelStore
+) -> None:
+    await caller.add_tool(PROJECT, search_tool())
+    call = await caller.place(PROJECT, AGENT, "jina_search", {"query": "x"}, publish=False)
+    await grow(caller.database, "tool.call", "command_anchor", 1_000)
+    await caller.database.execute("set plan_cache_mode = force_generic_plan")
+    for table in ("cards", "state.agent_inbox", "state.execution_edges"):
+        await caller.database.execute(f"analyze {table}")
+    await caller.database.execute(f"prepare load(text, text, text, text, text, bigint, text, text) as {LOAD}")
+    key = call_key(command_of(call))
+    few = await blocks_read(caller.database, key)
+    await grow(caller.database, "tool.result", "tool_result", 4_000)
+    await caller.database.execute(
+        "insert into resource.project_agents (project_id, agent_id, profile_box_id, worker_target) "
+        "select $1, 'agent_' || n, gen_random_uuid(), 'worker' from generate_series(1, 4000) as n",
+        PROJECT,
+    )
+    assert await blocks_read(caller.database, key) <= few + 10
+
+
+async def grow(database: asyncpg.Connection, card: str, row: str, count: int) -> None:
+    """So many more cards and inbox rows in the same project."""
+    await database.execute(
+        "insert into cards (card_id, tenant_id, content, tool_call_id, metadata) "
+        "select $2 || n, $1, '{}', $2 || n, jsonb_build_object('type', $2::text) from generate_series(1, $3) as n",
+        PROJECT,
+        card,
+        count,
+    )
+    await database.execute(
+        "insert into state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id) "
+        "select $2 || n, $1, $2 || n, $2, $2 || n from generate_series(1, $3) as n",
+        PROJECT,
+        row,
+        count,
+    )
+
+
+async def blocks_read(database: asyncpg.Connection, key: CallKey) -> int:
+    """How many blocks one load takes with the session's own plan, cached or not."""
+    values = (key.project_id, key.card_id, key.tool_call_id, key.agent_id, key.agent_turn_id)
+    told = await database.fetchval(
+        "explain (analyze, buffers, format json) execute load("
+        + ", ".join(f"'{value}'" for value in values)
+        + f", {key.turn_epoch or 0}, '{key.tool_name}', null)"
+    )
+    plan = json.loads(told)[0]["Plan"]
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
 
 async def test_nothing_known_is_nothing_read(store: KernelStore) -> None:
