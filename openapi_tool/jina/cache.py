@@ -112,4 +112,4 @@ def _free(output: ToolOutput) -> ToolOutput:
 
 def _size(output: ToolOutput) -> int:
     """About how many bytes an answer holds; its text counts as UTF-8 would at the most."""
-    return 4 * len(output.content) + _OVERHEAD_BYTES
+    return 4 * sum(map(len, output.blocks)) + _OVERHEAD_BYTES

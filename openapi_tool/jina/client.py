@@ -67,7 +67,7 @@ class JinaClient:
 
     async def _exchange(
         self, request: UpstreamRequest, api_key: SecretStr, room: Room
-    ) -> tuple[int, str | None, bytes]:
+    ) -> tuple[int, str | None, bytearray]:
         headers = {**request.headers, "Authorization": f"Bearer {api_key.get_secret_value()}"}
         url = _url(request.host, request.target)
         outgoing = httpx.Request(request.method, url, headers=headers, content=request.body)
@@ -87,22 +87,21 @@ class JinaClient:
             return self._max_response_bytes
         return min(int(declared[:_MAX_LENGTH_DIGITS]), self._max_response_bytes)
 
-    async def _read(self, response: httpx.Response) -> bytes:
+    async def _read(self, response: httpx.Response) -> bytearray:
         encoding = response.headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise UpstreamUnavailable("The service answered in an encoding that was not asked for; try again later.")
-        parts, size = [], 0
+        body = bytearray()
         async for chunk in cast("httpx.AsyncByteStream", response.stream):
-            size += len(chunk)
-            if size > self._max_response_bytes:
+            body += chunk
+            if len(body) > self._max_response_bytes:
                 raise ResponseTooLarge(
                     f"The answer is larger than {self._max_response_bytes:,} bytes; ask for less: a smaller page, "
                     "a target_selector, fewer results, or max_tokens."
                 )
-            parts.append(chunk)
-        return b"".join(parts)
+        return body
 
-    def _decoded(self, body: bytes) -> Any:
+    def _decoded(self, body: bytearray) -> Any:
         """The answer's JSON without secrets; None where there is none, or none that can be walked through."""
         try:
             return self._redact(loads(body))

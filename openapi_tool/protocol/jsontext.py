@@ -11,7 +11,7 @@ import orjson
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
 
 
-def loads(text: bytes | str) -> Any:
+def loads(text: bytes | bytearray | str) -> Any:
     """Parse JSON; also what orjson refuses but senders produce: lone surrogates, huge numbers.
 
     Raises ValueError when the text is no JSON at all (invalid UTF-8 included).
