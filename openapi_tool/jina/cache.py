@@ -16,7 +16,7 @@ from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ToolOutput, Usage
 
-_OVERHEAD_BYTES = 1_000
+_OVERHEAD_BYTES = 5_000  # its key, its state and book-keeping, as resident memory shows them for a short search
 
 
 def cache_key(definition: ToolDefinition, arguments: Arguments, request: UpstreamRequest) -> Hashable:
