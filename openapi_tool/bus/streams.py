@@ -15,6 +15,8 @@ from openapi_tool.protocol.subject import command_stream
 log = logging.getLogger(__name__)
 
 _DAY_S = 24 * 3600
+_MAX_WAITING = 4_096
+"""Open pulls, of which every replica has one. The server's own limit is 512, and it is never changed later."""
 UNLIMITED = -1
 
 
@@ -90,6 +92,7 @@ def _new_durable(options: DurableOptions) -> ConsumerConfig:
         ack_wait=options.ack_wait_s,
         max_deliver=UNLIMITED,
         max_ack_pending=options.max_ack_pending,
+        max_waiting=_MAX_WAITING,
     )
 
 

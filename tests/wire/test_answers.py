@@ -264,4 +264,4 @@ async def test_a_new_durable_has_our_settings(world: World) -> None:
     await world.send(await world.place())
     config = (await world.settled()).config
     assert (config.filter_subject, config.max_deliver) == ("cg.v1r4.*.*.cmd.tool.jina.>", -1)
-    assert (config.ack_wait, config.max_ack_pending) == (6, 10_000)
+    assert (config.ack_wait, config.max_ack_pending, config.max_waiting) == (6, 10_000, 4_096)
