@@ -72,7 +72,7 @@ class Rounds:
     async def scenario(self, scenario: Scenario, runs: int) -> Found:
         """All rounds of a scenario. Raises Unanswered, Failed, ServerFailed."""
         found, runs = Found(scenario), min(runs, scenario.runs)
-        kinds = ("floor", "executor") if scenario.with_floor else ("executor",)
+        kinds = tuple(TARGETS)
         if scenario.shape == "backlog":
             for kind in kinds * runs:
                 found.rounds.setdefault(kind, []).append(await self._backlog(kind, scenario))
@@ -115,7 +115,9 @@ class Rounds:
 
     async def _run(self, scenario: Scenario, commands: list[Command]) -> Window:
         if scenario.shape == "open":
-            return await self._load.open(commands, scenario.per_second)
+            window = await self._load.open(commands, scenario.per_second)
+            window.seconds -= scenario.ask.delay_ms / 1000  # the last command's upstream time says nothing of the rate
+            return window
         if scenario.shape == "burst":
             return await self._load.burst(commands)
         return await self._load.closed(commands, scenario.in_flight)

@@ -34,7 +34,6 @@ class Scenario:
     waiting: int = 0
     warm: int = 150
     runs: int = 100
-    with_floor: bool = True
 
 
 CPU = Scenario("search-2k-50ms", "closed", 1000)
@@ -51,8 +50,7 @@ WAITING = Scenario(
     Ask(delay_ms=5_000),
     per_second=80,
     concurrency=512,
-    runs=1,
-    with_floor=False,
+    runs=5,
 )
 
 

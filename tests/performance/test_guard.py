@@ -6,6 +6,7 @@ import statistics
 
 from benchmarks.calls import Ask
 from benchmarks.load import Load
+from benchmarks.pods import simulate
 from benchmarks.rounds import Found, Rounds
 from benchmarks.run import bench
 from benchmarks.scenarios import DEFAULT_RUNS, PROFILES
@@ -39,3 +40,10 @@ async def test_a_call_takes_few_statements() -> None:
         statements = await Rounds(stand, load, database).statements(Ask())
         await database.close()
     assert 2 <= statements <= 3
+
+
+@requirement("performance.messages", "run.replicas")
+async def test_many_pods_share_the_calls_and_send_few_messages() -> None:
+    told = await simulate(count=8, calls=160, per_second=200, call_s=0.5, idle_s=0.1)
+    assert (told["delivered"], told["pods_that_worked"]) == (160, 8)
+    assert told["per_call"]["sent"] <= 3

@@ -1,0 +1,165 @@
+"""What many pods cost NATS: their standing pulls, their heartbeats and acks, on a real server.
+
+`python -m benchmarks.pods --pods 1000`. A pod is here its consumer alone; its calls only take time. So
+many pods fit into one process, which is why only the server's side of it is counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+import nats
+import uvloop
+from nats.aio.client import Client
+
+from benchmarks.measure import cpu_seconds
+from benchmarks.stand import CONNECTIONS, Stand
+from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
+from openapi_tool.bus.dead_letters import DeadLetters
+from openapi_tool.bus.streams import DurableOptions, ensure_durable
+from openapi_tool.local.caller import VERSION
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.settlement import Acknowledge, Settlement
+from openapi_tool.protocol.subject import command_filter, default_durable
+
+_PODS_PER_CONNECTION = 50
+_CONCURRENCY = 64
+_ACK_WAIT_S = 6.0
+_SETTLE_S = 3.0
+_SUBJECT = f"cg.{VERSION}.proj_bench.public.cmd.tool.jina.search"
+
+
+class _Pods:
+    """Consumers of one durable, and what arrived at each."""
+
+    def __init__(self, call_s: float, calls: int) -> None:
+        self._call_s = call_s
+        self._calls = calls
+        self._consumers: list[CommandConsumer] = []
+        self.taken: Counter[int] = Counter()
+        self.waited: list[float] = []
+        self.all_taken = asyncio.Event()
+
+    async def start(self, count: int, clients: list[Client]) -> None:
+        durable = DurableOptions(
+            VERSION,
+            default_durable(VERSION, "jina"),
+            command_filter(VERSION, "*", "*", "jina"),
+            _ACK_WAIT_S,
+            count * _CONCURRENCY,
+        )
+        await ensure_durable(clients[0], durable)
+        options = ConsumerOptions(durable, _CONCURRENCY, 3, 60.0)
+        for number in range(count):
+            client = clients[number % len(clients)]
+            consumer = CommandConsumer(client, options, DeadLetters(client), self._handler(number))
+            consumer.start()
+            self._consumers.append(consumer)
+
+    def _handler(self, number: int) -> Any:
+        async def handle(delivery: Delivery) -> Settlement:
+            self.waited.append(time.time() - float(delivery.data))
+            self.taken[number] += 1
+            if len(self.waited) == self._calls:
+                self.all_taken.set()
+            await asyncio.sleep(self._call_s)
+            return Acknowledge()
+
+        return handle
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(consumer.stop(5.0) for consumer in self._consumers))
+
+
+async def _counted(stand: Stand, work: Coroutine[Any, Any, None]) -> dict[str, float]:
+    """Messages of all pods, the server's CPU milliseconds and seconds that passed while `work` was done."""
+    pid, began = stand.servers()["nats"], time.perf_counter()
+    cpu, (sent, received) = cpu_seconds(pid), await stand.messages("executor")
+    await work
+    after = await stand.messages("executor")
+    return {
+        "sent": after[0] - sent,
+        "received": after[1] - received,
+        "nats_cpu_ms": (cpu_seconds(pid) - cpu) * 1000,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+async def _send(client: Client, calls: int, per_second: float, pods: _Pods) -> None:
+    began = time.perf_counter()
+    for number in range(calls):
+        if (early := began + number / per_second - time.perf_counter()) > 0:
+            await asyncio.sleep(early)
+        await client.publish(_SUBJECT, str(time.time()).encode())
+    await pods.all_taken.wait()
+
+
+async def simulate(count: int, calls: int, per_second: float, call_s: float, idle_s: float) -> dict[str, Any]:
+    """Pods that idle, then pods that work: what both cost the server, and how evenly calls fall."""
+    async with Stand() as stand, AsyncExitStack() as stack:
+        await stand.clean(database := await stand.database())
+        stack.push_async_callback(database.close)
+        clients = [await _connect(stack, stand) for _ in range(-(-count // _PODS_PER_CONNECTION))]
+        pods = _Pods(call_s, calls)
+        await pods.start(count, clients)
+        await asyncio.sleep(_SETTLE_S)
+        idle = await _counted(stand, asyncio.sleep(idle_s))
+        sender = await nats.connect(stand.nats.url, name="load")
+        stack.push_async_callback(sender.close)
+
+        async def work() -> None:
+            async with asyncio.timeout(calls / per_second + 60):
+                await _send(sender, calls, per_second, pods)
+            await asyncio.sleep(call_s)
+
+        busy = await _counted(stand, work())
+        await pods.stop()
+    cuts = statistics.quantiles(pods.waited, n=100)
+    return {
+        "pods": count,
+        "idle_per_s": {name: round(idle[name] / idle["seconds"], 2) for name in ("sent", "received", "nats_cpu_ms")},
+        "per_call": {name: round(busy[name] / calls, 2) for name in ("sent", "received", "nats_cpu_ms")},
+        "calls_per_s": round(calls / busy["seconds"]),
+        "delivered_p50_ms": round(cuts[49] * 1000, 1),
+        "delivered_p99_ms": round(cuts[98] * 1000, 1),
+        "pods_that_worked": len(pods.taken),
+        "most_calls_of_a_pod": max(pods.taken.values()),
+        "delivered": pods.taken.total(),
+    }
+
+
+async def _connect(stack: AsyncExitStack, stand: Stand) -> Client:
+    client = await nats.connect(stand.nats.url, name=CONNECTIONS["executor"])
+    stack.push_async_callback(client.close)
+    return client
+
+
+def main() -> None:
+    """Simulate, and print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pods", type=int, default=1_000)
+    parser.add_argument("--calls", type=int, default=10_000)
+    parser.add_argument("--per-second", type=float, default=500.0)
+    parser.add_argument("--call-s", type=float, default=5.0, help="how long a call takes, in seconds")
+    parser.add_argument("--idle-s", type=float, default=30.0, help="how long they idle first; a pull lasts 30 s")
+    arguments = parser.parse_args()
+    logging.getLogger("nats").setLevel(logging.CRITICAL)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        result = runner.run(
+            simulate(arguments.pods, arguments.calls, arguments.per_second, arguments.call_s, arguments.idle_s)
+        )
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()
