@@ -43,9 +43,10 @@ class ExportingTracer:
         """A child of the link's parent, ended when the block is left."""
         links = [trace.Link(_otel_context(link.link))] if link.link else []
         parent = trace.set_span_in_context(trace.NonRecordingSpan(_otel_context(link.parent)))
-        exported = self._tracer.start_span(
-            self._redactor.text(name), parent, trace.SpanKind.CONSUMER, self._named(attributes), links
-        )
+        exported = self._tracer.start_span(name.partition(" ")[0], parent, trace.SpanKind.CONSUMER, links=links)
+        if exported.is_recording():  # what is not sampled is not looked through either
+            exported.update_name(self._redactor.text(name))
+            exported.set_attributes(self._named(attributes))
         span_id = trace.format_span_id(exported.get_span_context().span_id)
         span = CallSpan(SpanContext(link.parent.trace_id, span_id, link.parent.flags), link.tracestate)
         try:
@@ -63,7 +64,8 @@ class ExportingTracer:
         exported.add_event("exception", about)
 
     def _end(self, exported: trace.Span, span: CallSpan) -> None:
-        exported.set_attributes({key: self._redactor.text(value) for key, value in span.attributes.items()})
+        if exported.is_recording():
+            exported.set_attributes({key: self._redactor.text(value) for key, value in span.attributes.items()})
         if "error.type" in span.attributes:
             exported.set_status(trace.StatusCode.ERROR)
         exported.end()

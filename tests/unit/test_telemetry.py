@@ -161,6 +161,23 @@ def test_the_exported_span_is_the_one_on_the_wire() -> None:
     }
 
 
+@requirement("answer.trace")
+def test_a_trace_that_is_not_sampled_is_not_exported_and_not_looked_through_but_passed_on() -> None:
+    class Untouched(Redactor):
+        def text(self, text: str) -> str:
+            raise AssertionError(text)
+
+    exporter = InMemorySpanExporter()
+    tracer = ExportingTracer(exporter, Untouched())
+    parent = SpanContext(TRACE_ID, "b" * 16, "00")
+    with tracer.span("execute_tool t", TraceLink(parent, "v=1", None), {"tool_call_id": "c"}) as span:
+        span.outcome("success", None)
+    tracer.shutdown()
+    assert exporter.get_finished_spans() == ()
+    assert (span.context.trace_id, span.context.flags, span.tracestate) == (TRACE_ID, "00", "v=1")
+    assert span.context.span_id not in (parent.span_id, "0" * 16)
+
+
 @requirement("secrets.spans")
 def test_a_span_shows_no_secret_in_name_attributes_events_and_status() -> None:
     exporter = InMemorySpanExporter()
