@@ -62,8 +62,8 @@ SIZES = (
     _sized("reader", 2_000, "2k", 600),
     _sized("search", 50_000, "50k", 400),
     _sized("reader", 50_000, "50k", 400),
-    replace(_sized("search", 1_000_000, "1m", 100), warm=64, runs=3),
-    replace(_sized("reader", 1_000_000, "1m", 100), warm=64, runs=3),
+    replace(_sized("search", 1_000_000, "1m", 100), warm=64),
+    replace(_sized("reader", 1_000_000, "1m", 100), warm=64),
 )
 REPLICAS = tuple(
     replace(CPU, name=f"replicas-{replicas}", replicas=replicas, in_flight=64 * replicas + 32, warm=300, calls=1500)
