@@ -213,7 +213,8 @@ async def _keep(connection: asyncpg.Connection) -> None:
     """No reset on release, as in the executor."""
 
 
-async def _jsonb(connection: asyncpg.Connection) -> None:
+async def jsonb(connection: asyncpg.Connection) -> None:
+    """Have jsonb as values, through orjson."""
     await connection.set_type_codec(
         "jsonb",
         schema="pg_catalog",
@@ -241,7 +242,7 @@ async def serve(port: int) -> None:
         durable_name=NAME, filter_subject=subject, ack_policy=AckPolicy.EXPLICIT, ack_wait=60, max_ack_pending=10_000
     )
     await client.jetstream().add_consumer(STREAM, durable)
-    pool = await asyncpg.create_pool(os.environ["PG_DSN"], min_size=1, max_size=_POOL, init=_jsonb, reset=_keep)
+    pool = await asyncpg.create_pool(os.environ["PG_DSN"], min_size=1, max_size=_POOL, init=jsonb, reset=_keep)
     async with pool, _http(port) as http:
         await Floor(client, pool, http, concurrency).pull()
         await _ready()

@@ -15,7 +15,6 @@ from urllib.parse import urlencode
 
 import asyncpg
 import nats
-import orjson
 
 from benchmarks import floor
 from openapi_tool.local.caller import Caller, prepare_database
@@ -76,13 +75,7 @@ class Stand:
     async def database(self) -> asyncpg.Connection:
         """A connection of the kernel's."""
         connection = await asyncpg.connect(self.stack.postgres.dsn(DATABASE))
-        await connection.set_type_codec(
-            "jsonb",
-            schema="pg_catalog",
-            encoder=lambda value: b"\x01" + orjson.dumps(value),
-            decoder=lambda data: orjson.loads(data[1:]),
-            format="binary",
-        )
+        await floor.jsonb(connection)
         return connection
 
     async def clean(self, database: asyncpg.Connection) -> None:
