@@ -235,7 +235,7 @@ PROMISES = (
     Promise("run.stop", "protocol 10", "SIGTERM finishes running calls and exits with 0."),
     Promise("performance.guard", "design", "The CPU time of a call, as a multiple of its unavoidable work's in the same run, does not grow by a quarter unseen."),
     Promise("performance.messages", "design", "An answered call takes at most three SQL statements, one upstream request and, heartbeats apart, four messages to NATS."),
-    Promise("performance.look_ups", "design", "What it costs to load a call does not depend on how many calls, results and agents its project has."),
+    Promise("performance.look_ups", "design", "A load's plan that was made early does not read the results, reports and agents that its project gets later."),
     Promise("supply.locked", "design", "What an image installs is pinned with hashes, under known licences, and listed in an SBOM that the lock alone determines."),
     Promise("supply.audit", "design", "An audit that could not look every package up says so and is no success."),
     Promise("settings.sources", "design", "Defaults, file, environment and flags override each other in this order."),

@@ -27,8 +27,7 @@ _WARM_S = 15.0
 _WINDOW_S = 3
 _ENOUGH = 0.9
 _SAMPLE_S = 10.0
-_SETTLING_S = 360.0
-"""Answers are kept for five minutes, so until then memory grows by what the cache takes."""
+_SETTLING_S = 120.0
 
 
 async def under_load(seconds: float, replicas: int, work: Callable[[Run], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
@@ -94,7 +93,7 @@ async def rolling(run: Run) -> dict[str, Any]:
 
 
 def soak(minutes: float) -> Callable[[Run], Awaitable[dict[str, Any]]]:
-    """Memory, open files and tasks of one replica, from when the cache holds as much as it ever will to the end."""
+    """Memory, open files and tasks of one replica, sampled after two minutes and to the end; memory by the minute."""
 
     async def sample(run: Run) -> dict[str, Any]:
         [replica] = run.replicas
