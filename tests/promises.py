@@ -217,6 +217,7 @@ PROMISES = (
     Promise("egress.local", "design", "Only the embedded stack can point connects at loopback."),
     Promise("secrets.output", "protocol 10", "No key shows in a log, card or inbox row, even if the upstream echoes it."),
     Promise("input.data", "design", "What a model writes is data: no template, log format, header, SQL or shell command."),
+    Promise("secrets.cache_key", "protocol 5", "A cache key is a keyed hash: the secrets of a request's body stand in none in clear."),
     Promise("secrets.spelling", "design", "A value in use is masked in its common encodings too: percent, base64 at any place, JSON and repr."),
     Promise("secrets.known", "design", "The redactor knows every value in use, those that drivers read by themselves included."),
     Promise("secrets.type", "design", "A held secret shows in no text, JSON, error or traceback, and is not pickled."),

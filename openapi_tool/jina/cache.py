@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Hashable
+import hashlib
+import secrets
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,59 +13,64 @@ from cachetools import TTLCache
 
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.protocol.errors import ToolTimeout
+from openapi_tool.protocol.jsontext import dumps, loads, storable
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ToolOutput, Usage
 
-_OVERHEAD_BYTES = 5_000  # its key, its state and book-keeping, as resident memory shows them for a short search
+_OVERHEAD_BYTES = 600  # of an entry beside its answer: its key, its links, its places in dictionaries
+_SALT = secrets.token_bytes(32)
 
 
-def cache_key(definition: ToolDefinition, arguments: Arguments, request: UpstreamRequest) -> Hashable:
-    """Everything that changes the answer, and whose it is.
+def cache_key(definition: ToolDefinition, arguments: Arguments, request: UpstreamRequest) -> bytes:
+    """A keyed hash of everything that changes the answer, and of whose it is (protocol section 5).
 
     The session's identity stands for project, agent and session alias; the tool's name for the key
-    that it is asked with.
+    that it is asked with. A hash, because a body may hold secrets and a cache key may not.
     """
-    headers = tuple(sorted(request.headers.items()))
-    return (
+    parts = (
         arguments.session,
         definition.tool_name,
         definition.mode,
         request.method,
         request.host,
         request.target,
-        headers,
+        sorted(request.headers.items()),
         request.body,
     )
+    return hashlib.blake2b(repr(parts).encode(), key=_SALT, digest_size=32).digest()
 
 
 @dataclass(slots=True)
 class _Flight:
     """A request that is on its way, and how many calls wait for it."""
 
-    key: Hashable
+    key: bytes
     task: asyncio.Task[ToolOutput]
     waiting: int = 0
 
 
 class AnswerCache:
-    """Successes by key, for `ttl_s` seconds (0 keeps none) and up to `max_bytes` of text in all."""
+    """Successes by key, for `ttl_s` seconds (0 keeps none) and up to `max_bytes` of memory in all.
+
+    An answer is kept as its JSON: a tenth of the objects, and bytes that can be counted.
+    """
 
     def __init__(self, ttl_s: float, max_bytes: int) -> None:
-        self._answers: TTLCache[Hashable, ToolOutput] = TTLCache(max_bytes, ttl_s, getsizeof=_size)
+        self._answers: TTLCache[bytes, bytes] = TTLCache(max_bytes, ttl_s, getsizeof=_size)
         self._keeps = ttl_s > 0
         self._max_bytes = max_bytes
-        self._flights: dict[Hashable, _Flight] = {}
+        self._flights: dict[bytes, _Flight] = {}
 
     async def get(
-        self, key: Hashable, deadline: Deadline, ask: Callable[[], Coroutine[Any, Any, ToolOutput]]
+        self, key: bytes, deadline: Deadline, ask: Callable[[], Coroutine[Any, Any, ToolOutput]]
     ) -> ToolOutput:
         """The answer that is there or on its way, which costs nothing, else that of `ask`. Raises its ToolError."""
         if not self._keeps:
             return await ask()
         if (kept := self._answers.get(key)) is not None:
-            return _free(kept)
+            return _unpacked(kept)
         flight, joined = self._flights.get(key), True
         if flight is None:
             flight, joined = self._start(key, ask), False
@@ -75,7 +82,7 @@ class AnswerCache:
             return await self.get(key, deadline, ask)  # the call that was joined had less time than this one
         return _free(output) if joined else output
 
-    def _start(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, ToolOutput]]) -> _Flight:
+    def _start(self, key: bytes, ask: Callable[[], Coroutine[Any, Any, ToolOutput]]) -> _Flight:
         flight = self._flights[key] = _Flight(key, asyncio.create_task(ask()))
         flight.task.add_done_callback(lambda _: self._landed(flight))
         return flight
@@ -83,8 +90,15 @@ class AnswerCache:
     def _landed(self, flight: _Flight) -> None:
         self._forget(flight)
         task = flight.task
-        if not task.cancelled() and task.exception() is None and _size(task.result()) <= self._max_bytes:
-            self._answers[flight.key] = task.result()
+        if not task.cancelled() and task.exception() is None:
+            self._keep(flight.key, task.result())
+
+    def _keep(self, key: bytes, output: ToolOutput) -> None:
+        if sum(map(len, output.blocks)) > self._max_bytes:
+            return
+        packed = _packed(output)
+        if _size(packed) <= self._max_bytes:
+            self._answers[key] = packed
 
     def _forget(self, flight: _Flight) -> None:
         if self._flights.get(flight.key) is flight:
@@ -110,6 +124,21 @@ def _free(output: ToolOutput) -> ToolOutput:
     return replace(output, cached=True, usage=Usage())
 
 
-def _size(output: ToolOutput) -> int:
-    """About how many bytes an answer holds; its text counts as UTF-8 would at the most."""
-    return 4 * sum(map(len, output.blocks)) + _OVERHEAD_BYTES
+def _packed(output: ToolOutput) -> bytes:
+    """What is kept of an answer, all of it storable as its result will be."""
+    parts = {"blocks": output.blocks, "state": output.state, "whole": output.whole}
+    try:
+        packed = dumps(parts)
+    except TypeError:
+        packed = dumps(storable(parts))
+    return bytes(memoryview(packed))  # a copy of the right size: orjson's own keeps its buffer of up to ten times that
+
+
+def _unpacked(packed: bytes) -> ToolOutput:
+    parts = loads(packed)
+    return ToolOutput(tuple(parts["blocks"]), parts["state"], whole=parts["whole"], cached=True)
+
+
+def _size(packed: bytes) -> int:
+    """About how many bytes of memory an entry takes."""
+    return len(packed) + _OVERHEAD_BYTES

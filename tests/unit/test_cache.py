@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -51,8 +52,8 @@ def arguments(project: str, agent: str, alias: str | None) -> Arguments:
 @requirement("cache.kept")
 async def test_a_kept_answer_costs_nothing_and_says_so() -> None:
     cache, log = AnswerCache(60, 100_000), list[str]()
-    assert await cache.get("key", Deadline.after(1), asked(OUTPUT, log)) == OUTPUT
-    assert await cache.get("key", Deadline.after(1), asked(OUTPUT, log)) == replace(OUTPUT, cached=True, usage=Usage())
+    assert await cache.get(b"key", Deadline.after(1), asked(OUTPUT, log)) == OUTPUT
+    assert await cache.get(b"key", Deadline.after(1), asked(OUTPUT, log)) == replace(OUTPUT, cached=True, usage=Usage())
     assert log == ["asked"]
 
 
@@ -60,32 +61,67 @@ async def test_a_kept_answer_costs_nothing_and_says_so() -> None:
 async def test_what_is_too_old_too_large_or_failed_is_not_kept() -> None:
     log: list[str] = []
     brief = AnswerCache(0.01, 100_000)
-    await brief.get("key", Deadline.after(1), asked(OUTPUT, log))
+    await brief.get(b"key", Deadline.after(1), asked(OUTPUT, log))
     await asyncio.sleep(0.02)
-    await brief.get("key", Deadline.after(1), asked(OUTPUT, log))
+    await brief.get(b"key", Deadline.after(1), asked(OUTPUT, log))
     small = AnswerCache(60, 2_000)
-    for _ in range(2):
-        await small.get("key", Deadline.after(1), asked(replace(OUTPUT, blocks=("x" * 1_000,)), log))
+    for characters in (1_800, 1_800, 3_000, 3_000):
+        await small.get(b"key", Deadline.after(1), asked(replace(OUTPUT, blocks=("x" * characters,)), log))
     none = AnswerCache(0, 100_000)
     for _ in range(2):
-        await none.get("key", Deadline.after(1), asked(OUTPUT, log))
+        await none.get(b"key", Deadline.after(1), asked(OUTPUT, log))
     failing = AnswerCache(60, 100_000)
     for _ in range(2):
         with pytest.raises(UpstreamUnavailable):
-            await failing.get("key", Deadline.after(1), asked(UpstreamUnavailable("away"), log))
-    assert len(log) == 8
+            await failing.get(b"key", Deadline.after(1), asked(UpstreamUnavailable("away"), log))
+    assert len(log) == 10
+
+
+@requirement("cache.kept")
+async def test_what_jsonb_cannot_hold_is_kept_as_its_result_shows_it() -> None:
+    cache, log = AnswerCache(60, 100_000), list[str]()
+    output = replace(OUTPUT, blocks=("half \ud800", "a pair"), state={"results": [{"pages": 2**70}]}, whole=True)
+    await cache.get(b"key", Deadline.after(1), asked(output, log))
+    kept = await cache.get(b"key", Deadline.after(1), asked(output, log))
+    assert kept == ToolOutput(
+        ("half \N{REPLACEMENT CHARACTER}", "a pair"), {"results": [{"pages": str(2**70)}]}, cached=True, whole=True
+    )
+    assert log == ["asked"]
+
+
+@requirement("cache.kept")
+@pytest.mark.parametrize("characters", [20, 2_000, 50_000])
+async def test_a_full_cache_takes_the_memory_that_it_may(characters: int) -> None:
+    room = 2_000_000
+    cache, log = AnswerCache(600, room), list[str]()
+
+    async def fill(answers: range) -> None:
+        for number in answers:
+            results = [{"title": f"title {number}", "url": f"https://example.com/{number}"}]
+            output = replace(OUTPUT, blocks=(f"{number} " + "x" * characters,), state={"results": results})
+            await cache.get(f"{number:032}".encode(), Deadline.after(1), asked(output, log))
+            log.clear()
+
+    await fill(range(10))
+    tracemalloc.start()
+    try:
+        await fill(range(10, 10 + 2 * room // (characters + 700)))
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.85 * room < grown < 1.15 * room
 
 
 @requirement("cache.one_flight")
 async def test_identical_calls_in_flight_share_one_request_and_its_failure() -> None:
     cache, log = AnswerCache(60, 100_000), list[str]()
     ask = asked(OUTPUT, log, 0.01)
-    outputs = await asyncio.gather(*(cache.get("key", Deadline.after(1), ask) for _ in range(5)))
+    outputs = await asyncio.gather(*(cache.get(b"key", Deadline.after(1), ask) for _ in range(5)))
     assert log == ["asked"]
     assert sorted(output.cached for output in outputs) == [False, True, True, True, True]
     failing = asked(UpstreamUnavailable("away"), log, 0.01)
     errors = await asyncio.gather(
-        *(cache.get("x", Deadline.after(1), failing) for _ in range(3)), return_exceptions=True
+        *(cache.get(b"x", Deadline.after(1), failing) for _ in range(3)), return_exceptions=True
     )
     assert [type(error) for error in errors] == [UpstreamUnavailable] * 3
     assert log == ["asked"] * 2
@@ -94,12 +130,12 @@ async def test_identical_calls_in_flight_share_one_request_and_its_failure() -> 
 @requirement("cache.one_flight")
 async def test_a_call_that_gives_up_takes_nobody_along_and_the_last_one_ends_the_request() -> None:
     cache, log = AnswerCache(60, 100_000), list[str]()
-    first = asyncio.create_task(cache.get("key", Deadline.after(1), asked(OUTPUT, log, 0.05)))
-    second = asyncio.create_task(cache.get("key", Deadline.after(1), asked(OUTPUT, log)))
+    first = asyncio.create_task(cache.get(b"key", Deadline.after(1), asked(OUTPUT, log, 0.05)))
+    second = asyncio.create_task(cache.get(b"key", Deadline.after(1), asked(OUTPUT, log)))
     await asyncio.sleep(0)
     first.cancel()
     assert (await second).content == "text"
-    alone = asyncio.create_task(cache.get("other", Deadline.after(1), asked(OUTPUT, log, 60)))
+    alone = asyncio.create_task(cache.get(b"other", Deadline.after(1), asked(OUTPUT, log, 60)))
     await asyncio.sleep(0.01)
     alone.cancel()
     await asyncio.wait([alone])
@@ -110,19 +146,19 @@ async def test_a_call_that_gives_up_takes_nobody_along_and_the_last_one_ends_the
 @requirement("cache.one_flight")
 async def test_nobody_joins_a_request_that_is_being_broken_off() -> None:
     cache, log = AnswerCache(60, 100_000), list[str]()
-    given_up = asyncio.create_task(cache.get("key", Deadline.after(1), asked(OUTPUT, log, 60)))
+    given_up = asyncio.create_task(cache.get(b"key", Deadline.after(1), asked(OUTPUT, log, 60)))
     await asyncio.sleep(0.01)
     given_up.cancel()
     await asyncio.sleep(0)  # it has let the request go, which has not ended
-    assert await cache.get("key", Deadline.after(1), asked(OUTPUT, log)) == OUTPUT
+    assert await cache.get(b"key", Deadline.after(1), asked(OUTPUT, log)) == OUTPUT
     assert log == ["asked"] * 2
 
 
 @requirement("cache.one_flight")
 async def test_who_has_more_time_than_the_call_that_it_joined_asks_again() -> None:
     cache, log = AnswerCache(60, 100_000), list[str]()
-    hurried = cache.get("key", Deadline.after(0.05), asked(ToolTimeout("too late"), log, 0.02))
-    patient = cache.get("key", Deadline.after(5), asked(OUTPUT, log))
+    hurried = cache.get(b"key", Deadline.after(0.05), asked(ToolTimeout("too late"), log, 0.02))
+    patient = cache.get(b"key", Deadline.after(5), asked(OUTPUT, log))
     outcomes = await asyncio.gather(hurried, patient, return_exceptions=True)
     assert isinstance(outcomes[0], ToolTimeout)
     assert outcomes[1] == OUTPUT
@@ -151,3 +187,12 @@ def test_whatever_changes_the_answer_changes_the_key(changed: dict[str, Any]) ->
     key = cache_key(definition(), owner, REQUEST)
     assert cache_key(definition(), owner, replace(REQUEST, **changed)) != key
     assert cache_key(definition("another"), owner, REQUEST) != key
+
+
+@requirement("secrets.cache_key")
+def test_no_secret_stands_in_a_cache_key() -> None:
+    secret = "a-proxy-password"
+    request = replace(REQUEST, target=f"/{secret}", body=b'{"proxyUrl":"http://user:%s@proxy"}' % secret.encode())
+    key = cache_key(definition(), replace(arguments("p", "a", None), session=secret), request)
+    assert secret.encode() not in key
+    assert len(key) == 32
