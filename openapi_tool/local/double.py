@@ -114,6 +114,8 @@ class Double:
             response = await self._answer(request, question, rule)
         except _Refused as refusal:
             response = _json(refusal.status, json.dumps(refusal.body))
+        finally:
+            entry["ended_at"] = time.time()  # also where the other side has gone
         entry["status"] = response.status
         entry["whole"] = request.transport is not None and not request.transport.is_closing()
         entry["answered_at"] = time.time()

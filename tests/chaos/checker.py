@@ -1,7 +1,8 @@
 """Looks at what a run left behind: tables, streams, the upstream's log. Imports nothing of the package.
 
 The journal has one JSON object a line: `{"call": …}` for a command that was sent, `{"crash": seconds}`
-for a process that was stopped dead. A call is lost when its command reached the stream and it has not
+for a process that was stopped dead (with `dead_s` for one that wakes up again), `{"fault": kind, "began":
+seconds, "ended": seconds}` for whatever was done. A call is lost when its command reached the stream and it has not
 exactly one result card, one inbox row and one report edge that belong together; it is doubled when it
 has more than one of any.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +23,44 @@ from nats.js.api import AckPolicy, ConsumerConfig
 COMMANDS, DEAD_LETTERS = "cg_cmd_v1r4", "openapi_tool_dead_letters"
 _BATCH = 500
 _OK = 200
+_SLOWEST = 3
 
 
-async def check(dsn: str, nats_url: str, journal: Path, requests: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """What a run wrote down: calls by their id, processes that stopped dead (from, to), faults."""
+
+    calls: Mapping[str, Mapping[str, Any]]
+    crashes: Sequence[tuple[float, float]]
+    faults: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """How long after the first of some crashes a call was answered, and what happened meanwhile (seconds).
+
+    The call's own upstream time is taken off, and so is the time that a never-answering upstream held it.
+    """
+
+    tool_call_id: str
+    delay_s: float
+    upstream_s: float
+    held_s: float
+    crashes: int
+    meanwhile: list[str]
+
+
+async def check(dsn: str, nats_url: str, path: Path, requests: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The findings of a run; `lost` and `doubled` name the calls."""
-    calls, crashes = _read(journal)
+    journal, requests = _read(path), list(requests)
+    calls = journal.calls
     rows = await _rows(dsn)
     doorbells = {headers.get("CG-Turn-Id") for headers, _ in await _messages(nats_url, COMMANDS, "cmd.agent")}
     letters = [json.loads(data) for _, data in await _messages(nats_url, DEAD_LETTERS, "")]
     answered = {call_id for call_id in calls if _whole(rows[call_id])}
     sent = {call_id for call_id, call in calls.items() if call["published"]}
-    delays = list(_delays(calls, rows, crashes))
+    waited = sorted(delays(journal, rows, _unanswered(requests)), key=lambda delay: -delay.delay_s)
+    one, several = [delay for delay in waited if delay.crashes == 1], [delay for delay in waited if delay.crashes > 1]
     return {
         "calls": len(sent),
         "answered": len(answered),
@@ -39,19 +68,22 @@ async def check(dsn: str, nats_url: str, journal: Path, requests: Iterable[Mappi
         "doubled": sorted(call_id for call_id in calls if any(len(found) > 1 for found in rows[call_id].values())),
         "statuses": dict(Counter(rows[call_id]["cards"][0]["status"] for call_id in answered)),
         "upstream_2xx_per_call": _per_call(calls, sent, requests),
-        "max_delay_after_crash_s": _longest(delay for count, delay in delays if count == 1),
-        "max_delay_after_several_crashes_s": _longest(delay for count, delay in delays if count > 1),
+        "max_delay_after_crash_s": _longest(delay.delay_s for delay in one),
+        "slowest_after_crash": [asdict(delay) for delay in one[:_SLOWEST]],
+        "max_delay_after_several_crashes_s": _longest(delay.delay_s for delay in several),
         "max_delay_s": _longest(_latency(calls[call_id], rows[call_id]) for call_id in answered),
         "doorbells_missing": sum(calls[call_id]["agent_turn_id"] not in doorbells for call_id in answered),
         "dead_letters": dict(Counter(letter["reason"] for letter in letters)),
     }
 
 
-def _read(journal: Path) -> tuple[dict[str, dict[str, Any]], list[float]]:
-    """Calls by their id, and the moments at which a process was stopped dead."""
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    calls = {line["call"]["tool_call_id"]: line["call"] for line in lines if "call" in line}
-    return calls, [line["crash"] for line in lines if "crash" in line]
+def _read(path: Path) -> Journal:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return Journal(
+        {line["call"]["tool_call_id"]: line["call"] for line in lines if "call" in line},
+        [(line["crash"], line["crash"] + line.get("dead_s", 0)) for line in lines if "crash" in line],
+        [line for line in lines if "fault" in line],
+    )
 
 
 async def _rows(dsn: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
@@ -110,18 +142,44 @@ def _latency(call: Mapping[str, Any], rows: Mapping[str, list[dict[str, Any]]]) 
     return float(rows["rows"][0]["at"]) - float(call["placed_at"])
 
 
-def _delays(calls: Mapping[str, Any], rows: Mapping[str, Any], crashes: list[float]) -> Iterable[tuple[int, float]]:
-    """For every call that waited while processes died: how many, and how long after the first it was answered.
-
-    The call's own upstream time is taken off.
-    """
-    for call_id, call in calls.items():
+def delays(
+    journal: Journal, rows: Mapping[str, Any], unanswered: Mapping[str, Sequence[tuple[float, float]]]
+) -> Iterable[Delay]:
+    """For every call that waited while processes died; `unanswered` as from and to, by query."""
+    for call_id, call in journal.calls.items():
         if not _whole(rows[call_id]) or call["kind"] == "killer":
             continue
-        answered_at = rows[call_id]["rows"][0]["at"]
-        during = [at for at in crashes if call["placed_at"] <= at < answered_at]
-        if during:
-            yield len(during), answered_at - min(during) - call["upstream_s"]
+        placed_at, answered_at = call["placed_at"], rows[call_id]["rows"][0]["at"]
+        crashes = [crash for crash in journal.crashes if placed_at <= crash[0] < answered_at]
+        if not crashes:
+            continue
+        first, dead_until = min(at for at, _ in crashes), max(until for _, until in crashes)
+        held_s = _covered(unanswered.get(call["query"], ()), dead_until, answered_at)
+        delay_s = answered_at - first - call["upstream_s"] - held_s
+        meanwhile = [
+            f"{fault['fault']} {fault['began'] - first:+.1f} s"
+            for fault in journal.faults
+            if fault["began"] < answered_at and fault["ended"] > placed_at
+        ]
+        yield Delay(call_id, round(delay_s, 2), call["upstream_s"], round(held_s, 2), len(crashes), meanwhile)
+
+
+def _unanswered(requests: Iterable[Mapping[str, Any]]) -> Mapping[str, Sequence[tuple[float, float]]]:
+    """From when to when the upstream held requests that it never answered, by their query."""
+    found = defaultdict(list)
+    for request in requests:
+        if "status" not in request and "ended_at" in request:
+            found[json.loads(request["body"])["q"]].append((request["at"], request["ended_at"]))
+    return found
+
+
+def _covered(spans: Iterable[tuple[float, float]], since: float, until: float) -> float:
+    """Seconds between `since` and `until` that any of the spans covers."""
+    covered = 0.0
+    for began, ended in sorted(spans):
+        covered += max(0.0, min(ended, until) - max(began, since))
+        since = max(since, ended)
+    return covered
 
 
 def _per_call(calls: Mapping[str, Any], sent: set[str], requests: Iterable[Mapping[str, Any]]) -> float:

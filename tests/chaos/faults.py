@@ -156,7 +156,7 @@ async def freeze(run: Run) -> int:
         return 0
     replica, running = await run.busy_replica()
     replica.leave_alone = True
-    run.journal.note(crash=time.time())
+    run.journal.note(crash=time.time(), dead_s=STOPPED_S)
     replica.process.signal(signal.SIGSTOP)
 
     async def wake() -> None:
@@ -247,7 +247,9 @@ async def torment(run: Run, times: Iterator[tuple[float, str]]) -> None:
     """One fault after another."""
     for wait_s, kind in times:
         await asyncio.sleep(wait_s)
+        began = time.time()
         hit = await FAULTS[kind](run)
+        run.journal.note(fault=kind, began=began, ended=time.time())
         count = run.faults.setdefault(kind, {"fired": 0, "hit": 0})
         count["fired"] += 1
         count["hit"] += bool(hit)

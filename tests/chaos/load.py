@@ -46,12 +46,13 @@ class Journal:
         with self.path.open("a") as journal:
             journal.write(json.dumps(fields) + "\n")
 
-    def sent(self, call: PlacedCall, kind: str, upstream_s: float, *, published: bool) -> None:
+    def sent(self, call: PlacedCall, kind: str, query: str, upstream_s: float, *, published: bool) -> None:
         self.note(
             call={
                 "tool_call_id": call.tool_call_id,
                 "agent_turn_id": call.agent_turn_id,
                 "kind": kind,
+                "query": query,
                 "upstream_s": upstream_s,
                 "placed_at": call.placed_at,
                 "published": published,
@@ -90,36 +91,36 @@ class Load:
     async def call(self, number: int) -> None:
         slow = self._random.random() < SLOW_SHARE
         query = f"{'slow' if slow else 'quick'} {number}"
-        await self.send({"query": query}, "call", SLOW_S if slow else QUICK_S)
+        await self.send(query, "call", SLOW_S if slow else QUICK_S)
 
     async def duplicate(self, number: int) -> None:
         """One call whose command comes twice, the second time at some moment of the first one's life."""
-        call = await self.send({"query": f"quick twice {number}"}, "duplicate", QUICK_S)
+        call = await self.send(f"quick twice {number}", "duplicate", QUICK_S)
         await asyncio.sleep(self._random.random() * 2 * QUICK_S)
         await self._publish(call, None)
 
     async def killer(self, number: int) -> None:
-        await self.send({"query": f"{KILLER} {number}"}, "killer", 0.0)
+        await self.send(f"{KILLER} {number}", "killer", 0.0)
 
     async def rubbish(self) -> None:
         """A command whose body is no JSON, and one that nobody can be answered for."""
-        await self.send({"query": "never asked"}, "rubbish", 0.0, data=b"{broken")
-        call = await self._placed({"query": "never asked"})
+        await self.send("never asked", "rubbish", 0.0, data=b"{broken")
+        call = await self._placed("never asked")
         await self._publish(call, b"[]", headers={})
 
-    async def send(self, arguments: Any, kind: str, upstream_s: float, data: bytes | None = None) -> PlacedCall:
-        call = await self._placed(arguments)
+    async def send(self, query: str, kind: str, upstream_s: float, data: bytes | None = None) -> PlacedCall:
+        call = await self._placed(query)
         published = await self._publish(call, data)
-        self._journal.sent(call, kind, upstream_s, published=published)
+        self._journal.sent(call, kind, query, upstream_s, published=published)
         self.sent += published
         return call
 
-    async def _placed(self, arguments: Any) -> PlacedCall:
+    async def _placed(self, query: str) -> PlacedCall:
         """Rows of a call; again under new ids where the database broke off."""
         while True:
             try:
                 caller = await self._connected()
-                return await caller.place(PROJECT, AGENT, "jina_search", arguments, publish=False)
+                return await caller.place(PROJECT, AGENT, "jina_search", {"query": query}, publish=False)
             except _OUTAGES:
                 await asyncio.sleep(_AGAIN_S)
 
