@@ -22,15 +22,18 @@ from benchmarks.report import plot, show
 from benchmarks.rounds import Found, Rounds, as_json
 from benchmarks.scenarios import DEFAULT_RUNS, PROFILES, Profile, Scenario
 from benchmarks.stand import Stand
+from benchmarks.without import PARTS
 
 OUT = Path(__file__).parent / "out"
 _ECHO_CALLS = 8_000
 _IDLE_S = 10.0
 
 
-async def bench(scenarios: Sequence[Scenario], runs: int, *, extras: bool) -> tuple[list[Found], dict[str, Any]]:
+async def bench(
+    scenarios: Sequence[Scenario], runs: int, *, extras: bool, without: str | None = None
+) -> tuple[list[Found], dict[str, Any]]:
     """Measure scenarios one after the other; with `extras` also the generator's own limits and SQL statements."""
-    async with Stand() as stand, Load.connect(stand.nats.url) as load:
+    async with Stand(without) as stand, Load.connect(stand.nats.url) as load:
         database = await stand.database()
         rounds = Rounds(stand, load, database)
         found, more = [], {}
@@ -75,6 +78,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--profile", choices=tuple(PROFILES), default="standard", help="which scenarios")
     parser.add_argument("--runs", type=int, help="rounds of floor and executor; medians are shown")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only these scenarios, of any profile")
+    parser.add_argument("--without", choices=tuple(PARTS), help="take a part of the executor away")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON object to a file, too")
     return parser.parse_args()
 
@@ -87,9 +91,11 @@ def main() -> None:
     runs = arguments.runs or DEFAULT_RUNS[arguments.profile]
     quick = arguments.profile == "quick"
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found, more = runner.run(bench(scenarios, runs, extras=not quick and not arguments.only))
+        extras = not quick and not arguments.only
+        found, more = runner.run(bench(scenarios, runs, extras=extras, without=arguments.without))
     result = {
         "profile": arguments.profile,
+        "without": arguments.without,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         **more,

@@ -17,6 +17,7 @@ import asyncpg
 import nats
 
 from benchmarks import floor
+from benchmarks.without import PART_VARIABLE
 from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.guard import Guard
@@ -35,9 +36,13 @@ _MODULES = {"floor": "benchmarks.floor", "executor": "openapi_tool.local.executo
 
 
 class Stand:
-    """The embedded stack with a NATS server that can be asked for counters, and the lean double."""
+    """The embedded stack with a NATS server that can be asked for counters, and the lean double.
 
-    def __init__(self) -> None:
+    `without` names a part (`benchmarks.without.PARTS`) that the executors have to do without.
+    """
+
+    def __init__(self, without: str | None = None) -> None:
+        self._without = without
         self._exits = ExitStack()
         self.started = 0
 
@@ -105,8 +110,10 @@ class Stand:
             **self.stack.upstream.keys,
             **settings,
         }
-        name = f"{kind}-{self.started}"
-        return ExecutorProcess(name, self.stack.folder, self._guard, environment, self._port, _MODULES[kind])
+        name, module = f"{kind}-{self.started}", _MODULES[kind]
+        if self._without and kind == "executor":
+            module, environment[PART_VARIABLE] = "benchmarks.without", self._without
+        return ExecutorProcess(name, self.stack.folder, self._guard, environment, self._port, module)
 
     @property
     def upstream_port(self) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
+
+import pytest
 
 from benchmarks.calls import Ask
 from benchmarks.load import Load
 from benchmarks.pods import simulate
 from benchmarks.rounds import Found, Rounds
 from benchmarks.run import bench
-from benchmarks.scenarios import DEFAULT_RUNS, PROFILES
+from benchmarks.scenarios import CPU, DEFAULT_RUNS, PROFILES
 from benchmarks.stand import Stand
 from tests.promises import requirement
 
@@ -47,3 +50,9 @@ async def test_many_pods_share_the_calls_and_send_few_messages() -> None:
     told = await simulate(count=8, calls=160, per_second=200, call_s=0.5, idle_s=0.1)
     assert (told["delivered"], told["pods_that_worked"]) == (160, 8)
     assert told["per_call"]["sent"] <= 3
+
+
+@pytest.mark.parametrize("part", ["aiohttp", "orjson"])
+async def test_an_executor_without_a_part_can_be_measured(part: str) -> None:
+    [found], _ = await bench([replace(CPU, calls=20, warm=10)], 1, extras=False, without=part)
+    assert found.medians("executor")["requests"] == 1

@@ -1,0 +1,116 @@
+"""An executor with one of its parts taken away, to see what the part gives: `make bench BENCH="--without NAME"`."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+import httpcore
+import httpx
+from aiohttp.abc import AbstractResolver
+
+PART_VARIABLE = "BENCH_WITHOUT"
+
+
+def no_prepared_statements() -> None:
+    """As behind PgBouncer."""
+    os.environ["OPENAPI_TOOL__POSTGRES__PREPARED_STATEMENTS"] = "false"
+
+
+def no_cache() -> None:
+    """Answers are not kept."""
+    os.environ["OPENAPI_TOOL__CACHE__TTL_S"] = "0"
+
+
+def no_uvloop() -> None:
+    """The event loop of asyncio; to be called before the executor is imported."""
+    sys.modules["uvloop"] = None  # type: ignore[assignment]
+
+
+def no_orjson() -> None:
+    """The standard library's json under orjson's name; to be called before the executor is imported."""
+    plain = ModuleType("orjson")
+    vars(plain).update(JSONDecodeError=json.JSONDecodeError, OPT_SORT_KEYS=1, loads=_loads, dumps=_dumps)
+    sys.modules["orjson"] = plain
+
+
+def _loads(text: bytes | bytearray | str) -> Any:
+    return json.loads(text)
+
+
+def _dumps(value: Any, default: Callable[[Any], Any] | None = None, option: int = 0) -> bytes:
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=default, sort_keys=bool(option))
+    return text.encode()
+
+
+def no_gc_settings() -> None:
+    """Python's own settings of the garbage collector."""
+    from openapi_tool import service  # noqa: PLC0415 - another part may have to be gone before it is imported
+
+    service._collect_garbage_rarely = lambda: None  # noqa: SLF001 - there is no switch, and nobody wants one
+
+
+def no_aiohttp() -> None:
+    """The connection pool of httpx."""
+    from openapi_tool import service  # noqa: PLC0415 - as above
+
+    vars(service)["AiohttpTransport"] = _pool_of_httpx
+
+
+class _Resolved(httpcore.AsyncNetworkBackend):
+    """Connects to where a resolver says that a host is."""
+
+    def __init__(self, resolver: AbstractResolver) -> None:
+        self._resolver = resolver
+        self._backend = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - httpcore's name
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        [found] = await self._resolver.resolve(host, port)
+        return await self._backend.connect_tcp(found["host"], found["port"], timeout, local_address, socket_options)
+
+
+def _pool_of_httpx(
+    tls: ssl.SSLContext, connections: int, resolver: AbstractResolver, **_: object
+) -> httpx.AsyncHTTPTransport:
+    transport = httpx.AsyncHTTPTransport(verify=tls)
+    transport._pool = httpcore.AsyncConnectionPool(  # noqa: SLF001 - httpx takes no network backend
+        ssl_context=tls,
+        max_connections=connections,
+        max_keepalive_connections=connections,
+        network_backend=_Resolved(resolver),
+    )
+    return transport
+
+
+PARTS: Mapping[str, Callable[[], None]] = {
+    "aiohttp": no_aiohttp,
+    "cache": no_cache,
+    "gc-settings": no_gc_settings,
+    "orjson": no_orjson,
+    "prepared-statements": no_prepared_statements,
+    "uvloop": no_uvloop,
+}
+
+
+def main() -> None:
+    """Serve as the embedded stack's executor does, without the part that the environment names."""
+    PARTS[os.environ[PART_VARIABLE]]()
+    from openapi_tool.local.executor import main as serve  # noqa: PLC0415 - what is gone must be gone before
+
+    serve()
+
+
+if __name__ == "__main__":
+    main()
