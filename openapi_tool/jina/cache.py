@@ -54,7 +54,7 @@ class _Flight:
 class AnswerCache:
     """Successes by key, for `ttl_s` seconds (0 keeps none) and up to `max_bytes` of memory in all.
 
-    An answer is kept as its JSON: a tenth of the objects, and bytes that can be counted.
+    An answer is kept as its JSON: one object instead of dozens, and its size is known.
     """
 
     def __init__(self, ttl_s: float, max_bytes: int) -> None:
