@@ -14,6 +14,7 @@ from cachetools import TTLCache
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.protocol.errors import ToolTimeout
 from openapi_tool.protocol.jsontext import dumps, loads, storable
+from openapi_tool.telemetry import metrics
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
@@ -70,6 +71,7 @@ class AnswerCache:
         if not self._keeps:
             return await ask()
         if (kept := self._answers.get(key)) is not None:
+            metrics.CACHED.inc()
             return _unpacked(kept)
         flight, joined = self._flights.get(key), True
         if flight is None:
@@ -80,7 +82,10 @@ class AnswerCache:
             if not joined or deadline.remaining() <= 0:
                 raise
             return await self.get(key, deadline, ask)  # the call that was joined had less time than this one
-        return _free(output) if joined else output
+        if not joined:
+            return output
+        metrics.CACHED.inc()
+        return replace(output, cached=True, usage=Usage())
 
     def _start(self, key: bytes, ask: Callable[[], Coroutine[Any, Any, ToolOutput]]) -> _Flight:
         flight = self._flights[key] = _Flight(key, asyncio.create_task(ask()))
@@ -99,6 +104,7 @@ class AnswerCache:
         packed = _packed(output)
         if _size(packed) <= self._max_bytes:
             self._answers[key] = packed
+            metrics.CACHE_BYTES.set(self._answers.currsize)
 
     def _forget(self, flight: _Flight) -> None:
         if self._flights.get(flight.key) is flight:
@@ -118,10 +124,6 @@ class AnswerCache:
             if not flight.waiting:
                 self._forget(flight)  # before it has ended: nobody may join what is broken off
                 flight.task.cancel()
-
-
-def _free(output: ToolOutput) -> ToolOutput:
-    return replace(output, cached=True, usage=Usage())
 
 
 def _packed(output: ToolOutput) -> bytes:

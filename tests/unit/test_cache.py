@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 from pydantic import SecretStr
 
 from openapi_tool.jina.cache import AnswerCache, cache_key
@@ -55,6 +56,16 @@ async def test_a_kept_answer_costs_nothing_and_says_so() -> None:
     assert await cache.get(b"key", Deadline.after(1), asked(OUTPUT, log)) == OUTPUT
     assert await cache.get(b"key", Deadline.after(1), asked(OUTPUT, log)) == replace(OUTPUT, cached=True, usage=Usage())
     assert log == ["asked"]
+
+
+async def test_hits_and_memory_are_counted() -> None:
+    cache, log = AnswerCache(60, 100_000), list[str]()
+    hits = REGISTRY.get_sample_value("openapi_tool_cached_answers_total") or 0.0
+    together = [cache.get(b"key", Deadline.after(1), asked(OUTPUT, log, 0.01)) for _ in range(3)]
+    await asyncio.gather(*together)
+    await cache.get(b"key", Deadline.after(1), asked(OUTPUT, log))
+    assert REGISTRY.get_sample_value("openapi_tool_cached_answers_total") == hits + 3
+    assert 600 < (REGISTRY.get_sample_value("openapi_tool_cache_bytes") or 0.0) < 1_000
 
 
 @requirement("cache.kept")
