@@ -265,7 +265,7 @@ class CacheSettings(Section):
     """Answers that are kept, for the same project, agent and session only."""
 
     ttl_s: float = Field(300, ge=0, le=86_400, description="Seconds that an answer is kept; 0 keeps none.")
-    max_bytes: int = Field(8_000_000, ge=0, description="Memory for the answers that one process keeps.")
+    max_bytes: int = Field(4_000_000, ge=0, description="Memory for the answers that one process keeps.")
 
 
 class HealthSettings(Section):
