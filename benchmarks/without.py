@@ -84,13 +84,9 @@ class _Resolved(httpcore.AsyncNetworkBackend):
 def _pool_of_httpx(
     tls: ssl.SSLContext, connections: int, resolver: AbstractResolver, **_: object
 ) -> httpx.AsyncHTTPTransport:
-    transport = httpx.AsyncHTTPTransport(verify=tls)
-    transport._pool = httpcore.AsyncConnectionPool(  # noqa: SLF001 - httpx takes no network backend
-        ssl_context=tls,
-        max_connections=connections,
-        max_keepalive_connections=connections,
-        network_backend=_Resolved(resolver),
-    )
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+    transport = httpx.AsyncHTTPTransport(verify=tls, limits=limits)
+    transport._pool._network_backend = _Resolved(resolver)  # noqa: SLF001 - httpx takes none
     return transport
 
 
