@@ -807,7 +807,7 @@ BORDERS = (
              "return bytes(memoryview(packed))", "return packed",
              "tests/unit/test_cache.py::test_a_full_cache_takes_the_memory_that_it_may"),
     Mutation("secrets.cache_key", "jina/cache.py",
-             "return hashlib.blake2b(repr(parts).encode(), key=_SALT, digest_size=32).digest()",
+             "return hashlib.blake2b(repr(parts).encode(), key=_HASH_KEY, digest_size=32).digest()",
              "return repr(parts).encode()",
              "tests/unit/test_cache.py::test_no_secret_stands_in_a_cache_key"),
     Mutation("secrets.output", "telemetry/redact.py",

@@ -21,7 +21,7 @@ from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ToolOutput, Usage
 
 _OVERHEAD_BYTES = 600  # of an entry beside its answer: its key, its links, its places in dictionaries
-_SALT = secrets.token_bytes(32)
+_HASH_KEY = secrets.token_bytes(32)
 
 
 def cache_key(definition: ToolDefinition, arguments: Arguments, request: UpstreamRequest) -> bytes:
@@ -40,7 +40,7 @@ def cache_key(definition: ToolDefinition, arguments: Arguments, request: Upstrea
         sorted(request.headers.items()),
         request.body,
     )
-    return hashlib.blake2b(repr(parts).encode(), key=_SALT, digest_size=32).digest()
+    return hashlib.blake2b(repr(parts).encode(), key=_HASH_KEY, digest_size=32).digest()
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ class AnswerCache:
 
 
 def _packed(output: ToolOutput) -> bytes:
-    """What is kept of an answer, all of it storable as its result will be."""
+    """What is kept of an answer, all of it storable as its result will be; the rest is made anew."""
     parts = {"blocks": output.blocks, "state": output.state, "whole": output.whole}
     try:
         packed = dumps(parts)

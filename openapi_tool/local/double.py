@@ -111,6 +111,7 @@ class Double:
         try:
             question = self._check(request, entry)
             rule = next((rule for rule in self._rules if rule.match in question.subject), Rule())
+            entry["hung"] = rule.hang
             response = await self._answer(request, question, rule)
         except _Refused as refusal:
             response = _json(refusal.status, json.dumps(refusal.body))

@@ -59,7 +59,7 @@ async def check(dsn: str, nats_url: str, path: Path, requests: Iterable[Mapping[
     letters = [json.loads(data) for _, data in await _messages(nats_url, DEAD_LETTERS, "")]
     answered = {call_id for call_id in calls if _whole(rows[call_id])}
     sent = {call_id for call_id, call in calls.items() if call["published"]}
-    waited = sorted(delays(journal, rows, _unanswered(requests)), key=lambda delay: -delay.delay_s)
+    waited = sorted(delays(journal, rows, _held(requests)), key=lambda delay: -delay.delay_s)
     one, several = [delay for delay in waited if delay.crashes == 1], [delay for delay in waited if delay.crashes > 1]
     return {
         "calls": len(sent),
@@ -143,9 +143,9 @@ def _latency(call: Mapping[str, Any], rows: Mapping[str, list[dict[str, Any]]]) 
 
 
 def delays(
-    journal: Journal, rows: Mapping[str, Any], unanswered: Mapping[str, Sequence[tuple[float, float]]]
+    journal: Journal, rows: Mapping[str, Any], held: Mapping[str, Sequence[tuple[float, float]]]
 ) -> Iterable[Delay]:
-    """For every call that waited while processes died; `unanswered` as from and to, by query."""
+    """For every call that waited while processes died; `held` as from and to, by query."""
     for call_id, call in journal.calls.items():
         if not _whole(rows[call_id]) or call["kind"] == "killer":
             continue
@@ -154,7 +154,7 @@ def delays(
         if not crashes:
             continue
         first, dead_until = min(at for at, _ in crashes), max(until for _, until in crashes)
-        held_s = _covered(unanswered.get(call["query"], ()), dead_until, answered_at)
+        held_s = _covered(held.get(call["query"], ()), dead_until, answered_at)
         delay_s = answered_at - first - call["upstream_s"] - held_s
         meanwhile = [
             f"{fault['fault']} {fault['began'] - first:+.1f} s"
@@ -164,11 +164,11 @@ def delays(
         yield Delay(call_id, round(delay_s, 2), call["upstream_s"], round(held_s, 2), len(crashes), meanwhile)
 
 
-def _unanswered(requests: Iterable[Mapping[str, Any]]) -> Mapping[str, Sequence[tuple[float, float]]]:
-    """From when to when the upstream held requests that it never answered, by their query."""
+def _held(requests: Iterable[Mapping[str, Any]]) -> Mapping[str, Sequence[tuple[float, float]]]:
+    """From when to when the upstream held requests that it would never answer, by their query."""
     found = defaultdict(list)
     for request in requests:
-        if "status" not in request and "ended_at" in request:
+        if request.get("hung") and "ended_at" in request:
             found[json.loads(request["body"])["q"]].append((request["at"], request["ended_at"]))
     return found
 

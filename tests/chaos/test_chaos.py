@@ -57,14 +57,14 @@ async def test_a_build_that_acknowledges_first_is_found_out() -> None:
 def test_a_delay_counts_from_the_crash_without_what_the_upstream_held_after_it() -> None:
     call = {"kind": "call", "query": "quick 1", "upstream_s": 0.5, "placed_at": 100.0}
     rows = {"tc": {"cards": [{"card_id": "c"}], "rows": [{"card_id": "c", "at": 130.0}], "edges": [{}]}}
-    unanswered = {"quick 1": [(101.0, 112.0), (105.0, 114.0), (120.0, 123.0)], "quick 2": [(100.0, 130.0)]}
+    held = {"quick 1": [(101.0, 112.0), (105.0, 114.0), (120.0, 123.0)], "quick 2": [(100.0, 130.0)]}
     faults = [{"fault": "freeze", "began": 102.0, "ended": 102.1}, {"fault": "early", "began": 90.0, "ended": 91.0}]
-    [killed] = delays(Journal({"tc": call}, [(102.0, 102.0)], faults), rows, unanswered)
-    [frozen] = delays(Journal({"tc": call}, [(102.0, 110.0)], faults), rows, unanswered)
+    [killed] = delays(Journal({"tc": call}, [(102.0, 102.0)], faults), rows, held)
+    [frozen] = delays(Journal({"tc": call}, [(102.0, 110.0)], faults), rows, held)
     assert (killed.delay_s, killed.held_s, killed.crashes) == (28 - 0.5 - 15, 15.0, 1)
     assert (frozen.delay_s, frozen.held_s) == (28 - 0.5 - 7, 7.0)
     assert killed.meanwhile == ["freeze +0.0 s"]
-    [] = delays(Journal({"tc": call}, [(99.0, 99.0), (131.0, 131.0)], faults), rows, unanswered)
+    [] = delays(Journal({"tc": call}, [(99.0, 99.0), (131.0, 131.0)], faults), rows, held)
 
 
 @requirement("chaos.checker")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -98,6 +98,12 @@ async def test_what_jsonb_cannot_hold_is_kept_as_its_result_shows_it() -> None:
         ("half \N{REPLACEMENT CHARACTER}", "a pair"), {"results": [{"pages": str(2**70)}]}, cached=True, whole=True
     )
     assert log == ["asked"]
+
+
+@requirement("cache.kept")
+def test_no_part_of_an_answer_is_forgotten() -> None:
+    kept, anew = {"blocks", "state", "whole"}, {"usage", "cached", "keep"}
+    assert {field.name for field in fields(ToolOutput)} == kept | anew
 
 
 @requirement("cache.kept")
