@@ -119,6 +119,7 @@ PROMISES = (
     Promise("wire.earlier_unreported", "protocol 6", "Our earlier result that is not reported is reported, rung for and acknowledged."),
     Promise("wire.earlier_foreign", "protocol 6", "Another author's earlier result is left alone: nothing committed, acknowledged."),
     Promise("wire.earlier_at_commit", "protocol 6", "The same decision is taken again when the commit meets another result."),
+    Promise("wire.already_reported", "protocol 6", "A report without its card is known before anything is billed: dead letter, acknowledged."),
     Promise("wire.report_rolls_back", "protocol 6", "A report that is refused at the commit takes its card back."),
     Promise("options.cg_control", "protocol 5", "__cg_control never comes from the upstream or from the model."),
     Promise("session.scoped", "protocol 5", "A session's identity is a keyed hash of project, agent and alias: unequal owners never meet, replicas agree."),

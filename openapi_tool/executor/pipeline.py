@@ -290,7 +290,8 @@ class Pipeline:
         if records.earlier is not None:
             return await self._repeat(identity, records, records.earlier)
         accept(identity, records)
-        raise Unavailable("the result could not be written, although nothing stands against it")
+        # Counted as a lost run: as an outage it would be tried, and billed, without end.
+        raise InternalError("the result could not be written, although nothing stands against it")
 
     async def _ring(self, identity: CallIdentity, records: CallRecords, headers: Mapping[str, Any]) -> None:
         if records.worker_target is None:

@@ -35,7 +35,7 @@ select
     e.edge_id, e.recursion_depth,
     r.card_id as result_card_id, r.metadata ->> 'author_id' as result_author, r.content as result_content,
     r.deleted_at is null as result_live,
-    reported.context_headers as report_headers
+    reported.inbox_id as reported_inbox_id, reported.context_headers as report_headers
 from (select 1) as one
 left join lateral (
     {_CALL_CARD}
@@ -93,7 +93,7 @@ left join lateral (
     limit 1
 ) as r on true
 left join lateral (
-    select context_headers from state.agent_inbox
+    select inbox_id, context_headers from state.agent_inbox
     where project_id = $1 and message_type = 'tool_result'
         and md5(correlation_id) = md5(k.tool_call_id) and correlation_id = k.tool_call_id
     limit 1

@@ -200,6 +200,7 @@ def _records(row: Mapping[str, Any]) -> CallRecords:
         target=_target(row),
         request_edge=None if row["edge_id"] is None else RequestEdgeRecord(row["edge_id"], row["recursion_depth"]),
         earlier=_earlier(row),
+        reported_inbox_id=row["reported_inbox_id"],
     )
 
 

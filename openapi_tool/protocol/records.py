@@ -86,7 +86,10 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class CallRecords:
-    """Everything that one read brings for a call; None where there is no such row."""
+    """Everything that one read brings for a call; None where there is no such row.
+
+    `reported_inbox_id` is the call's tool_result row, whether or not its card is there.
+    """
 
     card: CardRecord | None
     tool: ToolRecord | None
@@ -94,6 +97,7 @@ class CallRecords:
     target: TargetRecord | None
     request_edge: RequestEdgeRecord | None
     earlier: EarlierResult | None
+    reported_inbox_id: str | None = None
 
 
 def call_key(command: Command) -> CallKey:

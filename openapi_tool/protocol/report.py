@@ -53,8 +53,11 @@ class Report:
 def accept(identity: CallIdentity, records: CallRecords) -> Acceptance:
     """Check, before anything is billed, that the kernel will take the report.
 
-    Raises ReportRefused: no turn waits for this call, or the request edge is missing or differs.
+    Raises ReportRefused: the call is reported without a card, no turn waits for it, or the request edge is missing or
+    differs.
     """
+    if records.earlier is None and records.reported_inbox_id is not None:
+        raise ReportRefused("already_reported", f"row {records.reported_inbox_id!r} reports the call without a card")
     target, edge = records.target, records.request_edge
     if target is None:
         raise ReportRefused("stale_turn", f"no turn {identity.agent_turn_id!r} of the agent waits for this tool call")

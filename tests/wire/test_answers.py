@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import PlacedCall
 from tests.conftest import PROJECT, reader_tool, search_tool
 from tests.promises import requirement
 from tests.wire.test_refusals import assert_settled_once
-from tests.wire.world import World
+from tests.wire.world import Outcome, World
 
 PAGE = {"url": "http://site.fixture.test:8099/article"}
 
@@ -233,6 +234,60 @@ async def test_a_report_that_is_refused_at_the_commit_takes_its_card_back(world:
     assert (outcome.answer.card, outcome.answer.inbox_row, outcome.doorbells) == ({}, {}, [])
     assert len(outcome.dead_letters) == 1
     assert outcome.terminated == 0
+
+
+async def _stray_row(world: World, call: PlacedCall) -> None:
+    """A tool_result row of the call, without its card."""
+    await world.caller.database.execute(
+        "insert into state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id) "
+        "values ('stray', $1, $2, 'tool_result', $3)",
+        PROJECT,
+        call.agent_id,
+        call.tool_call_id,
+    )
+
+
+def _assert_already_reported(outcome: Outcome, requests: int) -> None:
+    """A dead letter after one delivery, which was acknowledged; the stray row is left alone."""
+    assert [letter["reason"] for letter in outcome.dead_letters] == ["already_reported"]
+    assert (outcome.answer.card, outcome.answer.inbox_row["inbox_id"], outcome.doorbells) == ({}, "stray", [])
+    assert outcome.terminated == 0
+    assert len(outcome.upstream_requests) == requests
+    assert_settled_once(outcome)
+
+
+@requirement("wire.already_reported")
+async def test_a_report_without_its_card_is_known_before_anything_is_billed(world: World) -> None:
+    call = await world.place()
+    await _stray_row(world, call)
+    _assert_already_reported(await world.send(call), requests=0)
+
+
+@requirement("wire.already_reported")
+async def test_a_report_without_its_card_that_comes_during_the_call_is_billed_once(world: World) -> None:
+    world.stack.upstream.rules({"delay_s": 0.3})
+    call = await world.place()
+    await world.caller.publish(call)
+    await asyncio.to_thread(world.stack.upstream.requests, at_least=1)
+    await _stray_row(world, call)
+    _assert_already_reported(await world.outcome(call), requests=1)
+
+
+@requirement("wire.report_rolls_back")
+async def test_a_result_that_is_never_written_is_billed_a_few_times_and_given_up(
+    idle_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the reason, for instance two ids of one hash: the unique indexes are over hashes."""
+
+    async def commit(*_: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(KernelStore, "commit", commit)
+    async with idle_world.executor():
+        outcome = await idle_world.send(await idle_world.place())
+    assert [letter["reason"] for letter in outcome.dead_letters] == ["defect"]
+    assert len(outcome.upstream_requests) == 3
+    assert outcome.terminated == 1
 
 
 # Sessions (section 5).
