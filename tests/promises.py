@@ -223,6 +223,7 @@ PROMISES = (
     Promise("secrets.known", "design", "The redactor knows every value in use, those that drivers read by themselves included."),
     Promise("secrets.type", "design", "A held secret shows in no text, JSON, error or traceback, and is not pickled."),
     Promise("secrets.files", "design", "A value may come from the file that NAME_FILE names; what cannot be used is named at the start, without its content."),
+    Promise("secrets.own_settings", "protocol 5", "A variable that configures the executor itself is never a tool's: refused at the start where it is listed, and again at the call."),
     Promise("secrets.short", "design", "A secret that is too short to be masked is warned of at the start."),
     Promise("secrets.libraries", "design", "Lines of libraries are shown from WARNING on, without queries, user info, authorization and passwords."),
     Promise("secrets.spans", "design", "No part of an exported span shows a secret, an exception's message included."),

@@ -25,7 +25,7 @@ from openapi_tool.protocol.subject import default_durable
 from openapi_tool.settings.policy import PolicySettings
 from openapi_tool.settings.section import Section, split
 from openapi_tool.settings.sources import PREFIX, file_sources
-from openapi_tool.tools.secrets import Secret
+from openapi_tool.tools.secrets import Secret, is_executors_own
 from openapi_tool.tools.session import MIN_KEY_BYTES
 
 _TOKEN = r"^([A-Za-z0-9_-]+|\*)$"  # noqa: S105 - a subject's token
@@ -35,7 +35,15 @@ _PROXY_URL = re.compile(r"http://(?:[^\s/?#@:]+(?::[^\s/?#@]*)?@)?(?:[A-Za-z0-9.
 _POSTGRES_SCHEMES = ("postgres", "postgresql")
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-VariableName = Annotated[str, Field(pattern=_VARIABLE)]
+
+
+def _is_not_the_executors_own(variable: str) -> str:
+    if is_executors_own(variable):
+        raise ValueError(f"{variable} is one of the executor's own settings, which tools are never given; take it out")
+    return variable
+
+
+VariableName = Annotated[str, Field(pattern=_VARIABLE), AfterValidator(_is_not_the_executors_own)]
 
 
 def _is_a_url(url: str) -> str:

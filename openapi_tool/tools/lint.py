@@ -19,6 +19,7 @@ from openapi_tool.tools.document import shape_problems, stored_record
 from openapi_tool.tools.naming import name_problem
 from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean
 from openapi_tool.tools.schema_lint import fits, parameters_problems
+from openapi_tool.tools.secrets import is_executors_own
 from openapi_tool.tools.template import PLACEHOLDERS
 
 RESERVED_NAMES = frozenset({"delegate_async", "launch_principal", "ask_expert", "fork_join", "provision_agent"})
@@ -28,7 +29,6 @@ _SUBJECT_TOKENS = 8
 _SUBJECT_PLACEHOLDERS = ("{project_id}", "{channel_id}", "{agent_id}")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_EXECUTORS_OWN = ("PG_DSN", "NATS_SERVERS", "OPENAPI_TOOL", "CG_CONFIG_TOML")
 _KEY_PREFIX = re.compile(r"(?:\b(?:jina|sk|pk|ghp|gho|xox[abp]|glpat|hf)[_-][A-Za-z0-9_-]{16,}|(?i:bearer)\s+\S{12,})")
 _KEY_CHUNK = re.compile(r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{16,}")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
@@ -263,7 +263,7 @@ def _variable_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(path, "looks like a key itself; put it into the executor's environment and name its variable")
         elif not _VARIABLE.fullmatch(name):
             yield Problem(path, "must be the name of an environment variable: letters, digits and '_'")
-        elif name.startswith(_EXECUTORS_OWN):
+        elif is_executors_own(name):
             yield Problem(path, "names one of the executor's own settings, which tools are never given")
 
 

@@ -15,6 +15,29 @@ FILE_SUFFIX = "_FILE"
 """`NAME_FILE` names a file that holds the value of `NAME`."""
 
 _MAX_FILE_BYTES = 64 * 1024
+# PG*: whatever libpq or asyncpg reads. The rest configures NATS, this service, its collector, its proxy and its CAs.
+_OWN_PREFIXES = ("PG", "NATS_", "OPENAPI_TOOL", "OTEL_")
+_OWN_NAMES = frozenset(
+    {
+        "CG_CONFIG_TOML",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "NO_PROXY",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+    }
+)
+
+
+def is_executors_own(variable: str) -> bool:
+    """Return whether a variable, in any case, or the file that it names configures the executor itself.
+
+    Such a variable is never a tool's, even if an operator lists it: `envs: {api_key: PG_DSN}` would send the
+    database's password to the upstream as a bearer key.
+    """
+    name = variable.upper()
+    return name.startswith(_OWN_PREFIXES) or name in _OWN_NAMES or name.removesuffix(FILE_SUFFIX) in _OWN_NAMES
 
 
 class Secret(SecretStr):
@@ -45,7 +68,7 @@ class Secrets:
     """
 
     def __init__(self, environment: Mapping[str, str], allowed: Iterable[str]) -> None:
-        self.allowed = frozenset(allowed)
+        self.allowed = frozenset(name for name in allowed if not is_executors_own(name))
         self.problems: list[str] = []
         self._values: dict[str, Secret] = {}
         for name in sorted(self.allowed):
@@ -59,9 +82,14 @@ class Secrets:
     def __call__(self, variable: str) -> Secret:
         """The value of a variable.
 
-        Raises ToolMisconfigured when the operator has not allowed its name, MissingVariable when it
-        is not set.
+        Raises ToolMisconfigured when it is the executor's own or the operator has not allowed its name,
+        MissingVariable when it is not set.
         """
+        if is_executors_own(variable):
+            raise ToolMisconfigured(
+                f"The tool's definition names the environment variable {variable[:80]!r}, which is one of the "
+                "executor's own settings and never given to tools; an operator must correct the definition."
+            )
         if variable not in self.allowed:
             raise ToolMisconfigured(
                 f"The tool's definition names the environment variable {variable[:80]!r}, which this executor does "

@@ -34,7 +34,7 @@ from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.local.caller import Answer
 from openapi_tool.prepared import prepare
-from openapi_tool.protocol.errors import ToolError
+from openapi_tool.protocol.errors import ToolError, ToolMisconfigured
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.telemetry import logs
 from openapi_tool.telemetry.logs import JsonFormatter
@@ -137,6 +137,30 @@ def test_a_secret_is_not_pickled(protocol: int) -> None:
         pickle.dumps({"a": Secret(VALUE)}, protocol)
     secret = Secret(VALUE)
     assert copy.deepcopy([secret])[0] is copy.copy(secret) is secret
+
+
+OWN = (
+    *("PG_DSN", "PG_DSN_FILE", "PGPASSWORD", "PGPASSFILE", "PGSERVICEFILE", "NATS_SERVERS", "NATS_TOKEN"),
+    *("OPENAPI_TOOL__SESSION__KEY", "OPENAPI_TOOL_CONFIG", "CG_CONFIG_TOML", "OTEL_EXPORTER_OTLP_HEADERS"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "HTTPS_PROXY_FILE", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+)
+
+
+@pytest.mark.parametrize("name", [*OWN, *(name.lower() for name in OWN)])
+@requirement("secrets.own_settings")
+def test_a_variable_of_the_executor_itself_is_never_handed_out(name: str) -> None:
+    secrets = Secrets({name: VALUE}, {name})
+    with pytest.raises(ToolMisconfigured, match=f"{name}.*never given"):
+        secrets(name)
+    assert secrets.values() == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["JINA_API_KEY", "SEARCH_KEY_FILE", "MY_PG_KEY", "HTTP_PROXY_KEY", "SSL_KEY", "NATSUKI"]
+)
+@requirement("secrets.own_settings")
+def test_a_variable_that_only_looks_like_one_of_them_is_a_tools(name: str) -> None:
+    assert Secrets({name: VALUE}, {name})(name).get_secret_value() == VALUE
 
 
 @pytest.fixture

@@ -185,6 +185,13 @@ BROKEN: list[tuple[dict[str, str], str]] = [
     ({"OPENAPI_TOOL__SESSION__KEY": "the-password"}, "session.key"),
     ({"OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "A,not a name"}, "secrets.allowed_env"),
     ({"OPENAPI_TOOL__TOOLS__JINA__ENVS": '{"api_key": "not a name"}'}, "tools.jina.envs"),
+    ({"OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "A,PG_DSN"}, "secrets.allowed_env.1: PG_DSN is one of the executor's own"),
+    ({"OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "https_proxy"}, "secrets.allowed_env.0: https_proxy is one of"),
+    ({"OPENAPI_TOOL__TOOLS__JINA__ENVS": '{"api_key": "PGPASSWORD"}'}, "tools.jina.envs.api_key: PGPASSWORD is one of"),
+    (
+        {"OPENAPI_TOOL__TOOLS__JINA__SERVICES": '{"jina": {"envs": {"api_key": "NATS_TOKEN_FILE"}}}'},
+        "tools.jina.services.jina.envs.api_key: NATS_TOKEN_FILE is one of",
+    ),
     ({"OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "loud"}, "telemetry.log_level"),
     ({"OPENAPI_TOOL__TELEMETRY__OTLP_ENDPOINT": "collector:4318"}, "telemetry.otlp_endpoint"),
 ]

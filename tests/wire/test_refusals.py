@@ -420,8 +420,10 @@ async def test_a_tool_of_another_project(world: World) -> None:
         ({"jina": {"base_url": "https://s.jina.ai:8443"}}, "base_url"),
         ({"jina": {"mode": "search"}, "args": {"fixed": {"x": "{nonsense}"}}}, "nonsense"),
         ({"jina": {"mode": "search"}, "args": {"fixed": {"x": "{context_box_id}"}}}, "context_box_id"),
-        ({"jina": {"mode": "search"}, "envs": {"x": "PG_DSN"}}, "secrets.allowed_env"),
+        ({"jina": {"mode": "search"}, "envs": {"api_key": "HOME"}}, "secrets.allowed_env"),
         ({"jina": {"mode": "search", "auth_env": "UNSET"}}, "UNSET"),
+        ({"jina": {"mode": "search"}, "envs": {"api_key": "PG_DSN"}}, "the executor's own settings"),
+        ({"jina": {"mode": "search", "auth_env": "nats_password_file"}}, "the executor's own settings"),
     ],
 )
 @requirement("wire.definition")
