@@ -22,6 +22,7 @@ from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.settings.model import NatsSettings
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.tools.arguments import OperatorEnvs, fold
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 from openapi_tool.tools.policy import HOOKS_GROUP, Gate, Hook
 from openapi_tool.tools.secrets import Secrets
@@ -126,6 +127,13 @@ def _unreadable(nats: NatsSettings) -> list[str]:
 def _allowed_variables(settings: Settings) -> set[str]:
     service_envs = settings.tools.jina.envs_of(settings.protocol.target)
     return {DEFAULT_AUTH_ENV, *settings.secrets.allowed_env, *service_envs.values()}
+
+
+def operator_envs(settings: Settings) -> OperatorEnvs:
+    """The operator's `envs` for his target, and the arguments that definitions may map to a secret."""
+    variables = settings.tools.jina.envs_of(settings.protocol.target)
+    parameters = frozenset(fold(name) for name in (*settings.secrets.env_parameters, *variables))
+    return OperatorEnvs(variables, parameters)
 
 
 def _upstream_tls(settings: Settings, environment: Mapping[str, str]) -> ssl.SSLContext:

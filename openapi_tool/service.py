@@ -31,7 +31,7 @@ from openapi_tool.jina.targets import TargetRules
 from openapi_tool.jina.tools import JinaOptions, JinaTools
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.kernel.store import KernelStore
-from openapi_tool.prepared import NAME, Prepared, prepare
+from openapi_tool.prepared import NAME, Prepared, operator_envs, prepare
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.telemetry.health import CONSUMER, NATS, POSTGRES, Health, health_server, watch_loop_lag
@@ -219,7 +219,7 @@ def _pipeline_options(prepared: Prepared, scope: SessionScope) -> PipelineOption
         actor_id=settings.protocol.actor_id,
         limits=prepared.limits,
         gate=prepared.gate,
-        service_envs=settings.tools.jina.envs_of(settings.protocol.target),
+        envs=operator_envs(settings),
         secret=prepared.secrets,
         scope=scope,
         redact=prepared.redactor.value,

@@ -74,6 +74,7 @@ def start_executor(stack: EmbeddedStack, database: str, caller: Caller) -> Itera
         defaults = {
             "PG_DSN": dsn_of(stack, database),
             "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY,TENANT_TOKEN",
+            "OPENAPI_TOOL__SECRETS__ENV_PARAMETERS": "tenant_token",
             "TENANT_TOKEN": "tenant-value",
             "OPENAPI_TOOL__CACHE__TTL_S": "0",
         }

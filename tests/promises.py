@@ -49,6 +49,7 @@ PROMISES = (
     Promise("options.envs", "protocol 5", "An envs argument is read from the environment and travels in a body, never in a URL."),
     Promise("options.api_key", "protocol 5", "An envs argument api_key is the bearer key and falls back to auth_env."),
     Promise("options.allowed_env", "protocol 5", "A definition may name only variables that the operator allows."),
+    Promise("options.env_parameters", "protocol 5", "Only api_key may take a secret, and what the operator lists or sets himself; never a page's address, a query, a header or a cookie."),
     Promise("options.service_envs", "protocol 5", "The service's own envs win over the definition's."),
     Promise("options.templates", "protocol 5", "Templates hold only known ids, are rendered in one pass, and never in the model's values."),
     Promise("options.worker_left", "protocol 5", "What the worker has already applied gives the same arguments."),

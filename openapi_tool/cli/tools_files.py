@@ -11,6 +11,7 @@ import typer
 
 from openapi_tool.cli.common import USAGE, fail, say
 from openapi_tool.jina.definition_lint import definition_problems
+from openapi_tool.prepared import operator_envs
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.document import stored_record
@@ -60,6 +61,7 @@ def lint_limits() -> LintLimits:
         maximum_s=tools.max_timeout_ms / 1000,
         max_batch_items=tools.max_batch_items,
         targets=frozenset({settings.protocol.target, *tools.jina.services}),
+        env_parameters=operator_envs(settings).parameters,
     )
 
 

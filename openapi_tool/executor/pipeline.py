@@ -40,7 +40,7 @@ from openapi_tool.protocol.report import (
 )
 from openapi_tool.protocol.settlement import Acknowledge, DeadLetter, Settlement, TryAgain
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools.arguments import Arguments, SecretSource, prepare_arguments
+from openapi_tool.tools.arguments import Arguments, OperatorEnvs, SecretSource, prepare_arguments
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_after_execution
 from openapi_tool.tools.policy import Gate
 from openapi_tool.tools.result import ResultFields, Shown, ToolOutput, failure, success
@@ -55,7 +55,7 @@ _EXHAUSTED = "Every attempt at this call stopped the tool executor, so it is not
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """Who answers, within what limits, what `gate` lets through, with which service-side `envs`.
+    """Who answers, within what limits, what `gate` lets through, with which `envs` of the operator.
 
     `secret` reads a variable, `scope` derives session identities, `redact` takes every secret out of a
     JSON-like value. In seconds: when a command is tried again after an outage, and how long a result
@@ -65,7 +65,7 @@ class PipelineOptions:
     actor_id: str
     limits: TimeLimits
     gate: Gate
-    service_envs: Mapping[str, str]
+    envs: OperatorEnvs
     secret: SecretSource
     scope: SessionScope
     redact: Callable[[Any], Any]
@@ -227,9 +227,7 @@ class Pipeline:
     def _arguments(self, call: _Call, definition: ToolDefinition) -> Arguments:
         tool_call = read_tool_call(call.records.card, call.identity.tool_call_id)
         options = self._options
-        arguments = prepare_arguments(
-            definition, tool_call, call.identity, options.service_envs, options.secret, options.scope
-        )
+        arguments = prepare_arguments(definition, tool_call, call.identity, options.envs, options.secret, options.scope)
         log.debug("running", extra={"action": "call.running", "session": arguments.session} | ids(call.identity))
         return arguments
 

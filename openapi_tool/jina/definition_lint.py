@@ -8,8 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from openapi_tool.jina.parameters import MODEL_FORMATS, READER, REFUSED, SEARCH, Parameter, find_parameter
-from openapi_tool.tools.arguments import fold, is_identity
+from openapi_tool.jina.parameters import (
+    MODEL_FORMATS,
+    READER,
+    REFUSED,
+    SEARCH,
+    Parameter,
+    find_parameter,
+    may_never_take_a_secret,
+)
+from openapi_tool.tools.arguments import API_KEY, fold, is_identity
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.exports import complete
@@ -69,14 +77,22 @@ class _Checks:
         for group, values in self.args.items():
             for name, value in values.items():
                 yield from self._set_argument(name, value, ("options", "args", group, name))
-        for name in part(self.document, "options", "envs"):
-            if name != "api_key" and fold(name) in REFUSED:
-                yield Problem(("options", "envs", name), "may not be sent to the upstream")
+        yield from self._envs()
         for name, rule in self.properties.items():
             yield from self._shown_argument(name, rule if isinstance(rule, dict) else {})
         yield from self._shown_and_fixed()
         if self.document.get("parameters"):
             yield from self._subject()
+
+    def _envs(self) -> Iterator[Problem]:
+        for name in part(self.document, "options", "envs"):
+            path: Path = ("options", "envs", name)
+            if name == API_KEY or fold(name) in self.limits.env_parameters:
+                continue
+            if may_never_take_a_secret(name):
+                yield Problem(path, "may never take a secret: pages, addresses or third parties would see it")
+            else:
+                yield Problem(path, "may not take a secret: only api_key and what secrets.env_parameters lists may")
 
     def _known(self) -> list[str]:
         table = SEARCH if self.mode == "search" else READER
@@ -192,7 +208,6 @@ class _Checks:
         subject = self.tool.items or _SUBJECT[self.mode]
         shown = [name for name in self.properties if self._means(name, subject)]
         elsewhere = [*self.args["defaults"], *self.args["fixed"], *part(self.jina, "params")]
-        elsewhere += part(self.document, "options", "envs")
         if any(self._means(name, subject) for name in elsewhere):
             return
         wanted = self.tool.items or {"q": "query"}.get(subject, subject)

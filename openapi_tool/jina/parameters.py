@@ -225,6 +225,20 @@ REFUSED = frozenset(
 """Folded names that nobody may send: credentials, impersonation, code, uploads (jina-api 6.3)."""
 
 
+_SUBJECTS = frozenset(
+    fold(name) for table in (READER[:1], SEARCH[:1]) for entry in table for name in (entry.name, *entry.aliases)
+)
+_NEVER_SECRET = REFUSED | _SUBJECTS | {"urls", "queries"}
+
+
+def may_never_take_a_secret(name: str) -> bool:
+    """Return whether an `envs` argument reaches a page, a URL or a third party, whoever set it.
+
+    The part before a dot counts: `customHeader.X` is a member of `customHeader`.
+    """
+    return fold(name.partition(".")[0].strip()) in _NEVER_SECRET
+
+
 def _index(parameters: tuple[Parameter, ...]) -> Mapping[str, Parameter]:
     return {
         fold(name).replace(".", ""): parameter

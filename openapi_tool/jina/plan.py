@@ -13,10 +13,17 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from openapi_tool.jina.parameters import MODEL_FORMATS, REFUSED, Parameter, find_parameter
+from openapi_tool.jina.parameters import (
+    MODEL_FORMATS,
+    REFUSED,
+    Parameter,
+    find_parameter,
+    may_never_take_a_secret,
+)
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
 from openapi_tool.tools.arguments import Arguments, fold
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.problems import short
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +106,8 @@ class _Planner:
 
     def secret_name(self, name: str) -> str:
         """The body name of an `envs` argument: the parameter's own, else the name as it is."""
-        if fold(name) in REFUSED:
-            self._operator_problems.append(f"options.envs.{name} may not be sent to the upstream")
+        if may_never_take_a_secret(name):
+            self._operator_problems.append(f"options.envs.{short(name)} may never take a secret")
         parameter = find_parameter(self._mode, name)
         return parameter.name if parameter else name
 
@@ -112,7 +119,7 @@ class _Planner:
                 detail={"problems": self._operator_problems},
             )
         subject = _SUBJECT[self._mode]
-        if subject not in self._values and subject not in secrets and not self._model_problems:
+        if subject not in self._values and not self._model_problems:
             self._model_problems.append(_REQUIRED[self._definition.tool.name])
         if self._model_problems:
             raise BadRequest(

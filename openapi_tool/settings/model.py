@@ -23,27 +23,18 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from openapi_tool.jina.targets import INTERNAL_SUFFIXES
 from openapi_tool.protocol.subject import default_durable
 from openapi_tool.settings.policy import PolicySettings
+from openapi_tool.settings.secrets import JinaToolSettings, SecretsSettings
 from openapi_tool.settings.section import Section, split
 from openapi_tool.settings.sources import PREFIX, file_sources
-from openapi_tool.tools.secrets import Secret, is_executors_own
+from openapi_tool.tools.secrets import Secret
 from openapi_tool.tools.session import MIN_KEY_BYTES
 
 _TOKEN = r"^([A-Za-z0-9_-]+|\*)$"  # noqa: S105 - a subject's token
-_VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _NATS_URL = r"^(nats|tls|ws|wss)://[^\s/]+$"
 _PROXY_URL = re.compile(r"http://(?:[^\s/?#@:]+(?::[^\s/?#@]*)?@)?(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}/?")
 _POSTGRES_SCHEMES = ("postgres", "postgresql")
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-
-
-def _is_not_the_executors_own(variable: str) -> str:
-    if is_executors_own(variable):
-        raise ValueError(f"{variable} is one of the executor's own settings, which tools are never given; take it out")
-    return variable
-
-
-VariableName = Annotated[str, Field(pattern=_VARIABLE), AfterValidator(_is_not_the_executors_own)]
 
 
 def _is_a_url(url: str) -> str:
@@ -147,24 +138,6 @@ class ExecutorSettings(Section):
         return self
 
 
-class ServiceEnvs(Section):
-    """Service-side `envs` of one target."""
-
-    envs: dict[str, VariableName] = Field(default_factory=dict, description="Argument name to variable name.")
-
-
-class JinaToolSettings(Section):
-    """Service-side settings of the Jina tools; they win over a definition's own."""
-
-    envs: dict[str, VariableName] = Field(default_factory=dict, description="Argument to variable, for all targets.")
-    services: dict[str, ServiceEnvs] = Field(default_factory=dict, description="The same by target.")
-
-    def envs_of(self, target: str) -> dict[str, str]:
-        """Argument name to variable name for one target."""
-        service = self.services.get(target)
-        return {**self.envs, **(service.envs if service else {})}
-
-
 class ToolsSettings(Section):
     """What tools may do."""
 
@@ -198,14 +171,6 @@ class TargetsSettings(Section):
     )
     allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)] = Field(
         (), description="Exact host names or addresses that may be read although they look internal."
-    )
-
-
-class SecretsSettings(Section):
-    """Which environment variables a tool definition may name; `NAME_FILE` may name a file with the value instead."""
-
-    allowed_env: Annotated[tuple[VariableName, ...], NoDecode, BeforeValidator(split)] = Field(
-        (), description="Beside JINA_API_KEY and the service's own `envs`; comma-separated in the environment."
     )
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import SecretStr
 
 from openapi_tool.protocol.cards import ToolCall
-from openapi_tool.protocol.errors import BadRequest
+from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.problems import short
 from openapi_tool.tools.schema import schema_problems, visible_schema
 from openapi_tool.tools.secrets import MissingVariable
 from openapi_tool.tools.session import SessionScope
@@ -71,11 +72,35 @@ def fold(name: str) -> str:
     return name.replace("_", "").replace("-", "").lower()
 
 
+@dataclass(frozen=True, slots=True)
+class OperatorEnvs:
+    """The operator's own `envs`, and where else definitions may put a secret (protocol section 5).
+
+    `variables` maps arguments to variables and wins over definitions; `parameters` are folded names that a
+    definition may map beside `api_key`. Any other argument may reach a page, a URL or a third party.
+    """
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    parameters: frozenset[str] = frozenset()
+
+    def over(self, definition: ToolDefinition) -> dict[str, str]:
+        """Argument to variable of a call. Raises ToolMisconfigured naming every argument that may take no secret."""
+        wrong = [name for name in definition.envs if name != API_KEY and fold(name) not in self.parameters]
+        if wrong:
+            problems = [f"options.envs.{short(name)} may not take a secret" for name in sorted(wrong)]
+            raise ToolMisconfigured(
+                f"The definition of {short(definition.tool_name)!r} is not usable: {'; '.join(problems)}. Only api_key "
+                "may, and what the operator lists in secrets.env_parameters. An operator must correct one of them.",
+                detail={"problems": problems},
+            )
+        return {**definition.envs, **self.variables}
+
+
 def prepare_arguments(
     definition: ToolDefinition,
     call: ToolCall,
     identity: CallIdentity,
-    service_envs: Mapping[str, str],
+    operator: OperatorEnvs,
     secret: SecretSource,
     scope: SessionScope,
 ) -> Arguments:
@@ -84,7 +109,7 @@ def prepare_arguments(
     Raises BadRequest (naming every offending path) for the model's mistakes and ToolMisconfigured
     for the operator's.
     """
-    envs = {**definition.envs, **service_envs}
+    envs = operator.over(definition)
     hidden = frozenset(definition.fixed) | frozenset(envs) | call.fixed_applied
     own = hidden | call.defaults_applied
     given = {name: value for name, value in call.arguments.items() if name not in own}

@@ -39,13 +39,14 @@ _NO_VALUE_IN_V1R4 = "context_box_id"
 
 @dataclass(frozen=True, slots=True)
 class LintLimits:
-    """What the executor that will serve the definitions is set to: seconds, items, tool targets."""
+    """What the executor that will serve the definitions is set to: seconds, items, targets, folded parameters."""
 
     worker_default_s: float = 30
     margin_s: float = 3
     maximum_s: float = 120
     max_batch_items: int = 10
     targets: frozenset[str] = frozenset({"jina"})
+    env_parameters: frozenset[str] = frozenset()
 
 
 def general_problems(document: Any, limits: LintLimits) -> Iterator[Problem]:

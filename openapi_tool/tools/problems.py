@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 Path = tuple[str | int, ...]
 
+_SHORT_CHARS = 80
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -30,6 +32,11 @@ def shown_path(path: Path) -> str:
     """`options.args.defaults.site[0]`; `definition` for the root."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".") or "definition"
+
+
+def short(text: str, most: int = _SHORT_CHARS) -> str:
+    """A text for a message, cut to `most` characters; a definition or a model may give one of 256 kB."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

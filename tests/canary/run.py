@@ -135,6 +135,7 @@ def _environment(stack: EmbeddedStack, canaries: Mapping[str, Canary], folder: P
         "OPENAPI_TOOL__NATS__USER": BUS_USER,
         "OTEL_EXPORTER_OTLP_HEADERS": f"x-collector-key={quote(canaries['collector'].value, safe='')}",
         "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY,TENANT_TOKEN",
+        "OPENAPI_TOOL__SECRETS__ENV_PARAMETERS": "tenant_token",
         "OPENAPI_TOOL__TOOLS__JINA__ENVS": '{"service_token": "SERVICE_TOKEN"}',
         "OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "debug",
         "OPENAPI_TOOL__CACHE__TTL_S": "0",
@@ -160,6 +161,8 @@ async def _furnish(caller: Caller) -> None:
         {**reader_tool(jina={"mode": "reader", "auth_env": "PATH"}), "tool_name": "jina_forbidden"},
         {**reader_tool(jina={"base_url": "https://evil.example"}), "tool_name": "jina_elsewhere"},
         {**reader_tool(result_format="object"), "tool_name": "jina_object"},
+        {**reader_tool(envs={"locale": "TENANT_TOKEN"}), "tool_name": "jina_leaking"},
+        {**reader_tool(envs={"api_key": "PG_DSN"}), "tool_name": "jina_greedy"},
     ]
     await caller.make_stream()
     await caller.furnish(PROJECT, AGENT, tools)
@@ -191,7 +194,8 @@ async def play(scene: Scene, statuses: Sequence[int]) -> None:
 
 async def _usual(scene: Scene) -> None:
     everything = " ".join(canary.value for canary in scene.canaries.values())
-    for tool in ("jina_search", "jina_reader", "jina_object", "jina_forbidden", "jina_elsewhere", "jina_unknown"):
+    refused = ("jina_forbidden", "jina_elsewhere", "jina_leaking", "jina_greedy", "jina_unknown")
+    for tool in ("jina_search", "jina_reader", "jina_object", *refused):
         await scene.call(tool, KNOWN if tool == "jina_search" else PAGE)
     for arguments in ({"query": 7}, {"query": everything, "count": everything}, {everything: everything}):
         await scene.call("jina_search", arguments)

@@ -11,7 +11,7 @@ from openapi_tool.protocol.cards import ToolCall, read_tool_call
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import CardRecord, ToolRecord
-from openapi_tool.tools.arguments import Arguments, is_identity, prepare_arguments
+from openapi_tool.tools.arguments import Arguments, OperatorEnvs, is_identity, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.result import failure
@@ -21,6 +21,7 @@ from tests.fuzz.source import Source
 from tests.fuzz.storable import assert_storable
 
 _SCOPE = SessionScope(b"k" * 32)
+_OPERATOR = OperatorEnvs(parameters=frozenset({"note"}))
 _NAMES = ("query", "url", "count", "site", "session_id", "projectId", "api_key", "locale", "provider", "note", "urls")
 _TEMPLATES = (
     *("{agent_id}", "{turn_epoch}", "a{project_id}b", "{step_id}{step_id}", "{{agent_id}}", "{trace_id}", "{}"),
@@ -41,7 +42,7 @@ def check(data: bytes) -> None:
     try:
         definition = parse_definition(_record(source))
         call = read_tool_call(_card(source), "call")
-        arguments = prepare_arguments(definition, call, identity, {}, lambda _: SecretStr("the-key"), _SCOPE)
+        arguments = prepare_arguments(definition, call, identity, _OPERATOR, lambda _: SecretStr("the-key"), _SCOPE)
     except ToolError as error:
         assert_storable(failure(error, 1).result)
         return

@@ -22,7 +22,7 @@ from openapi_tool.jina.plan import plan_call
 from openapi_tool.jina.request import build_request
 from openapi_tool.jina.targets import INTERNAL_SUFFIXES, TargetRules, checked_target
 from openapi_tool.protocol.records import ToolRecord
-from openapi_tool.tools.arguments import prepare_arguments
+from openapi_tool.tools.arguments import OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE, SYSTEM_ROLE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.exports import (
@@ -213,7 +213,7 @@ def values(schema: Mapping[str, Any], name: str = "") -> st.SearchStrategy[Any]:
 
 def accept(definition: ToolDefinition, arguments: dict[str, Any]) -> None:
     """Everything that can refuse a call before the network."""
-    prepared = prepare_arguments(definition, tool_call(arguments), identity(), {}, SECRETS, SCOPE)
+    prepared = prepare_arguments(definition, tool_call(arguments), identity(), OperatorEnvs(), SECRETS, SCOPE)
     if asked_cursor(definition, prepared) is not None:
         return
     items = batch_items(definition, prepared, 10)

@@ -34,7 +34,7 @@ SEARCH: dict[str, Any] = {
 
 def problems_of(text: str) -> list[Problem]:
     source = read_source(text)
-    return source.problems or definition_problems(source.document)
+    return source.problems or definition_problems(source.document, LintLimits(env_parameters=frozenset({"location"})))
 
 
 def expectation(file: Path) -> tuple[str, bool]:
@@ -132,6 +132,19 @@ def test_a_pasted_key_is_refused_and_never_shown(where: str, tmp_path: Path) -> 
 def test_a_near_miss_is_named(mistake: dict[str, Any], hint: str) -> None:
     options = {"options": {"jina": {"mode": "search"}}}
     assert any(hint in problem.message for problem in definition_problems({**SEARCH, **options, **mistake}))
+
+
+@requirement("definition.lint", "options.env_parameters")
+def test_a_secret_may_go_only_where_this_machines_settings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"jina": {"mode": "search"}, "envs": {"api_key": "A_KEY", "Tenant-Token": "A_KEY", "locale": "A_KEY"}}
+    file = tmp_path / "tool.yaml"
+    file.write_text(json.dumps({**SEARCH, "options": options}), encoding="utf-8")
+    refused = run("lint", str(file))
+    assert refused.exit_code == 1
+    assert re.findall(r"options\.envs\.(\S+): may not take a secret", refused.output) == ["Tenant-Token", "locale"]
+    monkeypatch.setenv("OPENAPI_TOOL__SECRETS__ENV_PARAMETERS", "tenant_token")
+    monkeypatch.setenv("OPENAPI_TOOL__TOOLS__JINA__ENVS", '{"locale": "A_KEY"}')
+    assert run("lint", str(file)).exit_code == 0
 
 
 @requirement("definition.lint")

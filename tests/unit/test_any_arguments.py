@@ -19,7 +19,7 @@ from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.jina.stages import within
 from openapi_tool.jina.targets import INTERNAL_SUFFIXES, TargetRules, checked_target
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
-from openapi_tool.tools.arguments import IDENTITY_ARGUMENTS, Arguments, fold, prepare_arguments
+from openapi_tool.tools.arguments import IDENTITY_ARGUMENTS, Arguments, OperatorEnvs, fold, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.session import SessionScope
@@ -98,7 +98,9 @@ def calls(draw: st.DrawFn) -> tuple[ToolDefinition, dict[str, Any]]:
 
 
 def prepared(found: ToolDefinition, arguments: dict[str, Any]) -> Arguments:
-    return prepare_arguments(found, tool_call(arguments), identity(), {}, lambda _: SecretStr("the-key"), SCOPE)
+    return prepare_arguments(
+        found, tool_call(arguments), identity(), OperatorEnvs(), lambda _: SecretStr("the-key"), SCOPE
+    )
 
 
 def requests_of(found: ToolDefinition, arguments: dict[str, Any]) -> list[UpstreamRequest]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.tools.arguments import prepare_arguments
+from openapi_tool.tools.arguments import OperatorEnvs, prepare_arguments
 from openapi_tool.tools.secrets import Secrets
 from openapi_tool.tools.session import SessionScope
 from tests.promises import requirement
@@ -56,7 +56,9 @@ def test_a_short_key_is_refused() -> None:
 
 
 def session_of(arguments: dict[str, Any], **options: Any) -> str:
-    return prepare_arguments(definition(**options), tool_call(arguments), identity(), {}, SECRETS, SCOPE).session
+    return prepare_arguments(
+        definition(**options), tool_call(arguments), identity(), OperatorEnvs(), SECRETS, SCOPE
+    ).session
 
 
 @requirement("session.alias")

@@ -192,6 +192,31 @@ BROKEN: list[tuple[dict[str, str], str]] = [
         {"OPENAPI_TOOL__TOOLS__JINA__SERVICES": '{"jina": {"envs": {"api_key": "NATS_TOKEN_FILE"}}}'},
         "tools.jina.services.jina.envs.api_key: NATS_TOKEN_FILE is one of",
     ),
+    *(
+        (
+            {"OPENAPI_TOOL__SECRETS__ENV_PARAMETERS": f"tenant_token,{name}"},
+            f"secrets.env_parameters.1: {name} may never",
+        )
+        for name in (
+            "url",
+            "q",
+            "target_url",
+            "QUERY",
+            "queries",
+            "Set-Cookies",
+            "userAgent",
+            "custom_header",
+            "apiKey",
+        )
+    ),
+    ({"OPENAPI_TOOL__SECRETS__ENV_PARAMETERS": "customHeader.X"}, "secrets.env_parameters.0: must be the name of one"),
+    ({"OPENAPI_TOOL__SECRETS__ENV_PARAMETERS": "viewport.x"}, "secrets.env_parameters.0: must be the name of one"),
+    ({"OPENAPI_TOOL__TOOLS__JINA__ENVS": '{"url": "A_KEY"}'}, "tools.jina.envs: url may never take a secret"),
+    ({"OPENAPI_TOOL__TOOLS__JINA__ENVS": '{"url.x": "A_KEY"}'}, "tools.jina.envs: must be the name of one"),
+    (
+        {"OPENAPI_TOOL__TOOLS__JINA__SERVICES": '{"jina": {"envs": {"cookie": "A_KEY"}}}'},
+        "tools.jina.services.jina.envs: cookie may never take a secret",
+    ),
     ({"OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "loud"}, "telemetry.log_level"),
     ({"OPENAPI_TOOL__TELEMETRY__OTLP_ENDPOINT": "collector:4318"}, "telemetry.otlp_endpoint"),
 ]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured
 from openapi_tool.protocol.records import ToolRecord
-from openapi_tool.tools.arguments import Arguments, prepare_arguments
+from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.definition import parse_definition, suspend_timeout
 from openapi_tool.tools.result import FRAME_CLOSE, FRAME_OPEN, Shown, ToolOutput, Usage, failure, success, untrusted
 from openapi_tool.tools.secrets import MissingVariable, Secret, Secrets
@@ -40,7 +40,7 @@ def prepare(
     arguments: dict[str, Any],
     *,
     applied: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
-    service_envs: dict[str, str] | None = None,
+    operator: OperatorEnvs = OperatorEnvs(),  # noqa: B008 - frozen
     caller: Any = None,
     **options: Any,
 ) -> Arguments:
@@ -49,7 +49,7 @@ def prepare(
         definition(parameters=parameters, **options),
         tool_call(arguments, *applied),
         caller or identity(),
-        service_envs or {},
+        operator,
         SECRETS,
         SCOPE,
     )
@@ -149,7 +149,7 @@ def test_the_key_is_the_definitions_own_then_auth_env() -> None:
 @requirement("options.api_key", "options.envs")
 def test_a_missing_variable_is_named() -> None:
     with pytest.raises(MissingVariable, match="UNSET"):
-        prepare({}, envs={"other": "UNSET"})
+        prepare({}, envs={"other": "UNSET"}, operator=OperatorEnvs(parameters=frozenset({"other"})))
     with pytest.raises(MissingVariable, match="UNSET"):
         prepare({}, jina={"mode": "search", "auth_env": "UNSET"}, envs={"api_key": "UNSET"})
 
@@ -167,13 +167,15 @@ def test_a_variable_that_is_not_allowed_is_refused_with_the_setting_to_extend() 
 
 @requirement("options.service_envs")
 def test_the_services_envs_win() -> None:
-    arguments = prepare({}, envs={"api_key": "JINA_API_KEY"}, service_envs={"api_key": "SEARCH_API_KEY", "x": "EXTRA"})
+    operator = OperatorEnvs({"api_key": "SEARCH_API_KEY", "x": "EXTRA"})
+    arguments = prepare({}, envs={"api_key": "JINA_API_KEY"}, operator=operator)
     assert arguments.api_key.get_secret_value() == "key-two"
     assert {name: value.get_secret_value() for name, value in arguments.secrets.items()} == {"x": "extra-value"}
 
 
 def test_secrets_are_masked_wherever_arguments_are_shown() -> None:
-    shown = repr(prepare({}, envs={"api_key": "SEARCH_API_KEY", "x": "EXTRA"}))
+    operator = OperatorEnvs(parameters=frozenset({"x"}))
+    shown = repr(prepare({}, envs={"api_key": "SEARCH_API_KEY", "x": "EXTRA"}, operator=operator))
     assert "key-two" not in shown
     assert "extra-value" not in shown
 

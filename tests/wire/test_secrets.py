@@ -31,6 +31,58 @@ async def test_what_the_model_gave_back_is_masked_in_an_error(world: World) -> N
     assert SECRET not in str(outcome.answer)
 
 
+NO_PLACE_FOR_A_KEY = [
+    *(
+        "locale",
+        "location",
+        "site",
+        "url",
+        "q",
+        "query",
+        "engine",
+        "proxy",
+        "cookie",
+        "userAgent ",
+        "Api-Key",
+        " api_key",
+    ),
+    *("customHeader.X-Leak", "url.x", "q.x", "viewport.x", "api_key.x", "a" * 100_000),
+]
+
+
+@pytest.mark.parametrize("name", NO_PLACE_FOR_A_KEY, ids=lambda name: name[:20])
+@requirement("options.env_parameters")
+async def test_a_definition_puts_a_key_only_where_a_key_belongs(world: World, name: str) -> None:
+    """Pages and third parties saw the key as the locale of their reader, as a query or as a header of its request."""
+    for tool in (search_tool, reader_tool):
+        await world.caller.add_tool(PROJECT, {**tool(envs={name: "JINA_API_KEY"}), "tool_name": "a_tool"})
+        outcome = await world.send(await world.place({"url": "https://a.example/"}, "a_tool"))
+        error = outcome.content["error"]
+        assert (error["code"], outcome.upstream_requests) == ("tool_misconfigured", [])
+        assert f"options.envs.{name[:20]}" in error["message"]
+        assert "secrets.env_parameters" in error["message"]
+        assert len(error["message"]) < 1_000
+
+
+@pytest.mark.parametrize("name", ["tenant_token", "Tenant-Token"])
+@requirement("options.env_parameters")
+async def test_what_the_operator_lists_may_take_a_secret_in_any_spelling(idle_world: World, name: str) -> None:
+    secrets = {"allowed_env": ["TENANT_TOKEN"], "env_parameters": ["tenantToken"]}
+    await idle_world.caller.add_tool(PROJECT, search_tool(envs={name: "TENANT_TOKEN"}))
+    async with idle_world.executor(secrets=secrets):
+        outcome = await idle_world.send(await idle_world.place())
+    assert json.loads(outcome.upstream_requests[-1]["body"])[name] == SECRET
+
+
+@requirement("options.env_parameters")
+async def test_what_the_operator_sets_himself_a_definition_may_name_too(idle_world: World) -> None:
+    settings = {"tools": {"jina": {"envs": {"tenant_token": "TENANT_TOKEN"}}}}
+    await idle_world.caller.add_tool(PROJECT, search_tool(envs={"tenant_token": "JINA_API_KEY"}))
+    async with idle_world.executor(**settings):
+        outcome = await idle_world.send(await idle_world.place())
+    assert json.loads(outcome.upstream_requests[-1]["body"])["tenant_token"] == SECRET
+
+
 HOSTILE = (
     "%s %(x)d %n {project_id} {0.__class__} {{x}} ${x} $(touch x) `id` '; drop table cards; -- \\x27 \r\nX-Evil: 1"
     "\r\n\r\nGET / HTTP/1.1"

@@ -127,7 +127,7 @@ class World:
             **{
                 "postgres": {"dsn": self.dsn},
                 "nats": {"servers": self.stack.nats.url},
-                "secrets": {"allowed_env": ("SEARCH_API_KEY", "TENANT_TOKEN")},
+                "secrets": {"allowed_env": ("SEARCH_API_KEY", "TENANT_TOKEN"), "env_parameters": ("tenant_token",)},
                 "executor": {"retry_delay_s": 0.05},
                 "retry": {"first_wait_s": 0.01},
                 "cache": {"ttl_s": 0},
