@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from openapi_tool.jina.parameters import READER, SEARCH, Parameter, find_parameter
+from openapi_tool.jina.targets import INTERNAL_SUFFIXES
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 
@@ -99,4 +101,13 @@ def _kinds(kind: type[ToolError]) -> Iterator[type[ToolError]]:
         yield from _kinds(child)
 
 
-_PARTS: Mapping[str, Callable[[], str]] = {"tools": _tools, "operator": _operator, "errors": _errors}
+def _suffixes() -> str:
+    return "\n".join(textwrap.wrap(", ".join(f"`{suffix}`" for suffix in INTERNAL_SUFFIXES), 120))
+
+
+_PARTS: Mapping[str, Callable[[], str]] = {
+    "tools": _tools,
+    "operator": _operator,
+    "errors": _errors,
+    "suffixes": _suffixes,
+}

@@ -197,6 +197,7 @@ PROMISES = (
     Promise("batch.arguments", "tool-design 1", "A batch tool takes a list, up to a limit, and nothing beside it; a tool of one takes no list."),
     Promise("target.checked", "jina-api 7", "A page address that cannot be read is refused before it costs anything, with what to do instead."),
     Promise("target.repaired", "jina-api 1", "A page address whose intent is plain is repaired; a good one is sent as it is."),
+    Promise("target.linear", "jina-api 7", "The time to judge a page address is linear in its length, whatever it holds."),
     Promise("target.internal", "jina-api 7", "Loopback, private and internal targets are refused in any spelling, without a look-up."),
     Promise("content.sizes", "tool-design 3", "What a model is shown stays within the bounds over all recordings."),
     Promise("content.kept", "tool-design 3", "Every url, title, snippet and warning of an answer is kept."),

@@ -7,73 +7,61 @@ What a public name resolves to is not known here: the reader checks that itself 
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import unquote
 
+from openapi_tool.jina.addresses import is_public
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 
+# `.example` (RFC 6761) is left out: nobody names an internal host so, and examples of tools and documents do.
 INTERNAL_SUFFIXES = (
+    ".alt",  # RFC 9476
+    ".arpa",  # infrastructure and reverse zones; holds .home.arpa (RFC 8375) and ipv4only.arpa (RFC 8880)
+    ".cluster",
+    ".consul",
     ".corp",
     ".home",
-    ".home.arpa",
     ".internal",
     ".intranet",
+    ".invalid",  # RFC 6761
+    ".kube",
     ".lan",
-    ".local",
+    ".local",  # RFC 6762
     ".localdomain",
+    ".localhost",  # RFC 6761
+    ".mail",  # with .corp and .home never delegated, because so many networks use it
+    ".onion",  # RFC 7686
     ".private",
     ".svc",
+    ".test",  # RFC 6761
 )
-"""Endings that no public host has; what `TargetRules.internal_suffixes` usually is."""
+"""Suffixes that no public host has; `TargetRules.internal_suffixes` adds to them."""
 
 _METADATA_NAMES = frozenset({"metadata.google.internal", "metadata.goog", "metadata.tencentyun.com"})
-_READER, _SEARCH = "r.jina.ai", "s.jina.ai"
-
-# The IANA special-purpose registries, multicast, and the one metadata address that looks public (Azure's).
-_INTERNAL_V4 = tuple(
-    IPv4Network(network)
-    for network in (
-        "0.0.0.0/8",
-        "10.0.0.0/8",
-        "100.64.0.0/10",
-        "127.0.0.0/8",
-        "168.63.129.16/32",
-        "169.254.0.0/16",
-        "172.16.0.0/12",
-        "192.0.0.0/24",
-        "192.0.2.0/24",
-        "192.88.99.0/24",
-        "192.168.0.0/16",
-        "198.18.0.0/15",
-        "198.51.100.0/24",
-        "203.0.113.0/24",
-        "224.0.0.0/3",
-    )
-)
-_PUBLIC_V6 = IPv6Network("2000::/3")
-_INTERNAL_V6 = tuple(IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "3fff::/20"))
-# Compatible, mapped, NAT64 and 6to4: where they hold an IPv4 address, in bits from the right.
-_HOLDS_V4 = (
-    (IPv6Network("::/96"), 0),
-    (IPv6Network("::ffff:0:0/96"), 0),
-    (IPv6Network("64:ff9b::/96"), 0),
-    (IPv6Network("2002::/16"), 80),
-)
+# The reader and the search service: r.jina.ai, eu.r.jina.ai, eu-r-beta.jina.ai.
+_READER = re.compile(r"(?:.+\.)?(?:[a-z0-9]+-)?r(?:-[a-z0-9]+)?\.jina\.ai")
+_SEARCH = re.compile(r"(?:.+\.)?(?:[a-z0-9]+-)?s(?:-[a-z0-9]+)?\.jina\.ai")
+_MAX_READER_PREFIXES = 3
 
 _BLANKS = " \t\r\n\f\v\u00a0\u200b\u2060\u3000\ufeff"
 _PAIRS = {'"': '"', "'": "'", "`": "`", "<": ">", "\u201c": "\u201d", "\u2018": "\u2019", "«": "»", "*": "*"}
 _LINK = re.compile(r"""!?\[.*\]\(\s*(\S+)(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)""", re.DOTALL)
-_SCHEME = re.compile(r"(?:https?:/*)*(https?):/*", re.IGNORECASE)
-_ENCODED_SCHEME = re.compile(r"https?%3a", re.IGNORECASE)
+# ASCII, because `s` would also match U+017F: a scheme that no program knows would be sent.
+_SCHEME = re.compile(r"(?:https?:/*)*(https?):/*", re.IGNORECASE | re.ASCII)
+_ENCODED_SCHEME = re.compile(r"https?%3a", re.IGNORECASE | re.ASCII)
 _OTHER_SCHEME = re.compile(r"(?!localhost:)[a-z][a-z0-9+-]*:", re.IGNORECASE)  # no dot: `host.name:80` is none
 _URL = re.compile(r"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
+_FORBIDDEN = re.compile(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # white space, Cc, Cs
 _PLACE = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
 _MAX_PORT, _MAX_BYTE = 65_535, 255
 
 _MAX_NAME_CHARS, _MAX_LABEL_CHARS = 253, 63
+# Room for percent-encoding. NFKC sorts runs of combining marks in quadratic time: 0.4 s for a host of 16,000.
+_MAX_ENCODED_NAME_CHARS = 1_024
 _ENCODED_LABEL = "xn--"
 _ASCII_OF_LABEL = re.compile(r"[a-z0-9_-]")
 _LAST_IS_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", re.DOTALL)
@@ -91,11 +79,12 @@ _SHOWN_CHARS, _MAX_SHOWN_CHARS = 80, 160
 class TargetRules:
     """What an operator says about targets.
 
-    `internal_suffixes` end internal host names, with or without their leading dot. `allow` holds exact
-    host names or addresses that are let through although they look internal. `max_chars` bounds the URL.
+    `internal_suffixes` are added to INTERNAL_SUFFIXES, with or without their leading dot. `allow` holds exact
+    host names, addresses, or suffixes with a leading dot that are let through although they look internal.
+    `max_chars` bounds the URL.
     """
 
-    internal_suffixes: tuple[str, ...]
+    internal_suffixes: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     max_chars: int = 8192
 
@@ -112,13 +101,20 @@ class _Target:
 def checked_target(text: str, rules: TargetRules) -> str:
     """The URL to send: what was given, repaired where the intent is plain.
 
-    Raises BadRequest where it is no web address, TargetRefused where its host is not public.
+    Time is linear in the text. Raises BadRequest where it is no web address, TargetRefused where its host is
+    not public.
     """
-    target = _parsed(_unwrapped(_bounded(text, rules)))
-    while target.host == _READER:
-        target = _parsed(_behind_reader(target.rest))
-    if target.host == _SEARCH:
-        raise BadRequest(f"url: {_SEARCH} is a search service, no page. Give the address of the page itself.")
+    target = _parsed(_checked(_unwrapped(_bounded(text, rules))))
+    for _ in range(_MAX_READER_PREFIXES):
+        if not _READER.fullmatch(target.host):
+            break
+        target = _parsed(_behind_reader(target))
+    if _READER.fullmatch(target.host):
+        raise BadRequest(
+            f"url: names the reader more than {_MAX_READER_PREFIXES} times. Give the address of the page itself."
+        )
+    if _SEARCH.fullmatch(target.host):
+        raise BadRequest(f"url: {_shown(target.host)} is a search service, no page. Give the address of a page.")
     _check_host(target.host, rules)
     return _bounded(target.url, rules)
 
@@ -142,38 +138,44 @@ def _unwrapped(text: str) -> str:
 
 
 def _inside(text: str) -> str:
-    """What a wrapper holds, without the punctuation behind it; empty where there is no wrapper.
+    """Text inside the outermost wrapper, without the punctuation behind it; empty where there is none.
 
-    A comma or semicolon at the inner end goes too; a dot stays, since addresses do end in dots (`/Acme_Inc.`).
+    Takes a run of the same wrapper (`**…**`) off at once; one by one would be quadratic. A comma or semicolon at
+    the inner end goes too; a dot stays, since addresses do end in dots (`/Acme_Inc.`).
     """
     wrapped = text.rstrip(".,;:!?")
     link = _LINK.fullmatch(wrapped) if wrapped.count("](") == 1 else None
     if link:
         return link[1].rstrip(",;")
-    opening, inside, closing = wrapped[:1], wrapped[1:-1], wrapped[-1:]
-    if _PAIRS.get(opening) != closing or closing in inside.strip(opening + closing):
+    opening, closing = wrapped[:1], wrapped[-1:]
+    if _PAIRS.get(opening) != closing or closing in wrapped.strip(opening + closing):
         return ""
-    return inside.strip(_BLANKS).rstrip(",;")
+    inner = max(len(wrapped.lstrip(opening)), len(wrapped.rstrip(closing)))
+    run = min(len(wrapped) - inner, len(wrapped) // 2)
+    return wrapped[run:-run].strip(_BLANKS).rstrip(",;") if run else ""
 
 
-def _behind_reader(rest: str) -> str:
+def _behind_reader(reader: _Target) -> str:
     """The target of a reader URL (`r.jina.ai/https://example.com`). Raises BadRequest where there is none."""
-    target = rest.lstrip("/")
-    if not rest.startswith("/") or not target or target[0] in "?#":
-        raise BadRequest(f"url: {_READER} is the reader itself, no page. Give the address of the page to read.")
+    target = reader.rest.lstrip("/")
+    if not reader.rest.startswith("/") or not target or target[0] in "?#":
+        raise BadRequest(f"url: {_shown(reader.host)} is the reader itself, no page. Give the address of a page.")
     return target
 
 
 def _parsed(text: str) -> _Target:
-    """Raises BadRequest where the text is no http or https URL with a host."""
-    url = _with_scheme(text).rstrip(_BLANKS)
-    _check_characters(url)
+    """Split a text of checked characters. Raises BadRequest where it is no http or https URL with a host."""
+    url = _with_scheme(text)
     parts = _URL.fullmatch(url)
     authority, rest = parts.groups() if parts else ("", "")
     if "@" in authority:
         raise BadRequest("url: holds a user name or password before '@'. Give the address without it.")
     place = _PLACE.fullmatch(authority)
-    if not place or int(place[2] or _MAX_PORT) not in range(1, _MAX_PORT + 1):
+    if (
+        not place
+        or len(place[1]) > _MAX_ENCODED_NAME_CHARS
+        or int(place[2] or _MAX_PORT) not in range(1, _MAX_PORT + 1)
+    ):
         raise _no_host(authority)
     host = _folded(_decoded(place[1]))
     if host.startswith("[") != place[1].startswith("["):
@@ -185,7 +187,7 @@ def _with_scheme(text: str) -> str:
     """With `http://` or `https://` exactly once; the latter where there was none."""
     text = text.removeprefix("//")
     if _ENCODED_SCHEME.match(text):
-        text = _decoded(text)
+        text = _checked(_decoded(text))
     if scheme := _SCHEME.match(text):
         return f"{scheme[1]}://{text[scheme.end() :]}"
     if other := _OTHER_SCHEME.match(text):
@@ -193,11 +195,14 @@ def _with_scheme(text: str) -> str:
     return f"https://{text}"
 
 
-def _check_characters(url: str) -> None:
-    if any(char.isspace() or unicodedata.category(char) in ("Cc", "Cs") for char in url):
+def _checked(text: str) -> str:
+    """The text without blanks at its end. Raises BadRequest for a character that no URL holds."""
+    text = text.rstrip(_BLANKS)
+    if _FORBIDDEN.search(text):
         raise BadRequest("url: holds blanks, line breaks or control characters. Write one address, blanks as %20.")
-    if "\\" in url:
+    if "\\" in text:
         raise BadRequest("url: holds a backslash. Write / between parts, or %5C where a backslash is meant.")
+    return text
 
 
 def _decoded(text: str) -> str:
@@ -279,28 +284,19 @@ def _number(part: str) -> int:
 
 
 def _check_address(address: IPv4Address | IPv6Address, rules: TargetRules) -> None:
-    if not is_public(address) and str(address) not in _allowed(rules):
+    if not is_public(address) and str(address) not in _compiled(rules).hosts:
         raise _refused(str(address), "is a private, local or reserved address")
-
-
-def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Whether an address, or the IPv4 address inside it, is one of the public internet."""
-    if isinstance(address, IPv4Address):
-        return not any(address in network for network in _INTERNAL_V4)
-    for network, shift in _HOLDS_V4:
-        if address in network:
-            return is_public(IPv4Address(int(address) >> shift & 0xFFFF_FFFF))
-    return address in _PUBLIC_V6 and not any(address in network for network in _INTERNAL_V6)
 
 
 def _check_name(host: str, rules: TargetRules) -> None:
     if len(host) > _MAX_NAME_CHARS or not all(map(_is_label, host.split("."))):
         raise _no_host(host)
-    if host in _allowed(rules):
+    compiled, dotted = _compiled(rules), f".{host}"
+    if host in compiled.hosts or dotted.endswith(compiled.allowed):
         return
     if "." not in host:
         raise _refused(host, "has no dot and so names no public site")
-    if host in _METADATA_NAMES or any(_ends(host, suffix) for suffix in ("localhost", *rules.internal_suffixes)):
+    if host in _METADATA_NAMES or dotted.endswith(compiled.internal):
         raise _refused(host, "is an internal name")
 
 
@@ -315,12 +311,26 @@ def _is_visible(char: str) -> bool:
     return not char.isascii() and unicodedata.category(char)[0] not in "CZ"
 
 
-def _ends(name: str, suffix: str) -> bool:
-    return f".{name}".endswith("." + _folded(suffix).removeprefix("."))
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """The rules folded: allowed hosts, allowed suffixes, internal suffixes; each suffix with its leading dot."""
+
+    hosts: frozenset[str]
+    allowed: tuple[str, ...]
+    internal: tuple[str, ...]
 
 
-def _allowed(rules: TargetRules) -> frozenset[str]:
-    return frozenset(map(_canonical, rules.allow))
+@functools.lru_cache(maxsize=4)  # a service has one set of rules; folding them again would cost every call
+def _compiled(rules: TargetRules) -> _Compiled:
+    return _Compiled(
+        hosts=frozenset(_canonical(entry) for entry in rules.allow if not entry.startswith(".")),
+        allowed=tuple(_suffix(entry) for entry in rules.allow if entry.startswith(".")),
+        internal=tuple(map(_suffix, (*INTERNAL_SUFFIXES, *rules.internal_suffixes))),
+    )
+
+
+def _suffix(entry: str) -> str:
+    return "." + _folded(entry).removeprefix(".")
 
 
 def _canonical(entry: str) -> str:

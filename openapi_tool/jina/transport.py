@@ -19,7 +19,7 @@ from aiohttp.abc import ResolveResult
 from aiohttp.resolver import DefaultResolver
 from pydantic import SecretStr
 
-from openapi_tool.jina.targets import is_public
+from openapi_tool.jina.addresses import is_public
 
 __all__ = ["ERRORS", "AiohttpTransport", "PublicResolver", "Resolver", "translate"]
 

@@ -16,6 +16,8 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 SEARCH, READER = "s.jina.ai", "r.jina.ai"
+RECORDED_HOSTS = ".fixture.test"
+"""Suffix of every page in the recordings; an executor reads them where `targets.allow` holds it."""
 
 HEADERS = {
     "dnt": "doNotTrack",

@@ -18,6 +18,7 @@ from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.nats_server import NatsServer
 from openapi_tool.local.postgres import PostgresServer, reachable_by_all
+from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.server import ServerFailed
 from openapi_tool.local.upstream import UpstreamDouble
 
@@ -102,11 +103,16 @@ class EmbeddedStack:
         environment = {
             "PG_DSN": self.postgres.dsn(database),
             "NATS_SERVERS": self.nats.url,
-            **({} if real_upstream else self.upstream.keys | {"SSL_CERT_FILE": str(self.certificates.ca)}),
+            **({} if real_upstream else self._of_double()),
             **(settings or {}),
         }
         port = None if real_upstream else self.upstream.port
         return ExecutorProcess(name, self.folder, self._guard, environment, port, module)
+
+    def _of_double(self) -> dict[str, str]:
+        """Environment variables of an executor that asks the double."""
+        trust = {"SSL_CERT_FILE": str(self.certificates.ca), "OPENAPI_TOOL__TARGETS__ALLOW": RECORDED_HOSTS}
+        return {**self.upstream.keys, **trust}
 
     def close(self) -> None:
         """Stop every process and remove the folder: the guard does both, as it would after a crash."""

@@ -20,12 +20,12 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from openapi_tool.jina.targets import INTERNAL_SUFFIXES
 from openapi_tool.protocol.subject import default_durable
 from openapi_tool.settings.policy import PolicySettings
 from openapi_tool.settings.secrets import JinaToolSettings, SecretsSettings
 from openapi_tool.settings.section import Section, split
 from openapi_tool.settings.sources import PREFIX, file_sources
+from openapi_tool.settings.targets import TargetsSettings
 from openapi_tool.tools.secrets import Secret
 from openapi_tool.tools.session import MIN_KEY_BYTES
 
@@ -161,17 +161,6 @@ class ToolsSettings(Section):
         if self.default_timeout_ms is not None and self.default_timeout_ms > self.max_timeout_ms:
             raise ValueError("default_timeout_ms must not be more than max_timeout_ms")
         return self
-
-
-class TargetsSettings(Section):
-    """Which pages may be read; judged by their address alone, nothing is looked up."""
-
-    internal_suffixes: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)] = Field(
-        INTERNAL_SUFFIXES, description="Endings of host names that are not public; comma-separated in the environment."
-    )
-    allow: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)] = Field(
-        (), description="Exact host names or addresses that may be read although they look internal."
-    )
 
 
 class SessionSettings(Section):

@@ -15,10 +15,11 @@ from yarl import URL
 from openapi_tool.jina.targets import INTERNAL_SUFFIXES, TargetRules, checked_target
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 
-_RULES = TargetRules(INTERNAL_SUFFIXES)
+_RULES = TargetRules()
 _METADATA = (IPv4Address("168.63.129.16"), IPv4Address("192.0.0.192"), IPv4Address("100.100.100.200"))
 _NAT64 = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
 _SITE_LOCAL_OR_TEREDO = (IPv6Network("fec0::/10"), IPv6Network("2001::/32"))
+_ISATAP = (b"\x00\x00\x5e\xfe", b"\x02\x00\x5e\xfe")
 _NAMES = ("metadata.google.internal", "metadata.goog", "metadata.tencentyun.com", "localhost", "r.jina.ai", "s.jina.ai")
 
 
@@ -87,7 +88,7 @@ def assert_public(host: str) -> None:
         return
     assert "." in name, f"{host!r} has no dot"
     assert name not in _NAMES, f"{host!r} is internal"
-    assert not name.endswith((".localhost", *INTERNAL_SUFFIXES)), f"{host!r} is internal"
+    assert not name.endswith(INTERNAL_SUFFIXES), f"{host!r} is internal"
 
 
 def _address(name: str) -> IPv4Address | IPv6Address | None:
@@ -105,6 +106,7 @@ def _assert_public_address(address: IPv4Address | IPv6Address) -> None:
     assert address.version != 4 or not address.is_reserved, f"{address} is not public"
     assert address not in _METADATA, f"{address} is a metadata service"
     if isinstance(address, IPv6Address):
+        assert address.packed[8:12] not in _ISATAP, f"{address} holds an address of a site"
         assert not any(address in network for network in _SITE_LOCAL_OR_TEREDO), f"{address} is not public"
         for inner in _inside(address):
             _assert_public_address(inner)

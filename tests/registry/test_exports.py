@@ -20,7 +20,7 @@ from openapi_tool.executor.continuation import asked_cursor
 from openapi_tool.jina.batch import batch_items, item_arguments
 from openapi_tool.jina.plan import plan_call
 from openapi_tool.jina.request import build_request
-from openapi_tool.jina.targets import INTERNAL_SUFFIXES, TargetRules, checked_target
+from openapi_tool.jina.targets import TargetRules, checked_target
 from openapi_tool.protocol.records import ToolRecord
 from openapi_tool.tools.arguments import OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE, SYSTEM_ROLE
@@ -44,7 +44,7 @@ TOOLS = Path(__file__).parent.parent.parent / "config" / "tools"
 EXAMPLE = TOOLS / "example.yaml"
 SECRETS = Secrets({"JINA_API_KEY": "key-one", "DOCS_READER_KEY": "key-two"}, {"JINA_API_KEY", "DOCS_READER_KEY"})
 SCOPE = SessionScope(b"a key of sixteen bytes or more")
-RULES = TargetRules(INTERNAL_SUFFIXES, (), 16_000)
+RULES = TargetRules(max_chars=16_000)
 OPTIONS: dict[str, Any] = {
     "jina": {"tool": "jina.search"},
     "envs": {"location": "HOME_TOWN"},

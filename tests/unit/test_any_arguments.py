@@ -17,7 +17,7 @@ from openapi_tool.jina.parameters import READER, REFUSED, SEARCH
 from openapi_tool.jina.plan import plan_call
 from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.jina.stages import within
-from openapi_tool.jina.targets import INTERNAL_SUFFIXES, TargetRules, checked_target
+from openapi_tool.jina.targets import TargetRules, checked_target
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 from openapi_tool.tools.arguments import IDENTITY_ARGUMENTS, Arguments, OperatorEnvs, fold, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
@@ -27,7 +27,7 @@ from tests.promises import requirement
 from tests.support import definition, identity, tool_call
 
 SCOPE = SessionScope(b"k" * 32)
-RULES = TargetRules(INTERNAL_SUFFIXES, (), 16_000)
+RULES = TargetRules(max_chars=16_000)
 MOST = 10
 MAY_SET = {
     mode: {entry.name for entry in table if entry.model and not entry.declared} | {"timeout", "respondTiming"}

@@ -217,6 +217,10 @@ BROKEN: list[tuple[dict[str, str], str]] = [
         {"OPENAPI_TOOL__TOOLS__JINA__SERVICES": '{"jina": {"envs": {"cookie": "A_KEY"}}}'},
         "tools.jina.services.jina.envs: cookie may never take a secret",
     ),
+    ({"OPENAPI_TOOL__TARGETS__ALLOW": "wiki.corp,http://wiki.corp/"}, "targets.allow"),
+    ({"OPENAPI_TOOL__TARGETS__ALLOW": "*.corp"}, "targets.allow"),
+    ({"OPENAPI_TOOL__TARGETS__ALLOW": "."}, "targets.allow"),
+    ({"OPENAPI_TOOL__TARGETS__INTERNAL_SUFFIXES": "*.corp"}, "targets.internal_suffixes"),
     ({"OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "loud"}, "telemetry.log_level"),
     ({"OPENAPI_TOOL__TELEMETRY__OTLP_ENDPOINT": "collector:4318"}, "telemetry.otlp_endpoint"),
 ]

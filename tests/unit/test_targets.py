@@ -1,19 +1,24 @@
 from __future__ import annotations
 
+import sys
 import unicodedata
 from collections.abc import Callable
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from types import FrameType
+from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openapi_tool.jina import targets
 from openapi_tool.jina.targets import INTERNAL_SUFFIXES, TargetRules, checked_target
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 from tests.promises import requirement
 
-RULES = TargetRules(INTERNAL_SUFFIXES)
+RULES = TargetRules()
 
 # fmt: off
 UNCHANGED = [
@@ -89,6 +94,11 @@ REPAIRED = [
     ("r.jina.ai/https://example.com/a", "https://example.com/a"),
     ("https://r.jina.ai/https%3A%2F%2Fexample.com%2Fa", "https://example.com/a"),
     ("https://r.jina.ai/https://r.jina.ai/https://example.com/a", "https://example.com/a"),
+    ("https://r.jina.ai/https://r.jina.ai/https://r.jina.ai/https://example.com/a", "https://example.com/a"),
+    ("https://eu.r.jina.ai/https://example.com/a", "https://example.com/a"),
+    ("https://eu-r-beta.jina.ai/https://example.com/a", "https://example.com/a"),
+    ('** "`https://example.com/a`",**', "https://example.com/a"),
+    ("<<<https://example.com/a>>>", "https://example.com/a"),
 ]
 
 # fmt: off
@@ -99,7 +109,7 @@ MALFORMED = {
     "host name": [
         "https://", "https:///", "https://?q", "/docs/page", "?q=1", "#top", "../page",
         "[a](https://example.com/a)[b](https://example.com/b)", '"https://example.com","https://example.org"',
-        '"https://example.com/a', "https://example.com)", "https://example.com%40127.0.0.1/",
+        '"', "*", "***", '"https://example.com/a', "https://example.com)", "https://example.com%40127.0.0.1/",
         "https://example.com%2Fa", "https://example.com%252Fa", "https://example.com%", "https://example.com\uff0fa",
         "https://example.com\u2100", "https://%5B2a00::1%5D/", "https://%5B2a00%3A%3A1%5D/",
         "https://example.com:99999/", "https://example.com:0/", "https://example.com:80a/",
@@ -109,12 +119,13 @@ MALFORMED = {
         "https://exa!mple.com/", "https://exa\u0378mple.com/", f"https://{'a' * 64}.com/",
         f"https://{'a.' * 127}com/", "https://xn--/", "https://xn--localhost-/", "https://xn--example-.com/",
         "https://xn--99999999.com/", f"https://xn--{'z' * 70}.com/", "https://::1/", "https://[::1/",
-        "a." + "b" * 8189, '"https://example.com/","https://example.org/"', "<https://example.com/><b>",
+        f"https://{'9' * 5000}/", "http\u017f%3A%2F%2Fexample.com/", "a." + "b" * 8189,
+        '"https://example.com/","https://example.org/"', "<https://example.com/><b>",
     ],
     "cannot be read": [
         "ftp://example.com/", "file:///etc/passwd", "javascript:alert(1)", "JavaScript:alert(1)", "db:5432/x",
         "data:text/html,hello", "blob:https://example.com/a", "view-source:https://example.com",
-        "mailto:somebody@example.com",
+        "mailto:somebody@example.com", "http\u017f://example.com/",
     ],
     "%20": [
         "https://example.com/a b", "https://example.com/a\nb", "https://exam\tple.com/", "https://example.com/\x00",
@@ -132,8 +143,7 @@ MALFORMED = {
         "somebody@example.com", "https://example.com%2F@x",
     ],
     "UTF-8": [
-        "https://%ff.com/", "https%3A%2F%2F%ff.com", "https%3A%2F%2F%ff." + "\udc93" * 80,
-        "https%3A%2F%2F%ff." + "\U0010ffff" * 80,
+        "https://%ff.com/", "https%3A%2F%2F%ff.com", "https%3A%2F%2F%ff." + "\U0010ffff" * 80,
     ],
     "IPv6": [
         "https://[]/", "https://[::ffff:0x7f.1]/", "https://[127.0.0.1]/", "https://[v1.fe80]/",
@@ -143,7 +153,7 @@ MALFORMED = {
     ],
     "IPv4": [
         "https://1.2.3.4.5/", "https://256.1.1.1/", "https://8.8.8.08/", "https://4294967296/",
-        f"https://{'9' * 5000}/", "https://example.123/", "https://example.0x1/",
+        f"https://{'9' * 900}/", "https://example.123/", "https://example.0x1/",
     ],
     "8.8.8.8": [
         "https://134744072/", "https://010.8.8.8/", "https://8.8.2056/",
@@ -151,9 +161,15 @@ MALFORMED = {
     "reader itself": [
         "https://r.jina.ai", "https://r.jina.ai/", "https://r.jina.ai/?url=https://example.com",
         "https://r.jina.ai?url=https://example.com", "https://r.jina.ai/#x", "https://r.jina.ai/https://r.jina.ai/",
+        "https://eu.r.jina.ai/",
+    ],
+    "more than 3 times": [
+        "https://r.jina.ai/" * 4 + "https://example.com/a", "r.jina.ai/" * 700 + "example.com/a",
+        "https%3A%2F%2Fr.jina.ai/" * 300 + "https%3A%2F%2Fexample.com/",
     ],
     "search service": [
         "https://s.jina.ai/", "https://s.jina.ai/?q=x", "https://r.jina.ai/https://S.jina.ai./x",
+        "https://eu.s.jina.ai/?q=x", "https://eu-s-beta.jina.ai/",
     ],
     "at most 8192": [
         f"https://example.com/{'a' * 8192}", "example.com/" + "b" * 8180,
@@ -183,6 +199,10 @@ REFUSED_HOSTS = [
     "192.168.255.255", "100.127.255.255", "198.19.255.255", "192.0.0.255", "192.0.2.255", "198.51.100.255",
     "203.0.113.255", "0.255.255.255", "[1fff:ffff::1]", "[4000::]", "[2001:1ff:ffff::]", "[2001:db8:ffff::]",
     "[3fff:fff::]", "[fdff:ffff::]", "[febf::1]", "[ffff::]",
+    "db.consul", "web.service.consul", "a.cluster", "kube-dns.kube", "a.test", "site.fixture.test", "a.invalid",
+    "expyuzz4wqqyqhjn.onion", "a.alt", "a.mail", "ipv4only.arpa", "1.0.0.127.in-addr.arpa", "home.arpa", "a.lan.",
+    "A.Consul", "a.c\u2092nsul", "xn--bcher-kva.test", "[2a00::5efe:8.8.8.8]", "[2a00::200:5efe:10.0.0.1]",
+    "[2a00::5efe:7f00:1]", "[2a00:1:2:3:0200:5EFE:c0a8:101]", "[2002:808:808::5efe:a00:1]", "[2001:0:4136:e378::1]",
     "[fe80::1]", "[fe80::1%25eth0]", "[fe80::1%eth0]", "[fec0::1]", "[ff02::1]",
 ]
 # fmt: on
@@ -215,7 +235,13 @@ def test_what_is_no_web_address_is_refused_with_the_reason(text: str, part: str)
 @pytest.mark.parametrize("host", REFUSED_HOSTS)
 @requirement("target.internal")
 def test_an_internal_host_is_refused_in_every_spelling(host: str) -> None:
-    for url in (f"https://{host}", f"http://{host}:8080/a?b", f"//{host}/a", f"https://r.jina.ai/http://{host}/"):
+    for url in (
+        f"https://{host}",
+        f"http://{host}:8080/a?b",
+        f"//{host}/a",
+        f"https://r.jina.ai/http://{host}/",
+        f"https://eu.r.jina.ai/http://{host}/",
+    ):
         with pytest.raises(TargetRefused, match="public page"):
             checked_target(url, RULES)
 
@@ -227,12 +253,100 @@ def test_a_repaired_url_is_judged_too(text: str) -> None:
         checked_target(text, RULES)
 
 
+FORBIDDEN = [char for char in map(chr, range(0x110000)) if char.isspace() or unicodedata.category(char) in ("Cc", "Cs")]
+
+
+@requirement("target.checked")
+def test_every_blank_and_control_character_of_unicode_is_refused() -> None:
+    for char in FORBIDDEN:
+        with pytest.raises(BadRequest, match="%20"):
+            checked_target(f"https://example.com/a{char}b", RULES)
+
+
+LENGTH = 16_000
+
+
+def filled(piece: str, head: str = "", tail: str = "") -> str:
+    """As many pieces as fit between head and tail in a text of the longest length."""
+    return head + piece * ((LENGTH - len(head) - len(tail)) // len(piece)) + tail
+
+
+# Each took quadratic time, or comes near a loop, a pattern or a library that could.
+LABORIOUS = {
+    "reader prefixes": filled("r.jina.ai/", tail="example.com"),
+    "reader prefixes with a scheme": filled("https://r.jina.ai/", tail="example.com"),
+    "encoded reader prefixes": filled("https%3A%2F%2Fr.jina.ai/", tail="example.com"),
+    "slashes behind the reader": filled("/", "https://r.jina.ai", "x"),
+    "schemes": filled("http:", tail="//example.com"),
+    "schemes with slashes": filled("https:///", tail="example.com"),
+    "slashes behind the scheme": filled("/", "http:", "x"),
+    "asterisks": filled("*"),
+    "asterisks around": "*" * 7_990 + "https://a.com" + "*" * 7_990,
+    "angle brackets around": "<" * 7_990 + "https://a.com" + ">" * 7_990,
+    "quotes of all kinds around": "<\"'`*" * 1_500 + "https://a.com" + "*`'\">" * 1_500,
+    "brackets with blanks around": "< " * 3_990 + "https://a.com" + " >" * 3_990,
+    "punctuation": filled(".,;:!?", "https://a.com/"),
+    "an open link text": filled("[", tail="](https://a.com)"),
+    "links": filled("[a](b)"),
+    "quotes in a link": filled('"', "[a](x ", ")"),
+    "blanks in a link": filled(" ", "[a](x", ")x"),
+    "closing parentheses": filled(")", "[a](x", "x"),
+    "a long label": filled("a", "https://"),
+    "labels": filled("a.", "https://", "com"),
+    "dots": filled(".", "https://"),
+    "characters that fold to many": filled("\ufdfa", "https://", ".com"),
+    "combining marks": filled("\u0315\u0300", "https://a", ".com"),
+    "combining marks that fold to two": filled("\u0344\u0327", "https://a", ".com"),
+    "encoded combining marks": filled("%CC%95%CC%80", "https://a", ".com"),
+    "international labels": filled("xn--a.", "https://", "com"),
+    "escapes of the host": filled("%61", "https://"),
+    "percent signs": filled("%", "https://"),
+    "digits": filled("9", "https://"),
+    "parts of an address": filled("1.", "https://", "1"),
+    "ignored characters": filled("\u00ad", "https://", "a.com"),
+    "an IPv6 zone": filled("a", "https://[::1%", "]"),
+    "colons": filled(":", "https://"),
+    "at signs": filled("@", "https://"),
+    "an encoded URL": filled("%41", "https%3A%2F%2Fa.com%2F"),
+    "another scheme": filled("a-", tail=":"),
+}
+CALLS = 2_000
+"""More than any text needs (a host of 1,024 characters has 512 labels); by far fewer than one for each character."""
+
+
+@pytest.mark.parametrize("text", LABORIOUS.values(), ids=LABORIOUS)
+@requirement("target.linear")
+def test_a_long_text_is_judged_in_a_bounded_number_of_steps(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folded: list[int] = []
+    normalize = unicodedata.normalize
+
+    def measured(form: Literal["NFKC"], part: str) -> str:
+        folded.append(len(part))
+        return normalize(form, part)
+
+    monkeypatch.setattr(unicodedata, "normalize", measured)
+    calls = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename == targets.__file__
+
+    sys.setprofile(count)
+    try:
+        with suppress(BadRequest, TargetRefused):
+            checked_target(text, TargetRules(max_chars=LENGTH))
+    finally:
+        sys.setprofile(None)
+    assert calls < CALLS
+    assert sum(folded) < 2 * LENGTH
+
+
 @requirement("target.checked")
 def test_an_operator_sets_the_length() -> None:
     url = "https://example.com/"
-    assert checked_target(url, TargetRules((), max_chars=len(url))) == url
+    assert checked_target(url, TargetRules(max_chars=len(url))) == url
     with pytest.raises(BadRequest, match="has 20 characters, at most 19"):
-        checked_target(url, TargetRules((), max_chars=len(url) - 1))
+        checked_target(url, TargetRules(max_chars=len(url) - 1))
 
 
 @pytest.mark.parametrize("suffix", [".intra.example.com", "intra.example.com", ".INTRA.example.com"])
@@ -243,7 +357,22 @@ def test_an_operator_names_internal_suffixes(suffix: str) -> None:
         with pytest.raises(TargetRefused):
             checked_target(f"https://{host}/", rules)
     assert checked_target("https://myintra.example.com/", rules)
-    assert checked_target("https://printer.local/", rules)
+
+
+@requirement("target.internal")
+def test_an_operators_suffixes_are_added_to_the_built_in_ones() -> None:
+    with pytest.raises(TargetRefused):
+        checked_target("https://printer.local/", TargetRules((".corp.example.com",)))
+
+
+@requirement("target.internal")
+def test_an_operator_lets_a_suffix_through() -> None:
+    rules = TargetRules(allow=(".Fixture.test",))
+    for host in ("fixture.test", "site.fixture.test", "a.site.FIXTURE.test."):
+        assert checked_target(f"http://{host}/a", rules) == f"http://{host}/a"
+    for host in ("a.test", "notfixture.test", "fixture.test.local"):
+        with pytest.raises(TargetRefused):
+            checked_target(f"http://{host}/a", rules)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +388,7 @@ def test_an_operator_names_internal_suffixes(suffix: str) -> None:
 )
 @requirement("target.internal")
 def test_an_operator_lets_exact_hosts_through(allowed: str, host: str, others: tuple[str, ...]) -> None:
-    rules = TargetRules(INTERNAL_SUFFIXES, (allowed,))
+    rules = TargetRules(allow=(allowed,))
     assert checked_target(f"http://{host}:8080/a", rules) == f"http://{host}:8080/a"
     for other in others:
         with pytest.raises(TargetRefused):
@@ -291,7 +420,7 @@ def assert_public(url: str) -> None:
     host = unicodedata.normalize("NFKC", unquote(parts.hostname or "")).lower()
     host = host.replace("\u3002", ".").removesuffix(".")
     assert "." in host or ":" in host
-    assert not host.endswith((".localhost", *INTERNAL_SUFFIXES))
+    assert not host.endswith(INTERNAL_SUFFIXES)
     assert host not in ("r.jina.ai", "s.jina.ai")
     try:
         address = ip_address(host)

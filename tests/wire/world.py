@@ -15,6 +15,7 @@ from nats.js.errors import NotFoundError
 from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.local.caller import STREAM, Answer, Caller, PlacedCall
 from openapi_tool.local.executor import LoopbackResolver
+from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.prepared import prepare
 from openapi_tool.protocol.subject import default_durable
@@ -131,6 +132,7 @@ class World:
                 "executor": {"retry_delay_s": 0.05},
                 "retry": {"first_wait_s": 0.01},
                 "cache": {"ttl_s": 0},
+                "targets": {"allow": (RECORDED_HOSTS,)},
                 **sections,
             }
         )

@@ -1,0 +1,52 @@
+"""Public and internal IP addresses, without DNS."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+
+# The IANA special-purpose registries, multicast, and the one metadata address that looks public (Azure's).
+_INTERNAL_V4 = tuple(
+    IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "168.63.129.16/32",
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.88.99.0/24",
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/3",
+    )
+)
+_PUBLIC_V6 = IPv6Network("2000::/3")
+# Teredo is in 2001::/23.
+_INTERNAL_V6 = tuple(IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "3fff::/20"))
+# Compatible, mapped, NAT64 and 6to4: where they hold an IPv4 address, in bits from the right.
+_HOLDS_V4 = (
+    (IPv6Network("::/96"), 0),
+    (IPv6Network("::ffff:0:0/96"), 0),
+    (IPv6Network("64:ff9b::/96"), 0),
+    (IPv6Network("2002::/16"), 80),
+)
+# Upper half of an ISATAP interface identifier (RFC 5214), under any prefix; an IPv4 address of the site follows it.
+_ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})
+_WORD = 0xFFFF_FFFF
+
+
+def is_public(address: IPv4Address | IPv6Address) -> bool:
+    """Return whether an address, or the IPv4 address inside it, is one of the public internet."""
+    if isinstance(address, IPv4Address):
+        return not any(address in network for network in _INTERNAL_V4)
+    if int(address) >> 32 & _WORD in _ISATAP:
+        return False
+    for network, shift in _HOLDS_V4:
+        if address in network:
+            return is_public(IPv4Address(int(address) >> shift & _WORD))
+    return address in _PUBLIC_V6 and not any(address in network for network in _INTERNAL_V6)
