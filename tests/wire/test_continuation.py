@@ -155,6 +155,17 @@ async def test_the_same_cursor_in_another_project_is_unknown(world: World) -> No
     assert len(other.upstream_requests) == 1
 
 
+@requirement("size.cursor")
+async def test_a_cursor_leads_on_in_another_session_of_its_agent(world: World) -> None:
+    world.stack.upstream.rules(LONG)
+    session = {"defaults": {"session_id": "{agent_turn_id}"}}  # every turn has a session of its own
+    outcome = await read(world, URL, args=session)
+    rest = await read(world, {"cursor": about(outcome)["next_cursor"]}, args=session)
+    assert rest.answer.inbox_row["agent_turn_id"] != outcome.answer.inbox_row["agent_turn_id"]
+    assert rest.content["status"] == "success"
+    assert len(rest.upstream_requests) == 1
+
+
 @requirement("size.results")
 async def test_search_results_are_left_out_whole(world: World) -> None:
     await world.caller.add_tool(PROJECT, search_tool())
