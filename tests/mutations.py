@@ -52,6 +52,8 @@ TELEMETRY = "tests/unit/test_telemetry.py::"
 TENANTS = "tests/wire/test_tenants.py::"
 TOOLS = "tests/unit/test_tools.py::"
 WIRE_SECRETS = "tests/wire/test_secrets.py::"
+WIRE = "tests/unit/test_wire.py::"
+BYTES = "tests/wire/test_hostile_bytes.py::"
 WATCHED = "tests/end_to_end/test_egress.py::"
 UPSTREAM = "tests/end_to_end/test_upstream_requests.py::"
 
@@ -679,7 +681,7 @@ REPORTS = (
              "        if records.worker_target is None:",
              REFUSALS + "test_an_agent_that_is_not_in_the_roster"),
     Mutation("wire.doorbell_impossible", "bus/doorbell.py",
-             "except (ValueError, KeyError, nats", "except (KeyError, nats",
+             "except (ValueError, KeyError, *_IMP", "except (KeyError, *_IMP",
              REFUSALS + "test_a_worker_target_that_is_no_token_undoes_nothing"),
     Mutation("wire.earlier_reported", "executor/pipeline.py",
              "await self._ring(identity, records, earlier.report_headers)", "pass",
@@ -697,6 +699,27 @@ REPORTS = (
              "earlier.author_id == self._options.actor_id and earlier.live",
              "earlier.author_id == self._options.actor_id",
              ANSWERS + "test_a_deleted_result_still_stands_in_the_way_and_is_left_alone"),
+    Mutation("wire.hostile_bytes", "bus/wire.py",
+             'arguments.split(b" ")', "arguments.split()",
+             BYTES + r"test_a_subject_of_any_bytes_is_dead_lettered_and_keeps_nobody_waiting"
+             r"[cg.v1r4.proj_test.public.cmd.tool.jina.a\x0c1\x0c2]"),
+    Mutation("wire.hostile_bytes", "bus/client.py",
+             'subject=subject.decode("utf-8", "surrogateescape")', "subject=subject.decode()",
+             BYTES + "test_a_subject_of_any_bytes_is_dead_lettered_and_keeps_nobody_waiting"
+             r"[cg.v1r4.proj_test.public.cmd.tool.jina.re\xff]"),
+    Mutation("wire.hostile_bytes", "protocol/subject.py",
+             "if _NO_TEXT.search(subject):", "if not subject:",
+             BYTES + "test_a_subject_of_any_bytes_is_dead_lettered_and_keeps_nobody_waiting"
+             r"[cg.v1r4.proj_test.public.cmd.tool.jina.re\x0bx]"),
+    Mutation("wire.headers_too_large", "bus/wire.py",
+             "rest.split(_CRLF, MAX_HEADER_LINES)", "rest.split(_CRLF)[:MAX_HEADER_LINES]",
+             BYTES + "test_more_headers_than_are_read_are_answered_with_what_is_wrong"),
+    Mutation("wire.doorbell_impossible", "bus/client.py",
+             "payload_size + _header_bytes(headers) > self._max_payload", "not headers",
+             BYTES + "test_a_doorbell_that_the_server_would_hang_up_on_is_not_rung"),
+    Mutation("wire.doorbell_impossible", "protocol/subject.py",
+             " or len(token.encode()) > _MAX_TOKEN_BYTES", "",
+             BYTES + "test_a_doorbell_that_the_server_would_hang_up_on_is_not_rung"),
     Mutation("wire.already_reported", "protocol/report.py",
              "records.reported_inbox_id is not None", "not records",
              ANSWERS + "test_a_report_without_its_card_is_known_before_anything_is_billed"),
@@ -967,10 +990,10 @@ PRIVILEGES = (
     Mutation("privilege.subjects", "bus/streams.py",
              "        name=options.name,\n", "",
              PERMISSIONS + "test_every_call_path_gets_by_with_what_is_printed_and_uses_all_of_it"),
-    Mutation("privilege.nats_denied", "bus/connection.py",
+    Mutation("privilege.nats_denied", "bus/client.py",
              "                denied.set_result(subject)", "                pass",
              PERMISSIONS + "test_a_request_that_is_denied_says_so_at_once_and_names_its_subject"),
-    Mutation("privilege.nats_denied", "bus/connection.py",
+    Mutation("privilege.nats_denied", "bus/client.py",
              'denied.set_result(f"{INBOX}.>")', "pass",
              PERMISSIONS + "test_a_request_that_is_denied_says_so_at_once_and_names_its_subject"),
     Mutation("tenant.scoped", "kernel/statements.py",

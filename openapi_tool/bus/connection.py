@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -13,21 +12,17 @@ from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 
+from openapi_tool.bus.client import INBOX, BusClient
 from openapi_tool.protocol.errors import Unavailable
 
-__all__ = ["INBOX", "BusOptions", "Client", "Denied", "connected"]
+__all__ = ["BusOptions", "Client", "connected", "outage_as_unavailable"]
 
 log = logging.getLogger(__name__)
-
-INBOX = "_INBOX.openapi_tool"
-"""Where answers to our requests come in: a prefix of our own, so that we need not hear other clients' answers."""
 
 _CONNECT_TIMEOUT_S = 5
 _RECONNECT_WAIT_S = 0.5
 _PING_S = 10
-_DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,68 +33,6 @@ class BusOptions:
     name: str
     tls: ssl.SSLContext | None = None
     login: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-
-class Denied(nats.errors.Error):
-    """The server does not let us use `subject`, which only an operator can mend."""
-
-    def __init__(self, subject: str) -> None:
-        super().__init__(
-            f"{subject} is denied. Only an operator can mend this: `openapi-tool nats permissions` lists what is needed"
-        )
-
-
-class _PermissionClient(Client):
-    """A client whose requests end with Denied at once where the server refuses them; by itself it would only wait."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._asking: dict[asyncio.Future[str], str] = {}
-        self._deaf_since: int | None = None
-
-    async def request(self, subject: str, *request: Any, **options: Any) -> Msg:
-        """Ask and wait for the answer. Raises nats.errors.Error, Denied where the server refuses."""
-        if self._deaf_since == self.stats["reconnects"]:
-            raise Denied(f"{INBOX}.>")
-        denied: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        asking = asyncio.ensure_future(super().request(subject, *request, **options))
-        self._asking[denied] = subject
-        try:
-            await asyncio.wait((asking, denied), return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():
-                raise Denied(denied.result())
-            return asking.result()
-        finally:
-            del self._asking[denied]
-            asking.cancel()
-
-    async def hear_error(self, error: Exception) -> None:
-        """Log whatever the client reports; a denial ends the requests that it is about."""
-        denied = _DENIAL.search(str(error).lower())
-        if denied is None:
-            log.warning("NATS: %s", error, extra={"action": "nats.error", "error": type(error).__name__})
-            return
-        kind, subject = denied.groups()
-        subject = self._end(subject) if kind == "publish" else self._end_all(subject)
-        log.error("NATS: %s", Denied(subject), extra={"action": "nats.denied", "subject": subject})
-
-    def _end(self, lowered: str) -> str:
-        """End requests on a subject, which the client reports in lower case; returns it as it is spelled, if known."""
-        asked = {subject for subject in self._asking.values() if subject.lower() == lowered}
-        for denied, subject in self._asking.items():
-            if subject in asked and not denied.done():
-                denied.set_result(subject)
-        return next(iter(asked), lowered)
-
-    def _end_all(self, lowered: str) -> str:
-        """Without an inbox no request can be answered, for as long as this connection lasts."""
-        if not lowered.startswith(INBOX.lower()):
-            return lowered
-        self._deaf_since = self.stats["reconnects"]
-        for denied in self._asking:
-            if not denied.done():
-                denied.set_result(f"{INBOX}.>")
-        return f"{INBOX}.>"
 
 
 @asynccontextmanager
@@ -128,7 +61,7 @@ async def _connect(options: BusOptions, closing: asyncio.Event) -> Client:
         if not closing.is_set():
             log.warning("NATS is away", extra={"action": "nats.disconnected"})
 
-    client = _PermissionClient()
+    client = BusClient()
     settings: dict[str, Any] = {
         "servers": list(options.servers),
         "name": options.name,

@@ -16,6 +16,7 @@ from nats.aio.msg import Msg
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.leases import Busy, Lease, LeaseLost, Leases
 from openapi_tool.bus.pull import ConsumerGone, StandingPull
+from openapi_tool.bus.receipt import received
 from openapi_tool.bus.streams import DurableOptions, ensure_durable
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.settlement import Acknowledge, DeadLetter, Settlement, TryAgain
@@ -173,20 +174,25 @@ class CommandConsumer:
     def _room(self) -> int:
         return self._options.concurrency - len(self._running) if self._may_fetch() else 0
 
-    def _receive(self, message: Msg) -> None:
-        now, delivery = time.monotonic(), _delivery(message)
+    def _receive(self, message: Msg) -> bool:
+        """Begin to work on a message. False where it is no delivery of JetStream."""
+        now, delivery = time.monotonic(), received(message)
+        if delivery is None:
+            log.warning("ignored a message that JetStream did not send", extra={"action": "pull.foreign"})
+            return False
         if delivery.stream_sequence in self._sequences:
             log.info(
                 "a command came again while it is worked on here",
                 extra={"action": "call.overlapping", "stream_sequence": delivery.stream_sequence},
             )
-            return
+            return True
         work = _Work(message, delivery, now, now, stale=now < self._doubtful_until)
         task = asyncio.create_task(self._run_one(work))
         self._running[task] = work
         self._sequences.add(delivery.stream_sequence)
         metrics.RUNNING.set(self.running)
         task.add_done_callback(self._finished)
+        return True
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         work = self._running.pop(task)
@@ -319,18 +325,6 @@ def _log_redelivery(delivery: Delivery, lease: Lease | Busy) -> None:
             "lost": lease.lost if isinstance(lease, Lease) else None,
             "busy_s": round(lease.retry_in_s, 3) if isinstance(lease, Busy) else None,
         },
-    )
-
-
-def _delivery(message: Msg) -> Delivery:
-    metadata = message.metadata
-    return Delivery(
-        subject=message.subject,
-        headers=message.headers or {},
-        data=message.data,
-        published_at=metadata.timestamp,
-        attempt=metadata.num_delivered,
-        stream_sequence=metadata.sequence.stream,
     )
 
 

@@ -15,6 +15,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 from nats.js.errors import BadRequestError, NoStreamResponseError, NotFoundError
 
 from openapi_tool.bus.streams import DurableOptions
+from openapi_tool.bus.wire import shown_subject
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.telemetry import metrics
 
@@ -49,7 +50,7 @@ class DeadLetters:
             extra={
                 "action": "call.dead_lettered",
                 "reason": reason,
-                "subject": delivery.subject,
+                "subject": shown_subject(delivery.subject),
                 "stream_sequence": delivery.stream_sequence,
             },
         )
@@ -81,7 +82,7 @@ def _record(delivery: Delivery, reason: str, message: str) -> dict[str, object]:
     return {
         "reason": reason,
         "message": message,
-        "subject": delivery.subject,
+        "subject": shown_subject(delivery.subject),
         "headers": dict(delivery.headers),
         "data_base64": base64.b64encode(delivery.data).decode(),
         "stream_sequence": delivery.stream_sequence,
@@ -179,7 +180,7 @@ def _abandoned(message: Msg, number: int, headers: Mapping[str, str]) -> DeadLet
         number=number,
         reason="abandoned",
         message="its deliveries were used up without an answer",
-        subject=message.subject,
+        subject=shown_subject(message.subject),
         headers=headers,
         data=message.data,
         published_at=message.metadata.timestamp.isoformat(timespec="seconds"),

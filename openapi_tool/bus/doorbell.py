@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 _PATIENCE_S = 3.0
 _FIRST_WAIT_S = 0.1
 _TIMEOUT_S = 2.0
+_IMPOSSIBLE = (nats.errors.BadSubjectError, nats.errors.MaxPayloadError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Doorbell:
         try:
             subject = doorbell_subject(self.version, project_id, headers["CG-Channel-Id"], worker_target)
             await self._publish(subject, headers)
-        except (ValueError, KeyError, nats.errors.BadSubjectError, nats.js.errors.Error) as error:
+        except (ValueError, KeyError, *_IMPOSSIBLE, nats.js.errors.Error) as error:
             log.warning(
                 "the doorbell cannot be rung; the kernel's scan will find the result",
                 extra={
@@ -65,6 +66,8 @@ class Doorbell:
         jetstream = self.client.jetstream()
         try:
             await jetstream.publish(subject, b"{}", headers=headers, timeout=_TIMEOUT_S)
+        except _IMPOSSIBLE:
+            raise
         except (nats.errors.Error, OSError) as outage:
             log.info("the doorbell is rung again: %s", outage, extra={"action": "doorbell.retried"})
         else:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from openapi_tool.bus import dead_letters, leases, shared
-from openapi_tool.bus.connection import INBOX
+from openapi_tool.bus.client import INBOX
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.protocol.subject import command_stream
 

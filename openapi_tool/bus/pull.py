@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable
 
@@ -28,6 +29,7 @@ _SILENCE_S = 2.5 * HEARTBEAT_S
 _NANOSECONDS = 1_000_000_000
 _HEARTBEAT = "100"
 _PENDING = "Nats-Pending-Messages"
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _TOP_UP = 4
 """A request that is still open is topped up once this part of all room is not yet asked for."""
 
@@ -37,7 +39,7 @@ class ConsumerGone(Exception):
 
 
 class StandingPull:
-    """Keeps requests open for `room()` messages and hands each one to `receive`."""
+    """Keeps requests open for `room()` messages; `receive` gets each one and refuses what was not asked for."""
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class StandingPull:
         stream: str,
         durable: str,
         room: Callable[[], int],
-        receive: Callable[[Msg], None],
+        receive: Callable[[Msg], bool],
     ) -> None:
         self._client = client
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
@@ -141,8 +143,7 @@ class StandingPull:
         self._heard = time.monotonic()
         status = message.headers.get(Header.STATUS) if message.headers and not message.reply else None
         if status is None:
-            self._asked = max(0, self._asked - 1)
-            self._receive(message)
+            self._asked = max(0, self._asked - self._receive(message))
         elif status != _HEARTBEAT:
             self._request_ended(status, message.headers or {})
         if self._room() > self._asked:
@@ -152,7 +153,7 @@ class StandingPull:
         """A request expired or was refused; what it still asked for is no longer asked for."""
         description = headers.get(Header.DESCRIPTION, "")
         remaining = headers.get(_PENDING, "")
-        self._asked = max(0, self._asked - int(remaining)) if remaining.isdigit() else 0
+        self._asked = max(0, self._asked - int(remaining)) if _NUMBER.fullmatch(remaining) else 0
         if status == StatusCode.SERVICE_UNAVAILABLE or "consumer deleted" in description.lower():
             self._gone = description or "no responders"
         elif status not in (StatusCode.REQUEST_TIMEOUT, StatusCode.NO_MESSAGES):

@@ -21,7 +21,7 @@ from openapi_tool.bus.redacted import without_secrets
 from openapi_tool.cli.common import USAGE, fail, say
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.prepared import Prepared, prepare
-from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.errors import Unanswerable, Unavailable
 from openapi_tool.protocol.subject import parse_command_subject
 from openapi_tool.settings import SettingsError, load_settings
 
@@ -113,7 +113,10 @@ async def _letters(prepared: Prepared, client: Client, *, abandoned: bool) -> li
     kernel = await KernelStore.open(prepared.pool)
 
     async def answered(subject: str, headers: Mapping[str, str]) -> bool:
-        project_id = parse_command_subject(subject).project_id
+        try:
+            project_id = parse_command_subject(subject).project_id
+        except Unanswerable:
+            return False
         return await kernel.answered(project_id, headers.get("CG-Tool-Call-Id", ""))
 
     try:

@@ -15,6 +15,8 @@ from openapi_tool.protocol.subject import parse_command_subject
 AfterExecution = Literal["suspend", "terminate"]
 AFTER_EXECUTION = ("suspend", "terminate")
 MAX_BODY_BYTES = 64 * 1024
+MAX_HEADER_BYTES = 64 * 1024
+MAX_HEADER_LINES = 256
 HEARTBEAT_NAMES = frozenset({"skills.task_watch", "skills.job_watch"})
 """Function names that a worker takes for heartbeats; no result may carry one (section 3)."""
 
@@ -47,7 +49,7 @@ class Delivery:
 
     `published_at` is the stream's timestamp (UTC), the same for every redelivery; `attempt` counts
     deliveries from 1. `exhausted` means that so many executors were lost on it that it is answered
-    without being run once more.
+    without being run once more. Without `headers_complete` there were more than may be read.
     """
 
     subject: str
@@ -57,6 +59,7 @@ class Delivery:
     attempt: int
     stream_sequence: int
     exhausted: bool = False
+    headers_complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,8 @@ def decode_command(delivery: Delivery) -> Command:
     subject = parse_command_subject(delivery.subject)
     identity = read_identity(subject, delivery.headers)
     body, problems = _read_body(delivery.data)
+    if not delivery.headers_complete:
+        problems = [f"the headers have more than {MAX_HEADER_LINES} lines or {MAX_HEADER_BYTES:,} bytes", *problems]
     problems = [*identity.problems, *problems]
     after_execution = body.get("after_execution")
     return Command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
@@ -63,10 +64,16 @@ class JsonFormatter(_Formatter):
             "message": self._message(record),
             **self._fields(record),
         }
-        line = orjson.dumps(entry, default=str).decode()
-        if self._redactor.text(line) == line:
-            return line
-        return orjson.dumps(self._redactor.value(entry), default=str).decode()
+        line = _as_json(entry)
+        return line if self._redactor.text(line) == line else _as_json(self._redactor.value(entry))
+
+
+def _as_json(entry: dict[str, Any]) -> str:
+    """One line; the standard library also takes what orjson refuses: lone surrogates and huge integers."""
+    try:
+        return orjson.dumps(entry, default=str).decode()
+    except TypeError:
+        return json.dumps(entry, default=str)
 
 
 class ConsoleFormatter(_Formatter):

@@ -5,6 +5,7 @@ An input is a message as text: the subject on the first line, a header on each f
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -23,7 +24,8 @@ def check(data: bytes) -> None:
     subject, *lines = head.decode("utf-8", "replace").split("\n")
     headers = {name: value for name, _, value in (line.partition(": ") for line in lines)}
     tokens = subject.split(".")
-    is_command = len(tokens) >= 8 and tokens[0] == "cg" and tokens[4:6] == ["cmd", "tool"]
+    is_text = not any(char == " " or (unicodedata.category(char) == "Cc" and char < "\x80") for char in subject)
+    is_command = is_text and len(tokens) >= 8 and tokens[0] == "cg" and tokens[4:6] == ["cmd", "tool"]
     try:
         command = decode_command(Delivery(subject, headers, body, _PUBLISHED, attempt=1, stream_sequence=1))
     except Unanswerable as refusal:

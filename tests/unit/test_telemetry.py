@@ -66,6 +66,15 @@ def test_names_that_only_begin_like_a_key_stay(name: str) -> None:
     assert Redactor().text(f"tool {name} ran") == f"tool {name} ran"
 
 
+@pytest.mark.parametrize("value", ["re\udcff", 10**30, {"a": ["\ud800"]}])
+@requirement("logs.any_value")
+def test_a_value_that_json_libraries_differ_on_is_logged_all_the_same(value: Any) -> None:
+    line = JsonFormatter(REDACTOR).format(record("hello", value=value, other="é"))
+    assert "\n" not in line
+    assert json.loads(line)["value"] == value
+    assert json.loads(line)["other"] == "é"
+
+
 def test_a_record_is_one_json_object_with_an_action() -> None:
     line = json.loads(
         JsonFormatter(REDACTOR).format(record("hello", action="call.answered", project_id="p", empty=None))

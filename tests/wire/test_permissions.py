@@ -15,7 +15,8 @@ from nats.aio.client import Client
 from nats.js.api import KeyValueConfig
 from typer.testing import CliRunner
 
-from openapi_tool.bus.connection import Denied, connected
+from openapi_tool.bus.client import Denied
+from openapi_tool.bus.connection import connected
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.leases import Leases
 from openapi_tool.bus.shared import shared_session_key

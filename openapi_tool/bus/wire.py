@@ -1,0 +1,187 @@
+"""Parse the NATS client protocol without trusting bytes that another client published.
+
+Replaces nats-py's parser, because one published message could end its read loop: it splits control lines at any white
+space, although a subject may hold vertical tabs and form feeds, and decodes bytes that need not be UTF-8.
+Source: NATS client protocol, docs.nats.io/reference/reference-protocols/nats-protocol; ADR-4 (headers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+from nats.errors import ProtocolError
+from nats.js.api import Header
+
+from openapi_tool.protocol.command import MAX_HEADER_BYTES, MAX_HEADER_LINES
+
+_MAX_LINE_BYTES = 256 * 1024
+"""Of a control line: INFO of a large cluster is the longest; the server's own limit for the others is 4 KiB."""
+
+_MAX_DIGITS = 10
+_BEFORE_SIZES = 2  # subject and subscription id
+_CRLF = b"\r\n"
+_VERSION = b"NATS/1.0"
+_STATUS_DIGITS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Handlers:
+    """Callbacks for what the server sends.
+
+    `message` takes subscription id, subject, reply, data and header block, all but the id as bytes, empty for none.
+    """
+
+    message: Callable[[int, bytes, bytes, bytes, bytes], Awaitable[None]]
+    ping: Callable[[], Awaitable[None]]
+    pong: Callable[[], Awaitable[None]]
+    error: Callable[[str], Awaitable[None]]
+    info: Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class _Frame(NamedTuple):
+    """Control line of MSG or HMSG; sizes in bytes, `size` includes the headers."""
+
+    subject: bytes
+    sid: int
+    reply: bytes
+    header_size: int
+    size: int
+
+
+class Parser:
+    """Incremental parser with the interface of nats.protocol.parser.Parser."""
+
+    def __init__(self, handlers: Handlers) -> None:
+        self._handlers = handlers
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything that was received; for a new connection."""
+        self._buffer = bytearray()
+        self._frame: _Frame | None = None
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Parse `data` and call the handlers. Raises ProtocolError where it is not the NATS protocol."""
+        self._buffer += data
+        while await (self._control() if self._frame is None else self._deliver(self._frame)):
+            pass
+
+    async def _control(self) -> bool:
+        """Handle one control line. False where it is not complete."""
+        end = self._buffer.find(_CRLF)
+        if end < 0:
+            if len(self._buffer) > _MAX_LINE_BYTES:
+                raise ProtocolError
+            return False
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + len(_CRLF)]
+        verb, _, rest = line.replace(b"\t", b" ").partition(b" ")
+        if verb in (b"MSG", b"HMSG"):
+            self._frame = _frame(rest, has_headers=verb == b"HMSG")
+        else:
+            await self._dispatch(verb, rest)
+        return True
+
+    async def _dispatch(self, verb: bytes, rest: bytes) -> None:
+        match verb:
+            case b"PING":
+                await self._handlers.ping()
+            case b"PONG":
+                await self._handlers.pong()
+            case b"-ERR":
+                await self._handlers.error(rest.strip().decode("utf-8", "backslashreplace").lower())
+            case b"INFO":
+                await self._handlers.info(_info(rest))
+            case b"+OK":
+                pass
+            case _:
+                raise ProtocolError
+
+    async def _deliver(self, frame: _Frame) -> bool:
+        """Hand over one message. False where it is not complete."""
+        end = frame.size + len(_CRLF)
+        if len(self._buffer) < end:
+            return False
+        with memoryview(self._buffer) as view:
+            headers = bytes(view[: frame.header_size])
+            data = bytes(view[frame.header_size : frame.size])
+            terminated = view[frame.size : end] == _CRLF
+        if not terminated:
+            raise ProtocolError
+        del self._buffer[:end]
+        self._frame = None
+        await self._handlers.message(frame.sid, frame.subject, frame.reply, data, headers)
+        return True
+
+
+def _frame(arguments: bytes, *, has_headers: bool) -> _Frame:
+    """`<subject> <sid> [reply] [header size] <size>`, separated by spaces alone."""
+    parts = [part for part in arguments.split(b" ") if part]
+    sizes = 2 if has_headers else 1
+    if len(parts) not in (_BEFORE_SIZES + sizes, _BEFORE_SIZES + 1 + sizes):
+        raise ProtocolError
+    reply = parts[_BEFORE_SIZES] if len(parts) > _BEFORE_SIZES + sizes else b""
+    header_size, size = _number(parts[-2]) if has_headers else 0, _number(parts[-1])
+    if header_size > size:
+        raise ProtocolError
+    return _Frame(parts[0], _number(parts[1]), reply, header_size, size)
+
+
+def _number(digits: bytes) -> int:
+    if not digits.isdigit() or len(digits) > _MAX_DIGITS:
+        raise ProtocolError
+    return int(digits)
+
+
+def _info(text: bytes) -> dict[str, Any]:
+    try:
+        info = orjson.loads(text)
+    except ValueError:
+        raise ProtocolError from None
+    if not isinstance(info, dict):
+        raise ProtocolError
+    return info
+
+
+class Headers(dict[str, str]):
+    """Headers of a message; `complete` is False where the block was over the limits and its rest was not read."""
+
+    complete: bool = True
+
+
+def parse_headers(block: bytes) -> Headers:
+    """Decode a header block of any bytes; never raises.
+
+    At most MAX_HEADER_LINES lines in MAX_HEADER_BYTES bytes are read. Of a repeated name the last value counts. Lines
+    without a name of visible ASCII are ignored; in values U+FFFD stands for what is not UTF-8. An inline status and its
+    description are the headers `Status` and `Description`.
+    """
+    head, _, rest = block[:MAX_HEADER_BYTES].partition(_CRLF)
+    lines = rest.split(_CRLF, MAX_HEADER_LINES)
+    headers = Headers(_status(head))
+    if len(lines) > MAX_HEADER_LINES or len(block) > MAX_HEADER_BYTES:
+        unread = lines.pop()  # further lines, or half a line
+        headers.complete = len(block) <= MAX_HEADER_BYTES and not unread.strip()
+    for line in lines:
+        name, colon, value = line.partition(b":")
+        name = name.strip()
+        if colon and name and name.isascii() and all(byte > ord(" ") for byte in name):
+            headers[name.decode()] = value.strip().decode("utf-8", "replace")
+    return headers
+
+
+def shown_subject(subject: str) -> str:
+    r"""A subject with `\xff` for each byte that is not UTF-8, which arrives as a lone surrogate."""
+    return subject.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _status(head: bytes) -> dict[str, str]:
+    """The inline status of `NATS/1.0 404 No Messages`; nothing where it is not three digits."""
+    status, _, description = head.removeprefix(_VERSION).strip().partition(b" ")
+    if not head.startswith(_VERSION) or len(status) != _STATUS_DIGITS or not status.isdigit():
+        return {}
+    found = {Header.STATUS.value: status.decode()}
+    return found | {Header.DESCRIPTION.value: description.decode("utf-8", "replace")} if description else found
