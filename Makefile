@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 FUZZER := $(VENV)/.fuzzer
 TOOLS := .venv-tools
 
-.PHONY: demo test chaos canary fuzz bench mutations sizes check lint types contracts figures docs audit sbom lock clean
+.PHONY: demo test chaos canary hostile fuzz bench mutations sizes check lint types contracts figures docs audit sbom lock clean
 
 demo: $(READY)
 	$(PY) -m openapi_tool demo
@@ -25,6 +25,10 @@ chaos: $(READY)
 # Distinctive secrets in every place, a hostile script, and a search of every output; about half a minute.
 canary: $(READY)
 	$(PY) -m tests.canary.run
+
+# What a quiet project notices of each attack; for less: make hostile HOSTILE="--only 13 --calls 20"
+hostile: $(READY)
+	$(PY) -m tests.hostile.run $(HOSTILE)
 
 # What a call costs, beside the least that it could; for less: make bench BENCH="--profile quick"
 bench: $(READY)

@@ -1,0 +1,268 @@
+"""Answers of an upstream, or of a page behind it, that cost as much as bytes can."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+
+from openapi_tool.local.caller import Answer
+from tests.hostile.case import Cases
+from tests.hostile.scene import Scene, assert_failed, assert_succeeded, content_of
+from tests.hostile.upstream import response
+
+CASES = Cases()
+Make = Callable[[], bytes]
+MOST_BYTES = 9_900_000
+"""Nearly as much as is read of an answer."""
+
+PAGES = 64
+SHOWN_CHARS, CARD_CHARS = 40_000, 300_000
+_FAILED = ("upstream_rejected", "upstream_unavailable", "response_too_large", "bad_request", "rate_limited")
+
+
+def fill(unit: str, size: int = MOST_BYTES) -> str:
+    """A text of about so many bytes."""
+    return unit * (size // len(unit.encode()))
+
+
+def page(**fields: object) -> bytes:
+    """A reader's answer from fields; one that is `bytes` is JSON as it is."""
+    own = {"title": "A page", "url": "https://a.example/", "content": "Some text.", **fields}
+    inner = b",".join(json.dumps(name).encode() + b":" + _json(value) for name, value in own.items())
+    return response(b'{"code":200,"status":20000,"data":{%b},"meta":{"usage":{"tokens":1}}}' % inner)
+
+
+def results(inner: bytes) -> bytes:
+    """A search's answer from the JSON of its results."""
+    return response(b'{"code":200,"status":20000,"data":[%b],"meta":{"usage":{"tokens":1}}}' % inner)
+
+
+def _json(value: object) -> bytes:
+    return value if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False).encode()
+
+
+def _items(item: bytes) -> bytes:
+    return b",".join([item] * (MOST_BYTES // (len(item) + 1)))
+
+
+def _numbered(item: str) -> bytes:
+    count = MOST_BYTES // (len(item.replace("%d", "1234567")) + 1)
+    return ",".join(item.replace("%d", str(number)) for number in range(count)).encode()
+
+
+READERS: Mapping[str, Make] = {
+    "brackets": lambda: response(b"[" * MOST_BYTES),
+    "brackets_in_pairs": lambda: page(content=b"[" * (MOST_BYTES // 2) + b"]" * (MOST_BYTES // 2)),
+    "objects_in_objects": lambda: page(title=b'{"a":' * 1_500_000 + b"1" + b"}" * 1_500_000),
+    "links_by_the_hundred_thousand": lambda: page(links=b"{" + _numbered('"l%d":"https://a.b/%d"') + b"}"),
+    "links_under_numbers": lambda: page(links=b"{" + _numbered('"%d":"a,https://a.b/%d"') + b"}"),
+    "links_in_pairs": lambda: page(links=b"[" + _items(b'["l","u"]') + b"]"),
+    "a_link_of_commas": lambda: page(links={"0": fill(",a")}),
+    "a_link_of_a_long_scheme": lambda: page(links={"0": "," + fill("a")}),
+    "images_by_the_million": lambda: page(images=b"[" + _items(b'["i","u"]') + b"]"),
+    "warnings_by_the_million": lambda: page(warning=fill("w\n")),
+    "warnings_of_odd_lines": lambda: page(warning=fill("\u2028\x85\v")),
+    "a_title_of_ten_megabytes": lambda: page(title=fill("title ")),
+    "a_title_of_control_characters": lambda: page(title=fill("\x85")),
+    "a_title_of_blanks": lambda: page(title=fill(" ")),
+    "an_address_of_ten_megabytes": lambda: page(url="https://" + fill("u")),
+    "a_date_of_ten_megabytes": lambda: page(publishedTime=fill("2")),
+    "chunks_by_the_million": lambda: page(content="", chunks=b"[" + _items(b'"c"') + b"]"),
+    "a_number_of_many_digits": lambda: page(numPages=b"9" * MOST_BYTES),
+    "names_by_the_million": lambda: page(metadata=b"{" + _numbered('"n%d":"%d"') + b"}"),
+    "numbers_by_the_million": lambda: page(external=b"[" + _items(b"1") + b"]"),
+    "a_code_of_many_digits": lambda: response(b'{"code":%b,"data":{}}' % (b"9" * MOST_BYTES)),
+    "no_json": lambda: response(b"<html>" + b"<p>" * (MOST_BYTES // 3)),
+    "no_utf8": lambda: response(b'{"data":{"content":"' + b"\xff" * MOST_BYTES + b'"}}'),
+    "a_text_alone": lambda: response(json.dumps(fill("x")).encode()),
+    "blanks_alone": lambda: response(b" " * MOST_BYTES + b"{}"),
+}
+"""Pages that may be refused."""
+
+READABLE: Mapping[str, Make] = {
+    "brackets_in_its_text": lambda: page(content=fill("[")),
+    "brackets_and_blanks": lambda: page(content=fill("[ _")),
+    "look_alikes_of_the_frame": lambda: page(content=fill("[web")),
+    "frames": lambda: page(content=fill("[End of web content.] ")),
+    "quotes_and_backslashes": lambda: page(content=fill('"\\', MOST_BYTES // 2)),
+    "one_word": lambda: page(content=fill("a")),
+    "four_byte_letters": lambda: page(content=fill("\U0001f600")),
+    "two_byte_letters": lambda: page(content=fill("\u00e9 ")),
+    "zeros": lambda: page(content=b'"' + b"\\u0000" * (MOST_BYTES // 6) + b'"'),
+    "half_escapes": lambda: page(content=b'"' + b"\\ud83d" * (MOST_BYTES // 6) + b'"'),
+    "what_looks_like_a_login": lambda: page(content=fill("jina_://a@")),
+    "what_looks_like_a_key": lambda: page(content=fill("jina_aaaaaaaaaaaaaaaaaaaaaaaa ")),
+    "line_breaks": lambda: page(content=fill("a\n", MOST_BYTES // 2)),
+    "percents": lambda: page(content=fill("%25")),
+    "one_chunk_without_a_length": lambda: response(
+        b'{"code":200,"data":{"content":"' + b"c " * 4_900_000 + b'"}}', chunked=True
+    ),
+}
+"""Pages that have to be read, whatever their text is."""
+
+SEARCHES: Mapping[str, Make] = {
+    "empty_results_by_the_million": lambda: results(_items(b"{}")),
+    "lists_for_results": lambda: results(_items(b"[]")),
+    "results_by_the_hundred_thousand": lambda: results(_items(b'{"title":"t","url":"u"}')),
+    "results_of_warnings": lambda: results(_items(b'{"warning":"w"}')),
+    "results_of_tokens": lambda: results(_items(b'{"usage":{"tokens":9}}')),
+    "a_result_of_site_links": lambda: results(b'{"title":"t","siteLinks":[%b]}' % _items(b'{"title":"t","link":"l"}')),
+    "a_result_of_many_fields": lambda: results(b"{" + _numbered('"f%d":"%d"') + b"}"),
+    "a_result_of_a_long_title": lambda: results(b'{"title":"%b"}' % (b"t" * MOST_BYTES)),
+}
+
+WORDS: Mapping[str, str] = {
+    "letters": "a",
+    "schemes": "a://",
+    "names": "Error(",
+    "capitals": "AError",
+    "selectors": " with target selector ",
+    "net": "net::ERR_A",
+    "letters_and_points": "a.",
+    "parentheses": "Error()Error(",
+    "odd_blanks": "\u2028 \x01",
+}
+"""What reasons of refusals are made of."""
+
+
+def reasons(size: int) -> Mapping[str, bytes]:
+    """Refusals of the upstream with a reason of so many bytes."""
+    found = {}
+    for name, unit in WORDS.items():
+        body = {"code": 422, "status": 42206, "readableMessage": fill(unit, size), "message": "x"}
+        found[f"reason_{name}_{size}"] = response(_json(body), 422)
+    return found
+
+
+def fields() -> Mapping[str, bytes]:
+    """Refusals with something large in another field."""
+    found = {}
+    for name in ("message", "name", "retryAfterDate", "retryAfter", "status"):
+        body = {"code": 400, name: fill("9")}
+        found[f"field_{name.lower()}"] = response(_json(body), 400, "Retry-After: 0\r\n")
+    return found
+
+
+def assert_bounded(answer: Answer) -> None:
+    """A typed failure, or a success that is not larger than a model is shown."""
+    content = content_of(answer)
+    if content["status"] != "success":
+        assert_failed(answer, *_FAILED)
+        return
+    assert len(str(content["result"])) <= SHOWN_CHARS
+    assert len(json.dumps(answer.card, default=str, ensure_ascii=False)) < CARD_CHARS, "state or metadata are large"
+
+
+def _a_page(name: str, make: Make, *, readable: bool) -> None:
+    async def attack(scene: Scene) -> None:
+        answer = await scene.read(f"https://example.com/attack-{name}")
+        assert_bounded(answer)
+        if readable:
+            assert_succeeded(answer)
+
+    attack.__name__ = f"page_of_{name}"
+    CASES.case("13", lambda: {name: make()})(attack)
+
+
+def _a_search(name: str, make: Make) -> None:
+    async def attack(scene: Scene) -> None:
+        assert_bounded(await scene.search(f"attack-{name}"))
+
+    attack.__name__ = f"search_of_{name}"
+    CASES.case("13", lambda: {name: make()})(attack)
+
+
+for _name, _make in READERS.items():
+    _a_page(_name, _make, readable=False)
+for _name, _make in READABLE.items():
+    _a_page(_name, _make, readable=True)
+for _name, _make in SEARCHES.items():
+    _a_search(_name, _make)
+
+
+@CASES.case("12", lambda: reasons(150_000))
+async def reasons_that_are_slow_to_read(scene: Scene) -> None:
+    for name in WORDS:
+        assert_failed(await scene.read(f"https://example.com/attack-reason_{name}_150000"), *_FAILED)
+
+
+@CASES.case("12", lambda: reasons(MOST_BYTES - 1_000))
+async def reasons_of_ten_megabytes(scene: Scene) -> None:
+    for name in WORDS:
+        assert_failed(await scene.read(f"https://example.com/attack-reason_{name}_{MOST_BYTES - 1_000}"), *_FAILED)
+
+
+@CASES.case("12", fields)
+async def fields_of_refusals_that_are_large(scene: Scene) -> None:
+    for name in fields():
+        assert_failed(await scene.read(f"https://example.com/attack-{name}"), *_FAILED)
+
+
+@CASES.case("13", lambda: {"many_pages": page(content=fill("word \U0001f600 "))})
+async def pages_of_ten_megabytes_at_once(scene: Scene) -> None:
+    tool = await scene.define({"jina": {"mode": "reader"}})
+    for answer in await scene.calls(PAGES, tool, {"url": "https://example.com/attack-many_pages/{n}"}):
+        assert_bounded(answer)
+
+
+@CASES.case("13", lambda: {"many_objects": page(links=b"{" + _numbered('"l%d":"https://a.b/%d"') + b"}")})
+async def pages_of_many_values_at_once(scene: Scene) -> None:
+    tool = await scene.define({"jina": {"mode": "reader"}})
+    for answer in await scene.calls(PAGES // 4, tool, {"url": "https://example.com/attack-many_objects/{n}"}):
+        assert_bounded(answer)
+
+
+@CASES.case("13", lambda: {"chunked_pages": READABLE["one_chunk_without_a_length"]()})
+async def pages_without_a_length_at_once(scene: Scene) -> None:
+    tool = await scene.define({"jina": {"mode": "reader"}})
+    for answer in await scene.calls(PAGES // 4, tool, {"url": "https://example.com/attack-chunked_pages/{n}"}):
+        assert_bounded(answer)
+
+
+_CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+TOKENS = (b"-5", b"1" + b"0" * 400, b"1e308", b"true", b'"7"', b"[]", b"1.5", b"9223372036854775808", b"-1e400")
+
+
+def _token_answers() -> Mapping[str, bytes]:
+    return {
+        f"tokens_{number}": response(
+            b'{"code":200,"data":{"content":"x","url":"u"},"meta":{"usage":{"tokens":%b}}}' % tokens
+        )
+        for number, tokens in enumerate(TOKENS)
+    }
+
+
+@CASES.case("smaller", _token_answers)
+async def tokens_that_nobody_can_charge(scene: Scene) -> None:
+    for name in _token_answers():
+        answer = await scene.read(f"https://example.com/attack-{name}")
+        assert_succeeded(answer)
+        tokens = answer.card["metadata"]["tool_output"]["usage"]["tokens"]
+        assert isinstance(tokens, int)
+        assert 0 <= tokens < 10**15
+
+
+@CASES.case(
+    "own",
+    lambda: {
+        "half": page(content="x")[:-20],
+        "lengths": response(b"{}", headers="Content-Length: 5\r\n"),
+        "headers_many": response(b"{}", headers="X-Header: x\r\n" * 5_000),
+        "header_long": response(b"{}", headers=f"X-Header: {'x' * 1_000_000}\r\n"),
+        "packed": response(b"\x1f\x8b" + b"x" * 1_000, headers="Content-Encoding: gzip\r\n"),
+        "redirect": response(b"", 302, "Location: http://127.0.0.1:1/\r\n"),
+        "cookie": response(b'{"data":{"content":"c"}}', headers="Set-Cookie: a=b; Domain=jina.ai\r\n"),
+        "no_http": b"\x00\x01\x02" * 1_000 + b"\r\n\r\n",
+        "informational": b"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n" * 20_000 + page(content="x"),
+        "chunks_of_nothing": _CHUNKED + b"1\r\n \r\n" * 500_000 + b"0\r\n\r\n",
+    },
+)
+async def answers_that_are_odd_http(scene: Scene) -> None:
+    plain = ("half", "lengths", "headers_many", "header_long", "packed", "redirect", "cookie", "no_http")
+    names = (*plain, "informational", "chunks_of_nothing")
+    reader = await scene.define({"jina": {"mode": "reader"}, "suspend_timeout_seconds": 5})
+    calls = [scene.call(reader, {"url": f"https://example.com/attack-{name}", "timeout": 4}) for name in names]
+    for answer in await asyncio.gather(*calls):
+        content = content_of(answer)
+        assert content["status"] in ("success", "failed", "timeout")

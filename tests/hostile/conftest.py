@@ -1,0 +1,30 @@
+"""One stage for all cases; a fresh executor where a case spoilt the last one."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from openapi_tool.local.stack import EmbeddedStack
+from tests.conftest import TEMPLATE
+from tests.hostile.play import make_world, renew
+from tests.hostile.stage import Stage
+
+
+@pytest.fixture(scope="package")
+def shared_stage(stack: EmbeddedStack) -> Iterator[Stage]:
+    database = f"hostile_{uuid.uuid4().hex[:8]}"
+    asyncio.run(make_world(stack, database, TEMPLATE, None))
+    with Stage(stack, database) as stage:
+        yield stage
+
+
+@pytest.fixture
+async def stage(shared_stage: Stage) -> Stage:
+    if shared_stage.spoilt:
+        await renew(shared_stage)
+    shared_stage.spoilt = True
+    return shared_stage

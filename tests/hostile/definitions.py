@@ -1,0 +1,257 @@
+"""Definitions that went into the database past the linter, and the arguments that bring them to life."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from tests.hostile.case import Cases
+from tests.hostile.scene import Scene, assert_failed, assert_succeeded
+
+CASES = Cases()
+_OPERATORS = "tool_misconfigured"
+_LEVELS = 30
+_STRING = {"type": "string"}
+_SEARCH = {"mode": "search"}
+
+
+def _object(properties: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": dict(properties), **more}
+
+
+def multiplying_references(levels: int) -> dict[str, Any]:
+    """Less than 2 kB whose every level has two ways to the next."""
+    below = {f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(levels)}
+    return _object({"query": {"$ref": "#/$defs/a0"}}) | {"$defs": {**below, f"a{levels}": {"const": 1}}}
+
+
+def multiplying_branches(levels: int, keyword: str = "anyOf") -> Any:
+    """A tree of branches, two at every level."""
+    schema: Any = {"const": 1}
+    for _ in range(levels):
+        schema = {keyword: [schema, schema]}
+    return schema
+
+
+async def _refused(scene: Scene, parameters: Any, arguments: Any = None, options: Any = None) -> str:
+    """The message of a definition that is the operator's to correct."""
+    tool = await scene.define(options, parameters)
+    return assert_failed(await scene.call(tool, arguments or {"query": "x"}), _OPERATORS)
+
+
+@CASES.case("4")
+async def references_that_multiply(scene: Scene) -> None:
+    await _refused(scene, multiplying_references(_LEVELS))
+
+
+@CASES.case("4")
+async def references_of_any_kind(scene: Scene) -> None:
+    for reference in ("$ref", "$dynamicRef", "$recursiveRef"):
+        await _refused(scene, _object({"query": {reference: "#"}}))
+        await _refused(scene, _object({"query": {"items": {"anyOf": [{"not": {reference: "#/properties/query"}}]}}}))
+
+
+@CASES.case("4")
+async def reference_to_itself(scene: Scene) -> None:
+    await _refused(scene, {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"})
+
+
+@CASES.case("4")
+async def branches_that_multiply(scene: Scene) -> None:
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        await _refused(scene, _object({"query": multiplying_branches(12, keyword)}))
+
+
+@CASES.case("4")
+async def branches_that_forbid_what_is_not_evaluated(scene: Scene) -> None:
+    schema: Any = {"const": 1}
+    for level in range(8):
+        schema = {"unevaluatedProperties": False, "anyOf": [schema, {"properties": {f"p{level}": schema}}]}
+    nested: Any = "x"
+    for level in range(8):
+        nested = {f"p{level}": nested, "q": nested}
+    tool = await scene.define(None, _object({"query": schema}))
+    assert_failed(await scene.call(tool, {"query": nested}), _OPERATORS, "bad_request")
+
+
+@CASES.case("4")
+async def branches_that_are_in_use_stay_valid(scene: Scene) -> None:
+    nullable = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    schema = _object(
+        {
+            "query": nullable,
+            "site": {"type": ["string", "null"]},
+            "count": {"oneOf": [{"type": "integer", "minimum": 1, "maximum": 20}, {"type": "null"}]},
+            "country": {"enum": ["de", "fr", None]},
+            "language": {"allOf": [_STRING, {"pattern": "^[a-z]{2}$"}]},
+        },
+        additionalProperties=False,
+        required=["query"],
+    )
+    tool = await scene.define(None, schema)
+    assert_succeeded(await scene.call(tool, {"query": "hello {n}", "count": 3, "language": "de"}))
+
+
+@CASES.case("4")
+async def schema_that_is_deep(scene: Scene) -> None:
+    for levels in (200, 3_000):
+        deep = '{"properties":{"query":' * levels + "{}" + "}}" * levels
+        tool = await scene.define_text(parameters=deep)
+        assert_failed(await scene.call(tool, {"query": "x"}), _OPERATORS)
+
+
+@CASES.case("4")
+async def options_that_are_deep(scene: Scene) -> None:
+    for levels in (200, 3_000):
+        deep = '{"jina":{"mode":"search","params":{"locale":' + "[" * levels + "]" * levels + "}}}"
+        tool = await scene.define_text(deep)
+        assert_failed(await scene.call(tool, {"query": "x"}), _OPERATORS)
+
+
+@CASES.case("4")
+async def schema_of_many_properties(scene: Scene) -> None:
+    properties: dict[str, Any] = {f"p{number}": {} for number in range(15_000)}
+    await _refused(scene, _object(properties, required=sorted(properties), additionalProperties=False))
+
+
+@CASES.case("4")
+async def schema_of_a_long_enum(scene: Scene) -> None:
+    await _refused(scene, _object({"query": {"enum": [f"value {number}" for number in range(14_000)]}}))
+
+
+@CASES.case("4")
+async def schema_of_large_patterns(scene: Scene) -> None:
+    patterns = ("(a{1000}){1000}", "((a{100}){100}){100}", "[\\p{L}\\d_-]{1,5000}" * 20, "(" * 20_000, "a" * 90_000)
+    for pattern in patterns:
+        await _refused(scene, _object({"query": {"pattern": pattern}}))
+
+
+@CASES.case("4")
+async def schema_of_many_patterns(scene: Scene) -> None:
+    patterns: dict[str, Any] = {f"^[\\p{{L}}\\d]{{1,900}}{number}$": {} for number in range(2_000)}
+    tool = await scene.define(None, _object({}, patternProperties=patterns))
+    assert_failed(await scene.call(tool, {"query": "x"}), _OPERATORS)
+
+
+@CASES.case("4")
+async def schema_of_patterns_that_backtrack(scene: Scene) -> None:
+    patterns = (r"^(a+)+$", r"^(?=(a+)+b)", r"(a*)*\1b", r"^(?:(?<x>a+)+)+(?!\k<x>)$", r"(?:a?){60}a{60}")
+    for pattern in patterns:
+        tool = await scene.define(None, _object({"query": {"pattern": pattern}}))
+        answer = await scene.call(tool, {"query": "a" * 60_000 + "!"})
+        assert_failed(answer, _OPERATORS, "bad_request")
+
+
+@CASES.case("4")
+async def arguments_that_are_slow_to_compare(scene: Scene) -> None:
+    rules = {"uniqueItems": True, "contains": {"const": 7}, "minContains": 9}
+    tool = await scene.define(None, _object({"query": rules}))
+    items = ",".join(f'{{"a":[{number},{{"b":{number % 7}}}]}}' for number in range(3_000))
+    assert_failed(await scene.call_text(tool, f'{{"query":[{items}]}}'), "bad_request", _OPERATORS)
+
+
+@CASES.case("4")
+async def arguments_that_break_every_rule(scene: Scene) -> None:
+    """What is wrong is told of a few, and never with the whole value."""
+    tool = await scene.define(None, _object({"query": {"enum": ["a" * 200] * 90}}, additionalProperties=False))
+    long = {f"{number}" + "n" * 200: "v" * 50 for number in range(700)} | {"query": "q" * 50_000}
+    assert_failed(await scene.call(tool, long), "bad_request", _OPERATORS)
+
+
+@CASES.case("4")
+async def argument_names_without_end(scene: Scene) -> None:
+    tool = await scene.define()
+    assert_failed(await scene.call(tool, {"n" * 200_000: 1, "query": "x"}), "bad_request")
+    assert_failed(await scene.call(tool, {f"n{number}": 1 for number in range(9_000)} | {"query": "x"}), "bad_request")
+
+
+@CASES.case("4")
+async def row_of_a_large_text_that_packs_well(scene: Scene) -> None:
+    tool = await scene.define_text(json.dumps({"jina": _SEARCH, "note": "a" * 40_000_000}))
+    assert_failed(await scene.call(tool, {"query": "x"}), _OPERATORS)
+
+
+@CASES.case("4")
+async def row_of_a_large_text_that_does_not(scene: Scene) -> None:
+    tool = await scene.define_text(json.dumps({"jina": _SEARCH, "note": secrets.token_hex(4_000_000)}))
+    assert_failed(await scene.call(tool, {"query": "x"}), _OPERATORS)
+
+
+@CASES.case("4")
+async def row_of_a_large_schema(scene: Scene) -> None:
+    schema = _object({"query": {"enum": [secrets.token_hex(20) for _ in range(8_000)]}})
+    await _refused(scene, schema)
+
+
+@CASES.case("4")
+async def parameters_that_are_unknown_by_the_thousand(scene: Scene) -> None:
+    """Two calls: what is to be said of a definition is said once."""
+    options = {"jina": _SEARCH | {"params": {f"unknown{number}": 1 for number in range(9_000)}}}
+    tool = await scene.define(options)
+    for _ in range(2):
+        assert_failed(await scene.call(tool, {"query": "x"}), _OPERATORS)
+
+
+@CASES.case("4")
+async def parameters_that_are_unknown(scene: Scene) -> None:
+    """A few are left out as ever, and told of once, not once per parameter and call."""
+    options = {"jina": _SEARCH | {"params": {f"unknown{number}": 1 for number in range(20)}}}
+    tool = await scene.define(options)
+    for answer in await scene.calls(5, tool, {"query": "unknown {n}"}):
+        assert_succeeded(answer)
+    assert scene.log().count("unknown19") <= 1
+
+
+@CASES.case("4")
+async def parameters_that_are_refused_by_the_thousand(scene: Scene) -> None:
+    for names in ("params", "headers"):
+        given = {f"x-header-{number}": "v" for number in range(9_000)} | {"url": "x", "customHeader": "x"}
+        await _refused(scene, {}, None, {"jina": _SEARCH | {names: given}})
+
+
+@CASES.case("4")
+async def names_of_options_by_the_thousand(scene: Scene) -> None:
+    for kind in ("defaults", "fixed"):
+        await _refused(scene, {}, None, {"jina": _SEARCH, "args": {kind: {f"a{n}": n for n in range(9_000)}}})
+    await _refused(scene, {}, None, {"jina": _SEARCH, "envs": {f"a{n}": "JINA_API_KEY" for n in range(9_000)}})
+    await _refused(scene, {}, None, {"jina": _SEARCH, "envs": {f"a{n}": n for n in range(9_000)}})
+
+
+@CASES.case("4")
+async def option_of_a_wrong_type_that_is_large(scene: Scene) -> None:
+    large = "x" * 100_000
+    for jina in ({"mode": large}, {"mode": "search", "method": large}, {"mode": "search", "auth_env": large}):
+        await _refused(scene, {}, None, {"jina": jina})
+
+
+@CASES.case("own")
+async def templates_that_multiply(scene: Scene) -> None:
+    """A definition of 200 kB of placeholders for an id of 60 kB."""
+    for kind in ("defaults", "fixed"):
+        tool = await scene.define({"jina": _SEARCH, "args": {kind: {"site": "{step_id}" * 20_000}}})
+        call = await scene.place(tool, {"query": "x"}, publish=False)
+        await scene.caller.publish(call, headers={**call.headers, "CG-Step-Id": "s" * 60_000})
+        assert_failed(await scene.caller.answer(call, 20), _OPERATORS, "bad_request")
+
+
+@CASES.case("5", memory_bytes=300_000_000)
+async def definitions_of_the_largest_kind(scene: Scene) -> None:
+    """Forty tools, each as large as may be, once parsed and compiled."""
+    for number in range(40):
+        words = [f"{number} {secrets.token_hex(8)}" for _ in range(180)]
+        rule: Any = {"enum": words[:20], "description": "d" * 900}
+        properties = {f"p{n}_{secrets.token_hex(40)}": rule for n in range(60)}
+        properties["query"] = {"type": "string", "pattern": "^[\\p{L}\\d _-]{1,200}$"}
+        tool = await scene.define(None, _object(properties))
+        await scene.call(tool, {"query": f"hello {number}"})
+
+
+@CASES.case("5", memory_bytes=300_000_000)
+async def definitions_that_change_with_every_call(scene: Scene) -> None:
+    """The same tool, another definition each time: what is kept of the old ones is bounded."""
+    for number in range(60):
+        properties = {f"p{number}_{n}": {"type": "string", "pattern": f"^[a-z{n}]{{1,50}}$"} for n in range(150)}
+        tool = await scene.define(None, _object({"query": _STRING, **properties}), name="changing")
+        await scene.call(tool, {"query": f"hello {number}"})

@@ -1,0 +1,66 @@
+"""`serve` with a probe of its event loop, whose findings another process reads from shared memory.
+
+Lag is how long one turn of the loop took, in seconds: the lesser of the time on the clock and the CPU time of this
+process. A machine that is busy with other things lengthens the first only, a thread beside the loop the second only.
+
+The process may open as many descriptors as many systems let it by default, and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import resource
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from openapi_tool import service
+from openapi_tool.local.executor import main
+from openapi_tool.telemetry.health import watch_loop_lag
+
+PROBE_VARIABLE = "HOSTILE_PROBE"
+_TICK_S = 0.005
+_DESCRIPTORS = 1_024
+_FORMAT = struct.Struct("d")
+
+
+class LagProbe:
+    """The worst lag since `forget`, in seconds, in a file that both processes map."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            path.write_bytes(bytes(_FORMAT.size))
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
+
+    @property
+    def worst_s(self) -> float:
+        """The worst since it was forgotten."""
+        return float(_FORMAT.unpack_from(self._memory)[0])
+
+    def forget(self) -> None:
+        """Begin anew."""
+        _FORMAT.pack_into(self._memory, 0, 0.0)
+
+    async def watch(self) -> None:
+        """Measure for ever."""
+        while True:
+            clock, cpu = time.monotonic(), time.process_time()
+            await asyncio.sleep(_TICK_S)
+            lag_s = min(time.monotonic() - clock - _TICK_S, time.process_time() - cpu)
+            if lag_s > self.worst_s:
+                _FORMAT.pack_into(self._memory, 0, lag_s)
+
+
+async def _watch_both(stalled: Callable[[float], None]) -> None:
+    probe = LagProbe(Path(os.environ[PROBE_VARIABLE]))
+    await asyncio.gather(watch_loop_lag(stalled), probe.watch())
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS))
+    service.watch_loop_lag = _watch_both  # type: ignore[assignment,attr-defined]
+    main()

@@ -1,0 +1,194 @@
+"""Attempts to send a key elsewhere, or to learn one from what comes back."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+from collections.abc import Iterable, Mapping
+from urllib.parse import quote
+
+from openapi_tool.local.caller import Answer
+from tests.hostile.case import Cases
+from tests.hostile.scene import Scene, assert_failed, assert_succeeded, content_of
+from tests.hostile.upstream import response
+
+CASES = Cases()
+_OPERATORS = "tool_misconfigured"
+_READER, _SEARCH = {"mode": "reader"}, {"mode": "search"}
+_AUTHORIZATION = re.compile(rb"^authorization:.*$", re.IGNORECASE | re.MULTILINE)
+
+REACH_A_THIRD_PARTY = (
+    *("locale", "url", "q", "query", "customHeader", "customHeader.X-Leak", "userAgent", "userAgent ", "user-agent"),
+    *("User_Agent", "referer", "X-Referer", "proxyUrl", "setCookies", "X-Set-Cookie", "injectPageScript", "site"),
+    *("url.x", "html", "cookies", "custom_header.authorization", "viewport.width", "engine", "Api_Key", "apiKey"),
+    *("api_key ", "api_key.x", "headers.x", " locale", "locale\u200b", "\uff4cocale", "unknown", "unknown.deep.er"),
+)
+"""Names of `envs` that are no key's."""
+
+EXECUTORS_OWN = (
+    *("PG_DSN", "pg_dsn", "PGPASSWORD", "PGPASSFILE", "NATS_SERVERS", "Nats_Token", "OPENAPI_TOOL__SESSION__KEY"),
+    *("OPENAPI_TOOL__NATS__PASSWORD", "OPENAPI_TOOL_CONFIG", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "NO_PROXY"),
+    *("OTEL_EXPORTER_OTLP_HEADERS", "SSL_CERT_FILE", "CG_CONFIG_TOML", "PG_DSN_FILE", "PGPASSWORD_FILE", "PATH"),
+    *("JINA_API_KEY_FILE", "", "JINA_API_KEY ", "jina_api_key", "SEARCH_API_KEY\n"),
+)
+"""Variables that no tool may name."""
+
+
+def _shown(answer: Answer) -> str:
+    return json.dumps(answer.card, default=str)
+
+
+def _elsewhere(scene: Scene) -> bytes:
+    """What went upstream, without its header of the key."""
+    return _AUTHORIZATION.sub(b"", scene.sent())
+
+
+def _assert_kept(scene: Scene, text: str | bytes, names: Iterable[str] = ()) -> None:
+    """None of the secrets (all of them by default) stands in a text."""
+    data = text if isinstance(text, bytes) else text.encode()
+    for name in names or scene.stage.secrets:
+        assert scene.stage.secrets[name].encode() not in data, f"{name} came out"
+
+
+@CASES.case("6")
+async def keys_for_what_reaches_a_third_party(scene: Scene) -> None:
+    for jina in (_READER, _SEARCH):
+        for name in REACH_A_THIRD_PARTY:
+            tool = await scene.define({"jina": jina, "envs": {name: "TENANT_TOKEN"}})
+            given = {"url": "https://example.com/"} if jina is _READER else {"query": "x"}
+            assert_failed(await scene.call(tool, given), _OPERATORS)
+    assert scene.sent() == b"", "something was asked for"
+
+
+@CASES.case("6")
+async def keys_for_the_key_alone(scene: Scene) -> None:
+    tool = await scene.define({"jina": _SEARCH, "envs": {"api_key": "SEARCH_API_KEY"}})
+    assert_succeeded(await scene.call(tool, {"query": "a key of its own"}))
+    assert f"Bearer {scene.stage.secrets['SEARCH_API_KEY']}".encode() in scene.sent()
+    _assert_kept(scene, _elsewhere(scene))
+
+
+@CASES.case("6")
+async def keys_by_way_of_defaults_and_fixed_values(scene: Scene) -> None:
+    """A name that `envs` may not hold, beside a template that would render it."""
+    for args in ({"defaults": {"locale": "{JINA_API_KEY}"}}, {"fixed": {"site": "{api_key}"}}):
+        tool = await scene.define({"jina": _SEARCH, "args": args})
+        assert_failed(await scene.call(tool, {"query": "x"}), _OPERATORS)
+    tool = await scene.define({"jina": _SEARCH, "args": {"fixed": {"api_key": "the attacker's own"}}})
+    await scene.call(tool, {"query": "fixed key"})
+    _assert_kept(scene, _elsewhere(scene))
+
+
+@CASES.case("7")
+async def settings_of_the_executor_as_keys(scene: Scene) -> None:
+    for name in EXECUTORS_OWN:
+        for options in ({"jina": _SEARCH, "envs": {"api_key": name}}, {"jina": _SEARCH | {"auth_env": name}}):
+            if name or "envs" in options:  # an empty auth_env is none
+                assert_failed(await scene.call(await scene.define(options), {"query": "x"}), _OPERATORS)
+    assert scene.sent() == b"", "something was asked for"
+
+
+@CASES.case("10")
+async def page_that_lists_candidates(scene: Scene) -> None:
+    """Secrets that did not go upstream with this call stay as they are: a gap would tell which is one."""
+    others = [name for name in scene.stage.secrets if name != "JINA_API_KEY"]
+    candidates = " ; ".join(scene.stage.secrets[name] for name in others)
+    said = {"code": 200, "data": {"title": candidates, "url": "https://a.example/", "content": f"Is it {candidates}?"}}
+    _serve(scene, "candidates", said)
+    shown = _shown(await scene.read("https://example.com/attack-candidates"))
+    assert shown.count(candidates) >= 2, "a gap"
+    _assert_kept(scene, scene.log())
+
+
+def _serve(scene: Scene, name: str, body: object, status: int = 200) -> None:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    (scene.stage.answers / name).write_bytes(response(raw, status))
+
+
+def spellings(secret: str) -> Mapping[str, str]:
+    """A secret as others may write it."""
+    escaped = re.sub(r"([^\w\s])", r"\\\1", secret)
+    return {
+        "exact": secret,
+        "markdown": secret.replace("_", "\\_"),
+        "markdown of everything": escaped.replace("_", "\\_"),
+        "slashes": secret.replace("/", "\\/"),
+        "decimal entities": "".join(f"&#{ord(char)};" for char in secret),
+        "hexadecimal entities": "".join(f"&#x{ord(char):x};" for char in secret),
+        "entities in capitals": "".join(f"&#X{ord(char):X};" for char in secret),
+        "entities": html.escape(secret),
+        "hexadecimal": secret.encode().hex(),
+        "hexadecimal capitals": secret.encode().hex().upper(),
+        "capitals": secret.upper(),
+        "small": secret.lower(),
+        "percent": quote(secret, safe=""),
+        "percent of everything": "".join(f"%{ord(char):02x}" for char in secret),
+        "base64": base64.b64encode(f"user:{secret}".encode()).decode(),
+        "json": json.dumps(secret)[1:-1],
+        "unicode escapes": "".join(f"\\u{ord(char):04x}" for char in secret),
+    }
+
+
+MARKED = "Marked"
+ESCAPED_EVERYWHERE = {"percent of everything", "unicode escapes"}
+"""Spellings that nobody writes by accident; they are tried, and what comes of it is told, not asserted."""
+
+
+@CASES.case("10")
+async def page_that_repeats_the_key(scene: Scene) -> None:
+    key = scene.stage.secrets["JINA_API_KEY"]
+    told = {name: form for name, form in spellings(key).items() if name not in ESCAPED_EVERYWHERE}
+    lines = "\n".join(f"{MARKED} {name}: {form}!" for name, form in told.items())
+    page = {"title": key, "url": f"https://a.example/{key}", "content": lines, "warning": key, "publishedTime": key}
+    _serve(scene, "repeats", {"code": 200, "data": page})
+    shown = _shown(await scene.read("https://example.com/attack-repeats"))
+    for name, form in told.items():
+        assert f"{MARKED} {name}" in shown
+        assert json.dumps(form)[1:-1] not in shown, name
+    _assert_kept(scene, shown, ["JINA_API_KEY"])
+
+
+@CASES.case("10")
+async def search_that_repeats_the_key(scene: Scene) -> None:
+    key = scene.stage.secrets["JINA_API_KEY"]
+    fields = ("title", "url", "description", "content", "date", "source", "warning", "imageUrl")
+    result: dict[str, object] = {
+        **dict.fromkeys(fields, key),
+        "siteLinks": [{"title": key, "link": key, "snippet": key}],
+    }
+    result |= {"links": {key: key}, "images": [[key, key]], "usage": {"tokens": 3}}
+    _serve(scene, "repeated", {"code": 200, "data": [result, {key: key, "title": "x"}]})
+    for shape in ("text", "object"):
+        tool = await scene.define({"jina": _SEARCH, "result_format": shape})
+        _assert_kept(scene, _shown(await scene.call(tool, {"query": f"attack-repeated {shape}"})))
+
+
+@CASES.case("10")
+async def failures_that_repeat_every_secret(scene: Scene) -> None:
+    """Of a single call, and of an item in a batch that succeeds."""
+    everything = " ".join(scene.stage.secrets.values())
+    words = dict.fromkeys(("readableMessage", "message", "name", "retryAfterDate"), f"Error: {everything}")
+    for status in (400, 402, 409, 422, 451):
+        _serve(scene, f"tells_{status}", {"code": status, "status": status * 100, "data": None, **words}, status)
+        single = await scene.read(f"https://example.com/attack-tells_{status}")
+        batch = await scene.read({"urls": ["https://example.com/good", f"https://example.com/attack-tells_{status}"]})
+        assert content_of(single)["status"] != "success"
+        assert_succeeded(batch)
+        for answer in (single, batch):
+            _assert_kept(scene, _shown(answer))
+    _assert_kept(scene, scene.log())
+
+
+@CASES.case("10")
+async def command_that_holds_every_secret(scene: Scene) -> None:
+    """A dead letter keeps none, in whatever part of the command it came."""
+    everything = " ".join(scene.stage.secrets.values())
+    call = await scene.place("nothing", {}, publish=False)
+    await scene.caller.publish(call, headers={"X-Note": everything}, data=json.dumps({"note": everything}).encode())
+    [letter] = await scene.letters()
+    _assert_kept(scene, json.dumps(letter))
+    if data := letter.get("data_base64"):
+        _assert_kept(scene, base64.b64decode(data))
+    _assert_kept(scene, scene.log())

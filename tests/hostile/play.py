@@ -1,0 +1,92 @@
+"""One case, played beside the victim, and what is wrong with how it went."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from openapi_tool.local.caller import Caller, prepare_database
+from openapi_tool.local.stack import EmbeddedStack
+from tests.hostile.case import Case
+from tests.hostile.scene import Scene
+from tests.hostile.stage import Stage, Vitals
+from tests.hostile.victim import Fate, Pace
+
+_VICTIMS_LOG_BYTES = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """The executor's vital signs, the victim's fate, and how often the attack was made."""
+
+    vitals: Vitals
+    fate: Fate
+    rounds: int
+
+
+async def make_world(stack: EmbeddedStack, database: str, template: str | None, schema: str | None) -> None:
+    """A database, and the kernel's stream."""
+    await prepare_database(stack.postgres.dsn(), database, schema, template)
+    async with Caller.open(stack.postgres.dsn(database), servers=stack.nats.url) as caller:
+        await caller.forget_streams()
+        await caller.make_stream()
+
+
+@asynccontextmanager
+async def attacking(stage: Stage) -> AsyncIterator[Scene]:
+    """The attacker's side, everything forgotten that was before."""
+    dsn, bus = stage.stack.postgres.dsn(stage.database), stage.stack.nats.url
+    async with Caller.open(dsn, servers=bus) as caller:
+        yield await Scene.open(stage, caller)
+
+
+async def renew(stage: Stage) -> None:
+    """A fresh executor, stream and durable, after a case that left them in disorder."""
+    stage.executor.process.kill()
+    async with Caller.open(stage.stack.postgres.dsn(stage.database), servers=stage.stack.nats.url) as caller:
+        await caller.forget_streams()
+        await caller.make_stream()
+    await asyncio.to_thread(stage.restart)
+
+
+async def play(case: Case, stage: Stage, pace: Pace, most_rounds: int = 1) -> Played:
+    """Attack while the victim lives, again and again until it has placed all its calls, but at most so often.
+
+    Raises what the attack raises.
+    """
+    prepare(case, stage)
+    async with attacking(stage) as scene:
+        stage.victim.live(pace)
+        until, rounds = time.monotonic() + pace.calls * pace.every_s, 0
+        try:
+            while not rounds or (rounds < most_rounds and time.monotonic() < until):
+                rounds += 1
+                await case.attack(scene)
+            await scene.settled()
+        finally:
+            fate = await asyncio.to_thread(stage.victim.fate)
+    return Played(stage.vitals(), fate, rounds)
+
+
+def prepare(case: Case, stage: Stage) -> None:
+    """Put the upstream's answers in place."""
+    for name, whole in case.answers().items():
+        (stage.answers / name).write_bytes(whole)
+
+
+def complaints(case: Case, played: Played) -> list[str]:
+    """What broke the bounds of a case, that of the log being each round's own; empty where all is well."""
+    vitals, found = played.vitals, list(played.fate.lost)
+    if not vitals.alive:
+        found.append("the executor died")
+    if vitals.peak_bytes > case.memory_bytes:
+        found.append(f"{vitals.peak_bytes / 1e6:.0f} MB of memory, at most {case.memory_bytes / 1e6:.0f} are allowed")
+    if vitals.lag_s > case.lag_s:
+        found.append(f"the event loop stood still for {vitals.lag_s:.3f} s, at most {case.lag_s} are allowed")
+    most_log = case.log_bytes * played.rounds + _VICTIMS_LOG_BYTES * len(played.fate.latencies_s)
+    if vitals.log_bytes > most_log:
+        found.append(f"{vitals.log_bytes:,} bytes of log, at most {most_log:,} are allowed")
+    return found

@@ -1,0 +1,134 @@
+"""`make hostile`: what a quiet project notices of each attack.
+
+The victim asks for answers that take 250 ms, first alone, then beside the attack, which is made again and again. Its
+99th percentile may grow by 250 ms and no more; nothing of it is lost, and the executor keeps within its bounds. The
+last line printed is one JSON object; the exit code is 0 only if every case did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+
+from openapi_tool.local.stack import EmbeddedStack, kernel_schema
+from tests.hostile.case import Case
+from tests.hostile.cases import CASES
+from tests.hostile.play import Played, complaints, make_world, play, renew
+from tests.hostile.stage import Stage
+from tests.hostile.victim import Pace
+from tests.role import make_role
+
+DATABASE = "hostile"
+UPSTREAM_MS, MARGIN_MS = 250, 250.0
+MOST_ROUNDS = 200
+_WIDTHS = (58, 5, 9, 9, 9, 9, 8, 8, 7)
+_COLUMNS = ("case", "item", "p50 alone", "p99 alone", "p50", "p99", "MB", "lag ms", "rounds")
+
+
+@dataclass(slots=True)
+class Measured:
+    """One case: the victim's latencies alone and beside the attack, in ms, and what the executor came to."""
+
+    item: str
+    alone_p50_ms: float = 0.0
+    alone_p99_ms: float = 0.0
+    p50_ms: float = 0.0
+    p99_ms: float = 0.0
+    peak_mb: float = 0.0
+    lag_ms: float = 0.0
+    log_kb: float = 0.0
+    lost: int = 0
+    rounds: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+async def _nothing(_: object) -> None:
+    """No attack."""
+
+
+QUIET = Case("quiet", "", _nothing, dict, sys.maxsize, float("inf"), sys.maxsize)
+
+
+async def measure(case: Case, stage: Stage, pace: Pace) -> Measured:
+    """Play the victim alone, then beside the attack."""
+    found = Measured(case.item)
+    found.alone_p50_ms, found.alone_p99_ms = _percentiles(await play(QUIET, stage, pace))
+    try:
+        played = await play(case, stage, pace, MOST_ROUNDS)
+    except (AssertionError, OSError, ValueError, TimeoutError) as error:
+        found.wrong.append(f"{type(error).__name__}: {str(error)[:300]}")
+        return found
+    found.p50_ms, found.p99_ms = _percentiles(played)
+    found.peak_mb, found.lag_ms = round(played.vitals.peak_bytes / 1e6, 1), round(played.vitals.lag_s * 1000, 1)
+    found.log_kb, found.lost = round(played.vitals.log_bytes / 1e3, 1), len(played.fate.lost)
+    found.rounds = played.rounds
+    found.wrong += complaints(case, played)
+    if found.p99_ms > found.alone_p99_ms + MARGIN_MS:
+        found.wrong.append(f"the victim's p99 grew by more than {MARGIN_MS:.0f} ms")
+    return found
+
+
+def _percentiles(played: Played) -> tuple[float, float]:
+    """Median and 99th percentile in ms."""
+    latencies = [latency * 1000 for latency in played.fate.latencies_s] or [0.0, 0.0]
+    cuts = statistics.quantiles(latencies, n=100, method="inclusive")
+    return round(cuts[49], 1), round(cuts[98], 1)
+
+
+def _row(cells: Iterable[object]) -> str:
+    texts = [f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells]
+    first, *others = zip(texts, _WIDTHS, strict=True)
+    return f"{first[0]:<{first[1]}}" + " ".join(f"{text:>{width}}" for text, width in others) + "\n"
+
+
+async def _measured(cases: Sequence[Case], pace: Pace) -> dict[str, Measured]:
+    found: dict[str, Measured] = {}
+    with EmbeddedStack() as stack:
+        await make_world(stack, DATABASE, None, kernel_schema())
+        await make_role(stack.postgres.dsn(DATABASE))
+        with Stage(stack, DATABASE) as stage:
+            sys.stdout.write(_row(_COLUMNS))
+            for case in cases:
+                one = found[case.name] = await measure(case, stage, pace)
+                _tell(case.name, one)
+                if one.wrong:
+                    await renew(stage)
+    return found
+
+
+def _tell(name: str, one: Measured) -> None:
+    cells = (one.alone_p50_ms, one.alone_p99_ms, one.p50_ms, one.p99_ms, one.peak_mb, one.lag_ms, one.rounds)
+    sys.stdout.write(_row((name, one.item, *cells)))
+    sys.stdout.writelines(f"    {text}\n" for text in one.wrong)
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Measure what was asked for; 1 where a case breaks a bound."""
+    logging.getLogger("nats").setLevel(logging.CRITICAL)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", action="append", default=[], help="cases whose name or item this is, or is a part of")
+    parser.add_argument("--calls", type=int, default=60, help="the victim's calls, alone and beside each attack")
+    parser.add_argument("--per-second", type=float, default=20.0, help="the victim's calls a second")
+    asked = parser.parse_args()
+    chosen = [case for case in CASES.values() if not asked.only or any(_means(case, word) for word in asked.only)]
+    pace = Pace(1 / asked.per_second, asked.calls, UPSTREAM_MS)
+    found = asyncio.run(_measured(chosen, pace))
+    failed = {name: one.wrong for name, one in found.items() if one.wrong}
+    figures = {name: asdict(one) for name, one in found.items()}
+    sys.stdout.write(json.dumps({"cases": len(found), "failed": sorted(failed), "figures": figures}) + "\n")
+    return int(bool(failed) or not found)
+
+
+def _means(case: Case, word: str) -> bool:
+    return word == case.item or word in case.name
+
+
+if __name__ == "__main__":
+    sys.exit(main())
