@@ -1,32 +1,29 @@
 """Fuzz each target for a while, from its kept corpus: `make fuzz FUZZ="--seconds 60 --only address"`.
 
-Ends with one JSON line, {target: {executions, seconds, crashes, slowest_ms}}; exit code 1 where something was found. An
-input that breaks a target is left in `build/fuzz/<target>/`. With `--keep`, what reached new code is merged into the
-kept corpus, as few and as small inputs as reach all of it.
+Ends with one JSON line, {target: {executions, seconds, crashes, slowest_ms, …}}; exit code 1 where something was found.
+An input that breaks a target is left in `build/fuzz/<target>/`. With `--keep`, what reached new code is merged into
+the kept corpus, as few and as small inputs as reach all of it.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import re
 import shutil
 import subprocess
 import sys
 import time
-from itertools import accumulate
+from collections.abc import Iterable
 from pathlib import Path
 
+from tests.fuzz.kept import keep, kept
 from tests.fuzz.seeds import seeds
-from tests.fuzz.targets import CORPUS, TARGETS
+from tests.fuzz.targets import MOST_BYTES, TARGETS
 
 FOUND = Path("build") / "fuzz"
-BROKE = "found-"
-"""Names of kept inputs that once broke something; no merge takes them away."""
-MOST_BYTES = 4_096
-MOST_FILES, MOST_TOTAL_BYTES = 300, 300_000
-_HANG_S = 5  # of the clock, for what never ends; an input that ends may take one second of CPU time
+_HANG_S = {"whole": 60}  # of the clock, for what never ends; how much of CPU time an input may take is in `one`
+_USUAL_HANG_S = 5
 _EXECUTIONS = re.compile(r"stat::number_of_executed_units:\s+(\d+)")
 
 
@@ -35,54 +32,52 @@ def fuzz(name: str, seconds: int) -> dict[str, float]:
     folder = FOUND / name
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "new").mkdir(parents=True)
-    (folder / "seeds").mkdir()
-    for number, data in enumerate(seeds(name)):
-        (folder / "seeds" / str(number)).write_bytes(data)
+    _fill(folder / "seeds", seeds(name))
+    _fill(folder / "kept", kept(name).values())
     began = time.monotonic()
     log = libfuzzer(
         name,
         f"-max_total_time={seconds}",
-        f"-max_len={MOST_BYTES}",
-        f"-timeout={_HANG_S}",
+        f"-max_len={MOST_BYTES[name]}",
+        f"-timeout={_HANG_S.get(name, _USUAL_HANG_S)}",
         f"-artifact_prefix={folder}/",
         "-print_final_stats=1",
         str(folder / "new"),
         str(folder / "seeds"),
-        str(CORPUS / name),
+        str(folder / "kept"),
     )
     executed = _EXECUTIONS.search(log)
     return {
         "executions": int(executed[1]) if executed else 0,
         "seconds": round(time.monotonic() - began),
         "crashes": sum(entry.is_file() and "-" in entry.name for entry in folder.iterdir()),
-        "slowest_ms": json.loads((folder / "slowest").read_text(encoding="utf-8")),
+        **json.loads((folder / "figures").read_text(encoding="utf-8")),
     }
 
 
-def keep(name: str) -> None:
-    """Make the kept corpus of what it has and what was found, smallest inputs first, within its bounds."""
+def _fill(folder: Path, inputs: Iterable[bytes]) -> None:
+    folder.mkdir()
+    for number, data in enumerate(inputs):
+        (folder / str(number)).write_bytes(data)
+
+
+def merge(name: str) -> None:
+    """Make the kept corpus of what it has and what was found."""
     merged = FOUND / name / "merged"
     shutil.rmtree(merged, ignore_errors=True)
     merged.mkdir()
-    sources = [str(FOUND / name / part) for part in ("new", "seeds")]
-    libfuzzer(name, "-merge=1", str(merged), *sources, str(CORPUS / name))
-    inputs = sorted((path.read_bytes() for path in merged.iterdir()), key=lambda data: (len(data), data))
+    sources = [str(FOUND / name / part) for part in ("new", "seeds", "kept")]
+    libfuzzer(name, "-merge=1", f"-max_len={MOST_BYTES[name]}", str(merged), *sources)
+    inputs = [path.read_bytes() for path in merged.iterdir()]
     if not inputs:
         raise RuntimeError(f"libFuzzer merged nothing; see {FOUND / name / 'log'}")
-    for path in CORPUS.joinpath(name).iterdir():
-        if not path.name.startswith(BROKE):
-            path.unlink()
-    sizes = accumulate(map(len, inputs))
-    for data, size in zip(inputs[:MOST_FILES], sizes, strict=False):
-        if size <= MOST_TOTAL_BYTES:
-            (CORPUS / name / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
+    keep(name, inputs)
 
 
 def libfuzzer(name: str, *arguments: str) -> str:
     """Run it on a target; its output, which is shown where it failed, and kept beside the figures."""
     folder = FOUND / name
-    (CORPUS / name).mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "tests.fuzz.one", name, str(folder / "slowest"), *arguments]
+    command = [sys.executable, "-m", "tests.fuzz.one", name, str(folder / "figures"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603 - ourselves
     log = done.stdout + done.stderr
     (folder / "log").write_text(log, encoding="utf-8")
@@ -102,7 +97,7 @@ def main() -> int:
     for name in asked.only or TARGETS:
         figures[name] = fuzz(name, asked.seconds)
         if asked.keep and not figures[name]["crashes"]:
-            keep(name)
+            merge(name)
     sys.stdout.write(json.dumps(figures) + "\n")
     return int(any(figure["crashes"] or not figure["executions"] for figure in figures.values()))
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
 import orjson
 
 from openapi_tool.local.recordings import load_recordings
+from openapi_tool.tools.catalogue import CATALOGUE
+from tests.fuzz.whole import STATUSES, joined
 from tests.support import BODY, HEADERS, SUBJECT
 from tests.unit import test_targets as addresses
 
@@ -16,7 +19,9 @@ _MOST_BYTES = 3_000
 
 def seeds(name: str) -> list[bytes]:
     """The seeds of a target."""
-    return list({"command": _messages, "address": _addresses, "answer": _answers}.get(name, _nothing)())
+    return list(
+        {"command": _messages, "address": _addresses, "answer": _answers, "whole": _calls}.get(name, _nothing)()
+    )
 
 
 def _nothing() -> Iterator[bytes]:
@@ -54,3 +59,37 @@ def _answers() -> Iterator[bytes]:
         yield b'\x00\x00\x00\x00{"data":{"content":"x","title":' + nested + b"}}"
         yield b"\x00\x00\x00\x00" + nested
     yield b"G" + bytes(range(200))
+
+
+def _calls() -> Iterator[bytes]:
+    """Every built-in tool with a recorded answer of each kind, and what an attacker's would be like."""
+    bodies = {name: recording for name, recording in load_recordings().items() if len(recording.body) < _MOST_BYTES}
+    arguments = {
+        "query": "hello",
+        "queries": ["a", "b"],
+        "url": "https://example.com/",
+        "urls": ["https://example.com/"],
+    }
+    for number, tool in enumerate(CATALOGUE.values()):
+        given = {name: value for name, value in arguments.items() if name in tool.arguments.model_fields}
+        row = {"parameters": tool.schema(), "options": {"jina": {"mode": tool.mode, "tool": tool.name}}}
+        for recording in list(bodies.values())[number :: len(CATALOGUE)]:
+            if recording.status in STATUSES:
+                yield joined(row, given, recording.status, recording.body)
+    for row, given in _ATTACKS:
+        yield joined(row, given, 200, b'{"code":200,"data":{"content":"x","links":{"0":"a,https://a.b/"}}}')
+
+
+_JINA = {"mode": "reader"}
+_ATTACKS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    ({"options": {"jina": _JINA, "envs": {"locale": "JINA_API_KEY"}}}, {"url": "https://a.b/"}),
+    (
+        {"options": {"jina": _JINA, "args": {"defaults": {"locale": "{agent_id}" * 9}}}},
+        {"url": "r.jina.ai/" * 9 + "a.b"},
+    ),
+    ({"options": {"jina": _JINA | {"params": {"unknown": 1}, "headers": {"X-A": "b"}}}}, {"url": "a.b"}),
+    ({"options": {"jina": _JINA}, "parameters": {"anyOf": [{"required": ["url"]}, {"type": "null"}]}}, {"url": "a.b"}),
+    ({"options": {"jina": _JINA}, "parameters": {"properties": {"url": {"pattern": "(a+)+$"}}}}, {"url": "a" * 30}),
+    ({"options": {"jina": _JINA}, "metadata": {"tool_args_fixed_applied": ["url"]}}, {"url": "a.b"}),
+    ({"options": {"openapi": {"base_url": "https://s.jina.ai", "auth": {"env": "JINA_API_KEY"}}}}, {"query": "x"}),
+)

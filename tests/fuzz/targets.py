@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
-from tests.fuzz import address, answer, arguments, command
+from tests.fuzz import address, answer, arguments, command, whole
+from tests.fuzz.mutate import mutate
 
-CORPUS = Path(__file__).parent / "corpus"
+Mutate = Callable[[bytes, int, int, Callable[[bytes, int], bytes]], bytes]
+
 TARGETS: Mapping[str, Callable[[bytes], None]] = {
     "command": command.check,
     "arguments": arguments.check,
     "address": address.check,
     "answer": answer.check,
+    "whole": whole.check,
 }
+MOST_BYTES: Mapping[str, int] = dict.fromkeys(TARGETS, 4_096) | {"whole": whole.MOST_BYTES}
+"""The largest input of each."""
+
+MUTATORS: Mapping[str, Mutate] = {"whole": mutate}
+"""Targets whose inputs are changed as what they are."""
+
+PLAYED_AGAIN: Mapping[str, Callable[[], None]] = {"whole": whole.forget}
+"""Targets whose slow and large inputs are measured without instrumentation, and how they forget the ones before."""

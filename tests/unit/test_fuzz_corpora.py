@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.run import MOST_BYTES, MOST_FILES, MOST_TOTAL_BYTES
+from tests.fuzz.kept import MOST_FILES, MOST_TOTAL_BYTES, kept
 from tests.fuzz.seeds import seeds
-from tests.fuzz.targets import CORPUS, TARGETS
+from tests.fuzz.targets import MOST_BYTES, TARGETS
 from tests.promises import requirement
 
 MOST_S = 1.0
-KEPT = [
-    pytest.param(name, path, id=f"{name}-{path.name}") for name in TARGETS for path in sorted((CORPUS / name).iterdir())
-]
+KEPT = [pytest.param(name, data, id=f"{name}-{known}") for name in TARGETS for known, data in kept(name).items()]
 
 
 def checked(name: str, data: bytes) -> None:
@@ -27,10 +24,10 @@ def checked(name: str, data: bytes) -> None:
     assert time.process_time() - began < MOST_S
 
 
-@pytest.mark.parametrize(("name", "path"), KEPT)
+@pytest.mark.parametrize(("name", "data"), KEPT)
 @requirement("fuzz.corpora")
-def test_a_kept_input_breaks_nothing(name: str, path: Path) -> None:
-    checked(name, path.read_bytes())
+def test_a_kept_input_breaks_nothing(name: str, data: bytes) -> None:
+    checked(name, data)
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -45,10 +42,10 @@ def test_no_seed_breaks_anything(name: str) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 @requirement("fuzz.corpora")
 def test_a_kept_corpus_is_small(name: str) -> None:
-    sizes = [path.stat().st_size for path in sorted((CORPUS / name).iterdir())]
+    sizes = list(map(len, kept(name).values()))
     assert 0 < len(sizes) <= MOST_FILES
     assert sum(sizes) <= MOST_TOTAL_BYTES
-    assert max(sizes) <= MOST_BYTES
+    assert max(sizes) <= MOST_BYTES[name]
 
 
 @given(data=st.binary(max_size=400))

@@ -1,0 +1,204 @@
+"""A whole call in memory, as the runner handles it: definition from its row, arguments from their card, any answer.
+
+An input is three parts between record separators: the definition's row as a JSON object, the arguments as JSON, and the
+answer, a byte for its status and its body. A part that is no JSON stands for an empty object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, ExitStack, nullcontext
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import httpx
+import orjson
+
+from openapi_tool import service
+from openapi_tool.prepared import prepare
+from openapi_tool.protocol.cards import Card
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.records import Artifact, CallKey, CallRecords, CardRecord, RequestEdgeRecord, ToolRecord
+from openapi_tool.protocol.report import Report
+from openapi_tool.protocol.settlement import Acknowledge, Settlement
+from openapi_tool.settings import Settings
+from openapi_tool.tools import definition, schema
+from tests.fuzz.storable import assert_storable
+from tests.support import BODY, HEADERS, SUBJECT, target
+
+Handler = Callable[[Delivery], Awaitable[Settlement]]
+SEPARATOR = b"\x1e"
+MOST_BYTES = 256 * 1024
+SECRET, OTHER = "a-key-of-the-fuzzer", "another-secret-of-the-fuzzer"
+STATUSES = (200, 200, 200, 422, 429, 400, 402, 403, 409, 451, 500, 503, 524, 302)
+_SHOWN_CHARS = 2_000
+_ENVIRONMENT = {"JINA_API_KEY": SECRET, "SEARCH_API_KEY": OTHER}
+_SETTINGS = Settings(
+    postgres={"dsn": "postgresql://nobody@127.0.0.1/nothing"},
+    session={"key": "k" * 32},
+    secrets={"allowed_env": ("SEARCH_API_KEY",)},
+    tools={"max_result_chars": _SHOWN_CHARS},
+    retry={"max_repeats": 0},
+    cache={"ttl_s": 0},
+)
+
+
+def joined(row: Any, arguments: Any, status: int, body: bytes) -> bytes:
+    """An input from its parts."""
+    place = STATUSES.index(status)
+    return SEPARATOR.join([orjson.dumps(row), orjson.dumps(arguments), bytes([place]) + body])
+
+
+def parts(data: bytes) -> tuple[bytes, bytes, bytes]:
+    """Row, arguments, answer."""
+    first, _, rest = data.partition(SEPARATOR)
+    second, _, third = rest.partition(SEPARATOR)
+    return first, second, third
+
+
+def stored(text: bytes) -> dict[str, Any]:
+    """What jsonb would hold of a JSON object; empty where it would hold none."""
+    try:
+        value = json.loads(text)
+        assert_storable(value)
+    except (ValueError, RecursionError, AssertionError, TypeError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def check(data: bytes) -> None:
+    """Handle one call and judge its result. Raises AssertionError, or whatever a defect raises."""
+    row, arguments, answer = parts(data[:MOST_BYTES])
+    settlement = _loop().run_until_complete(_KERNEL.handle(stored(row), stored(arguments), answer))
+    if _DEFECTS.records:
+        raise _DEFECTS.records.pop()
+    assert settlement == Acknowledge(), settlement
+    for card in _KERNEL.written:
+        assert_storable([card.content, dict(card.metadata)])
+        text = json.dumps([card.content, dict(card.metadata)])
+        assert SECRET not in text
+    content = _KERNEL.written[0].content
+    if content["status"] == "success":
+        assert len(str(content["result"])) <= 2 * _SHOWN_CHARS
+    else:
+        assert len(content["error"]["message"]) < 3 * _SHOWN_CHARS
+
+
+def forget() -> None:
+    """Drop what is kept between calls."""
+    definition._known.clear()  # noqa: SLF001 - no program forgets definitions
+    schema._compiled.clear()  # noqa: SLF001
+
+
+class _Defects(logging.Handler):
+    """Keeps the exceptions that the pipeline logs as defects."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.records: list[BaseException] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep its exception."""
+        if record.exc_info and record.exc_info[1] is not None:
+            self.records.append(record.exc_info[1])
+
+
+_DEFECTS = _Defects()
+logging.getLogger("openapi_tool").addHandler(_DEFECTS)
+logging.getLogger("openapi_tool").propagate = False
+
+
+_loops: list[asyncio.AbstractEventLoop] = []
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """One loop for all inputs."""
+    if not _loops:
+        _loops.append(asyncio.new_event_loop())
+    return _loops[0]
+
+
+class _Kernel:
+    """The kernel of one call, its doorbell and its upstream, in place of everything that `serve` connects to."""
+
+    def __init__(self) -> None:
+        self.written: list[Card] = []
+        self._records = CallRecords(None, None, None, None, None, None)
+        self._answer = b""
+        self._handle = _loop().run_until_complete(self._assembled())
+
+    async def _assembled(self) -> Handler:
+        """What `serve` hands its commands to, put together as `serve` does."""
+        handlers: list[Handler] = []
+        with ExitStack() as patches:
+            for name, value in {
+                "KernelStore": SimpleNamespace(open=self._open),
+                "connected": lambda _: nullcontext(),
+                "_transport": lambda *_: httpx.MockTransport(lambda _: self._response()),
+                "Doorbell": lambda *_: self,
+                "CommandConsumer": lambda *given: handlers.append(given[3]),
+            }.items():
+                patches.enter_context(mock.patch.object(service, name, value))
+            await service.assemble(AsyncExitStack(), prepare(_SETTINGS, _ENVIRONMENT), None)
+        return handlers[0]
+
+    async def _open(self, _: object) -> _Kernel:
+        return self
+
+    async def handle(self, row: Mapping[str, Any], arguments: Mapping[str, Any], answer: bytes) -> Any:
+        """Answer a call and say how its command was settled."""
+        self.written.clear()
+        content = {"__type__": "ToolCallContent", "tool_name": "a_tool", "arguments": arguments}
+        own = {"type": "tool.call", "author_id": "agent", "agent_turn_id": "turn"}
+        more = row.get("metadata")
+        self._answer = answer
+        self._records = CallRecords(
+            CardRecord("card", "call", content, (more if isinstance(more, dict) else {}) | own),
+            ToolRecord("a_tool", row.get("after_execution"), row.get("parameters"), row.get("options")),
+            "worker_generic",
+            target(),
+            RequestEdgeRecord("edge", 0),
+            None,
+        )
+        return await self._handle(Delivery(SUBJECT, HEADERS, orjson.dumps(BODY), datetime.now(UTC), 1, 1))
+
+    def _response(self) -> httpx.Response:
+        status = STATUSES[self._answer[0] % len(STATUSES)] if self._answer else 200
+        return httpx.Response(status, stream=_Body(self._answer[1:]))
+
+    async def load(self, _: CallKey) -> CallRecords:
+        """The call's records."""
+        return self._records
+
+    async def commit(self, card: Card, report: Report, artifact: Card | None) -> bool:
+        """Keep what is written."""
+        del report
+        self.written += [card, artifact] if artifact else [card]
+        return True
+
+    async def artifact(self, *_: object) -> Artifact | None:
+        """Nothing is kept of earlier calls."""
+        return None
+
+    async def ring(self, *_: object) -> bool:
+        """Nobody listens."""
+        return True
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
+class _Body(httpx.AsyncByteStream):
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> Any:
+        yield self._body
+
+
+_KERNEL = _Kernel()
