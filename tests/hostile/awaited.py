@@ -4,12 +4,6 @@ from __future__ import annotations
 
 AWAITED = frozenset(
     {
-        "subject_that_is_no_utf8",
-        "subjects_that_are_no_utf8_in_any_token",
-        "subjects_that_are_no_utf8_in_a_flood",
-        "subject_of_control_characters",
-        "subjects_that_hold_white_space",
-        "header_blocks_that_are_none",
         "large_commands_without_identity",
         "large_headers_without_identity",
         "dead_letters_of_one_project_leave_room_for_others",
@@ -35,7 +29,6 @@ AWAITED = frozenset(
         "page_that_repeats_the_key",
         "addresses_that_are_slow_to_read",
         "addresses_behind_the_reader_many_times",
-        "addresses_that_are_internal",
         "arguments_of_every_shape_at_once",
         "cursors_that_are_guessed",
         "page_of_links_by_the_hundred_thousand",
