@@ -915,7 +915,7 @@ BORDERS = (
              "for name in prepared.unmasked:", "for name in ():",
              SECRETS + "test_a_secret_that_is_too_short_to_be_masked_is_warned_of"),
     Mutation("secrets.libraries", "telemetry/logs.py",
-             "message if _is_ours(record) else without_details(message)", "message",
+             "message if _is_ours(record) else without_details(self._redactor.text(message))", "message",
              TELEMETRY + "test_lines_of_libraries_lose_queries_authorization_and_passwords"),
     Mutation("secrets.libraries", "telemetry/logs.py",
              "root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))",

@@ -68,6 +68,8 @@ PROMISES = (
     Promise("answer.errors", "protocol 8", "A failure is a typed error whose message says what to do instead."),
     Promise("content.search", "tool-design 3", "A search is numbered results with title, url, date and snippet; none found is a success."),
     Promise("content.reader", "tool-design 3", "A page is title, url, published time, warnings and body."),
+    Promise("content.usage", "jina-api 5", "A charge that is negative, absurd or no number is held to what a card and a metric can add up."),
+    Promise("patterns.bounded", "design", "Every regular expression has a bound for its input and is linear in it."),
     Promise("content.untrusted", "tool-design 3", "Web text is framed as untrusted and look-alikes of the frame are defused."),
     Promise("upstream.request", "jina-api 0-2", "Requests are POSTs with a JSON body and Accept application/json exactly; GET definitions keep their form."),
     Promise("upstream.parameters", "jina-api 6.3", "Only known parameters are sent, the model sets only its own, refused ones are refused."),

@@ -11,6 +11,7 @@ from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
 from openapi_tool.tools.result import ToolOutput, Usage, one_line, untrusted, untrusted_blocks
 
 _BODY_FIELDS = ("content", "text", "html")
+_MOST_TOKENS = 10**9
 _SHOTS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
 _JOINED_PAIR = re.compile(r"(.*?),([a-z][a-z0-9+.-]*:.*)", re.DOTALL)
 
@@ -137,7 +138,10 @@ def _pairs(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _usage(envelope: Mapping[str, Any]) -> Usage:
-    """Tokens as charged: of the whole answer, else the results' shares of it, rounded up (jina-api section 5)."""
+    """Tokens as charged: of the whole answer, else the results' shares of it, rounded up (jina-api section 5).
+
+    Each number is held to what a metric and a card can add up, whatever the upstream says.
+    """
     meta, data = envelope.get("meta"), envelope.get("data")
     tokens = next((found for holder in (meta, data) if (found := _tokens(holder)) is not None), None)
     if tokens is None and isinstance(data, list):
@@ -148,7 +152,9 @@ def _usage(envelope: Mapping[str, Any]) -> Usage:
 def _tokens(holder: Any) -> int | None:
     usage = holder.get("usage") if isinstance(holder, dict) else None
     tokens = usage.get("tokens") if isinstance(usage, dict) else None
-    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else None
+    if not isinstance(tokens, int) or isinstance(tokens, bool):
+        return None
+    return min(max(tokens, 0), _MOST_TOKENS)
 
 
 def _present(item: Mapping[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:

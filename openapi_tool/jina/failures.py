@@ -17,7 +17,10 @@ from openapi_tool.tools.result import one_line
 ONCE, SOME = 1, 3
 """How often a request is asked again: where only chance failed, and where the service is busy."""
 
+_MOST_READ_CHARS = 4_000
+"""Characters of an upstream message that are read; a pattern's time is bounded by it."""
 _MAX_REASON_CHARS = 300
+_MOST_WAIT_CHARS = 500
 _LONGEST_WAIT_S = 1e9
 _ERROR_NAME = re.compile(r"\b(?:[A-Z]\w*)?Error(?:\((?P<path>[^()]*)\))?(?:: |$)")
 
@@ -103,7 +106,8 @@ _NO_ANSWER = Rule(
     errors.UpstreamUnavailable, "The page did not answer; try again later or use another source.", repeats=ONCE
 )
 
-_NOT_THE_CAUSE = re.compile(r"\w+://\S*| with target selector .*", re.DOTALL)
+# `\b` and the possessive `++` try a long word once; without them each of its letters begins a try of its own.
+_NOT_THE_CAUSE = re.compile(r"\b\w++://\S*| with target selector .*", re.DOTALL)
 _CHANCE = re.compile(
     r"""timed\ out | TimeoutError | (?:navigation|connection)\ timeout | timeout\ (?:exceeded|was\ reached)
     | (?:failed\ to|could\ not|couldn't)\ connect
@@ -134,7 +138,7 @@ def upstream_failure(http_status: int, body: Any, retry_after: str | None) -> To
 
 def quoted(text: str) -> str:
     """The upstream's own words as one short line in quotation marks, since they may hold a page's (its status text)."""
-    return '"' + one_line(text)[:_MAX_REASON_CHARS].replace('"', "'") + '"'
+    return '"' + one_line(text[:_MOST_READ_CHARS])[:_MAX_REASON_CHARS].replace('"', "'") + '"'
 
 
 def found_nothing(http_status: int, body: Any) -> bool:
@@ -161,19 +165,22 @@ def _rule(http_status: int, envelope: Mapping[str, Any]) -> Rule:
 
 def _by_chance(envelope: Mapping[str, Any]) -> bool:
     """Whether a page failed by a timeout or its connection, for which the catch-all has no status of its own."""
-    text = envelope.get("readableMessage")
-    return isinstance(text, str) and _CHANCE.search(_NOT_THE_CAUSE.sub("", text)) is not None
+    return _CHANCE.search(_NOT_THE_CAUSE.sub("", _message(envelope))) is not None
 
 
 def _reason(envelope: Mapping[str, Any]) -> str:
     """The upstream's own words for people, without its error class names."""
-    text = envelope.get("readableMessage")
-    if not isinstance(text, str):
-        return ""
+    text = _message(envelope)
     match = _ERROR_NAME.match(text)
     path = match["path"] if match else None
     words = one_line(_ERROR_NAME.sub("", text))
     return f"{path}: {words}" if path and path != "undefined" else words
+
+
+def _message(envelope: Mapping[str, Any]) -> str:
+    """Return the start of the upstream's message for people, empty where there is none."""
+    text = envelope.get("readableMessage")
+    return text[:_MOST_READ_CHARS] if isinstance(text, str) else ""
 
 
 def _retry_after(envelope: Mapping[str, Any], header: str | None) -> float | None:
@@ -185,7 +192,7 @@ def _retry_after(envelope: Mapping[str, Any], header: str | None) -> float | Non
 def _seconds(value: Any) -> float | None:
     """From a number, its digits, an HTTP date (RFC 9110 10.2.3) or an ISO 8601 date; never below zero."""
     if isinstance(value, str):
-        digits = value.strip()
+        digits = value[:_MOST_WAIT_CHARS].strip()
         value = float(digits) if digits.isascii() and digits.isdigit() else _until(digits)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

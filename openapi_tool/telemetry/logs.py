@@ -20,6 +20,7 @@ LogFormat = Literal["json", "console"]
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _OURS = __name__.partition(".")[0]
+_MOST_CHARS = 100_000
 _USER_INFO = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://)[^\s/?#@'\"]*@", re.IGNORECASE)
 _QUERY = re.compile(r"\?[^\s'\"<>]+")
 _CREDENTIALS = re.compile(
@@ -30,7 +31,12 @@ _CREDENTIALS = re.compile(
 
 
 def without_details(text: str) -> str:
-    """A library's own words without queries, user info, authorization and passwords."""
+    """A library's own words without queries, user info, authorization and passwords; at most so many of them.
+
+    Secrets are masked before, because half of one is not known as one.
+    """
+    if len(text) > _MOST_CHARS:
+        text = f"{text[:_MOST_CHARS]} … ({len(text) - _MOST_CHARS:,} characters more)"
     text = _USER_INFO.sub(r"\1", text)
     text = _QUERY.sub("?", text)
     return _CREDENTIALS.sub(rf"\1\2{MASK}", text)
@@ -49,7 +55,7 @@ class _Formatter(logging.Formatter):
         message = record.getMessage()
         if record.exc_info:
             message = f"{message}\n{self.formatException(record.exc_info)}"
-        return message if _is_ours(record) else without_details(message)
+        return message if _is_ours(record) else without_details(self._redactor.text(message))
 
 
 class JsonFormatter(_Formatter):

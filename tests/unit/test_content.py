@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from prometheus_client import Counter
 
 from openapi_tool.jina.content import page_output, search_output
 from openapi_tool.protocol.errors import UpstreamRejected
@@ -365,3 +366,17 @@ def test_the_state_holds_only_texts_and_numbers(odd: Any) -> None:
     facts = {"title": odd, "url": "https://a.example/", "date": odd, "warning": odd, "numPages": 3, "content": "x"}
     assert page_output({"data": facts}).state == {"url": "https://a.example/", "numPages": 3}
     assert search_output({"data": [facts]}, "x").state == {"results": [{"url": "https://a.example/"}]}
+
+
+@pytest.mark.parametrize("said", [-5, 10**400, 2**63, float("inf"), True, "7", [7], None])
+@requirement("content.usage")
+def test_a_number_of_tokens_that_nobody_could_charge_is_held_to_what_can_be_added_up(said: Any) -> None:
+    page = {"data": {"content": "x"}, "meta": {"usage": {"tokens": said}}}
+    results = {"data": [{"title": "a", "usage": {"tokens": said}}] * 3}
+    for found in (page_output(page), search_output(results, "a query")):
+        assert 0 <= found.usage.tokens <= 3 * 10**9
+        Counter("tokens", "", registry=None).inc(found.usage.tokens)
+    failure = {"data": {"content": "", "warning": "nothing"}, "meta": {"usage": {"tokens": said}}}
+    with pytest.raises(UpstreamRejected) as failed:
+        page_output(failure)
+    assert 0 <= failed.value.tokens <= 10**9

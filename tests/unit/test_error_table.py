@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -367,3 +368,16 @@ def test_any_refusal_is_a_typed_error_with_a_sentence(http: int, body: Any, head
     assert error.message.isprintable()
     assert error.retryable >= bool(error.repeats)
     assert error.retry_after is None or error.retry_after >= 0
+
+
+HOSTILE_MESSAGES = ("a", "A", "a://", "Error(", "AError", "Error(a ", "net::ERR_A", " with target selector ", " ", "\n")
+
+
+@pytest.mark.parametrize("pump", HOSTILE_MESSAGES)
+@requirement("upstream.errors", "patterns.bounded")
+def test_a_message_of_any_length_is_read_in_no_time(pump: str) -> None:
+    body = {"status": 42206, "readableMessage": pump * (1_000_000 // len(pump)), "retryAfter": "9" * 1_000_000}
+    began = time.process_time()
+    error = upstream_failure(422, body, None)
+    assert time.process_time() - began < 0.5  # some 1 ms; a quadratic pattern takes hours
+    assert len(error.message) < 550

@@ -141,6 +141,17 @@ def test_long_texts_of_libraries_are_cleaned_in_no_time() -> None:
     assert time.monotonic() - started < 2
 
 
+@requirement("patterns.bounded", "secrets.libraries")
+def test_a_library_message_is_cut_and_no_secret_with_it() -> None:
+    for before in range(99_990, 100_001):
+        made = record("%s", "x" * before + SECRET + "y" * 500_000)
+        for formatter in (JsonFormatter(REDACTOR), ConsoleFormatter(REDACTOR)):
+            line = formatter.format(made)
+            assert len(line) < 101_000
+            assert SECRET[:4] not in line
+            assert "characters more" in line
+
+
 def test_without_an_exporter_the_span_is_a_child_that_keeps_the_flags() -> None:
     with WireTracer().span("x", TraceLink(PARENT, "v=1", None), {}) as span:
         assert span.context.trace_id == TRACE_ID
