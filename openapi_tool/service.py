@@ -34,6 +34,7 @@ from openapi_tool.kernel.store import KernelStore
 from openapi_tool.prepared import NAME, Prepared, operator_envs, prepare
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings, SettingsError
+from openapi_tool.steps import Turns
 from openapi_tool.telemetry.health import CONSUMER, NATS, POSTGRES, Health, health_server, watch_loop_lag
 from openapi_tool.telemetry.logs import configure_logging
 from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
@@ -114,8 +115,8 @@ async def assemble(stack: AsyncExitStack, prepared: Prepared, resolver: Resolver
     health.note(POSTGRES, ok=True)
     client = await stack.enter_async_context(connected(prepared.bus))
     health.note(NATS, ok=True)
-    transport = _transport(prepared, resolver)
-    jina = JinaClient(transport, settings.egress.max_response_bytes, prepared.redactor.value)
+    turns, errors = Turns(), prepared.redactor.at("error")
+    jina = JinaClient(_transport(prepared, resolver), settings.egress.max_response_bytes, errors, turns)
     stack.push_async_callback(jina.aclose)
     tracer = _tracer(prepared)
     stack.callback(tracer.shutdown)
@@ -123,12 +124,12 @@ async def assemble(stack: AsyncExitStack, prepared: Prepared, resolver: Resolver
     pipeline = Pipeline(
         _pipeline_options(prepared, SessionScope(session_key)),
         kernel,
-        JinaTools(jina, _jina_options(settings)),
-        Continuation(kernel, Cursors(session_key), _continuation_options(prepared)),
+        JinaTools(jina, _jina_options(settings), errors, turns),
+        Continuation(kernel, Cursors(session_key), _continuation_options(prepared), turns),
         Doorbell(client, settings.protocol.version, NAME),
         tracer,
     )
-    letters = RedactedDeadLetters(client, prepared.redactor, settings.nats.replicas)
+    letters = RedactedDeadLetters(client, prepared.redactor.at("dead_letter"), settings.nats.replicas)
     consumer = CommandConsumer(
         client, _consumer_options(prepared), letters, pipeline.handle, lambda: health.ok(POSTGRES)
     )
@@ -222,7 +223,7 @@ def _pipeline_options(prepared: Prepared, scope: SessionScope) -> PipelineOption
         envs=operator_envs(settings),
         secret=prepared.secrets,
         scope=scope,
-        redact=prepared.redactor.value,
+        redact=prepared.redactor.at("error").value,
         retry_delay_s=settings.executor.retry_delay_s,
         result_wait_s=settings.executor.result_wait_s,
     )
@@ -234,7 +235,6 @@ def _continuation_options(prepared: Prepared) -> ContinuationOptions:
         max_chars=settings.tools.max_result_chars,
         ttl_s=settings.tools.artifact_ttl_s,
         actor_id=settings.protocol.actor_id,
-        redact=prepared.redactor.value,
     )
 
 
@@ -287,7 +287,7 @@ def _tracer(prepared: Prepared) -> WireTracer | ExportingTracer:
         return WireTracer()
     from openapi_tool.telemetry.otlp import open_tracer  # noqa: PLC0415 - 30 MB that few deployments need
 
-    return open_tracer(endpoint, prepared.redactor)
+    return open_tracer(endpoint, prepared.redactor.at("span"))
 
 
 def _stop_on_signals() -> asyncio.Event:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from openapi_tool.executor.ports import Kernel
-from openapi_tool.protocol.cards import Card, artifact_card
+from openapi_tool.protocol.cards import ArtifactCard, artifact_card
 from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.protocol.records import Artifact, CardRecord
+from openapi_tool.steps import Steps, Turns
 from openapi_tool.tools.arguments import Arguments, fold
 from openapi_tool.tools.cursor import Cursors, Position, unknown_cursor
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.result import Shown, ToolOutput
+from openapi_tool.tools.result import BLOCK_GAP, Shown, ToolOutput
 from openapi_tool.tools.schema import schema_problems, visible_schema
-from openapi_tool.tools.truncation import NOTE_CHARS, Cut, boundary, cut, later_part
+from openapi_tool.tools.truncation import NOTE_CHARS, Cut, boundary, cut, kept_text, later_part, text_chars
 
 CURSOR = "cursor"
 _SUBJECTS = ("url", "targeturl")
@@ -30,7 +29,6 @@ class ContinuationOptions:
     max_chars: int
     ttl_s: int
     actor_id: str
-    redact: Callable[[Any], Any]
 
 
 def asked_cursor(definition: ToolDefinition, arguments: Arguments) -> str | None:
@@ -62,26 +60,39 @@ def _takes_only_cursor(definition: ToolDefinition) -> bool:
 class Continuation:
     """Cuts what is too long, and finds the next part again, for its owner only."""
 
-    def __init__(self, kernel: Kernel, cursors: Cursors, options: ContinuationOptions) -> None:
+    def __init__(
+        self, kernel: Kernel, cursors: Cursors, options: ContinuationOptions, turns: Turns | None = None
+    ) -> None:
+        self._turns = turns or Turns()
         self._kernel = kernel
         self._cursors = cursors
         self._options = options
 
-    def show(
+    async def show(
         self, output: ToolOutput, definition: ToolDefinition, identity: CallIdentity, call_card: CardRecord | None
-    ) -> tuple[Shown, Card | None]:
+    ) -> tuple[Shown, ArtifactCard | None]:
         """What a model gets of an output; with the card of the whole text, where that is more and may be kept."""
-        blocks = tuple(storable_text(self._options.redact(block)) for block in output.blocks)
-        whole = ToolOutput(blocks).content
+        steps = self._show(output, definition, identity, call_card)
+        return await self._turns.run(steps, text_chars(output.blocks))
+
+    def _show(
+        self, output: ToolOutput, definition: ToolDefinition, identity: CallIdentity, call_card: CardRecord | None
+    ) -> Steps[tuple[Shown, ArtifactCard | None]]:
+        blocks = []
+        for block in output.blocks:
+            blocks.append(storable_text(block))
+            yield
         part = cut(blocks, self._options.max_chars, whole=output.whole)
         if part is None:
-            return Shown(whole), None
-        missing = f"{_left(part)}: {len(whole) - part.end:,} of {len(whole):,} characters."
+            return Shown(BLOCK_GAP.join(blocks)), None
+        chars = text_chars(blocks)
+        missing = f"{_left(part)}: {chars - part.end:,} of {chars:,} characters."
         if not output.keep:
             note = f"[{missing} They are not kept; ask for less.]"
             return Shown(f"{part.shown}\n\n{note}", truncated=True), None
-        card = artifact_card(self._options.actor_id, identity, call_card, whole, self._options.ttl_s)
-        artifact = Artifact(card.card_id, len(whole), card.metadata["sha256"], "")
+        kept = yield from kept_text(blocks)
+        card = artifact_card(self._options.actor_id, identity, call_card, kept, self._options.ttl_s)
+        artifact = Artifact(card.card_id, kept.chars, kept.sha256, "")
         return self._part(part.shown, missing, artifact, part.end, definition, identity), card
 
     async def go_on(self, cursor: str, definition: ToolDefinition, identity: CallIdentity) -> tuple[ToolOutput, Shown]:

@@ -25,7 +25,7 @@ from openapi_tool.executor.continuation import Continuation, asked_cursor
 from openapi_tool.executor.ports import Bell, Kernel, Span, Tools, Tracer
 from openapi_tool.executor.time_limit import TimeLimits
 from openapi_tool.executor.uninterrupted import uninterrupted
-from openapi_tool.protocol.cards import Card, identify, read_tool_call, result_card
+from openapi_tool.protocol.cards import ArtifactCard, Card, identify, read_tool_call, result_card
 from openapi_tool.protocol.command import AfterExecution, Command, Delivery, decode_command
 from openapi_tool.protocol.errors import InternalError, NotFound, ToolError, Unanswerable, Unavailable
 from openapi_tool.protocol.identity import CallIdentity
@@ -57,9 +57,9 @@ _EXHAUSTED = "Every attempt at this call stopped the tool executor, so it is not
 class PipelineOptions:
     """Who answers, within what limits, what `gate` lets through, with which `envs` of the operator.
 
-    `secret` reads a variable, `scope` derives session identities, `redact` takes every secret out of a
-    JSON-like value. In seconds: when a command is tried again after an outage, and how long a result
-    waits for the database.
+    `secret` reads a variable, `scope` derives session identities, `redact` takes every secret out of the
+    JSON-like value of a failure. In seconds: when a command is tried again after an outage, and how long a
+    result waits for the database.
     """
 
     actor_id: str
@@ -94,7 +94,7 @@ class _Answer:
     """What goes into the result card, and the card with the whole text of an output that was cut."""
 
     fields: ResultFields
-    artifact: Card | None = None
+    artifact: ArtifactCard | None = None
 
 
 class Pipeline:
@@ -165,7 +165,7 @@ class Pipeline:
             return DeadLetter("attempts_exhausted", _EXHAUSTED, terminate=False)
         return Acknowledge()
 
-    async def _commit(self, card: Card, report: Report, artifact: Card | None) -> bool:
+    async def _commit(self, card: Card, report: Report, artifact: ArtifactCard | None) -> bool:
         """Write the result; one that is ready waits for a database that is away."""
         try:
             return await self._kernel.commit(card, report, artifact)
@@ -187,7 +187,6 @@ class Pipeline:
         try:
             definition = self._definition(call)
             output, shown, artifact = await self._run(call, definition)
-            output = replace(output, state=self._options.redact(output.state))
             return _Answer(success(output, shown, definition.result_format, call.elapsed_ms()), artifact)
         except ToolError as error:
             return self._failed(call, error)
@@ -211,7 +210,7 @@ class Pipeline:
             raise NotFound(f"This project has no tool named {call.command.tool_name!r}; use one of the tools offered.")
         return parse_definition(call.records.tool)
 
-    async def _run(self, call: _Call, definition: ToolDefinition) -> tuple[ToolOutput, Shown, Card | None]:
+    async def _run(self, call: _Call, definition: ToolDefinition) -> tuple[ToolOutput, Shown, ArtifactCard | None]:
         """The output, what of it a model is shown, and the card of the whole text where that is more."""
         arguments = self._arguments(call, definition)
         await self._options.gate.admit(definition, call.identity, arguments)
@@ -222,7 +221,7 @@ class Pipeline:
         if cursor is not None:
             return *await self._continuation.go_on(cursor, definition, call.identity), None
         output = await self._tools.run(definition, arguments, deadline)
-        return output, *self._continuation.show(output, definition, call.identity, call.records.card)
+        return output, *await self._continuation.show(output, definition, call.identity, call.records.card)
 
     def _arguments(self, call: _Call, definition: ToolDefinition) -> Arguments:
         tool_call = read_tool_call(call.records.card, call.identity.tool_call_id)

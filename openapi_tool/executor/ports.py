@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from openapi_tool.protocol.cards import Card
+from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.records import Artifact, CallKey, CallRecords
 from openapi_tool.protocol.report import Report
 from openapi_tool.protocol.trace import SpanContext, TraceLink
@@ -22,7 +22,7 @@ class Kernel(Protocol):
     async def load(self, key: CallKey) -> CallRecords:
         """Everything that is known of a call, in one round trip."""
 
-    async def commit(self, card: Card, report: Report, artifact: Card | None) -> bool:
+    async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None) -> bool:
         """Write result card, artifact, inbox row and edge in one transaction; False if nothing was written."""
 
     async def report(self, card_id: str, report: Report) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from openapi_tool.protocol.errors import BadRequest, ToolError
+from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import Arguments, fold
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ToolOutput, Usage, cost, one_line
@@ -50,8 +51,17 @@ def item_arguments(definition: ToolDefinition, arguments: Arguments, item: str) 
     return replace(arguments, values={**shared, single[0]: item}, by_model=by_model)
 
 
-def batch_output(items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolError]) -> ToolOutput:
-    """One output of all items. Raises the items' ToolError where none succeeded."""
+def without_secrets(error: ToolError, redactor: Redactor) -> ToolError:
+    """The failure of an item, which a model may read in a success, without anything secret."""
+    error.message = redactor.text(error.message)
+    error.detail = redactor.value(error.detail)
+    return error
+
+
+def batch_output(
+    items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolError], redactor: Redactor
+) -> ToolOutput:
+    """One output of all items, which are named without secrets. Raises the items' ToolError where none succeeded."""
     good = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolOutput)}
     errors = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolError)}
     if not good:
@@ -59,8 +69,8 @@ def batch_output(items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolE
     blocks = [f"{len(good)} of {len(outcomes)} succeeded; what failed says why below."] if errors else []
     for number, (item, outcome) in enumerate(outcomes.items(), start=1):
         first, *others = _blocks(outcome)
-        blocks += [f"## {number} of {len(outcomes)}: {_short(item)}\n{first}", *others]
-    results = [_entry(item, outcomes[item]) for item in items]
+        blocks += [f"## {number} of {len(outcomes)}: {redactor.head(one_line(item), _SHOWN_CHARS)}\n{first}", *others]
+    results = [_entry(redactor.text(item), outcomes[item]) for item in items]
     failed = sum(item in errors for item in items)
     return ToolOutput(
         tuple(blocks),

@@ -55,6 +55,11 @@ class Room:
         self._budget = budget
         self._held = 0
 
+    @property
+    def size(self) -> int:
+        """Bytes that are held now."""
+        return self._held
+
     def __enter__(self) -> Self:
         return self
 

@@ -14,6 +14,7 @@ from cachetools import TTLCache
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.protocol.errors import ToolTimeout
 from openapi_tool.protocol.jsontext import dumps, loads, storable
+from openapi_tool.steps import Steps, Turns
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadline import Deadline
@@ -58,7 +59,8 @@ class AnswerCache:
     An answer is kept as its JSON: one object instead of dozens, and its size is known.
     """
 
-    def __init__(self, ttl_s: float, max_bytes: int) -> None:
+    def __init__(self, ttl_s: float, max_bytes: int, turns: Turns | None = None) -> None:
+        self._turns = turns or Turns()
         self._answers: TTLCache[bytes, bytes] = TTLCache(max_bytes, ttl_s, getsizeof=_size)
         self._keeps = ttl_s > 0
         self._max_bytes = max_bytes
@@ -72,7 +74,7 @@ class AnswerCache:
             return await ask()
         if (kept := self._answers.get(key)) is not None:
             metrics.CACHED.inc()
-            return _unpacked(kept)
+            return await self._turns.run(_unpacked(kept), len(kept))
         flight, joined = self._flights.get(key), True
         if flight is None:
             flight, joined = self._start(key, ask), False
@@ -88,23 +90,24 @@ class AnswerCache:
         return replace(output, cached=True, usage=Usage())
 
     def _start(self, key: bytes, ask: Callable[[], Coroutine[Any, Any, ToolOutput]]) -> _Flight:
-        flight = self._flights[key] = _Flight(key, asyncio.create_task(ask()))
+        flight = self._flights[key] = _Flight(key, asyncio.create_task(self._fly(key, ask)))
         flight.task.add_done_callback(lambda _: self._landed(flight))
         return flight
 
+    async def _fly(self, key: bytes, ask: Callable[[], Coroutine[Any, Any, ToolOutput]]) -> ToolOutput:
+        output = await ask()
+        chars = sum(map(len, output.blocks))
+        if chars <= self._max_bytes:
+            packed = await self._turns.run(_packed(output), chars)
+            if _size(packed) <= self._max_bytes:
+                self._answers[key] = packed
+                metrics.CACHE_BYTES.set(self._answers.currsize)
+        return output
+
     def _landed(self, flight: _Flight) -> None:
         self._forget(flight)
-        task = flight.task
-        if not task.cancelled() and task.exception() is None:
-            self._keep(flight.key, task.result())
-
-    def _keep(self, key: bytes, output: ToolOutput) -> None:
-        if sum(map(len, output.blocks)) > self._max_bytes:
-            return
-        packed = _packed(output)
-        if _size(packed) <= self._max_bytes:
-            self._answers[key] = packed
-            metrics.CACHE_BYTES.set(self._answers.currsize)
+        if not flight.task.cancelled():
+            flight.task.exception()  # seen, also where nobody waits any more
 
     def _forget(self, flight: _Flight) -> None:
         if self._flights.get(flight.key) is flight:
@@ -126,8 +129,9 @@ class AnswerCache:
                 flight.task.cancel()
 
 
-def _packed(output: ToolOutput) -> bytes:
+def _packed(output: ToolOutput) -> Steps[bytes]:
     """What is kept of an answer, all of it storable as its result will be; the rest is made anew."""
+    yield
     parts = {"blocks": output.blocks, "state": output.state, "whole": output.whole}
     try:
         packed = dumps(parts)
@@ -136,7 +140,8 @@ def _packed(output: ToolOutput) -> bytes:
     return bytes(memoryview(packed))  # a copy of the right size: orjson's own keeps its buffer of up to ten times that
 
 
-def _unpacked(packed: bytes) -> ToolOutput:
+def _unpacked(packed: bytes) -> Steps[ToolOutput]:
+    yield
     parts = loads(packed)
     return ToolOutput(tuple(parts["blocks"]), parts["state"], whole=parts["whole"], cached=True)
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, cast
 
 import httpx
 from pydantic import SecretStr
 
+from openapi_tool.jina.answer_json import decoded
 from openapi_tool.jina.budget import Room
-from openapi_tool.jina.failures import ONCE, SOME, found_nothing, upstream_failure
+from openapi_tool.jina.failures import NOTHING_SECRET, ONCE, SOME, found_nothing, upstream_failure
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, ToolTimeout, UpstreamUnavailable
-from openapi_tool.protocol.jsontext import loads
+from openapi_tool.steps import Turns
+from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.deadline import Deadline
 
 log = logging.getLogger(__name__)
@@ -24,27 +25,28 @@ _OK = 200
 _MAX_LENGTH_DIGITS = 19
 
 
-Redact = Callable[[Any], Any]
-"""Takes every secret out of a JSON-like value."""
-
-
 class JinaClient:
     """Sends requests through the egress transport, which follows, retries and remembers nothing.
 
-    Answers go through `redact` before anything is read or cut from them: half a key is no longer known as one.
+    `redactor` knows what no error may show; `turns` are those of the process, in which large answers are parsed.
     """
 
     def __init__(
-        self, transport: httpx.AsyncBaseTransport, max_response_bytes: int, redact: Redact = lambda value: value
+        self,
+        transport: httpx.AsyncBaseTransport,
+        max_response_bytes: int,
+        redactor: Redactor = NOTHING_SECRET,
+        turns: Turns | None = None,
     ) -> None:
         self._transport = transport
         self._max_response_bytes = max_response_bytes
-        self._redact = redact
+        self._turns = turns or Turns()
+        self._redactor = redactor
 
     async def fetch(
         self, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline, room: Room
     ) -> dict[str, Any]:
-        """The success envelope of a request (`{code, status, data, meta}`), which `room` has room for.
+        """The success envelope of a request (`{code, status, data, meta}`), as it came, which `room` has room for.
 
         Raises ToolError: a typed failure of the upstream, its transport, its size or the deadline.
         """
@@ -52,18 +54,16 @@ class JinaClient:
             _log_request(request)
         try:
             async with asyncio.timeout(deadline.remaining()):
-                status, retry_after, body = await self._exchange(request, api_key, room)
+                outcome = await self._outcome(*await self._exchange(request, api_key, room))
         except TimeoutError:
             raise ToolTimeout(
                 "The service did not answer within the time of this call; try again, ask for less, or use another page."
             ) from None
         except httpx.TransportError as error:
             raise _network_failure(error) from error
-        log.debug(
-            "the upstream answered",
-            extra={"action": "upstream.response", "http_status": status, "bytes": len(body)},
-        )
-        return _envelope(status, retry_after, self._decoded(body))
+        if isinstance(outcome, ToolError):
+            raise outcome  # here, where no traceback keeps the answer alive while the next request waits
+        return outcome
 
     async def _exchange(
         self, request: UpstreamRequest, api_key: SecretStr, room: Room
@@ -101,12 +101,18 @@ class JinaClient:
                 )
         return body
 
-    def _decoded(self, body: bytearray) -> Any:
-        """The answer's JSON without secrets; None where there is none, or none that can be walked through."""
+    async def _outcome(self, status: int, retry_after: str | None, body: bytearray) -> dict[str, Any] | ToolError:
+        log.debug(
+            "the upstream answered",
+            extra={"action": "upstream.response", "http_status": status, "bytes": len(body)},
+        )
         try:
-            return self._redact(loads(body))
-        except (ValueError, RecursionError):
-            return None
+            value = await self._turns.run(decoded(body), len(body))
+        except ResponseTooLarge as error:
+            if status == _OK:
+                return error.with_traceback(None)
+            value = None
+        return _judged(status, retry_after, value, self._redactor)
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -141,14 +147,15 @@ def _network_failure(error: httpx.TransportError) -> ToolError:
     )
 
 
-def _envelope(status: int, retry_after: str | None, decoded: Any) -> dict[str, Any]:
-    if found_nothing(status, decoded):
+def _judged(status: int, retry_after: str | None, value: Any, redactor: Redactor) -> dict[str, Any] | ToolError:
+    """The success envelope, or the failure that an answer is."""
+    if found_nothing(status, value):
         return {"code": _OK, "data": []}
     if status != _OK:
-        raise upstream_failure(status, decoded, retry_after)
-    if not isinstance(decoded, dict):
-        raise UpstreamUnavailable("The service's answer was not the JSON that was asked for; try again.", repeats=ONCE)
-    inner = decoded.get("code", _OK)
+        return upstream_failure(status, value, retry_after, redactor)
+    if not isinstance(value, dict):
+        return UpstreamUnavailable("The service's answer was not the JSON that was asked for; try again.", repeats=ONCE)
+    inner = value.get("code", _OK)
     if isinstance(inner, int) and inner != _OK:
-        raise upstream_failure(inner, decoded, retry_after)
-    return decoded
+        return upstream_failure(inner, value, retry_after, redactor)
+    return value

@@ -12,7 +12,10 @@ from typing import Any
 
 from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError
+from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.result import one_line
+
+NOTHING_SECRET = Redactor(where="error")
 
 ONCE, SOME = 1, 3
 """How often a request is asked again: where only chance failed, and where the service is busy."""
@@ -118,15 +121,18 @@ _CHANCE = re.compile(
 """What a browser and curl say of a page that was slow or away; TLS and names that do not resolve stay as they are."""
 
 
-def upstream_failure(http_status: int, body: Any, retry_after: str | None) -> ToolError:
+def upstream_failure(
+    http_status: int, body: Any, retry_after: str | None, redactor: Redactor = NOTHING_SECRET
+) -> ToolError:
     """The typed error for an answer that is no success.
 
     `body` is the decoded JSON envelope, None where there was none; `retry_after` the header as it came.
-    Texts of 5xx answers and of anything that is not Jina's envelope never reach the model.
+    Texts of 5xx answers and of anything that is not Jina's envelope never reach the model, and no secret does that
+    `redactor` knows.
     """
     envelope = body if isinstance(body, dict) else {}
     rule = _FRONT_DOOR if http_status == HTTPStatus.FORBIDDEN and not envelope else _rule(http_status, envelope)
-    reason = _reason(envelope) if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR else ""
+    reason = _reason(envelope, redactor) if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR else ""
     return rule.error(
         f"{rule.says} The service says: {quoted(reason)}" if reason else rule.says,
         retryable=rule.retryable or rule.repeats > 0,
@@ -165,22 +171,22 @@ def _rule(http_status: int, envelope: Mapping[str, Any]) -> Rule:
 
 def _by_chance(envelope: Mapping[str, Any]) -> bool:
     """Whether a page failed by a timeout or its connection, for which the catch-all has no status of its own."""
-    return _CHANCE.search(_NOT_THE_CAUSE.sub("", _message(envelope))) is not None
+    text = _text(envelope)[:_MOST_READ_CHARS]
+    return _CHANCE.search(_NOT_THE_CAUSE.sub("", text)) is not None
 
 
-def _reason(envelope: Mapping[str, Any]) -> str:
-    """The upstream's own words for people, without its error class names."""
-    text = _message(envelope)
+def _reason(envelope: Mapping[str, Any], redactor: Redactor) -> str:
+    """The upstream's own words for people, without secrets and its error class names."""
+    text = redactor.head(_text(envelope), _MOST_READ_CHARS)
     match = _ERROR_NAME.match(text)
     path = match["path"] if match else None
     words = one_line(_ERROR_NAME.sub("", text))
     return f"{path}: {words}" if path and path != "undefined" else words
 
 
-def _message(envelope: Mapping[str, Any]) -> str:
-    """Return the start of the upstream's message for people, empty where there is none."""
+def _text(envelope: Mapping[str, Any]) -> str:
     text = envelope.get("readableMessage")
-    return text[:_MOST_READ_CHARS] if isinstance(text, str) else ""
+    return text if isinstance(text, str) else ""
 
 
 def _retry_after(envelope: Mapping[str, Any], header: str | None) -> float | None:

@@ -7,20 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import SecretStr
-
-from openapi_tool.jina.batch import batch_items, batch_output, item_arguments
+from openapi_tool.jina.batch import batch_items, batch_output, item_arguments, without_secrets
 from openapi_tool.jina.budget import ByteBudget
 from openapi_tool.jina.cache import AnswerCache, cache_key
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.content import page_output, search_output
+from openapi_tool.jina.content import Masks, page_steps, search_steps
+from openapi_tool.jina.failures import NOTHING_SECRET
 from openapi_tool.jina.plan import Plan, plan_call
 from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.jina.retry import RetryOptions, with_retries
 from openapi_tool.jina.stages import longest_s, within
 from openapi_tool.jina.targets import TargetRules, checked_target
 from openapi_tool.protocol.errors import ToolError
+from openapi_tool.steps import Steps, Turns
 from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.catalogue import Mode
 from openapi_tool.tools.deadline import Deadline
@@ -41,13 +42,24 @@ class JinaOptions:
 
 
 class JinaTools:
-    """Runs search and reader calls, of one item or of a batch."""
+    """Runs search and reader calls, of one item or of a batch.
 
-    def __init__(self, client: JinaClient, options: JinaOptions) -> None:
+    Answers are rendered without what was sent with their call, errors without anything that `redactor` knows.
+    """
+
+    def __init__(
+        self,
+        client: JinaClient,
+        options: JinaOptions,
+        redactor: Redactor = NOTHING_SECRET,
+        turns: Turns | None = None,
+    ) -> None:
         self._client = client
         self._options = options
+        self._redactor = redactor
+        self._turns = turns or Turns()
         self._budget = ByteBudget(options.body_budget_bytes)
-        self._cache = AnswerCache(options.cache_ttl_s, options.cache_bytes)
+        self._cache = AnswerCache(options.cache_ttl_s, options.cache_bytes, self._turns)
 
     async def run(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline) -> ToolOutput:
         """Ask the upstream and render its answer. Raises ToolError."""
@@ -59,7 +71,8 @@ class JinaTools:
                 item: group.create_task(self._try(definition, item_arguments(definition, arguments, item), deadline))
                 for item in dict.fromkeys(items)
             }
-        return batch_output(items, {item: task.result() for item, task in tasks.items()})
+        outcomes = {item: task.result() for item, task in tasks.items()}
+        return batch_output(items, outcomes, _masks_of(arguments, self._redactor).answer)
 
     async def _try(
         self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline
@@ -68,7 +81,7 @@ class JinaTools:
         try:
             return await self._run_one(definition, arguments, deadline)
         except ToolError as error:
-            return error
+            return without_secrets(error, self._redactor)
 
     async def _run_one(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline) -> ToolOutput:
         plan = plan_call(definition, arguments)
@@ -79,14 +92,14 @@ class JinaTools:
         request = build_request(definition, plan)
 
         async def ask() -> ToolOutput:
-            return await self._ask(definition, plan, request, arguments.api_key, deadline)
+            return await self._ask(definition, plan, request, arguments, deadline)
 
         if plan.parameters.get("noCache") or plan.parameters.get("doNotTrack"):
             return await ask()
         return await self._cache.get(cache_key(definition, arguments, request), deadline, ask)
 
     async def _ask(
-        self, definition: ToolDefinition, plan: Plan, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline
+        self, definition: ToolDefinition, plan: Plan, request: UpstreamRequest, arguments: Arguments, deadline: Deadline
     ) -> ToolOutput:
         """The answer, whatever number of requests it takes; all of them are counted, also where it fails.
 
@@ -100,11 +113,15 @@ class JinaTools:
             metrics.UPSTREAM_REQUESTS.inc()
             timed = within(plan, definition.mode, deadline.remaining())
             sent = request if timed is plan else build_request(definition, timed)
-            return await self._client.fetch(sent, api_key, deadline, room)
+            return await self._client.fetch(sent, arguments.api_key, deadline, room)
 
+        masks = _masks_of(arguments, self._redactor)
         with self._budget.room() as room:
             try:
-                output = _output(plan, definition.mode, await with_retries(fetch, self._options.retry, deadline))
+                rendering = _output(
+                    plan, definition.mode, await with_retries(fetch, self._options.retry, deadline), masks
+                )
+                output = await self._turns.run(rendering, room.size)
             except ToolError as error:
                 error.requests = asked
                 metrics.UPSTREAM_TOKENS.inc(error.tokens)
@@ -114,11 +131,16 @@ class JinaTools:
         return replace(output, usage=replace(output.usage, requests=asked), keep=keep)
 
 
-def _output(plan: Plan, mode: Mode, envelope: Mapping[str, Any]) -> ToolOutput:
+def _output(plan: Plan, mode: Mode, envelope: Mapping[str, Any], masks: Masks) -> Steps[ToolOutput]:
     if mode == "search":
         with_pages = plan.parameters.get("respondWith") != "no-content"
-        return search_output(envelope, str(plan.parameters.get("q", "")), with_pages=with_pages)
-    return page_output(envelope)
+        return search_steps(envelope, str(plan.parameters.get("q", "")), with_pages=with_pages, masks=masks)
+    return page_steps(envelope, masks)
+
+
+def _masks_of(arguments: Arguments, redactor: Redactor) -> Masks:
+    sent = (arguments.api_key, *arguments.secrets.values())
+    return Masks(of_call(secret.get_secret_value() for secret in sent), redactor)
 
 
 def _with_checked_target(plan: Plan, rules: TargetRules) -> Plan:

@@ -12,7 +12,7 @@ import asyncpg
 
 from openapi_tool.kernel import statements
 from openapi_tool.kernel.grants import MISSING
-from openapi_tool.protocol.cards import Card
+from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.jsontext import dumps, loads
 from openapi_tool.protocol.records import (
@@ -94,7 +94,7 @@ class KernelStore:
             )
         return _records(row)
 
-    async def commit(self, card: Card, report: Report, artifact: Card | None = None) -> bool:
+    async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None = None) -> bool:
         """Write card, artifact, inbox row and edge, all or nothing.
 
         False when nothing was written: the call has a result by now, or its turn or request edge
@@ -181,7 +181,8 @@ async def _keep_connection(connection: asyncpg.Connection) -> None:
 
 
 def _encode_jsonb(value: object) -> bytes:
-    return _JSONB_VERSION + dumps(value)
+    """The binary form of jsonb; a `bytearray` is JSON already."""
+    return _JSONB_VERSION + (value if isinstance(value, bytearray) else dumps(value))
 
 
 def _decode_jsonb(data: bytes) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -38,14 +37,33 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card to be saved; `content` carries its class under `__type__`; with `ttl_s` it expires so many seconds on."""
+    """A card to be saved; `content` carries its class under `__type__`."""
 
     card_id: str
     tenant_id: str
     tool_call_id: str | None
     content: dict[str, Any]
     metadata: dict[str, Any]
-    ttl_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptText:
+    """The whole text of a result that was cut: `content` is the JSON of its TextContent, made piece by piece."""
+
+    content: bytearray
+    chars: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactCard:
+    """A card with a kept text; `content` is JSON already, since it may be megabytes; it expires `ttl_s` seconds on."""
+
+    card_id: str
+    tenant_id: str
+    content: bytearray
+    metadata: dict[str, Any]
+    ttl_s: int
 
 
 def new_id(prefix: str = "") -> str:
@@ -176,7 +194,9 @@ def result_card(
     return Card(new_id(), identity.project_id, identity.tool_call_id, content, metadata)
 
 
-def artifact_card(actor_id: str, identity: CallIdentity, call_card: CardRecord | None, text: str, ttl_s: int) -> Card:
+def artifact_card(
+    actor_id: str, identity: CallIdentity, call_card: CardRecord | None, kept: KeptText, ttl_s: int
+) -> ArtifactCard:
     """A card with the whole text of a result that was cut, of the calling agent's (tool-design section 3).
 
     Its column `tool_call_id` stays empty: results are found by that.
@@ -189,11 +209,11 @@ def artifact_card(actor_id: str, identity: CallIdentity, call_card: CardRecord |
         "agent_turn_id": identity.agent_turn_id,
         "tool_call_id": identity.tool_call_id,
         "created_at": _now(),
-        "chars": len(text),
-        "sha256": hashlib.sha256(text.encode()).hexdigest(),
+        "chars": kept.chars,
+        "sha256": kept.sha256,
         **_lineage(identity, call_card),
     }
-    return Card(new_id(), identity.project_id, None, {"__type__": "TextContent", "text": text}, metadata, ttl_s)
+    return ArtifactCard(new_id(), identity.project_id, kept.content, metadata, ttl_s)
 
 
 def _now() -> str:

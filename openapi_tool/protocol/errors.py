@@ -139,7 +139,7 @@ class UpstreamUnavailable(ToolError):
 
 
 class ResponseTooLarge(ToolError):
-    """The upstream's answer is larger than `egress.max_response_bytes`."""
+    """The upstream's answer is larger than `egress.max_response_bytes`, or of more values than are parsed."""
 
     code = "response_too_large"
 

@@ -8,17 +8,21 @@ from typing import Any
 
 import orjson
 
+_MOST_FALLBACK_BYTES = 1_000_000
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
 
 
 def loads(text: bytes | bytearray | str) -> Any:
     """Parse JSON; also what orjson refuses but senders produce: lone surrogates, huge numbers.
 
-    Raises ValueError when the text is no JSON at all (invalid UTF-8 included).
+    The slower parser that takes those gets 1 MB at most, which is 20 ms of its time. Raises ValueError when the text is
+    no JSON at all (invalid UTF-8 included).
     """
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
+        if len(text) > _MOST_FALLBACK_BYTES:
+            raise
         try:
             return json.loads(text, parse_constant=_refuse_constant)
         except RecursionError:
@@ -36,10 +40,14 @@ def dumps(value: object) -> bytes:
 
 def storable_text(text: str) -> str:
     """`text` without NUL and lone surrogates, which jsonb and UTF-8 cannot hold."""
-    if text.isascii():
-        return text.replace("\x00", "\N{REPLACEMENT CHARACTER}") if "\x00" in text else text
-    clean = text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
-    return clean.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    clean = text.replace("\x00", "\N{REPLACEMENT CHARACTER}") if "\x00" in text else text
+    if clean.isascii():
+        return clean
+    try:
+        clean.encode()  # a tenth of the time of what follows, which takes four times the memory of the text
+    except UnicodeEncodeError:
+        return clean.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return clean
 
 
 def storable(value: Any) -> Any:

@@ -71,7 +71,7 @@ class JsonFormatter(_Formatter):
             **self._fields(record),
         }
         line = _as_json(entry)
-        return line if self._redactor.text(line) == line else _as_json(self._redactor.value(entry))
+        return _as_json(self._redactor.value(entry)) if self._redactor.finds_in(line) else line
 
 
 def _as_json(entry: dict[str, Any]) -> str:

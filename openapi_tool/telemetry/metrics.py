@@ -21,6 +21,7 @@ UPSTREAM_TOKENS = Counter("openapi_tool_upstream_tokens", "Tokens that the upstr
 UPSTREAM_REQUESTS = Counter("openapi_tool_upstream_requests", "Requests that were sent to the upstream.")
 CACHED = Counter("openapi_tool_cached_answers", "Answers for which nothing was asked: kept, or on their way already.")
 CACHE_BYTES = Gauge("openapi_tool_cache_bytes", "Memory of the answers that are kept, some of them expired.")
+MASKED = Counter("openapi_tool_masked_values", "Secrets that were taken out of a text.", ("where",))
 LOOP_LAG = Histogram("openapi_tool_loop_lag_seconds", "How late the event loop wakes.", buckets=_LAG_BUCKETS)
 PART_UP = Gauge("openapi_tool_part_up", "1 while a part that calls need is there.", ("part",))
 TASKS = Gauge("openapi_tool_tasks", "Tasks of the event loop.")

@@ -194,6 +194,7 @@ async def play(scene: Scene, statuses: Sequence[int]) -> None:
 
 async def _usual(scene: Scene) -> None:
     everything = " ".join(canary.value for canary in scene.canaries.values())
+    scene.upstream.silent = True
     refused = ("jina_forbidden", "jina_elsewhere", "jina_leaking", "jina_greedy", "jina_unknown")
     for tool in ("jina_search", "jina_reader", "jina_object", *refused):
         await scene.call(tool, KNOWN if tool == "jina_search" else PAGE)
@@ -201,6 +202,7 @@ async def _usual(scene: Scene) -> None:
         await scene.call("jina_search", arguments)
     for url in (everything, f"https://user:{scene.canaries['jina'].tail}@a.example/", f"https://a/{everything}"):
         await scene.call("jina_reader", {"url": url})
+    scene.upstream.silent = False
 
 
 async def _echoes(scene: Scene, statuses: Sequence[int]) -> None:
@@ -274,7 +276,7 @@ async def _messages(scene: Scene) -> dict[str, bytes]:
         name, state = str(stream.config.name), stream.state
         if name != STREAM:
             found[f"stream {name}"] = b""
-            for number in range(state.first_seq, state.last_seq + 1):
+            for number in range(max(1, state.first_seq), state.last_seq + 1):  # an empty stream begins at 0
                 with suppress(NotFoundError):  # a bucket keeps only the last value of a key
                     message = await jetstream.get_msg(name, number)
                     found[f"stream {name}"] += f"{message.subject} {message.headers} ".encode() + (message.data or b"")

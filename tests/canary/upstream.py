@@ -1,4 +1,8 @@
-"""An upstream that says everything it knows: the request's headers and body, and every secret in every encoding."""
+"""An upstream that says everything it knows: the request's headers and body, and secrets in every encoding.
+
+In an answer these are the ones that it was sent: others would be a page's own words, and what is masked in those would
+tell them. In an error it says every secret.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +18,25 @@ from aiohttp import web
 from tests.canary.needles import Canary, spoken
 
 _FIELDS = ("title", "url", "description", "content", "text", "html", "publishedTime", "date", "warning", "source")
+_OK = 200
 _WORDS = ("readableMessage", "message", "name")
 
 
 class Upstream:
-    """HTTPS on loopback for both hosts. `status` is what it answers with, `html` takes the JSON away."""
+    """HTTPS on loopback for both hosts.
+
+    `status` is what it answers with, `html` takes the JSON away. `silent` is for requests in which a model says what it
+    knows: an echo of that is no leak.
+    """
 
     def __init__(self, certificate: Path, canaries: Mapping[str, Canary]) -> None:
         self.status = 200
         self.html = False
+        self.silent = False
         self.targets: list[str] = []
         self.received: list[str] = []
         self._certificate = certificate
-        self._everything = " ; ".join(text for canary in canaries.values() for text in spoken(canary))
+        self._canaries = canaries.values()
 
     async def __aenter__(self) -> Self:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -51,7 +61,9 @@ class Upstream:
         return web.Response(status=self.status, text=text, content_type="application/json", headers=headers)
 
     def _text(self, seen: str, *, is_search: bool) -> str:
-        said = f"{seen} {json.dumps(seen)} {b64encode(seen.encode()).decode()} {self._everything}"
+        known = [canary for canary in self._canaries if self.status != _OK or canary.value in seen]
+        spelled = " ; ".join(text for canary in known for text in spoken(canary))
+        said = "" if self.silent else f"{seen} {json.dumps(seen)} {b64encode(seen.encode()).decode()} {spelled}"
         if self.html:
             return f"<html>{said}</html>"
         page: dict[str, Any] = dict.fromkeys(_FIELDS, said) | {"links": {said: said}, "images": [[said, said]]}

@@ -16,10 +16,11 @@ from pydantic import SecretStr
 
 from openapi_tool.jina.budget import ByteBudget
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.content import page_output, search_output
+from openapi_tool.jina.content import Masks, page_steps, search_steps
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.protocol.errors import ToolError
-from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.steps import at_once
+from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.result import FRAME_CLOSE, FRAME_OPEN, Shown, ToolOutput, failure, success
 from openapi_tool.tools.truncation import cut, later_part
@@ -27,6 +28,7 @@ from tests.fuzz.source import Source
 from tests.fuzz.storable import assert_storable
 
 SECRET = "a-key-of-the-fuzzer"
+_MASKS = Masks(of_call([SECRET]), Redactor([SECRET]))
 _REQUEST = UpstreamRequest("POST", "r.jina.ai", "/", {"Accept": "application/json"}, b"{}")
 _STATUSES = (200, 200, 200, 422, 429, 400, 402, 403, 409, 451, 500, 503, 524, 302)
 _LIMITS = (100_000, 2_000, 600, 501)
@@ -65,9 +67,10 @@ def check(data: bytes) -> None:
         body = source.rest()
     try:
         envelope = _fetched(_STATUSES[status], {name: text for name, text in headers.items() if text}, body)
-        output = search_output(envelope, "a query") if mode else page_output(envelope)
+        output = at_once(search_steps(envelope, "a query", masks=_MASKS) if mode else page_steps(envelope, _MASKS))
     except ToolError as error:
-        assert_storable(Redactor([SECRET]).value(failure(error, 1).result))
+        assert SECRET not in error.message
+        assert_storable(failure(error, 1).result)
         assert error.message.isprintable()
         assert error.retry_after is None or 0 <= error.retry_after <= 1e9
         return
@@ -86,7 +89,7 @@ def _envelope(source: Source) -> Any:
 
 def _fetched(status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
     answer = httpx.Response(status, headers=httpx.Headers(dict(headers), encoding="utf-8"), stream=_Body(body))
-    client = JinaClient(httpx.MockTransport(lambda _: answer), _MOST_BYTES, Redactor([SECRET]).value)
+    client = JinaClient(httpx.MockTransport(lambda _: answer), _MOST_BYTES, _MASKS.error)
     fetching = client.fetch(_REQUEST, SecretStr(SECRET), Deadline.after(5), ByteBudget(10 * _MOST_BYTES).room())
     return _loop().run_until_complete(fetching)
 

@@ -22,12 +22,15 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.records import Artifact, CallKey, CallRecords, call_key
 from openapi_tool.protocol.report import Report, accept, build_report
 from openapi_tool.protocol.trace import new_root
+from openapi_tool.steps import at_once
+from openapi_tool.tools.truncation import kept_text
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.promises import requirement
 from tests.role import dsn_of
 from tests.support import delivery
 
 ACTOR = "tool.openapi"
+TEXT = at_once(kept_text(["text"]))
 
 
 @pytest.fixture
@@ -304,7 +307,7 @@ def test_options_never_show_a_login() -> None:
 async def test_an_artifact_is_saved_with_its_result_or_not_at_all(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     records = await store.load(call_key(command_of(call)))
-    artifact = artifact_card("tool.openapi", identify(command_of(call), records.card), records.card, "text", 60)
+    artifact = artifact_card("tool.openapi", identify(command_of(call), records.card), records.card, TEXT, 60)
     assert await store.commit(*result_of(call, records), artifact)
     second = replace(artifact, card_id="another")
     assert not await store.commit(*result_of(call, records), second)
@@ -316,8 +319,9 @@ async def test_an_artifact_is_saved_with_its_result_or_not_at_all(caller: Caller
 async def test_an_artifact_is_its_owners_only(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     records = await store.load(call_key(command_of(call)))
-    text = "Größe 🎉 und mehr"
-    artifact = artifact_card("tool.openapi", identify(command_of(call), records.card), records.card, text, 60)
+    text = 'Größe 🎉 und "mehr"\n'
+    kept = at_once(kept_text([text]))
+    artifact = artifact_card("tool.openapi", identify(command_of(call), records.card), records.card, kept, 60)
     assert await store.commit(*result_of(call, records), artifact)
     sha256 = hashlib.sha256(text.encode()).hexdigest()
     found = await store.artifact(PROJECT, AGENT, artifact.card_id, 6, 5)

@@ -29,7 +29,6 @@ from openapi_tool.protocol.errors import (
     UpstreamRejected,
     UpstreamUnavailable,
 )
-from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.deadline import Deadline
 from tests.promises import requirement
 
@@ -154,11 +153,11 @@ async def test_what_is_not_the_json_asked_for_is_unavailable(
     assert "<html>" not in failed.value.message
 
 
-@pytest.mark.parametrize("depth", [900, 100_000])
+@pytest.mark.parametrize("depth", [1_100, 30_000])
 @requirement("upstream.shapes")
-async def test_an_answer_that_is_nested_too_deeply_to_be_masked_is_unavailable(depth: int) -> None:
+async def test_an_answer_that_is_nested_too_deeply_to_be_parsed_is_unavailable(depth: int) -> None:
     answer = httpx.Response(200, content=b'{"data": ' + b"[" * depth + b"]" * depth + b"}")
-    client = JinaClient(httpx.MockTransport(lambda _: answer), 1_000_000, Redactor().value)
+    client = JinaClient(httpx.MockTransport(lambda _: answer), 1_000_000)
     with pytest.raises(UpstreamUnavailable, match="not the JSON that was asked for"):
         await fetch(client)
     await client.aclose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import html
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ import pickle
 import re
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 from pydantic import BaseModel, ValidationError, field_validator
 from typer.testing import CliRunner
 
@@ -38,7 +41,7 @@ from openapi_tool.protocol.errors import ToolError, ToolMisconfigured
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.telemetry import logs
 from openapi_tool.telemetry.logs import JsonFormatter
-from openapi_tool.telemetry.redact import MASK, MIN_SECRET_CHARS, Redactor
+from openapi_tool.telemetry.redact import MASK, MIN_SECRET_CHARS, Redactor, of_call
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.secrets import Secret, Secrets
 from tests.promises import requirement
@@ -67,11 +70,33 @@ ENCODINGS: dict[str, Callable[[str], str]] = {
     "base64, one before": lambda text: base64.b64encode(f"x{text}y".encode()).decode(),
     "base64, two before": lambda text: base64.b64encode(f"xx{text}yy".encode()).decode(),
     "base64, URL": lambda text: base64.urlsafe_b64encode(f"x{text}yz".encode()).decode(),
+    "base64, percent": lambda text: quote(base64.b64encode(f"x{text}y".encode()).decode(), safe=""),
+    "markdown": lambda text: re.sub(r"([^\w\s])|(_)", r"\\\1\2", text),
+    "markdown of what would be markdown": lambda text: re.sub(r"([\\`*_\[\]])", r"\\\1", text),
+    "JSON, slashes": lambda text: json.dumps(text).replace("/", "\\/"),
+    "HTML": html.escape,
+    "HTML, twice": lambda text: html.escape(html.escape(text)),
+    "HTML of a repr": lambda text: html.escape(repr(text)),
+    "entities": lambda text: "".join(f"&#{ord(char)};" for char in text),
+    "entities, hexadecimal": lambda text: "".join(f"&#x{ord(char):x};" for char in text),
+    "entities, upper case": lambda text: "".join(f"&#x{ord(char):X};" for char in text),
+    "entities of marks": lambda text: re.sub(r"[^\w\s]", lambda mark: f"&#{ord(mark[0]):04};", text),
+    "hexadecimal": lambda text: text.encode().hex(),
+    "hexadecimal, upper case": lambda text: f"0x{text.encode().hex().upper()}",
+    "lower case": str.lower,
+    "upper case": lambda text: text.replace("ß", "\0").upper().replace("\0", "ß"),  # one letter stays one
+    "percent of HTML": lambda text: quote(html.escape(text), safe=""),
+    "JSON of markdown": lambda text: json.dumps(re.sub(r"([\\`*_\[\]])", r"\\\1", text)),
+    "each letter in percent": lambda text: "".join(f"%{byte:02X}" for byte in text.encode()),
+    "each letter in unicode escapes": lambda text: "".join(f"\\u{ord(char):04x}" for char in text),
+    "mixed": lambda text: "".join(quote(char) if place % 2 else html.escape(char) for place, char in enumerate(text)),
 }
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("secret", [AWKWARD, "plain-secret", "päßwörter-и-ключи", "a/b?c>d~~~~~e"])
+@pytest.mark.parametrize(
+    "secret", [AWKWARD, "plain-secret", "päßwörter-и-ключи", "a/b?c>d~~~~~e", "jina_own_KEY_0-1", "\\\\srv\\[a]*_b_"]
+)
 @requirement("secrets.spelling")
 def test_a_secret_is_masked_in_every_common_encoding(secret: str, encoding: str) -> None:
     text = "before " * 200 + ENCODINGS[encoding](secret) + " after"
@@ -91,6 +116,79 @@ def test_nothing_but_the_edges_of_base64_is_left(before: bytes, behind: bytes, s
         masked = Redactor([secret]).text(text)
         assert MASK in masked
         assert len(masked) - len(MASK) <= len(encode(before)) + len(encode(behind)) + 4
+
+
+@requirement("secrets.spelling")
+def test_a_key_that_is_in_no_setting_is_masked_as_markdown_writes_it_too() -> None:
+    key = "jina_" + "0123456789abcdef" * 4
+    for written in (key, key.replace("_", r"\_"), quote(key).replace("_", "%5F"), key + r"\_more-of\-it"):
+        assert Redactor().text(f"a {written} b") == f"a {MASK} b"
+
+
+@given(before=st.integers(65_500, 65_560), text=st.sampled_from(["plain-secret", r"plain\-secret", "PLAIN%2DSECRET"]))
+@requirement("secrets.spelling")
+def test_a_secret_on_the_edge_of_two_slices_is_masked(before: int, text: str) -> None:
+    masked = Redactor(["plain-secret"]).text("x " * 32_740 + "y" * (before - 65_480) + text + " z" * 70_000)
+    assert masked.count(MASK) == 1
+    assert "lain" not in masked.lower()
+
+
+@given(
+    chars=st.integers(0, 60), secret=st.sampled_from(["plain-secret", "päßwort"]), form=st.sampled_from([*ENCODINGS])
+)
+@requirement("secrets.cut")
+def test_a_head_has_no_half_of_a_secret(chars: int, secret: str, form: str) -> None:
+    written = ENCODINGS[form](secret)
+    text = "b " * 10 + written + " e" * 100
+    head = Redactor([secret]).head(text, chars)
+    whole = Redactor([secret]).text(text)
+    assert head == whole[: len(head)]
+    assert len(head) >= min(chars, len(whole)) - len(written)
+    assert len(head) <= chars + len(MASK)
+
+
+@requirement("secrets.spelling")
+def test_a_secret_that_comes_back_as_a_number_is_masked() -> None:
+    redactor = Redactor(["12345678"])
+    assert redactor.value({"pages": 12345678, "x": [1.5, 12345678.0]}) == {"pages": MASK, "x": [1.5, f"{MASK}.0"]}
+    assert redactor.value([123, True]) == [123, True]
+
+
+@requirement("secrets.counted")
+def test_what_is_masked_is_counted_by_where_it_was() -> None:
+    def counted(where: str) -> float:
+        return REGISTRY.get_sample_value("openapi_tool_masked_values_total", {"where": where}) or 0.0
+
+    before = counted("answer"), counted("error")
+    assert of_call(["plain-secret"]).text("plain-secret, plain-secret") == f"{MASK}, {MASK}"
+    Redactor(["plain-secret"]).at("error").text("nothing, plain-secret")
+    assert (counted("answer") - before[0], counted("error") - before[1]) == (2, 1)
+
+
+HOSTILE_TEXTS = (
+    "plain-secreT",
+    "plain\\",
+    "\\",
+    "%25",
+    "&amp;",
+    "&#112;",
+    "plain",
+    "jina_",
+    "jina\\_0",
+    "cGxhaW4tc2Vj",
+    "%5c",
+)
+
+
+@pytest.mark.parametrize("pump", HOSTILE_TEXTS)
+@requirement("secrets.spelling", "patterns.bounded")
+def test_no_text_makes_the_search_for_secrets_slow(pump: str) -> None:
+    redactor = Redactor(["plain-secret", "\\\\a\\\\\\b", AWKWARD])
+    steps = redactor.steps(pump * (300_000 // len(pump)))
+    longest, began = 0.0, time.thread_time()
+    for _ in steps:
+        longest, began = max(longest, time.thread_time() - began), time.thread_time()
+    assert longest < 0.15  # some 10 ms for a slice
 
 
 @requirement("secrets.spelling")
@@ -320,7 +418,7 @@ async def test_a_secret_is_masked_before_a_text_is_cut(status: int) -> None:
         said = {"code": 422 if status == 200 else status, "readableMessage": "x" * before + VALUE}
         answer = httpx.Response(status, json=said)
         transport = httpx.MockTransport(lambda _, answer=answer: answer)
-        client = JinaClient(transport, 10_000, Redactor([VALUE]).value)
+        client = JinaClient(transport, 10_000, Redactor([VALUE]))
         request = UpstreamRequest("POST", "s.jina.ai", "/", {}, b"{}")
         with pytest.raises(ToolError) as failed:
             await client.fetch(request, Secret("a-key"), Deadline.after(5), ByteBudget(20_000).room())

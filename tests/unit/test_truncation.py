@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -9,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openapi_tool.protocol.errors import NotFound
+from openapi_tool.steps import at_once
 from openapi_tool.tools.cursor import Cursors, Position
-from openapi_tool.tools.result import BLOCK_GAP, FRAME_CLOSE, FRAME_OPEN, untrusted, untrusted_blocks
-from openapi_tool.tools.truncation import NOTE_CHARS, boundary, cut, later_part
+from openapi_tool.tools.result import BLOCK_GAP, FRAME_CLOSE, FRAME_OPEN, framed, untrusted
+from openapi_tool.tools.truncation import NOTE_CHARS, boundary, cut, kept_text, later_part, text_chars
 from tests.promises import requirement
 
 LIMIT = 2_000
@@ -76,7 +79,7 @@ def test_a_later_part_is_framed_once_whatever_is_in_it(text: str) -> None:
 @requirement("size.results")
 @given(sizes=st.lists(st.integers(1, 900), min_size=1, max_size=30))
 def test_results_are_left_out_whole_and_from_the_end(sizes: list[int]) -> None:
-    blocks = untrusted_blocks(f"{number}. " + "x" * size for number, size in enumerate(sizes, start=1))
+    blocks = at_once(framed([f"{number}. " + "x" * size for number, size in enumerate(sizes, start=1)]))
     part = cut(blocks, LIMIT, whole=True)
     if part is None:
         assert len(BLOCK_GAP.join(blocks)) <= LIMIT
@@ -90,10 +93,19 @@ def test_results_are_left_out_whole_and_from_the_end(sizes: list[int]) -> None:
 
 @requirement("size.results")
 def test_a_first_result_that_fits_no_part_is_cut() -> None:
-    part = cut(untrusted_blocks(["1. " + "x" * 5_000, "2. y"]), LIMIT, whole=True)
+    part = cut(at_once(framed(["1. " + "x" * 5_000, "2. y"])), LIMIT, whole=True)
     assert part is not None
     assert part.blocks_left == 0
     assert len(part.shown) > 1_000
+
+
+@requirement("size.artifact")
+@given(blocks=st.lists(texts | st.text(max_size=40), min_size=1, max_size=5))
+def test_a_kept_text_is_that_of_all_blocks(blocks: list[str]) -> None:
+    kept, text = at_once(kept_text(blocks)), BLOCK_GAP.join(blocks)
+    assert json.loads(kept.content) == {"__type__": "TextContent", "text": text}
+    assert (kept.chars, kept.sha256) == (len(text), hashlib.sha256(text.encode()).hexdigest())
+    assert text_chars(blocks) == len(text)
 
 
 @requirement("size.cursor")

@@ -18,9 +18,10 @@ SECRET = "tenant-value"
 async def test_what_the_model_gave_back_is_masked_in_a_result(world: World) -> None:
     nothing = {"code": 422, "status": 42206, "message": "No search results available for query x"}
     world.stack.upstream.rules({"answer": "s-post-json", "statuses": [422], "body": json.dumps(nothing)})
-    outcome = await world.send(await world.place({"query": SECRET}))
+    key = world.stack.upstream.keys["JINA_API_KEY"]
+    outcome = await world.send(await world.place({"query": key}))
     assert outcome.content["result"].startswith("No results for '[redacted]'")
-    assert SECRET not in str(outcome.answer)
+    assert key not in str(outcome.answer)
 
 
 @requirement("secrets.output")
