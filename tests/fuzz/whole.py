@@ -21,7 +21,7 @@ import orjson
 
 from openapi_tool import service
 from openapi_tool.prepared import prepare
-from openapi_tool.protocol.cards import Card
+from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.records import Artifact, CallKey, CallRecords, CardRecord, RequestEdgeRecord, ToolRecord
 from openapi_tool.protocol.report import Report
@@ -78,11 +78,10 @@ def check(data: bytes) -> None:
     if _DEFECTS.records:
         raise _DEFECTS.records.pop()
     assert settlement == Acknowledge(), settlement
-    for card in _KERNEL.written:
-        assert_storable([card.content, dict(card.metadata)])
-        text = json.dumps([card.content, dict(card.metadata)])
-        assert SECRET not in text
-    content = _KERNEL.written[0].content
+    for written, metadata in _KERNEL.written:
+        assert_storable([written, metadata])
+        assert SECRET not in json.dumps([written, metadata])
+    content, _ = _KERNEL.written[0]
     if content["status"] == "success":
         assert len(str(content["result"])) <= 2 * _SHOWN_CHARS
     else:
@@ -127,7 +126,7 @@ class _Kernel:
     """The kernel of one call, its doorbell and its upstream, in place of everything that `serve` connects to."""
 
     def __init__(self) -> None:
-        self.written: list[Card] = []
+        self.written: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._records = CallRecords(None, None, None, None, None, None)
         self._answer = b""
         self._handle = _loop().run_until_complete(self._assembled())
@@ -175,10 +174,12 @@ class _Kernel:
         """The call's records."""
         return self._records
 
-    async def commit(self, card: Card, report: Report, artifact: Card | None) -> bool:
-        """Keep what is written."""
+    async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None) -> bool:
+        """Keep content and metadata of what is written."""
         del report
-        self.written += [card, artifact] if artifact else [card]
+        self.written.append((card.content, card.metadata))
+        if artifact:
+            self.written.append((json.loads(artifact.content), artifact.metadata))
         return True
 
     async def artifact(self, *_: object) -> Artifact | None:
