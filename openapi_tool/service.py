@@ -113,7 +113,7 @@ async def assemble(stack: AsyncExitStack, prepared: Prepared, resolver: Resolver
     kernel = await _until_available(lambda: KernelStore.open(prepared.pool))
     stack.push_async_callback(kernel.aclose)
     health.note(POSTGRES, ok=True)
-    client = await stack.enter_async_context(connected(prepared.bus))
+    client = await _until_available(lambda: stack.enter_async_context(connected(prepared.bus)))
     health.note(NATS, ok=True)
     turns, errors = Turns(), prepared.redactor.at("error")
     jina = JinaClient(_transport(prepared, resolver), settings.egress.max_response_bytes, errors, turns)

@@ -55,6 +55,7 @@ TENANTS = "tests/wire/test_tenants.py::"
 TOOLS = "tests/unit/test_tools.py::"
 WIRE_SECRETS = "tests/wire/test_secrets.py::"
 WIRE = "tests/unit/test_wire.py::"
+BUS_TLS = "tests/wire/test_bus_tls.py::"
 BYTES = "tests/wire/test_hostile_bytes.py::"
 WATCHED = "tests/end_to_end/test_egress.py::"
 UPSTREAM = "tests/end_to_end/test_upstream_requests.py::"
@@ -701,6 +702,19 @@ REPORTS = (
              "earlier.author_id == self._options.actor_id and earlier.live",
              "earlier.author_id == self._options.actor_id",
              ANSWERS + "test_a_deleted_result_still_stands_in_the_way_and_is_left_alone"),
+    Mutation("bus.tls_or_nothing", "bus/client.py",
+             'if not (info.get("tls_required") or info.get("tls_available")):', "if not info:",
+             BUS_TLS + "test_a_server_without_tls_hears_nothing"),
+    Mutation("bus.tls_or_nothing", "bus/client.py",
+             "if initial_connection and self._tls_required and", "if initial_connection and not self._tls_required and",
+             BUS_TLS + "test_a_server_that_offers_tls_without_requiring_it_is_spoken_to_over_tls"),
+    Mutation("bus.tls_or_nothing", "bus/client.py",
+             "        if self._tls_required and not self._is_encrypted():\n            raise",
+             "        if not self.options:\n            raise",
+             BUS_TLS + "test_a_plain_websocket_that_claims_tls_hears_nothing"),
+    Mutation("bus.tls_or_nothing", "bus/connection.py",
+             "tls_required=options.tls is not None", "tls_required=False",
+             BUS_TLS + "test_a_reconnect_is_over_tls_or_not_at_all"),
     Mutation("wire.hostile_bytes", "bus/wire.py",
              'arguments.split(b" ")', "arguments.split()",
              BYTES + r"test_a_subject_of_any_bytes_is_dead_lettered_and_keeps_nobody_waiting"

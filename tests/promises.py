@@ -135,6 +135,7 @@ PROMISES = (
     Promise("session.hidden", "protocol 5", "Neither alias nor identity of a session goes upstream, into a row, or into a log at INFO."),
     Promise("session.shared_key", "protocol 5", "Without a configured key, the first replica makes one and all share it through NATS."),
     Promise("bus.login", "design", "NATS is reached by user and password, token, nkey seed or credentials file."),
+    Promise("bus.tls_or_nothing", "design", "Where TLS to NATS is asked for, nothing is sent to a server that does not offer it, at a start, a reconnect or one that was announced; the log says why."),
     Promise("bus.parser", "design", "What NATS sends is parsed alike in whatever pieces it arrives, and any other bytes are a protocol error."),
     Promise("bus.reconnects", "design", "Whatever a server sends, and however the read loop ends: the client listens again at once."),
     Promise("logs.any_value", "design", "Any text and any number can be logged."),

@@ -15,9 +15,11 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.transport import TcpTransport, WebSocketTransport
 from nats.protocol.parser import PERMISSIONS_ERR
 
 from openapi_tool.bus.wire import Handlers, Headers, Parser, parse_headers
+from openapi_tool.protocol.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +40,28 @@ class Denied(nats.errors.Error):
         )
 
 
-class BusClient(Client):
-    """Client that reconnects whatever ends its connection, and fails a request at once where the server denies it."""
+class TlsNotOffered(nats.errors.Error):
+    """TLS was asked for and the server at `address` does not offer it, or somebody on the way hides the offer."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"{address} does not offer TLS, which the settings ask for (nats.tls, nats.ca_file, or a tls:// or wss:// "
+            "server); no login was sent to it"
+        )
+
+
+class BusClient(Client):
+    """Client that reconnects whatever ends its connection, and fails a request at once where the server denies it.
+
+    With `tls_required` it logs in over TLS alone, whatever server it is led to; `connect` raises Unavailable where none
+    of them offers that.
+    """
+
+    def __init__(self, *, tls_required: bool = False) -> None:
         super().__init__()
+        self._tls_required = tls_required
+        self._without_tls: set[str] = set()
+        self._was_connected = False
         handlers = Handlers(
             message=self._process_msg,
             ping=self._process_ping,
@@ -115,9 +134,45 @@ class BusClient(Client):
         except BaseException as error:
             if self._transport is not None:
                 self._transport.close()  # type: ignore[no-untyped-call]
+            if isinstance(error, TlsNotOffered) and not self._was_connected and self._nobody_offers_tls():
+                await self._close(Client.DISCONNECTED, do_cbs=False)
+                raise Unavailable(f"NATS: {error}") from error  # which ends `connect`, unlike nats-py's own errors
             if not isinstance(error, Exception) or isinstance(error, nats.errors.Error | OSError | TimeoutError):
                 raise
             raise nats.errors.Error(f"nats: the server's greeting cannot be read: {type(error).__name__}") from error
+        self._was_connected = True
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Use TLS where it is offered, even if the server does not require it. Raises TlsNotOffered."""
+        if initial_connection and self._tls_required and not self._is_encrypted():
+            if not (info.get("tls_required") or info.get("tls_available")):
+                raise self._tls_not_offered()
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
+
+    def _connect_command(self) -> bytes:
+        """Return the login. Raises TlsNotOffered where the transport is in plain text, whatever led to that."""
+        if self._tls_required and not self._is_encrypted():
+            raise self._tls_not_offered()
+        return super()._connect_command()
+
+    def _tls_not_offered(self) -> TlsNotOffered:
+        address = self._current_server.uri.netloc.rpartition("@")[2] if self._current_server else ""
+        self._without_tls.add(address)
+        return TlsNotOffered(address)
+
+    def _nobody_offers_tls(self) -> bool:
+        return {server.uri.netloc.rpartition("@")[2] for server in self._server_pool} <= self._without_tls
+
+    def _is_encrypted(self) -> bool:
+        """Whether the bytes go over TLS, by the transport's own account. nats-py offers no way to ask."""
+        match self._transport:
+            case TcpTransport(_io_writer=stream) if stream is not None:
+                return stream.get_extra_info("ssl_object") is not None
+            case WebSocketTransport(_ws=stream) if stream is not None:
+                return stream.get_extra_info("ssl_object") is not None
+            case _:
+                return False
 
     async def _process_err(self, err_msg: str) -> None:
         """Treat every error but a denial as a lost connection; nats-py would close the client for good."""

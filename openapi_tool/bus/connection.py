@@ -37,7 +37,10 @@ class BusOptions:
 
 @asynccontextmanager
 async def connected(options: BusOptions) -> AsyncIterator[Client]:
-    """A connection that outlives any outage, the one at the start included."""
+    """A connection that outlives any outage, the one at the start included.
+
+    Raises Unavailable where TLS is asked for and no server offers it.
+    """
     closing = asyncio.Event()
     client = await _connect(options, closing)
     try:
@@ -61,7 +64,7 @@ async def _connect(options: BusOptions, closing: asyncio.Event) -> Client:
         if not closing.is_set():
             log.warning("NATS is away", extra={"action": "nats.disconnected"})
 
-    client = BusClient()
+    client = BusClient(tls_required=options.tls is not None)
     settings: dict[str, Any] = {
         "servers": list(options.servers),
         "name": options.name,

@@ -17,19 +17,27 @@ from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
-import nats
 import nats.errors
 import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
+from openapi_tool.bus.client import BusClient
+from openapi_tool.protocol.errors import Unavailable
+
 VERSION = "v1r4"
 SENDER = "kernel"
 STREAM = f"cg_cmd_{VERSION}"
 WORKER_TARGET = "worker_generic"
 
-ERRORS: tuple[type[Exception], ...] = (asyncpg.PostgresError, asyncpg.InterfaceError, nats.errors.Error, OSError)
+ERRORS: tuple[type[Exception], ...] = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    nats.errors.Error,
+    Unavailable,
+    OSError,
+)
 """What PostgreSQL and NATS raise when they are away or refuse."""
 
 _POLL_S = 0.2
@@ -97,7 +105,8 @@ class Caller:
             await database.set_type_codec(
                 "jsonb", schema="pg_catalog", encoder=lambda v: orjson.dumps(v).decode(), decoder=orjson.loads
             )
-            client = await nats.connect(name="kernel-player", **bus)
+            client = BusClient(tls_required=bus.get("tls") is not None)
+            await client.connect(name="kernel-player", **bus)
             stack.push_async_callback(client.close)
             yield cls(database, client)
 

@@ -66,7 +66,9 @@ class NatsSettings(Section):
     servers: Annotated[tuple[NatsUrl, ...], NoDecode, BeforeValidator(split)] = Field(
         ("nats://127.0.0.1:4222",), min_length=1, description="Server URLs; comma-separated in the environment."
     )
-    tls: bool = Field(default=False, description="Encrypt; a `tls://` server is encrypted anyway.")
+    tls: bool = Field(
+        default=False, description="TLS or no connection; a `tls://` or `wss://` server and `ca_file` ask for it, too."
+    )
     tls_check_hostname: bool = Field(default=True, description="Hold the server's certificate to its name.")
     ca_file: FilePath | None = Field(None, description="CA (PEM) that signed the server's certificate.")
     cert_file: FilePath | None = Field(None, description="Client certificate (PEM); needs `key_file`.")

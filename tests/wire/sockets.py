@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -38,10 +39,13 @@ class Connection:
         self.heard = b""
         self.logged_in = asyncio.Event()
         self.subscribed = asyncio.Event()
+        self.task = _this_task()
 
-    async def serve(self, greeting: bytes) -> None:
-        """Greet, then answer pings until the client has gone."""
+    async def serve(self, greeting: bytes, tls: ssl.SSLContext | None) -> None:
+        """Greet, go over to TLS where the server has a certificate, then answer pings until the client has gone."""
         self.writer.write(greeting)
+        if tls is not None:
+            await self.writer.start_tls(tls)
         while line := await self._reader.readline():
             self.heard += line
             if line.startswith(b"CONNECT"):
@@ -51,6 +55,10 @@ class Connection:
             if line == b"PING\r\n":
                 self.writer.write(b"PONG\r\n")
 
+    def drop(self) -> None:
+        """Break the connection off: under TLS a polite end would wait for the client's."""
+        self.writer.transport.abort()
+
     @property
     def sid(self) -> bytes:
         """The id of the client's last subscription."""
@@ -58,10 +66,11 @@ class Connection:
 
 
 class FakeServer:
-    """Speaks just enough NATS to be connected to; `url` is on loopback."""
+    """Speaks just enough NATS to be connected to; `url` is on loopback. With `tls` it goes over to that."""
 
     def __init__(self, greeting: bytes) -> None:
         self.greeting = greeting
+        self.tls: ssl.SSLContext | None = None
         self.url = ""
         self.accepted: asyncio.Queue[Connection] = asyncio.Queue()
         self.connections: list[Connection] = []
@@ -70,12 +79,9 @@ class FakeServer:
         connection = Connection(reader, writer)
         self.connections.append(connection)
         self.accepted.put_nowait(connection)
-        try:
-            await connection.serve(self.greeting)
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
+        with suppress(ConnectionError, ssl.SSLError, asyncio.CancelledError):
+            await connection.serve(self.greeting, self.tls)
+        connection.drop()
 
     @property
     def heard(self) -> bytes:
@@ -90,10 +96,23 @@ class FakeServer:
         try:
             yield self
         finally:
+            await _rounds()  # what arrived a moment ago is accepted: asyncio leaks it if the server closes meanwhile
             server.close()
             for connection in self.connections:
-                connection.writer.close()
-            await server.wait_closed()
+                connection.task.cancel()
+                await asyncio.wait([connection.task])
+            await _rounds()  # and what was broken off is closed
+
+
+def _this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+async def _rounds() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def info(**changes: Any) -> bytes:

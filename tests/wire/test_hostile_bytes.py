@@ -197,7 +197,7 @@ async def test_whatever_the_server_greets_with_the_client_tries_again(greeting: 
         async with asyncio.timeout(SETTLED_S), connection.connected(prepare(settings, {}).bus) as client:
             first = await server.accepted.get()
             usual, server.greeting = server.greeting, greeting
-            first.writer.close()
+            first.drop()
             await server.accepted.get()
             server.greeting = usual
             again = await server.accepted.get()
