@@ -24,9 +24,11 @@ ANSWERS = "tests/wire/test_answers.py::"
 ANY_ARGUMENTS = "tests/unit/test_any_arguments.py::"
 ANY_COMMAND = "tests/wire/test_any_command.py::"
 APPLY = "tests/registry/test_apply.py::"
+BOUNDS = "tests/unit/test_bounds.py::"
 BUS = "tests/wire/test_bus.py::"
 CANARY = "tests/canary/test_canary.py::"
 CACHE = "tests/wire/test_cache.py::"
+DEFINITIONS = "tests/wire/test_hostile_definitions.py::"
 EGRESS = "tests/unit/test_egress.py::"
 EXPORTS = "tests/registry/test_exports.py::"
 EXAMPLE = "tests/end_to_end/test_example_call.py::"
@@ -432,7 +434,7 @@ OPTIONS = (
              TOOLS + "test_the_services_envs_win"),
     Mutation("options.templates", "tools/template.py",
              "depth >= MAX_ARGUMENT_DEPTH", "depth >= 1_000_000",
-             TOOLS + "test_what_is_nested_too_deeply_to_be_rendered_is_the_operators_problem[900]"),
+             TOOLS + "test_what_is_nested_too_deeply_to_be_rendered_is_the_operators_problem[21]"),
     Mutation("options.templates", "tools/template.py",
              "if isinstance(value, dict):", "if value is None:",
              TOOLS + "test_every_placeholder_is_rendered_at_any_depth"),
@@ -500,7 +502,7 @@ OPTIONS = (
              '({"auth_env": env} if env else {})', "{}",
              TOOLS + "test_the_legacy_section_is_understood"),
     Mutation("options.schema", "tools/schema.py",
-             "if len(problems) >= _MAX_PROBLEMS:", "if problems:",
+             "return listed(_explained(compiled, instance))", "return _explained(compiled, instance)[:1]",
              TOOLS + "test_all_problems_are_named_in_one_answer"),
     Mutation("options.schema", "tools/arguments.py",
              "known = by_model.union(declared) if isinstance(declared, dict) else by_model", "known = by_model",
@@ -520,8 +522,36 @@ OPTIONS = (
              "        if parameter is None or not self._model_may(parameter):",
              ANSWERS + "test_neither_the_upstream_nor_the_model_can_end_a_turn"),
     Mutation("wire.arguments_schema", "tools/schema.py",
-             "if len(problems) >= _MAX_PROBLEMS:", "if problems:",
+             "return listed(_explained(compiled, instance))", "return _explained(compiled, instance)[:1]",
              REFUSALS + "test_arguments_that_do_not_fit_the_schema"),
+    Mutation("definition.bounds", "kernel/statements.py",
+             "octet_length(options::text) <= {MAX_ROW_BYTES}", "octet_length(options::text) <= 9 * {MAX_ROW_BYTES}",
+             DEFINITIONS + "test_a_schema_beyond_the_bounds_is_the_operators_to_correct"
+             "[a row of 300 kB that does not shrink]"),
+    Mutation("definition.bounds", "tools/bounds.py",
+             "for word in _REFUSED.keys() & value.keys():", "for word in ():",
+             DEFINITIONS + "test_a_schema_beyond_the_bounds_is_the_operators_to_correct[references that double]"),
+    Mutation("definition.bounds", "tools/bounds.py",
+             "if count > MAX_PARTS:", "if count < 0:",
+             DEFINITIONS + "test_a_schema_beyond_the_bounds_is_the_operators_to_correct[branches]"),
+    Mutation("definition.bounds", "tools/bounds.py",
+             "if path[1:] in _NAMED and len(value) > MAX_NAMES:", "if not path:",
+             DEFINITIONS + "test_options_beyond_the_bounds_are_the_operators_to_correct[too many params]"),
+    Mutation("definition.bounds", "tools/schema.py",
+             "offline=True, pattern_options=_LINEAR", "offline=True",
+             DEFINITIONS + "test_a_schema_beyond_the_bounds_is_the_operators_to_correct[a pattern that looks around]"),
+    Mutation("definition.bounds", "tools/schema.py",
+             "if size * compiled.patterns > _MAX_MATCHED_BYTES:", "if size < 0:",
+             DEFINITIONS + "test_patterns_take_linear_time_or_say_what_they_take"),
+    Mutation("definition.bounds", "tools/schema.py",
+             "room -= costs[name]", "room -= 0",
+             DEFINITIONS + "test_the_largest_schema_and_the_largest_arguments_give_a_small_answer[all of many]"),
+    Mutation("definition.memory", "tools/schema.py",
+             "getsizeof=lambda compiled: compiled.memory", "getsizeof=lambda _: 1",
+             BOUNDS + "test_forty_of_the_largest_tools_take_no_more_than_the_caches_may"),
+    Mutation("definition.memory", "tools/definition.py",
+             "getsizeof=lambda reading: reading.memory", "getsizeof=lambda _: 1",
+             BOUNDS + "test_what_is_kept_of_definitions_is_bounded_in_bytes"),
     Mutation("wire.tool_unknown", "executor/pipeline.py",
              "raise NotFound(", "raise ToolError(",
              REFUSALS + "test_a_tool_that_the_project_does_not_have"),
@@ -529,7 +559,7 @@ OPTIONS = (
              "where project_id = $1 and tool_name in ($7, $8)", "where tool_name in ($7, $8)",
              REFUSALS + "test_a_tool_of_another_project"),
     Mutation("wire.definition", "tools/definition.py",
-             "if reader.problems:", "if not reader:",
+             "listed([*reader.problems, *([defect] if defect else [])])", "[defect] if defect else []",
              REFUSALS + "test_a_definition_that_is_not_usable[options4-base_url]"),
     Mutation("wire.definition", "tools/secrets.py",
              "if variable not in self.allowed:", "if not variable:",

@@ -197,6 +197,8 @@ PROMISES = (
     Promise("fuzz.corpora", "design", "No input that fuzzing kept breaks the command decoder, the argument preparer, the address check or the answer parser, or takes a second."),
     Promise("arguments.any", "jina-api 6.3", "Any arguments make a request of allowed headers and body keys only, or a refusal that names every wrong one."),
     Promise("definition.lint", "tool-design 2", "A definition is refused where it is written: every problem at once, with path, line and remedy, no value that could be a key."),
+    Promise("definition.bounds", "design", "A stored definition beyond the bounds (size, depth, values, names, choices, patterns, references) is tool_misconfigured, and one within them costs a call little memory and time."),
+    Promise("definition.memory", "design", "Parsed definitions and compiled schemas are kept within a bound of bytes that their real memory keeps to."),
     Promise("definition.exports", "tool-design 1", "Every export is derived from one declaration: fixed and envs hidden, defaults shown, and a call made from it is accepted."),
     Promise("definition.names", "tool-design 1", "A name is mangled for providers without dots and mapped back, whatever the name."),
     Promise("definition.apply", "protocol 4", "A definition becomes the same row through the kernel's API and through its database, once however often it is applied."),

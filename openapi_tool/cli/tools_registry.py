@@ -13,16 +13,20 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from openapi_tool.cli.common import INTERRUPTED, USAGE, fail
 from openapi_tool.cli.management_api import ManagementApi
-from openapi_tool.cli.tools_files import settings_failed
+from openapi_tool.cli.tools_files import settings_failed, settings_without_database
 from openapi_tool.kernel.registration import ToolRows
+from openapi_tool.prepared import operator_envs
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.settings import SettingsError, load_settings
+from openapi_tool.tools.arguments import OperatorEnvs
 from openapi_tool.tools.definition import parse_definition
 from openapi_tool.tools.document import stored_record
 from openapi_tool.tools.exports import as_yaml
+from openapi_tool.tools.lint import part
 from openapi_tool.tools.registry import Registry, RegistryError
 
 FAILED = 1
@@ -40,17 +44,25 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 def list_(
     *, project: ProjectOption, api: ApiOption = None, db: DatabaseOption = False, as_json: JsonOption = False
 ) -> None:
-    """List the definitions of a project. Exit codes: 0, 1 the project cannot be read, 2 usage or configuration."""
-    rows = run_with(api, db, lambda registry: registry.rows(project))
+    """List the definitions of a project, and why this configuration of the executor would refuse some.
+
+    Exit codes: 0, 1 the project cannot be read, 2 usage or configuration.
+    """
+    rows, operator = (
+        run_with(api, db, lambda registry: registry.rows(project)),
+        operator_envs(settings_without_database()),
+    )
     if as_json:
         for row in rows:
-            sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
+            _, problems = _kind(row, operator)
+            sys.stdout.write(json.dumps({**row, "problems": problems}, ensure_ascii=False) + "\n")
         return
-    table = Table(*(Column(name, no_wrap=True) for name in ("tool", "is", "waits s")), "description")
+    table = Table(*(Column(name, no_wrap=True) for name in ("tool", "is", "waits s")), "description, or what is wrong")
     for row in rows:
-        waits = (row["options"] or {}).get("suspend_timeout_seconds", "-")
+        kind, problems = _kind(row, operator)
+        waits = part(row, "options").get("suspend_timeout_seconds", "-")
         description = textwrap.shorten(row["description"] or "", _DESCRIPTION_CHARS, placeholder=" …")
-        table.add_row(row["tool_name"], _kind(row), str(waits), description)
+        table.add_row(row["tool_name"], kind, str(waits), Text("; ".join(problems) or description))
     Console().print(table if rows else f"project {project} has no tools")
 
 
@@ -139,9 +151,11 @@ async def _registry(api: str | None, *, db: bool) -> AsyncIterator[Registry]:
             yield client
 
 
-def _kind(row: dict[str, Any]) -> str:
-    """Which built-in tool a stored definition is."""
+def _kind(row: dict[str, Any], operator: OperatorEnvs) -> tuple[str, list[str]]:
+    """Name of the built-in tool that a stored definition is, and the reasons for which the executor would refuse it."""
     try:
-        return parse_definition(stored_record(row)).tool.name
-    except ToolMisconfigured:
-        return "unusable"
+        definition = parse_definition(stored_record(row))
+        operator.over(definition)
+    except ToolMisconfigured as error:
+        return "unusable", error.detail["problems"] if isinstance(error.detail, dict) else [error.message]
+    return definition.tool.name, []

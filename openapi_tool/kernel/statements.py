@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from openapi_tool.protocol.cards import MAX_CONTENT_BYTES
+from openapi_tool.tools.bounds import MAX_ROW_BYTES
 
 _BEST_COMPRESSION = 256
 
@@ -18,13 +19,31 @@ _CALL_CARD = f"""
     ) as fits
 """  # noqa: S608 - constants only
 
+# A definition is measured in the same way; one that does not fit is never read out. What is large as it is stored is
+# not even unpacked: the few values that a definition may have take no more in jsonb than that beside their text.
+_JSONB_OVERHEAD = 65_536
+_DEFINITION = f"""
+    select
+        tool_name, left(after_execution, 16) as after_execution, fits.fits,
+        case when fits.fits then parameters end as parameters, case when fits.fits then options end as options
+    from resource.tools
+    cross join lateral (
+        select case
+            when stored.size <= {MAX_ROW_BYTES // _BEST_COMPRESSION} then true
+            when stored.size > {MAX_ROW_BYTES + _JSONB_OVERHEAD} then false
+            else octet_length(parameters::text) + octet_length(options::text) <= {MAX_ROW_BYTES}
+        end as fits
+        from (select pg_column_size(parameters) + pg_column_size(options) as size) as stored
+    ) as fits
+"""  # noqa: S608 - constants only
+
 # `limit 1`, also where a key is unique: what has a limit is planned as a look-up of its own. Without it, a plan made
 # while a table is small joins all rows of the project, and a session keeps its plan while the table grows.
 LOAD = f"""
 select
     c.card_id as call_card_id, c.tool_call_id as call_tool_call_id, c.content as call_content,
     c.metadata as call_metadata, c.fits as call_fits,
-    t.tool_name, t.after_execution, t.parameters, t.options,
+    t.tool_name, t.after_execution, t.parameters, t.options, t.fits as tool_fits,
     a.worker_target,
     coalesce(anchor.inbox_id, turn.inbox_id) as target_inbox_id,
     coalesce(anchor.message_type, turn.message_type) as target_message_type,
@@ -57,7 +76,7 @@ cross join lateral (
     ) as call on true
 ) as k
 left join lateral (
-    select tool_name, after_execution, parameters, options from resource.tools
+    {_DEFINITION}
     where project_id = $1 and tool_name in ($7, $8)
     order by tool_name <> $7 limit 1
 ) as t on true

@@ -221,7 +221,8 @@ def _card(row: Mapping[str, Any]) -> CardRecord | None:
 def _tool(row: Mapping[str, Any]) -> ToolRecord | None:
     if row["tool_name"] is None:
         return None
-    return ToolRecord(row["tool_name"], row["after_execution"], row["parameters"], row["options"])
+    oversized = row["tool_fits"] is False
+    return ToolRecord(row["tool_name"], row["after_execution"], row["parameters"], row["options"], oversized)
 
 
 def _target(row: Mapping[str, Any]) -> TargetRecord | None:

@@ -35,12 +35,13 @@ class CardRecord:
 
 @dataclass(frozen=True, slots=True)
 class ToolRecord:
-    """A row of resource.tools; `parameters` and `options` as stored."""
+    """A row of resource.tools; `parameters` and `options` as stored; those of an `oversized` one are not read."""
 
     tool_name: str
     after_execution: str | None
     parameters: Any
     options: Any
+    oversized: bool = False
 
 
 @dataclass(frozen=True, slots=True)

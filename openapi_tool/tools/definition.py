@@ -6,6 +6,7 @@ send a key to a wrong place. Registration is stricter.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,10 @@ from cachetools import LRUCache
 from openapi_tool.protocol.command import AFTER_EXECUTION, AfterExecution
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.records import ToolRecord
+from openapi_tool.tools.bounds import MAX_ROW_BYTES, memory_bytes, row_problems
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool, Mode
+from openapi_tool.tools.problems import listed, short
+from openapi_tool.tools.schema import schema_defect, visible_schema
 
 Method = Literal["GET", "POST"]
 ResultFormat = Literal["text", "object"]
@@ -26,7 +30,11 @@ HOSTS: Mapping[Mode, str] = {"search": "s.jina.ai", "reader": "r.jina.ai"}
 _DEFAULT_TOOLS: Mapping[Mode, str] = {"search": "jina.search", "reader": "jina.read"}
 DEFAULT_AUTH_ENV = "JINA_API_KEY"
 
-_known: LRUCache[bytes, ToolDefinition] = LRUCache(maxsize=1024)
+MAX_CACHE_BYTES = 16_000_000
+"""Memory of all definitions that the process has read, usable or not."""
+
+_MEMORY_AT_LEAST = 8_000  # of the object, its cache entry and problems
+
 _MODES: Mapping[str, Mode] = {"search": "search", "reader": "reader", "read": "reader", "crawl": "reader"}
 _BASE_URL = re.compile(r"https://([sr]\.jina\.ai)(?::443)?/?")
 _URL_TEMPLATE = re.compile(r"(?:https://r\.jina\.ai(?::443)?)?/\{url\}")
@@ -58,6 +66,11 @@ class ToolDefinition:
     result_format: ResultFormat = "text"
 
     @property
+    def hidden(self) -> frozenset[str]:
+        """Arguments of the definition that the model is never shown."""
+        return frozenset(self.fixed) | frozenset(self.envs)
+
+    @property
     def host(self) -> str:
         """The one upstream host that this tool may call."""
         return HOSTS[self.mode]
@@ -75,29 +88,61 @@ def suspend_timeout(options: Any) -> float | None:
     return _seconds(value)
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Outcome of reading a row: a definition, or its problems. `memory` is an estimate in bytes."""
+
+    definition: ToolDefinition | None
+    problems: list[str]
+    memory: int
+
+
+_readings: LRUCache[bytes, _Reading] = LRUCache(MAX_CACHE_BYTES, getsizeof=lambda reading: reading.memory)
+
+
 def parse_definition(record: ToolRecord) -> ToolDefinition:
     """Read a stored definition; one of the same content is read once. Raises ToolMisconfigured with every problem."""
+    if record.oversized:
+        raise _unusable(record, [f"it is larger than {MAX_ROW_BYTES:,} bytes"])
     try:
         content = orjson.dumps([record.tool_name, record.after_execution, record.parameters, record.options])
-    except TypeError:  # what jsonb holds and orjson does not: numbers beyond 64 bits
-        return _parsed(record)
-    definition = _known.get(content)
-    if definition is None:
-        definition = _known[content] = _parsed(record)
-    return definition
+    except TypeError:  # beyond 254 levels or 64 bits: the bounds refuse it, at a small cost
+        raise _unusable(record, _bound_problems(record) or ["it is not JSON"]) from None
+    key = hashlib.sha256(content).digest()
+    reading = _readings.get(key)
+    if reading is None:
+        reading = _readings[key] = _read(record)
+    if reading.definition is None:
+        raise _unusable(record, reading.problems)
+    return reading.definition
 
 
-def _parsed(record: ToolRecord) -> ToolDefinition:
+def _unusable(record: ToolRecord, problems: list[str]) -> ToolMisconfigured:
+    """A new error for every call: one that is raised twice would keep the frames of both."""
+    return ToolMisconfigured(
+        f"The definition of {short(record.tool_name)!r} is not usable; an operator must correct it: "
+        + "; ".join(problems)
+        + ".",
+        detail={"problems": problems},
+    )
+
+
+def _read(record: ToolRecord) -> _Reading:
+    problems = _bound_problems(record)
+    if problems:
+        return _Reading(None, problems, _MEMORY_AT_LEAST)
     reader = _Reader(record)
     definition = reader.definition()
-    if reader.problems:
-        raise ToolMisconfigured(
-            f"The definition of {record.tool_name!r} is not usable; an operator must correct it: "
-            + "; ".join(reader.problems)
-            + ".",
-            detail={"problems": reader.problems},
-        )
-    return definition
+    defect = schema_defect(visible_schema(definition.parameters, definition.hidden))
+    problems = listed([*reader.problems, *([defect] if defect else [])])
+    if problems:
+        return _Reading(None, problems, _MEMORY_AT_LEAST)
+    return _Reading(definition, [], _MEMORY_AT_LEAST + memory_bytes(record.parameters) + memory_bytes(record.options))
+
+
+def _bound_problems(record: ToolRecord) -> list[str]:
+    found = row_problems(record.parameters, record.options)
+    return listed([f"{short(problem.where)}: {problem.message}" for problem in found])
 
 
 class _Reader:
@@ -221,7 +266,7 @@ class _Reader:
     def _names(self, value: Any, where: str) -> dict[str, str]:
         pairs = self._object(value, where)
         wrong = sorted(name for name, text in pairs.items() if not isinstance(text, str) or not text)
-        self.problems.extend(f"{where}.{name} must be a non-empty string" for name in wrong)
+        self.problems.extend(f"{where}.{short(name)} must be a non-empty string" for name in wrong)
         return {name: text for name, text in pairs.items() if name not in wrong}
 
 

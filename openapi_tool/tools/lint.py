@@ -13,6 +13,7 @@ from typing import Any
 
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.tools.arguments import is_identity
+from openapi_tool.tools.bounds import row_problems
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.document import shape_problems, stored_record
@@ -33,7 +34,7 @@ _KEY_PREFIX = re.compile(r"(?:\b(?:jina|sk|pk|ghp|gho|xox[abp]|glpat|hf)[_-][A-Z
 _KEY_CHUNK = re.compile(r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{16,}")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _SESSION = "session_id"
-_REPORTED = re.compile(r"^(options(?:\.[^\s.:]+)*|parameters):?\s+(.*)$", re.DOTALL)
+_REPORTED = re.compile(r"^((?:options|parameters)(?:\.[^\s.:]+)*):?\s+(.*)$", re.DOTALL)
 _NO_VALUE_IN_V1R4 = "context_box_id"
 
 
@@ -57,9 +58,17 @@ def general_problems(document: Any, limits: LintLimits) -> Iterator[Problem]:
     found = list(_own_problems(document, limits))
     yield from found
     told = {problem.path for problem in found if not problem.warning}
-    read = list(_reading_problems(document))
-    above = {problem.path[:-1] for problem in read}
-    yield from (problem for problem in read if problem.path not in told | above)
+    beyond = row_problems(document.get("parameters") or {}, document.get("options"))
+    yield from (problem for problem in beyond if problem.path not in told)
+    if not beyond:
+        read = list(_reading_problems(document))
+        above = {problem.path[:-1] for problem in read}
+        about_schema = any(path[0] == "parameters" for path in told if path)
+        yield from (
+            problem
+            for problem in read
+            if problem.path not in told | above and not (about_schema and problem.path[0] == "parameters")
+        )
 
 
 def _own_problems(document: Mapping[str, Any], limits: LintLimits) -> Iterator[Problem]:
@@ -175,7 +184,7 @@ def _upstream_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _reading_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
-    """What the executor itself would say of the options."""
+    """What the executor itself would say of a definition within the bounds."""
     if not isinstance(document.get("options"), dict):
         return
     try:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 Path = tuple[str | int, ...]
 
+MAX_PROBLEMS = 20
+"""Problems that one error names; a model corrects no more at once, and a card with 1,000 arguments' was 87 MB."""
+
+_PROBLEM_CHARS = 200
 _SHORT_CHARS = 80
 
 
@@ -30,13 +34,20 @@ class Problem:
 
 def shown_path(path: Path) -> str:
     """`options.args.defaults.site[0]`; `definition` for the root."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{short(part)}" for part in path)
     return text.removeprefix(".") or "definition"
 
 
 def short(text: str, most: int = _SHORT_CHARS) -> str:
     """A text for a message, cut to `most` characters; a definition or a model may give one of 256 kB."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def listed(problems: Sequence[str]) -> list[str]:
+    """The first problems for an error's message and detail, each cut to 200 characters, and how many more there are."""
+    shown = [short(problem, _PROBLEM_CHARS) for problem in problems[:MAX_PROBLEMS]]
+    left = len(problems) - len(shown)
+    return [*shown, f"and {left:,} more"] if left else shown
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -298,6 +298,23 @@ async def test_a_providers_form_of_a_name_finds_the_tool_with_dots(caller: Calle
     assert exact.tool_name == "jina__search"
 
 
+@requirement("definition.bounds")
+async def test_a_definition_that_is_too_large_is_not_read_out(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    key = call_key(command_of(call))
+    noise = "".join(chr(33 + number * number * 7919 % 90) for number in range(270_000))
+    texts = {"x" * 200_000: False, noise[:250_000]: False, "x" * 20_000_000: True, noise: True, noise * 8: True}
+    for text, oversized in texts.items():
+        for place in ("parameters", "options"):
+            await caller.add_tool(PROJECT, {**search_tool(), "parameters": {}, place: {"description": text}})
+            await caller.database.execute("update resource.tools set after_execution = $1", "suspend" + text)
+            tool = (await store.load(key)).tool
+            assert tool is not None
+            assert tool.oversized is oversized
+            assert (tool.parameters is None, tool.options is None) == (oversized, oversized)
+            assert len(tool.after_execution or "") == 16
+
+
 def test_options_never_show_a_login() -> None:
     assert "hidden" not in repr(PoolOptions("postgresql://u:hidden@db/x", 1, 1.0, prepared_statements=True))
     assert "hidden" not in repr(BusOptions(["nats://hidden@bus:4222"], "name", login={"token": "hidden"}))

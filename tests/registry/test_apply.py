@@ -19,7 +19,7 @@ from openapi_tool.kernel.registration import ToolRows
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.tools.registry import RegistryError
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, search_tool
 from tests.promises import requirement
 from tests.registry.kernel_api import served
 from tests.role import dsn_of, make_role
@@ -183,6 +183,34 @@ async def test_many_tools_are_listed_page_by_page(caller: Caller, tools: Tools, 
     listed = [(await tools("list", "--project", PROJECT, *way, "--json")).stdout for way in (["--api", api], ["--db"])]
     assert listed[0] == listed[1]
     assert len(listed[0].splitlines()) == 205
+
+
+@requirement("definition.bounds", "options.env_parameters")
+async def test_the_list_says_which_stored_rows_the_executor_would_refuse(
+    caller: Caller, tools: Tools, api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: dict[str, dict[str, Any]] = {
+        "a_good": search_tool(),
+        "b_referring": {**search_tool(), "parameters": {"properties": {"query": {"$ref": "#/[bold]"}}}},
+        "c_large": {**search_tool(), "parameters": {"description": "x" * 300_000}},
+        "d_leaking": search_tool(envs={"locale": "JINA_API_KEY"}),
+        "e_odd": {**search_tool(), "options": ["no", "object"]},
+    }
+    for name, row in rows.items():
+        await caller.add_tool(PROJECT, {**row, "tool_name": name})
+    for way in (["--api", api], ["--db"]):
+        done = await tools("list", "--project", PROJECT, *way, "--json")
+        found = {row["tool_name"]: row["problems"] for row in map(json.loads, done.stdout.splitlines())}
+        assert (found.keys(), found["a_good"]) == (rows.keys(), [])
+        assert "parameters.properties.query.$ref: references are not read" in found["b_referring"][0]
+        assert "larger than 262,144 bytes" in found["c_large"][0]
+        assert found["d_leaking"] == ["options.envs.locale may not take a secret"]
+        assert found["e_odd"][0] == "options must be an object"
+    shown = await tools("list", "--project", PROJECT, "--db")
+    assert (shown.exit_code, shown.stdout.count("unusable")) == (0, 4)
+    monkeypatch.setenv("OPENAPI_TOOL__SECRETS__ENV_PARAMETERS", "locale")
+    shown = await tools("list", "--project", PROJECT, "--db")
+    assert shown.stdout.count("unusable") == 3
 
 
 @requirement("definition.apply")

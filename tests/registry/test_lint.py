@@ -147,6 +147,31 @@ def test_a_secret_may_go_only_where_this_machines_settings_say(tmp_path: Path, m
     assert run("lint", str(file)).exit_code == 0
 
 
+QUERY = ("parameters", "properties", "query")
+
+
+@requirement("definition.lint", "definition.bounds")
+@pytest.mark.parametrize(
+    ("rule", "where", "says"),
+    [
+        ({"enum": [f"{n}" for n in range(501)]}, (*QUERY, "enum"), "has more than 500 values"),
+        ({"pattern": "a" * 501}, (*QUERY, "pattern"), "has more than 500 characters"),
+        ({"pattern": "(a{1000}){60}"}, (*QUERY, "pattern"), "is no regular expression that is read"),
+        ({"description": "x" * 300_000}, (), "is larger than 262,144 bytes"),
+        ({"examples": ["x"] * 2_500}, ("parameters",), "holds more than 2,000 values"),
+    ],
+)
+def test_what_the_executor_would_refuse_is_found_where_it_stands(
+    rule: dict[str, Any], where: tuple[str, ...], says: str
+) -> None:
+    query = {"type": "string", "description": "What to search for.", **rule}
+    schema = {"type": "object", "additionalProperties": False, "required": ["query"], "properties": {"query": query}}
+    document = {**SEARCH, "parameters": schema, "options": {"jina": {"mode": "search"}}}
+    (problem,) = definition_problems(document)
+    assert problem.path == where
+    assert says in problem.message
+
+
 @requirement("definition.lint")
 def test_limits_are_those_of_the_executor() -> None:
     options = {"jina": {"mode": "search", "timeout_s": 200}, "suspend_timeout_seconds": 300}

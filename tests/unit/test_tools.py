@@ -185,8 +185,10 @@ def test_secrets_are_masked_wherever_arguments_are_shown() -> None:
 def test_what_is_nested_too_deeply_to_be_rendered_is_the_operators_problem(depth: int) -> None:
     assert prepare({}, args={"fixed": {"q": nested(20)}}).values["q"] == nested(20)
     for place in ("defaults", "fixed"):
-        with pytest.raises(ToolMisconfigured, match=rf"nested deeper than 20 levels in options\.args\.{place}\.q"):
+        with pytest.raises(ToolMisconfigured) as refused:
             prepare({}, args={place: {"q": nested(depth)}})
+        assert "nested deeper than" in refused.value.message
+        assert f"options.args.{place}.q" in refused.value.message
 
 
 @requirement("options.templates")

@@ -1,0 +1,235 @@
+"""Rows of `resource.tools` that no linter has seen, in a real database: refused at little cost or run within bounds."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROJECT, search_tool
+from tests.memory import peak_growth
+from tests.promises import requirement
+from tests.wire.world import KNOWN, Outcome, World
+
+LARGE_TEXT = "x" * 250_000
+MOST_BYTES = 96_000_000
+"""What one call may take at its peak. The aim is 64 MB; the rest is what the test itself holds in this process."""
+
+MOST_ANSWER_BYTES = 30_000
+"""A card of an error: up to 20 problems of 200 characters, three times (message, detail, result)."""
+
+
+def doubled(levels: int) -> dict[str, Any]:
+    """A schema of some 100 bytes a level whose branches double with each."""
+    schemas: dict[str, Any] = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(levels)}
+    return {"$defs": {**schemas, f"d{levels}": {"type": "integer"}}, "properties": {"query": {"$ref": "#/$defs/d0"}}}
+
+
+def nested(depth: int) -> Any:
+    value: Any = "x"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def of_query(rule: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {"query": rule}}
+
+
+def many(count: int, **member: Any) -> list[Any]:
+    return [member] * count
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "references that double": (doubled(13), "$ref: references are not read"),
+    "a dynamic reference": (of_query({"$dynamicAnchor": "a", "$dynamicRef": "#a"}), "$dynamicRef: references"),
+    "a recursive reference": (of_query({"$recursiveRef": "#"}), "$recursiveRef: references"),
+    "a reference deep inside": (of_query({"allOf": [{"items": {"not": {"$ref": "#"}}}]}), "allOf[0].items.not.$ref"),
+    "branches": (of_query({"anyOf": many(2_000, type="integer")}), "parameters: holds more than 2,000 values"),
+    "nested branches": (of_query({"anyOf": [{"oneOf": many(500, const=1)}] * 3}), "more than 2,000 values"),
+    "required names": ({"required": [f"n{n}" for n in range(4_000)]}, "more than 2,000 values"),
+    "properties": (
+        {"properties": {f"n{n}": {"type": "string"} for n in range(300)}},
+        "parameters.properties: has more than 200 names",
+    ),
+    "choices": (of_query({"enum": list(range(600))}), "parameters.properties.query.enum: has more than 500 values"),
+    "patterns": (
+        {"properties": {f"n{n}": {"pattern": f"^a{n}"} for n in range(30)}},
+        "more than 20 regular expressions",
+    ),
+    "a long pattern": (of_query({"pattern": "a" * 600}), "pattern: has more than 500 characters"),
+    "a pattern that grows": (of_query({"pattern": "(a{1000}){60}"}), "query.pattern: is no regular expression that is"),
+    "a pattern that looks around": (of_query({"pattern": "^((a+)+)\\2(?=c)$"}), "with look-around or back-references"),
+    "patterns of names": ({"patternProperties": {"(a{1000}){60}": {}}}, "is no regular expression that is read"),
+    "unevaluated properties": (
+        of_query({"anyOf": [{"unevaluatedProperties": False}]}),
+        "unevaluatedProperties: is not",
+    ),
+    "names as values": ({"propertyNames": {"maxLength": 3}}, "propertyNames: is not read"),
+    "another dialect inside": (
+        of_query({"$schema": "http://json-schema.org/draft-07/schema#"}),
+        "$schema: is read only",
+    ),
+    "depth": (of_query({"const": nested(40)}), "is nested deeper than 32 levels"),
+    "depth that no parser takes": (of_query({"const": nested(400)}), "is nested deeper than 32 levels"),
+    "multiples": (of_query({"allOf": many(30, multipleOf=0.1)}), "uses multipleOf more than 20 times"),
+    "a huge number": (of_query({"minimum": 10**400}), "query.minimum: is a number beyond 64 bits"),
+    "no schema": (of_query({"type": "nope"}), "parameters.properties.query.type"),
+    "a row of 300 kB": (of_query({"description": "x" * 300_000}), "it is larger than 262,144 bytes"),
+    "a row of 300 kB that does not shrink": (
+        of_query({"enum": ["".join(chr(33 + n * 7919 % 90) for n in range(k, k + 700)) for k in range(430)]}),
+        "it is larger than 262,144 bytes",
+    ),
+}
+OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    **{
+        f"too many {name}": ({"jina": {"mode": "search", name: value}}, f"options.jina.{name}: has more than 100 names")
+        for name, value in (
+            ("params", {f"n{n}": 1 for n in range(150)}),
+            ("headers", {f"n{n}": "1" for n in range(150)}),
+        )
+    },
+    "too many defaults": ({"args": {"defaults": {f"n{n}": 1 for n in range(150)}}}, "options.args.defaults: has more"),
+    "too many fixed": ({"args": {"fixed": {f"n{n}": 1 for n in range(150)}}}, "options.args.fixed: has more than 100"),
+    "too many envs": ({"envs": {f"n{n}": "A" for n in range(150)}}, "options.envs: has more than 100 names"),
+    "20,000 envs": ({"envs": {f"n{n}": 1 for n in range(20_000)}}, "options: holds more than 2,000 values"),
+    "many values": (
+        {"jina": {"mode": "search", "params": {"viewport": {"a": [0] * 4_000}}}},
+        "options: holds more than",
+    ),
+    "depth of options": ({"args": {"fixed": {"site": nested(60)}}}, "is nested deeper than 32 levels"),
+    "a huge number in options": ({"args": {"fixed": {"count": 10**400}}}, "fixed.count: is a number beyond 64 bits"),
+    "a large row": ({"ui_allowed": "x" * 300_000}, "it is larger than 262,144 bytes"),
+}
+
+
+async def store(world: World, row: dict[str, Any]) -> None:
+    """Put a row into the database as anybody could: what JSON can say, and our own encoder perhaps not."""
+    await world.caller.add_tool(PROJECT, {**row, "parameters": {}, "options": {}})
+    await world.caller.database.execute(
+        "update resource.tools set parameters = $1::text::jsonb, options = $2::text::jsonb where tool_name = $3",
+        json.dumps(row.get("parameters", {})),
+        json.dumps(row["options"]),
+        row["tool_name"],
+    )
+
+
+async def asked(world: World, row: dict[str, Any], arguments: Any = None) -> Outcome:
+    """A call of a tool that is stored as it is; no more memory than one call may take."""
+    await store(world, row)
+    call = await world.place(arguments)
+    with peak_growth() as grown:
+        outcome = await world.send(call)
+    assert grown() < MOST_BYTES
+    assert len(json.dumps(outcome.content)) < MOST_ANSWER_BYTES
+    return outcome
+
+
+def assert_refused(outcome: Outcome, says: str) -> None:
+    error = outcome.content["error"]
+    assert (error["code"], outcome.upstream_requests) == ("tool_misconfigured", []), error
+    assert says in error["message"]
+    assert "operator must" in error["message"]
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@requirement("definition.bounds")
+async def test_a_schema_beyond_the_bounds_is_the_operators_to_correct(world: World, case: str) -> None:
+    schema, says = REFUSED[case]
+    query = "x" * 1_000 if case == "references that double" else LARGE_TEXT  # before, 250 kB took all memory there was
+    assert_refused(await asked(world, {**search_tool(), "parameters": schema}, {"query": query}), says)
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+@requirement("definition.bounds")
+async def test_options_beyond_the_bounds_are_the_operators_to_correct(world: World, case: str) -> None:
+    options, says = OPTIONS[case]
+    assert_refused(await asked(world, search_tool(**options)), says)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        {"type": ["string", "null"]},
+        {"oneOf": [{"const": "a"}, {"type": "string", "minLength": 2}]},
+        {"allOf": [{"type": "string"}, {"not": {"const": "b"}}]},
+        {"if": {"minLength": 5}, "then": {"maxLength": 50}, "else": {"const": "a"}},
+        {"type": "string", "pattern": "^[a-z ]+$", "maxLength": 2_000},
+        {"enum": ["hello world", *map(str, range(300))]},
+        {"anyOf": [*many(800, type="integer"), {"type": "string"}]},
+    ],
+)
+@requirement("definition.bounds")
+async def test_what_the_linter_does_not_take_stays_valid_within_the_bounds(world: World, rule: dict[str, Any]) -> None:
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "https://tools.example/search",
+        "patternProperties": {"^co": {"type": "integer"}},
+        "dependentRequired": {"count": ["query"]},
+        **of_query(rule),
+    }
+    outcome = await asked(world, {**search_tool(), "parameters": schema})
+    assert outcome.content["status"] == "success", outcome.content["error"]
+
+
+LARGEST: dict[str, dict[str, Any]] = {
+    "branches": of_query({"anyOf": many(930, type="integer")}),
+    "branches at the root": {"anyOf": many(930, minProperties=9)},
+    "all of many": of_query({"allOf": many(930, type="integer")}),
+    "required names": {"required": [f"n{n}" for n in range(1_900)]},
+    "choices": of_query({"enum": [f"{n}" * 100 for n in range(490)]}),
+    "choices of items": {"properties": {"site": {"items": {"enum": [f"{n}" * 70 for n in range(490)]}}}},
+    "lengths": of_query({"allOf": many(930, minLength=300_000)}),
+    "a constant": of_query({"const": ["y" * 80] * 1_900}),
+    "names that do not fit": {"patternProperties": {"a": False}, "additionalProperties": {"type": "integer"}},
+}
+
+
+@pytest.mark.parametrize("case", LARGEST)
+@requirement("definition.bounds")
+async def test_the_largest_schema_and_the_largest_arguments_give_a_small_answer(world: World, case: str) -> None:
+    arguments = {"query": "x" * 120_000, "site": ["y" * 100] * 900}
+    outcome = await asked(world, {**search_tool(), "parameters": LARGEST[case]}, arguments)
+    assert (outcome.content["error"]["code"], outcome.upstream_requests) == ("bad_request", [])
+
+
+@requirement("definition.bounds")
+async def test_patterns_take_linear_time_or_say_what_they_take(world: World) -> None:
+    """20 patterns that each determinise anew at every character took seconds for one text."""
+    rules = {f"n{n}": {"pattern": f"1[01]{{{150 + n}}}[^01]"} for n in range(20)}
+    await world.caller.add_tool(
+        PROJECT, {**search_tool(), "parameters": {"allOf": [of_query(one) for one in rules.values()]}}
+    )
+    began = time.process_time()
+    refused = await world.send(await world.place({"query": "".join("01"[n * n % 7 % 2] for n in range(200_000))}))
+    assert "longer than 2,500 bytes" in refused.content["error"]["message"]
+    assert time.process_time() - began < 2.0  # seconds before, some 50 ms now
+
+
+@requirement("definition.bounds")
+async def test_numbers_that_nobody_can_reckon_with_are_refused(world: World) -> None:
+    schema = {"properties": {"count": {"allOf": many(19, multipleOf=1)}}}
+    outcome = await asked(world, {**search_tool(), "parameters": schema}, {**KNOWN, "count": 3.0})
+    assert outcome.content["status"] == "success", outcome.content["error"]
+    call = await world.place({"query": "x"})
+    await world.caller.database.execute(
+        "update cards set content = jsonb_set(content, '{arguments,count}', $1::text::jsonb) where card_id = $2",
+        "9" * 4_000,
+        call.card_id,
+    )
+    refused = await world.send(call)
+    assert refused.content["error"]["detail"]["problems"] == ["count: holds a number beyond 64 bits"]
+
+
+@requirement("definition.bounds")
+async def test_a_victim_is_answered_beside_every_one_of_them(world: World) -> None:
+    await world.caller.add_tool(PROJECT, {**search_tool(), "tool_name": "victim"})
+    for number, (schema, _) in enumerate(REFUSED.values()):
+        name = f"attack_{number}"
+        await store(world, {**search_tool(), "tool_name": name, "parameters": schema})
+        await world.caller.publish(await world.place({"query": "x" * 1_000}, name))
+    outcome = await world.send(await world.place(KNOWN, "victim"))
+    assert outcome.content["status"] == "success"
