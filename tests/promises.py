@@ -199,6 +199,8 @@ PROMISES = (
     Promise("definition.lint", "tool-design 2", "A definition is refused where it is written: every problem at once, with path, line and remedy, no value that could be a key."),
     Promise("definition.bounds", "design", "A stored definition beyond the bounds (size, depth, values, names, choices, patterns, references) is tool_misconfigured, and one within them costs a call little memory and time."),
     Promise("definition.memory", "design", "Parsed definitions and compiled schemas are kept within a bound of bytes that their real memory keeps to."),
+    Promise("errors.capped", "design", "An error names at most 20 problems, each cut, and says how many more there are; names and values of a model are cut."),
+    Promise("log.once", "design", "What is wrong with a definition is logged once for it, not for each parameter and call."),
     Promise("definition.exports", "tool-design 1", "Every export is derived from one declaration: fixed and envs hidden, defaults shown, and a call made from it is accepted."),
     Promise("definition.names", "tool-design 1", "A name is mangled for providers without dots and mapped back, whatever the name."),
     Promise("definition.apply", "protocol 4", "A definition becomes the same row through the kernel's API and through its database, once however often it is applied."),

@@ -14,6 +14,7 @@ from openapi_tool.steps import Steps, Turns
 from openapi_tool.tools.arguments import Arguments, fold
 from openapi_tool.tools.cursor import Cursors, Position, unknown_cursor
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.problems import listed, short
 from openapi_tool.tools.result import BLOCK_GAP, Shown, ToolOutput
 from openapi_tool.tools.schema import schema_problems, visible_schema
 from openapi_tool.tools.truncation import NOTE_CHARS, Cut, boundary, cut, kept_text, later_part, text_chars
@@ -38,11 +39,12 @@ def asked_cursor(definition: ToolDefinition, arguments: Arguments) -> str | None
         return None
     problems = [] if isinstance(cursor, str) else [f"{CURSOR}: must be the text that an earlier result named"]
     problems += [
-        f"{name}: cannot be given together with {CURSOR}; give one of them"
+        f"{short(name)}: cannot be given together with {CURSOR}; give one of them"
         for name in sorted(arguments.by_model)
         if fold(name) in _SUBJECTS and arguments.values[name] is not None
     ]
     if problems:
+        problems = listed(problems)
         raise BadRequest("Correct these and call again: " + "; ".join(problems), detail={"problems": problems})
     return str(cursor)
 
@@ -53,7 +55,7 @@ def _has_cursor(definition: ToolDefinition) -> bool:
 
 def _takes_only_cursor(definition: ToolDefinition) -> bool:
     """Whether a model may call this tool with a cursor and nothing else."""
-    schema = visible_schema(definition.parameters, frozenset({*definition.fixed, *definition.envs}))
+    schema = visible_schema(definition.parameters, definition.hidden)
     return _has_cursor(definition) and not schema_problems(schema, {CURSOR: "a" * 44})
 
 

@@ -27,7 +27,14 @@ from openapi_tool.executor.time_limit import TimeLimits
 from openapi_tool.executor.uninterrupted import uninterrupted
 from openapi_tool.protocol.cards import ArtifactCard, Card, identify, read_tool_call, result_card
 from openapi_tool.protocol.command import AfterExecution, Command, Delivery, decode_command
-from openapi_tool.protocol.errors import InternalError, NotFound, ToolError, Unanswerable, Unavailable
+from openapi_tool.protocol.errors import (
+    InternalError,
+    NotFound,
+    ToolError,
+    ToolMisconfigured,
+    Unanswerable,
+    Unavailable,
+)
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import CallRecords, EarlierResult, call_key
 from openapi_tool.protocol.report import (
@@ -40,9 +47,11 @@ from openapi_tool.protocol.report import (
 )
 from openapi_tool.protocol.settlement import Acknowledge, DeadLetter, Settlement, TryAgain
 from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.once import Once
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, SecretSource, prepare_arguments
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_after_execution
 from openapi_tool.tools.policy import Gate
+from openapi_tool.tools.problems import short
 from openapi_tool.tools.result import ResultFields, Shown, ToolOutput, failure, success
 from openapi_tool.tools.session import SessionScope
 
@@ -115,6 +124,7 @@ class Pipeline:
         self._continuation = continuation
         self._bell = bell
         self._tracer = tracer
+        self._logged = Once()
 
     async def handle(self, delivery: Delivery) -> Settlement:
         """Answer one delivery and say what becomes of its message; bad input never raises."""
@@ -198,8 +208,20 @@ class Pipeline:
             return self._failed(call, defect)
 
     def _failed(self, call: _Call, error: ToolError) -> _Answer:
+        if isinstance(error, ToolMisconfigured):
+            self._log_misconfigured(call, error)
         fields, redact = failure(error, call.elapsed_ms()), self._options.redact
         return _Answer(replace(fields, result=redact(fields.result), error=redact(fields.error)))
+
+    def _log_misconfigured(self, call: _Call, error: ToolMisconfigured) -> None:
+        """Tell the operator once for each project, tool and reason; every call's own line has the code."""
+        project_id, tool_name = call.identity.project_id, call.command.function_name
+        if self._logged.first(project_id, tool_name, error.message):
+            log.warning(
+                "a tool cannot be called until an operator corrects it: %s",
+                error.message,
+                extra={"action": "tool.misconfigured", "project_id": project_id, "tool_name": short(tool_name)},
+            )
 
     def _definition(self, call: _Call) -> ToolDefinition:
         if call.delivery.exhausted:

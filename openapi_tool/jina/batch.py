@@ -10,6 +10,7 @@ from openapi_tool.protocol.errors import BadRequest, ToolError
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import Arguments, fold
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.problems import listed, short
 from openapi_tool.tools.result import ToolOutput, Usage, cost, one_line
 
 _SINGLE: Mapping[str, tuple[str, ...]] = {"search": ("query", "q"), "reader": ("url", "targeturl")}
@@ -34,11 +35,12 @@ def batch_items(definition: ToolDefinition, arguments: Arguments, most: int) -> 
             if not isinstance(item, str) or not item.strip()
         ]
     problems += [
-        f"{name}: is not an argument of this tool, which takes {plural}"
+        f"{short(name)}: is not an argument of this tool, which takes {plural}"
         for name in sorted(arguments.by_model)
         if fold(name) in _SINGLE[definition.mode]
     ]
     if problems:
+        problems = listed(problems)
         raise BadRequest("Correct these and call again: " + "; ".join(problems), detail={"problems": problems})
     return [item for item in items or () if isinstance(item, str)]
 

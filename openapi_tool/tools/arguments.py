@@ -12,7 +12,7 @@ from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.problems import short
+from openapi_tool.tools.problems import listed, short
 from openapi_tool.tools.schema import schema_problems, visible_schema
 from openapi_tool.tools.secrets import MissingVariable
 from openapi_tool.tools.session import SessionScope
@@ -87,7 +87,7 @@ class OperatorEnvs:
         """Argument to variable of a call. Raises ToolMisconfigured naming every argument that may take no secret."""
         wrong = [name for name in definition.envs if name != API_KEY and fold(name) not in self.parameters]
         if wrong:
-            problems = [f"options.envs.{short(name)} may not take a secret" for name in sorted(wrong)]
+            problems = listed([f"options.envs.{short(name)} may not take a secret" for name in sorted(wrong)])
             raise ToolMisconfigured(
                 f"The definition of {short(definition.tool_name)!r} is not usable: {'; '.join(problems)}. Only api_key "
                 "may, and what the operator lists in secrets.env_parameters. An operator must correct one of them.",

@@ -9,6 +9,7 @@ from typing import Any
 from openapi_tool.protocol.cards import MAX_ARGUMENT_DEPTH, ToolCall
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.tools.problems import short
 
 PLACEHOLDERS = (
     "project_id",
@@ -22,7 +23,7 @@ PLACEHOLDERS = (
     "turn_epoch",
     "context_box_id",
 )
-_SHOWN_CHARS = 200
+_MAX_ID_CHARS = 1_000  # a card of 256 kB may hold 29,000 placeholders, and a call id may have any length
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
@@ -56,11 +57,11 @@ def render(value: Any, values: Mapping[str, str | None], where: str, depth: int 
         return _PLACEHOLDER.sub(lambda match: _value(match[1], values, where), value)
     if isinstance(value, dict | list) and depth >= MAX_ARGUMENT_DEPTH:
         raise ToolMisconfigured(
-            f"The tool's definition is nested deeper than {MAX_ARGUMENT_DEPTH} levels in {where[:_SHOWN_CHARS]}; "
+            f"The tool's definition is nested deeper than {MAX_ARGUMENT_DEPTH} levels in {short(where)}; "
             "an operator must flatten it."
         )
     if isinstance(value, dict):
-        return {key: render(item, values, f"{where}.{key}", depth + 1) for key, item in value.items()}
+        return {key: render(item, values, f"{where}.{short(key)}", depth + 1) for key, item in value.items()}
     if isinstance(value, list):
         return [render(item, values, f"{where}[{index}]", depth + 1) for index, item in enumerate(value)]
     return value
@@ -69,13 +70,18 @@ def render(value: Any, values: Mapping[str, str | None], where: str, depth: int 
 def _value(name: str, values: Mapping[str, str | None], where: str) -> str:
     if name not in values:
         raise ToolMisconfigured(
-            f"The tool's definition uses the unknown placeholder {{{name[:40]}}} in {where}; "
+            f"The tool's definition uses the unknown placeholder {{{short(name, 40)}}} in {short(where)}; "
             f"an operator must correct it (known: {', '.join(PLACEHOLDERS)})."
         )
     value = values[name]
+    if value and len(value) > _MAX_ID_CHARS:
+        raise ToolMisconfigured(
+            f"{{{name}}} has more than {_MAX_ID_CHARS:,} characters in this call and is not put into {short(where)}; "
+            "an operator must take it out of the definition."
+        )
     if not value:
         raise MissingValue(
-            f"The tool's definition needs {{{name}}} in {where}, which this call does not have; "
+            f"The tool's definition needs {{{name}}} in {short(where)}, which this call does not have; "
             "an operator must correct the definition."
         )
     return value
@@ -83,12 +89,12 @@ def _value(name: str, values: Mapping[str, str | None], where: str) -> str:
 
 def render_default(name: str, template: Any, call: ToolCall, values: Mapping[str, str | None]) -> Any:
     """A default's value: what the worker left of it, rendered again, else the definition's own."""
-    return render(call.arguments.get(name, template), values, f"options.args.defaults.{name}")
+    return render(call.arguments.get(name, template), values, f"options.args.defaults.{short(name)}")
 
 
 def render_fixed(name: str, template: Any, call: ToolCall, values: Mapping[str, str | None]) -> Any:
     """A fixed value: the definition's, or the card's where a placeholder has no value here."""
-    where = f"options.args.fixed.{name}"
+    where = f"options.args.fixed.{short(name)}"
     try:
         return render(template, values, where)
     except MissingValue:

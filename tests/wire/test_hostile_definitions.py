@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from typing import Any
 
@@ -189,7 +190,7 @@ LARGEST: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", LARGEST)
-@requirement("definition.bounds")
+@requirement("definition.bounds", "errors.capped")
 async def test_the_largest_schema_and_the_largest_arguments_give_a_small_answer(world: World, case: str) -> None:
     arguments = {"query": "x" * 120_000, "site": ["y" * 100] * 900}
     outcome = await asked(world, {**search_tool(), "parameters": LARGEST[case]}, arguments)
@@ -222,6 +223,52 @@ async def test_numbers_that_nobody_can_reckon_with_are_refused(world: World) -> 
     )
     refused = await world.send(call)
     assert refused.content["error"]["detail"]["problems"] == ["count: holds a number beyond 64 bits"]
+
+
+@requirement("errors.capped")
+async def test_names_and_values_of_a_model_are_cut_in_messages(world: World) -> None:
+    for arguments in (
+        {"query": "x", LARGE_TEXT: 1},
+        {"query": "x", **{f"{n}{'z' * 200}": 1 for n in range(900)}},
+        {"query": "x", "count": LARGE_TEXT},
+        {"query": "x", "country": LARGE_TEXT},
+    ):
+        for schema in ({}, {"additionalProperties": False, "properties": {"query": {}, "count": {"type": "integer"}}}):
+            outcome = await asked(world, {**search_tool(), "parameters": schema}, arguments)
+            error = outcome.content["error"]
+            assert error["code"] == "bad_request"
+            assert len(error["detail"]["problems"]) <= 21
+            assert all(len(problem) <= 200 for problem in error["detail"]["problems"])
+            assert ("more" in error["message"]) is (len(arguments) > 100)
+
+
+@requirement("log.once")
+async def test_a_definition_is_told_of_once_however_often_it_is_called(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    unknown = {f"unknown_{n}": n for n in range(90)}
+    rows = [
+        search_tool(jina={"mode": "search", "params": unknown}, args={"defaults": {f"a_{n}": 1 for n in range(90)}}),
+        search_tool(envs={"locale": "JINA_API_KEY"}),
+        {**search_tool(), "parameters": doubled(3)},
+    ]
+    for row in rows:
+        await world.caller.add_tool(PROJECT, row)
+        for _ in range(3):
+            await world.send(await world.place())
+    told = [getattr(record, "action", "") for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told == ["parameter.ignored", "tool.misconfigured", "tool.misconfigured"]
+    assert sum(len(record.getMessage()) for record in caplog.records) < 20_000
+
+
+@requirement("options.templates")
+async def test_an_id_of_any_length_is_not_multiplied_by_a_definition(world: World) -> None:
+    await world.caller.add_tool(PROJECT, search_tool(args={"fixed": {"site": "{step_id}" * 10_000}}))
+    call = await world.place()
+    with peak_growth() as grown:
+        outcome = await world.send(call, headers={"CG-Step-Id": "s" * 20_000})
+    assert grown() < MOST_BYTES
+    assert_refused(outcome, "{step_id} has more than 1,000 characters")
 
 
 @requirement("definition.bounds")
