@@ -25,7 +25,8 @@ _JSONB_OVERHEAD = 65_536
 _DEFINITION = f"""
     select
         tool_name, left(after_execution, 16) as after_execution, fits.fits,
-        case when fits.fits then parameters end as parameters, case when fits.fits then options end as options
+        case when fits.fits then parameters end as parameters, case when fits.fits then options end as options,
+        jsonb_typeof(parameters) = 'object' and jsonb_typeof(options) = 'object' as objects
     from resource.tools
     cross join lateral (
         select case
@@ -43,7 +44,7 @@ LOAD = f"""
 select
     c.card_id as call_card_id, c.tool_call_id as call_tool_call_id, c.content as call_content,
     c.metadata as call_metadata, c.fits as call_fits,
-    t.tool_name, t.after_execution, t.parameters, t.options, t.fits as tool_fits,
+    t.tool_name, t.after_execution, t.parameters, t.options, t.fits as tool_fits, t.objects as tool_objects,
     a.worker_target,
     coalesce(anchor.inbox_id, turn.inbox_id) as target_inbox_id,
     coalesce(anchor.message_type, turn.message_type) as target_message_type,

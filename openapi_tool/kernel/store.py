@@ -221,8 +221,15 @@ def _card(row: Mapping[str, Any]) -> CardRecord | None:
 def _tool(row: Mapping[str, Any]) -> ToolRecord | None:
     if row["tool_name"] is None:
         return None
-    oversized = row["tool_fits"] is False
-    return ToolRecord(row["tool_name"], row["after_execution"], row["parameters"], row["options"], oversized)
+    parameters, options, oversized = row["parameters"], row["options"], row["tool_fits"] is False
+    return ToolRecord(
+        tool_name=row["tool_name"],
+        after_execution=row["after_execution"],
+        parameters=parameters,
+        options=options,
+        oversized=oversized,
+        unreadable=not oversized and row["tool_objects"] and (parameters is None or options is None),
+    )
 
 
 def _target(row: Mapping[str, Any]) -> TargetRecord | None:

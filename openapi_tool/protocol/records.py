@@ -35,13 +35,17 @@ class CardRecord:
 
 @dataclass(frozen=True, slots=True)
 class ToolRecord:
-    """A row of resource.tools; `parameters` and `options` as stored; those of an `oversized` one are not read."""
+    """A row of resource.tools; `parameters` and `options` as stored.
+
+    Those of an `oversized` row are not read; one of an `unreadable` row is an object that no parser takes.
+    """
 
     tool_name: str
     after_execution: str | None
     parameters: Any
     options: Any
     oversized: bool = False
+    unreadable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

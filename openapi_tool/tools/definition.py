@@ -97,21 +97,23 @@ class _Reading:
     memory: int
 
 
-_readings: LRUCache[bytes, _Reading] = LRUCache(MAX_CACHE_BYTES, getsizeof=lambda reading: reading.memory)
+_known: LRUCache[bytes, _Reading] = LRUCache(MAX_CACHE_BYTES, getsizeof=lambda reading: reading.memory)
 
 
 def parse_definition(record: ToolRecord) -> ToolDefinition:
     """Read a stored definition; one of the same content is read once. Raises ToolMisconfigured with every problem."""
     if record.oversized:
         raise _unusable(record, [f"it is larger than {MAX_ROW_BYTES:,} bytes"])
+    if record.unreadable:
+        raise _unusable(record, ["it is nested too deeply, or holds a number that no parser takes"])
     try:
         content = orjson.dumps([record.tool_name, record.after_execution, record.parameters, record.options])
     except TypeError:  # beyond 254 levels or 64 bits: the bounds refuse it, at a small cost
         raise _unusable(record, _bound_problems(record) or ["it is not JSON"]) from None
     key = hashlib.sha256(content).digest()
-    reading = _readings.get(key)
+    reading = _known.get(key)
     if reading is None:
-        reading = _readings[key] = _read(record)
+        reading = _known[key] = _read(record)
     if reading.definition is None:
         raise _unusable(record, reading.problems)
     return reading.definition

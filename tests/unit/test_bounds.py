@@ -128,7 +128,7 @@ def test_forty_of_the_largest_tools_take_no_more_than_the_caches_may() -> None:
 
 @requirement("definition.memory")
 def test_what_is_kept_of_definitions_is_bounded_in_bytes() -> None:
-    readings = definition._readings  # noqa: SLF001
+    readings = definition._known  # noqa: SLF001
     for number in range(200):
         parse_definition(record(filled({"title": f"one of many {number}"})))
         with pytest.raises(ToolMisconfigured):

@@ -106,6 +106,16 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("column", ["parameters", "options"])
+@requirement("definition.bounds")
+async def test_what_no_parser_takes_is_no_definition_without_a_schema(world: World, column: str) -> None:
+    """It was read as nothing: the tool ran, and its arguments were held to no schema at all."""
+    await world.caller.add_tool(PROJECT, search_tool())
+    deep = '{"jina": {"mode": "search"}, "const": ' + "[" * 3_000 + "]" * 3_000 + "}"
+    await world.caller.database.execute(f"update resource.tools set {column} = $1::text::jsonb", deep)  # noqa: S608
+    assert_refused(await world.send(await world.place()), "it is nested too deeply, or holds a number that no parser")
+
+
 async def store(world: World, row: dict[str, Any]) -> None:
     """Put a row into the database as anybody could: what JSON can say, and our own encoder perhaps not."""
     await world.caller.add_tool(PROJECT, {**row, "parameters": {}, "options": {}})
