@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 from unittest import mock
 
 import httpx
@@ -74,9 +74,10 @@ def stored(text: bytes) -> dict[str, Any]:
 def check(data: bytes) -> None:
     """Handle one call and judge its result. Raises AssertionError, or whatever a defect raises."""
     row, arguments, answer = parts(data[:MOST_BYTES])
-    settlement = _loop().run_until_complete(_KERNEL.handle(stored(row), stored(arguments), answer))
-    if _DEFECTS.records:
-        raise _DEFECTS.records.pop()
+    with _Defects() as defects:
+        settlement = _loop().run_until_complete(_KERNEL.handle(stored(row), stored(arguments), answer))
+    if defects.found:
+        raise defects.found.pop()
     assert settlement == Acknowledge(), settlement
     for written, metadata in _KERNEL.written:
         assert_storable([written, metadata])
@@ -95,21 +96,30 @@ def forget() -> None:
 
 
 class _Defects(logging.Handler):
-    """Keeps the exceptions that the pipeline logs as defects."""
+    """Collect the exceptions that the pipeline logs as defects, within its block alone.
+
+    Beyond it the logger is that of the tests: a handler that stayed took the defects that other tests cause on purpose
+    for those of the next input, and kept their log lines from them.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.records: list[BaseException] = []
+        self.found: list[BaseException] = []
+        self._logger = logging.getLogger("openapi_tool")
+
+    def __enter__(self) -> Self:
+        self._logger.addHandler(self)
+        self._propagated, self._logger.propagate = self._logger.propagate, False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.propagate = self._propagated
+        self._logger.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep its exception."""
         if record.exc_info and record.exc_info[1] is not None:
-            self.records.append(record.exc_info[1])
-
-
-_DEFECTS = _Defects()
-logging.getLogger("openapi_tool").addHandler(_DEFECTS)
-logging.getLogger("openapi_tool").propagate = False
+            self.found.append(record.exc_info[1])
 
 
 _loops: list[asyncio.AbstractEventLoop] = []
