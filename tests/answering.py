@@ -14,6 +14,7 @@ from pydantic import SecretStr
 
 from openapi_tool.executor.continuation import Continuation, ContinuationOptions
 from openapi_tool.executor.ports import Kernel
+from openapi_tool.jina.budget import Grant
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.retry import RetryOptions
 from openapi_tool.jina.targets import TargetRules
@@ -96,7 +97,12 @@ class Answering:
         self.continuation = Continuation(cast("Kernel", None), Cursors(b"k" * 32), options, turns)
 
     async def output(
-        self, mode: str = "reader", key: str = KEY, sent: tuple[str, ...] = (), **values: Any
+        self,
+        mode: str = "reader",
+        key: str = KEY,
+        sent: tuple[str, ...] = (),
+        memory: Grant | None = None,
+        **values: Any,
     ) -> ToolOutput:
         """What the tool makes of the answer to a question."""
         jina: dict[str, Any] = {"mode": mode}
@@ -106,16 +112,17 @@ class Answering:
         given = values or dict(QUESTIONS[mode])
         secrets = {f"token{place}": SecretStr(secret) for place, secret in enumerate(sent)}
         arguments = Arguments(given, frozenset(given), secrets, SecretStr(key), "session")
-        return await self.tools.run(definition, arguments, Deadline.after(60))
+        return await self.tools.run(definition, arguments, Deadline.after(60), memory or self.tools.memory())
 
     async def card(
         self, mode: str = "reader", key: str = KEY, sent: tuple[str, ...] = (), **values: Any
     ) -> tuple[ResultFields, Shown, ArtifactCard | None]:
         """What is stored of it."""
-        output = await self.output(mode, key, sent, **values)
-        definition = parse_definition(ToolRecord("a_tool", None, {}, {"jina": {"mode": mode}}))
-        shown, artifact = await self.continuation.show(output, definition, IDENTITY, None)
-        return success(output, shown, "text", 1), shown, artifact
+        with self.tools.memory() as memory:
+            output = await self.output(mode, key, sent, memory, **values)
+            definition = parse_definition(ToolRecord("a_tool", None, {}, {"jina": {"mode": mode}}))
+            shown, artifact = await self.continuation.show(output, definition, IDENTITY, None)
+            return success(output, shown, "text", 1), shown, artifact
 
 
 def serving(body: bytes, status: int = 200) -> Answer:

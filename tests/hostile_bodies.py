@@ -11,14 +11,14 @@ SIZE = 9_800_000
 _LINK = b'"%d":"https://a.example/%d",'
 
 
-def _page(content: bytes, more: bytes = b"") -> bytes:
-    return b'{"code":200,"data":{"title":"t","url":"https://a.example/",' + more + b'"content":"' + content + b'"}}'
+def _page(content: bytes) -> bytes:
+    return b'{"code":200,"data":{"title":"t","url":"https://a.example/","content":"' + content + b'"}}'
 
 
-def _filled(unit: str | bytes, more: bytes = b"") -> Callable[[], bytes]:
-    """A page whose text is one unit again and again."""
+def _filled(unit: str | bytes, behind: str = "") -> Callable[[], bytes]:
+    """A page whose text is one unit again and again, and something behind."""
     raw = unit.encode() if isinstance(unit, str) else unit
-    return lambda: _page(raw * (SIZE // len(raw)), more)
+    return lambda: _page(raw * (SIZE // len(raw)) + behind.encode())
 
 
 def _field(name: str, value: str) -> Callable[[], bytes]:
@@ -63,7 +63,9 @@ PAGES: Mapping[str, Callable[[], bytes]] = {
     "backslashes": _filled("\\\\"),
     "two-byte letters": _filled("\u0436\u0436\u0436 "),
     "four-byte signs": _filled("\U0001f600"),
-    "ASCII with one four-byte sign": _filled("word ", b'"description":"\xf0\x9f\x98\x80",'),
+    "ASCII with one four-byte sign": _filled("word ", "\U0001f600"),
+    "look-alikes with one four-byte sign": _filled("[web content ", "\U0001f600"),
+    "keys with one four-byte sign": _filled("jina_0123456789012345678901 ", "\U0001f600"),
     "escaped letters": _filled("\\u0436"),
     "control characters": _filled("\\u0001"),
     "NUL": _filled("\\u0000"),
@@ -88,6 +90,7 @@ PAGES: Mapping[str, Callable[[], bytes]] = {
 }
 SEARCHES: Mapping[str, Callable[[], bytes]] = {
     "empty results": lambda: b'{"data":[' + b"{}," * 26_000 + b"{}]}",
+    "small results": lambda: b'{"data":[' + b'{"a":{}},' * 26_000 + b"{}]}",
     "wide results": _wide_results,
     "one result": lambda: b'{"data":[{"title":"t","content":"' + b"a [" * (SIZE // 3) + b'"}]}',
 }

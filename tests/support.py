@@ -133,3 +133,8 @@ async def dead_letters(caller: Caller) -> list[dict[str, Any]]:
         return []
     numbers = range(state.first_seq, state.last_seq + 1)
     return [orjson.loads((await jetstream.get_msg(DEAD_LETTERS, number)).data or b"") for number in numbers]
+
+
+def memory_limit(kept_bytes: int, concurrency: int) -> int:
+    """Bytes that a process may take: as the chart computes them from the budgets and the calls at once."""
+    return 128 * 2**20 + kept_bytes * 5 // 4 + concurrency * 2**20

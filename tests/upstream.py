@@ -34,7 +34,7 @@ async def fetched(status: int, headers: Mapping[str, str], body: bytes) -> dict[
     client = JinaClient(EgressTransport(transport), max_response_bytes=1_000_000)
     try:
         return await client.fetch(
-            _REQUEST, SecretStr("a-key-of-the-test"), Deadline.after(5), ByteBudget(10_000_000).room()
+            _REQUEST, SecretStr("a-key-of-the-test"), Deadline.after(5), ByteBudget(10_000_000).grant().room()
         )
     finally:
         await client.aclose()

@@ -22,7 +22,7 @@ from tenacity import (
 )
 
 from openapi_tool.executor.continuation import Continuation, asked_cursor
-from openapi_tool.executor.ports import Bell, Kernel, Span, Tools, Tracer
+from openapi_tool.executor.ports import Bell, Kernel, Memory, Span, Tools, Tracer
 from openapi_tool.executor.time_limit import TimeLimits
 from openapi_tool.executor.uninterrupted import uninterrupted
 from openapi_tool.protocol.cards import ArtifactCard, Card, identify, read_tool_call, result_card
@@ -58,6 +58,7 @@ from openapi_tool.tools.session import SessionScope
 log = logging.getLogger(__name__)
 
 _FINISH_S = 2.0
+_COPIES_OF_COMMIT = 5  # of a kept text: its JSON, that with the version of jsonb, the buffers of driver and transport
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
 _EXHAUSTED = "Every attempt at this call stopped the tool executor, so it is not run again; change the arguments."
 
@@ -113,7 +114,7 @@ class Pipeline:
         self,
         options: PipelineOptions,
         kernel: Kernel,
-        tools: Tools,
+        tools: Tools[Any],
         continuation: Continuation,
         bell: Bell,
         tracer: Tracer,
@@ -158,8 +159,9 @@ class Pipeline:
 
         acceptance = accept(identity, records)
         call = _Call(delivery, command, identity, records, acceptance, time.monotonic())
-        with self._span(call) as span:
-            answer = await self._answer(call)
+        with self._span(call) as span, self._tools.memory() as memory:
+            answer = await self._answer(call, memory)
+            memory.keep(_COPIES_OF_COMMIT * len(answer.artifact.content) if answer.artifact else 0)
             span.outcome(answer.fields.status, answer.fields.error_code)
             card = self._result_card(call, answer.fields)
             report = self._report(identity, acceptance, span, card.card_id, card.content)
@@ -192,11 +194,11 @@ class Pipeline:
                 return await self._kernel.commit(card, report, artifact)
         raise AssertionError("retrying never ends without a result")
 
-    async def _answer(self, call: _Call) -> _Answer:
+    async def _answer(self, call: _Call, memory: Memory) -> _Answer:
         """Run the call; every failure of it becomes a result, a defect of ours included."""
         try:
             definition = self._definition(call)
-            output, shown, artifact = await self._run(call, definition)
+            output, shown, artifact = await self._run(call, definition, memory)
             return _Answer(success(output, shown, definition.result_format, call.elapsed_ms()), artifact)
         except ToolError as error:
             return self._failed(call, error)
@@ -232,7 +234,9 @@ class Pipeline:
             raise NotFound(f"This project has no tool named {call.command.tool_name!r}; use one of the tools offered.")
         return parse_definition(call.records.tool)
 
-    async def _run(self, call: _Call, definition: ToolDefinition) -> tuple[ToolOutput, Shown, ArtifactCard | None]:
+    async def _run(
+        self, call: _Call, definition: ToolDefinition, memory: Memory
+    ) -> tuple[ToolOutput, Shown, ArtifactCard | None]:
         """The output, what of it a model is shown, and the card of the whole text where that is more."""
         arguments = self._arguments(call, definition)
         await self._options.gate.admit(definition, call.identity, arguments)
@@ -242,7 +246,7 @@ class Pipeline:
         cursor = asked_cursor(definition, arguments)
         if cursor is not None:
             return *await self._continuation.go_on(cursor, definition, call.identity), None
-        output = await self._tools.run(definition, arguments, deadline)
+        output = await self._tools.run(definition, arguments, deadline, memory)
         return output, *await self._continuation.show(output, definition, call.identity, call.records.card)
 
     def _arguments(self, call: _Call, definition: ToolDefinition) -> Arguments:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
 
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.records import Artifact, CallKey, CallRecords
@@ -14,6 +15,24 @@ from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ToolOutput
+
+
+class Memory(Protocol):
+    """Memory that a call holds, from its first answer until its result is committed."""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Give everything back."""
+
+    def keep(self, size: int) -> None:
+        """Hold at most `size` bytes from now on."""
+
+
+CallMemory = TypeVar("CallMemory", bound=Memory)
 
 
 class Kernel(Protocol):
@@ -32,11 +51,16 @@ class Kernel(Protocol):
         """At most `chars` characters from `start` of an agent's artifact; None where there is no such, or no more."""
 
 
-class Tools(Protocol):
+class Tools(Protocol[CallMemory]):
     """Whatever runs a call. Raises ToolError for every failure."""
 
-    async def run(self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline) -> ToolOutput:
-        """Ask the upstream and render its answer."""
+    def memory(self) -> CallMemory:
+        """What a call will hold."""
+
+    async def run(
+        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, memory: CallMemory
+    ) -> ToolOutput:
+        """Ask the upstream and render its answer within `memory`."""
 
 
 class Bell(Protocol):

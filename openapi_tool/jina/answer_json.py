@@ -27,12 +27,23 @@ _ESCAPE_BYTES = 6
 _TWO_BACKSLASHES, _INSTEAD = rb"\\", b"\0\0"  # no JSON holds the byte 0
 
 
-def decoded(body: bytearray) -> Steps[Any]:
-    """The value of an answer, None where it is no JSON or nested too deeply to be parsed.
+def counted(body: bytearray) -> Steps[int]:
+    """How many values an answer has, 0 for one of up to SMALL bytes.
 
-    Raises ResponseTooLarge for more than MOST_VALUES values.
+    Raises ResponseTooLarge for more than MOST_VALUES.
     """
-    yield from _check_values(body)
+    if len(body) <= SMALL:
+        return 0
+    found = 0
+    for start in range(0, len(body), _SLICE_BYTES):
+        found += sum(body.count(mark, start, start + _SLICE_BYTES) for mark in _STRUCTURE)
+        yield
+    return (yield from _counted_closely(body)) if found > MOST_VALUES else found
+
+
+def decoded(body: bytearray) -> Steps[Any]:
+    """The value of an answer, None where it is no JSON or nested too deeply to be parsed."""
+    yield
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -46,18 +57,7 @@ def decoded(body: bytearray) -> Steps[Any]:
         return None
 
 
-def _check_values(body: bytearray) -> Steps[None]:
-    if len(body) <= MOST_VALUES:
-        return
-    found = 0
-    for start in range(0, len(body), _SLICE_BYTES):
-        found += sum(body.count(mark, start, start + _SLICE_BYTES) for mark in _STRUCTURE)
-        yield
-    if found > MOST_VALUES:
-        yield from _look_closer(body)
-
-
-def _look_closer(body: bytearray) -> Steps[None]:
+def _counted_closely(body: bytearray) -> Steps[int]:
     """Count only what stands outside of texts: a page whose text is full of brackets and commas is a few values."""
     values, texts, inside = 0, 0, 0
     for escaped in _pieces(body):
@@ -74,6 +74,7 @@ def _look_closer(body: bytearray) -> Steps[None]:
             )
         inside ^= quotes & 1
         yield
+    return values
 
 
 def _without_lone_surrogates(body: bytearray) -> Steps[bytearray]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cachetools import TTLCache
 
+from openapi_tool.jina.budget import Room, memory_of
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.protocol.errors import ToolTimeout
 from openapi_tool.protocol.jsontext import dumps, loads, storable
-from openapi_tool.steps import Steps, Turns
+from openapi_tool.steps import SMALL, Steps, Turns
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadline import Deadline
@@ -22,6 +24,7 @@ from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ToolOutput, Usage
 
 _OVERHEAD_BYTES = 600  # of an entry beside its answer: its key, its links, its places in dictionaries
+_COPIES = 5  # its JSON, that with the version of jsonb, and the buffers of driver and transport
 _HASH_KEY = secrets.token_bytes(32)
 
 
@@ -67,12 +70,16 @@ class AnswerCache:
         self._flights: dict[bytes, _Flight] = {}
 
     async def get(
-        self, key: bytes, deadline: Deadline, ask: Callable[[], Coroutine[Any, Any, ToolOutput]]
+        self, key: bytes, deadline: Deadline, ask: Callable[[], Coroutine[Any, Any, ToolOutput]], room: Room
     ) -> ToolOutput:
-        """The answer that is there or on its way, which costs nothing, else that of `ask`. Raises its ToolError."""
+        """The answer that is there or on its way, which costs nothing, else that of `ask`. Raises its ToolError.
+
+        `room` holds the memory for an answer that is there or on its way; `ask` takes its own.
+        """
         if not self._keeps:
             return await ask()
         if (kept := self._answers.get(key)) is not None:
+            await _hold(room, memory_of(kept) if len(kept) > SMALL else 0, deadline)
             metrics.CACHED.inc()
             return await self._turns.run(_unpacked(kept), len(kept))
         flight, joined = self._flights.get(key), True
@@ -83,9 +90,13 @@ class AnswerCache:
         except ToolTimeout:
             if not joined or deadline.remaining() <= 0:
                 raise
-            return await self.get(key, deadline, ask)  # the call that was joined had less time than this one
+            return await self.get(key, deadline, ask, room)  # the call that was joined had less time than this one
         if not joined:
             return output
+        if not room.try_hold(needed := _memory_beside(output)):
+            del output, flight  # once the call that was joined ends, its memory is accounted for no longer
+            await _hold(room, needed, deadline)
+            return await self.get(key, deadline, ask, room)
         metrics.CACHED.inc()
         return replace(output, cached=True, usage=Usage())
 
@@ -119,14 +130,30 @@ class AnswerCache:
             async with asyncio.timeout(deadline.remaining()):
                 return await asyncio.shield(flight.task)
         except TimeoutError:
-            raise ToolTimeout(
-                "The service did not answer within the time of this call; try again, or ask for less."
-            ) from None
+            raise _too_late() from None
         finally:
             flight.waiting -= 1
             if not flight.waiting:
                 self._forget(flight)  # before it has ended: nobody may join what is broken off
                 flight.task.cancel()
+
+
+async def _hold(room: Room, size: int, deadline: Deadline) -> None:
+    try:
+        async with asyncio.timeout(deadline.remaining()):
+            await room.hold(size)
+    except TimeoutError:
+        raise _too_late() from None
+
+
+def _memory_beside(output: ToolOutput) -> int:
+    """Bytes that a call needs to store an answer whose text it shares with another; a small one needs none."""
+    size = sum(map(sys.getsizeof, output.blocks))
+    return _COPIES * size if size > SMALL else 0
+
+
+def _too_late() -> ToolTimeout:
+    return ToolTimeout("The service did not answer within the time of this call; try again, or ask for less.")
 
 
 def _packed(output: ToolOutput) -> Steps[bytes]:

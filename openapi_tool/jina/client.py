@@ -10,12 +10,12 @@ from typing import Any, cast
 import httpx
 from pydantic import SecretStr
 
-from openapi_tool.jina.answer_json import decoded
-from openapi_tool.jina.budget import Room
+from openapi_tool.jina.answer_json import counted, decoded
+from openapi_tool.jina.budget import Room, memory_of
 from openapi_tool.jina.failures import NOTHING_SECRET, ONCE, SOME, found_nothing, upstream_failure
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, ToolTimeout, UpstreamUnavailable
-from openapi_tool.steps import Turns
+from openapi_tool.steps import SMALL, Turns
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.deadline import Deadline
 
@@ -39,14 +39,16 @@ class JinaClient:
         turns: Turns | None = None,
     ) -> None:
         self._transport = transport
-        self._max_response_bytes = max_response_bytes
+        self.max_response_bytes = max_response_bytes
         self._turns = turns or Turns()
         self._redactor = redactor
 
     async def fetch(
         self, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline, room: Room
     ) -> dict[str, Any]:
-        """The success envelope of a request (`{code, status, data, meta}`), as it came, which `room` has room for.
+        """The success envelope of a request (`{code, status, data, meta}`), as it came.
+
+        `room` then holds the memory that the answer needs until it is committed.
 
         Raises ToolError: a typed failure of the upstream, its transport, its size or the deadline.
         """
@@ -54,7 +56,7 @@ class JinaClient:
             _log_request(request)
         try:
             async with asyncio.timeout(deadline.remaining()):
-                outcome = await self._outcome(*await self._exchange(request, api_key, room))
+                outcome = await self._outcome(*await self._exchange(request, api_key, room), room)
         except TimeoutError:
             raise ToolTimeout(
                 "The service did not answer within the time of this call; try again, ask for less, or use another page."
@@ -73,45 +75,58 @@ class JinaClient:
         outgoing = httpx.Request(request.method, url, headers=headers, content=request.body)
         response = await self._transport.handle_async_request(outgoing)
         try:
-            await room.take(self._largest(response))
-            body = await self._read(response)
-            room.keep(len(body))
-            return response.status_code, response.headers.get("retry-after"), body
+            body = await self._read(response, room)
         finally:
             await response.aclose()
+        return response.status_code, response.headers.get("retry-after"), body
 
     def _largest(self, response: httpx.Response) -> int:
-        """How many bytes an answer may come to; where it does not say, as many as are allowed."""
+        """How many bytes an answer says that it has; where it does not, as many as are allowed."""
         declared = response.headers.get("content-length", "")
         if not (declared.isascii() and declared.isdigit()):
-            return self._max_response_bytes
-        return min(int(declared[:_MAX_LENGTH_DIGITS]), self._max_response_bytes)
+            return self.max_response_bytes
+        return min(int(declared[:_MAX_LENGTH_DIGITS]), self.max_response_bytes)
 
-    async def _read(self, response: httpx.Response) -> bytearray:
+    async def _read(self, response: httpx.Response, room: Room) -> bytearray:
         encoding = response.headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise UpstreamUnavailable("The service answered in an encoding that was not asked for; try again later.")
         body = bytearray()
-        async for chunk in cast("httpx.AsyncByteStream", response.stream):
-            body += chunk
-            if len(body) > self._max_response_bytes:
-                raise ResponseTooLarge(
-                    f"The answer is larger than {self._max_response_bytes:,} bytes; ask for less: a smaller page, "
-                    "a target_selector, fewer results, or max_tokens."
-                )
+        try:
+            await self._fill(body, response, room)
+        except BaseException:
+            body.clear()  # a traceback that is part of a cycle keeps this frame until garbage is collected
+            raise
         return body
 
-    async def _outcome(self, status: int, retry_after: str | None, body: bytearray) -> dict[str, Any] | ToolError:
+    async def _fill(self, body: bytearray, response: httpx.Response, room: Room) -> None:
+        held = SMALL  # so much needs no memory of the budget, and never waits behind what is large
+        async for chunk in cast("httpx.AsyncByteStream", response.stream):
+            if room.count(len(chunk)) > self.max_response_bytes:
+                raise ResponseTooLarge(
+                    f"The answer is larger than {self.max_response_bytes:,} bytes, all pages of a call together; "
+                    "ask for less: a smaller page or fewer of them, a target_selector, fewer results, or max_tokens."
+                )
+            if room.body_bytes > held:
+                held = self._largest(response) if held == SMALL else self.max_response_bytes
+                await room.hold(held)
+            body += chunk
+
+    async def _outcome(
+        self, status: int, retry_after: str | None, body: bytearray, room: Room
+    ) -> dict[str, Any] | ToolError:
         log.debug(
             "the upstream answered",
             extra={"action": "upstream.response", "http_status": status, "bytes": len(body)},
         )
         try:
+            values = await self._turns.run(counted(body), len(body))
+            await room.hold(memory_of(body, values) if len(body) > SMALL else 0)
             value = await self._turns.run(decoded(body), len(body))
         except ResponseTooLarge as error:
-            if status == _OK:
-                return error.with_traceback(None)
-            value = None
+            return error if status == _OK else _judged(status, retry_after, None, self._redactor)
+        finally:
+            body.clear()  # what came of it is all that is needed
         return _judged(status, retry_after, value, self._redactor)
 
     async def aclose(self) -> None:

@@ -16,7 +16,7 @@ from openapi_tool.jina.failures import NOTHING_SECRET, quoted
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
 from openapi_tool.steps import Steps, at_once, each
 from openapi_tool.telemetry.redact import Redactor, of_call
-from openapi_tool.tools.result import ToolOutput, Usage, framed, one_line
+from openapi_tool.tools.result import ToolOutput, Usage, framed, framed_text, one_line
 
 _BODY_FIELDS = ("content", "text", "html")
 _SHOTS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
@@ -53,6 +53,12 @@ def search_steps(
     envelope: Mapping[str, Any], query: str, *, with_pages: bool = False, masks: Masks = NOTHING_KNOWN
 ) -> Steps[ToolOutput]:
     """As `search_output`, in steps, without secrets."""
+    output = yield from _search_steps(envelope, query, masks, with_pages=with_pages)
+    del envelope
+    return (yield from _masked(output, masks.answer))
+
+
+def _search_steps(envelope: Mapping[str, Any], query: str, masks: Masks, *, with_pages: bool) -> Steps[ToolOutput]:
     results = envelope.get("data")
     if results is None:
         results = []
@@ -66,8 +72,7 @@ def search_steps(
     if len(results) > len(shown):
         blocks = (*blocks, f"[{len(results) - len(shown):,} more results are left out.]")
     state = {"results": [page.facts(item, ("title", "url", "date", "source")) for item in shown]}
-    output = ToolOutput(blocks, state, _usage(envelope), whole=True)
-    return (yield from _masked(output, masks.answer))
+    return ToolOutput(blocks, state, _usage(envelope), whole=True)
 
 
 def _no_results(query: str, usage: Usage, redactor: Redactor, *, with_pages: bool) -> ToolOutput:
@@ -78,7 +83,7 @@ def _no_results(query: str, usage: Usage, redactor: Redactor, *, with_pages: boo
     )
     if with_pages:
         says += " If there should be some, search without page content: pages that load slowly are left out."
-    return ToolOutput((redactor.text(says),), {"results": []}, usage, whole=True)
+    return ToolOutput((says,), {"results": []}, usage, whole=True)
 
 
 def _masked(output: ToolOutput, redactor: Redactor) -> Steps[ToolOutput]:
@@ -117,6 +122,12 @@ def page_output(envelope: Mapping[str, Any]) -> ToolOutput:
 
 def page_steps(envelope: Mapping[str, Any], masks: Masks = NOTHING_KNOWN) -> Steps[ToolOutput]:
     """As `page_output`, in steps, without secrets."""
+    output = yield from _page_steps(envelope, masks)
+    del envelope  # and with it the text as it came: a copy may be four times as large as the answer
+    return (yield from _masked(output, masks.answer))
+
+
+def _page_steps(envelope: Mapping[str, Any], masks: Masks) -> Steps[ToolOutput]:
     item = envelope.get("data")
     if not isinstance(item, dict):
         raise UpstreamUnavailable("The reader answered in an unexpected shape; try again later.")
@@ -134,11 +145,9 @@ def page_steps(envelope: Mapping[str, Any], masks: Masks = NOTHING_KNOWN) -> Ste
         *(f"Pages: {page.line(count)}" for count in _some(item.get("numPages"))),
         *(f"Warning: {warning}" for warning in warnings),
     ]
-    text = "\n\n".join(["\n".join(head), *(parts or ["(The page has no readable text.)"]), *lists])
-    del parts
     state = page.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
-    output = ToolOutput((yield from framed([text])), state, _usage(envelope))
-    return (yield from _masked(output, masks.answer))
+    text = yield from framed_text(["\n".join(head), *(parts or ["(The page has no readable text.)"]), *lists])
+    return ToolOutput((text,), state, _usage(envelope))
 
 
 def _nothing_to_read(warning: str, tokens: int, redactor: Redactor) -> UpstreamRejected:

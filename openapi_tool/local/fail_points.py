@@ -52,10 +52,10 @@ def _dying_around(
 
 def _killed(folder: Path, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(method)
-    async def killed(self: Any, definition: Any, arguments: Any, deadline: Any) -> Any:
+    async def killed(self: Any, definition: Any, arguments: Any, *more: Any) -> Any:
         if KILLER in str(arguments):
             _die(folder, "killer")
-        return await method(self, definition, arguments, deadline)
+        return await method(self, definition, arguments, *more)
 
     return killed
 

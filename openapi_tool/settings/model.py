@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from openapi_tool.jina.budget import most_memory
 from openapi_tool.protocol.subject import default_durable
 from openapi_tool.settings.policy import PolicySettings
 from openapi_tool.settings.secrets import JinaToolSettings, SecretsSettings
@@ -181,7 +182,7 @@ class EgressSettings(Section):
     connections: int = Field(512, ge=1, description="Connections to the upstream at once.")
     max_response_bytes: int = Field(10_000_000, ge=1_000, description="Largest answer that is read.")
     body_budget_bytes: int = Field(
-        256_000_000, ge=1_000, description="Room for all answers that are being read; calls wait for it."
+        256_000_000, ge=1_000, description="Memory for all answers together, until they are stored; calls wait for it."
     )
     ca_file: FilePath | None = Field(None, description="One more CA (PEM) to trust; SSL_CERT_FILE does the same.")
     proxy: Secret | None = Field(
@@ -206,8 +207,9 @@ class EgressSettings(Section):
 
     @model_validator(mode="after")
     def _holds_the_largest_answer(self) -> EgressSettings:
-        if self.body_budget_bytes < self.max_response_bytes:
-            raise ValueError("body_budget_bytes must be at least max_response_bytes, or no answer finds room")
+        least = most_memory(self.max_response_bytes) + self.max_response_bytes
+        if self.body_budget_bytes < least:
+            raise ValueError(f"body_budget_bytes must be at least {least}, so that the largest answer finds room")
         return self
 
 

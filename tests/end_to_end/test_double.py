@@ -49,7 +49,7 @@ def search(**changes: Any) -> UpstreamRequest:
 
 async def ask(client: JinaClient, stack: EmbeddedStack, request: UpstreamRequest | None = None) -> dict[str, Any]:
     key = SecretStr(stack.upstream.keys["JINA_API_KEY"])
-    return await client.fetch(request or search(), key, Deadline.after(10), ByteBudget(10_000_000).room())
+    return await client.fetch(request or search(), key, Deadline.after(10), ByteBudget(10_000_000).grant().room())
 
 
 @requirement("local.double")

@@ -90,7 +90,7 @@ def _envelope(source: Source) -> Any:
 def _fetched(status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
     answer = httpx.Response(status, headers=httpx.Headers(dict(headers), encoding="utf-8"), stream=_Body(body))
     client = JinaClient(httpx.MockTransport(lambda _: answer), _MOST_BYTES, _MASKS.error)
-    fetching = client.fetch(_REQUEST, SecretStr(SECRET), Deadline.after(5), ByteBudget(10 * _MOST_BYTES).room())
+    fetching = client.fetch(_REQUEST, SecretStr(SECRET), Deadline.after(5), ByteBudget(10 * _MOST_BYTES).grant().room())
     return _loop().run_until_complete(fetching)
 
 

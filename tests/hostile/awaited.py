@@ -7,7 +7,6 @@ AWAITED = frozenset(
         "large_commands_without_identity",
         "large_headers_without_identity",
         "dead_letters_of_one_project_leave_room_for_others",
-        "pages_of_ten_megabytes_at_once",
         "addresses_that_are_slow_to_read",
         "addresses_behind_the_reader_many_times",
         "cursors_that_are_guessed",

@@ -91,13 +91,13 @@ class Scene:
         await self.caller.publish(call)
         return await self.caller.answer(call, ANSWER_S)
 
-    async def call(self, tool: str, arguments: Any, **changes: Any) -> Answer:
+    async def call(self, tool: str, arguments: Any, answer_s: float = ANSWER_S, **changes: Any) -> Answer:
         """A call, answered. Raises TimeoutError."""
-        return await self.caller.answer(await self.place(tool, arguments, **changes), ANSWER_S)
+        return await self.caller.answer(await self.place(tool, arguments, **changes), answer_s)
 
-    async def calls(self, number: int, tool: str, arguments: Any) -> list[Answer]:
+    async def calls(self, number: int, tool: str, arguments: Any, answer_s: float = ANSWER_S) -> list[Answer]:
         """So many calls at once; `{n}` in a text argument is each one's own number."""
-        return await asyncio.gather(*(self.call(tool, _numbered(arguments)) for _ in range(number)))
+        return await asyncio.gather(*(self.call(tool, _numbered(arguments), answer_s) for _ in range(number)))
 
     async def search(self, query: str, **jina: Any) -> Answer:
         """A call of a search tool of its own."""

@@ -1,9 +1,35 @@
+"""Memory for answers: who waits, who is served, and that nothing of it is ever lost."""
+
 from __future__ import annotations
 
 import asyncio
+import json
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from openapi_tool.jina.budget import ByteBudget
+import httpx
+import pytest
+import uvloop
+
+from openapi_tool.jina.answer_json import MOST_VALUES
+from openapi_tool.jina.budget import ByteBudget, Grant, memory_of, most_memory
+from openapi_tool.protocol.errors import ToolError
+from tests.answering import MOST_BYTES, Answering, serving
 from tests.promises import requirement
+
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]], None]:
+    """Runs a coroutine on each of the two event loops."""
+
+    def run(work: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+            runner.run(asyncio.wait_for(work, 20))
+
+    return run
 
 
 async def _soon() -> None:
@@ -14,12 +40,13 @@ async def _soon() -> None:
 @requirement("memory.budget")
 async def test_who_finds_no_room_waits_until_another_gives_some_back() -> None:
     budget = ByteBudget(100)
-    with budget.room() as first, budget.room() as second:
-        await first.take(70)
-        waiting = asyncio.create_task(second.take(60))
+    with budget.grant() as first, budget.grant() as second:
+        room = first.room()
+        await room.hold(70)
+        waiting = asyncio.create_task(second.room().hold(60))
         await _soon()
         assert not waiting.done()
-        first.keep(40)
+        await room.hold(40)
         await waiting
         assert budget.free_bytes == 0
     assert budget.free_bytes == 100
@@ -30,16 +57,17 @@ async def test_nobody_overtakes_who_waits_for_much() -> None:
     budget, order = ByteBudget(100), []
 
     async def hold(name: str, size: int) -> None:
-        with budget.room() as room:
-            await room.take(size)
+        with budget.grant() as grant:
+            await grant.room().hold(size)
             order.append(name)
 
-    with budget.room() as room:
-        await room.take(60)
+    with budget.grant() as grant:
+        await grant.room().hold(60)
         large = asyncio.create_task(hold("large", 90))
         await _soon()
         small = asyncio.create_task(hold("small", 10))
         await _soon()
+        assert not grant.room().try_hold(1_000)
         assert order == []
     await asyncio.gather(large, small)
     assert order == ["large", "small"]
@@ -47,19 +75,284 @@ async def test_nobody_overtakes_who_waits_for_much() -> None:
 
 
 @requirement("memory.budget")
-async def test_who_gives_up_waiting_holds_nothing_and_blocks_nobody() -> None:
-    budget = ByteBudget(100)
-    with budget.room() as first, budget.room() as second, budget.room() as third:
-        await first.take(60)
-        given_up = asyncio.create_task(second.take(90))
-        waiting = asyncio.create_task(third.take(40))
+async def test_who_holds_memory_and_needs_more_comes_before_who_holds_none() -> None:
+    budget, order = ByteBudget(100), []
+    with budget.grant() as first, budget.grant() as second, budget.grant() as third:
+        kept, growing = first.room(), second.room()
+        await kept.hold(60)
+        await growing.hold(30)
+
+        async def hold(name: str, grant: Grant, size: int) -> None:
+            await grant.room().hold(size)
+            order.append(name)
+
+        newcomer = asyncio.create_task(hold("newcomer", third, 50))
         await _soon()
-        given_up.cancel()
-        await asyncio.wait([given_up])
-        await waiting
-        late = asyncio.create_task(second.take(60))
+        grower = asyncio.create_task(hold("grower", second, 20))
         await _soon()
-        first.keep(0)  # gives `late` its room
-        late.cancel()  # before it could see that
-        await asyncio.wait([late])
+        await kept.hold(0)
+        await asyncio.gather(newcomer, grower)
+    assert order == ["grower", "newcomer"]
+
+
+@requirement("memory.reserve")
+async def test_calls_that_hold_memory_and_need_more_never_wait_for_each_other_for_good() -> None:
+    """Each holds some and needs more than is left; the reserve goes from one to the next."""
+    budget, ended = ByteBudget(200, reserve_bytes=100), []
+
+    async def call(name: int) -> None:
+        with budget.grant() as grant:
+            await grant.room().hold(20)
+            await asyncio.sleep(0)
+            await asyncio.gather(*(grant.room().hold(40) for _ in range(2)))
+            await asyncio.sleep(0)
+            ended.append(name)
+
+    async with asyncio.timeout(5):
+        await asyncio.gather(*map(call, range(12)))
+    assert sorted(ended) == list(range(12))
     assert budget.free_bytes == 100
+
+
+@requirement("memory.budget")
+def test_a_wait_that_is_cancelled_holds_nothing_and_blocks_nobody(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
+    async def check() -> None:
+        budget = ByteBudget(100)
+        with budget.grant() as first, budget.grant() as second, budget.grant() as third:
+            kept = first.room()
+            await kept.hold(60)
+            given_up = asyncio.create_task(second.room().hold(90))
+            waiting = asyncio.create_task(third.room().hold(40))
+            await _soon()
+            given_up.cancel()
+            await asyncio.wait([given_up])
+            await waiting
+        assert budget.free_bytes == 100
+
+    run(check())
+
+
+@pytest.mark.parametrize("first", ["holder", "waiter"])
+@requirement("memory.budget")
+def test_nothing_is_lost_where_holder_and_waiter_end_in_one_iteration_of_the_loop(
+    first: str, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    """A batch at its deadline, a drain: both are cancelled before either runs again."""
+
+    async def check() -> None:
+        budget, never = ByteBudget(100, reserve_bytes=40), asyncio.Event()
+
+        async def hold(sizes: tuple[int, ...]) -> None:
+            with budget.grant() as grant:
+                for size in sizes:
+                    await grant.room().hold(size)
+                await never.wait()
+
+        for sizes in ((60,), (30, 30)):
+            holder = asyncio.create_task(hold((50,)))
+            await _soon()
+            waiters = [asyncio.create_task(hold(sizes)) for _ in range(3)]
+            await _soon()
+            for task in [holder, *waiters] if first == "holder" else [*reversed(waiters), holder]:
+                task.cancel()
+            await asyncio.wait([holder, *waiters])
+            assert budget.free_bytes == 60
+            with budget.grant() as grant:
+                assert grant.room().try_hold(60)
+
+    run(check())
+
+
+@pytest.mark.parametrize("seed", range(10))
+@requirement("memory.budget", "memory.reserve")
+def test_whatever_is_cancelled_when_all_memory_comes_back(
+    seed: int, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    async def check() -> None:
+        budget, dice = ByteBudget(300, reserve_bytes=120), random.Random(seed)  # noqa: S311 - a test's dice
+
+        async def call() -> None:
+            with budget.grant() as grant:
+                for _ in range(dice.randint(1, 3)):
+                    room = grant.room()
+                    await room.hold(dice.randint(1, 20))
+                    await asyncio.sleep(0)
+                    await room.hold(dice.randint(0, 40))
+                    if dice.random() < 0.3:
+                        room.clear()
+
+        for _ in range(60):
+            tasks = [asyncio.create_task(call()) for _ in range(dice.randint(1, 30))]
+            for _ in range(dice.randint(0, 6)):
+                await asyncio.sleep(0)
+            for task in tasks:
+                if dice.random() < 0.6:
+                    task.cancel()
+            await asyncio.wait(tasks)
+            assert budget.free_bytes == 180
+            assert not any(task.exception() for task in tasks if not task.cancelled())
+
+    run(check())
+
+
+@requirement("memory.budget")
+async def test_memory_is_held_as_long_as_anybody_needs_it() -> None:
+    budget = ByteBudget(100)
+    grant = budget.grant()
+    with grant:
+        await grant.room().hold(30)
+        with grant:
+            pass
+        assert budget.free_bytes == 70
+    assert budget.free_bytes == 100
+
+
+# What a body is made into.
+
+
+@pytest.mark.parametrize(
+    ("body", "times"),
+    [
+        (b"x" * 100, 6),
+        ("\u0436".encode() * 50, 8),
+        (b"x" * 96 + "\U0001f600".encode(), 14),
+        (rb"\u0436" + b"x" * 94, 8),
+        (rb"\uD83D\uDE00" + b"x" * 88, 14),
+    ],
+)
+@requirement("memory.covers")
+def test_memory_is_asked_for_by_the_widest_character(body: bytes, times: int) -> None:
+    assert memory_of(body) == times * 100
+    assert memory_of(body, 7) - memory_of(body) == 7 * 250
+    assert memory_of(body * 1_000, MOST_VALUES) <= most_memory(100_000)
+
+
+@requirement("memory.covers")
+async def test_memory_is_held_from_the_answer_to_the_commit_and_given_back_by_a_failure() -> None:
+    text = "word " * 200_000
+    answering = Answering(serving(json.dumps({"data": {"content": text}}).encode()))
+    whole = answering.tools.budget.free_bytes
+    with answering.tools.memory() as memory:
+        output = await answering.output(memory=memory)
+        assert whole - answering.tools.budget.free_bytes >= 6 * len(text)
+        del output
+    assert answering.tools.budget.free_bytes == whole
+    failing = Answering(serving(b'"' * 100_000, 503))
+    with failing.tools.memory() as memory:
+        with pytest.raises(ToolError):
+            await failing.output(memory=memory)
+        assert (memory.held, memory.body_bytes) == (0, 0)
+
+
+class _Chunks(httpx.AsyncByteStream):
+    """A body whose length is not said, in parts; `pause` is asked for before each."""
+
+    def __init__(self, parts: list[bytes], pause: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+        self._parts = parts
+        self._pause = pause
+
+    async def __aiter__(self) -> Any:
+        for number, part in enumerate(self._parts):
+            await self._pause(number)
+            yield part
+
+
+@requirement("memory.budget")
+async def test_an_answer_of_unknown_length_takes_little_until_it_turns_out_to_be_large() -> None:
+    taken: list[int] = []
+
+    async def look(_: int) -> None:
+        taken.append(whole - answering.tools.budget.free_bytes)
+
+    body = json.dumps({"data": {"content": "y" * 300_000}}).encode()
+    parts = [body[start : start + 50_000] for start in range(0, len(body), 50_000)]
+    answering = Answering(lambda _: httpx.Response(200, stream=_Chunks(parts, look)))
+    whole = answering.tools.budget.free_bytes
+    await answering.card()
+    assert taken[:3] == [0, 0, MOST_BYTES]
+    assert answering.tools.budget.free_bytes == whole
+
+
+@requirement("memory.budget")
+async def test_a_small_answer_never_waits_behind_large_ones() -> None:
+    small = Answering(serving(json.dumps({"data": {"content": "y" * 60_000}}).encode()))
+    with small.tools.memory() as all_of_it, small.tools.memory() as waiting:
+        await all_of_it.room().hold(small.tools.budget.free_bytes)
+        large = asyncio.create_task(waiting.room().hold(1))
+        await _soon()
+        async with asyncio.timeout(5):
+            await small.card()
+        assert not large.done()
+        large.cancel()
+
+
+@requirement("memory.budget", "upstream.size")
+async def test_the_pages_of_one_call_are_not_larger_together_than_one_may_be() -> None:
+    body = json.dumps({"data": {"content": "y" * 3_000_000}}).encode()
+    answering = Answering(serving(body))
+    whole = answering.tools.budget.free_bytes
+    output = await answering.output(urls=[f"https://a.example/{number}" for number in range(6)])
+    assert (output.state["succeeded"], output.state["failed"]) == (3, 3)
+    failures = [entry["error"] for entry in output.state["results"] if entry["status"] == "failed"]
+    assert {failure["code"] for failure in failures} == {"response_too_large"}
+    assert "all pages of a call together" in failures[0]["message"]
+    assert answering.tools.budget.free_bytes == whole
+
+
+@requirement("memory.budget", "memory.reserve")
+async def test_many_batches_of_large_pages_at_once_all_end() -> None:
+    body = json.dumps({"data": {"content": "y" * 2_000_000 + "\U0001f600"}}, ensure_ascii=False).encode()
+    answering = Answering(serving(body))
+    whole = answering.tools.budget.free_bytes
+
+    async def call(number: int) -> None:
+        fields, _, _ = await answering.card(urls=[f"https://a.example/{number}/{page}" for page in range(4)])
+        assert fields.status == "success"
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*map(call, range(8)))
+    assert answering.tools.budget.free_bytes == whole
+
+
+@requirement("memory.budget", "cache.kept")
+async def test_a_kept_answer_and_one_on_its_way_take_memory_too() -> None:
+    body = json.dumps({"data": {"content": "y" * 1_000_000}}).encode()
+    asked = 0
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        return httpx.Response(200, content=body)
+
+    answering = Answering(answer, options={"cache_ttl_s": 60.0})
+    whole = answering.tools.budget.free_bytes
+    grants = [answering.tools.memory() for _ in range(4)]
+    for grant in grants:
+        grant.__enter__()
+    outputs = await asyncio.gather(*(answering.output(memory=grant) for grant in grants[:3]))
+    outputs.append(await answering.output(memory=grants[3]))
+    assert asked == 1
+    assert all(grant.held >= 5 * len(body) - 1_000 for grant in grants)
+    assert len({output.content for output in outputs}) == 1
+    for grant in grants:
+        grant.__exit__(None, None, None)
+    assert answering.tools.budget.free_bytes == whole
+
+
+@requirement("memory.budget", "cache.kept")
+async def test_a_call_that_finds_no_memory_for_an_answer_on_its_way_waits_without_it() -> None:
+    body = json.dumps({"data": {"content": "y" * 5_000_000}}).encode()
+    asked = 0
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        return httpx.Response(200, content=body)
+
+    answering = Answering(answer, options={"cache_ttl_s": 60.0, "body_budget_bytes": 210_000_000})
+    async with asyncio.timeout(30):
+        cards = await asyncio.gather(*(answering.card() for _ in range(6)))
+    assert all(artifact is not None for _, _, artifact in cards)
+    assert asked > 1

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from pydantic import SecretStr
 
+from openapi_tool.jina.budget import ByteBudget, Room
 from openapi_tool.jina.cache import AnswerCache, cache_key
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.protocol.errors import ToolTimeout, UpstreamUnavailable
@@ -42,6 +43,10 @@ def asked(
     return ask
 
 
+def room() -> Room:
+    return ByteBudget(1_000_000_000).grant().room()
+
+
 def definition(name: str = "search") -> ToolDefinition:
     return parse_definition(ToolRecord(name, None, {}, {"jina": {"mode": "search"}}))
 
@@ -53,17 +58,19 @@ def arguments(project: str, agent: str, alias: str | None) -> Arguments:
 @requirement("cache.kept")
 async def test_a_kept_answer_costs_nothing_and_says_so() -> None:
     cache, log = AnswerCache(60, 100_000), list[str]()
-    assert await cache.get(b"key", Deadline.after(1), asked(OUTPUT, log)) == OUTPUT
-    assert await cache.get(b"key", Deadline.after(1), asked(OUTPUT, log)) == replace(OUTPUT, cached=True, usage=Usage())
+    assert await cache.get(b"key", Deadline.after(1), asked(OUTPUT, log), room()) == OUTPUT
+    assert await cache.get(b"key", Deadline.after(1), asked(OUTPUT, log), room()) == replace(
+        OUTPUT, cached=True, usage=Usage()
+    )
     assert log == ["asked"]
 
 
 async def test_hits_and_memory_are_counted() -> None:
     cache, log = AnswerCache(60, 100_000), list[str]()
     hits = REGISTRY.get_sample_value("openapi_tool_cached_answers_total") or 0.0
-    together = [cache.get(b"key", Deadline.after(1), asked(OUTPUT, log, 0.01)) for _ in range(3)]
+    together = [cache.get(b"key", Deadline.after(1), asked(OUTPUT, log, 0.01), room()) for _ in range(3)]
     await asyncio.gather(*together)
-    await cache.get(b"key", Deadline.after(1), asked(OUTPUT, log))
+    await cache.get(b"key", Deadline.after(1), asked(OUTPUT, log), room())
     assert REGISTRY.get_sample_value("openapi_tool_cached_answers_total") == hits + 3
     assert 600 < (REGISTRY.get_sample_value("openapi_tool_cache_bytes") or 0.0) < 1_000
 
@@ -72,19 +79,19 @@ async def test_hits_and_memory_are_counted() -> None:
 async def test_what_is_too_old_too_large_or_failed_is_not_kept() -> None:
     log: list[str] = []
     brief = AnswerCache(0.01, 100_000)
-    await brief.get(b"key", Deadline.after(1), asked(OUTPUT, log))
+    await brief.get(b"key", Deadline.after(1), asked(OUTPUT, log), room())
     await asyncio.sleep(0.02)
-    await brief.get(b"key", Deadline.after(1), asked(OUTPUT, log))
+    await brief.get(b"key", Deadline.after(1), asked(OUTPUT, log), room())
     small = AnswerCache(60, 2_000)
     for characters in (1_800, 1_800, 3_000, 3_000):
-        await small.get(b"key", Deadline.after(1), asked(replace(OUTPUT, blocks=("x" * characters,)), log))
+        await small.get(b"key", Deadline.after(1), asked(replace(OUTPUT, blocks=("x" * characters,)), log), room())
     none = AnswerCache(0, 100_000)
     for _ in range(2):
-        await none.get(b"key", Deadline.after(1), asked(OUTPUT, log))
+        await none.get(b"key", Deadline.after(1), asked(OUTPUT, log), room())
     failing = AnswerCache(60, 100_000)
     for _ in range(2):
         with pytest.raises(UpstreamUnavailable):
-            await failing.get(b"key", Deadline.after(1), asked(UpstreamUnavailable("away"), log))
+            await failing.get(b"key", Deadline.after(1), asked(UpstreamUnavailable("away"), log), room())
     assert len(log) == 10
 
 
@@ -92,8 +99,8 @@ async def test_what_is_too_old_too_large_or_failed_is_not_kept() -> None:
 async def test_what_jsonb_cannot_hold_is_kept_as_its_result_shows_it() -> None:
     cache, log = AnswerCache(60, 100_000), list[str]()
     output = replace(OUTPUT, blocks=("half \ud800", "a pair"), state={"results": [{"pages": 2**70}]}, whole=True)
-    await cache.get(b"key", Deadline.after(1), asked(output, log))
-    kept = await cache.get(b"key", Deadline.after(1), asked(output, log))
+    await cache.get(b"key", Deadline.after(1), asked(output, log), room())
+    kept = await cache.get(b"key", Deadline.after(1), asked(output, log), room())
     assert kept == ToolOutput(
         ("half \N{REPLACEMENT CHARACTER}", "a pair"), {"results": [{"pages": str(2**70)}]}, cached=True, whole=True
     )
@@ -109,36 +116,36 @@ def test_no_part_of_an_answer_is_forgotten() -> None:
 @requirement("cache.kept")
 @pytest.mark.parametrize("characters", [20, 2_000, 50_000])
 async def test_a_full_cache_takes_the_memory_that_it_may(characters: int) -> None:
-    room = 2_000_000
-    cache, log = AnswerCache(600, room), list[str]()
+    most = 2_000_000
+    cache, log = AnswerCache(600, most), list[str]()
 
     async def fill(answers: range) -> None:
         for number in answers:
             results = [{"title": f"title {number}", "url": f"https://example.com/{number}"}]
             output = replace(OUTPUT, blocks=(f"{number} " + "x" * characters,), state={"results": results})
-            await cache.get(f"{number:032}".encode(), Deadline.after(1), asked(output, log))
+            await cache.get(f"{number:032}".encode(), Deadline.after(1), asked(output, log), room())
             log.clear()
 
     await fill(range(10))
     tracemalloc.start()
     try:
-        await fill(range(10, 10 + 2 * room // (characters + 700)))
+        await fill(range(10, 10 + 2 * most // (characters + 700)))
         grown, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert 0.85 * room < grown < 1.15 * room
+    assert 0.85 * most < grown < 1.15 * most
 
 
 @requirement("cache.one_flight")
 async def test_identical_calls_in_flight_share_one_request_and_its_failure() -> None:
     cache, log = AnswerCache(60, 100_000), list[str]()
     ask = asked(OUTPUT, log, 0.01)
-    outputs = await asyncio.gather(*(cache.get(b"key", Deadline.after(1), ask) for _ in range(5)))
+    outputs = await asyncio.gather(*(cache.get(b"key", Deadline.after(1), ask, room()) for _ in range(5)))
     assert log == ["asked"]
     assert sorted(output.cached for output in outputs) == [False, True, True, True, True]
     failing = asked(UpstreamUnavailable("away"), log, 0.01)
     errors = await asyncio.gather(
-        *(cache.get(b"x", Deadline.after(1), failing) for _ in range(3)), return_exceptions=True
+        *(cache.get(b"x", Deadline.after(1), failing, room()) for _ in range(3)), return_exceptions=True
     )
     assert [type(error) for error in errors] == [UpstreamUnavailable] * 3
     assert log == ["asked"] * 2
@@ -147,12 +154,12 @@ async def test_identical_calls_in_flight_share_one_request_and_its_failure() -> 
 @requirement("cache.one_flight")
 async def test_a_call_that_gives_up_takes_nobody_along_and_the_last_one_ends_the_request() -> None:
     cache, log = AnswerCache(60, 100_000), list[str]()
-    first = asyncio.create_task(cache.get(b"key", Deadline.after(1), asked(OUTPUT, log, 0.05)))
-    second = asyncio.create_task(cache.get(b"key", Deadline.after(1), asked(OUTPUT, log)))
+    first = asyncio.create_task(cache.get(b"key", Deadline.after(1), asked(OUTPUT, log, 0.05), room()))
+    second = asyncio.create_task(cache.get(b"key", Deadline.after(1), asked(OUTPUT, log), room()))
     await asyncio.sleep(0)
     first.cancel()
     assert (await second).content == "text"
-    alone = asyncio.create_task(cache.get(b"other", Deadline.after(1), asked(OUTPUT, log, 60)))
+    alone = asyncio.create_task(cache.get(b"other", Deadline.after(1), asked(OUTPUT, log, 60), room()))
     await asyncio.sleep(0.01)
     alone.cancel()
     await asyncio.wait([alone])
@@ -163,19 +170,19 @@ async def test_a_call_that_gives_up_takes_nobody_along_and_the_last_one_ends_the
 @requirement("cache.one_flight")
 async def test_nobody_joins_a_request_that_is_being_broken_off() -> None:
     cache, log = AnswerCache(60, 100_000), list[str]()
-    given_up = asyncio.create_task(cache.get(b"key", Deadline.after(1), asked(OUTPUT, log, 60)))
+    given_up = asyncio.create_task(cache.get(b"key", Deadline.after(1), asked(OUTPUT, log, 60), room()))
     await asyncio.sleep(0.01)
     given_up.cancel()
     await asyncio.sleep(0)  # it has let the request go, which has not ended
-    assert await cache.get(b"key", Deadline.after(1), asked(OUTPUT, log)) == OUTPUT
+    assert await cache.get(b"key", Deadline.after(1), asked(OUTPUT, log), room()) == OUTPUT
     assert log == ["asked"] * 2
 
 
 @requirement("cache.one_flight")
 async def test_who_has_more_time_than_the_call_that_it_joined_asks_again() -> None:
     cache, log = AnswerCache(60, 100_000), list[str]()
-    hurried = cache.get(b"key", Deadline.after(0.05), asked(ToolTimeout("too late"), log, 0.02))
-    patient = cache.get(b"key", Deadline.after(5), asked(OUTPUT, log))
+    hurried = cache.get(b"key", Deadline.after(0.05), asked(ToolTimeout("too late"), log, 0.02), room())
+    patient = cache.get(b"key", Deadline.after(5), asked(OUTPUT, log), room())
     outcomes = await asyncio.gather(hurried, patient, return_exceptions=True)
     assert isinstance(outcomes[0], ToolTimeout)
     assert outcomes[1] == OUTPUT

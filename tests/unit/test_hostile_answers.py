@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from openapi_tool.jina import answer_json
 from openapi_tool.jina.answer_json import MOST_VALUES, decoded
+from openapi_tool.jina.answer_json import counted as values_of
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import loads
 from openapi_tool.steps import SMALL, Turns, at_once
@@ -137,11 +138,11 @@ def test_only_what_stands_outside_of_texts_is_counted(value: Any, piece: int) ->
         patch.setattr(answer_json, "_PIECE_BYTES", piece)
         counted = _outside(value)
         patch.setattr(answer_json, "MOST_VALUES", counted)
-        assert at_once(decoded(body)) == value
-        if counted:
-            patch.setattr(answer_json, "MOST_VALUES", counted - 1)
-            with pytest.raises(ResponseTooLarge):
-                at_once(decoded(body))
+        patch.setattr(answer_json, "SMALL", 0)
+        assert (at_once(values_of(body)), at_once(decoded(body))) == (counted, value)
+        patch.setattr(answer_json, "MOST_VALUES", counted - 1)
+        with pytest.raises(ResponseTooLarge):
+            at_once(values_of(body))
 
 
 def _outside(value: Any) -> int:

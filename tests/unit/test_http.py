@@ -50,7 +50,7 @@ async def client(router: respx.Router) -> AsyncIterator[JinaClient]:
 
 
 async def fetch(client: JinaClient, request: UpstreamRequest = SEARCH, seconds: float = 5) -> Any:
-    return await client.fetch(request, KEY, Deadline.after(seconds), ByteBudget(20_000_000).room())
+    return await client.fetch(request, KEY, Deadline.after(seconds), ByteBudget(20_000_000).grant().room())
 
 
 async def test_a_request_leaves_as_it_was_built_with_the_key_as_bearer(

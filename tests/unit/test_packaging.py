@@ -21,6 +21,7 @@ from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.settings import Settings
 from tests.promises import requirement
+from tests.support import memory_limit
 
 ROOT = Path(__file__).parent.parent.parent
 POSTGRES = {"postgres": {"dsn": "postgresql://127.0.0.1/kernel"}}
@@ -63,6 +64,38 @@ def test_the_pod_has_time_to_drain() -> None:
     (deployment,) = rendered()
     grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert grace > Settings.model_validate(POSTGRES).executor.drain_s + 5
+
+
+def limit_of(**sections: Any) -> str:
+    """The pod's memory limit that settings ask for."""
+    settings = Settings.model_validate({**POSTGRES, **sections})
+    kept = settings.egress.body_budget_bytes + settings.cache.max_bytes
+    return f"{-(-memory_limit(kept, settings.executor.concurrency) // 2**20)}Mi"
+
+
+@pytest.mark.parametrize(
+    ("config", "sections"),
+    [
+        ("", {}),
+        ("[egress]\nbody_budget_bytes = 512_000_000\n", {"egress": {"body_budget_bytes": 512_000_000}}),
+        (
+            "[cache]\nmax_bytes = 0\n[executor]\nconcurrency = 8\n",
+            {"cache": {"max_bytes": 0}, "executor": {"concurrency": 8}},
+        ),
+    ],
+)
+@requirement("memory.limit")
+def test_the_memory_limit_of_the_pod_follows_from_the_settings(config: str, sections: dict[str, Any]) -> None:
+    deployment = next(document for document in rendered({"config": config}) if document["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"memory": limit_of(**sections)}
+    assert container["resources"]["requests"] == {"cpu": "250m", "memory": "128Mi"}
+
+
+def test_a_memory_limit_that_is_set_counts() -> None:
+    (deployment,) = rendered({"resources": {"limits": {"memory": "1Gi"}}})
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"memory": "1Gi"}
 
 
 @pytest.mark.parametrize("values", [{"replicaCount": "two"}, {"unknown": 1}, {"allowedEnv": ["not a name"]}])

@@ -14,9 +14,14 @@ from nats.aio.msg import Msg
 
 from openapi_tool.bus.doorbell import Doorbell
 from openapi_tool.bus.leases import BUCKET, Busy, Lease, Leases
+from openapi_tool.jina.budget import ByteBudget, Grant, most_memory
+from openapi_tool.jina.tools import JinaTools
 from openapi_tool.kernel.store import KernelStore
+from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.report import Report
+from tests.conftest import PROJECT, reader_tool
 from tests.promises import requirement
 from tests.wire.world import World
 
@@ -354,10 +359,37 @@ async def test_a_doorbell_that_nats_did_not_take_is_rung_on_the_next_delivery(
 async def test_answers_wait_for_room_instead_of_overrunning_it(idle_world: World) -> None:
     world = idle_world
     world.stack.upstream.rules({"match": "example", "answer": "s-post-json", "body_bytes": 300_000})
-    egress = {"max_response_bytes": 400_000, "body_budget_bytes": 400_000}
+    egress = {"max_response_bytes": 400_000, "body_budget_bytes": most_memory(400_000) + 400_000}
     async with world.executor(egress=egress):
         calls = [await world.place({"query": f"example {number}"}) for number in range(6)]
         for call in calls:
             await world.caller.publish(call)
         outcomes = [await world.outcome(call) for call in calls]
     assert [outcome.content["status"] for outcome in outcomes] == ["success"] * 6
+
+
+@requirement("memory.covers")
+async def test_memory_for_a_page_is_held_until_its_result_is_committed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, memory = KernelStore.commit, JinaTools.memory
+    budgets: list[ByteBudget] = []
+    held: list[int] = []
+
+    def noted(self: JinaTools) -> Grant:
+        budgets.append(self.budget)
+        return memory(self)
+
+    async def looked(self: KernelStore, card: Card, report: Report, artifact: ArtifactCard | None = None) -> bool:
+        held.append(whole - budgets[-1].free_bytes)
+        return await commit(self, card, report, artifact)
+
+    monkeypatch.setattr(JinaTools, "memory", noted)
+    monkeypatch.setattr(KernelStore, "commit", looked)
+    whole = 256_000_000 - most_memory(10_000_000)
+    world.stack.upstream.rules({"answer": "r-post-json", "body_bytes": 300_000})
+    await world.caller.add_tool(PROJECT, reader_tool())
+    outcome = await world.send(await world.place({"url": "https://a.example/"}, "jina_reader", suffix="read"))
+    assert outcome.content["status"] == "success"
+    assert held[0] >= 5 * 300_000
+    assert budgets[-1].free_bytes == whole

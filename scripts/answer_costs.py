@@ -1,0 +1,93 @@
+"""Print what the most hostile answers of 10 MB cost: `python -m scripts.answer_costs [NAME]`.
+
+Of each the longest iteration of the event loop (by the clock and in CPU time), all CPU time, and the most memory per
+byte of its body from the first byte to the copies that a commit makes, beside what is asked for. The last line is one
+JSON object. Linux only: memory is what the kernel says of a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from openapi_tool.jina.answer_json import MOST_VALUES, counted
+from openapi_tool.jina.budget import memory_of
+from openapi_tool.protocol.errors import ToolError
+from openapi_tool.steps import at_once
+from tests.answering import Answering, serving, watched
+from tests.hostile_bodies import PAGES, SEARCHES
+
+BODIES = {f"reader {name}": make for name, make in PAGES.items()} | {
+    f"search {name}": make for name, make in SEARCHES.items()
+}
+
+
+def _resident(field: str) -> int:
+    """`VmRSS` or `VmHWM` of this process, in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(field))) * 1024
+
+
+def _forget_peak() -> None:
+    gc.collect()
+    gc.freeze()
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
+async def measure(name: str) -> dict[str, Any]:
+    """The figures of one body, in this process."""
+    mode, body = name.partition(" ")[0], BODIES[name]()
+    await Answering(serving(b'{"data":{"content":"x"}}')).card()
+    answering = Answering(serving(body))
+    _forget_peak()
+    before, began, outcome = _resident("VmRSS"), time.process_time(), "success"
+    async with watched() as lag:
+        try:
+            _, _, artifact = await answering.card(mode)
+            stored = bytes(bytearray(b"\x01" + artifact.content)) if artifact else b""  # as the driver copies it
+        except ToolError as error:
+            outcome, stored = error.code, b""
+    return {
+        "name": name,
+        "mb": round(len(body) / 1e6, 1),
+        "lag_ms": round(lag.clock_s * 1e3, 1),
+        "lag_cpu_ms": round(lag.cpu_s * 1e3, 1),
+        "cpu_ms": round((time.process_time() - began) * 1e3, 1),
+        "memory_per_byte": round((_resident("VmHWM") - before) / len(body), 1),
+        "asked_per_byte": round(_asked(body) / len(body), 1),
+        "stored_mb": round(len(stored) / 1e6, 1),
+        "outcome": outcome,
+    }
+
+
+def _asked(body: bytes) -> int:
+    try:
+        return memory_of(body, at_once(counted(bytearray(body))))
+    except ToolError:
+        return memory_of(body, MOST_VALUES)
+
+
+def main() -> int:
+    """Measure each in a process of its own; with a name, only that one, in this process."""
+    if sys.argv[1:]:
+        sys.stdout.write(json.dumps(asyncio.run(measure(sys.argv[1]))) + "\n")
+        return 0
+    rows = []
+    for name in BODIES:
+        command = [sys.executable, "-m", "scripts.answer_costs", name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 - ourselves
+        rows.append(json.loads(done.stdout))
+        sys.stdout.write("  ".join(f"{value!s:>8}" for value in rows[-1].values()) + "\n")
+    worst = {key: max(row[key] for row in rows) for key in ("lag_ms", "lag_cpu_ms", "cpu_ms", "memory_per_byte")}
+    sys.stdout.write(json.dumps(worst) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
