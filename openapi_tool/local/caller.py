@@ -110,12 +110,15 @@ class Caller:
             stack.push_async_callback(client.close)
             yield cls(database, client)
 
-    async def make_stream(self, metadata: Mapping[str, str] | None = None) -> None:
-        """Make the kernel's stream, if it is not there."""
-        subjects = [f"cg.{VERSION}.*.*.cmd.*.*.>"]
+    async def make_stream(self, metadata: Mapping[str, str] | None = None, *, replicas: int = 1) -> None:
+        """Make the kernel's stream with so many `replicas`, if it is not there."""
         await self.client.jetstream().add_stream(
             StreamConfig(
-                name=STREAM, subjects=subjects, max_age=24 * 3600, metadata=dict(metadata) if metadata else None
+                name=STREAM,
+                subjects=[f"cg.{VERSION}.*.*.cmd.*.*.>"],
+                max_age=24 * 3600,
+                metadata=dict(metadata) if metadata else None,
+                num_replicas=replicas,
             )
         )
 

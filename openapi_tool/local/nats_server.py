@@ -12,7 +12,7 @@ from openapi_tool.local.server import ServerFailed, ServerProcess
 _CONFIG = """
 listen: "127.0.0.1:{port}"
 ports_file_dir: {folder}
-server_name: "openapi-tool-local"
+server_name: {name}
 jetstream {{ store_dir: {store} }}
 """
 
@@ -20,10 +20,21 @@ jetstream {{ store_dir: {store} }}
 class NatsServer:
     """One server in `folder`, on a free port of loopback unless `port` is given; a restart keeps port and streams.
 
-    `more` is added to its configuration (authorization, tls); `store` is where its streams are kept.
+    `more` is added to its configuration (authorization, tls, cluster); `store` is where its streams are kept; `name`
+    must be unique in a cluster.
     """
 
-    def __init__(self, folder: Path, guard: Guard, more: str = "", *, port: int = 0, store: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        guard: Guard,
+        more: str = "",
+        *,
+        name: str = "openapi-tool-local",
+        port: int = 0,
+        store: Path | None = None,
+    ) -> None:
+        self.name = name
         self._folder = folder
         self._guard = guard
         self._more = more
@@ -38,7 +49,7 @@ class NatsServer:
             old.unlink()
         port = self.url.rpartition(":")[2] or self._port
         config = self._folder / "nats.conf"
-        places = {"folder": _quoted(self._folder), "store": _quoted(self._store)}
+        places = {"name": json.dumps(self.name), "folder": _quoted(self._folder), "store": _quoted(self._store)}
         config.write_text(_CONFIG.format(port=port, **places) + self._more)
         self.process = ServerProcess("nats-server", [_binary(), "-c", config], self._guard, self._folder / "nats.log")
         self.process.start(self._is_ready)

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class PostgresServer:
     def __init__(self, folder: Path, guard: Guard, *, port: int = 0, keep: Path | None = None) -> None:
         self._folder = folder
         self._guard = guard
-        self._identity = _unprivileged()
+        self._identity = unprivileged()
         self._settings = _SETTINGS | ({"fsync": "on"} if keep else {})
         self._data = keep / "postgres" if keep else folder / "data"
         self._password = _kept_password(keep / "password") if keep else secrets.token_urlsafe(18)
@@ -97,18 +98,22 @@ class PostgresServer:
         if self._identity:
             for path in (data, password):
                 os.chown(path, self._identity["user"], self._identity["group"])
-        done = subprocess.run(
-            [self._bin / "initdb", "-D", data, "-U", USER, f"--pwfile={password}", *_INITDB],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=_environment(),
-            **self._identity,
-        )
-        password.unlink()
-        if done.returncode:
-            raise ServerFailed(f"initdb failed:\n{done.stderr}")
+        try:
+            self._fill(data, password)
+        finally:
+            password.unlink()
         data.rename(self._data)
+
+    def _fill(self, data: Path, password: Path) -> None:
+        """Make a cluster in the empty folder `data`. Raises ServerFailed."""
+        self._run([self._bin / "initdb", "-D", data, "-U", USER, f"--pwfile={password}", *_INITDB])
+
+    def _run(self, command: Sequence[str | Path]) -> None:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=_environment(), **self._identity
+        )
+        if done.returncode:
+            raise ServerFailed(f"{Path(command[0]).name} failed:\n{done.stderr}")
 
     def stop(self) -> None:
         """Stop it; running statements are broken off."""
@@ -138,8 +143,8 @@ def _environment() -> dict[str, str]:
     return {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "TZ": "UTC"}
 
 
-def _unprivileged() -> dict[str, Any]:
-    """PostgreSQL refuses to run as root, so root starts it as nobody."""
+def unprivileged() -> dict[str, Any]:
+    """Options of Popen for a server that refuses to run as root: root starts it as nobody."""
     if os.geteuid() != 0:
         return {}
     try:

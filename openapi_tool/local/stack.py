@@ -34,7 +34,8 @@ class EmbeddedStack:
     """PostgreSQL, NATS and the Jina double as child processes in one folder of their own.
 
     With `keep`, the data of both servers is in that folder and stays there. Ports are free ones unless
-    given. Locks on the file descriptors in `hold` last until everything has stopped.
+    given. Locks on the file descriptors in `hold` last until everything has stopped. `guard` ends further
+    processes of the same run.
     """
 
     def __init__(
@@ -47,18 +48,18 @@ class EmbeddedStack:
         nats_port: int = 0,
         hold: Sequence[int] = (),
     ) -> None:
-        self._guard = Guard(hold)
+        self.guard = Guard(hold)
         self.folder = Path(tempfile.mkdtemp(prefix="openapi-tool-", dir=base or _base_folder()))
-        self._guard.own(self.folder)
+        self.guard.own(self.folder)
         self.folder.chmod(0o755)
         for name in ("postgres", "nats"):
             (self.folder / name).mkdir()
         self.certificates = make_certificates(self.folder)
         self._ports = [port for port in (pg_port, nats_port) if port]
-        self.postgres = PostgresServer(self.folder / "postgres", self._guard, port=pg_port, keep=keep)
+        self.postgres = PostgresServer(self.folder / "postgres", self.guard, port=pg_port, keep=keep)
         store = keep / "nats" if keep else None
-        self.nats = NatsServer(self.folder / "nats", self._guard, port=nats_port, store=store)
-        self.upstream = UpstreamDouble(self.folder, self.certificates, self._guard, key_names)
+        self.nats = NatsServer(self.folder / "nats", self.guard, port=nats_port, store=store)
+        self.upstream = UpstreamDouble(self.folder, self.certificates, self.guard, key_names)
 
     def __enter__(self) -> Self:
         try:
@@ -77,7 +78,7 @@ class EmbeddedStack:
 
     def own(self, path: Path) -> None:
         """Remove this file or folder, too, when everything has stopped."""
-        self._guard.own(path)
+        self.guard.own(path)
 
     def ended(self) -> str | None:
         """The name of a server that has ended by itself."""
@@ -85,10 +86,10 @@ class EmbeddedStack:
         return next((process.name for process in processes if process and not process.alive), None)
 
     def another_nats(self, name: str, more: str) -> NatsServer:
-        """One more NATS server, not yet started, with `more` in its configuration."""
+        """One more NATS server of this name, not yet started, with `more` in its configuration."""
         folder = self.folder / name
         folder.mkdir()
-        return NatsServer(folder, self._guard, more)
+        return NatsServer(folder, self.guard, more, name=name)
 
     def executor(
         self,
@@ -107,7 +108,7 @@ class EmbeddedStack:
             **(settings or {}),
         }
         port = None if real_upstream else self.upstream.port
-        return ExecutorProcess(name, self.folder, self._guard, environment, port, module)
+        return ExecutorProcess(name, self.folder, self.guard, environment, port, module)
 
     def _of_double(self) -> dict[str, str]:
         """Environment variables of an executor that asks the double."""
@@ -116,7 +117,7 @@ class EmbeddedStack:
 
     def close(self) -> None:
         """Stop every process and remove the folder: the guard does both, as it would after a crash."""
-        self._guard.close()
+        self.guard.close()
 
 
 def _must_be_free(ports: Sequence[int]) -> None:
