@@ -18,7 +18,8 @@ demo: $(READY)
 test: $(READY)
 	$(PY) -m pytest
 
-# Ten minutes of faults; for a shorter run: make chaos CHAOS="--calls 1000 --seed 4"
+# Ten minutes of faults; for a shorter run: make chaos CHAOS="--calls 1000 --seed 4"; for partial failures:
+# make chaos CHAOS="--profile cluster" (or failover, failover-hosts, pgbouncer, clocks, admin)
 chaos: $(READY)
 	$(PY) -m tests.chaos.run $(CHAOS)
 

@@ -173,7 +173,7 @@ PROMISES = (
     Promise("memory.limit", "design", "However many large pages are read at once, the process stays below the limit that the chart computes from its settings."),
     Promise("memory.budget", "design", "Answers that are read wait for room in one budget, first come, first served."),
     Promise("chaos.nothing_lost", "design", "Whatever dies, restarts, stalls or misbehaves: nothing is lost, nothing doubled, every doorbell rings."),
-    Promise("chaos.checker", "design", "The checker of the chaos suite finds a build that acknowledges first; a seed gives a schedule again."),
+    Promise("chaos.checker", "design", "The checker of the chaos suite finds a build that acknowledges first, an answer that comes too late and a `/readyz` that is wrong; a seed gives a schedule again."),
     Promise("fault.kill", "design", "An executor that is killed at any moment loses nothing and doubles nothing."),
     Promise("fault.kill_before_upstream", "design", "One that dies before it asks the upstream loses nothing: another one asks."),
     Promise("fault.kill_after_upstream", "design", "One that dies with an answer in its hands loses nothing: another one asks again."),

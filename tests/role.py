@@ -22,6 +22,6 @@ async def make_role(dsn: str, role: str = ROLE, *, registration: bool = False) -
     await connection.close()
 
 
-def dsn_of(stack: EmbeddedStack, database: str, role: str = ROLE) -> str:
-    """How the executor connects."""
-    return f"postgresql://{role}:{_PASSWORD}@127.0.0.1:{stack.postgres.port}/{database}"
+def dsn_of(stack: EmbeddedStack, database: str, role: str = ROLE, *, at: str = "") -> str:
+    """How the executor connects; `at` is another `host:port` than the stack's, or several with commas."""
+    return f"postgresql://{role}:{_PASSWORD}@{at or f'127.0.0.1:{stack.postgres.port}'}/{database}"

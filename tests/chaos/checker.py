@@ -2,37 +2,70 @@
 
 The journal has one JSON object a line: `{"call": …}` for a command that was sent, `{"crash": seconds}`
 for a process that was stopped dead (with `dead_s` for one that wakes up again), `{"fault": kind, "began":
-seconds, "ended": seconds}` for whatever was done. A call is lost when its command reached the stream and it has not
-exactly one result card, one inbox row and one report edge that belong together; it is doubled when it
-has more than one of any.
+seconds, "ended": seconds}` for whatever was done; outages and answers of `/readyz` are in `periods`.
+
+A call is answered when it has exactly one result card, one inbox row and one report edge that belong together, or a
+dead letter. It is lost when its command reached the stream and it is not answered in time: within `deadline_s` seconds
+from its placement, not counting those that an outage covers. The late ones of the lost are listed, too. A call is
+doubled when it has more than one card, row or edge, refused when it got a dead letter alone although it could be
+answered, or a failure although its time was not up, and asked too late when the upstream received a request for it
+after `DEADLINE_S`. (Calls are refused with good reason where the upstream fails.)
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import nats
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.errors import ServiceUnavailableError
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from tests.chaos.periods import (
+    DEADLINE_S,
+    Outage,
+    Probe,
+    covered,
+    outages,
+    probes,
+    reactions,
+    readiness,
+    unready_otherwise,
+    waited,
+)
 
 COMMANDS, DEAD_LETTERS = "cg_cmd_v1r4", "openapi_tool_dead_letters"
 _BATCH = 500
+_READ_AGAIN_S, _READ_WITHIN_S = 0.5, 20.0
 _OK = 200
 _SLOWEST = 3
+_FULL_TERM_S = 25.0
+"""A call that ends in failure earlier than this had time left: the executor's own deadline is 27 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """What a run wrote down: calls by their id, processes that stopped dead (from, to), faults."""
+    """What a run wrote down: calls by their id, processes that stopped dead (from, to), faults, outages, `/readyz`.
+
+    `letters` are dead letters that a fault has removed, by their call, with the time at which they were written.
+    """
 
     calls: Mapping[str, Mapping[str, Any]]
     crashes: Sequence[tuple[float, float]]
     faults: Sequence[Mapping[str, Any]]
+    outages: Sequence[Outage] = ()
+    probes: Sequence[Probe] = ()
+    letters: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,40 +83,131 @@ class Delay:
     meanwhile: list[str]
 
 
-async def check(dsn: str, nats_url: str, path: Path, requests: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The findings of a run; `lost` and `doubled` name the calls."""
-    journal, requests = _read(path), list(requests)
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of a stream; `at` is when the server stored it, in seconds since the epoch."""
+
+    headers: Mapping[str, str]
+    data: bytes
+    at: float
+
+
+async def check(
+    dsn: str,
+    nats_urls: Sequence[str],
+    path: Path,
+    requests: Iterable[Mapping[str, Any]],
+    deadline_s: float = math.inf,
+) -> dict[str, Any]:
+    """The findings of a run; lists of ids name calls."""
+    journal, requests = read_journal(path), list(requests)
     calls = journal.calls
     rows = await _rows(dsn)
-    doorbells = {headers.get("CG-Turn-Id") for headers, _ in await _messages(nats_url, COMMANDS, "cmd.agent")}
-    letters = [json.loads(data) for _, data in await _messages(nats_url, DEAD_LETTERS, "")]
-    answered = {call_id for call_id in calls if _whole(rows[call_id])}
+    rung = Counter(bell.headers.get("CG-Turn-Id") for bell in await messages(nats_urls, COMMANDS, "cmd.agent"))
+    letters = await messages(nats_urls, DEAD_LETTERS, "")
+    answered = {call_id for call_id in calls if whole(rows[call_id])}
     sent = {call_id for call_id, call in calls.items() if call["published"]}
-    waited = sorted(delays(journal, rows, _held(requests)), key=lambda delay: -delay.delay_s)
-    one, several = [delay for delay in waited if delay.crashes == 1], [delay for delay in waited if delay.crashes > 1]
+    lettered = {**dead_lettered(letters), **journal.letters}
+    answered_at = {call_id: at for call_id, at in lettered.items() if call_id in calls}
+    answered_at |= {call_id: rows[call_id]["rows"][0]["at"] for call_id in answered}
+    late = late_calls(journal, answered_at, deadline_s)
     return {
         "calls": len(sent),
         "answered": len(answered),
-        "lost": sorted(sent - answered),
+        "lost": sorted((sent - set(answered_at)) | late),
+        "late": sorted(late),
+        "lost_meanwhile": dict(meanwhile(journal, (sent - set(answered_at)) | late)),
         "doubled": sorted(call_id for call_id in calls if any(len(found) > 1 for found in rows[call_id].values())),
+        "refused": sorted(call_id for call_id in answered_at if refused(calls[call_id], rows[call_id])),
+        "asked_too_late": sorted(asked_too_late(calls, requests)),
         "statuses": dict(Counter(rows[call_id]["cards"][0]["status"] for call_id in answered)),
-        "upstream_2xx_per_call": _per_call(calls, sent, requests),
-        "max_delay_after_crash_s": _longest(delay.delay_s for delay in one),
-        "slowest_after_crash": [asdict(delay) for delay in one[:_SLOWEST]],
-        "max_delay_after_several_crashes_s": _longest(delay.delay_s for delay in several),
+        "upstream_2xx_per_call": _per_call(calls, sent, requests, whole_only=True),
+        "upstream_requests_per_call": _per_call(calls, sent, requests, whole_only=False),
+        **_delays_after_crashes(delays(journal, rows, _held(requests))),
         "max_delay_s": _longest(_latency(calls[call_id], rows[call_id]) for call_id in answered),
-        "doorbells_missing": sum(calls[call_id]["agent_turn_id"] not in doorbells for call_id in answered),
-        "dead_letters": dict(Counter(letter["reason"] for letter in letters)),
+        "doorbells_missing": sum(calls[call_id]["agent_turn_id"] not in rung for call_id in answered),
+        "doorbells_repeated": rung.total() - len(rung),
+        "dead_letters": dict(Counter(json.loads(letter.data)["reason"] for letter in letters)),
+        "outages": [_in_outage(outage, requests) for outage in journal.outages],
+        "readiness": readiness(reactions(journal.outages, journal.probes)),
+        "unready_otherwise_s": unready_otherwise(journal.outages, journal.probes),
     }
 
 
-def _read(path: Path) -> Journal:
+def read_journal(path: Path) -> Journal:
+    """The lines of a journal, sorted by what they are about."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return Journal(
         {line["call"]["tool_call_id"]: line["call"] for line in lines if "call" in line},
         [(line["crash"], line["crash"] + line.get("dead_s", 0)) for line in lines if "crash" in line],
         [line for line in lines if "fault" in line],
+        outages(lines),
+        probes(lines),
+        {line["dead_letter"]: line["at"] for line in lines if "dead_letter" in line},
     )
+
+
+def late_calls(journal: Journal, answered_at: Mapping[str, float], deadline_s: float) -> set[str]:
+    """Calls that waited too long for the answer that they got."""
+    return {
+        call_id
+        for call_id, call in journal.calls.items()
+        if call_id in answered_at and waited(journal.outages, call["placed_at"], answered_at[call_id]) > deadline_s
+    }
+
+
+def meanwhile(journal: Journal, call_ids: Iterable[str]) -> Counter[str]:
+    """How many of some calls met each kind of fault in the time that they had."""
+    return Counter(
+        fault["fault"]
+        for placed_at in (journal.calls[call_id]["placed_at"] for call_id in call_ids)
+        for fault in journal.faults
+        if fault["began"] < placed_at + DEADLINE_S and fault["ended"] > placed_at
+    )
+
+
+def asked_too_late(calls: Mapping[str, Mapping[str, Any]], requests: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Calls for which the upstream was asked when their turn had been answered by the watchdog."""
+    by_query = {call["query"]: call_id for call_id, call in calls.items() if call["published"]}
+    asked = [(by_query.get(_query(request)), request["at"]) for request in requests]
+    return {call_id for call_id, at in asked if call_id and at - calls[call_id]["placed_at"] > DEADLINE_S}
+
+
+def _query(request: Mapping[str, Any]) -> Any:
+    return json.loads(request["body"])["q"]
+
+
+def dead_lettered(letters: Iterable[Message]) -> dict[str, float]:
+    """When dead letters were written, by the id of their call; a command without headers has it in its body."""
+    found = {}
+    for letter in letters:
+        record = json.loads(letter.data)
+        body = base64.b64decode(record["data_base64"]).decode(errors="replace")
+        found[record["headers"].get("CG-Tool-Call-Id", body.strip('[]"'))] = letter.at
+    return found
+
+
+def refused(call: Mapping[str, Any], rows: Mapping[str, list[dict[str, Any]]]) -> bool:
+    """Whether an answerable call got a dead letter alone, or a failure before its time was up."""
+    if call["kind"] not in ("call", "duplicate"):
+        return False
+    return not whole(rows) or (rows["cards"][0]["status"] != "success" and _latency(call, rows) < _FULL_TERM_S)
+
+
+def _in_outage(outage: Outage, requests: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What happened in an outage: deliveries of the durable and requests that the upstream received."""
+    asked = sum(outage.since <= request["at"] < outage.until for request in requests)
+    return {"why": outage.why, "seconds": round(outage.seconds, 1), "fetched": outage.fetched, "asked": asked}
+
+
+def _delays_after_crashes(found: Iterable[Delay]) -> dict[str, Any]:
+    ordered = sorted(found, key=lambda delay: -delay.delay_s)
+    one = [delay for delay in ordered if delay.crashes == 1]
+    return {
+        "max_delay_after_crash_s": _longest(delay.delay_s for delay in one),
+        "slowest_after_crash": [asdict(delay) for delay in one[:_SLOWEST]],
+        "max_delay_after_several_crashes_s": _longest(delay.delay_s for delay in ordered if delay.crashes > 1),
+    }
 
 
 async def _rows(dsn: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
@@ -109,27 +233,40 @@ async def _rows(dsn: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
     return found
 
 
-async def _messages(url: str, stream: str, part: str) -> list[tuple[dict[str, str], bytes]]:
-    """Headers and data of every message of a stream whose subject holds `part`; none where there is no stream."""
-    client = await nats.connect(url)
+async def messages(urls: Sequence[str], stream: str, part: str) -> list[Message]:
+    """Every message of a stream whose subject holds `part`; none where there is no stream."""
+    client = await nats.connect(list(urls))
     try:
         jetstream = client.jetstream()
         if stream not in {info.config.name for info in await jetstream.streams_info()}:
             return []
-        subscription = await jetstream.pull_subscribe(
-            "", stream=stream, config=ConsumerConfig(ack_policy=AckPolicy.NONE)
-        )
-        found, left = [], (await jetstream.stream_info(stream)).state.messages
-        while left > 0:
-            batch = await subscription.fetch(min(_BATCH, left), timeout=10)
-            left -= len(batch)
-            found += [(message.headers or {}, message.data) for message in batch if part in message.subject]
-        return found
+        found = await _read_all(jetstream, stream)
     finally:
         await client.close()
+    return [
+        Message(message.headers or {}, message.data, message.metadata.timestamp.timestamp())
+        for message in found
+        if part in message.subject
+    ]
 
 
-def _whole(rows: Mapping[str, list[dict[str, Any]]]) -> bool:
+@retry(
+    retry=retry_if_exception_type(ServiceUnavailableError),  # a new consumer in a cluster has no leader for a moment
+    stop=stop_after_delay(_READ_WITHIN_S),
+    wait=wait_fixed(_READ_AGAIN_S),
+    reraise=True,
+)
+async def _read_all(jetstream: JetStreamContext, stream: str) -> list[Msg]:
+    config = ConsumerConfig(ack_policy=AckPolicy.NONE)
+    subscription = await jetstream.pull_subscribe("", stream=stream, config=config)
+    found: list[Msg] = []
+    wanted = (await jetstream.stream_info(stream)).state.messages
+    while len(found) < wanted:
+        found += await subscription.fetch(min(_BATCH, wanted - len(found)), timeout=10)
+    return found
+
+
+def whole(rows: Mapping[str, list[dict[str, Any]]]) -> bool:
     """One card, one row that names it, one edge."""
     return all(len(found) == 1 for found in rows.values()) and rows["rows"][0]["card_id"] == rows["cards"][0]["card_id"]
 
@@ -147,14 +284,14 @@ def delays(
 ) -> Iterable[Delay]:
     """For every call that waited while processes died; `held` as from and to, by query."""
     for call_id, call in journal.calls.items():
-        if not _whole(rows[call_id]) or call["kind"] == "killer":
+        if not whole(rows[call_id]) or call["kind"] == "killer":
             continue
         placed_at, answered_at = call["placed_at"], rows[call_id]["rows"][0]["at"]
         crashes = [crash for crash in journal.crashes if placed_at <= crash[0] < answered_at]
         if not crashes:
             continue
         first, dead_until = min(at for at, _ in crashes), max(until for _, until in crashes)
-        held_s = _covered(held.get(call["query"], ()), dead_until, answered_at)
+        held_s = covered(held.get(call["query"], ()), dead_until, answered_at)
         delay_s = answered_at - first - call["upstream_s"] - held_s
         meanwhile = [
             f"{fault['fault']} {fault['began'] - first:+.1f} s"
@@ -169,20 +306,13 @@ def _held(requests: Iterable[Mapping[str, Any]]) -> Mapping[str, Sequence[tuple[
     found = defaultdict(list)
     for request in requests:
         if request.get("hung") and "ended_at" in request:
-            found[json.loads(request["body"])["q"]].append((request["at"], request["ended_at"]))
+            found[_query(request)].append((request["at"], request["ended_at"]))
     return found
 
 
-def _covered(spans: Iterable[tuple[float, float]], since: float, until: float) -> float:
-    """Seconds between `since` and `until` that any of the spans covers."""
-    covered = 0.0
-    for began, ended in sorted(spans):
-        covered += max(0.0, min(ended, until) - max(began, since))
-        since = max(since, ended)
-    return covered
-
-
-def _per_call(calls: Mapping[str, Any], sent: set[str], requests: Iterable[Mapping[str, Any]]) -> float:
-    good = sum(request.get("status") == _OK and request["whole"] for request in requests)
+def _per_call(
+    calls: Mapping[str, Any], sent: set[str], requests: Iterable[Mapping[str, Any]], *, whole_only: bool
+) -> float:
+    good = sum(not whole_only or (request.get("status") == _OK and request["whole"]) for request in requests)
     asked = sum(calls[call_id]["kind"] in ("call", "duplicate") for call_id in sent)
     return round(good / asked, 4) if asked else 0.0

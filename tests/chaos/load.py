@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import count
@@ -26,6 +28,14 @@ TOOL = {
     "options": {"jina": {"mode": "search"}},
 }
 _AGAIN_S = 0.2
+_CONNECT_S = 5.0
+_CONSUME_S = 1.0
+_CONSUME = (
+    "update state.agent_inbox set status = 'consumed' "
+    "where message_type = 'tool_result' and status = 'pending' and created_at < now() - interval '1 second'"
+)
+_PATIENT = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.25, "ping_interval": 1, "connect_timeout": 1}
+"""The kernel's own connection must notice a frozen server soon, or hardly a call is placed while it lasts."""
 _OUTAGES = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
@@ -63,9 +73,9 @@ class Journal:
 class Load:
     """The kernel of a run: places calls, and goes on after every outage."""
 
-    def __init__(self, dsn: str, nats_url: str, journal: Journal, random_: random.Random) -> None:
+    def __init__(self, dsn: str, nats_urls: Sequence[str], journal: Journal, random_: random.Random) -> None:
         self._dsn = dsn
-        self._nats_url = nats_url
+        self._nats_urls = list(nats_urls)
         self._journal = journal
         self._random = random_
         self._stack = AsyncExitStack()
@@ -74,8 +84,10 @@ class Load:
         self._numbers = count()
         self.sent = 0
 
-    async def prepare(self) -> None:
+    async def prepare(self, replicas: int = 1) -> None:
+        """Make the command stream with so many `replicas`, and the rows that every call needs."""
         caller = await self._connected()
+        await caller.make_stream(replicas=replicas)
         await caller.add_project(PROJECT)
         await caller.add_agent(PROJECT, AGENT)
         await caller.add_tool(PROJECT, TOOL)
@@ -105,8 +117,29 @@ class Load:
     async def rubbish(self) -> None:
         """A command whose body is no JSON, and one that nobody can be answered for."""
         await self.send("never asked", "rubbish", 0.0, data=b"{broken")
+        await self.unanswerable()
+
+    async def unanswerable(self) -> None:
+        """A command without headers, for which only a dead letter can be written; its body says which it is."""
         call = await self._placed("never asked")
-        await self._publish(call, b"[]", headers={})
+        published = await self._publish(call, json.dumps([call.tool_call_id]).encode(), headers={})
+        self._journal.sent(call, "unanswerable", "never asked", 0.0, published=published)
+
+    async def consume(self) -> None:
+        """Consume results from the inbox, as the kernel's workers do, until cancelled."""
+        while True:
+            await asyncio.sleep(_CONSUME_S)
+            with contextlib.suppress(*_OUTAGES):
+                await self._consume_for_a_while()
+
+    async def _consume_for_a_while(self) -> None:
+        connection = await asyncpg.connect(self._dsn, timeout=_CONNECT_S)
+        try:
+            while True:
+                await connection.execute(_CONSUME, timeout=_CONNECT_S)
+                await asyncio.sleep(_CONSUME_S)
+        finally:
+            connection.terminate()
 
     async def send(self, query: str, kind: str, upstream_s: float, data: bytes | None = None) -> PlacedCall:
         call = await self._placed(query)
@@ -136,7 +169,8 @@ class Load:
         """A caller whose database is there; the ones before it keep their bus until the end."""
         async with self._connecting:
             if self._caller is None or self._caller.database.is_closed():
-                self._caller = await self._stack.enter_async_context(Caller.connect(self._dsn, self._nats_url))
+                opening = Caller.open(self._dsn, servers=self._nats_urls, **_PATIENT)
+                self._caller = await self._stack.enter_async_context(opening)
             return self._caller
 
     async def close(self) -> None:

@@ -1,6 +1,6 @@
-"""`make chaos`: a steady load on three replicas while everything around them fails, then a check of what is left.
+"""Three replicas while everything around them fails, then a check of what is left.
 
-The last line printed is one JSON object; the exit code is 0 only if nothing was lost or doubled.
+The last line printed is one JSON object; the exit code is 0 only if every finding that the profile judges is good.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import asyncio
 import json
 import logging
 import random
+import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,15 +25,28 @@ from openapi_tool.local.caller import prepare_database
 from openapi_tool.local.fail_points import FOLDER_VARIABLE
 from openapi_tool.local.server import free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
-from openapi_tool.protocol.subject import default_durable
 from tests.chaos.checker import COMMANDS, check
-from tests.chaos.faults import FAULTS, Replica, Run, note_deaths, schedule, torment
+from tests.chaos.faults import Standard, note_deaths, schedule
+from tests.chaos.harness import DATABASE, DURABLE, Absent, Profile, Replica, Run, torment
 from tests.chaos.load import Journal, Load
+from tests.chaos.periods import REACTION_S
+from tests.chaos.probe import probe
+from tests.chaos.profiles.admin import Admin
+from tests.chaos.profiles.clocks import Clocks
+from tests.chaos.profiles.cluster import Cluster
+from tests.chaos.profiles.failover import Failover, FailoverHosts
+from tests.chaos.profiles.pgbouncer import Bouncer
 from tests.role import dsn_of, make_role
 
-DATABASE, DURABLE = "chaos", default_durable("v1r4", "jina")
-EXECUTOR = "openapi_tool.local.executor"
-_SETTLE_S = 90.0
+PROFILES: Mapping[str, type[Profile]] = {
+    "standard": Standard,
+    "cluster": Cluster,
+    "failover": Failover,
+    "pgbouncer": Bouncer,
+    "clocks": Clocks,
+    "admin": Admin,
+    "failover-hosts": FailoverHosts,
+}
 _QUIET_S = 1.0
 
 
@@ -39,90 +54,153 @@ _QUIET_S = 1.0
 class Options:
     """What a run is like; a seed gives the same schedule of faults again.
 
-    The load goes on for at most `hit_all_within_s` more seconds, until every kind has hit a running call.
+    The load goes on until every fault of `kinds` was fired, for an endless profile at most `hit_all_within_s` more
+    seconds until each has hit a running call. Outages last `outage_s`; between faults are `rest_s` (by default the
+    profile's), in an endless profile `every_s` (from, to). `settle_s` is how long what is left may take after the
+    load. Journal and logs are copied to the folder `keep`.
     """
 
     calls: int = 1000
     per_second: float = 17.0
-    replicas: int = 3
+    replicas: int | None = None
     every_s: tuple[float, float] = (1.5, 3.0)
     seed: int = 1
-    kinds: tuple[str, ...] = tuple(FAULTS)
-    executor: str = EXECUTOR
+    kinds: tuple[str, ...] = ()
+    executor: str | None = None
     hit_all_within_s: float = 0.0
+    profile: str = "standard"
+    outage_s: float = 15.0
+    rest_s: float | None = None
+    settle_s: float = 90.0
+    keep: Path | None = None
 
 
 async def chaos(stack: EmbeddedStack, options: Options) -> dict[str, Any]:
-    """Run and check; the findings with the faults that were fired."""
-    run = await prepare(stack, options)
-    began = time.monotonic()
-    await _with_faults(run, options)
+    """Run and check; the findings with the faults that were fired. Raises Absent, ValueError for an unknown fault."""
+    profile = PROFILES[options.profile](stack)
+    if unknown := set(options.kinds) - set(profile.faults()):
+        raise ValueError(f"{options.profile} has no {sorted(unknown)}, only {sorted(profile.faults())}")
+    async with AsyncExitStack() as exits:
+        run = await prepare(profile, options, exits)
+        began = time.monotonic()
+        await _with_faults(run, profile, options)
+        if options.keep is not None:
+            _keep(run, options.keep)
+        found = await findings(run, profile.deadline_s)
+    seconds = round(time.monotonic() - began)
     return {
-        **await findings(run),
+        "profile": options.profile,
+        **found,
         "faults": run.faults,
         "seed": options.seed,
-        "seconds": round(time.monotonic() - began),
+        "seconds": seconds,
+        "failed": failures(found, profile),
     }
 
 
-async def prepare(stack: EmbeddedStack, options: Options) -> Run:
+def _keep(run: Run, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in (run.journal.path, *run.stack.folder.glob("*.log"), *run.stack.folder.glob("*/*.log")):
+        shutil.copy(file, folder / file.relative_to(run.stack.folder).as_posix().replace("/", "-"))
+
+
+def failures(found: Mapping[str, Any], profile: Profile) -> list[str]:
+    """Names of the findings that fail the run."""
+    return [name for name in profile.judged if (found[name]["late"] if name == "readiness" else found[name])]
+
+
+async def prepare(profile: Profile, options: Options, exits: AsyncExitStack) -> Run:
     """A database, replicas that are not yet started, and a load that is not yet placed."""
+    stack = profile.stack
     folder = stack.folder / f"chaos-{options.seed}-{time.monotonic_ns()}"
     folder.mkdir()
+    site = await profile.open(exits)
     await prepare_database(stack.postgres.dsn(), DATABASE, kernel_schema())
     await make_role(stack.postgres.dsn(DATABASE))
     journal = Journal(folder / "journal")
-    load = Load(stack.postgres.dsn(DATABASE), stack.nats.url, journal, _random(options))
-    run = Run(stack, DATABASE, folder, [], load, journal, _random(options))
-    run.replicas = [_replica(stack, folder, number, options) for number in range(options.replicas)]
+    load = Load(site.dsn, site.nats_urls, journal, _random(options))
+    run = Run(stack, site, options.outage_s, folder, [], load, journal, _random(options))
+    run.replicas = [
+        _replica(run, number, profile.settings(number), options.executor or profile.executor)
+        for number in range(options.replicas or profile.replicas)
+    ]
     stack.upstream.forget()
     await run.rules()
-    await load.prepare()
+    await load.prepare(site.copies)
     return run
 
 
-async def findings(run: Run) -> dict[str, Any]:
+async def findings(run: Run, deadline_s: float) -> dict[str, Any]:
     """What the checker says."""
     note_deaths(run.folder, run.journal)
-    stack = run.stack
-    return await check(stack.postgres.dsn(run.database), stack.nats.url, run.journal.path, stack.upstream.requests())
+    requests = await asyncio.to_thread(run.stack.upstream.requests)
+    return await check(run.site.dsn, run.site.nats_urls, run.journal.path, requests, deadline_s)
 
 
 def _random(options: Options) -> random.Random:
     return random.Random(options.seed)  # noqa: S311 - a schedule, no secret
 
 
-def _replica(stack: EmbeddedStack, folder: Path, number: int, options: Options) -> Replica:
+def _replica(run: Run, number: int, own: Mapping[str, str], executor: str) -> Replica:
     port = free_port()
     settings: Mapping[str, str] = {
-        FOLDER_VARIABLE: str(folder),
+        FOLDER_VARIABLE: str(run.folder),
         "OPENAPI_TOOL__HEALTH__PORT": str(port),
         "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY",
-        "PG_DSN": dsn_of(stack, DATABASE),
+        "PG_DSN": dsn_of(run.stack, DATABASE),
+        **run.site.settings,
+        **own,
     }
-    return Replica(stack.executor(f"{folder.name}-{number}", DATABASE, settings, module=options.executor), port)
+    return Replica(run.stack.executor(f"{run.folder.name}-{number}", DATABASE, settings, module=executor), port)
 
 
-async def _with_faults(run: Run, options: Options) -> None:
+async def _with_faults(run: Run, profile: Profile, options: Options) -> None:
     await start(run)
-    keeper = asyncio.create_task(run.keep_replicas_alive())
-    tormentor = asyncio.create_task(torment(run, schedule(_random(options), options.every_s, options.kinds)))
+    faults = profile.faults()
+    kinds = options.kinds or tuple(faults)
+    tormentor = asyncio.create_task(torment(run, _times(profile, options, kinds), faults))
+    beside = [
+        asyncio.create_task(run.keep_replicas_alive()),
+        asyncio.create_task(probe(run.replicas, run.journal)),
+        asyncio.create_task(run.load.consume()),
+    ]
     try:
         await run.load.run(options.calls, options.per_second)
-        give_up = time.monotonic() + options.hit_all_within_s
-        while run.hit != set(options.kinds) and time.monotonic() < give_up:
-            await run.load.run(round(options.per_second), options.per_second)
+        await _go_on(run, profile, options, tormentor, kinds)
         tormentor.cancel()
         await asyncio.wait([tormentor, *run.background])
         await run.rules()
-        await settled(run)
+        await settled(run, options.settle_s)
     finally:
-        keeper.cancel()
-        tormentor.cancel()
-        await asyncio.wait([keeper, tormentor])
+        for task in (tormentor, *beside):
+            task.cancel()
+        await asyncio.wait([tormentor, *beside])
         await stop(run)
-    if not tormentor.cancelled() and (error := tormentor.exception()):
-        raise error
+    for task in (tormentor, *beside):
+        if not task.cancelled() and (error := task.exception()):
+            raise error
+
+
+def _times(profile: Profile, options: Options, kinds: tuple[str, ...]) -> Iterator[tuple[float, str]]:
+    if profile.endless:
+        return schedule(_random(options), options.every_s, kinds)
+    rest_s = profile.rest_s if options.rest_s is None else options.rest_s
+    return iter([(rest_s, kind) for kind in kinds])
+
+
+async def _go_on(
+    run: Run, profile: Profile, options: Options, tormentor: asyncio.Task[None], kinds: tuple[str, ...]
+) -> None:
+    """Keep up the load until the faults have been fired, and for a rest in which the last one can be got over."""
+    give_up = time.monotonic() + options.hit_all_within_s
+    second = round(options.per_second)
+    if profile.endless:
+        while run.hit != set(kinds) and time.monotonic() < give_up:
+            await run.load.run(second, options.per_second)
+        return
+    while not tormentor.done():
+        await run.load.run(second, options.per_second)
+    await run.load.run(round((REACTION_S + 1) * options.per_second), options.per_second)
 
 
 async def start(run: Run) -> None:
@@ -132,15 +210,14 @@ async def start(run: Run) -> None:
 
 async def stop(run: Run) -> None:
     """Stop all replicas and the load."""
-    for replica in run.replicas:
-        await asyncio.to_thread(replica.process.stop)
+    await asyncio.gather(*(asyncio.to_thread(replica.process.stop) for replica in run.replicas))
     await run.load.close()
 
 
-async def settled(run: Run) -> None:
-    """Wait until no command is left, and for a while longer."""
-    client = await nats.connect(run.stack.nats.url)
-    give_up = time.monotonic() + _SETTLE_S
+async def settled(run: Run, settle_s: float = 90.0) -> None:
+    """Wait until no command is left, `settle_s` at most, and for a while longer."""
+    client = await nats.connect(list(run.site.nats_urls))
+    give_up = time.monotonic() + settle_s
     try:
         while time.monotonic() < give_up:
             info = await client.jetstream().consumer_info(COMMANDS, DURABLE)
@@ -153,23 +230,41 @@ async def settled(run: Run) -> None:
 
 
 def main() -> None:
-    """Run, print the findings, exit with 0 only if nothing was lost or doubled."""
+    """Run, print the findings, exit with 0 only if nothing that the profile judges failed."""
     logging.getLogger("nats").setLevel(logging.CRITICAL)  # its client says at length that a server is away
+    options = _options()
+    try:
+        with EmbeddedStack() as stack:
+            found = asyncio.run(chaos(stack, options))
+    except Absent as absent:
+        sys.stdout.write(json.dumps({"profile": options.profile, "skipped": str(absent)}) + "\n")
+        return
+    lists = ("lost", "late", "doubled", "refused", "asked_too_late")
+    counts = {name: len(found[name]) for name in lists}
+    named = {f"{name}_calls": found[name] for name in lists}
+    sys.stdout.write(json.dumps({**found, **counts, **named}) + "\n")
+    sys.exit(bool(found["failed"]))
+
+
+def _options() -> Options:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--calls", type=int, default=10_000, help="calls to place")
+    parser.add_argument("--profile", default="standard", choices=sorted(PROFILES), help="what fails, and which servers")
+    parser.add_argument("--calls", type=int, help="calls to place (standard: 10000, else 2000)")
     parser.add_argument("--per-second", type=float, default=17.0, help="calls placed a second")
     parser.add_argument("--seed", type=int, default=1, help="a schedule of faults")
-    parser.add_argument("--only", nargs="*", default=sorted(FAULTS), choices=sorted(FAULTS), help="kinds of faults")
+    parser.add_argument("--outage", type=float, default=15.0, help="seconds that an outage lasts")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="copy journal and logs there")
+    parser.add_argument("--only", nargs="*", default=[], metavar="KIND", help="kinds of faults, instead of all")
     arguments = parser.parse_args()
-    options = Options(
-        calls=arguments.calls, per_second=arguments.per_second, seed=arguments.seed, kinds=tuple(arguments.only)
+    return Options(
+        calls=arguments.calls or (10_000 if arguments.profile == "standard" else 2_000),
+        per_second=arguments.per_second,
+        seed=arguments.seed,
+        kinds=tuple(arguments.only),
+        profile=arguments.profile,
+        outage_s=arguments.outage,
+        keep=arguments.keep,
     )
-    with EmbeddedStack() as stack:
-        found = asyncio.run(chaos(stack, options))
-    counts = {name: len(found[name]) for name in ("lost", "doubled")}
-    named = {f"{name}_calls": found[name] for name in counts}
-    sys.stdout.write(json.dumps({**found, **counts, **named}) + "\n")
-    sys.exit(any(counts.values()))
 
 
 if __name__ == "__main__":

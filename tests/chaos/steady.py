@@ -12,13 +12,15 @@ import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 import asyncpg
 import psutil
 
 from openapi_tool.local.stack import EmbeddedStack
-from tests.chaos.faults import Run, restart_nats, restart_postgres
+from tests.chaos.faults import Standard, restart_nats, restart_postgres
+from tests.chaos.harness import Run
 from tests.chaos.load import SLOW_S
 from tests.chaos.run import Options, findings, prepare, settled, start, stop
 
@@ -34,7 +36,7 @@ async def under_load(seconds: float, replicas: int, work: Callable[[Run], Awaita
     """Do `work` while calls are placed; what it found, and what the checker did."""
     options = Options(calls=round(seconds * PER_SECOND), per_second=PER_SECOND, replicas=replicas)
     with EmbeddedStack() as stack:
-        run = await prepare(stack, options)
+        run = await prepare(Standard(stack), options, AsyncExitStack())
         await start(run)
         load = asyncio.create_task(run.load.run(options.calls, options.per_second))
         try:
@@ -44,7 +46,7 @@ async def under_load(seconds: float, replicas: int, work: Callable[[Run], Awaita
         finally:
             load.cancel()
             await stop(run)
-        checked = await findings(run)
+        checked = await findings(run, Standard.deadline_s)
     return {
         **found,
         **{name: checked[name] for name in ("calls", "lost", "doubled", "doorbells_missing", "max_delay_s")},
@@ -64,7 +66,7 @@ async def restarts(run: Run) -> dict[str, Any]:
 
 
 async def _recovered(run: Run, back_at: float) -> float | None:
-    connection = await asyncpg.connect(run.stack.postgres.dsn(run.database))
+    connection = await asyncpg.connect(run.site.dsn)
     rows = await connection.fetch(
         "select extract(epoch from created_at)::float8 - $1 as at from state.agent_inbox "
         "where message_type = 'tool_result'",

@@ -1,0 +1,228 @@
+"""What all profiles share: replicas, the state of a run, outages, and how faults are fired."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import re
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+
+from openapi_tool.local.executor import ExecutorProcess
+from openapi_tool.local.server import ServerFailed
+from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.protocol.subject import default_durable
+from tests.chaos.checker import COMMANDS
+from tests.chaos.load import QUICK_S, SLOW_S, Journal, Load
+from tests.chaos.periods import DEADLINE_S
+
+DATABASE, DURABLE = "chaos", default_durable("v1r4", "jina")
+RECORDING = "s-post-json"
+EXECUTOR = "openapi_tool.local.executor"
+_POLL_S = 0.05
+_POLLS = 60
+_ASK_S = 2.0
+
+
+@dataclass(slots=True)
+class Replica:
+    """One executor, and where its metrics are."""
+
+    process: ExecutorProcess
+    port: int
+    leave_alone: bool = False
+
+    @property
+    def alive(self) -> bool:
+        return self.process.process.alive
+
+    async def running(self) -> int:
+        """Calls that run in it now; 0 where it does not say."""
+        try:
+            return int(await asyncio.to_thread(self.metric, "openapi_tool_calls_running"))
+        except OSError:
+            return 0
+
+    def metric(self, name: str) -> float:
+        """One of its metrics, 0 where it has none of this name. Raises OSError."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=0.5) as answer:
+            found = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where the kernel finds its servers; executors get `settings` (environment variables) besides the usual ones.
+
+    The kernel makes its command stream with so many `copies`.
+    """
+
+    dsn: str
+    nats_urls: Sequence[str]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    copies: int = 1
+
+
+@dataclass(slots=True)
+class Run:
+    """The servers, replicas and load of a run; `outage_s` is how long a fault keeps calls from being finished."""
+
+    stack: EmbeddedStack
+    site: Site
+    outage_s: float
+    folder: Path
+    replicas: list[Replica]
+    load: Load
+    journal: Journal
+    random: random.Random
+    faults: dict[str, dict[str, int]] = field(default_factory=dict)
+    background: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    def normal_rules(self) -> list[dict[str, Any]]:
+        return [
+            {"match": "slow", "answer": RECORDING, "delay_s": SLOW_S},
+            {"answer": RECORDING, "delay_s": QUICK_S},
+        ]
+
+    async def rules(self, *more: Mapping[str, Any]) -> None:
+        await asyncio.to_thread(self.stack.upstream.rules, *more, *self.normal_rules())
+
+    async def busy_replica(self) -> tuple[Replica, int]:
+        """A replica with a call in it, if one gets any soon, and how many."""
+        chosen = self.random.choice([replica for replica in self.replicas if not replica.leave_alone])
+        for _ in range(_POLLS):
+            if running := await chosen.running():
+                return chosen, running
+            await asyncio.sleep(_POLL_S)
+        return chosen, 0
+
+    async def running(self) -> int:
+        """Calls that run in any replica, once there are some, if there are any soon."""
+        for _ in range(_POLLS):
+            if running := sum([await replica.running() for replica in self.replicas]):
+                return running
+            await asyncio.sleep(_POLL_S)
+        return 0
+
+    async def keep_replicas_alive(self) -> None:
+        """Start again whatever died, as a cluster would."""
+        while True:
+            for replica in self.replicas:
+                if not replica.alive and not replica.leave_alone:
+                    with contextlib.suppress(ServerFailed):  # it may die of the next fault before it is up
+                        await asyncio.to_thread(replica.process.start)
+            await asyncio.sleep(_POLL_S)
+
+    @property
+    def hit(self) -> set[str]:
+        """Kinds of faults that have hit a running call."""
+        return {kind for kind, count in self.faults.items() if count["hit"]}
+
+    async def delivered(self) -> int | None:
+        """How many deliveries the durable has made, None where NATS does not say so at once."""
+        try:
+            async with asyncio.timeout(_ASK_S), nats_client(self.site.nats_urls) as client:
+                info = await client.jetstream().consumer_info(COMMANDS, DURABLE)
+        except (nats.errors.Error, OSError, TimeoutError):
+            return None
+        return info.delivered.consumer_seq if info.delivered else None
+
+    def later(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self.background.add(task)
+        task.add_done_callback(self.background.discard)
+
+
+@asynccontextmanager
+async def nats_client(urls: Sequence[str]) -> AsyncIterator[Client]:
+    """A connection that does not outlive an outage. Raises nats.errors.Error, OSError, TimeoutError.
+
+    `nats.connect` leaves a socket open where the server accepts and then says nothing; `close` ends that, too.
+    """
+    client = Client()
+    try:
+        await client.connect(list(urls), allow_reconnect=False, connect_timeout=1, error_cb=_ignore)
+        yield client
+    finally:
+        await client.close()
+
+
+async def _ignore(_: Exception) -> None:
+    """An outage is what was asked for; the client need not report it."""
+
+
+Fault = Callable[[Run], Awaitable[int]]
+"""Does something to a run; how many running calls it hit, or whether it hit anything."""
+
+
+async def outage(run: Run, why: str, broken: AbstractAsyncContextManager[Any], seconds: float | None = None) -> int:
+    """Keep something `broken` for `seconds` (by default `run.outage_s`), so that no call can be finished meanwhile.
+
+    The period goes into the journal, from which the checker judges deadlines and readiness.
+    """
+    running, began = await run.running(), time.time()
+    async with broken:
+        since, before = time.time(), await run.delivered()
+        await asyncio.sleep(run.outage_s if seconds is None else seconds)
+        after, until = await run.delivered(), time.time()
+    fetched = None if before is None or after is None else after - before
+    run.journal.note(outage=why, began=began, since=since, until=until, over=time.time(), fetched=fetched)
+    return running
+
+
+async def torment(run: Run, times: Iterable[tuple[float, str]], faults: Mapping[str, Fault]) -> None:
+    """One fault after another."""
+    for wait_s, kind in times:
+        await asyncio.sleep(wait_s)
+        began = time.time()
+        hit = await faults[kind](run)
+        run.journal.note(fault=kind, began=began, ended=time.time())
+        count = run.faults.setdefault(kind, {"fired": 0, "hit": 0})
+        count["fired"] += 1
+        count["hit"] += bool(hit)
+
+
+class Absent(Exception):
+    """A program that a profile needs is not installed."""
+
+
+class Profile:
+    """Servers beside the embedded stack's, and the faults of a run in the order in which they are fired."""
+
+    replicas = 3
+    executor = EXECUTOR
+    rest_s = 8.0
+    """Seconds between faults; more than a reaction may take where faults are judged by it."""
+
+    endless = False
+    """Faults come in random order until the load ends, instead of each once."""
+
+    deadline_s = DEADLINE_S
+    judged: Sequence[str] = ("lost", "doubled", "doorbells_missing", "refused", "asked_too_late", "readiness")
+    """Findings that fail a run."""
+
+    def __init__(self, stack: EmbeddedStack) -> None:
+        self.stack = stack
+
+    async def open(self, exits: AsyncExitStack) -> Site:
+        """Start what the stack has not; `exits` ends it. Raises Absent where a program is not installed."""
+        del exits
+        return Site(self.stack.postgres.dsn(DATABASE), [self.stack.nats.url])
+
+    def settings(self, number: int) -> Mapping[str, str]:
+        """Environment variables of one replica only."""
+        del number
+        return {}
+
+    def faults(self) -> Mapping[str, Fault]:
+        """What is done to a run, by name."""
+        raise NotImplementedError
