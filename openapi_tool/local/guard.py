@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,10 +37,12 @@ class Guard:
             pass_fds=hold,
         )
         self._children: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()
 
     def watch(self, child: subprocess.Popen[bytes], stop_signal: signal.Signals = signal.SIGTERM) -> None:
         """End this process with `stop_signal`, should it outlive us."""
-        self._children = [*(child for child in self._children if child.poll() is None), child]
+        with self._lock:  # servers are started in threads: one of two that come at once would be forgotten
+            self._children = [*(child for child in self._children if child.poll() is None), child]
         self._tell({"pid": child.pid, "signal": int(stop_signal)})
 
     def own(self, path: Path) -> None:
@@ -48,8 +51,9 @@ class Guard:
 
     def _tell(self, message: dict[str, object]) -> None:
         pipe = self._pipe()
-        pipe.write(json.dumps(message) + "\n")
-        pipe.flush()
+        with self._lock:
+            pipe.write(json.dumps(message) + "\n")
+            pipe.flush()
 
     def _pipe(self) -> IO[str]:
         if self._process.stdin is None:

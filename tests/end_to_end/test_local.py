@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from typer.testing import CliRunner
 
 from openapi_tool.cli import app, demo
 from openapi_tool.local.demo import Journey
+from openapi_tool.local.guard import Guard
 from openapi_tool.local.postgres import reachable_by_all
 from openapi_tool.local.stack import EmbeddedStack
 from tests.promises import requirement
@@ -35,6 +37,19 @@ HOLD = textwrap.dedent(
         time.sleep(60)
     """
 )
+
+
+class Interrupted(subprocess.Popen[bytes]):
+    """A process during whose `poll` another thread does something."""
+
+    meanwhile: threading.Thread | None = None
+
+    def poll(self) -> int | None:
+        if self.meanwhile is not None:
+            thread, self.meanwhile = self.meanwhile, None
+            thread.start()
+            thread.join(0.2)  # it may have to wait for us
+        return super().poll()
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -167,3 +182,16 @@ def test_the_real_upstream_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(app, ["demo", "--upstream", "real"])
     assert result.exit_code == 2
     assert "JINA_API_KEY" in result.stderr
+
+
+def test_processes_that_are_started_at_once_are_all_ended_and_waited_for() -> None:
+    guard = Guard()
+    first, second, third = [Interrupted([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(3)]
+    guard.watch(first)
+    first.meanwhile = other = threading.Thread(target=guard.watch, args=(second,))
+    guard.watch(third)
+    other.join()
+    guard.close()
+    assert [child.returncode for child in (first, second, third)] == [-signal.SIGTERM] * 3
+    for child in (first, second, third):
+        child.communicate()
