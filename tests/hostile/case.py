@@ -15,6 +15,8 @@ LAG_S = 0.25
 it was."""
 
 LOG_BYTES = 200_000
+LATENCY_S = 15.0
+"""Of the victim's slowest call; wide for the same reason. How much slower it may get is what `make hostile` judges."""
 
 Attack = Callable[[Scene], Awaitable[None]]
 
@@ -33,6 +35,7 @@ class Case:
     memory_bytes: int
     lag_s: float
     log_bytes: int
+    latency_s: float
 
 
 class Cases(dict[str, Case]):
@@ -46,12 +49,13 @@ class Cases(dict[str, Case]):
         memory_bytes: int = MEMORY_BYTES,
         lag_s: float = LAG_S,
         log_bytes: int = LOG_BYTES,
+        latency_s: float = LATENCY_S,
     ) -> Callable[[Attack], Attack]:
         """Take in a function under its name; `item` is its place in the list of what was found."""
 
         def take(attack: Attack) -> Attack:
             name = attack.__name__
-            self[name] = Case(name, item, attack, answers, memory_bytes, lag_s, log_bytes)
+            self[name] = Case(name, item, attack, answers, memory_bytes, lag_s, log_bytes, latency_s)
             return attack
 
         return take

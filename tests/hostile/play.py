@@ -86,6 +86,9 @@ def complaints(case: Case, played: Played) -> list[str]:
         found.append(f"{vitals.peak_bytes / 1e6:.0f} MB of memory, at most {case.memory_bytes / 1e6:.0f} are allowed")
     if vitals.lag_s > case.lag_s:
         found.append(f"the event loop stood still for {vitals.lag_s:.3f} s, at most {case.lag_s} are allowed")
+    slowest_s = max(played.fate.latencies_s, default=0.0)
+    if slowest_s > case.latency_s:
+        found.append(f"the victim waited for {slowest_s:.1f} s, at most {case.latency_s} are allowed")
     most_log = case.log_bytes * played.rounds + _VICTIMS_LOG_BYTES * len(played.fate.latencies_s)
     if vitals.log_bytes > most_log:
         found.append(f"{vitals.log_bytes:,} bytes of log, at most {most_log:,} are allowed")

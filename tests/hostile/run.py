@@ -52,7 +52,7 @@ async def _nothing(_: object) -> None:
     """No attack."""
 
 
-QUIET = Case("quiet", "", _nothing, dict, sys.maxsize, float("inf"), sys.maxsize)
+QUIET = Case("quiet", "", _nothing, dict, sys.maxsize, float("inf"), sys.maxsize, float("inf"))
 
 
 async def measure(case: Case, stage: Stage, pace: Pace) -> Measured:

@@ -1,0 +1,184 @@
+"""Rows of a call that no kernel writes: large ones, odd ones, and what they do to its neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from openapi_tool.local.caller import PlacedCall
+from tests.hostile.answers import MOST_BYTES, assert_bounded, fill, page
+from tests.hostile.case import Cases
+from tests.hostile.scene import AGENT, PROJECT, SUBJECT, Scene, assert_failed, assert_succeeded, hpub
+from tests.hostile.upstream import response
+
+CASES = Cases()
+LARGE_CHARS = 30_000_000
+COMMANDS = 24
+_HELLO = {"query": "hello world"}
+
+WORKERS = ("*", ">", "a.b", "a b", "", "\u202e", "x" * 5_000, "worker\r\nPUB x 1", "w\u0000"[:1] * 300)
+ODD_CONTEXTS = (
+    {"CG-Channel-Id": "public\r\nCG-Agent-Id: somebody"},
+    {"traceparent": {"a": 1}, "tracestate": ["x"], "CG-Turn-Epoch": {}},
+    {"tracestate": "x" * 300_000},
+    {"tracestate": "a=b\r\n\r\nPUB x 1"},
+    {"CG-Recursion-Depth": "9" * 5_000},
+    {f"CG-{number}": number for number in range(20_000)},
+)
+
+
+async def _unsent(scene: Scene) -> PlacedCall:
+    return await scene.place(await scene.define(), _HELLO, publish=False)
+
+
+async def _sent_at_once(scene: Scene, call: PlacedCall) -> None:
+    """The same command many times, and nothing of it left."""
+    await asyncio.gather(*(scene.caller.publish(call) for _ in range(COMMANDS)))
+    await scene.settled()
+
+
+@CASES.case("own")
+async def card_whose_metadata_are_large(scene: Scene) -> None:
+    call = await _unsent(scene)
+    await scene.caller.database.execute(
+        "update cards set metadata = metadata || jsonb_build_object('parent_step_id', repeat('s', $2::int), 'note', "
+        "repeat('n', $2::int)) where card_id = $1",
+        call.card_id,
+        LARGE_CHARS,
+    )
+    await _sent_at_once(scene, call)
+
+
+@CASES.case("own")
+async def turn_whose_headers_are_large(scene: Scene) -> None:
+    call = await _unsent(scene)
+    await scene.caller.database.execute(
+        "update state.agent_inbox set context_headers = context_headers || "
+        "jsonb_build_object('X', repeat('x', $2::int)) where correlation_id = $1",
+        call.tool_call_id,
+        LARGE_CHARS,
+    )
+    await _sent_at_once(scene, call)
+
+
+@CASES.case("own")
+async def result_of_another_tool_that_is_large(scene: Scene) -> None:
+    """A command for a call that has its result: a large one, of somebody else."""
+    call = await _unsent(scene)
+    await scene.caller.database.execute(
+        "insert into cards (card_id, tenant_id, content, tool_call_id, metadata) values ($1, $2, "
+        "jsonb_build_object('result', repeat('r', $3::int)), $4, $5)",
+        f"result_{call.card_id}",
+        PROJECT,
+        LARGE_CHARS,
+        call.tool_call_id,
+        {"type": "tool.result", "author_id": "tool.other"},
+    )
+    await _sent_at_once(scene, call)
+
+
+@CASES.case("own")
+async def names_that_are_said_to_be_applied(scene: Scene) -> None:
+    call = await _unsent(scene)
+    await scene.caller.database.execute(
+        "update cards set metadata = metadata || jsonb_build_object('tool_args_defaults_applied', "
+        "(select jsonb_agg('name' || n) from generate_series(1, 300000) n)) where card_id = $1",
+        call.card_id,
+    )
+    await _sent_at_once(scene, call)
+
+
+@CASES.case("own")
+async def workers_that_are_no_token(scene: Scene) -> None:
+    for number, worker in enumerate(WORKERS):
+        agent = f"{AGENT}_{number}"
+        await scene.caller.database.execute(
+            "insert into resource.project_agents (project_id, agent_id, profile_box_id, worker_target) "
+            "values ($1, $2, gen_random_uuid(), $3) on conflict do nothing",
+            PROJECT,
+            agent,
+            worker,
+        )
+        await scene.caller.place(PROJECT, agent, await scene.define(), _HELLO)
+    await scene.settled()
+
+
+@CASES.case("own")
+async def turns_whose_headers_are_odd(scene: Scene) -> None:
+    for context in ODD_CONTEXTS:
+        call = await _unsent(scene)
+        await scene.caller.database.execute(
+            "update state.agent_inbox set context_headers = context_headers || $2 where correlation_id = $1",
+            call.tool_call_id,
+            context,
+        )
+        await scene.caller.publish(call)
+    await scene.settled()
+
+
+@CASES.case("own")
+async def ids_that_the_database_cannot_hold(scene: Scene) -> None:
+    tool = await scene.define()
+    for name in ("CG-Agent-Id", "CG-Turn-Id", "CG-Step-Id", "CG-Tool-Call-Id", "tracestate", "CG-Turn-Epoch"):
+        call = await scene.place(tool, _HELLO, publish=False)
+        for value in (b"\xff\xfe", b"\x00", b"a\x00b", b"\xed\xa0\x80"):
+            lines = [f"{other}: {text}".encode() for other, text in call.headers.items() if other != name]
+            block = b"\r\n".join([b"NATS/1.0", *lines, name.encode() + b": " + value, b"", b""])
+            await scene.publish_raw(hpub(call.subject.encode(), block, json.dumps(dict(call.body)).encode()))
+    for token in (b"\x00", b"a\x00b", b"\xff\x00"):
+        await scene.publish_raw(hpub(SUBJECT.encode().replace(PROJECT.encode(), token), None, b"{}"))
+    await scene.settled()
+
+
+@CASES.case("own", lambda: {"in_batches": page(content=fill("words of a page \u00e9 "))})
+async def batches_of_large_pages(scene: Scene) -> None:
+    tool = await scene.define({"jina": {"mode": "reader", "tool": "jina.read_many"}})
+    urls = [f"https://example.com/attack-in_batches/{number}" for number in range(10)]
+    for answer in await asyncio.gather(*(scene.call(tool, {"urls": urls}) for _ in range(2))):
+        assert_bounded(answer)
+
+
+@CASES.case("own", lambda: {"continued": page(content=fill("words of a page \u00e9 "))})
+async def cursors_into_a_large_page(scene: Scene) -> None:
+    tool = await scene.define({"jina": {"mode": "reader"}})
+    first = await scene.call(tool, {"url": "https://example.com/attack-continued"})
+    cursor = first.card["metadata"]["tool_output"]["next_cursor"]
+    for answer in await asyncio.gather(*(scene.call(tool, {"cursor": cursor}) for _ in range(16))):
+        assert_succeeded(answer)
+        assert_bounded(answer)
+
+
+@CASES.case(
+    "own",
+    lambda: {"drips": response(b"").replace(b"Length: 0", b"Length: %d" % MOST_BYTES) + b'{"data":{"content":"'},
+    latency_s=4.0,  # half of what the attacker's calls take
+)
+async def answers_that_never_end(scene: Scene) -> None:
+    """Each says that it will be long, sends a little, and keeps what was reserved for it."""
+    tool = await scene.define({"jina": {"mode": "reader"}, "suspend_timeout_seconds": 40})
+    calls = [
+        scene.call(tool, {"url": f"https://example.com/attack-drips/{number}", "timeout": 8}) for number in range(48)
+    ]
+    for answer in await asyncio.gather(*calls):
+        assert_failed(answer, "tool_timeout", "upstream_unavailable")
+
+
+@CASES.case("own")
+async def headers_of_a_definition_that_hold_two(scene: Scene) -> None:
+    for name, value in (
+        ("X-Locale", "de\r\nX-Leak: 1"),
+        ("X-User-Agent", "a\nHost: evil.example"),
+    ):
+        for method in ("GET", "POST"):
+            tool = await scene.define({"jina": {"mode": "reader", "method": method, "headers": {name: value}}})
+            await scene.call(tool, {"url": "https://example.com/two"})
+    assert b"\nX-Leak" not in scene.sent()
+    assert b"\nHost: evil" not in scene.sent()
+
+
+@CASES.case("own")
+async def times_that_are_none(scene: Scene) -> None:
+    for seconds in ("1e308", "-1", "0", "1e-300", '"9"', "[]", "99999999999999999999"):
+        options = f'{{"jina":{{"mode":"search","timeout_s":{seconds}}},"suspend_timeout_seconds":{seconds}}}'
+        await scene.call(await scene.define_text(options), {"query": f"time {seconds}"})
+        await scene.call_text(await scene.define(), f'{{"query":"time","timeout":{seconds}}}')
