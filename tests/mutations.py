@@ -364,11 +364,11 @@ CARDS = (
              "except RecursionError:", "except KeyError:",
              REFUSALS + "test_arguments_that_no_parser_takes"),
     Mutation("wire.arguments_limits", "kernel/statements.py",
-             "<= {MAX_CONTENT_BYTES} as fits", "<= {MAX_CONTENT_BYTES * 10} as fits",
+             'and octet_length({column}::text) <= {most} end"', 'end"',
              REFUSALS + "test_arguments_that_are_too_large[text1]"),
     Mutation("wire.arguments_limits", "kernel/statements.py",
-             "{MAX_CONTENT_BYTES // _BEST_COMPRESSION}", "{MAX_CONTENT_BYTES}",
-             REFUSALS + "test_arguments_that_are_too_large[text0]"),
+             '_fits("content", MAX_CONTENT_BYTES)', '_fits("content", MAX_CONTENT_BYTES * 300)',
+             REFUSALS + "test_arguments_that_are_too_large[text1]"),
 )
 
 OPTIONS = (
@@ -707,6 +707,9 @@ REPORTS = (
     Mutation("wire.depth_mismatch", "protocol/report.py",
              "if edge.recursion_depth != depth:", "if edge.recursion_depth < 0:",
              REFUSALS + "test_a_depth_that_is_not_the_edges"),
+    Mutation("wire.turn_headers", "protocol/report.py",
+             "if target.oversized:", "if False:",
+             REFUSALS + "test_a_turn_whose_headers_are_larger_than_a_message"),
     Mutation("wire.depth_limit", "protocol/report.py",
              "depth >= MAX_DEPTH", "depth > MAX_DEPTH",
              REFUSALS + "test_a_depth_at_the_limit"),

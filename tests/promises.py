@@ -105,6 +105,8 @@ PROMISES = (
     Promise("wire.agent_foreign", "protocol 6", "A report for an agent that did not make the call is refused."),
     Promise("wire.edge_missing", "protocol 6", "A report without its request edge is refused."),
     Promise("wire.depth_mismatch", "protocol 6", "A report whose depth is not the request edge's is refused."),
+    Promise("wire.turn_headers", "design", "A turn whose headers are larger than any message's is refused: dead letter, acknowledged, no card."),
+    Promise("memory.rows", "design", "No row of a call is read out beyond a bound: card and its metadata, definition, headers of the turn, earlier result."),
     Promise("wire.depth_limit", "protocol 6", "A report at depth 20 is refused, at depth 19 accepted."),
     Promise("wire.roster_missing", "protocol 6", "An agent missing from the roster gets its result; the impossible doorbell is logged."),
     Promise("wire.doorbell_impossible", "protocol 6", "A doorbell that cannot be rung undoes nothing."),

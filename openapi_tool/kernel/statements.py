@@ -6,17 +6,33 @@ from openapi_tool.protocol.cards import MAX_CONTENT_BYTES
 from openapi_tool.tools.bounds import MAX_ROW_BYTES
 
 _BEST_COMPRESSION = 256
+_MAX_HEADER_BYTES = 64 * 1024  # of a turn's headers and of a card's metadata: NATS takes no more headers than that
+_MAX_NAME_CHARS = 4_096  # of what becomes a token of a subject, or is compared with a name
 
-# A card's content is measured as it is stored, compressed maybe; only where that leaves a doubt, as text.
+
+def _fits(column: str, most: int) -> str:
+    """Whether the text of a jsonb column has at most so many bytes.
+
+    It is measured as it is stored, compressed maybe; only where that leaves a doubt, as text. What every row of a call
+    brings is measured: one of 30 MB, 24 times at once, was a gigabyte in here.
+    """
+    return (
+        f"case when pg_column_size({column}) <= {most // _BEST_COMPRESSION} then true "
+        f"else pg_column_size({column}) <= {most} and octet_length({column}::text) <= {most} end"
+    )
+
+
 _CALL_CARD = f"""
     select
-        card_id, tool_call_id, metadata, fits.fits,
-        case when fits.fits then content end as content
+        card_id, tool_call_id, measured.content_fits and measured.metadata_fit as fits,
+        case when measured.content_fits then content end as content,
+        case when measured.metadata_fit then metadata end as metadata
     from cards
     cross join lateral (
-        select pg_column_size(content) <= {MAX_CONTENT_BYTES // _BEST_COMPRESSION}
-            or octet_length(content::text) <= {MAX_CONTENT_BYTES} as fits
-    ) as fits
+        select
+            {_fits("content", MAX_CONTENT_BYTES)} as content_fits,
+            {_fits("metadata", _MAX_HEADER_BYTES)} as metadata_fit
+    ) as measured
 """  # noqa: S608 - constants only
 
 # A definition is measured in the same way; one that does not fit is never read out. What is large as it is stored is
@@ -45,16 +61,17 @@ select
     c.card_id as call_card_id, c.tool_call_id as call_tool_call_id, c.content as call_content,
     c.metadata as call_metadata, c.fits as call_fits,
     t.tool_name, t.after_execution, t.parameters, t.options, t.fits as tool_fits, t.objects as tool_objects,
-    a.worker_target,
+    left(a.worker_target, {_MAX_NAME_CHARS}) as worker_target,
     coalesce(anchor.inbox_id, turn.inbox_id) as target_inbox_id,
     coalesce(anchor.message_type, turn.message_type) as target_message_type,
     coalesce(anchor.channel_id, turn.channel_id) as target_channel_id,
     coalesce(anchor.agent_turn_id, turn.agent_turn_id) as target_turn_id,
     coalesce(anchor.turn_epoch, turn.turn_epoch) as target_epoch,
-    coalesce(anchor.context_headers, turn.context_headers) as target_headers,
+    case when headers.fit then headers.headers end as target_headers, headers.fit as target_fits,
     e.edge_id, e.recursion_depth,
-    r.card_id as result_card_id, r.metadata ->> 'author_id' as result_author, r.content as result_content,
-    r.deleted_at is null as result_live,
+    r.card_id as result_card_id, left(r.metadata ->> 'author_id', {_MAX_NAME_CHARS}) as result_author,
+    left(r.content ->> 'status', {_MAX_NAME_CHARS}) as result_status,
+    left(r.content ->> 'after_execution', {_MAX_NAME_CHARS}) as result_after, r.deleted_at is null as result_live,
     reported.inbox_id as reported_inbox_id, reported.context_headers as report_headers
 from (select 1) as one
 left join lateral (
@@ -101,6 +118,10 @@ left join lateral (
         and i.message_type in ('turn', 'ui_action')
     order by i.created_at desc limit 1
 ) as turn on true
+cross join lateral (
+    select headers, {_fits("headers", _MAX_HEADER_BYTES)} as fit
+    from (select coalesce(anchor.context_headers, turn.context_headers) as headers) as h
+) as headers
 left join lateral (
     select edge_id, recursion_depth from state.execution_edges
     where project_id = $1 and correlation_id = k.tool_call_id and edge_phase = 'request'
@@ -113,7 +134,10 @@ left join lateral (
     limit 1
 ) as r on true
 left join lateral (
-    select inbox_id, context_headers from state.agent_inbox
+    select
+        inbox_id,
+        case when {_fits("context_headers", _MAX_HEADER_BYTES)} then context_headers else '{{}}' end as context_headers
+    from state.agent_inbox
     where project_id = $1 and message_type = 'tool_result'
         and md5(correlation_id) = md5(k.tool_call_id) and correlation_id = k.tool_call_id
     limit 1

@@ -243,6 +243,7 @@ def _target(row: Mapping[str, Any]) -> TargetRecord | None:
         agent_turn_id=row["target_turn_id"],
         turn_epoch=row["target_epoch"],
         context_headers=headers if isinstance(headers, dict) else {},
+        oversized=row["target_fits"] is False,
     )
 
 
@@ -253,6 +254,6 @@ def _earlier(row: Mapping[str, Any]) -> EarlierResult | None:
         card_id=row["result_card_id"],
         author_id=row["result_author"],
         live=row["result_live"],
-        content=row["result_content"],
+        content={"status": row["result_status"], "after_execution": row["result_after"]},
         report_headers=row["report_headers"],
     )

@@ -112,10 +112,10 @@ def read_tool_call(card: CardRecord | None, tool_call_id: str) -> ToolCall:
     if card is None:
         raise NotFound("The tool call's card does not exist in this project; the calling system must save it first.")
     content, metadata = card.content, card.metadata
+    if card.oversized:
+        raise BadRequest(f"The tool call's card is larger than {MAX_CONTENT_BYTES:,} bytes; call again with less.")
     if metadata.get("type") != TOOL_CALL:
         raise BadRequest("tool_call_card_id points at a card whose type is not tool.call.")
-    if card.oversized:
-        raise BadRequest(f"The tool call is larger than {MAX_CONTENT_BYTES:,} bytes; call again with less.")
     if not isinstance(content, dict) or content.get("__type__") != "ToolCallContent":
         raise BadRequest("The tool.call card does not hold ToolCallContent.")
     if card.tool_call_id and card.tool_call_id != tool_call_id:

@@ -24,7 +24,7 @@ class CallKey:
 
 @dataclass(frozen=True, slots=True)
 class CardRecord:
-    """A live card of the project, whatever its type; the content of an `oversized` one is not read."""
+    """A live card of the project, whatever its type; what makes an `oversized` one large is not read."""
 
     card_id: str
     tool_call_id: str | None
@@ -50,7 +50,10 @@ class ToolRecord:
 
 @dataclass(frozen=True, slots=True)
 class TargetRecord:
-    """The inbox row of the turn that waits: the call's anchor, else the turn's newest row."""
+    """The inbox row of the turn that waits: the call's anchor, else the turn's newest row.
+
+    The headers of an `oversized` one are not read.
+    """
 
     inbox_id: str
     message_type: str
@@ -58,6 +61,7 @@ class TargetRecord:
     agent_turn_id: str
     turn_epoch: int
     context_headers: Mapping[str, Any]
+    oversized: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +74,15 @@ class RequestEdgeRecord:
 
 @dataclass(frozen=True, slots=True)
 class EarlierResult:
-    """A tool.result card that the call already has; `report_headers` are those of its inbox row."""
+    """A tool.result card that the call already has; `report_headers` are those of its inbox row.
+
+    Of its `content` only what a report repeats is read: `status` and `after_execution`.
+    """
 
     card_id: str
     author_id: str | None
     live: bool
-    content: Any
+    content: Mapping[str, str | None]
     report_headers: Mapping[str, Any] | None
 
 

@@ -53,14 +53,16 @@ class Report:
 def accept(identity: CallIdentity, records: CallRecords) -> Acceptance:
     """Check, before anything is billed, that the kernel will take the report.
 
-    Raises ReportRefused: the call is reported without a card, no turn waits for it, or the request edge is missing or
-    differs.
+    Raises ReportRefused: the call is reported without a card, no turn waits for it, the turn's headers are too large,
+    or the request edge is missing or differs.
     """
     if records.earlier is None and records.reported_inbox_id is not None:
         raise ReportRefused("already_reported", f"row {records.reported_inbox_id!r} reports the call without a card")
     target, edge = records.target, records.request_edge
     if target is None:
         raise ReportRefused("stale_turn", f"no turn {identity.agent_turn_id!r} of the agent waits for this tool call")
+    if target.oversized:
+        raise ReportRefused("turn_headers", "the headers of the turn that waits are larger than any message's")
     depth = _depth(target.context_headers)
     if depth is None or depth >= MAX_DEPTH:
         raise ReportRefused("recursion_depth", f"the turn's recursion depth is no number below {MAX_DEPTH}")
@@ -183,13 +185,9 @@ def doorbell_headers(context_headers: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(context_headers[name]) for name in wanted if context_headers.get(name)}
 
 
-def reportable_content(content: Any) -> bool:
+def reportable_content(content: Mapping[str, Any]) -> bool:
     """Whether a stored tool.result can be reported as it is (readers enforce the same)."""
-    return (
-        isinstance(content, dict)
-        and content.get("status") in STATUSES
-        and content.get("after_execution") in AFTER_EXECUTION
-    )
+    return content.get("status") in STATUSES and content.get("after_execution") in AFTER_EXECUTION
 
 
 def _text(value: object) -> str | None:

@@ -7,6 +7,8 @@ AWAITED = frozenset(
         "large_commands_without_identity",
         "large_headers_without_identity",
         "dead_letters_of_one_project_leave_room_for_others",
+        "batches_of_large_pages",
+        "answers_that_never_end",
         "addresses_that_are_slow_to_read",
         "addresses_behind_the_reader_many_times",
         "cursors_that_are_guessed",

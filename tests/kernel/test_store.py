@@ -315,6 +315,38 @@ async def test_a_definition_that_is_too_large_is_not_read_out(caller: Caller, st
             assert len(tool.after_execution or "") == 16
 
 
+@requirement("memory.rows")
+async def test_no_row_of_a_call_is_read_out_beyond_its_bound(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    key = call_key(command_of(call))
+    await _earlier_result(caller, call)
+    for chars, oversized in {60_000: False, 70_000: True, 20_000_000: True}.items():
+        for column in ("cards set metadata = metadata", "state.agent_inbox set context_headers = context_headers"):
+            await caller.database.execute(
+                f"update {column} || jsonb_build_object('parent_step_id', repeat('x', $1::int))",
+                chars,
+            )
+        records = await store.load(key)
+        assert records.card is not None
+        assert records.target is not None
+        assert records.earlier is not None
+        assert (records.card.oversized, records.target.oversized) == (oversized, oversized)
+        assert (records.card.metadata == {}, records.target.context_headers == {}) == (oversized, oversized)
+        assert records.earlier.content == {"status": "success", "after_execution": None}
+
+
+async def _earlier_result(caller: Caller, call: PlacedCall) -> None:
+    """A result of the call that is 20 MB, of another author."""
+    content = {"status": "success", "result": "x" * 20_000_000, "after_execution": None}
+    await caller.database.execute(
+        "insert into cards (card_id, tenant_id, tool_call_id, content, metadata) values ('earlier', $1, $2, $3, $4)",
+        PROJECT,
+        call.tool_call_id,
+        content,
+        {"type": "tool.result", "author_id": "tool.other"},
+    )
+
+
 def test_options_never_show_a_login() -> None:
     assert "hidden" not in repr(PoolOptions("postgresql://u:hidden@db/x", 1, 1.0, prepared_statements=True))
     assert "hidden" not in repr(BusOptions(["nats://hidden@bus:4222"], "name", login={"token": "hidden"}))

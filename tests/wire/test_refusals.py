@@ -265,6 +265,15 @@ async def test_a_depth_that_is_not_the_edges(world: World) -> None:
     assert_dead_lettered(await world.send(call), "depth_mismatch", terminated=False)
 
 
+@requirement("wire.turn_headers")
+async def test_a_turn_whose_headers_are_larger_than_a_message(world: World) -> None:
+    call = await world.place()
+    await world.caller.database.execute(
+        "update state.agent_inbox set context_headers = context_headers || jsonb_build_object('X', repeat('x', 70000))"
+    )
+    assert_dead_lettered(await world.send(call), "turn_headers", terminated=False)
+
+
 @requirement("wire.depth_limit")
 async def test_a_depth_at_the_limit(world: World) -> None:
     call = await world.place()
