@@ -7,11 +7,8 @@ AWAITED = frozenset(
         "large_commands_without_identity",
         "large_headers_without_identity",
         "dead_letters_of_one_project_leave_room_for_others",
-        "batches_of_large_pages",
-        "answers_that_never_end",
         "addresses_that_are_slow_to_read",
         "addresses_behind_the_reader_many_times",
-        "cursors_that_are_guessed",
         "requests_that_are_half_sent",
         "connections_that_say_nothing",
         "dead_letters_that_speak_to_the_terminal",
@@ -26,10 +23,6 @@ AWAITED = frozenset(
         "a section that is no JSON",
         "a seed that is none",
         "credentials that are none",
-        "scheme",
-        "setting",
-        "stripped",
-        "announced",
         "console",
     }
 )

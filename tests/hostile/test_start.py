@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -140,16 +141,28 @@ class Listener:
     def __init__(self, info: Mapping[str, object]) -> None:
         self._info = {"server_id": "x", "version": "2.11.0", "max_payload": 1_000_000, "headers": True, **info}
         self.heard = b""
-        self.connections = asyncio.Event()
+        self._connections = 0
+        self._left = asyncio.Event()
+        self._left.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Say what a server says first, and listen."""
+        self._connections += 1
+        self._left.clear()
         writer.write(b"INFO " + json.dumps(self._info).encode() + b"\r\n")
-        while data := await reader.read(65_536):
-            self.heard += data
-            if data.startswith(b"CONNECT"):
-                writer.write(b"PONG\r\n")
-        self.connections.set()
+        with suppress(OSError):
+            while data := await reader.read(65_536):
+                self.heard += data
+                if data.startswith(b"CONNECT"):
+                    writer.write(b"PONG\r\n")
+        writer.close()
+        self._connections -= 1
+        if not self._connections:
+            self._left.set()
+
+    async def left(self) -> None:
+        """Wait until nobody is connected."""
+        await self._left.wait()
 
 
 @pytest.mark.parametrize(
@@ -186,6 +199,7 @@ async def test_tls_that_was_asked_for_is_tls_or_nothing(
         )
         async with asyncio.timeout(TIMEOUT_S):
             said, _ = await process.communicate()
+            await listener.left()
     assert HEAD.encode() not in listener.heard
     assert TAIL.encode() not in listener.heard
     assert process.returncode == 2
