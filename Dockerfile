@@ -1,20 +1,34 @@
 # syntax=docker/dockerfile:1
-FROM python:3.11-slim-bookworm AS build
+# `make image` demands a digest of the base: BASE=python:3.11-slim-bookworm@sha256:…
+ARG BASE=python:3.11-slim-bookworm
+
+FROM ${BASE} AS build
 WORKDIR /src
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 COPY requirements.lock requirements-build.lock ./
 RUN python -m venv /opt/build \
     && /opt/build/bin/python -m pip install --require-hashes -r requirements-build.lock \
-    && python -m venv /opt/openapi-tool \
-    && /opt/openapi-tool/bin/python -m pip install --require-hashes -r requirements.lock
+    && python -m venv --without-pip /opt/openapi-tool \
+    && /opt/build/bin/python -m pip --python /opt/openapi-tool/bin/python install --require-hashes -r requirements.lock
 COPY pyproject.toml README.md LICENSE ./
+# .dockerignore leaves out the embedded stack and its recordings.
 COPY openapi_tool ./openapi_tool
-RUN /opt/build/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
-    && /opt/openapi-tool/bin/python -m pip install --no-deps --no-index /wheels/*.whl
+RUN /opt/build/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /opt/wheels . \
+    && /opt/build/bin/python -m pip --python /opt/openapi-tool/bin/python install --no-deps --no-index /opt/wheels/*.whl
 
-FROM python:3.11-slim-bookworm
+FROM ${BASE}
+ARG VERSION=unreleased
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="openapi-tool" \
+      org.opencontainers.image.description="Answers Jina search and reader tool calls of CommonGround agent kernels" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+# Nothing can install packages in a running container.
+RUN python -m pip uninstall --yes --root-user-action=ignore wheel setuptools pip \
+    && rm -rf /usr/local/lib/python3.*/ensurepip
 COPY --from=build /opt/openapi-tool /opt/openapi-tool
-ENV PATH=/opt/openapi-tool/bin:$PATH PYTHONUNBUFFERED=1 \
+ENV PATH=/opt/openapi-tool/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     OPENAPI_TOOL__HEALTH__HOST=0.0.0.0 OPENAPI_TOOL__HEALTH__PORT=8080
 EXPOSE 8080
 USER 10001:10001

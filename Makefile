@@ -9,21 +9,25 @@ LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 FUZZER := $(VENV)/.fuzzer
 TOOLS := .venv-tools
+DOCKER ?= docker
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: demo test chaos canary hostile fuzz bench mutations sizes check lint types contracts figures docs audit sbom lock clean
+.PHONY: demo test chaos canary hostile fuzz bench mutations sizes check lint types contracts figures docs audit sbom image lock clean
 
 demo: $(READY)
 	$(PY) -m openapi_tool demo
 
+# One worker a core, each with servers of its own; what measures CPU time runs afterwards, alone.
 test: $(READY)
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal -m "not alone" $(TEST)
+	$(PY) -m pytest -m alone tests/performance tests/hostile/test_hostile.py tests/unit/test_hostile_answers.py
 
 # Ten minutes of faults; for a shorter run: make chaos CHAOS="--calls 1000 --seed 4"; for partial failures:
 # make chaos CHAOS="--profile cluster" (or failover, failover-hosts, pgbouncer, clocks, admin)
 chaos: $(READY)
 	$(PY) -m tests.chaos.run $(CHAOS)
 
-# Distinctive secrets in every place, a hostile script, and a search of every output; about half a minute.
+# Distinctive secrets in every place, a hostile script, and a search of every output; under a minute.
 canary: $(READY)
 	$(PY) -m tests.canary.run
 
@@ -39,7 +43,7 @@ bench: $(READY)
 fuzz: $(FUZZER)
 	$(PY) -m tests.fuzz.run $(FUZZ)
 
-# Takes every check away in turn; each must turn its test red.
+# Remove each check that guards money, identity, secrets or loss in turn; its test must fail.
 mutations: $(READY)
 	$(PY) -m scripts.mutate
 
@@ -92,6 +96,13 @@ $(TOOLS)/.ready:
 	$(PYTHON) -m venv --clear $(TOOLS)
 	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.9,<3'
 	@touch $@
+
+# The image, from a base that is pinned by its digest; needs an engine that builds (DOCKER=podman).
+image:
+	@echo '$(BASE)' | grep -Eqx '[A-Za-z0-9][A-Za-z0-9._/:-]*@sha256:[0-9a-f]{64}' || { \
+	  echo 'Name the base by its digest: make image BASE=python:3.11-slim-bookworm@sha256:…'; exit 1; }
+	$(DOCKER) build --build-arg BASE=$(BASE) --build-arg VERSION=$(VERSION) \
+	  --build-arg REVISION=$$(git rev-parse HEAD) --tag openapi-tool:$(VERSION) .
 
 # Needs uv (https://docs.astral.sh/uv/); nothing else does.
 lock:

@@ -1,1 +1,1 @@
-"""What a call costs, beside the least that it could cost: see docs/performance.md."""
+"""Benchmark: the cost of a call, compared with a minimal program (docs/performance.md)."""

@@ -1,4 +1,4 @@
-"""Calls as the kernel places them, made in bulk before anything is measured; only the commands are left to be sent."""
+"""Rows and commands of calls as the kernel makes them, created in bulk before the measurement."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SCHEMAS = {"cards": "public", "agent_inbox": "state", "execution_edges": "state
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What calls ask for: tool, milliseconds and bytes of the upstream's answer, and over how many projects."""
+    """Kind of calls: tool, delay in milliseconds and size in bytes of the upstream's response, number of projects."""
 
     tool: Tool = "search"
     delay_ms: int = 50
@@ -47,7 +47,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command as it will be published; its doorbell is known by `turn_id`."""
+    """One command to be published; its doorbell carries `turn_id`."""
 
     turn_id: str
     subject: str
@@ -56,7 +56,7 @@ class Command:
 
 
 async def furnish(database: asyncpg.Connection, projects: int) -> None:
-    """So many projects, each with an agent and a search and a reader tool of its own."""
+    """Add projects, each with its own agent, search tool and reader tool."""
     ids = [project_id(number) for number in range(projects)]
     await database.executemany(
         "insert into public.projects (project_id, title, owner_id) values ($1, $1, 'owner') on conflict do nothing",
@@ -75,12 +75,12 @@ async def furnish(database: asyncpg.Connection, projects: int) -> None:
 
 
 def project_id(number: int) -> str:
-    """The name of a project."""
+    """Return the name of a project."""
     return f"proj_bench_{number}"
 
 
 def _definitions(project: str) -> Iterator[tuple[Any, ...]]:
-    """Both tools as a kernel holds them: with a schema, a default and a limit of their own."""
+    """Return both tools' definitions, with schema, default and time limit."""
     arguments: dict[Tool, Any] = {
         "search": {"query": {"type": "string"}, "count": {"type": "integer", "minimum": 1, "maximum": 20}},
         "reader": {"url": {"type": "string"}},
@@ -95,7 +95,7 @@ def _definitions(project: str) -> Iterator[tuple[Any, ...]]:
 
 
 async def place(database: asyncpg.Connection, ask: Ask, count: int, target: str) -> list[Command]:
-    """The rows of so many calls for the executor of `target`, and their commands, not yet sent."""
+    """Write the rows of calls for the executor of `target`; return their commands, not yet published."""
     calls = [_Call(ask, number, target) for number in range(count)]
     rows: dict[str, Sequence[tuple[Any, ...]]] = {
         "cards": [call.card() for call in calls],
@@ -111,7 +111,7 @@ async def place(database: asyncpg.Connection, ask: Ask, count: int, target: str)
 
 
 class _Call:
-    """One call, about to become rows and a command."""
+    """One call, before its rows and command are created."""
 
     def __init__(self, ask: Ask, number: int, target: str) -> None:
         wanted = question(ask.delay_ms, ask.size, next(_NUMBERS))

@@ -1,7 +1,7 @@
-"""A lean double of the upstream for load: HTTP/1.1 over TLS, answers of any size after any delay.
+"""Minimal double of the upstream for load: HTTP/1.1 over TLS, responses of any size after any delay.
 
-A question says itself what it wants: the first `bench-<delay ms>-<bytes>` in a request counts. The
-double checks nothing else; `openapi_tool.local.double` is the one that does.
+Each request contains the wanted response as `bench-<delay ms>-<bytes>`; the first occurrence counts. The
+double checks nothing else, unlike `openapi_tool.local.double`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ COUNTERS = {"connections": 0, "requests": 0}
 
 
 def question(delay_ms: int, size: int, number: int) -> str:
-    """A query (or the end of a url) that is asked only once and gets so many bytes after so long."""
+    """Return a unique query (or end of a url) whose response has the given size and delay."""
     return f"bench-{delay_ms}-{size}-{number}"
 
 
 @cache
 def answer(size: int, *, search: bool) -> bytes:
-    """A whole response whose body is a recorded one, cut or repeated to `size` bytes."""
+    """Return a whole response whose body is a recorded one, cut or repeated to `size` bytes."""
     body = _body(size, search=search)
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
@@ -58,14 +58,14 @@ def _body(size: int, *, search: bool) -> bytes:
 
 
 def _sized(item: dict[str, Any], text: str, chars: int, *, search: bool) -> Any:
-    """One page, or results, that have so many characters of text in all."""
+    """Return one page, or results, with the given number of characters in all."""
     share = chars // _RESULTS if search else chars
     sized = item | {"content": (text * (share // len(text) + 1))[:share]}
     return [sized | {"url": f"{item['url']}/{number}"} for number in range(_RESULTS)] if search else sized
 
 
 class Upstream(asyncio.Protocol):
-    """One connection; requests on it are answered one after the other, as clients without pipelining send them."""
+    """One connection; answers requests one after another, as clients do not pipeline."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -77,12 +77,12 @@ class Upstream(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Answers that wait are not sent."""
+        """Cancel delayed responses."""
         del exc
         self._transport = None
 
     def data_received(self, data: bytes) -> None:
-        """Answer each request that is whole by now."""
+        """Answer each request that is complete."""
         self._buffer += data
         while (end := self._end()) and end <= len(self._buffer):
             request, self._buffer = self._buffer[:end], self._buffer[end:]
@@ -111,10 +111,10 @@ class Upstream(asyncio.Protocol):
 
 
 class Counters(asyncio.Protocol):
-    """Tells everybody who connects what was counted, as one JSON object, and hangs up."""
+    """Sends the counters as one JSON object to each client, and closes the connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Tell, hang up."""
+        """Send the counters and close."""
         transport.write(json.dumps(COUNTERS).encode())  # type: ignore[attr-defined]
         transport.close()
 

@@ -1,4 +1,4 @@
-"""How many requests a second the double answers, asked by as bare a client as there can be."""
+"""Limit of the double in requests per second, measured with a minimal client."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ssl
 import time
 
 from benchmarks.double import question
-from benchmarks.stand import Stand
+from benchmarks.harness import Stand
 
 _CONNECTIONS = 32
 _REQUESTS = 8_000
@@ -16,7 +16,7 @@ _HOST = "s.jina.ai"
 
 
 class _Client(asyncio.Protocol):
-    """Asks again as soon as a whole answer has come."""
+    """Sends the next request as soon as a response is complete."""
 
     def __init__(self, asked: list[int], done: asyncio.Event) -> None:
         self._asked = asked
@@ -48,7 +48,7 @@ class _Client(asyncio.Protocol):
 
 
 async def double_limit(stand: Stand) -> float:
-    """Requests a second over some connections, on the cores that there are."""
+    """Return the requests per second over several connections."""
     tls = ssl.create_default_context(cafile=stand.stack.certificates.ca)
     loop, asked, done = asyncio.get_running_loop(), [0], asyncio.Event()
     began = time.perf_counter()

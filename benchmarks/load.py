@@ -1,4 +1,4 @@
-"""The load generator: publishes commands, hears doorbells, takes the time between."""
+"""Load generator: publishes commands, receives doorbells, measures the time between."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _PATIENCE_S = 60.0
 
 
 class Unanswered(Exception):
-    """Some calls of a window were never answered."""
+    """Some calls of a window got no result."""
 
 
 @dataclass(slots=True)
 class Window:
-    """What was seen of some calls: seconds from when each was due to its doorbell, and over all."""
+    """Measurement of some calls: seconds from due time to doorbell of each, and of the whole window."""
 
     latencies: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
 
 class Load:
-    """One connection that sends commands and hears all doorbells."""
+    """One connection that publishes commands and receives all doorbells."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -71,7 +71,7 @@ class Load:
         await self._client.publish(command.subject, command.data, headers=command.headers)
 
     async def closed(self, commands: Sequence[Command], in_flight: int) -> Window:
-        """So many calls in flight at any time: each answer makes room for the next command."""
+        """Keep a constant number of calls in flight: each doorbell triggers the next command."""
         waiting, room = deque(commands), asyncio.Semaphore(in_flight)
         self._answered = room.release
 
@@ -83,7 +83,7 @@ class Load:
         return await self._window(send, commands)
 
     async def open(self, commands: Sequence[Command], per_second: float) -> Window:
-        """Each command at its time, however long the others take; a late one counts from when it was due."""
+        """Publish each command at its time, independent of the others; latency counts from its due time."""
 
         async def send() -> None:
             began = time.perf_counter()
@@ -96,11 +96,11 @@ class Load:
         return await self._window(send, commands)
 
     async def burst(self, commands: Sequence[Command]) -> Window:
-        """All at once."""
+        """Publish all commands at once."""
         return await self._window(lambda: self.enqueue(commands), commands)
 
     async def enqueue(self, commands: Sequence[Command]) -> None:
-        """Put all commands into the stream, no faster than it takes them in."""
+        """Publish all commands into the stream, waiting for its acknowledgements."""
         for number, command in enumerate(commands, start=1):
             if number % _CONFIRM_EVERY:
                 await self._send(command)
@@ -109,12 +109,12 @@ class Load:
                 await self._client.jetstream().publish(command.subject, command.data, headers=command.headers)
 
     async def answers(self, count: int) -> Window:
-        """So many more answers to what is in the stream already; only `seconds` says anything."""
+        """Wait for a number of further doorbells of enqueued commands; only `seconds` of the window is meaningful."""
         self._latencies.clear()
         return await self._until(count, time.perf_counter())
 
     def forget(self) -> None:
-        """Expect no more answers."""
+        """Expect no more doorbells."""
         self._due.clear()
 
     async def _window(self, send: Callable[[], Coroutine[None, None, None]], commands: Sequence[Command]) -> Window:

@@ -1,4 +1,4 @@
-"""What a window of calls cost, from the operating system, the NATS server and the double."""
+"""Cost of a window of calls, from counters of the operating system, the NATS server and the double."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.harness import Stand
 from benchmarks.load import Window
-from benchmarks.stand import Stand
 from openapi_tool.local.executor import ExecutorProcess
 
 _SAMPLE_S = 0.25
@@ -57,7 +57,7 @@ class Reading:
 
 @dataclass(slots=True)
 class Cost:
-    """Between two readings; `resident` is the highest seen, in bytes."""
+    """Difference of two readings; `resident` is the highest value in bytes."""
 
     before: Reading
     after: Reading
@@ -81,7 +81,7 @@ async def read(stand: Stand, kind: str, processes: Sequence[ExecutorProcess]) ->
 
 @asynccontextmanager
 async def measured(stand: Stand, kind: str, processes: Sequence[ExecutorProcess]) -> AsyncIterator[Cost]:
-    """The cost of what happens inside; complete afterwards."""
+    """Measure the cost of the block; the yielded value is complete after it."""
     before = await read(stand, kind, processes)
     cost = Cost(before, before)
     watching = asyncio.create_task(_watch(processes, cost))
@@ -100,7 +100,7 @@ async def _watch(processes: Sequence[ExecutorProcess], cost: Cost) -> None:
 
 
 def figures(window: Window, cost: Cost, calls: int, delay_ms: int) -> dict[str, float]:
-    """One round's figures by name; latencies are what was added to the upstream's time, in milliseconds."""
+    """Return one round's figures by name; latencies are without the upstream's time, in milliseconds."""
     added = sorted(latency * 1000 - delay_ms for latency in window.latencies)
     cuts = statistics.quantiles(added, n=100, method="inclusive")
     return {

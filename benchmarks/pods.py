@@ -1,7 +1,7 @@
-"""What many pods cost NATS: their standing pulls, their heartbeats and acks, on a real server.
+"""Cost of many pods for NATS: open pull requests, heartbeats and acks, on a real server.
 
-`python -m benchmarks.pods --pods 1000`. A pod is here its consumer alone; its calls only take time. So
-many pods fit into one process, which is why only the server's side of it is counted.
+`python -m benchmarks.pods --pods 1000`. A simulated pod is only its consumer, whose calls sleep. All pods
+run in one process, so only the server's cost is counted.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ import nats
 import uvloop
 from nats.aio.client import Client
 
+from benchmarks.harness import CONNECTIONS, Stand
 from benchmarks.measure import cpu_seconds
-from benchmarks.stand import CONNECTIONS, Stand
+from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.streams import DurableOptions, ensure_durable
 from openapi_tool.local.caller import VERSION
+from openapi_tool.options import ExecutorOptions
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.settlement import Acknowledge, Settlement
 from openapi_tool.protocol.subject import command_filter, default_durable
+from openapi_tool.telemetry.redact import Redactor
 
 _PODS_PER_CONNECTION = 50
 _CONCURRENCY = 64
@@ -40,7 +43,7 @@ _SUBJECT = f"cg.{VERSION}.proj_bench.public.cmd.tool.jina.search"
 
 
 class _Pods:
-    """Consumers of one durable, and what arrived at each."""
+    """Consumers of one durable, and the number of messages that each received."""
 
     def __init__(self, call_s: float, calls: int) -> None:
         self._call_s = call_s
@@ -50,7 +53,7 @@ class _Pods:
         self.waited: list[float] = []
         self.all_taken = asyncio.Event()
 
-    async def start(self, count: int, clients: list[Client]) -> None:
+    async def start(self, count: int, clients: list[BusClient]) -> None:
         durable = DurableOptions(
             VERSION,
             default_durable(VERSION, "jina"),
@@ -59,10 +62,10 @@ class _Pods:
             count * _CONCURRENCY,
         )
         await ensure_durable(clients[0], durable)
-        options = ConsumerOptions(durable, _CONCURRENCY, 3, 60.0)
+        options = ConsumerOptions(durable, ExecutorOptions(concurrency=_CONCURRENCY), 60.0)
         for number in range(count):
             client = clients[number % len(clients)]
-            consumer = CommandConsumer(client, options, DeadLetters(client), self._handler(number))
+            consumer = CommandConsumer(client, options, DeadLetters(client, Redactor()), self._handler(number))
             consumer.start()
             self._consumers.append(consumer)
 
@@ -105,7 +108,7 @@ async def _send(client: Client, calls: int, per_second: float, pods: _Pods) -> N
 
 
 async def simulate(count: int, calls: int, per_second: float, call_s: float, idle_s: float) -> dict[str, Any]:
-    """Pods that idle, then pods that work: what both cost the server, and how evenly calls fall."""
+    """Measure idle pods, then working pods: the server's cost, and the distribution of calls."""
     async with Stand() as stand, AsyncExitStack() as stack:
         await stand.clean(database := await stand.database())
         stack.push_async_callback(database.close)
@@ -138,8 +141,9 @@ async def simulate(count: int, calls: int, per_second: float, call_s: float, idl
     }
 
 
-async def _connect(stack: AsyncExitStack, stand: Stand) -> Client:
-    client = await nats.connect(stand.nats.url, name=CONNECTIONS["executor"])
+async def _connect(stack: AsyncExitStack, stand: Stand) -> BusClient:
+    client = BusClient()
+    await client.connect(stand.nats.url, name=CONNECTIONS["executor"])
     stack.push_async_callback(client.close)
     return client
 

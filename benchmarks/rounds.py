@@ -1,4 +1,4 @@
-"""Runs scenarios: floor, executor, floor, executor, …, so that whatever else the machine does hits both."""
+"""Run scenarios alternately on floor and executor, so that other load of the machine affects both."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import asyncpg
 
 from benchmarks import floor
 from benchmarks.calls import Ask, Command, furnish, place
+from benchmarks.harness import TARGETS, Stand, start_all, stop_all
 from benchmarks.load import Load, Window
 from benchmarks.measure import figures, measured, resident_bytes
 from benchmarks.scenarios import Scenario
-from benchmarks.stand import TARGETS, Stand, start_all, stop_all
 from openapi_tool.local.executor import ExecutorProcess
 
 Figures = dict[str, float]
@@ -24,7 +24,7 @@ _LONGEST = "added_max_ms"
 
 
 class Failed(Exception):
-    """Calls were answered, but not with a success; the figures would mean nothing."""
+    """Some calls failed, so the figures would mean nothing."""
 
 
 @dataclass(slots=True)
@@ -36,13 +36,13 @@ class Found:
     idle_rss_mb: float = 0.0
 
     def medians(self, kind: str) -> Figures:
-        """The median of every figure over all rounds; of the longest latency the longest."""
+        """Return the median of every figure over all rounds; for the longest latency its maximum."""
         rounds = self.rounds.get(kind, [])
         middle = {name: statistics.median(each[name] for each in rounds) for name in (rounds[0] if rounds else ())}
         return middle | {_LONGEST: max(each[_LONGEST] for each in rounds)} if rounds else middle
 
     def ratios(self) -> Figures:
-        """Executor over floor: the median over rounds of the ratio within a round."""
+        """Return executor / floor: the median over rounds of the ratio within a round."""
         pairs = list(zip(self.rounds.get("floor", []), self.rounds.get("executor", []), strict=False))
         return {
             name: statistics.median(ours[name] / floors[name] for floors, ours in pairs)
@@ -52,12 +52,13 @@ class Found:
 
 
 def settings_of(kind: str, scenario: Scenario) -> dict[str, str]:
-    """The environment of a process: our defaults but for how many calls run at once, and patience for a backlog."""
+    """Return the environment of a process: defaults, except concurrency, least response time and time limits."""
     if kind == "floor":
         return {floor.CONCURRENCY_VARIABLE: str(scenario.concurrency)}
     return {
         "OPENAPI_TOOL__EXECUTOR__CONCURRENCY": str(scenario.concurrency),
-        "OPENAPI_TOOL__TOOLS__MAX_TIMEOUT_MS": "600000",
+        "OPENAPI_TOOL__EXECUTOR__MIN_ANSWER_S": str(scenario.min_answer_s),
+        "OPENAPI_TOOL__TOOLS__MAX_TIMEOUT_S": "600",
     }
 
 
@@ -123,7 +124,7 @@ class Rounds:
         return await self._load.closed(commands, scenario.in_flight)
 
     async def _backlog(self, kind: str, scenario: Scenario) -> Figures:
-        """The first calls of many that wait: the rest are thrown away."""
+        """Measure the first calls of a backlog; discard the rest."""
         await self._prepare(scenario.ask.projects)
         commands = await place(self._database, scenario.ask, scenario.waiting, TARGETS[kind])
         await self._load.enqueue(commands)
@@ -148,7 +149,7 @@ class Rounds:
             raise Failed(failed)
 
     async def statements(self, ask: Ask) -> float:
-        """SQL statements of the executor per call, as PostgreSQL logs them; its own looks at the database included."""
+        """Return SQL statements per call from PostgreSQL's log, including those of health checks."""
         await self._prepare(1)
         scenario = Scenario("statements", "closed", COUNTED_CALLS, ask)
         process = self._stand.process("executor", settings_of("executor", scenario), {"log_statement": "all"})
@@ -162,7 +163,7 @@ class Rounds:
             await asyncio.to_thread(process.stop)
 
     async def idle(self, seconds: float) -> Figures:
-        """What an executor without calls costs a second: milliseconds of CPU, here and in servers, and messages."""
+        """Return the cost of an idle executor per second: CPU milliseconds, its own and the servers', and messages."""
         await self._prepare(1)
         process = self._stand.process("executor", {})
         await asyncio.to_thread(process.start)
@@ -176,7 +177,7 @@ class Rounds:
         return spent | {"nats_sent": (cost.after.sent - cost.before.sent) / seconds, "rss_mb": cost.resident / 1e6}
 
     async def echo(self, calls: int) -> Figures:
-        """How many calls a second the load generator and the NATS server manage where nothing is done for a call."""
+        """Return the calls per second that load generator and NATS server reach if a call does no work."""
         await self._prepare(1)
         process = self._stand.process("floor", {floor.ECHO_VARIABLE: "1"})
         await asyncio.to_thread(process.start)

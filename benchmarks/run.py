@@ -1,4 +1,4 @@
-"""`make bench`: what a call costs, as a table, as plots in benchmarks/out, and as one JSON object on the last line."""
+"""`make bench`: print the cost of a call as a table, plots in benchmarks/out, and a JSON object on the last line."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import uvloop
 
 from benchmarks.calls import Ask
+from benchmarks.harness import Stand
 from benchmarks.limits import double_limit
 from benchmarks.load import Load
 from benchmarks.report import plot, show
 from benchmarks.rounds import Found, Rounds, as_json
 from benchmarks.scenarios import DEFAULT_RUNS, PROFILES, Profile, Scenario
-from benchmarks.stand import Stand
 from benchmarks.without import PARTS
 
 OUT = Path(__file__).parent / "out"
@@ -30,10 +31,18 @@ _IDLE_S = 10.0
 
 
 async def bench(
-    scenarios: Sequence[Scenario], runs: int, *, extras: bool, without: str | None = None
+    scenarios: Sequence[Scenario],
+    runs: int,
+    *,
+    extras: bool,
+    without: str | None = None,
+    settings: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[list[Found], dict[str, Any]]:
-    """Measure scenarios one after the other; with `extras` also the generator's own limits and SQL statements."""
-    async with Stand(without) as stand, Load.connect(stand.nats.url) as load:
+    """Measure scenarios one after the other; with `extras` also the generator's own limits and SQL statements.
+
+    `settings` are variables of the executors, which the floor does not read.
+    """
+    async with Stand(without, settings) as stand, Load.connect(stand.nats.url) as load:
         database = await stand.database()
         rounds = Rounds(stand, load, database)
         found, more = [], {}
@@ -64,7 +73,7 @@ def _say(text: str) -> None:
 
 
 def _chosen(profile: Profile, only: Sequence[str]) -> list[Scenario]:
-    """The scenarios of a profile, or of all profiles those that are named. Exits where a name is unknown."""
+    """Return the scenarios of a profile, or the named ones of any profile. Exits on an unknown name."""
     if not only:
         return list(PROFILES[profile])
     known = {scenario.name: scenario for scenario in (*PROFILES["full"], *PROFILES[profile])}
@@ -79,6 +88,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, help="rounds of floor and executor; medians are shown")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only these scenarios, of any profile")
     parser.add_argument("--without", choices=tuple(PARTS), help="take a part of the executor away")
+    parser.add_argument(
+        "--setting",
+        action="append",
+        default=[],
+        metavar="VARIABLE=VALUE",
+        help="of the executors, such as OPENAPI_TOOL__POSTGRES__POOL_SIZE=4",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON object to a file, too")
     return parser.parse_args()
 
@@ -92,10 +108,13 @@ def main() -> None:
     quick = arguments.profile == "quick"
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         extras = not quick and not arguments.only
-        found, more = runner.run(bench(scenarios, runs, extras=extras, without=arguments.without))
+        settings = dict(setting.split("=", 1) for setting in arguments.setting)
+        measuring = bench(scenarios, runs, extras=extras, without=arguments.without, settings=settings)
+        found, more = runner.run(measuring)
     result = {
         "profile": arguments.profile,
         "without": arguments.without,
+        "settings": settings,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         **more,

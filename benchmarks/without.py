@@ -1,4 +1,4 @@
-"""An executor with one of its parts taken away, to see what the part gives: `make bench BENCH="--without NAME"`."""
+"""Executor with one part removed, to measure the effect of the part: `make bench BENCH="--without NAME"`."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ PART_VARIABLE = "BENCH_WITHOUT"
 
 
 def no_prepared_statements() -> None:
-    """As behind PgBouncer."""
+    """Disable prepared statements, as behind PgBouncer."""
     os.environ["OPENAPI_TOOL__POSTGRES__PREPARED_STATEMENTS"] = "false"
 
 
 def no_cache() -> None:
-    """Answers are not kept."""
+    """Disable the response cache."""
     os.environ["OPENAPI_TOOL__CACHE__TTL_S"] = "0"
 
 
 def no_uvloop() -> None:
-    """The event loop of asyncio; to be called before the executor is imported."""
+    """Use asyncio's event loop; call before the executor is imported."""
     sys.modules["uvloop"] = None  # type: ignore[assignment]
 
 
 def no_orjson() -> None:
-    """The standard library's json under orjson's name; to be called before the executor is imported."""
+    """Replace orjson by the standard library's json; call before the executor is imported."""
     plain = ModuleType("orjson")
     vars(plain).update(JSONDecodeError=json.JSONDecodeError, OPT_SORT_KEYS=1, loads=_loads, dumps=_dumps)
     sys.modules["orjson"] = plain
@@ -49,21 +49,21 @@ def _dumps(value: Any, default: Callable[[Any], Any] | None = None, option: int 
 
 
 def no_gc_settings() -> None:
-    """Python's own settings of the garbage collector."""
+    """Keep Python's default settings of the garbage collector."""
     from openapi_tool import service  # noqa: PLC0415 - another part may have to be gone before it is imported
 
     service._collect_garbage_rarely = lambda: None  # noqa: SLF001 - there is no switch, and nobody wants one
 
 
 def no_aiohttp() -> None:
-    """The connection pool of httpx."""
+    """Use httpx's connection pool."""
     from openapi_tool import service  # noqa: PLC0415 - as above
 
     vars(service)["AiohttpTransport"] = _pool_of_httpx
 
 
 class _Resolved(httpcore.AsyncNetworkBackend):
-    """Connects to where a resolver says that a host is."""
+    """Connects to the address that a resolver returns."""
 
     def __init__(self, resolver: AbstractResolver) -> None:
         self._resolver = resolver
@@ -101,7 +101,7 @@ PARTS: Mapping[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    """Serve as the embedded stack's executor does, without the part that the environment names."""
+    """Serve like the embedded stack's executor, without the part that the environment names."""
     PARTS[os.environ[PART_VARIABLE]]()
     from openapi_tool.local.executor import main as serve  # noqa: PLC0415 - what is gone must be gone before
 

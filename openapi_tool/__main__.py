@@ -1,5 +1,5 @@
 """`python -m openapi_tool`."""
 
-from openapi_tool.cli import main
+from openapi_tool.entry import main
 
 main()

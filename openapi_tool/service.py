@@ -1,4 +1,4 @@
-"""The composition root: builds the parts, starts, drains and stops them."""
+"""Composition root of `serve`: builds all parts, starts, drains and stops them."""
 
 from __future__ import annotations
 
@@ -12,36 +12,50 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, wait_exponential_jitter
+from tenacity import wait_exponential_jitter
 
 from openapi_tool import __version__
-from openapi_tool.bus.connection import Client, connected
+from openapi_tool.bootstrap import NAME, Bootstrap, build_bootstrap, operator_envs
+from openapi_tool.bus.connection import BusClient, connected, outage_as_unavailable
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
-from openapi_tool.bus.doorbell import Doorbell
-from openapi_tool.bus.redacted import RedactedDeadLetters
-from openapi_tool.bus.shared import shared_session_key
-from openapi_tool.executor.continuation import Continuation, ContinuationOptions
+from openapi_tool.bus.dead_letters import DeadLetters
+from openapi_tool.bus.durable_monitor import DurableMonitor
+from openapi_tool.bus.parked_results import ParkedResultStore
+from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.bus.session_key_store import shared_session_key
+from openapi_tool.bus.slots import Slots
+from openapi_tool.bus.storage import Storage
+from openapi_tool.bus.streams import DurableOptions, replica_count
+from openapi_tool.bus.wakeup_publisher import WakeupPublisher
+from openapi_tool.cooperative import TimeSlicer
+from openapi_tool.database_monitor import DatabaseMonitor
+from openapi_tool.executor.continuation import Continuation
+from openapi_tool.executor.parking import ParkedResults
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
+from openapi_tool.executor.runner import RunnerOptions, ToolRunner
+from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import EgressTransport
-from openapi_tool.jina.parameters import MAX_URL_CHARS
-from openapi_tool.jina.retry import RetryOptions
-from openapi_tool.jina.targets import TargetRules
-from openapi_tool.jina.tools import JinaOptions, JinaTools
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
+from openapi_tool.kernel.guarded import GuardedStore
 from openapi_tool.kernel.store import KernelStore
-from openapi_tool.prepared import NAME, Prepared, operator_envs, prepare
+from openapi_tool.open_files import raise_limit, shortage
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.v1r4 import V1r4
+from openapi_tool.reload import Reloader
+from openapi_tool.retrying import retried
 from openapi_tool.settings import Settings, SettingsError
-from openapi_tool.steps import Turns
-from openapi_tool.telemetry.health import CONSUMER, NATS, POSTGRES, Health, health_server, watch_loop_lag
+from openapi_tool.settings.loading import ignored_variables
+from openapi_tool.telemetry.health import NATS, monitor_loop_lag
+from openapi_tool.telemetry.health_server import health_server
 from openapi_tool.telemetry.logs import configure_logging
 from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
-from openapi_tool.telemetry.traces import WireTracer
+from openapi_tool.telemetry.traces import WireTracer, shut_down
 from openapi_tool.tools.cursor import Cursors
+from openapi_tool.tools.deadline import TimeLimits, longest_call_s
 from openapi_tool.tools.session import SessionScope
 
 try:
@@ -57,49 +71,56 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _LARGE_BYTES = -3, -1, 4 * 2**20  # mallopt(3)
-_CONSUMER_SILENCE_S = 15.0
+
+_REMIND_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
-def run(settings: Settings, environment: Mapping[str, str], resolver: Resolver | None = None) -> None:
+def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: Resolver | None = None) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    `resolver` says where the upstream's hosts are; only the embedded stack passes one. Raises
-    SettingsError before any connection is made.
+    `read` returns the settings, at the start and on every SIGHUP. `resolver` replaces DNS for the upstream's hosts;
+    only the embedded stack passes one. Raises SettingsError before any connection is made.
     """
-    prepared = prepare(settings, environment)
-    configure_logging(settings.telemetry.log_level, settings.telemetry.log_format, prepared.redactor)
-    _log_configuration(prepared)
+    bootstrap = build_bootstrap(read(), environment)
+    settings = bootstrap.settings
+    configure_logging(settings.telemetry.log_level, settings.telemetry.log_format, bootstrap.redactor)
+    _log_configuration(bootstrap, environment)
+    if too_few := shortage(settings, raise_limit()):
+        log.warning("%s", too_few, extra={"action": "open_files.short"})
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-        runner.run(_serve(prepared, resolver))
+        runner.run(_serve(bootstrap, resolver, read, environment))
 
 
-async def _serve(prepared: Prepared, resolver: Resolver | None) -> None:
-    stop = _stop_on_signals()
+async def _serve(
+    bootstrap: Bootstrap, resolver: Resolver | None, read: Callable[[], Settings], environment: Mapping[str, str]
+) -> None:
+    stop, reload = _stop_on_signals(), _reload_on_signal()
     async with AsyncExitStack() as stack:
-        await _serve_health(stack, prepared)
-        parts = await _unless_stopped(stop, assemble(stack, prepared, resolver))
+        await _serve_health(stack, bootstrap)
+        parts = await _unless_stopped(stop, assemble(stack, bootstrap, resolver))
         if parts is None:
             return
         consumer = parts.consumer
         _collect_garbage_rarely()
         _give_large_memory_back()
         consumer.start()
-        log.info("serving", extra={"action": "service.started", "durable": prepared.durable.name})
+        log.info("serving", extra={"action": "service.started", "durable": bootstrap.durable.name})
         try:
-            await _unless_stopped(stop, _side_tasks(parts, prepared))
+            reloader = Reloader(bootstrap, parts.runner, read, environment)
+            await _unless_stopped(stop, _side_tasks(parts, bootstrap, reloader.run(reload)))
         finally:
-            prepared.health.draining = True
-            await consumer.stop(prepared.settings.executor.drain_s)
+            bootstrap.health.draining = True
+            await consumer.stop(bootstrap.settings.executor.drain_timeout_s)
     log.info("stopped", extra={"action": "service.stopped"})
 
 
 def _give_large_memory_back() -> None:
-    """Let glibc take memory of 4 MB and more from the system each time, and give it back.
+    """Make glibc allocate blocks of 4 MB and more with mmap, so that freeing returns them to the system.
 
-    By default it raises that threshold to the largest block that was ever freed, and answers of 10 MB leave holes that
-    stay with the process. Other C libraries do it anyway.
+    By default glibc raises that threshold to the largest block ever freed, and responses of 10 MB then fragment the
+    heap. Other C libraries do not.
     """
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
@@ -108,7 +129,7 @@ def _give_large_memory_back() -> None:
 
 
 def _collect_garbage_rarely() -> None:
-    """Leave what lives as long as the process alone, and look for cycles less often: a call leaves hardly any."""
+    """Exclude long-lived objects from garbage collection and run it less often: calls create hardly any cycles."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
@@ -116,98 +137,117 @@ def _collect_garbage_rarely() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What was put together, as far as somebody still has to look at it."""
+    """The assembled parts that the caller starts, monitors or stops."""
 
     consumer: CommandConsumer
     kernel: KernelStore
-    client: Client
+    durable_monitor: DurableMonitor
+    storage: Storage
+    database: DatabaseMonitor
+    runner: ToolRunner
 
 
-async def assemble(stack: AsyncExitStack, prepared: Prepared, resolver: Resolver | None) -> Parts:
-    """Connect everything, in an order that `stack` undoes backwards; the consumer is not yet started."""
-    settings, health = prepared.settings, prepared.health
-    kernel = await _until_available(lambda: KernelStore.open(prepared.pool))
+async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver | None) -> Parts:
+    """Connect and build all parts without starting the consumer; `stack` closes them in reverse order."""
+    settings, health = bootstrap.settings, bootstrap.health
+    database = DatabaseMonitor(health, bootstrap.pool.where)
+    kernel = await _until_available(lambda: KernelStore.open(bootstrap.pool), database.mark_unavailable)
     stack.push_async_callback(kernel.aclose)
-    health.note(POSTGRES, ok=True)
-    client = await _until_available(lambda: stack.enter_async_context(connected(prepared.bus)))
-    health.note(NATS, ok=True)
-    turns, errors = Turns(), prepared.redactor.at("error")
-    jina = JinaClient(_transport(prepared, resolver), settings.egress.max_response_bytes, errors, turns)
+    database.mark_available()
+
+    def nats_unavailable(error: Unavailable) -> None:
+        health.record(NATS, ok=False, reason=str(error))
+
+    reminder = _Reminder()
+
+    def nats_trouble(reason: str) -> None:
+        nats_unavailable(Unavailable(reason))
+        reminder.log(Unavailable(reason))
+
+    bus = replace(bootstrap.bus, on_trouble=nats_trouble)
+    client = await _until_available(lambda: stack.enter_async_context(connected(bus)), nats_unavailable)
+    health.record(NATS, ok=True)
+    slicer, errors = TimeSlicer(), bootstrap.redactor.at("error")
+    jina = JinaClient(_transport(bootstrap, resolver), settings.egress.max_response_bytes, errors, slicer)
     stack.push_async_callback(jina.aclose)
-    tracer = _tracer(prepared)
-    stack.callback(tracer.shutdown)
-    session_key = await _session_key(settings, client)
+    tracer, clock, slots = _tracer(bootstrap), ServerClock(), Slots(settings.executor.concurrency)
+    stack.push_async_callback(shut_down, tracer)
+    replicas = await _until_available(lambda: _replica_count(client, bootstrap.durable), nats_unavailable)
+    session_key = await _session_key(settings, client, replicas, nats_unavailable)
+    guarded, answers = GuardedStore(kernel, database.breaker), ParkedResultStore(client, replicas)
+    upstream = JinaBackendOptions(
+        settings.retry, settings.cache, settings.tools, settings.url_policy, settings.egress.body_budget_bytes
+    )
+    runner = ToolRunner(
+        _runner_options(bootstrap, SessionScope(session_key)),
+        JinaBackend(jina, upstream, errors, slicer),
+        Continuation(guarded, Cursors(session_key), settings.tools, slicer),
+    )
     pipeline = Pipeline(
-        _pipeline_options(prepared, SessionScope(session_key)),
-        kernel,
-        JinaTools(jina, _jina_options(settings), errors, turns),
-        Continuation(kernel, Cursors(session_key), _continuation_options(prepared), turns),
-        Doorbell(client, settings.protocol.version, NAME),
+        PipelineOptions(settings.protocol.actor_id, settings.executor, settings.tools),
+        V1r4(settings.protocol.actor_id, NAME),
+        guarded,
+        runner,
+        WakeupPublisher(client),
         tracer,
+        clock,
+        ParkedResults(answers, session_key),
+        slots,
     )
-    letters = RedactedDeadLetters(client, prepared.redactor.at("dead_letter"), settings.nats.replicas)
-    consumer = CommandConsumer(
-        client, _consumer_options(prepared), letters, pipeline.handle, lambda: health.ok(POSTGRES)
-    )
-    return Parts(consumer, kernel, client)
+    letters = DeadLetters(client, bootstrap.redactor.at("dead_letter"), replicas)
+    options = _consumer_options(bootstrap, replicas)
+    consumer = CommandConsumer(client, options, letters, pipeline.handle, database.fetch_mode, clock, slots)
+    database.wake = consumer.wake
+    kept_key = None if settings.session.key else session_key
+    storage = Storage(client, consumer.leases, answers, letters, kept_key, replicas, health)
+    monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health)
+    return Parts(consumer, kernel, monitor, storage, database, runner)
 
 
-async def _serve_health(stack: AsyncExitStack, prepared: Prepared) -> None:
-    options = prepared.settings.health
+async def _replica_count(client: BusClient, durable: DurableOptions) -> int:
+    with outage_as_unavailable(client.where):
+        return await replica_count(client, durable)
+
+
+async def _serve_health(stack: AsyncExitStack, bootstrap: Bootstrap) -> None:
+    options = bootstrap.settings.health
     if options.port:
         try:
-            await stack.enter_async_context(health_server(options.host, options.port, prepared.health))
+            await stack.enter_async_context(health_server(options.host, options.port, bootstrap.health))
         except OSError as error:
-            raise SettingsError([f"health.host, health.port: cannot be listened on: {error}"]) from error
+            raise SettingsError([f"health.host, health.port: cannot listen: {error}"]) from error
         log.info("health server", extra={"action": "health.serving", "host": options.host, "port": options.port})
 
 
-async def _side_tasks(parts: Parts, prepared: Prepared) -> None:
-    """Everything that runs beside calls and never ends on its own; raises what ended one of them."""
+async def _side_tasks(parts: Parts, bootstrap: Bootstrap, reloading: Coroutine[Any, Any, None]) -> None:
+    """Run the background tasks; none ends without a defect, whose exception this raises."""
     async with asyncio.TaskGroup() as group:
         group.create_task(parts.consumer.failed(), name="consumer")
-        group.create_task(watch_loop_lag(parts.consumer.stalled), name="loop lag")
-        group.create_task(_watch_parts(parts, prepared.health, prepared.settings.health.check_s), name="health")
+        group.create_task(parts.durable_monitor.run(), name="durable monitor")
+        group.create_task(parts.storage.run(), name="storage")
+        group.create_task(reloading, name="reload")
+        group.create_task(monitor_loop_lag(parts.consumer.stalled), name="loop lag")
+        group.create_task(_monitor_database(parts, bootstrap.settings.health.check_interval_s), name="database monitor")
 
 
-async def _watch_parts(parts: Parts, health: Health, every_s: float) -> None:
-    """Look at every part again and again; nothing is fetched while the database is away."""
-    trouble = ""
+async def _monitor_database(parts: Parts, every_s: float) -> None:
+    """Check the database periodically; no command is fetched while it is unavailable."""
     while True:
-        trouble = await _trouble(parts.kernel, trouble)
-        heard_s = time.monotonic() - parts.consumer.last_heard
-        if health.note(POSTGRES, ok=not trouble):
-            parts.consumer.wake()
-        health.note(NATS, ok=parts.client.is_connected)
-        health.note(CONSUMER, ok=heard_s < _CONSUMER_SILENCE_S)
+        await parts.database.check(parts.kernel, idle=not parts.consumer.running)
         await asyncio.sleep(every_s)
 
 
-async def _trouble(kernel: KernelStore, before: str) -> str:
-    """Why the database cannot be used now, empty where it can; logged where it is not the same as `before`."""
-    try:
-        await kernel.ping()
-    except Unavailable as error:
-        if str(error) != before:
-            log.warning("%s", error, extra={"action": "postgres.unavailable"})
-        return str(error)
-    return ""
+def _consumer_options(bootstrap: Bootstrap, replicas: int) -> ConsumerOptions:
+    settings = bootstrap.settings
+    limits = TimeLimits(settings.executor, settings.tools)
+    hold_s = longest_call_s(limits, bootstrap.authorizer, settings.postgres.timeout_s)
+    return ConsumerOptions(bootstrap.durable, settings.executor, hold_s, replicas)
 
 
-def _consumer_options(prepared: Prepared) -> ConsumerOptions:
-    executor = prepared.settings.executor
-    return ConsumerOptions(
-        durable=prepared.durable,
-        concurrency=executor.concurrency,
-        max_attempts=executor.max_attempts,
-        hold_s=prepared.limits.maximum_s + executor.result_wait_s,
-    )
-
-
-def _log_configuration(prepared: Prepared) -> None:
-    """The banner: what is in effect, credentials masked, keys by name and whether they are set."""
-    settings, missing = prepared.settings, prepared.secrets.missing()
-    keys = {variable: "missing" if variable in missing else "set" for variable in sorted(prepared.secrets.allowed)}
+def _log_configuration(bootstrap: Bootstrap, environment: Mapping[str, str]) -> None:
+    """Log the settings in effect, credentials masked, and which keys are set; warn of weak settings."""
+    settings, missing = bootstrap.settings, bootstrap.secrets.missing()
+    keys = {variable: "missing" if variable in missing else "set" for variable in sorted(bootstrap.secrets.allowed)}
     log.info(
         "openapi-tool %s",
         __version__,
@@ -217,61 +257,36 @@ def _log_configuration(prepared: Prepared) -> None:
         log.warning(
             "%s is not set: calls of tools that need it will fail", variable, extra={"action": "secret.missing"}
         )
-    for name in prepared.unmasked:
+    for name in bootstrap.unmasked:
         log.warning(
             "%s holds a secret of less than %s characters, which cannot be masked in logs and cards: set a longer one",
             name,
             MIN_SECRET_CHARS,
             extra={"action": "secret.short"},
         )
+    for remark in [*settings.remarks, *ignored_variables(environment)]:
+        log.warning("%s", remark, extra={"action": "setting.changed"})
     if settings.executor.concurrency == 1:
-        log.warning(
-            "executor.concurrency is 1: every call waits for the one before it", extra={"action": "concurrency.low"}
-        )
+        log.warning("executor.concurrency is 1: calls run one after another", extra={"action": "concurrency.low"})
 
 
-def _pipeline_options(prepared: Prepared, scope: SessionScope) -> PipelineOptions:
-    settings = prepared.settings
-    return PipelineOptions(
-        actor_id=settings.protocol.actor_id,
-        limits=prepared.limits,
-        gate=prepared.gate,
-        envs=operator_envs(settings),
-        secret=prepared.secrets,
+def _runner_options(bootstrap: Bootstrap, scope: SessionScope) -> RunnerOptions:
+    return RunnerOptions(
+        authorizer=bootstrap.authorizer,
+        envs=operator_envs(bootstrap.settings),
+        secret=bootstrap.secrets,
         scope=scope,
-        redact=prepared.redactor.at("error").value,
-        retry_delay_s=settings.executor.retry_delay_s,
-        result_wait_s=settings.executor.result_wait_s,
+        redact=bootstrap.redactor.at("error").value,
     )
 
 
-def _continuation_options(prepared: Prepared) -> ContinuationOptions:
-    settings = prepared.settings
-    return ContinuationOptions(
-        max_chars=settings.tools.max_result_chars,
-        ttl_s=settings.tools.artifact_ttl_s,
-        actor_id=settings.protocol.actor_id,
-    )
-
-
-def _jina_options(settings: Settings) -> JinaOptions:
-    return JinaOptions(
-        retry=RetryOptions(**settings.retry.model_dump()),
-        max_batch_items=settings.tools.max_batch_items,
-        body_budget_bytes=settings.egress.body_budget_bytes,
-        cache_ttl_s=settings.cache.ttl_s,
-        cache_bytes=settings.cache.max_bytes,
-        targets=TargetRules(settings.targets.internal_suffixes, settings.targets.allow, MAX_URL_CHARS),
-    )
-
-
-def _transport(prepared: Prepared, resolver: Resolver | None) -> EgressTransport:
-    """The one way out: every upstream call leaves through it."""
-    egress = prepared.settings.egress
+def _transport(bootstrap: Bootstrap, resolver: Resolver | None) -> EgressTransport:
+    """Return the transport for all upstream requests."""
+    egress = bootstrap.settings.egress
     return EgressTransport(
         AiohttpTransport(
-            prepared.upstream_tls,
-            egress.connections,
+            bootstrap.upstream_tls,
+            egress.max_connections,
             resolver,
             proxy=egress.proxy,
             public_addresses_only=egress.public_addresses_only,
@@ -279,35 +294,54 @@ def _transport(prepared: Prepared, resolver: Resolver | None) -> EgressTransport
     )
 
 
-async def _session_key(settings: Settings, client: Client) -> bytes:
+async def _session_key(
+    settings: Settings, client: BusClient, replicas: int, on_unavailable: Callable[[Unavailable], None]
+) -> bytes:
     if settings.session.key is not None:
         return settings.session.key.get_secret_value().encode()
-    return await _until_available(lambda: shared_session_key(client, settings.nats.replicas))
+    return await _until_available(lambda: shared_session_key(client, replicas), on_unavailable)
 
 
-async def _until_available(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Try for however long a part of the kernel takes to come up."""
-    async for trial in AsyncRetrying(
-        retry=retry_if_exception_type(Unavailable),
-        wait=wait_exponential_jitter(multiplier=0.2, max=5, jitter=0.2),
-        before_sleep=before_sleep_log(log, logging.WARNING),
-    ):
-        with trial:
+class _Reminder:
+    """Logs once a minute why the start waits; the first time is the health record's."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def log(self, error: Unavailable) -> None:
+        """Log, if a minute has passed."""
+        now = time.monotonic()
+        if now - self._last >= _REMIND_S:
+            self._last = now
+            log.warning("still waiting to start: %s", error, extra={"action": "service.waiting"})
+
+
+async def _until_available(attempt: Callable[[], Awaitable[T]], on_unavailable: Callable[[Unavailable], None]) -> T:
+    """Retry until a dependency is available; call `on_unavailable` with each failure, and log one a minute."""
+    reminder = _Reminder()
+
+    async def trial() -> T:
+        try:
             return await attempt()
-    raise AssertionError("retrying never ends without a result")
+        except Unavailable as error:
+            on_unavailable(error)
+            reminder.log(error)
+            raise
+
+    return await retried(trial, on=Unavailable, wait=wait_exponential_jitter(multiplier=0.2, max=5, jitter=0.2))
 
 
-def _tracer(prepared: Prepared) -> WireTracer | ExportingTracer:
-    endpoint = prepared.settings.telemetry.otlp_endpoint
+def _tracer(bootstrap: Bootstrap) -> WireTracer | ExportingTracer:
+    endpoint = bootstrap.settings.telemetry.otlp_endpoint
     if endpoint is None:
         return WireTracer()
     from openapi_tool.telemetry.otlp import open_tracer  # noqa: PLC0415 - 30 MB that few deployments need
 
-    return open_tracer(endpoint, prepared.redactor.at("span"))
+    return open_tracer(endpoint, bootstrap.redactor.at("span"))
 
 
 def _stop_on_signals() -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT; a second one ends the process at once."""
+    """Return an event that the first SIGTERM or SIGINT sets; a second one ends the process at once."""
     stop = asyncio.Event()
 
     def on_signal(number: int) -> None:
@@ -323,8 +357,15 @@ def _stop_on_signals() -> asyncio.Event:
     return stop
 
 
+def _reload_on_signal() -> asyncio.Event:
+    """Return an event that SIGHUP sets; without a handler SIGHUP would end the process."""
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
+    return asked
+
+
 async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of `work`, or None when `stop` comes first; `work` is cancelled then."""
+    """Return the result of `work`; if `stop` is set first, cancel `work` and return None."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -1,1 +1,1 @@
-"""What the maintainers run."""
+"""Commands for maintainers."""

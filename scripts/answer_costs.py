@@ -1,8 +1,8 @@
-"""Print what the most hostile answers of 10 MB cost: `python -m scripts.answer_costs [NAME]`.
+"""Print the cost of the most hostile responses of 10 MB: `python -m scripts.answer_costs [NAME]`.
 
-Of each the longest iteration of the event loop (by the clock and in CPU time), all CPU time, and the most memory per
-byte of its body from the first byte to the copies that a commit makes, beside what is asked for. The last line is one
-JSON object. Linux only: memory is what the kernel says of a process of its own.
+For each: the longest iteration of the event loop (wall clock and CPU time), total CPU time, and peak memory per byte of
+body, from the first byte to the copies for the commit, beside the reserved memory. The last line is one JSON object.
+Linux only: memory is read from /proc of a child process.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from openapi_tool.cooperative import at_once
 from openapi_tool.jina.answer_json import MOST_VALUES, counted
-from openapi_tool.jina.budget import memory_of
+from openapi_tool.jina.byte_semaphore import memory_of
 from openapi_tool.protocol.errors import ToolError
-from openapi_tool.steps import at_once
-from tests.answering import Answering, serving, watched
-from tests.hostile_bodies import PAGES, SEARCHES
+from tests.answering import PAGES, SEARCHES, Answering, serving, watched
 
 BODIES = {f"reader {name}": make for name, make in PAGES.items()} | {
     f"search {name}": make for name, make in SEARCHES.items()
@@ -41,7 +40,7 @@ def _forget_peak() -> None:
 
 
 async def measure(name: str) -> dict[str, Any]:
-    """The figures of one body, in this process."""
+    """Return the figures of one body, measured in this process."""
     mode, body = name.partition(" ")[0], BODIES[name]()
     await Answering(serving(b'{"data":{"content":"x"}}')).card()
     answering = Answering(serving(body))
@@ -74,7 +73,7 @@ def _asked(body: bytes) -> int:
 
 
 def main() -> int:
-    """Measure each in a process of its own; with a name, only that one, in this process."""
+    """Measure each body in its own process; with a name, only that one, in this process."""
     if sys.argv[1:]:
         sys.stdout.write(json.dumps(asyncio.run(measure(sys.argv[1]))) + "\n")
         return 0

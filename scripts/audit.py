@@ -1,7 +1,7 @@
-"""Ask for known vulnerabilities of what requirements.lock pins: `python -m scripts.audit PIP_AUDIT`.
+"""Look up known vulnerabilities of the packages in requirements.lock: `python -m scripts.audit PIP_AUDIT`.
 
-Ends with 0 where every package was looked up and none is known to be vulnerable, with 1 where one is, and with 3 where
-the data could not be reached for all of them: that is no clean bill.
+Exits with 0 if every package was looked up and none is known to be vulnerable, with 1 if one is, and with 3 if the data
+of some package could not be reached.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SERVICES = ("pypi", "osv")
 
 
 def audited(pip_audit: str, service: str) -> Sequence[dict[str, Any]]:
-    """What a service says of each package; nothing where it cannot be asked."""
+    """Return a service's findings for each package; nothing if it cannot be reached."""
     command = [pip_audit, "--requirement", str(LOCK), "--require-hashes", "--disable-pip", "--format", "json"]
     command += ["--progress-spinner", "off", "--vulnerability-service", service]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - named by the Makefile
@@ -31,7 +31,7 @@ def audited(pip_audit: str, service: str) -> Sequence[dict[str, Any]]:
 
 
 def verdict(found: Sequence[dict[str, Any]], names: set[str]) -> tuple[int, str]:
-    """The exit code, and what there is to say: of `names`, every one must have been looked up."""
+    """Return exit code and message; each of `names` must have been looked up."""
     known = {entry["name"]: entry["vulns"] for entry in found if "vulns" in entry and "skip_reason" not in entry}
     lines = [
         f"{name}: {one['id']}, fixed in {', '.join(one['fix_versions']) or 'no version yet'}"

@@ -1,7 +1,7 @@
-"""Print how much of each recorded answer a model is shown, and fail where a bound is broken.
+"""Print how much of each recorded response a model is shown, and fail if a limit is exceeded.
 
-A search is measured without page text (`content`, `text`, `html` of its results) on both sides, and bounded over all
-recordings; a page is bounded by what has to be kept of it. `--json` prints the same rows as JSON.
+A search is measured without page text (`content`, `text`, `html` of its results) on both sides, with a limit over all
+recordings. A page is limited by the parts that must be shown. `--json` prints the same rows as JSON.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Write what is derived: the settings reference, the table of promises, `config/tools`, the list of licences.
+"""Generate documents: references of settings and tools, requirements, `config/tools`, licences, the chart's schema.
 
-`python -m scripts.docs` writes them, `--check` fails where one is stale.
+`python -m scripts.docs` writes them; `--check` fails if one is out of date.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from openapi_tool.settings import PREFIX, SHORT_NAMES, Settings
+from openapi_tool.settings.section import fields_of
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 from openapi_tool.tools.exports import as_yaml, registration
+from scripts.chart import CHART, chart_readme, values_schema
 from scripts.licences import PAGE as LICENCES
 from scripts.licences import licences_page
 from scripts.tools_reference import PAGE, tools_page
-from tests.promises import PROMISES
+from tests.requirements import REQUIREMENTS
 
 ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
 
 
 def claims() -> Iterator[tuple[str, str]]:
-    """Every (promise, test) pair that the suite claims, read from its sources."""
+    """Yield every (requirement, test) pair that the suite claims, read from its sources."""
     for path in sorted(TESTS.rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
@@ -37,28 +39,34 @@ def claims() -> Iterator[tuple[str, str]]:
 
 
 def conformance() -> str:
-    """Each promise with its source and its tests, as Markdown."""
-    tests = defaultdict(list)
+    """Return each requirement with its source and its test modules, as Markdown."""
+    modules = defaultdict(set)
     for claimed, test in claims():
-        tests[claimed].append(test)
+        modules[claimed].add(test.partition("::")[0])
     lines = [
         "# Conformance",
         "",
-        "Every promise, where it comes from, and the tests that keep it. Written by `make docs` from",
-        "`tests/promises.py`; the suite fails for a promise without a test and for a test without a promise.",
+        "Every requirement, its source, and the test modules below `tests/` that show it; the tests carry its id.",
+        "Written by `make docs` from `tests/requirements.py`; the suite fails for a requirement without a test and for",
+        "a test of an unknown requirement.",
     ]
     source = ""
-    for promise in sorted(PROMISES, key=lambda promise: promise.source):
-        if promise.source != source:
-            source = promise.source
-            lines += ["", f"## {source[0].upper()}{source[1:]}", "", "| id | promise | tests |", "| --- | --- | --- |"]
-        kept = "<br>".join(f"`{test}`" for test in sorted(tests[promise.id]))
-        lines.append(f"| `{promise.id}` | {promise.text} | {kept} |")
+    for one in sorted(REQUIREMENTS, key=lambda one: one.source):
+        if one.source != source:
+            source = one.source
+            lines += [
+                "",
+                f"## {source[0].upper()}{source[1:]}",
+                "",
+                "| id | requirement | tests |",
+                "| --- | --- | --- |",
+            ]
+        lines.append(f"| `{one.id}` | {one.text} | {', '.join(f'`{module}`' for module in sorted(modules[one.id]))} |")
     return "\n".join(lines) + "\n"
 
 
 def settings_reference() -> str:
-    """Every setting with its variable, default and meaning, as Markdown."""
+    """Return every setting with its variable, default and meaning, as Markdown."""
     short = {target: name for name, target in SHORT_NAMES.items()}
     lines = [
         "# Settings",
@@ -69,14 +77,22 @@ def settings_reference() -> str:
         "",
         "Keys of the upstream are no settings: they are environment variables that tool definitions name",
         "(`JINA_API_KEY`, and what `secrets.allowed_env` adds). Instead of `NAME`, `NAME_FILE` may name a mounted",
-        "file that holds the value (white space around it does not count); to set both is an error. Values are read",
-        "once, at the start. `SSL_CERT_FILE` adds a CA for the upstream.",
+        "file that holds the value (white space around it and a byte order mark do not count); to set both is an",
+        "error, and so is a character beyond ASCII. Values are read once, at the start. `SSL_CERT_FILE` adds a CA for",
+        "the upstream.",
+        "",
+        "The connection string of PostgreSQL may hold all that its driver takes: several hosts with ports, sockets,",
+        "`[::1]`, everything in the query. Names and passwords are percent-encoded (`%` as `%25`, `/` as `%2F`, `?`",
+        "as `%3F`, `#` as `%23`, `@` as `%40`, `[` as `%5B`, `]` as `%5D`); one that could be misread is an error",
+        "that shows nothing of it. What the driver reads beside it (`PGPORT`, `PGSSLMODE`, …, a service, TLS files)",
+        "is checked, too. The same holds for the URLs of proxy and collector. The client of NATS decodes nothing: a",
+        "user and password with such characters belong into `nats.user` and `nats.password`.",
     ]
     for name, field in Settings.model_fields.items():
         section: Any = field.annotation
         lines += ["", f"## {name}", "", section.__doc__.strip(), "", "| key | environment | default | meaning |"]
         lines.append("| --- | --- | --- | --- |")
-        for key, detail in section.model_fields.items():
+        for key, detail in fields_of(section).items():
             variable = f"`{PREFIX}{name.upper()}__{key.upper()}`"
             if (name, key) in short:
                 variable += f", `{short[name, key]}`"
@@ -96,7 +112,7 @@ def _default(field: Any) -> str:
 
 
 def shipped_definition(tool: BuiltInTool) -> str:
-    """The definition of a built-in tool, as `config/tools` holds it."""
+    """Return the definition of a built-in tool for `config/tools`."""
     return f"# Written by `make docs` from openapi_tool/tools/catalogue.py.\n{as_yaml(registration(tool))}"
 
 
@@ -107,6 +123,8 @@ SHIPPED = {
 DOCUMENTS: dict[Path, Callable[[], str]] = {
     **SHIPPED,
     LICENCES: licences_page,
+    CHART / "README.md": chart_readme,
+    CHART / "values.schema.json": values_schema,
     ROOT / "docs" / "protocol-conformance.md": conformance,
     ROOT / "docs" / "settings.md": settings_reference,
     PAGE: tools_page,
@@ -114,7 +132,7 @@ DOCUMENTS: dict[Path, Callable[[], str]] = {
 
 
 def main() -> int:
-    """Write or check every document; 1 where a checked one is stale."""
+    """Write or check every document; return 1 if a checked one is out of date."""
     stale = [
         path for path, make in DOCUMENTS.items() if not path.exists() or path.read_text(encoding="utf-8") != make()
     ]

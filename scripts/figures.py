@@ -1,4 +1,4 @@
-"""Print the size of the code, and with --check fail where it outgrows its aims.
+"""Print the size of the code; with --check fail if it exceeds the limits.
 
 A function counts from its `def` to its last line, without decorators and docstring.
 """

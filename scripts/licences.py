@@ -1,4 +1,4 @@
-"""Write docs/licences.md through `make docs`; `python -m scripts.licences` fails where a licence may not be used."""
+"""Generate docs/licences.md for `make docs`; `python -m scripts.licences` fails if a licence is not allowed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def licences_page() -> str:
 
 
 def main() -> int:
-    """1 where a licence may not be used; each is named."""
+    """Print each licence that is not allowed; return 1 if there is one."""
     refused = [package for package in packages() if not acceptable(package.licence)]
     for package in refused:
         sys.stdout.write(f"{package.name} {package.version}: {package.licence or 'unknown'} may not be used\n")

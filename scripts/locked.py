@@ -1,4 +1,4 @@
-"""What requirements.lock pins, and under which licence each package is, read from installed metadata."""
+"""Packages in requirements.lock with their licences, read from installed metadata."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _first(about: PackageMetadata, field: str) -> str:
 
 
 def acceptable(expression: str) -> bool:
-    """Whether every licence of an SPDX expression is one of the known ones; of alternatives one is enough."""
+    """Return whether all licences of an SPDX expression are allowed; of alternatives, one."""
     if not expression or not _SPDX.fullmatch(expression):
         return False
     plain = expression

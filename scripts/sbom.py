@@ -1,6 +1,6 @@
-"""Write what an image holds of Python as CycloneDX 1.6 JSON: `make sbom` makes dist/openapi-tool.cdx.json.
+"""Write the Python packages of the image as CycloneDX 1.6 JSON: `make sbom` writes dist/openapi-tool.cdx.json.
 
-The same lock gives the same bytes: there is no time in it, and the serial number follows from the content.
+Reproducible: the same lock gives the same bytes. It contains no time; the serial number is derived from the content.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TARGET = ROOT / "dist" / "openapi-tool.cdx.json"
 
 
 def sbom() -> dict[str, Any]:
-    """The document."""
+    """Return the document."""
     itself = f"pkg:pypi/openapi-tool@{openapi_tool.__version__}"
     found = [_component(package) for package in packages()]
     return {
@@ -42,7 +42,7 @@ def sbom() -> dict[str, Any]:
 
 
 def _component(package: Package) -> dict[str, Any]:
-    """A package; its hashes are those of its files, of which an installation uses one."""
+    """Return a package with the hashes of all its files, of which an installation uses one."""
     purl = f"pkg:pypi/{package.name}@{package.version}"
     hashes = [{"alg": "SHA-256", "content": digest} for digest in package.hashes]
     marker = [{"name": "openapi-tool:marker", "value": package.marker}] if package.marker else []
@@ -59,7 +59,7 @@ def _component(package: Package) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Write it and say where."""
+    """Write the document and print its path."""
     TARGET.parent.mkdir(exist_ok=True)
     TARGET.write_text(json.dumps(sbom(), indent=2) + "\n", encoding="utf-8")
     sys.stdout.write(f"{TARGET.relative_to(ROOT)}: {sum(1 for _ in packages())} packages\n")

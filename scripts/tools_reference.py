@@ -1,4 +1,4 @@
-"""The parts of docs/tools.md that follow from code: the built-in tools, upstream parameters, error codes."""
+"""Generated parts of docs/tools.md: built-in tools, upstream parameters, error codes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from openapi_tool.jina.parameters import READER, SEARCH, Parameter, find_parameter
-from openapi_tool.jina.targets import INTERNAL_SUFFIXES
+from openapi_tool.jina.endpoints import ENDPOINTS
+from openapi_tool.jina.parameters import Parameter
+from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 
@@ -19,7 +20,7 @@ _LIMITS = (("minLength", "maxLength", "characters"), ("minItems", "maxItems", "i
 
 
 def tools_page() -> str:
-    """docs/tools.md with every derived part written anew."""
+    """Return docs/tools.md with all generated parts updated."""
     text = PAGE.read_text(encoding="utf-8")
     return _PART.sub(lambda part: f"{part[1]}\n{_PARTS[part[2]]().strip()}\n\n{part[3]}", text)
 
@@ -48,7 +49,7 @@ def _tool(tool: BuiltInTool) -> str:
 
 
 def _argument(tool: BuiltInTool, name: str, rule: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    parameter = find_parameter(tool.mode, name)
+    parameter = ENDPOINTS[tool.operation.name].find(name)
     upstream = f"`{parameter.name}`" if parameter and name != "timeout" else "-"
     required = ", required" if name in schema.get("required", ()) else ""
     return f"| `{name}` | {_value(rule)}{required} | {upstream} | {rule['description']} |"
@@ -73,7 +74,7 @@ def _operator() -> str:
 
 def _operators_own() -> Iterator[Parameter]:
     seen = set()
-    for entry in (*SEARCH, *READER):
+    for entry in (entry for endpoint in ENDPOINTS.values() for entry in endpoint.parameters):
         if not entry.model and entry.name not in seen:
             seen.add(entry.name)
             yield entry
@@ -84,8 +85,9 @@ def _header(entry: Parameter) -> str:
 
 
 def _hosts(entry: Parameter) -> str:
-    hosts = [name for name, table in (("search", SEARCH), ("reader", READER)) if entry.name in {e.name for e in table}]
-    return ", ".join(hosts)
+    return ", ".join(
+        name for name, endpoint in ENDPOINTS.items() if entry.name in {e.name for e in endpoint.parameters}
+    )
 
 
 def _errors() -> str:

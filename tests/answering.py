@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -12,27 +14,26 @@ from typing import Any, cast
 import httpx
 from pydantic import SecretStr
 
-from openapi_tool.executor.continuation import Continuation, ContinuationOptions
+from openapi_tool.cooperative import TimeSlicer
+from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import Kernel
-from openapi_tool.jina.budget import Grant
+from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
+from openapi_tool.jina.byte_semaphore import CallMemory
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.retry import RetryOptions
-from openapi_tool.jina.targets import TargetRules
-from openapi_tool.jina.tools import JinaOptions, JinaTools
-from openapi_tool.protocol.cards import ArtifactCard
-from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.records import ToolRecord
-from openapi_tool.steps import Turns
+from openapi_tool.jina.url_policy import UrlPolicy
+from openapi_tool.options import CacheOptions, RetryOptions, ToolOptions
+from openapi_tool.protocol.cards import KeptText
+from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.tools.arguments import Arguments
+from openapi_tool.tools.arguments import Arguments, CallOwner
 from openapi_tool.tools.cursor import Cursors
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import parse_definition
-from openapi_tool.tools.result import ResultFields, Shown, ToolOutput, success
+from openapi_tool.tools.result import RenderedResult, ResultFields, ToolOutput, success
 
 KEY = "a-key-of-the-test_0123456789"
 MOST_BYTES = 10_000_000
-IDENTITY = CallIdentity("proj", "public", "agent", "turn", 1, "call", "step", None, None, None, None)
+OWNER = CallOwner("proj", "agent", {})
 QUESTIONS: Mapping[str, Mapping[str, Any]] = {"search": {"q": "a query"}, "reader": {"url": "https://a.example/"}}
 
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -51,7 +52,13 @@ class Lag:
 
 @asynccontextmanager
 async def watched() -> AsyncIterator[Lag]:
-    """Watch the event loop: a task that sleeps 1 ms notes how late it wakes."""
+    """Watch the event loop: a task that sleeps 1 ms notes how late it wakes.
+
+    What the tests before left in memory is not looked through meanwhile: it takes the garbage collector longer than
+    all that an executor holds.
+    """
+    gc.collect()
+    gc.freeze()
     lag = Lag()
 
     async def watch() -> None:
@@ -69,6 +76,7 @@ async def watched() -> AsyncIterator[Lag]:
         await asyncio.sleep(0.002)  # what stood still until the very end is seen, too
     finally:
         watching.cancel()
+        gc.unfreeze()
 
 
 @dataclass
@@ -81,50 +89,144 @@ class Answering:
     max_chars: int = 40_000
 
     def __post_init__(self) -> None:
-        turns, errors = Turns(), Redactor(self.secrets, "error")
-        client = JinaClient(httpx.MockTransport(self.answer), MOST_BYTES, errors, turns)
+        slicer, errors = TimeSlicer(), Redactor(self.secrets, "error")
+        client = JinaClient(httpx.MockTransport(self.answer), MOST_BYTES, errors, slicer)
         values = {
             "retry": RetryOptions(0, 0.01, 0.01),
-            "max_batch_items": 10,
+            "tools": ToolOptions(),
             "body_budget_bytes": 256_000_000,
-            "cache_ttl_s": 0.0,
-            "cache_bytes": 4_000_000,
-            "targets": TargetRules((), (), 16_000),
+            "cache": CacheOptions(ttl_s=0),
+            "url_policy": UrlPolicy(),
             **self.options,
         }
-        self.tools = JinaTools(client, JinaOptions(**values), errors, turns)
-        options = ContinuationOptions(self.max_chars, 60, "tool.openapi")
-        self.continuation = Continuation(cast("Kernel", None), Cursors(b"k" * 32), options, turns)
+        self.tools = JinaBackend(client, JinaBackendOptions(**values), errors, slicer)
+        self.continuation = Continuation(
+            cast("Kernel", None), Cursors(b"k" * 32), ToolOptions(max_result_chars=self.max_chars), slicer
+        )
 
     async def output(
         self,
         mode: str = "reader",
         key: str = KEY,
         sent: tuple[str, ...] = (),
-        memory: Grant | None = None,
+        memory: CallMemory | None = None,
         **values: Any,
     ) -> ToolOutput:
         """What the tool makes of the answer to a question."""
         jina: dict[str, Any] = {"mode": mode}
         if {"urls", "queries"} & values.keys():
             jina["tool"] = "jina.read_many" if mode == "reader" else "jina.search_many"
-        definition = parse_definition(ToolRecord("a_tool", None, {}, {"jina": jina}))
+        definition = parse_definition(DefinitionRecord("a_tool", None, {}, {"jina": jina}))
         given = values or dict(QUESTIONS[mode])
-        secrets = {f"token{place}": SecretStr(secret) for place, secret in enumerate(sent)}
+        secrets = {f"tenant_token{place}": SecretStr(secret) for place, secret in enumerate(sent)}
         arguments = Arguments(given, frozenset(given), secrets, SecretStr(key), "session")
-        return await self.tools.run(definition, arguments, Deadline.after(60), memory or self.tools.memory())
+        return await self.tools.run(definition, arguments, Deadline.after(60), memory or self.tools.memory("proj"))
 
     async def card(
         self, mode: str = "reader", key: str = KEY, sent: tuple[str, ...] = (), **values: Any
-    ) -> tuple[ResultFields, Shown, ArtifactCard | None]:
+    ) -> tuple[ResultFields, RenderedResult, KeptText | None]:
         """What is stored of it."""
-        with self.tools.memory() as memory:
+        with self.tools.memory("proj") as memory:
             output = await self.output(mode, key, sent, memory, **values)
-            definition = parse_definition(ToolRecord("a_tool", None, {}, {"jina": {"mode": mode}}))
-            shown, artifact = await self.continuation.show(output, definition, IDENTITY, None)
-            return success(output, shown, "text", 1), shown, artifact
+            definition = parse_definition(DefinitionRecord("a_tool", None, {}, {"jina": {"mode": mode}}))
+            shown, kept = await self.continuation.render(output, definition, OWNER)
+            return success(output, shown, "text", 1), shown, kept
 
 
 def serving(body: bytes, status: int = 200) -> Answer:
     """A transport that answers everything with this."""
     return lambda _: httpx.Response(status, content=body)
+
+
+# Answers of the upstream that are made to be slow or large: what an attacker can put behind an address.
+
+
+SIZE = 9_800_000
+"""Bytes: just under the largest answer that is read."""
+
+_LINK = b'"%d":"https://a.example/%d",'
+
+
+def _page(content: bytes) -> bytes:
+    return b'{"code":200,"data":{"title":"t","url":"https://a.example/","content":"' + content + b'"}}'
+
+
+def _filled(unit: str | bytes, behind: str = "") -> Callable[[], bytes]:
+    """A page whose text is one unit again and again, and something behind."""
+    raw = unit.encode() if isinstance(unit, str) else unit
+    return lambda: _page(raw * (SIZE // len(raw)) + behind.encode())
+
+
+def _field(name: str, value: str) -> Callable[[], bytes]:
+    def body() -> bytes:
+        text = value * (SIZE // len(value.encode()))
+        return json.dumps({"data": {"content": "x", name: text}}, ensure_ascii=False).encode()
+
+    return body
+
+
+def _results(item: bytes, before: bytes = b"", behind: bytes = b"") -> Callable[[], bytes]:
+    return lambda: b'{"data":[' + before + item * (SIZE // len(item)) + b"{}" + behind + b"]}"
+
+
+def _links() -> bytes:
+    many = b"".join(_LINK % (number, number) for number in range(79_000))
+    return b'{"data":{"content":"x","links":{' + many + b'"":""}}}'
+
+
+def _hidden_links() -> bytes:
+    """Texts in which each character must be looked at."""
+    text = "a\u200b" * 4_000
+    pairs = [[text[:1_000], f"https://a.example/{text}"]] * 550
+    return json.dumps({"data": {"content": "x", "links": pairs}}, ensure_ascii=False).encode()
+
+
+def _wide_results() -> bytes:
+    text = "\u200ba" * 5_000
+    item = dict.fromkeys(("title", "url", "description", "date", "source", "imageUrl", "warning"), text)
+    links = [{"title": text, "link": text, "snippet": text}] * 3
+    return json.dumps({"data": [{**item, "siteLinks": links}] * 30}, ensure_ascii=False).encode()
+
+
+PAGES: Mapping[str, Callable[[], bytes]] = {
+    "words": _filled("lorem ipsum dolor "),
+    "lines": _filled("\\n"),
+    "paragraphs": _filled("word\\n\\n"),
+    "one letter": _filled("a"),
+    "commas and brackets": _filled("[{,"),
+    "opening brackets": _filled("["),
+    "escaped quotes": _filled('\\"'),
+    "backslashes": _filled("\\\\"),
+    "two-byte letters": _filled("\u0436\u0436\u0436 "),
+    "four-byte signs": _filled("\U0001f600"),
+    "ASCII with one four-byte sign": _filled("word ", "\U0001f600"),
+    "look-alikes with one four-byte sign": _filled("[web content ", "\U0001f600"),
+    "keys with one four-byte sign": _filled("jina_0123456789012345678901 ", "\U0001f600"),
+    "escaped letters": _filled("\\u0436"),
+    "control characters": _filled("\\u0001"),
+    "NUL": _filled("\\u0000"),
+    "half pairs": _filled("\\ud800"),
+    "look-alikes of the frame": _filled("[ [end of web content."),
+    "nearly look-alikes": _filled("web[[[[[[[["),
+    "web": _filled("web "),
+    "nearly keys": _filled("jina_"),
+    "keys": _filled("jina_0123456789012345678901234567890 "),
+    "title": _field("title", "a\u200b"),
+    "warning": _field("warning", "a\u2028"),
+    "links": _links,
+    "links without blanks": _hidden_links,
+    "values": lambda: b'{"data":[' + b"{}," * (SIZE // 3) + b"{}]}",
+    "texts": lambda: b'{"data":[' + b'"",' * (SIZE // 3) + b'""]}',
+    "keys of one object": lambda: b'{"data":{' + b",".join(b'"%090d":1' % number for number in range(79_000)) + b"}}",
+    "nesting": lambda: b'{"data":' + b"[" * SIZE + b"}",
+    "a number": lambda: b'{"data":' + b"9" * SIZE + b"}",
+    "no JSON": lambda: b"<html>" + b"[{," * (SIZE // 3),
+    "quotation marks": lambda: b'"' * SIZE,
+    "no UTF-8": _filled(b"\xff"),
+}
+SEARCHES: Mapping[str, Callable[[], bytes]] = {
+    "empty results": lambda: b'{"data":[' + b"{}," * 26_000 + b"{}]}",
+    "small results": lambda: b'{"data":[' + b'{"a":{}},' * 26_000 + b"{}]}",
+    "wide results": _wide_results,
+    "one result": lambda: b'{"data":[{"title":"t","content":"' + b"a [" * (SIZE // 3) + b'"}]}',
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,11 @@ from hypothesis import HealthCheck, settings
 from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
-from tests.role import dsn_of, make_role
+from tests.forking import forking
+from tests.support import dsn_of, make_role
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and so do its children
+
 
 PROJECT, AGENT = "proj_test", "agent_test"
 TEMPLATE = "kernel_template"
@@ -24,6 +29,13 @@ _PLENTY_BYTES = 2_000_000_000
 
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("suite")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_processes() -> Iterator[None]:
+    """Start processes of ours by forking, which saves their imports."""
+    with forking():
+        yield
 
 
 @pytest.fixture(scope="session")

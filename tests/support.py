@@ -1,32 +1,45 @@
-"""Builders that tests share: identities, definitions, deliveries."""
+"""What tests share: corpora that one test loops over; builders of identities, definitions, deliveries."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import asyncpg
 import orjson
 from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
+from openapi_tool.kernel.grants import grant_statements, quoted_role
 from openapi_tool.local.caller import Caller
+from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import (
     CallRecords,
     CardRecord,
+    DefinitionRecord,
     EarlierResult,
     RequestEdgeRecord,
-    TargetRecord,
-    ToolRecord,
+    WaitingTurnRecord,
 )
 from openapi_tool.protocol.trace import SpanContext
+from openapi_tool.protocol.v1r4 import V1r4
+from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
+from openapi_tool.tools.template import placeholder_values
 
+_NOTE_CHARS = 1_000
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
+V1R4 = V1r4("tool.openapi", "tool")
 SUBJECT = "cg.v1r4.proj.public.cmd.tool.jina.search"
 
 HEADERS = {
@@ -73,6 +86,12 @@ def identity(**changes: Any) -> CallIdentity:
     return CallIdentity(**(values | changes))
 
 
+def owner(**changes: Any) -> CallOwner:
+    """The owner of the call with this identity."""
+    who = identity(**changes)
+    return CallOwner(who.project_id, who.agent_id, placeholder_values(who))
+
+
 def call_card(arguments: Any = None, **changes: Any) -> CardRecord:
     values: dict[str, Any] = {
         "card_id": "card",
@@ -83,7 +102,7 @@ def call_card(arguments: Any = None, **changes: Any) -> CardRecord:
     return CardRecord(**(values | changes))
 
 
-def target(headers: Mapping[str, Any] | None = None, **changes: Any) -> TargetRecord:
+def waiting_turn(headers: Mapping[str, Any] | None = None, **changes: Any) -> WaitingTurnRecord:
     values: dict[str, Any] = {
         "inbox_id": "inbox_1",
         "message_type": "command_anchor",
@@ -92,26 +111,26 @@ def target(headers: Mapping[str, Any] | None = None, **changes: Any) -> TargetRe
         "turn_epoch": 1,
         "context_headers": HEADERS if headers is None else headers,
     }
-    return TargetRecord(**(values | changes))
+    return WaitingTurnRecord(**(values | changes))
 
 
 def records(
     *,
     card: CardRecord | None = None,
-    tool: ToolRecord | None = None,
+    tool: DefinitionRecord | None = None,
     worker_target: str | None = "worker_generic",
-    target: TargetRecord | None = None,
+    waiting_turn: WaitingTurnRecord | None = None,
     request_edge: RequestEdgeRecord | None = None,
     earlier: EarlierResult | None = None,
 ) -> CallRecords:
-    return CallRecords(card, tool, worker_target, target, request_edge, earlier)
+    return CallRecords(card, tool, worker_target, waiting_turn, request_edge, earlier)
 
 
 def definition(
     jina: Mapping[str, Any] | None = None, *, parameters: Mapping[str, Any] | None = None, **options: Any
 ) -> ToolDefinition:
     return parse_definition(
-        ToolRecord(
+        DefinitionRecord(
             tool_name="jina_search",
             after_execution="suspend",
             parameters=parameters or {},
@@ -131,10 +150,108 @@ async def dead_letters(caller: Caller) -> list[dict[str, Any]]:
         state = (await jetstream.stream_info(DEAD_LETTERS)).state
     except NotFoundError:
         return []
-    numbers = range(state.first_seq, state.last_seq + 1)
+    numbers = range(max(state.first_seq, 1), state.last_seq + 1)
     return [orjson.loads((await jetstream.get_msg(DEAD_LETTERS, number)).data or b"") for number in numbers]
 
 
 def memory_limit(kept_bytes: int, concurrency: int) -> int:
     """Bytes that a process may take: as the chart computes them from the budgets and the calls at once."""
     return 128 * 2**20 + kept_bytes * 5 // 4 + concurrency * 2**20
+
+
+def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Loop over a corpus inside one test, where `parametrize` would make a test of each case.
+
+    All cases are run. Raises an ExceptionGroup of those that failed, each with a note that names its case.
+    """
+    wanted = names if isinstance(names, tuple) else (names,)
+    listed = [dict(zip(wanted, case if isinstance(names, tuple) else (case,), strict=True)) for case in cases]
+
+    def decorate(test: Callable[..., Any]) -> Any:
+        @functools.wraps(test)
+        def looped(**fixtures: Any) -> None:
+            with _failures() as failures:
+                for case in listed:
+                    with _noted(case, failures):
+                        test(**case, **fixtures)
+
+        @functools.wraps(test)
+        async def looped_async(**fixtures: Any) -> None:
+            with _failures() as failures:
+                for case in listed:
+                    with _noted(case, failures):
+                        await test(**case, **fixtures)
+
+        assert listed, "an empty corpus shows nothing"
+        chosen: Any = looped_async if inspect.iscoroutinefunction(test) else looped
+        signature = inspect.signature(test)
+        left = [parameter for name, parameter in signature.parameters.items() if name not in wanted]
+        chosen.__signature__ = signature.replace(parameters=left)
+        return chosen
+
+    return decorate
+
+
+@contextmanager
+def _failures() -> Iterator[list[Exception]]:
+    """Collect failures and raise all of them in the end."""
+    failures: list[Exception] = []
+    yield failures
+    if failures:
+        raise ExceptionGroup(f"{len(failures)} cases failed", failures)
+
+
+@contextmanager
+def _noted(case: Mapping[str, Any], failures: list[Exception]) -> Iterator[None]:
+    """Keep the failure of a case, so that the next one is run."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is raised in the end
+        error.add_note(f"case: {case!r}"[:_NOTE_CHARS])
+        failures.append(error)
+
+
+# How much memory a piece of work took at its peak, allocations of Rust and C included.
+
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"
+
+
+@contextmanager
+def peak_growth() -> Iterator[Callable[[], int]]:
+    """What the block yields tells, during it and after, by how many bytes this process has grown at most."""
+    _CLEAR.write_text(_RESET_PEAK)
+    before = _bytes("VmRSS")
+    yield lambda: _bytes("VmHWM") - before
+
+
+def resident_bytes() -> int:
+    """The resident size of this process."""
+    return _bytes("VmRSS")
+
+
+def _bytes(key: str) -> int:
+    line = next(line for line in _STATUS.read_text(encoding="ascii").splitlines() if line.startswith(key))
+    return int(line.split()[1]) * 1024
+
+
+# The database role that executors log in as: it may do what `openapi-tool sql grants` prints, and nothing else.
+
+
+ROLE = "openapi_tool"
+_PASSWORD = secrets.token_urlsafe(18)
+
+
+async def make_role(dsn: str, role: str = ROLE, *, registration: bool = False) -> None:
+    """Make the role, if it is not there, and give it its grants in this database."""
+    connection = await asyncpg.connect(dsn)
+    if not await connection.fetchval("select exists (select from pg_roles where rolname = $1)", role):
+        await connection.execute(f"create role {quoted_role(role)} login password '{_PASSWORD}'")
+    await connection.execute(";".join(grant_statements(role, registration=registration)))
+    await connection.close()
+
+
+def dsn_of(stack: EmbeddedStack, database: str, role: str = ROLE, *, at: str = "") -> str:
+    """How the executor connects; `at` is another `host:port` than the stack's, or several with commas."""
+    return f"postgresql://{role}:{_PASSWORD}@{at or f'127.0.0.1:{stack.postgres.port}'}/{database}"

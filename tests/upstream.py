@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import httpx
 from pydantic import SecretStr
 
-from openapi_tool.jina.budget import ByteBudget
+from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import EgressTransport
-from openapi_tool.jina.failures import ONCE, SOME
+from openapi_tool.jina.failures import FAILURES, ONCE, SOME, FailureTable
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.local.recordings import error_classes
 from openapi_tool.protocol.errors import ToolError
@@ -27,14 +28,17 @@ _TAG = re.compile(r"<[a-z!/]", re.IGNORECASE)
 _CLASS_NAME = re.compile(r"\b[A-Z]\w*Error\b|\bError:")
 
 
-async def fetched(status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+async def fetched(
+    status: int, headers: Mapping[str, str], body: bytes, failures: FailureTable = FAILURES
+) -> dict[str, Any]:
     """What the client makes of this answer. Raises ToolError."""
+    request = replace(_REQUEST, failures=failures)
     sent = httpx.Headers(dict(headers), encoding="latin-1")
     transport = httpx.MockTransport(lambda _: httpx.Response(status, headers=sent, content=body))
     client = JinaClient(EgressTransport(transport), max_response_bytes=1_000_000)
     try:
         return await client.fetch(
-            _REQUEST, SecretStr("a-key-of-the-test"), Deadline.after(5), ByteBudget(10_000_000).grant().room()
+            request, SecretStr("a-key-of-the-test"), Deadline.after(5), ByteSemaphore(10_000_000).for_call().grant()
         )
     finally:
         await client.aclose()

@@ -1,1 +1,1 @@
-"""The kernel's NATS: commands in, doorbells and dead letters out."""
+"""NATS: receives commands, publishes doorbells and dead letters."""

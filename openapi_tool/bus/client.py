@@ -1,7 +1,7 @@
-"""NATS client that no published message and no answer of the server leaves deaf, closed or in plain text.
+"""NATS client that survives any published message and any server error, and sends no login in plain text.
 
-nats-py ends its read loop on bytes that it cannot decode, closes for good on most errors of the server, and logs in
-over whatever transport the server offers. The hooks below replace that; everything else is nats-py's.
+nats-py ends its read loop on bytes that it cannot decode, closes permanently on most server errors, and logs in
+over whatever transport the server offers. The hooks below replace these parts of nats-py.
 """
 
 from __future__ import annotations
@@ -9,56 +9,120 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Mapping
+import secrets
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport, WebSocketTransport
 from nats.protocol.parser import PERMISSIONS_ERR
 
+from openapi_tool.bus.obstacles import connection_obstacle
 from openapi_tool.bus.wire import Handlers, Headers, Parser, parse_headers
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.shielding import interruptible
 
 log = logging.getLogger(__name__)
 
 INBOX = "_INBOX.openapi_tool"
-"""Prefix of the subjects on which we receive replies: our own, so that we need no right to receive other clients'."""
+"""Prefix of reply subjects. With nats-py's default the NATS user could read the replies of other clients."""
+
+_TOKEN_BYTES = 16
+_FLUSH_S = 10  # as in nats-py
+LISTED_BY = "openapi-tool nats permissions"
+"""Command that prints the permissions that the NATS user of `serve` needs."""
+
+_ROUTED = ("$JS.API.", "$KV.")
 
 _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
+_FIRST_REPEAT_S, _LONGEST_REPEAT_S = 5.0, 300.0
 _HEADER_LINE_BYTES = len(": \r\n")
 _HEADER_FRAME_BYTES = len("NATS/1.0\r\n\r\n")
 
 
-class Denied(nats.errors.Error):
-    """The server does not let us use `subject`, which only an operator can mend."""
+class LogBackoff:
+    """Back-off for a repeated log line: the first at once, the next after 5 s, then after 10 s, … up to 5 minutes.
 
-    def __init__(self, subject: str) -> None:
-        super().__init__(
-            f"{subject} is denied. Only an operator can mend this: `openapi-tool nats permissions` lists what is needed"
-        )
+    The client reconnects twice a second; without this, an outage of an hour would log 7,000 lines.
+    """
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._wait_s = _FIRST_REPEAT_S
+        self._next = 0.0
+
+    def should_log(self, text: str, now: float) -> bool:
+        """Return whether to log `text` at `now` (monotonic clock, seconds)."""
+        if text == self._last and now < self._next:
+            return False
+        repeated = text == self._last and now - self._next < _LONGEST_REPEAT_S
+        self._wait_s = min(2 * self._wait_s, _LONGEST_REPEAT_S) if repeated else _FIRST_REPEAT_S
+        self._last, self._next = text, now + self._wait_s
+        return True
+
+
+class Denied(nats.errors.Error):
+    """The server denies permission for `subject`; only an operator can grant it."""
+
+    def __init__(self, subject: str, listed_by: str = LISTED_BY) -> None:
+        super().__init__(f"permission for {subject} is denied; grant what `{listed_by}` lists to the NATS user")
 
 
 class TlsNotOffered(nats.errors.Error):
-    """TLS was asked for and the server at `address` does not offer it, or somebody on the way hides the offer."""
+    """TLS is required, but the server at `address` does not offer it, or a man in the middle removed the offer."""
 
     def __init__(self, address: str) -> None:
         super().__init__(
-            f"{address} does not offer TLS, which the settings ask for (nats.tls, nats.ca_file, or a tls:// or wss:// "
+            f"{address} does not offer TLS, which the settings require (nats.tls, nats.ca_file, or a tls:// or wss:// "
             "server); no login was sent to it"
         )
 
 
-class BusClient(Client):
-    """Client that reconnects whatever ends its connection, and fails a request at once where the server denies it.
+class _Tokens:
+    """Random tokens for reply subjects, in place of nats-py's NUID, whose values can be predicted from one of them.
 
-    With `tls_required` it logs in over TLS alone, whatever server it is led to; `connect` raises Unavailable where none
-    of them offers that.
+    Every doorbell shows one token in its reply subject. From it a client that may publish to our inboxes could compute
+    the inbox of the open pull request, and forge the server's status messages there, such as "consumer deleted".
     """
 
-    def __init__(self, *, tls_required: bool = False) -> None:
+    def next(self) -> bytearray:
+        """Return an unguessable token."""
+        return bytearray(secrets.token_urlsafe(_TOKEN_BYTES).encode())
+
+
+class BusClient(Client):
+    """Client that always reconnects, and fails a request at once if the server denies its subject.
+
+    With `tls_required` it logs in over TLS only, also to servers that the cluster announces; `connect` raises
+    Unavailable if no server offers TLS. JetStream requests go to `domain`, by default the server's own; replies arrive
+    at `inbox`. A `quiet` client logs denials only.
+    """
+
+    def __init__(
+        self,
+        *,
+        tls_required: bool = False,
+        domain: str | None = None,
+        inbox: str = INBOX,
+        listed_by: str = LISTED_BY,
+        quiet: bool = False,
+        where: str = "",
+        on_trouble: Callable[[str], None] | None = None,
+    ) -> None:
         super().__init__()
+        self._nuid = _Tokens()  # type: ignore[assignment] # nats-py calls only `next`
+        self._listed_by = listed_by
+        self._quiet = quiet
+        self.where = where
+        self._on_trouble = on_trouble
+        self._outage = LogBackoff()
+        self.reported_error: Exception | None = None
+        self._domain = domain
+        self._inbox = inbox
         self._tls_required = tls_required
         self._without_tls: set[str] = set()
         self._was_connected = False
@@ -70,65 +134,123 @@ class BusClient(Client):
             info=self._process_info,
         )
         self._ps = Parser(handlers)  # type: ignore[assignment] # the same interface
-        self._asking: dict[asyncio.Future[str], str] = {}
-        self._deaf_since: int | None = None
+        self._awaiting_reply: dict[asyncio.Future[Msg], str] = {}
+        self._inbox_denied_at: int | None = None
 
     async def request(self, subject: str, *request: Any, **options: Any) -> Msg:
-        """Send a request and return the reply. Raises nats.errors.Error, Denied where the server refuses."""
-        if self._deaf_since == self.stats["reconnects"]:
-            raise Denied(f"{INBOX}.>")
-        denied: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        asking = asyncio.ensure_future(super().request(subject, *request, **options))
-        self._asking[denied] = subject
-        try:
-            await asyncio.wait((asking, denied), return_when=asyncio.FIRST_COMPLETED)
-            if not asking.done():
-                raise Denied(denied.result())
-            return asking.result()
-        finally:
-            del self._asking[denied]
-            asking.cancel()
+        """Send a request and return the reply. Raises nats.errors.Error, Denied without permission."""
+        subject = routed(subject, self._domain)
+        if self._inbox_denied_at == self.stats["reconnects"]:
+            raise Denied(f"{self._inbox}.>", self._listed_by)
+        return await super().request(subject, *request, **options)
 
-    async def hear_error(self, error: Exception) -> None:
-        """Log whatever the client reports; a denial ends the requests that it is about."""
+    async def flush(self, timeout: int = _FLUSH_S) -> None:  # noqa: ASYNC109 - nats-py's signature
+        """Wait for a round trip. Raises nats.errors.Error.
+
+        nats-py waits with asyncio.wait_for, which in Python 3.11 swallows a cancellation that arrives together with the
+        reply. A cancelled pull then went on, and the drain waited for it forever.
+        """
+        await interruptible(super().flush(timeout))
+
+    async def publish(self, subject: str, *message: Any, **options: Any) -> None:
+        """Publish; subjects of the JetStream API are mapped to the domain. Raises nats.errors.Error."""
+        await super().publish(routed(subject, self._domain), *message, **options)
+
+    @property
+    def unnamed_domain(self) -> str:
+        """JetStream domain of the server if the settings name none; empty if the server has no domain."""
+        return "" if self._domain else str(self._server_info.get("domain") or "")
+
+    async def on_error(self, error: Exception) -> None:
+        """Log an error of the client; fail the pending requests that a denial concerns (callback of nats-py)."""
         denied = _DENIAL.search(str(error).lower())
         if denied is None:
-            log.warning("NATS: %s", error, extra={"action": "nats.error", "error": type(error).__name__})
+            self.reported_error = error
+            cause = connection_obstacle(error, self.where)
+            if self._on_trouble is not None and not self._was_connected:
+                self._on_trouble(cause)  # which logs it
+            elif not self._quiet and self._outage.should_log(cause, time.monotonic()):
+                log.warning("%s", cause, extra={"action": "nats.error", "error": type(error).__name__})
             return
         kind, subject = denied.groups()
-        subject = self._end(subject) if kind == "publish" else self._end_all(subject)
-        log.error("NATS: %s", Denied(subject), extra={"action": "nats.denied", "subject": subject})
+        subject = self._fail_requests(subject) if kind == "publish" else self._fail_all_requests(subject)
+        log.error("NATS: %s", Denied(subject, self._listed_by), extra={"action": "nats.denied", "subject": subject})
 
-    def _end(self, lowered: str) -> str:
-        """End requests on a subject, which the client reports in lower case; returns it as it is spelled, if known."""
-        asked = {subject for subject in self._asking.values() if subject.lower() == lowered}
-        for denied, subject in self._asking.items():
-            if subject in asked and not denied.done():
-                denied.set_result(subject)
+    async def start_over(self) -> None:
+        """Reconnect and abort the old socket: a graceful close of a half-open connection would never end."""
+        await self.force_reconnect()
+        match self._transport:
+            case TcpTransport(_io_writer=stream) if stream is not None:
+                stream.transport.abort()
+
+    def drop(self, subscription: Subscription) -> None:
+        """Remove a subscription locally, even if the server cannot be told.
+
+        nats-py keeps a subscription whose drain failed, and would subscribe again after the next reconnect.
+        """
+        self._remove_sub(subscription._id)  # noqa: SLF001 - nats-py has no public method for it
+
+    def _fail_requests(self, lowered: str) -> str:
+        """Fail pending requests to a subject, given in lower case as nats-py reports it; return its real spelling."""
+        asked = {subject for subject in self._awaiting_reply.values() if subject.lower() == lowered}
+        for answer, subject in self._awaiting_reply.items():
+            if subject in asked and not answer.done():
+                answer.set_exception(Denied(subject, self._listed_by))
         return next(iter(asked), lowered)
 
-    def _end_all(self, lowered: str) -> str:
-        """Without an inbox no request can be answered, for as long as this connection lasts."""
-        if not lowered.startswith(INBOX.lower()):
+    def _fail_all_requests(self, lowered: str) -> str:
+        """Fail all pending requests if the denied subscription is the inbox: no reply arrives on this connection."""
+        if not lowered.startswith(self._inbox.lower()):
             return lowered
-        self._deaf_since = self.stats["reconnects"]
-        for denied in self._asking:
-            if not denied.done():
-                denied.set_result(f"{INBOX}.>")
-        return f"{INBOX}.>"
+        self._inbox_denied_at = self.stats["reconnects"]
+        for answer in self._awaiting_reply:
+            if not answer.done():
+                answer.set_exception(Denied(f"{self._inbox}.>", self._listed_by))
+        return f"{self._inbox}.>"
 
     # Hooks of nats-py.
 
+    async def _request_new_style(
+        self,
+        subject: str,
+        payload: bytes,
+        timeout: float = 1,  # noqa: ASYNC109
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
+        """Send a request and await the reply in the caller's task. Raises nats.errors.Error, Denied.
+
+        nats-py waits with asyncio.wait_for, which in Python 3.11 swallows a cancellation that arrives together with the
+        reply.
+        """
+        if not self._resp_sub_prefix:
+            await self._init_request_sub()
+        token = self._nuid.next().decode()
+        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._resp_map[token], self._awaiting_reply[answer] = answer, subject
+        try:
+            inbox = (self._resp_sub_prefix or b"").decode()
+            await self.publish(subject, payload, reply=f"{inbox}{token}", headers=headers)
+            return await _within(timeout, answer)
+        finally:
+            del self._awaiting_reply[answer]
+            self._resp_map.pop(token, None)
+
     async def _read_loop(self) -> None:
-        """Read until the connection ends; whatever ended it, reconnect at once instead of when pings fail."""
+        """Read until the connection ends, then reconnect at once instead of after failed pings."""
         await super()._read_loop()
         if self.is_connected:
             self._err = nats.errors.Error("nats: the connection's read loop ended")
             await self._error_cb(self._err)
             await self._process_op_err(self._err)
 
+    async def _close(self, status: int, do_cbs: bool = True) -> None:  # noqa: FBT001, FBT002
+        """Close. Discard pending writes without a connection: nats-py would write them to a closed transport."""
+        if not self.is_connected:
+            self._pending, self._pending_data_size = [], 0
+        await super()._close(status, do_cbs)
+
     async def _process_connect_init(self) -> None:
-        """Log in. Whatever fails closes the transport, which nats-py leaves open, and is an error that it retries."""
+        """Log in. On failure close the transport, which nats-py leaves open, and raise an error that it retries."""
         try:
             await super()._process_connect_init()
         except BaseException as error:
@@ -143,7 +265,7 @@ class BusClient(Client):
         self._was_connected = True
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Use TLS where it is offered, even if the server does not require it. Raises TlsNotOffered."""
+        """Use TLS if the server offers it, even if the server does not require it. Raises TlsNotOffered."""
         if initial_connection and self._tls_required and not self._is_encrypted():
             if not (info.get("tls_required") or info.get("tls_available")):
                 raise self._tls_not_offered()
@@ -151,7 +273,7 @@ class BusClient(Client):
         await super()._process_info(info, initial_connection)
 
     def _connect_command(self) -> bytes:
-        """Return the login. Raises TlsNotOffered where the transport is in plain text, whatever led to that."""
+        """Return the login. Raises TlsNotOffered if TLS is required and the transport is not encrypted."""
         if self._tls_required and not self._is_encrypted():
             raise self._tls_not_offered()
         return super()._connect_command()
@@ -165,7 +287,7 @@ class BusClient(Client):
         return {server.uri.netloc.rpartition("@")[2] for server in self._server_pool} <= self._without_tls
 
     def _is_encrypted(self) -> bool:
-        """Whether the bytes go over TLS, by the transport's own account. nats-py offers no way to ask."""
+        """Return whether the transport is encrypted. nats-py has no public method for it."""
         match self._transport:
             case TcpTransport(_io_writer=stream) if stream is not None:
                 return stream.get_extra_info("ssl_object") is not None
@@ -175,20 +297,20 @@ class BusClient(Client):
                 return False
 
     async def _process_err(self, err_msg: str) -> None:
-        """Treat every error but a denial as a lost connection; nats-py would close the client for good."""
+        """Treat every error but a denial as a lost connection; nats-py would close the client permanently."""
         self._err = nats.errors.Error(f"nats: {err_msg.strip(chr(39))}")
         await self._error_cb(self._err)
         if PERMISSIONS_ERR not in err_msg:
             await self._process_op_err(self._err)
 
     async def _process_headers(self, headers: bytes | None) -> Headers | None:
-        """Decode a header block; None where there is none."""
+        """Decode a header block; return None if there is none."""
         return parse_headers(headers) if headers else None
 
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
     ) -> Msg:
-        """Make a message; in subject and reply, lone surrogates stand for bytes that are not UTF-8 (PEP 383)."""
+        """Create a message; in subject and reply, lone surrogates represent bytes that are not UTF-8 (PEP 383)."""
         return Msg(
             _client=self,
             _sid=sid,
@@ -201,12 +323,30 @@ class BusClient(Client):
     async def _send_publish(
         self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
     ) -> None:
-        """Publish. Raises MaxPayloadError for headers, too, which nats-py does not count; the server would hang up."""
+        """Publish. Raises MaxPayloadError, counting headers: nats-py does not, and the server would disconnect."""
         if headers and payload_size + _header_bytes(headers) > self._max_payload:
             raise nats.errors.MaxPayloadError
         await super()._send_publish(subject, reply, payload, payload_size, headers)
 
 
+def routed(subject: str, domain: str | None) -> str:
+    """Return a subject of the JetStream API or a KV bucket with its domain prefix, any other subject unchanged.
+
+    A leaf node does not forward `$JS.API` and `$KV` to another domain (NATS ADR-15).
+    """
+    if domain is None or not subject.startswith(_ROUTED):
+        return subject
+    return f"$JS.{domain}.API.{subject.removeprefix('$JS.API.')}"
+
+
+async def _within(timeout_s: float, answer: asyncio.Future[Msg]) -> Msg:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await answer
+    except TimeoutError:
+        raise nats.errors.TimeoutError from None
+
+
 def _header_bytes(headers: Mapping[str, str]) -> int:
-    lines = (len(name.encode()) + len(value.encode()) + _HEADER_LINE_BYTES for name, value in headers.items())
-    return _HEADER_FRAME_BYTES + sum(lines)
+    text = "".join([*headers, *headers.values()])
+    return _HEADER_FRAME_BYTES + len(headers) * _HEADER_LINE_BYTES + len(text.encode())

@@ -1,45 +1,57 @@
-"""One NATS connection for everything."""
+"""The process's only NATS connection."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import nats.errors
-from nats.aio.client import Client
 
-from openapi_tool.bus.client import INBOX, BusClient
+from openapi_tool.bus.client import INBOX, LISTED_BY, BusClient
+from openapi_tool.bus.obstacles import connection_obstacle, use_obstacle
 from openapi_tool.protocol.errors import Unavailable
 
-__all__ = ["BusOptions", "Client", "connected", "outage_as_unavailable"]
+__all__ = ["BusClient", "BusOptions", "connected", "outage_as_unavailable"]
 
 log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 5
 _RECONNECT_WAIT_S = 0.5
 _PING_S = 10
+_CLOSE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class BusOptions:
-    """Where the servers are and how to authenticate; `login` holds the client library's own options."""
+    """Servers and authentication; `login` holds options of nats-py.
+
+    `once` makes a single connection attempt, for CLI commands. `listed_by` is the command that prints the permissions
+    the user needs; error messages name it, and `where`: the servers' hosts and ports. `on_trouble` is called with the
+    reason of every failed attempt until the first connection.
+    """
 
     servers: Sequence[str] = field(repr=False)
     name: str
     tls: ssl.SSLContext | None = None
     login: Mapping[str, str] = field(default_factory=dict, repr=False)
+    domain: str | None = None
+    inbox: str = INBOX
+    once: bool = False
+    listed_by: str = LISTED_BY
+    where: str = ""
+    on_trouble: Callable[[str], None] | None = None
 
 
 @asynccontextmanager
-async def connected(options: BusOptions) -> AsyncIterator[Client]:
-    """A connection that outlives any outage, the one at the start included.
+async def connected(options: BusOptions) -> AsyncIterator[BusClient]:
+    """Connect, and reconnect after any outage, also one at the start.
 
-    Raises Unavailable where TLS is asked for and no server offers it.
+    Raises Unavailable if TLS is required and no server offers it, or with `once` if the attempt fails.
     """
     closing = asyncio.Event()
     client = await _connect(options, closing)
@@ -47,43 +59,69 @@ async def connected(options: BusOptions) -> AsyncIterator[Client]:
         yield client
     finally:
         closing.set()
-        await client.close()
+        await _close(client)
+
+
+async def _close(client: BusClient) -> None:
+    """Close within `_CLOSE_S`: an unresponsive server may never accept the pending writes."""
+    try:
+        async with asyncio.timeout(_CLOSE_S):
+            await client.close()
+    except (nats.errors.Error, OSError) as error:
+        log.info(
+            "cannot close the NATS connection gracefully",
+            extra={"action": "nats.connection_dropped", "error": f"{type(error).__name__}: {error}"},
+        )
 
 
 @contextmanager
-def outage_as_unavailable() -> Iterator[None]:
-    """Turn whatever NATS or the way to it fails with into Unavailable."""
+def outage_as_unavailable(where: str = "") -> Iterator[None]:
+    """Translate errors of NATS and of the network into Unavailable, which names the server."""
     try:
         yield
     except (nats.errors.Error, OSError) as error:
-        raise Unavailable(f"NATS: {type(error).__name__}: {error}") from error
+        raise Unavailable(use_obstacle(error, where)) from error
 
 
-async def _connect(options: BusOptions, closing: asyncio.Event) -> Client:
+async def _connect(options: BusOptions, closing: asyncio.Event) -> BusClient:
     async def log_disconnect() -> None:
-        if not closing.is_set():
-            log.warning("NATS is away", extra={"action": "nats.disconnected"})
+        if not closing.is_set() and not options.once:
+            log.warning("lost the connection to NATS; reconnecting", extra={"action": "nats.disconnected"})
 
-    client = BusClient(tls_required=options.tls is not None)
+    client = BusClient(
+        tls_required=options.tls is not None,
+        domain=options.domain,
+        inbox=options.inbox,
+        listed_by=options.listed_by,
+        quiet=options.once,
+        where=options.where,
+        on_trouble=options.on_trouble,
+    )
     settings: dict[str, Any] = {
         "servers": list(options.servers),
         "name": options.name,
         "tls": options.tls,
         "connect_timeout": _CONNECT_TIMEOUT_S,
-        "allow_reconnect": True,
-        "max_reconnect_attempts": -1,
+        "allow_reconnect": not options.once,
+        "max_reconnect_attempts": 1 if options.once else -1,
         "reconnect_time_wait": _RECONNECT_WAIT_S,
         "ping_interval": _PING_S,
-        "inbox_prefix": INBOX,
-        "error_cb": client.hear_error,
+        "inbox_prefix": options.inbox,
+        "error_cb": client.on_error,
         "disconnected_cb": log_disconnect,
         "reconnected_cb": _log_reconnect,
         **options.login,
     }
     with outage_as_unavailable():
-        await client.connect(**settings)
+        try:
+            await client.connect(**settings)
+        except (nats.errors.Error, OSError) as error:
+            if not options.once:
+                raise
+            cause = connection_obstacle(client.reported_error or error, options.where)
+            raise Unavailable(f"cannot connect to {cause}") from error
     return client
 
 
 async def _log_reconnect() -> None:
-    log.info("NATS is back", extra={"action": "nats.reconnected"})
+    log.info("reconnected to NATS", extra={"action": "nats.reconnected"})

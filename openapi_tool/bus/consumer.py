@@ -1,130 +1,148 @@
-"""Commands from the durable consumer to the handler, and their settlement."""
+"""Consume commands from the durable consumer: pull, hold, run, send heartbeats, drain."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.leases import Busy, Lease, LeaseLost, Leases
-from openapi_tool.bus.pull import ConsumerGone, StandingPull
-from openapi_tool.bus.receipt import received
-from openapi_tool.bus.streams import DurableOptions, ensure_durable
-from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.settlement import Acknowledge, DeadLetter, Settlement, TryAgain
+from openapi_tool.bus.delivery import ForeignMessage
+from openapi_tool.bus.durable_state import observe
+from openapi_tool.bus.heartbeats import Heartbeats
+from openapi_tool.bus.held import FetchMode, Held
+from openapi_tool.bus.intake import Intake
+from openapi_tool.bus.leases import Leases
+from openapi_tool.bus.look_ahead import LookAhead
+from openapi_tool.bus.pull_consumer import ConsumerGone, PullConsumer
+from openapi_tool.bus.scheduler import FairScheduler
+from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.bus.slots import Slots
+from openapi_tool.bus.streams import Durable, DurableOptions, ensure_durable
+from openapi_tool.bus.worker import Handler, Worker
+from openapi_tool.options import ExecutorOptions
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[Delivery], Awaitable[Settlement]]
-
 _PREPARE_AGAIN_S = 1.0
-_ACK_TIMEOUT_S = 5.0
-_DOUBTFUL, _SILENCE, _BETWEEN_LOOKS = 1 / 3, 0.45, 1 / 12
-"""Shares of the AckWait: how long a standstill makes deliveries doubtful, after which silence a call needs a
-heartbeat, and how often calls are looked through."""
+_STALL_SHARE = 1 / 3
+"""Fraction of AckWait: messages received after a longer stall may have been redelivered elsewhere."""
 
-_HAND_BACK_S = 2.0
 _DOUBT_S = 1.0
-_SUSPECT = 2
-"""Commands that lost so many executors run one after the other, so that the one that kills is found out."""
+"""Seconds after a stall during which messages that were sent during the stall are still being received."""
+
+_RETURN_S = 5.0
+"""Limit in seconds for handing back waiting commands on shutdown; otherwise AckWait redelivers them later."""
+
+_LAST_WAIT_S = 10.0
+"""Seconds for cancelled calls to settle or hand back; more than the sum of their own limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """Which durable to consume, and how many calls may run at once.
+    """Durable to consume, and how many of its commands to run and to hold.
 
-    After `max_attempts` executors were lost on a command it is answered without being run. A call
-    that runs for more than `hold_s` seconds is broken off.
+    The lease bucket is created with `replicas` replicas. A call that runs for more than `hold_s` seconds is cancelled.
     """
 
     durable: DurableOptions
-    concurrency: int
-    max_attempts: int
+    executor: ExecutorOptions
     hold_s: float
+    replicas: int = 1
 
 
-@dataclass(slots=True)
-class _Work:
-    """A command that is being worked on here; `since` is on the monotonic clock, in seconds.
-
-    `heard_of` is when the server last heard of it: its delivery or the last heartbeat. `stale` says
-    that its delivery may be older than it looks; `began` that a run of it was counted.
-    """
-
-    message: Msg
-    delivery: Delivery
-    since: float
-    heard_of: float
-    stale: bool = False
-    began: bool = True
-    lease: Lease | None = None
+class SideTaskEnded(Exception):
+    """A task that pulls commands or sends heartbeats has ended. That is a defect; the process must end, too."""
 
 
 class CommandConsumer:
-    """Takes room first, then a command; keeps its message alive while it runs; settles it last."""
+    """Fetches commands, holds them until a slot is free, and sends heartbeats until they are settled."""
 
     def __init__(
         self,
-        client: Client,
+        client: BusClient,
         options: ConsumerOptions,
         dead_letters: DeadLetters,
         handle: Handler,
-        may_fetch: Callable[[], bool] = lambda: True,
+        mode: Callable[[], FetchMode] = lambda: FetchMode.FREE,
+        clock: ServerClock | None = None,
+        slots: Slots | None = None,
     ) -> None:
+        clock = clock or ServerClock()
         self._client = client
         self._options = options
+        self._concurrency = options.executor.concurrency
         self._dead_letters = dead_letters
-        self._handle = handle
-        self._may_fetch = may_fetch
-        self._leases = Leases(client, options.durable.ack_wait_s, options.durable.replicas)
-        self._alone = asyncio.Lock()
+        self._mode = mode
+        self._clock = clock
+        self.leases = Leases(client, options.durable.ack_wait_s, options.replicas, clock.time)
+        self._worker = Worker(self.leases, dead_letters, handle, self._concurrency, options.executor.max_lost_runs)
+        self._heartbeats = Heartbeats(self.leases, options.durable.ack_wait_s)
+        self._intake = Intake(options.executor, FairScheduler(), client.publish)
         self._doubtful_until = 0.0
-        self._running: dict[asyncio.Task[None], _Work] = {}
-        self._sequences: set[int] = set()
-        self._pull: StandingPull | None = None
+        self._draining = False
+        self._slots = slots or Slots(self._concurrency)
+        self._slots.wake = self.wake
+        self._running: dict[asyncio.Task[None], Held] = {}
+        self._pull: PullConsumer | None = None
+        self._look_ahead: LookAhead | None = None
+        self.durable: Durable | None = None
+        self.trouble = ""
         self._side_tasks: list[asyncio.Task[None]] = []
 
     @property
     def running(self) -> int:
-        """How many calls run now."""
+        """Number of running calls."""
         return len(self._running)
 
     @property
-    def last_heard(self) -> float:
-        """When the server last said anything to our pull, on the monotonic clock (seconds); 0 before."""
-        return self._pull.last_heard if self._pull is not None else 0.0
+    def _free(self) -> int:
+        """How many slots are free."""
+        return self._concurrency - len(self._running) + self._slots.released
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the server last answered the open pull request; infinite before the first one."""
+        return self._pull.silence_s if self._pull is not None else math.inf
 
     def stalled(self, seconds: float) -> None:
-        """Know that the process stood still for so long: what now arrives may be somebody else's since."""
-        if seconds > self._options.durable.ack_wait_s * _DOUBTFUL:
+        """Record a stall of the event loop: the server may have redelivered held commands elsewhere meanwhile."""
+        if seconds > self._heartbeats.ack_wait_s * _STALL_SHARE:
             self._doubtful_until = time.monotonic() + _DOUBT_S
+            self._intake.mark_stale()
 
     def start(self) -> None:
-        """Begin to consume; connection losses and a missing durable are waited out."""
+        """Start consuming in the background; retry after connection losses and while the durable is missing."""
         self._side_tasks = [
             asyncio.create_task(self._keep_pulling(), name="pull"),
+            asyncio.create_task(self._intake.returns.run(), name="returns"),
             asyncio.create_task(self._keep_alive(), name="heartbeat"),
         ]
 
     async def failed(self) -> None:
-        """Wait for a side task to end, which none does on its own; raises what ended it."""
-        done, _ = await asyncio.wait(self._side_tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        """Wait until a side task ends. Raises SideTaskEnded with the cause: no side task ends without a defect."""
+        await asyncio.wait(self._side_tasks, return_when=asyncio.FIRST_COMPLETED)
+        _raise_if_ended(self._side_tasks)
 
     async def stop(self, grace_s: float) -> None:
-        """Fetch nothing more, let calls finish for `grace_s` seconds, hand the rest back at once."""
-        pulling, heartbeat = self._side_tasks
+        """Stop fetching, hand back waiting commands, let calls finish for `grace_s` seconds, hand back the rest.
+
+        If the heartbeat task dies, the grace period ends early: the server would redeliver calls that still run here.
+        Raises SideTaskEnded in that case, after everything is handed back.
+        """
+        pulling, returning, heartbeat = self._side_tasks
+        self._draining = True
         await _cancel(pulling)
+        await self._give_back_waiting(returning)
         log.info(
             "draining",
             extra={
@@ -134,18 +152,42 @@ class CommandConsumer:
                 "grace_s": grace_s,
             },
         )
-        if self._running:
-            await asyncio.wait(self._running, timeout=grace_s)
+        await self._wait_for_calls(heartbeat, grace_s)
         handed_back, oldest_s = self.running, self._oldest_s()
-        for task in list(self._running):
-            task.cancel()
-        if self._running:
-            await asyncio.wait(self._running)
+        await self._break_off_all()
+        died = [heartbeat] if heartbeat.done() else []
         await _cancel(heartbeat)
         log.info("drained", extra={"action": "drain.finished", "handed_back": handed_back, "oldest_s": oldest_s})
+        _raise_if_ended(died)
+
+    async def _give_back_waiting(self, returning: asyncio.Task[None]) -> None:
+        await _cancel(returning)
+        self._intake.give_back_waiting()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_RETURN_S):
+                await self._intake.returns.flush()
+
+    async def _wait_for_calls(self, heartbeat: asyncio.Task[None], grace_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self._running and not heartbeat.done():
+                    await asyncio.wait([*self._running, heartbeat], return_when=asyncio.FIRST_COMPLETED)
+
+    async def _break_off_all(self) -> None:
+        running = list(self._running)
+        await asyncio.sleep(0)  # a task that is cancelled before its first step cannot hand its command back
+        for task in running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running, timeout=_LAST_WAIT_S)
+        for work in self._running.values():
+            log.error(
+                "a cancelled call does not end; the server redelivers its command after AckWait",
+                extra={"action": "call.stuck", "stream_sequence": work.delivery.stream_sequence},
+            )
 
     def _oldest_s(self) -> float:
-        """Age of the call that has been running longest, in seconds."""
+        """Return the age of the oldest running call in seconds."""
         now = time.monotonic()
         return round(max((now - work.since for work in self._running.values()), default=0.0), 3)
 
@@ -153,179 +195,145 @@ class CommandConsumer:
         while True:
             try:
                 durable = await ensure_durable(self._client, self._options.durable)
-                self._pull = StandingPull(self._client, durable.stream, durable.name, self._room, self._receive)
+                await observe(self._client, durable, self._clock)  # sets the clock that deadlines and leases use
+                await self._dead_letters.inspect()
+                self.durable = durable
+                self._pull = PullConsumer(self._client, durable.stream, durable.name, self._free_slots, self._receive)
+                self._look_ahead = LookAhead(
+                    self._client, durable.stream, durable.name, self._look_ahead_batch, self._receive_or_refuse
+                )
                 log.info(
                     "consuming",
                     extra={"action": "consumer.started", "stream": durable.stream, "durable": durable.name},
                 )
-                await self._pull.run()
-            except (ConsumerGone, nats.errors.Error, OSError) as error:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._pull.run())
+                    group.create_task(self._look_ahead.run())
+            except* (ConsumerGone, nats.errors.Error, OSError) as errors:
+                error = errors.exceptions[0]
+                self.trouble = str(error)
                 log.warning(
-                    "the consumer is away, preparing it again",
+                    "cannot consume commands; looking up or creating the durable again",
                     extra={"action": "consumer.lost", "error": f"{type(error).__name__}: {error}"},
                 )
                 await asyncio.sleep(_PREPARE_AGAIN_S)
 
     def wake(self) -> None:
-        """Look at the room again: a call ended, or `may_fetch` changed."""
+        """Run or fetch commands after a change: a call ended, or the fetch mode changed."""
+        self._run_next()
         if self._pull is not None:
             self._pull.wake()
 
-    def _room(self) -> int:
-        return self._options.concurrency - len(self._running) if self._may_fetch() else 0
+    def renew_pull(self) -> None:
+        """Replace the open pull request: the server may have lost it."""
+        if self._pull is not None:
+            self._pull.renew()
+
+    def prepare_again(self, reason: str) -> None:
+        """Look up or create the durable again, because of `reason` (for the log)."""
+        if self._pull is not None:
+            self._pull.give_up(reason)
+
+    def follow_ack_wait(self, seconds: float) -> None:
+        """Adopt the durable's AckWait for heartbeats and leases."""
+        self._heartbeats.ack_wait_s = self.leases.duration_s = seconds
+
+    def _free_slots(self) -> int:
+        mode = self._mode()
+        if mode is FetchMode.FREE:
+            return max(0, self._free - self._intake.waiting)
+        return int(mode is FetchMode.PROBE and self._may_probe)
+
+    def _look_ahead_batch(self) -> int:
+        busy = self._free <= 0 and self._mode() is FetchMode.FREE
+        return self._intake.look_ahead if busy else 0
+
+    @property
+    def _may_probe(self) -> bool:
+        return self._free > 0 and not any(work.probe for work in self._running.values())
 
     def _receive(self, message: Msg) -> bool:
-        """Begin to work on a message. False where it is no delivery of JetStream."""
-        now, delivery = time.monotonic(), received(message)
-        if delivery is None:
+        """Hold a message until a slot is free. Return False if JetStream did not send it."""
+        try:
+            work = self._intake.take(message, stale=time.monotonic() < self._doubtful_until)
+        except ForeignMessage:
             log.warning("ignored a message that JetStream did not send", extra={"action": "pull.foreign"})
             return False
-        if delivery.stream_sequence in self._sequences:
-            log.info(
-                "a command came again while it is worked on here",
-                extra={"action": "call.overlapping", "stream_sequence": delivery.stream_sequence},
-            )
+        if work is None:
             return True
-        work = _Work(message, delivery, now, now, stale=now < self._doubtful_until)
-        task = asyncio.create_task(self._run_one(work))
+        mode = self._mode()
+        if self._draining or mode is FetchMode.NONE:
+            self._intake.give_back(work)  # sent before fetching stopped
+        elif mode is FetchMode.FREE:
+            self._intake.wait(work)
+            self._run_next()
+        elif self._may_probe:
+            work.probe = True
+            self._run(work)
+        else:
+            self._intake.give_back(work)
+        return True
+
+    def _receive_or_refuse(self, message: Msg) -> None:
+        with suppress(ForeignMessage):  # which `_receive` logs
+            if time.monotonic() >= self._doubtful_until and self._intake.refuse(message):
+                return
+        self._receive(message)
+
+    def _run_next(self) -> None:
+        """Run waiting commands in free slots; hand them back while calls cannot be committed."""
+        if self._mode() is not FetchMode.FREE:
+            self._intake.give_back_waiting()
+        while self._free > 0 and not self._draining and (work := self._intake.next()):
+            self._run(work)
+
+    def _run(self, work: Held) -> None:
+        work.since = time.monotonic()
+        task = asyncio.create_task(self._worker.run(work))
         self._running[task] = work
-        self._sequences.add(delivery.stream_sequence)
         metrics.RUNNING.set(self.running)
         task.add_done_callback(self._finished)
-        return True
+        if self._look_ahead is not None and self._free <= 0:
+            self._look_ahead.wake()
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         work = self._running.pop(task)
-        self._sequences.remove(work.delivery.stream_sequence)
+        self._slots.ended(work.delivery.stream_sequence)
+        self._intake.finished(work, time.monotonic() - work.since)
         metrics.RUNNING.set(self.running)
         self.wake()
         if not task.cancelled() and (defect := task.exception()):
             log.error(
-                "a defect kept this command from being settled; it is delivered again",
+                "an internal error prevented settling a command; the server redelivers it",
                 exc_info=defect,
                 extra={"action": "call.broken", "stream_sequence": work.delivery.stream_sequence},
             )
 
-    async def _run_one(self, work: _Work) -> None:
-        try:
-            settlement = await self._own_and_handle(work)
-            await self._settle(work, settlement)
-        except asyncio.CancelledError:
-            await self._hand_back(work)
-        except (nats.errors.Error, OSError, LeaseLost) as error:
-            log.warning(
-                "a command could not be settled; it will be delivered again",
-                extra={
-                    "action": "call.unsettled",
-                    "error": f"{type(error).__name__}: {error}",
-                    "stream_sequence": work.delivery.stream_sequence,
-                },
-            )
-
-    async def _own_and_handle(self, work: _Work) -> Settlement | Busy:
-        """Handle a command, from its second delivery on only with its lease."""
-        if work.delivery.attempt == 1 and not work.stale:
-            return await self._handle(work.delivery)
-        work.began = False
-        lease = await self._leases.take(work.delivery)
-        _log_redelivery(work.delivery, lease)
-        if isinstance(lease, Busy):
-            return lease
-        work.lease = lease
-        async with self._alone if lease.lost >= _SUSPECT else nullcontext():
-            await self._leases.begin(lease)
-            work.began = True
-            work.delivery = replace(work.delivery, exhausted=lease.lost >= self._options.max_attempts)
-            return await self._handle(work.delivery)
-
-    async def _settle(self, work: _Work, settlement: Settlement | Busy) -> None:
-        message = work.message
-        match settlement:
-            case Acknowledge():
-                await message.ack()  # one that is lost brings the command again, and its result is found then
-            case TryAgain(delay_s, defect):
-                await self._leases.give_back(work.delivery, began=work.began and not defect)
-                await message.nak(delay=delay_s)
-            case Busy(retry_in_s) if not work.stale:
-                await message.nak(delay=retry_in_s)
-            case Busy():
-                pass  # it was delivered to its owner after it was delivered here
-            case DeadLetter(reason, text, terminate):
-                await self._dead_letters.keep(work.delivery, reason, text)
-                if terminate:
-                    await message.term()
-                else:
-                    await message.ack_sync(timeout=_ACK_TIMEOUT_S)
-        if work.lease is not None and isinstance(settlement, Acknowledge | DeadLetter):
-            await self._leases.forget(work.lease)
-
-    async def _hand_back(self, work: _Work) -> None:
-        """Let another executor have it at once. Without NATS its AckWait does the same a little later."""
-        try:
-            async with asyncio.timeout(_HAND_BACK_S):
-                await self._leases.give_back(work.delivery, began=work.began)
-                if not work.message.is_acked:
-                    await work.message.nak()
-        except (nats.errors.Error, OSError, LeaseLost, TimeoutError) as error:
-            log.warning(
-                "a command could not be handed back; it is delivered again after its AckWait",
-                extra={"action": "call.unsettled", "error": f"{type(error).__name__}: {error}"},
-            )
-
     async def _keep_alive(self) -> None:
-        """Tell the server that running calls are worked on, before its AckWait runs out."""
-        ack_wait_s = self._options.durable.ack_wait_s
+        """Send heartbeats for held commands before their AckWait ends."""
         while True:
-            await asyncio.sleep(ack_wait_s * _BETWEEN_LOOKS)
+            await asyncio.sleep(self._heartbeats.check_every_s)
+            if not self._client.is_connected:
+                self._intake.mark_stale()  # heartbeats do not arrive, so the server may redeliver waiting commands
             self._break_off_what_hangs()
-            now = time.monotonic()
-            due = [
-                work
-                for work in self._running.values()
-                if now - work.heard_of >= ack_wait_s * _SILENCE and not work.message.is_acked
-            ]
-            for work in due:
-                work.heard_of = now
-                await _tolerant(work.message.in_progress(), ack_wait_s * _DOUBTFUL)
-            renewals = [self._leases.renew(work.lease) for work in due if work.lease is not None]
-            await asyncio.gather(*(_tolerant(renewal, ack_wait_s * _DOUBTFUL) for renewal in renewals))
+            await self._heartbeats.send(list(self._intake.held.values()))
 
     def _break_off_what_hangs(self) -> None:
-        """A call that outlasts every limit is a defect: hand its command back, counted as a lost run."""
+        """Cancel calls that exceed every limit, which is a defect; each counts as a lost run."""
         for task, work in self._running.items():
-            if time.monotonic() - work.since > self._options.hold_s and work.began:
+            if time.monotonic() - work.since > self._options.hold_s and work.forgive_on_hand_back:
                 log.error(
-                    "a call outlasted every limit and is broken off",
+                    "a call exceeded every time limit and is cancelled",
                     extra={"action": "call.overdue", "stream_sequence": work.delivery.stream_sequence},
                 )
-                work.began = False
+                work.forgive_on_hand_back = False
                 task.cancel()
 
 
-async def _tolerant(heartbeat: Awaitable[None], patience_s: float) -> None:
-    """A heartbeat that fails is said in a line; the next one may come through."""
-    try:
-        async with asyncio.timeout(patience_s):
-            await heartbeat
-    except (nats.errors.Error, OSError, LeaseLost) as error:
-        log.warning(
-            "a heartbeat could not be sent",
-            extra={"action": "heartbeat.failed", "error": f"{type(error).__name__}: {error}"},
-        )
-
-
-def _log_redelivery(delivery: Delivery, lease: Lease | Busy) -> None:
-    metrics.REDELIVERED.inc()
-    log.info(
-        "a command was delivered again",
-        extra={
-            "action": "call.redelivered",
-            "stream_sequence": delivery.stream_sequence,
-            "attempt": delivery.attempt,
-            "lost": lease.lost if isinstance(lease, Lease) else None,
-            "busy_s": round(lease.retry_in_s, 3) if isinstance(lease, Busy) else None,
-        },
-    )
+def _raise_if_ended(side_tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in side_tasks:
+        if task.done():
+            raise SideTaskEnded(task.get_name()) from (None if task.cancelled() else task.exception())
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

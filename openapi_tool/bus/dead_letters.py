@@ -1,204 +1,193 @@
-"""Commands that can never be answered, kept for people in a stream of their own."""
+"""Dead letter stream: records of commands whose result cannot reach any turn."""
 
 from __future__ import annotations
 
-import base64
+import hashlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+import re
+from collections.abc import Iterator
 
-import orjson
+import nats.errors
 from nats.aio.client import Client
-from nats.aio.msg import Msg
-from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
-from nats.js.errors import BadRequestError, NoStreamResponseError, NotFoundError
+from nats.js.api import DiscardPolicy, StreamConfig
+from nats.js.errors import APIError, BadRequestError, NoStreamResponseError, NotFoundError
 
-from openapi_tool.bus.streams import DurableOptions
-from openapi_tool.bus.wire import shown_subject
+from openapi_tool.bus.client import Denied
+from openapi_tool.bus.dead_letter_record import DeadLetter, dead_letter, encode
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.redact import Redactor
 
 log = logging.getLogger(__name__)
 
 STREAM = "openapi_tool_dead_letters"
 SUBJECT = "openapi_tool.dead_letter"
-_KEEP_S = 7 * 24 * 3600
+"""Subject in streams of an earlier version. Now a project token follows, so that limits hold per project."""
+
+SUBJECTS = f"{SUBJECT}.*"
+NO_PROJECT = "=unreadable"
+_MAX_AGE_S = 7 * 24 * 3600
+_MAX_BYTES = 512 * 1024 * 1024
+_MAX_MESSAGES = 100_000
+_MAX_OF_PROJECT = 1_000
+"""Dead letters of one project. With records of at most 180 kB, one project alone cannot fill the stream."""
+
 _TIMEOUT_S = 5.0
-_BATCH, _BATCH_S = 500, 10.0
+_LAST_DELIVERY = 5
+"""During an outage the command is requeued until this delivery; then it is settled without a record."""
+
+_STORE_FAILED = 10077  # the stream is full
+_TOO_LARGE = 10054
+_PLAIN_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_HASH_CHARS = 32
 
 
 class DeadLetters:
-    """Writes records to the stream, making it where it is missing; every record is also logged.
+    """Logs dead letters and publishes them to the stream, which it creates if it is missing.
 
-    The stream is made with so many `replicas`.
+    `redactor` masks secrets in them. The stream is created with `replicas` replicas.
     """
 
-    def __init__(self, client: Client, replicas: int = 1, keep_s: float = _KEEP_S) -> None:
+    def __init__(self, client: Client, redactor: Redactor, replicas: int = 1) -> None:
         self._client = client
+        self._redactor = redactor
         self._replicas = replicas
-        self._keep_s = keep_s
+        self._by_project = True
+        self._inspected = False
 
     async def keep(self, delivery: Delivery, reason: str, message: str) -> None:
-        """Record why a command will not be answered.
+        """Record why a command gets no result. After it returns, settle the command.
 
-        Raises nats.errors.Error when the record could not be stored, so that the command stays.
+        A record that the server refuses (stream full, no permission, too large) is logged, counted and discarded.
+        Raises nats.errors.Error in an outage, except on delivery `_LAST_DELIVERY` and later, where it is discarded.
         """
-        log.error(
-            "a command cannot be answered: %s",
-            message,
-            extra={
-                "action": "call.dead_lettered",
-                "reason": reason,
-                "subject": shown_subject(delivery.subject),
-                "stream_sequence": delivery.stream_sequence,
-            },
-        )
-        await self._publish(orjson.dumps(_record(delivery, reason, message)))
-        metrics.DEAD_LETTERS.labels(reason).inc()
-
-    async def _publish(self, record: bytes) -> None:
-        jetstream = self._client.jetstream()
+        letter = dead_letter(delivery, reason, message, self._redactor)
+        about = {"reason": reason, "subject": letter.subject, "stream_sequence": letter.stream_sequence}
+        about |= {name: value for name, value in letter.identity().items() if value}
+        log.error("command dead-lettered: %s", letter.message, extra={"action": "call.dead_lettered"} | about)
         try:
-            await jetstream.publish(SUBJECT, record, timeout=_TIMEOUT_S)
-        except NoStreamResponseError:
-            await self._make_stream()
-            await jetstream.publish(SUBJECT, record, timeout=_TIMEOUT_S)
+            await self._publish(_token(delivery.subject), letter)
+        except (nats.errors.Error, OSError) as error:
+            cause = _cause(error)
+            if cause == "unavailable" and delivery.attempt < _LAST_DELIVERY:
+                raise
+            metrics.DEAD_LETTERS_DISCARDED.labels(cause).inc()
+            log.error(  # noqa: TRY400 - refused by the server, not a defect
+                "cannot store a dead letter; it is discarded: %s",
+                error,
+                extra={"action": "dead_letters.discarded", "cause": cause} | about,
+            )
+        else:
+            metrics.DEAD_LETTERS.labels(reason).inc()
 
-    async def _make_stream(self) -> None:
-        jetstream = self._client.jetstream()
+    async def inspect(self) -> None:
+        """Check the configuration of an existing stream once, and warn of missing limits."""
+        if self._inspected:
+            return
         try:
-            await jetstream.stream_info(STREAM)
+            config = (await self._client.jetstream().stream_info(STREAM)).config
         except NotFoundError:
-            config = StreamConfig(name=STREAM, subjects=[SUBJECT], max_age=self._keep_s, num_replicas=self._replicas)
+            pass
+        except (nats.errors.Error, OSError) as error:
+            log.warning("cannot inspect stream %s: %s", STREAM, error, extra={"action": "dead_letters.unknown"})
+        else:
+            self._adapt_to(config)
+        self._inspected = True
+
+    async def _publish(self, token: str, letter: DeadLetter) -> None:
+        record = encode(letter, self._client.max_payload)
+        jetstream = self._client.jetstream()
+        try:
+            await jetstream.publish(self._subject(token), record, timeout=_TIMEOUT_S)
+        except NoStreamResponseError:
+            await self.ensure()
+            await jetstream.publish(self._subject(token), record, timeout=_TIMEOUT_S)
+
+    def _subject(self, token: str) -> str:
+        return f"{SUBJECT}.{token}" if self._by_project else SUBJECT
+
+    async def ensure(self) -> None:
+        """Create the stream if it is missing. Raises nats.errors.Error."""
+        jetstream = self._client.jetstream()
+        try:
+            config = (await jetstream.stream_info(STREAM)).config
+        except NotFoundError:
             try:
-                await jetstream.add_stream(config)
+                config = (await jetstream.add_stream(_new_stream(self._replicas))).config
             except BadRequestError:
-                log.info("another replica made the dead letter stream", extra={"action": "dead_letters.raced"})
+                log.info("another replica created the dead letter stream", extra={"action": "dead_letters.raced"})
+                config = (await jetstream.stream_info(STREAM)).config
+        self._adapt_to(config)
+
+    def _adapt_to(self, config: StreamConfig) -> None:
+        """Choose the subject that the stream captures, and warn of missing limits."""
+        self._by_project = SUBJECTS in (config.subjects or [])
+        lacking = list(_lacking(config))
+        if lacking:
+            flags = " ".join(flag for _, flag in lacking)
+            log.warning(
+                "stream %s has no %s: one project can evict the dead letters of others or fill the disk; run: "
+                "nats stream edit %s %s --force",
+                STREAM,
+                ", ".join(what for what, _ in lacking),
+                STREAM,
+                flags,
+                extra={"action": "dead_letters.unlimited"},
+            )
 
 
-def _record(delivery: Delivery, reason: str, message: str) -> dict[str, object]:
-    """Everything that a person or a replay needs; the body in base64, because it may be no text."""
-    return {
-        "reason": reason,
-        "message": message,
-        "subject": shown_subject(delivery.subject),
-        "headers": dict(delivery.headers),
-        "data_base64": base64.b64encode(delivery.data).decode(),
-        "stream_sequence": delivery.stream_sequence,
-        "attempt": delivery.attempt,
-        "published_at": delivery.published_at,
-        "recorded_at": datetime.now(UTC),
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A command that nobody will be answered for, as it is kept; `number` is its place in its stream.
-
-    `stream_sequence` is the command's own place in the command stream.
-
-    `abandoned` ones are no records but commands which an earlier executor used up its deliveries on:
-    their number is that in the command stream.
-    """
-
-    number: int
-    reason: str
-    message: str
-    subject: str
-    headers: Mapping[str, str]
-    data: bytes
-    published_at: str
-    stream_sequence: int
-    attempt: int = 0
-    abandoned: bool = False
-
-    @property
-    def id(self) -> str:
-        """What a person names it by."""
-        return f"command-{self.number}" if self.abandoned else str(self.number)
-
-
-async def dead_letters(client: Client) -> list[DeadLetter]:
-    """Every record, oldest first. Raises nats.errors.Error."""
-    return [_letter(message) async for message in _messages(client, STREAM, SUBJECT)]
-
-
-async def abandoned_commands(
-    client: Client,
-    options: DurableOptions,
-    letters: list[DeadLetter],
-    answered: Callable[[str, Mapping[str, str]], Awaitable[bool]],
-) -> list[DeadLetter]:
-    """Commands below the durable's acknowledgement floor that have neither a result nor one of `letters`.
-
-    `answered` is asked with subject and headers. JetStream never hands out again what used up its
-    deliveries. Raises nats.errors.Error.
-    """
-    jetstream = client.jetstream()
-    stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
-    floor = (await jetstream.consumer_info(stream, options.name)).ack_floor
-    found, kept = [], {letter.stream_sequence for letter in letters}
-    async for message in _messages(client, stream, options.filter_subject):
-        number = message.metadata.sequence.stream
-        if floor is None or number > floor.stream_seq:
-            break
-        headers = message.headers or {}
-        if number not in kept and not await answered(message.subject, headers):
-            found.append(_abandoned(message, number, headers))
-    return found
-
-
-async def replay(client: Client, letter: DeadLetter) -> None:
-    """Send the command again and forget its record. Raises nats.errors.Error; then the record stays."""
-    jetstream = client.jetstream()
-    await jetstream.publish(letter.subject, letter.data, headers=dict(letter.headers) or None, timeout=_TIMEOUT_S)
-    if not letter.abandoned:
-        await jetstream.delete_msg(STREAM, letter.number)
-
-
-async def _messages(client: Client, stream: str, subject: str) -> AsyncIterator[Msg]:
-    """Every message of a stream that is there now; none where there is no such stream."""
-    jetstream = client.jetstream()
-    config = ConsumerConfig(ack_policy=AckPolicy.NONE, filter_subject=subject, inactive_threshold=_BATCH_S * 2)
-    try:
-        subscription = await jetstream.pull_subscribe(subject, stream=stream, config=config)
-    except NotFoundError:
-        return
-    try:
-        left = (await subscription.consumer_info()).num_pending or 0
-        while left > 0:
-            for message in await subscription.fetch(min(left, _BATCH), timeout=_BATCH_S):
-                left -= 1
-                yield message
-    finally:
-        await subscription.unsubscribe()
-
-
-def _abandoned(message: Msg, number: int, headers: Mapping[str, str]) -> DeadLetter:
-    return DeadLetter(
-        number=number,
-        reason="abandoned",
-        message="its deliveries were used up without an answer",
-        subject=shown_subject(message.subject),
-        headers=headers,
-        data=message.data,
-        published_at=message.metadata.timestamp.isoformat(timespec="seconds"),
-        stream_sequence=number,
-        abandoned=True,
+def _new_stream(replicas: int) -> StreamConfig:
+    """Limits per project and in total; `discard new` makes the server report a record that it does not store."""
+    return StreamConfig(
+        name=STREAM,
+        subjects=[SUBJECTS],
+        max_age=_MAX_AGE_S,
+        max_bytes=_MAX_BYTES,
+        max_msgs=_MAX_MESSAGES,
+        max_msgs_per_subject=_MAX_OF_PROJECT,
+        discard=DiscardPolicy.NEW,
+        discard_new_per_subject=True,
+        num_replicas=replicas,
     )
 
 
-def _letter(message: Msg) -> DeadLetter:
-    record = orjson.loads(message.data)
-    return DeadLetter(
-        number=message.metadata.sequence.stream,
-        reason=record["reason"],
-        message=record["message"],
-        subject=record["subject"],
-        headers=record["headers"],
-        data=base64.b64decode(record["data_base64"]),
-        published_at=record["published_at"],
-        stream_sequence=record["stream_sequence"],
-        attempt=record["attempt"],
-    )
+def _lacking(config: StreamConfig) -> Iterator[tuple[str, str]]:
+    """Yield each missing setting with the flag of `nats stream edit` that sets it."""
+    subjects = list(config.subjects or [])
+    if SUBJECTS not in subjects:
+        yield f"subject {SUBJECTS}", f"--subjects '{','.join([*subjects, SUBJECTS])}'"
+    if not config.max_age:
+        yield "age limit", f"--max-age {_MAX_AGE_S}s"
+    if (config.max_bytes or 0) <= 0:
+        yield "byte limit", f"--max-bytes {_MAX_BYTES}"
+    if (config.max_msgs or 0) <= 0:
+        yield "message limit", f"--max-msgs {_MAX_MESSAGES}"
+    if config.max_msgs_per_subject <= 0:
+        yield "message limit per subject", f"--max-msgs-per-subject {_MAX_OF_PROJECT}"
+    if config.discard != DiscardPolicy.NEW or not config.discard_new_per_subject:
+        yield "discard policy `new` per subject", "--discard new --discard-per-subject"
+
+
+def _token(subject: str) -> str:
+    """Return the subject token of a command's project: the name if it is plain, else its hash; NO_PROJECT without one.
+
+    Taken from the subject, because NATS permissions limit which subjects a sender may use, but not headers and body.
+    """
+    tokens = subject.split(".", 3)
+    project = tokens[2] if len(tokens) > 3 else ""  # noqa: PLR2004 - version, project, channel
+    if _PLAIN_TOKEN.fullmatch(project):
+        return project
+    try:
+        return f"={hashlib.sha256(project.encode()).hexdigest()[:_HASH_CHARS]}" if project else NO_PROJECT
+    except UnicodeEncodeError:
+        return NO_PROJECT
+
+
+def _cause(error: Exception) -> str:
+    """Return the metric label for why a record was not stored."""
+    code = error.err_code if isinstance(error, APIError) else None
+    if isinstance(error, nats.errors.MaxPayloadError) or code == _TOO_LARGE:
+        return "too_large"
+    if isinstance(error, Denied):
+        return "denied"
+    return "full" if code == _STORE_FAILED else "unavailable"

@@ -1,9 +1,8 @@
-"""One owner for a command that is delivered again, and an honest count of what became of it before.
+"""Leases of redelivered commands, and the count of runs that were lost with their executor (ADR 4).
 
-The first delivery of a command needs no lease: JetStream gives a message to nobody else while its
-AckWait is kept up by heartbeats. From the second delivery on something has gone wrong already, so a
-record in KV says who works on it now, and how many runs of it never came to an end: those were lost
-together with their executor (ADR 0004).
+The first delivery needs no lease: JetStream delivers a message to nobody else while heartbeats extend
+its AckWait. A redelivery means that something went wrong: the first run may still be going on in a
+process that stalled. So a KV record names the owner, and counts runs that began and never ended.
 """
 
 from __future__ import annotations
@@ -13,10 +12,19 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
+import nats.errors
 import orjson
 from nats.aio.client import Client
+from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig
-from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
+from nats.js.errors import (
+    BadRequestError,
+    BucketNotFoundError,
+    KeyNotFoundError,
+    KeyWrongLastSequenceError,
+    NoStreamResponseError,
+    ServiceUnavailableError,
+)
 from nats.js.kv import KeyValue
 
 from openapi_tool.protocol.command import Delivery
@@ -30,10 +38,10 @@ _RACES = 8
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What KV holds of one command.
+    """KV record of one command.
 
-    `lost` counts runs that began and did not end, the one that `owner` does now included;
-    `expires_at` is in seconds since the epoch, 0 where nobody owns the command.
+    `lost` counts runs that began and did not end, including the current run of `owner`;
+    `expires_at` is in seconds since the epoch, 0 without an owner.
     """
 
     version: int = _VERSION
@@ -44,58 +52,62 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to work on a redelivered command, of which `lost` runs did not come to an end."""
+    """Ownership of a redelivered command; `lost` runs of it never ended."""
 
     key: str
     lost: int
 
 
 @dataclass(frozen=True, slots=True)
-class Busy:
-    """Another executor holds the lease for `retry_in_s` more seconds."""
+class LeaseTaken:
+    """Another executor holds the lease; retry in `retry_in_s` seconds."""
 
     retry_in_s: float
 
 
 class LeaseLost(Exception):
-    """So many executors want the same record at once that this one gave up; the command comes again."""
+    """Compare-and-set failed too often because other executors changed the record; the command is redelivered."""
 
 
 class Leases:
-    """Compare-and-set on records in KV, one per command; all methods raise nats.errors.Error in an outage.
+    """Leases by compare-and-set on KV records, one per command; all methods raise nats.errors.Error in an outage.
 
-    The bucket is made with so many `replicas` where it is missing.
+    A missing bucket is created with `replicas` replicas. A lease lasts `duration_s` seconds on `clock`, which must be
+    the same for all executors (seconds since the epoch).
     """
 
-    def __init__(self, client: Client, duration_s: float, replicas: int = 1) -> None:
+    def __init__(
+        self, client: Client, duration_s: float, replicas: int = 1, clock: Callable[[], float] = time.time
+    ) -> None:
         self._client = client
-        self._duration_s = duration_s
+        self.duration_s = duration_s
+        self._clock = clock
         self._replicas = replicas
         self._owner = secrets.token_hex(8)
         self._bucket: KeyValue | None = None
 
-    async def take(self, delivery: Delivery) -> Lease | Busy:
-        """The lease of a redelivered command, unless somebody else has it."""
+    async def take(self, delivery: Delivery) -> Lease | LeaseTaken:
+        """Take and return the lease of a redelivered command, or return how long another executor holds it."""
         key = _key(delivery)
         for _ in range(_RACES):
             revision, record = await self._read(key, delivery.attempt)
-            busy_s = record.expires_at - time.time()
+            busy_s = record.expires_at - self._clock()
             if busy_s > 0 and record.owner != self._owner:
-                return Busy(busy_s)
+                return LeaseTaken(busy_s)
             if await self._write(key, self._owned(record), revision):
                 return Lease(key, record.lost)
         raise LeaseLost(key)
 
     async def begin(self, lease: Lease) -> None:
-        """Count a run that begins now; until it ends or is given back it is a lost one."""
+        """Count a run that begins now as lost, until it ends or is handed back."""
         await self._change(lease.key, lambda record: self._owned(replace(record, lost=record.lost + 1)))
 
     async def renew(self, lease: Lease) -> None:
-        """Hold the lease for another while; whoever took it meanwhile keeps it."""
+        """Extend the lease by its duration; do nothing if another executor took it meanwhile."""
         await self._change(lease.key, lambda record: self._owned(record) if record.owner == self._owner else None)
 
     async def give_back(self, delivery: Delivery, *, began: bool) -> None:
-        """Let a command go on purpose: the run that `began`, if one did, is not a lost one."""
+        """Release the lease; if a run `began`, take it off the count of lost runs."""
 
         def free(record: Record) -> Record:
             return replace(record, owner="", lost=max(0, record.lost - began), expires_at=0.0)
@@ -103,14 +115,14 @@ class Leases:
         await self._change(_key(delivery), free)
 
     async def forget(self, lease: Lease) -> None:
-        """The command is settled: nothing need be known of it any more."""
+        """Delete the record of a settled command."""
         await (await self._opened()).delete(lease.key)
 
     def _owned(self, record: Record) -> Record:
-        return replace(record, owner=self._owner, expires_at=time.time() + self._duration_s)
+        return replace(record, owner=self._owner, expires_at=self._clock() + self.duration_s)
 
     async def _change(self, key: str, change: Callable[[Record], Record | None]) -> None:
-        """Read, change and write back, again where somebody else was quicker; None leaves it as it is."""
+        """Apply `change` by compare-and-set, with retries on conflicts; None from `change` writes nothing."""
         for _ in range(_RACES):
             revision, record = await self._read(key)
             changed = change(record)
@@ -119,12 +131,15 @@ class Leases:
         raise LeaseLost(key)
 
     async def _read(self, key: str, attempt: int = 2) -> tuple[int, Record]:
-        """Where nothing is written, the first delivery is the one run that began."""
+        """Return revision and record; without a record, the first delivery counts as one lost run."""
         unwritten = Record(lost=min(attempt - 1, 1))
         try:
             entry = await (await self._opened()).get(key)
         except KeyNotFoundError as missing:
             return (missing.entry.revision or 0) if missing.entry else 0, unwritten
+        except (nats.errors.NoRespondersError, ServiceUnavailableError):
+            self._bucket = None  # the bucket may have been created again without direct reads
+            raise
         return entry.revision or 0, _record(entry.value) or unwritten
 
     async def _write(self, key: str, record: Record, revision: int) -> bool:
@@ -132,7 +147,15 @@ class Leases:
             await (await self._opened()).update(key, orjson.dumps(asdict(record)), last=revision)
         except KeyWrongLastSequenceError:
             return False
+        except NoStreamResponseError:  # the bucket was deleted or has no leader; opening it again tells which
+            self._bucket = None
+            return False
         return True
+
+    async def ensure(self) -> None:
+        """Create the bucket if it is missing, also if it was opened before and then deleted."""
+        self._bucket = None
+        await self._opened()
 
     async def _opened(self) -> KeyValue:
         if self._bucket is None:
@@ -140,9 +163,16 @@ class Leases:
             try:
                 self._bucket = await jetstream.key_value(BUCKET)
             except BucketNotFoundError:
-                config = KeyValueConfig(bucket=BUCKET, ttl=_FORGET_S, replicas=self._replicas)
-                self._bucket = await jetstream.create_key_value(config)
+                self._bucket = await self._create(jetstream)
         return self._bucket
+
+    async def _create(self, jetstream: JetStreamContext) -> KeyValue:
+        try:
+            return await jetstream.create_key_value(
+                KeyValueConfig(bucket=BUCKET, ttl=_FORGET_S, replicas=self._replicas)
+            )
+        except BadRequestError:  # another executor created it first, with another number of replicas
+            return await jetstream.key_value(BUCKET)
 
 
 def _key(delivery: Delivery) -> str:
@@ -150,7 +180,7 @@ def _key(delivery: Delivery) -> str:
 
 
 def _record(value: bytes | None) -> Record | None:
-    """A record as it was written; anything else, one of another version too, counts as none."""
+    """Decode a stored record; return None for anything else, also for another version."""
     try:
         record = Record(**orjson.loads(value or b"null"))
     except (TypeError, ValueError):

@@ -1,12 +1,12 @@
-"""Which subjects a NATS user must be able to publish and to listen on, one by one, and nothing more."""
+"""Least NATS permissions: the subjects that a user must be able to publish and subscribe to."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 
-from openapi_tool.bus import dead_letters, leases, shared
-from openapi_tool.bus.client import INBOX
+from openapi_tool.bus import ack_floor, dead_letters, leases, parked_results, session_key_store
+from openapi_tool.bus.client import INBOX, routed
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.protocol.subject import command_stream
 
@@ -15,17 +15,21 @@ _API = "$JS.API"
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Subjects, with the bus's wildcards, that a user may publish to and listen on."""
+    """Subjects, possibly with NATS wildcards, that a user may publish and subscribe to."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...] = (f"{INBOX}.>",)
 
     def as_object(self) -> dict[str, dict[str, list[str]]]:
-        """In the shape of a user's `permissions` in NATS."""
+        """Return the JSON object of a user's `permissions` in NATS."""
         return {"publish": {"allow": list(self.publish)}, "subscribe": {"allow": list(self.subscribe)}}
 
+    def over(self, domain: str | None, inbox: str) -> Permissions:
+        """Return the same permissions for another JetStream domain and inbox prefix."""
+        return Permissions(tuple(routed(subject, domain) for subject in self.publish), (f"{inbox}.>",))
+
     def server_config(self) -> str:
-        """The block for a user in the server's configuration file."""
+        """Return the `permissions` block of a user in the server's configuration file."""
         blocks = (("publish", self.publish), ("subscribe", self.subscribe))
         return f"permissions: {{\n{''.join(_block(*block) for block in blocks)}}}"
 
@@ -36,39 +40,47 @@ def _block(name: str, subjects: tuple[str, ...]) -> str:
 
 
 def executor_permissions(options: DurableOptions, *, stream: str | None, session_key: bool) -> Permissions:
-    """What `serve` needs.
+    """Return the permissions of `serve`.
 
-    `stream` is the command stream's name, by default the kernel's; `session_key` says that the key is
-    configured, so that none is kept in NATS.
+    `stream` is the command stream's name, by default the kernel's. With `session_key` the settings contain the key,
+    so it is not stored in NATS.
     """
     stream = stream or command_stream(options.version)[0]
     return Permissions(
         (
             f"{_API}.STREAM.NAMES",
+            f"{_API}.STREAM.INFO.{stream}",
             f"{_API}.STREAM.CREATE.{stream}",
             f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
             f"{_API}.CONSUMER.CREATE.{stream}.{options.name}.{options.filter_subject}",
             f"{_API}.CONSUMER.MSG.NEXT.{stream}.{options.name}",
+            f"{_API}.CONSUMER.RESET.{stream}.{options.name}",
             f"$JS.ACK.{stream}.{options.name}.>",
             _doorbells(options),
             dead_letters.SUBJECT,
-            *_stream_made(dead_letters.STREAM),
+            dead_letters.SUBJECTS,
+            *_created_stream(dead_letters.STREAM),
             *_bucket(leases.BUCKET, leases.KEYS),
-            *(() if session_key else _bucket(shared.BUCKET, shared.SESSION_KEY)),
+            *_bucket(parked_results.BUCKET, parked_results.KEYS),
+            *_bucket(
+                session_key_store.BUCKET,
+                f"{ack_floor.KEYS}.{options.name}",
+                *(() if session_key else (session_key_store.SESSION_KEY,)),
+            ),
         )
     )
 
 
 def dead_letter_permissions(options: DurableOptions, *, stream: str | None) -> Permissions:
-    """What `deadletters` needs, `--abandoned` and `replay` included."""
+    """Return the permissions of `deadletters`, including `--abandoned` and `replay`."""
     stream = stream or command_stream(options.version)[0]
     return Permissions(
         (
             f"{_API}.STREAM.NAMES",
             f"{_API}.CONSUMER.INFO.{stream}.*",
-            *_read(stream, options.filter_subject),
-            f"{_API}.CONSUMER.INFO.{dead_letters.STREAM}.*",
-            *_read(dead_letters.STREAM, dead_letters.SUBJECT),
+            *_read(f"{stream}.*.{options.filter_subject}", stream),
+            f"{_API}.STREAM.MSG.GET.{stream}",
+            *_read(f"{dead_letters.STREAM}.*", dead_letters.STREAM),
             f"{_API}.STREAM.MSG.DELETE.{dead_letters.STREAM}",
             options.filter_subject,
         )
@@ -76,27 +88,27 @@ def dead_letter_permissions(options: DurableOptions, *, stream: str | None) -> P
 
 
 def _doorbells(options: DurableOptions) -> str:
-    """In any channel: it is that of the waiting turn, which need not be the command's."""
+    """Return the doorbell subjects, of any channel: the waiting turn's channel may differ from the command's."""
     project = options.filter_subject.split(".")[2]
     return f"cg.{options.version}.{project}.*.cmd.agent.*.wakeup"
 
 
-def _stream_made(stream: str) -> tuple[str, ...]:
+def _created_stream(stream: str) -> tuple[str, ...]:
     return f"{_API}.STREAM.INFO.{stream}", f"{_API}.STREAM.CREATE.{stream}"
 
 
-def _bucket(bucket: str, keys: str) -> tuple[str, ...]:
-    """One that was made elsewhere may not allow direct reads, so both ways to read are here."""
-    subject = f"$KV.{bucket}.{keys}"
+def _bucket(bucket: str, *keys: str) -> tuple[str, ...]:
+    """Return both ways to read: a bucket that an operator created may not allow direct gets."""
+    subjects = [f"$KV.{bucket}.{key}" for key in keys]
     stream = f"KV_{bucket}"
     return (
-        *_stream_made(stream),
-        f"{_API}.DIRECT.GET.{stream}.{subject}",
+        *_created_stream(stream),
+        *(f"{_API}.DIRECT.GET.{stream}.{subject}" for subject in subjects),
         f"{_API}.STREAM.MSG.GET.{stream}",
-        subject,
+        *subjects,
     )
 
 
-def _read(stream: str, subject: str) -> tuple[str, ...]:
-    """For a consumer of a name of its own."""
-    return f"{_API}.CONSUMER.CREATE.{stream}.*.{subject}", f"{_API}.CONSUMER.MSG.NEXT.{stream}.*"
+def _read(consumer: str, stream: str) -> tuple[str, ...]:
+    """Return the subjects for a temporary consumer; `consumer` is `STREAM.NAME` or `STREAM.NAME.FILTER`."""
+    return f"{_API}.CONSUMER.CREATE.{consumer}", f"{_API}.CONSUMER.MSG.NEXT.{stream}.*"

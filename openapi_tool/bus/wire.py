@@ -1,7 +1,7 @@
-"""Parse the NATS client protocol without trusting bytes that another client published.
+"""NATS client protocol parser that accepts any bytes another client may publish.
 
 Replaces nats-py's parser, because one published message could end its read loop: it splits control lines at any white
-space, although a subject may hold vertical tabs and form feeds, and decodes bytes that need not be UTF-8.
+space, although a subject may contain vertical tabs and form feeds, and it decodes bytes that need not be UTF-8.
 Source: NATS client protocol, docs.nats.io/reference/reference-protocols/nats-protocol; ADR-4 (headers).
 """
 
@@ -18,10 +18,10 @@ from nats.js.api import Header
 from openapi_tool.protocol.command import MAX_HEADER_BYTES, MAX_HEADER_LINES
 
 _MAX_LINE_BYTES = 256 * 1024
-"""Of a control line: INFO of a large cluster is the longest; the server's own limit for the others is 4 KiB."""
+"""Limit of a control line. INFO of a large cluster is the longest; the server limits all others to 4 KiB."""
 
 _MAX_DIGITS = 10
-_BEFORE_SIZES = 2  # subject and subscription id
+_BEFORE_SIZES = 2  # tokens of subject and subscription id
 _CRLF = b"\r\n"
 _VERSION = b"NATS/1.0"
 _STATUS_DIGITS = 3
@@ -29,9 +29,9 @@ _STATUS_DIGITS = 3
 
 @dataclass(frozen=True, slots=True)
 class Handlers:
-    """Callbacks for what the server sends.
+    """Callbacks for server messages.
 
-    `message` takes subscription id, subject, reply, data and header block, all but the id as bytes, empty for none.
+    `message` takes subscription id, subject, reply, data and header block: bytes, except the id; empty if absent.
     """
 
     message: Callable[[int, bytes, bytes, bytes, bytes], Awaitable[None]]
@@ -59,18 +59,18 @@ class Parser:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything that was received; for a new connection."""
+        """Discard buffered bytes, for a new connection."""
         self._buffer = bytearray()
         self._frame: _Frame | None = None
 
     async def parse(self, data: bytes = b"") -> None:
-        """Parse `data` and call the handlers. Raises ProtocolError where it is not the NATS protocol."""
+        """Parse `data` and call the handlers. Raises ProtocolError if it violates the NATS protocol."""
         self._buffer += data
         while await (self._control() if self._frame is None else self._deliver(self._frame)):
             pass
 
     async def _control(self) -> bool:
-        """Handle one control line. False where it is not complete."""
+        """Handle one control line; return False if it is incomplete."""
         end = self._buffer.find(_CRLF)
         if end < 0:
             if len(self._buffer) > _MAX_LINE_BYTES:
@@ -101,7 +101,7 @@ class Parser:
                 raise ProtocolError
 
     async def _deliver(self, frame: _Frame) -> bool:
-        """Hand over one message. False where it is not complete."""
+        """Deliver one message; return False if it is incomplete."""
         end = frame.size + len(_CRLF)
         if len(self._buffer) < end:
             return False
@@ -118,7 +118,7 @@ class Parser:
 
 
 def _frame(arguments: bytes, *, has_headers: bool) -> _Frame:
-    """`<subject> <sid> [reply] [header size] <size>`, separated by spaces alone."""
+    """Parse `<subject> <sid> [reply] [header size] <size>`, separated by spaces only."""
     parts = [part for part in arguments.split(b" ") if part]
     sizes = 2 if has_headers else 1
     if len(parts) not in (_BEFORE_SIZES + sizes, _BEFORE_SIZES + 1 + sizes):
@@ -147,7 +147,7 @@ def _info(text: bytes) -> dict[str, Any]:
 
 
 class Headers(dict[str, str]):
-    """Headers of a message; `complete` is False where the block was over the limits and its rest was not read."""
+    """Headers of a message; `complete` is False if the block exceeded the limits and its rest was not read."""
 
     complete: bool = True
 
@@ -156,8 +156,8 @@ def parse_headers(block: bytes) -> Headers:
     """Decode a header block of any bytes; never raises.
 
     At most MAX_HEADER_LINES lines in MAX_HEADER_BYTES bytes are read. Of a repeated name the last value counts. Lines
-    without a name of visible ASCII are ignored; in values U+FFFD stands for what is not UTF-8. An inline status and its
-    description are the headers `Status` and `Description`.
+    without a name in visible ASCII are ignored; in values U+FFFD replaces bytes that are not UTF-8. An inline status
+    and its description become the headers `Status` and `Description`.
     """
     head, _, rest = block[:MAX_HEADER_BYTES].partition(_CRLF)
     lines = rest.split(_CRLF, MAX_HEADER_LINES)
@@ -166,20 +166,20 @@ def parse_headers(block: bytes) -> Headers:
         unread = lines.pop()  # further lines, or half a line
         headers.complete = len(block) <= MAX_HEADER_BYTES and not unread.strip()
     for line in lines:
-        name, colon, value = line.partition(b":")
-        name = name.strip()
-        if colon and name and name.isascii() and all(byte > ord(" ") for byte in name):
-            headers[name.decode()] = value.strip().decode("utf-8", "replace")
+        before, colon, value = line.partition(b":")
+        name = before.strip().decode("ascii", "replace")  # U+FFFD makes `isascii` False
+        if colon and name and name.isascii() and name.isprintable() and " " not in name:
+            headers[name] = value.strip().decode("utf-8", "replace")
     return headers
 
 
 def shown_subject(subject: str) -> str:
-    r"""A subject with `\xff` for each byte that is not UTF-8, which arrives as a lone surrogate."""
+    r"""Return a subject with its lone surrogates, which represent bytes that are not UTF-8, as `\xff`."""
     return subject.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _status(head: bytes) -> dict[str, str]:
-    """The inline status of `NATS/1.0 404 No Messages`; nothing where it is not three digits."""
+    """Return the inline status of `NATS/1.0 404 No Messages` as headers; empty unless it is three digits."""
     status, _, description = head.removeprefix(_VERSION).strip().partition(b" ")
     if not head.startswith(_VERSION) or len(status) != _STATUS_DIGITS or not status.isdigit():
         return {}

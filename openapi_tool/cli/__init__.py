@@ -1,35 +1,40 @@
-"""What a person types: `openapi-tool serve`, `demo`, `dev`, `call`, `deadletters`, `sql`, `nats`, `tools`."""
+"""Commands: `openapi-tool serve`, `check`, `demo`, `dev`, `call`, `deadletters`, `sql`, `nats`, `tools`."""
 
 from __future__ import annotations
 
 import os
 import sys
-from io import TextIOWrapper
+from importlib.util import find_spec
 
 import typer
 
 from openapi_tool import __version__
-from openapi_tool.cli import call, deadletters, demo, dev, nats, serve, sql, tools
-from openapi_tool.confidential import likely_secrets
+from openapi_tool.cli import check, deadletters, nats, serve, sql, tools
+from openapi_tool.cli.output import guard_output
+from openapi_tool.settings.secret_values import likely_secrets
 from openapi_tool.telemetry.logs import configure_logging, guard_crashes, log_crash
 from openapi_tool.telemetry.redact import Redactor
 
 app = typer.Typer(
     name="openapi-tool",
-    help="Answers Jina search and reader tool calls of CommonGround agent kernels.",
+    help="Run Jina search and reader tool calls of CommonGround agent kernels.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(serve.serve)
-app.command()(demo.demo)
-app.command()(dev.dev)
-app.command()(call.call)
+app.command(short_help="Check what `serve` needs; change nothing.")(check.check)
+if find_spec("openapi_tool.local"):  # the image does not contain the embedded stack
+    from openapi_tool.cli import call, demo, dev
+
+    app.command(short_help="Run a few calls on an embedded stack.")(demo.demo)
+    app.command(short_help="Keep an embedded stack running until Ctrl-C.")(dev.dev)
+    app.command(short_help="Call a tool as the kernel does.")(call.call)
 app.add_typer(deadletters.app, name="deadletters")
 app.add_typer(sql.app, name="sql")
 app.add_typer(nats.app, name="nats")
-app.add_typer(tools.app, name="tools")
+app.add_typer(tools.app, name="tools", short_help="Lint, apply, list and export tool definitions.")
 
 
 def _version(*, wanted: bool) -> None:
@@ -42,7 +47,8 @@ def _version(*, wanted: bool) -> None:
 def _options(
     *,
     version: bool = typer.Option(
-        default=False,
+        False,  # noqa: FBT003 - typer's own form
+        "--version",
         help="Print the version and exit.",
         is_eager=True,
         callback=lambda wanted: _version(wanted=wanted),
@@ -52,16 +58,17 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line: whatever ends it, its secrets stay in.
+    """Run the command line; mask secrets in logs, tracebacks and warnings, also in a crash.
 
-    A character that the terminal's encoding lacks is no reason to fail.
+    Characters that the terminal's encoding lacks are escaped.
     """
     configure_logging("warning", "console", Redactor(likely_secrets(os.environ)))
     guard_crashes()
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    guard_output()
     try:
         app()
-    except Exception as error:  # noqa: BLE001 - typer would print it as it is
+    except Exception as error:  # noqa: BLE001 - typer would print it unredacted
         log_crash(error)
         sys.exit(1)
+    finally:
+        sys.stdout.flush()

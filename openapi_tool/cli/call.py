@@ -1,43 +1,41 @@
-"""`openapi-tool call`: one call of a tool as the kernel places it, and what comes back."""
+"""`openapi-tool call`: publish one tool call as the kernel does, and show the result."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import orjson
 import typer
 
+from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.cli.common import INTERRUPTED, fail, plain, say
+from openapi_tool.cli.common import fail, plain, say
+from openapi_tool.entry import INTERRUPTED
 from openapi_tool.local.caller import ERRORS, VERSION, Answer, Caller, PlacedCall, as_model_reads
 from openapi_tool.local.dev import DevError, Wanted, find_target, running_dev
-from openapi_tool.prepared import prepare
 from openapi_tool.protocol.subject import default_durable, parse_command_subject
 from openapi_tool.settings import SettingsError, load_settings
+from openapi_tool.shielding import interruptible
+from openapi_tool.telemetry.printable import printable_lines
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 
 _FAILED = 1
 _NO_ANSWER = 3
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _PATIENCE = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0.1}
 
 
 def call(
     tool: Annotated[str, typer.Argument(help="Name of the tool.", show_default=False)],
     *,
-    args: Annotated[
-        str, typer.Option(help="The arguments, a JSON object; @FILE reads a file, - reads standard input.")
-    ] = "{}",
+    args: Annotated[str, typer.Option(help="Arguments as a JSON object; @FILE reads a file, - standard input.")] = "{}",
     project: Annotated[
         str | None, typer.Option(help="Project; by default that of the dev stack.", show_default=False)
     ] = None,
@@ -45,17 +43,17 @@ def call(
         str | None, typer.Option(help="Calling agent; by default that of the dev stack.", show_default=False)
     ] = None,
     channel: Annotated[str, typer.Option(help="Channel.")] = "public",
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.", min=0.1)] = 60,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the result.", min=0.1)] = 60,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Also against a kernel that dev did not make: its workers will be rung.")
+        bool, typer.Option("--yes", help="Allow a real kernel: its workers get doorbells and resume turns.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
-    """Call a tool as the kernel does, and show what the model would read.
+    """Call a tool as the kernel does, and print what the model would read.
 
-    The kernel is the running dev stack, or the one that PG_DSN and NATS_SERVERS name. Exit codes:
-    0 success, 1 answered with a failure, 2 something is missing (nothing was written), 3 no answer,
-    130 interrupted.
+    Uses the running dev stack, or the servers in PG_DSN and NATS_SERVERS. Exit codes: 0 success, 1 the
+    result is an error, 2 wrong usage or settings, or nothing reachable (nothing was written), 3 no result
+    in time, 130 interrupted.
     """
     wanted = Wanted(tool, project, agent, channel, anywhere=yes)
     redactor = Redactor()
@@ -69,45 +67,44 @@ def call(
     if as_json:
         typer.echo(redactor.text(json.dumps(outcome.as_object(), default=plain)))
     elif outcome.content:
-        typer.echo(redactor.text(_CONTROL.sub("\ufffd", as_model_reads(outcome.content))))
+        typer.echo(printable_lines(redactor.text(as_model_reads(outcome.content))))
     _tell(outcome, redactor)
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """The arguments from the command line, a file or standard input. Raises DevError."""
+    """Return the arguments from the command line, a file or standard input. Raises DevError."""
     try:
         if text == "-":
             text = sys.stdin.read()
         elif text.startswith("@"):
             text = Path(text[1:]).read_text(encoding="utf-8")
         arguments = orjson.loads(text)
-    except (OSError, ValueError) as error:
-        raise DevError(f"--args: {error}") from None
+    except OSError as error:
+        raise DevError(f"--args: the file {text[1:]!r} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise DevError(f"--args: must be JSON, @FILE or -: {error}") from None
     if not isinstance(arguments, dict):
         raise DevError("--args: the arguments must be one JSON object")
     return arguments
 
 
 def _addresses() -> tuple[tuple[str, dict[str, Any]], Redactor]:
-    """The database, and the NATS client's options: from the environment, else of the dev stack.
+    """Return the database's DSN and the NATS client's options, from the environment or the dev stack, and a redactor.
 
-    With them what knows the secrets of the environment. Raises DevError.
+    Raises DevError.
     """
     dsn, servers = (os.environ.get(name) for name in ("PG_DSN", "NATS_SERVERS"))
     if not dsn and not servers:
         return _of_dev_stack(), Redactor([os.environ.get(DEFAULT_AUTH_ENV, "")])
     if not dsn or not servers:
-        raise DevError("PG_DSN and NATS_SERVERS belong together: set both, or neither for the dev stack")
+        raise DevError("set both PG_DSN and NATS_SERVERS, or neither for the dev stack")
     try:
         settings = load_settings({"postgres": {"dsn": dsn}, "nats": {"servers": servers}})
-        prepared = prepare(settings, os.environ)
-        urlsplit(dsn).port  # noqa: B018 - the drivers' own complaint would show a part of the password
+        bootstrap = build_bootstrap(settings, os.environ)
     except SettingsError as error:
         raise DevError("\n".join(error.problems)) from None
-    except ValueError:
-        raise DevError("PG_DSN must look like postgresql://user@host:5432/database") from None
-    bus = prepared.bus
-    return (dsn, {"servers": list(bus.servers), "tls": bus.tls, **bus.login}), prepared.redactor
+    bus = bootstrap.bus
+    return (bootstrap.pool.dsn, {"servers": list(bus.servers), "tls": bus.tls, **bus.login}), bootstrap.redactor
 
 
 def _of_dev_stack() -> tuple[str, dict[str, Any]]:
@@ -120,7 +117,7 @@ def _of_dev_stack() -> tuple[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What became of a call that was placed: its answer, or `why` there is none."""
+    """Outcome of a published call: its result, or the reason `why` there is none."""
 
     placed: PlacedCall
     answer: Answer | None
@@ -129,11 +126,11 @@ class _Outcome:
 
     @property
     def content(self) -> Mapping[str, Any]:
-        """The result card's content; empty where there is none."""
+        """Return the content of the result card; empty without one."""
         return (self.answer.card.get("content") if self.answer else None) or {}
 
     def as_object(self) -> dict[str, Any]:
-        """For programs: everything that came back; `times` are milliseconds since the call was placed."""
+        """Return the JSON form of the result; `times` are milliseconds since the call was published."""
         return {
             "status": self.content.get("status"),
             "content": as_model_reads(self.content) if self.content else None,
@@ -148,13 +145,13 @@ class _Outcome:
 
 
 async def _call(addresses: tuple[str, dict[str, Any]], wanted: Wanted, arguments: Any, timeout_s: float) -> _Outcome:
-    """Place the call where it can be placed, and wait. Raises DevError, before anything is written."""
+    """Publish the call and wait for its result. Raises DevError before anything is written."""
     dsn, bus = addresses
     try:
         async with Caller.open(dsn, error_cb=_ignore, **_PATIENCE, **bus) as caller:
             target = await find_target(caller, wanted)
             await caller.listen(target.doorbell)
-            async with caller.database.transaction():  # what the kernel refuses leaves nothing
+            async with caller.database.transaction():  # rolled back if the database refuses anything
                 placed = await caller.place(
                     target.project_id,
                     target.agent_id,
@@ -167,18 +164,17 @@ async def _call(addresses: tuple[str, dict[str, Any]], wanted: Wanted, arguments
                 )
             return await _outcome(caller, placed, timeout_s)
     except ERRORS as error:
-        raise DevError(f"PostgreSQL or NATS is away, or refuses: {type(error).__name__}: {error}") from None
+        raise DevError(f"cannot use PostgreSQL or NATS: {type(error).__name__}: {error}") from None
 
 
 async def _ignore(_: Exception) -> None:
-    """The client reports every failed attempt; the last one is raised, too."""
+    """Ignore failed connection attempts: the client raises the last one, too."""
 
 
 async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _Outcome:
     try:
-        await caller.publish(placed)
-        _stop_if_interrupted()
-        answer = await caller.answer_or_row(placed, timeout_s)
+        await interruptible(caller.publish(placed))
+        answer = await interruptible(caller.answer_or_row(placed, timeout_s))
         saved = await caller.card(placed.project_id, placed.tool_call_id, "tool.call")
     except ERRORS as error:
         why = f"none within {timeout_s:g} s" if type(error) is TimeoutError else f"{type(error).__name__}: {error}"
@@ -189,21 +185,14 @@ async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _Out
     return _Outcome(placed, answer, times)
 
 
-def _stop_if_interrupted() -> None:
-    """Heed an interruption that `asyncio.wait_for` dropped, as it does before Python 3.12 where both come at once."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-
-
 def _tell(outcome: _Outcome, redactor: Redactor) -> None:
-    """Say how it went, and exit with it."""
+    """Print the outcome, and exit with its code."""
     placed, content = outcome.placed, outcome.content
     if outcome.answer is None:
         why = redactor.text(outcome.why)
-        fail(f"no answer to {placed.tool_call_id}: {why}. {_where_to_look(placed)}", _NO_ANSWER)
+        fail(f"no result of {placed.tool_call_id}: {why}. {_where_to_look(placed)}", _NO_ANSWER)
     if outcome.answer.doorbell is None:
-        say("no doorbell was heard after the result: a worker would only find it by its own scan")
+        say("no doorbell followed the result: a worker would only find it by its inbox scan")
     took = " → ".join(name + (f" {ms} ms" if ms else "") for name, ms in outcome.times.items() if ms is not None)
     say(f"{content.get('status')}: {took} (tool_call_id {placed.tool_call_id}, trace {placed.trace_id})")
     if content.get("status") != "success":
@@ -215,6 +204,6 @@ def _tell(outcome: _Outcome, redactor: Redactor) -> None:
 def _where_to_look(placed: PlacedCall) -> str:
     durable = default_durable(VERSION, parse_command_subject(placed.subject).target)
     return (
-        f"Does an executor consume {placed.subject} (durable {durable}, unless it is configured otherwise)? "
-        f"What it could not answer is in its log and in the stream {DEAD_LETTERS}."
+        f"Check that an executor consumes {placed.subject} (default durable {durable}), its log, and the dead letters "
+        f"in the stream {DEAD_LETTERS}."
     )

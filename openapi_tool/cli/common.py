@@ -1,4 +1,4 @@
-"""What commands share: talking to a person, and the embedded stack with an executor on it."""
+"""Shared parts of commands: output, errors, and the embedded stack with an executor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from rich.text import Text
 
+from openapi_tool.telemetry.printable import printable_json, printable_line, printable_lines
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 
 if TYPE_CHECKING:
@@ -19,41 +21,53 @@ if TYPE_CHECKING:
     from openapi_tool.local.stack import EmbeddedStack
 
 USAGE = 2
-INTERRUPTED = 130
 
 
 class Upstream(StrEnum):
-    """Who answers the calls."""
+    """Upstream that answers the calls."""
 
     DOUBLE = "double"
     REAL = "real"
 
 
-UpstreamOption = Annotated[
-    Upstream, typer.Option(help=f"The double needs nothing; the real upstream needs {DEFAULT_AUTH_ENV}.")
-]
+UpstreamOption = Annotated[Upstream, typer.Option(help=f"Upstream to use; real needs {DEFAULT_AUTH_ENV}.")]
 
 
-def say(text: str, *, quiet: bool = False) -> None:
-    """Tell a person, apart from what the command prints."""
+def say(text: str, *, quiet: bool = False, colour: str | None = None) -> None:
+    """Print a status text on standard error; indent further lines, so that none can pose as another message."""
     if not quiet:
-        typer.echo(text, err=True)
+        typer.secho(printable_lines(text, "  "), err=True, fg=colour)
+
+
+def tell(text: str) -> None:
+    """Print one line on standard output."""
+    typer.echo(printable_line(text))
+
+
+def tell_json(value: Any, indent: int | None = None) -> None:
+    """Print JSON on standard output."""
+    typer.echo(printable_json(value, indent))
+
+
+def cell(value: object) -> Text:
+    """Return a table cell: one line, without rich markup."""
+    return Text(printable_line(str(value)))
 
 
 def fail(text: str, code: int = USAGE) -> NoReturn:
-    """Say why, and exit."""
+    """Print an error, and exit."""
     say(f"openapi-tool: {text}")
     raise typer.Exit(code)
 
 
 def plain(value: object) -> str:
-    """For JSON: what it has no form for."""
+    """Return a value that JSON cannot represent as text."""
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
 @contextmanager
 def extra_needed(command: str) -> Iterator[None]:
-    """Around imports that only the extra [local] makes possible."""
+    """Exit with a hint if an import needs the extra [local]."""
     try:
         yield
     except ModuleNotFoundError as missing:
@@ -83,7 +97,7 @@ def running(
     *,
     quiet: bool = False,
 ) -> Iterator[ExecutorProcess]:
-    """The stack, prepared, with an executor on `database`. Raises ServerFailed."""
+    """Run the prepared stack with an executor on `database`. Raises ServerFailed."""
     real = DEFAULT_AUTH_ENV in settings
     say("Starting PostgreSQL, NATS and the upstream …", quiet=quiet)
     with stack:

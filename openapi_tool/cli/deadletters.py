@@ -1,116 +1,172 @@
-"""`openapi-tool deadletters`: commands that were never answered, to look at and to send again."""
+"""`openapi-tool deadletters`: list, show and replay commands whose result could not reach any turn."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import sys
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import asdict
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from dataclasses import asdict, replace
 from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-from openapi_tool.bus import dead_letters
-from openapi_tool.bus.connection import Client, connected, outage_as_unavailable
-from openapi_tool.bus.dead_letters import DeadLetter
-from openapi_tool.bus.redacted import without_secrets
-from openapi_tool.cli.common import USAGE, fail, say
+from openapi_tool.bootstrap import Bootstrap
+from openapi_tool.bus import dead_letter_reader
+from openapi_tool.bus.connection import BusClient
+from openapi_tool.bus.dead_letter_reader import NotReplayable
+from openapi_tool.bus.dead_letter_record import DeadLetter, without_secrets
+from openapi_tool.cli.common import USAGE, cell, fail, say, tell, tell_json
+from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.kernel.store import KernelStore
-from openapi_tool.prepared import Prepared, prepare
-from openapi_tool.protocol.errors import Unanswerable, Unavailable
+from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.subject import parse_command_subject
-from openapi_tool.settings import SettingsError, load_settings
 
-_CONNECT_S = 10.0
+_NOT_SENT = 1
+_LISTED = 100
+_TO_THE_SECOND = len("2026-01-01T00:00:00")
 
 T = TypeVar("T")
 
-app = typer.Typer(no_args_is_help=True, help="Commands that were never answered: list, show, replay.")
+app = typer.Typer(no_args_is_help=True, help="List, show and replay commands that got no result.")
 
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard output, nothing else.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 AbandonedOption = Annotated[
     bool,
-    typer.Option(
-        "--abandoned", help="Also commands in the stream that another executor gave up on and that have no result."
-    ),
+    typer.Option("--abandoned", help="Include commands without a result whose deliveries another executor used up."),
 ]
 
 
-@app.command("list")
-def list_(*, abandoned: AbandonedOption = False, as_json: JsonOption = False) -> None:
-    """List dead letters, oldest first. Exit codes: 0, or 2 when NATS or the configuration is not there."""
-    letters = _run(lambda prepared, client: _readable(prepared, client, abandoned=abandoned))
+@app.command("list", short_help="List dead letters, newest first.")
+def list_(
+    *,
+    project: Annotated[str | None, typer.Option(help="List this project only.", show_default=False)] = None,
+    limit: Annotated[int | None, typer.Option(help="Newest N only [default: 100; with --json: all].", min=1)] = None,
+    abandoned: AbandonedOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List dead letters, newest first; with --json and without --limit oldest first, as they are read.
+
+    Exit codes: 0, or 2 if NATS cannot be reached or the settings are invalid.
+    """
+    newest: deque[DeadLetter] = deque(maxlen=limit or _LISTED)
+    seen = 0
+
+    async def gather(bootstrap: Bootstrap, client: BusClient) -> None:
+        nonlocal seen
+        async for letter in _letters(bootstrap, client, abandoned=abandoned):
+            clean = without_secrets(letter, bootstrap.redactor)
+            if project is not None and clean.identity()["project_id"] != project:
+                continue
+            seen += 1
+            if as_json and limit is None:
+                tell_json(_shown(clean))
+            else:
+                newest.append(clean)
+
+    _run(gather)
     if as_json:
-        for letter in letters:
-            sys.stdout.write(json.dumps(_shown(letter)) + "\n")
+        for letter in reversed(newest):
+            tell_json(_shown(letter))
         return
-    table = Table("id", "published", "reason", "subject", "tool call")
+    _show_table(reversed(newest))
+    if seen > len(newest):
+        say(f"{seen - len(newest):,} older ones are not shown; --limit shows more")
+
+
+def _show_table(letters: Iterable[DeadLetter]) -> None:
+    """Print one row per letter; a narrow terminal folds cells instead of cutting them."""
+    table = Table(*(Column(name, overflow="fold") for name in ("id", "published", "reason", "project", "tool", "call")))
     for letter in letters:
-        table.add_row(
-            letter.id, letter.published_at, letter.reason, letter.subject, letter.headers.get("CG-Tool-Call-Id", "-")
-        )
-    Console().print(table if letters else "no dead letters")
+        identity = letter.identity()
+        tool = letter.subject.partition(".cmd.tool.")[2] or letter.subject
+        published = letter.published_at[:_TO_THE_SECOND]
+        known = (identity["project_id"] or "-", tool, identity["tool_call_id"] or "-")
+        table.add_row(*map(cell, (letter.id, published, letter.reason, *known)))
+    Console().print(table if table.row_count else "no dead letters")
 
 
 @app.command()
-def show(
-    letter: Annotated[str, typer.Argument(help="An id that `list` prints.")], *, as_json: JsonOption = False
-) -> None:
-    """Show one dead letter whole. Exit codes: 0, 2 there is none of this id."""
+def show(letter: Annotated[str, typer.Argument(help="Id from `list`.")], *, as_json: JsonOption = False) -> None:
+    """Show a dead letter in full. Exit codes: 0, 2 there is no such id."""
     found = _shown(_chosen(_run(_whichever(letter)), letter))
-    sys.stdout.write(json.dumps(found, indent=None if as_json else 2, ensure_ascii=False) + "\n")
+    tell_json(found, None if as_json else 2)
 
 
 @app.command()
 def replay(
-    letters: Annotated[list[str], typer.Argument(help="Ids that `list` prints.")],
+    letters: Annotated[list[str], typer.Argument(help="Ids from `list`.")],
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Send them; without it nothing is changed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Publish; without it nothing is changed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Send commands again as they came, and forget their records.
+    """Publish commands again and delete their records.
 
-    A turn that no longer waits is not woken: such a command becomes a dead letter again. Exit codes:
-    0 sent (or shown, without --yes), 1 one could not be sent, 2 there is none of an id.
+    A command over 64 KiB is read from the command stream, where it may have expired. If its turn no longer waits, it
+    becomes a dead letter again. Exit codes: 0 published (or shown, without --yes), 1 one could not be published, 2 an
+    id does not exist.
     """
 
-    async def send(prepared: Prepared, client: Client) -> list[dict[str, Any]]:
-        known = await _letters(prepared, client, abandoned=any(letter.startswith("command-") for letter in letters))
-        chosen = [_chosen(known, letter) for letter in letters]
-        if yes:
-            for letter in chosen:
-                await dead_letters.replay(client, letter)
-        clean = [without_secrets(letter, prepared.redactor) for letter in chosen]
-        return [{"id": letter.id, "subject": letter.subject, "sent": yes} for letter in clean]
+    async def send(bootstrap: Bootstrap, client: BusClient) -> bool:
+        known = [
+            letter
+            async for letter in _letters(
+                bootstrap, client, abandoned=any(name.startswith("command-") for name in letters)
+            )
+        ]
+        all_sent = True
+        for letter in [_chosen(known, letter) for letter in dict.fromkeys(letters)]:
+            outcome = await _sent(bootstrap, client, letter, yes=yes)
+            _tell_outcome(outcome, yes=yes, as_json=as_json)  # at once: an outage may prevent the rest
+            all_sent = all_sent and not outcome["why"]
+        return all_sent
 
-    for sent in _run(send):
-        if as_json:
-            sys.stdout.write(json.dumps(sent) + "\n")
-        else:
-            sys.stdout.write(f"{'sent' if yes else 'would send'} {sent['id']} to {sent['subject']}\n")
+    all_sent = _run(send)
     if not yes:
         say("nothing was changed; add --yes to send")
+    if not all_sent:
+        raise typer.Exit(_NOT_SENT)
 
 
-def _whichever(letter: str) -> Callable[[Prepared, Client], Coroutine[Any, Any, list[DeadLetter]]]:
-    return lambda prepared, client: _readable(prepared, client, abandoned=letter.startswith("command-"))
+def _tell_outcome(outcome: Mapping[str, Any], *, yes: bool, as_json: bool) -> None:
+    if as_json:
+        tell_json(dict(outcome))
+    elif outcome["why"]:
+        say(f"openapi-tool: {outcome['id']} cannot be sent: {outcome['why']}")
+    else:
+        tell(f"{'sent' if yes else 'would send'} {outcome['id']} to {outcome['subject']}")
 
 
-async def _readable(prepared: Prepared, client: Client, *, abandoned: bool) -> list[DeadLetter]:
-    """For people; what is sent again stays as it is."""
-    letters = await _letters(prepared, client, abandoned=abandoned)
-    return [without_secrets(letter, prepared.redactor) for letter in letters]
+async def _sent(bootstrap: Bootstrap, client: BusClient, letter: DeadLetter, *, yes: bool) -> dict[str, Any]:
+    """Return the outcome of a replay; `why` is the obstacle, None if there is none."""
+    why = None
+    if yes:
+        try:
+            await dead_letter_reader.replay(client, letter)
+        except NotReplayable as reason:
+            why = str(reason)
+    shown = without_secrets(letter, bootstrap.redactor)
+    return {"id": shown.id, "subject": shown.subject, "sent": yes and why is None, "why": why}
 
 
-async def _letters(prepared: Prepared, client: Client, *, abandoned: bool) -> list[DeadLetter]:
-    letters = await dead_letters.dead_letters(client)
+def _whichever(letter: str) -> Callable[[Bootstrap, BusClient], Coroutine[Any, Any, list[DeadLetter]]]:
+    return lambda bootstrap, client: _readable(bootstrap, client, abandoned=letter.startswith("command-"))
+
+
+async def _readable(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) -> list[DeadLetter]:
+    """Return the masked letters for people; a replay sends the original."""
+    letters = _letters(bootstrap, client, abandoned=abandoned)
+    return [without_secrets(letter, bootstrap.redactor) async for letter in letters]
+
+
+async def _letters(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) -> AsyncIterator[DeadLetter]:
+    recorded = set[int]()
+    async for letter in dead_letter_reader.dead_letters(client):
+        recorded.add(letter.stream_sequence)
+        yield letter
     if not abandoned:
-        return letters
-    kernel = await KernelStore.open(prepared.pool)
+        return
+    kernel = await KernelStore.open(replace(bootstrap.pool, inspected=False))
 
     async def answered(subject: str, headers: Mapping[str, str]) -> bool:
         try:
@@ -120,38 +176,23 @@ async def _letters(prepared: Prepared, client: Client, *, abandoned: bool) -> li
         return await kernel.answered(project_id, headers.get("CG-Tool-Call-Id", ""))
 
     try:
-        return letters + await dead_letters.abandoned_commands(client, prepared.durable, letters, answered)
+        for letter in await dead_letter_reader.abandoned_commands(client, bootstrap.durable, recorded, answered):
+            yield letter
     finally:
         await kernel.aclose()
 
 
 def _chosen(letters: list[DeadLetter], wanted: str) -> DeadLetter:
     found = next((letter for letter in letters if letter.id == wanted), None)
-    return found or fail(f"there is no dead letter {wanted!r}; `openapi-tool deadletters list` shows all", USAGE)
+    return found or fail(f"there is no dead letter {wanted!r}; `openapi-tool deadletters list` prints the ids", USAGE)
 
 
 def _shown(letter: DeadLetter) -> dict[str, Any]:
-    """For people: the body as text, with what is no UTF-8 escaped."""
-    fields = asdict(letter) | {"id": letter.id, "data": letter.data.decode("utf-8", "backslashreplace")}
+    """Return the form for people: the body as text, bytes that are not UTF-8 escaped."""
+    fields = asdict(letter) | letter.identity()
+    fields |= {"id": letter.id, "data": letter.data.decode("utf-8", "backslashreplace")}
     return {name: fields[name] for name in sorted(fields, key=lambda name: name != "id")}
 
 
-def _run(work: Callable[[Prepared, Client], Coroutine[Any, Any, T]]) -> T:
-    """Do something with a connection to NATS; what keeps it from being done is said in a line."""
-    try:
-        prepared = prepare(load_settings({}), os.environ)
-    except SettingsError as error:
-        for problem in error.problems:
-            say(f"openapi-tool: {problem}")
-        raise typer.Exit(USAGE) from None
-    try:
-        return asyncio.run(_connected(prepared, work))
-    except Unavailable as error:
-        fail(prepared.redactor.text(str(error)), USAGE)
-
-
-async def _connected(prepared: Prepared, work: Callable[[Prepared, Client], Coroutine[Any, Any, T]]) -> T:
-    with outage_as_unavailable():
-        async with asyncio.timeout(_CONNECT_S) as timeout, connected(prepared.bus) as client:
-            timeout.reschedule(None)
-            return await work(prepared, client)
+def _run(work: Callable[[Bootstrap, BusClient], Coroutine[Any, Any, T]]) -> T:
+    return with_nats(work, "openapi-tool nats permissions --for deadletters")

@@ -1,4 +1,4 @@
-"""`openapi-tool demo`: real calls, shown from end to end."""
+"""`openapi-tool demo`: run sample calls on the embedded stack, and show every step of them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from rich.table import Table
 from rich.text import Text
 
 from openapi_tool.cli.common import (
-    INTERRUPTED,
     Upstream,
     UpstreamOption,
+    cell,
     executor_settings,
     extra_needed,
     fail,
     plain,
     running,
 )
+from openapi_tool.entry import INTERRUPTED
 from openapi_tool.settings import PREFIX
+from openapi_tool.telemetry.printable import printable_lines
 
 if TYPE_CHECKING:
     from openapi_tool.local.demo import Journey
@@ -39,11 +41,11 @@ _DOUBLE_NOTE = (
 def demo(
     *,
     upstream: UpstreamOption = Upstream.DOUBLE,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per call, nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per call only.")] = False,
 ) -> None:
-    """Start the embedded stack and the executor, place a few calls, show the journey of each.
+    """Start the embedded stack and an executor, run a few calls, and show every step of each.
 
-    Exit codes: 0 every call was answered with success, 1 one was not, 2 something is missing.
+    Exit codes: 0 every call succeeded, 1 one did not, 2 a server cannot start or a key is missing.
     """
     journeys = _run(upstream, quiet=as_json)
     if as_json:
@@ -73,7 +75,7 @@ def _run(upstream: Upstream, *, quiet: bool) -> list[Journey]:
     except ServerFailed as failure:
         fail(str(failure))
     except TimeoutError:
-        fail("a call was not answered within a minute")
+        fail("a call got no result within a minute")
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 
@@ -81,8 +83,10 @@ def _run(upstream: Upstream, *, quiet: bool) -> list[Journey]:
 def _show(journeys: list[Journey], upstream: Upstream) -> None:
     console = Console(highlight=False)
     for journey in journeys:
-        console.print(Panel(_table(journey), title=f"{journey.tool_name}: {journey.status}", title_align="left"))
-        console.print(Panel(Text(journey.content or json.dumps(journey.error)), title="what the model reads"))
+        console.print(Panel(_table(journey), title=cell(f"{journey.tool_name}: {journey.status}"), title_align="left"))
+        console.print(
+            Panel(Text(printable_lines(journey.content or json.dumps(journey.error))), title="what the model reads")
+        )
     if upstream is Upstream.DOUBLE:
         console.print(_DOUBLE_NOTE)
 
@@ -108,12 +112,12 @@ def _table(journey: Journey) -> Table:
     }
     for name, value in rows.items():
         text = value if isinstance(value, str) or value is None else json.dumps(value, default=plain)
-        table.add_row(name, Text(text or "-"))
+        table.add_row(name, cell(text or "-"))
     return table
 
 
 def _upstream_rows(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The first request whole, the others in short; none where the answer was there already."""
+    """Return the first request whole and the others in short; none for a cached response."""
     if not requests:
         return {"upstream": "not asked"}
     first, *others = requests

@@ -1,9 +1,10 @@
-"""`openapi-tool dev`: the embedded stack and an executor to try tools on, and what passes through them."""
+"""`openapi-tool dev`: run the embedded stack with an executor, and print its calls."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -24,6 +25,7 @@ from openapi_tool.cli.common import (
     fail,
     running,
     say,
+    tell,
 )
 from openapi_tool.local.caller import ERRORS, Caller, as_model_reads
 from openapi_tool.local.dev import (
@@ -39,6 +41,7 @@ from openapi_tool.local.dev import (
     state_path,
     tools_of,
 )
+from openapi_tool.settings import CONFIG_VARIABLE, KERNEL_CONFIG_VARIABLE, PREFIX, SHORT_NAMES
 from openapi_tool.tools.result import one_line
 
 if TYPE_CHECKING:
@@ -53,18 +56,18 @@ _COLOURS = {"←": typer.colors.GREEN, "↻": typer.colors.YELLOW, "!": typer.co
 _AGAIN = (
     "call.redelivered",
     "call.overlapping",
-    "call.postponed",
-    "call.repeated",
+    "command.requeued",
+    "call.deduplicated",
     "call.unsettled",
     "upstream.retry",
 )
 _LOUD = ("warning", "error", "critical")
-_NO_NEWS = ("nats.disconnected",)  # the executor's own goodbye, too; a server that is gone is noticed by its process
+_NO_NEWS = ("nats.disconnected",)  # also logged on exit; an ended server is detected by its process
 _DETAILS = ("reason", "author_id", "error", "error_code", "http_status", "attempt", "wait_s", "subject")
 
 
 def _port(of: str) -> Any:
-    return typer.Option(min=0, max=65535, help=f"Port of {of} on loopback; 0 takes a free one.")
+    return typer.Option(min=0, max=65535, help=f"Loopback port of {of}; 0 chooses a free one.")
 
 
 def dev(
@@ -72,16 +75,16 @@ def dev(
     upstream: UpstreamOption = Upstream.DOUBLE,
     keep: Annotated[
         Path | None,
-        typer.Option(help="Keep all data in this folder and use it again; without it nothing stays."),
+        typer.Option(help="Keep the data in this folder for the next run; default: delete it."),
     ] = None,
     nats_port: Annotated[int, _port("NATS")] = 0,
     pg_port: Annotated[int, _port("PostgreSQL")] = 0,
 ) -> None:
-    """Run the embedded stack and an executor until Ctrl-C, and show every call that passes.
+    """Run the embedded stack and an executor until Ctrl-C, and print every call.
 
-    One line an event: → a call began, ← its result, ↻ once more, ! a failure. `openapi-tool call` finds
-    the stack by itself. Exit codes: 0 stopped by Ctrl-C or SIGTERM, 1 a server ended by itself,
-    2 something is missing or in use.
+    One line per event: → call started, ← result, ↻ retry or redelivery, ! failure. `openapi-tool call`
+    finds the stack automatically. Exit codes: 0 stopped by Ctrl-C or SIGTERM, 1 a server ended
+    unexpectedly, 2 something is missing or in use.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt):
@@ -93,6 +96,8 @@ def _run(upstream: Upstream, keep: Path | None, pg_port: int, nats_port: int) ->
         from openapi_tool.local.demo import CALLS  # noqa: PLC0415 - only the extra has what it needs
         from openapi_tool.local.server import ServerFailed  # noqa: PLC0415 - the same
     settings = executor_settings(upstream)
+    if unused := _unused(os.environ):
+        say(f"Not used by this stack: {', '.join(unused)}")
     try:
         with _started(keep, pg_port, nats_port, settings) as (stack, executor, prefix):
             examples = [_command(prefix, *example) for example in CALLS[upstream.value]]
@@ -101,11 +106,17 @@ def _run(upstream: Upstream, keep: Path | None, pg_port: int, nats_port: int) ->
         fail(str(error))
 
 
+def _unused(environment: Mapping[str, str]) -> list[str]:
+    """Return the settings of the environment that the stack's executor ignores: it has its own."""
+    of_files = (CONFIG_VARIABLE, KERNEL_CONFIG_VARIABLE)
+    return sorted(name for name in environment if name.startswith(PREFIX) or name in (*SHORT_NAMES, *of_files))
+
+
 @contextmanager
 def _started(
     keep: Path | None, pg_port: int, nats_port: int, settings: Mapping[str, str]
 ) -> Iterator[tuple[EmbeddedStack, ExecutorProcess, str]]:
-    """The stack and its executor, and what must precede a `call` so that it finds them."""
+    """Run the stack and its executor; yield the environment that a `call` needs to find them."""
     from openapi_tool.local.demo import demo_tools  # noqa: PLC0415 - see _run
     from openapi_tool.local.stack import EmbeddedStack, kernel_schema  # noqa: PLC0415 - see _run
 
@@ -129,7 +140,7 @@ def _addresses(stack: EmbeddedStack) -> list[str]:
 
 
 def _command(prefix: str, tool: str, arguments: Mapping[str, Any]) -> str:
-    """A line for a shell, with this program as it was started."""
+    """Return a shell command with this program as it was started."""
     program = Path(sys.argv[0])
     if program.name != "openapi-tool":
         words = [sys.executable, "-m", "openapi_tool"]
@@ -141,39 +152,39 @@ def _command(prefix: str, tool: str, arguments: Mapping[str, Any]) -> str:
 def _about(stack: EmbeddedStack, upstream: Upstream, keep: Path | None) -> Iterator[str]:
     if upstream is Upstream.DOUBLE:
         rules = f"http://127.0.0.1:{stack.upstream.admin_port}/rules"
-        yield f"upstream is a double: what it has no recording of, it answers with another one (rules: {rules})"
+        yield f"the upstream is a double; a request without a recording gets another one's response (rules: {rules})"
     if keep:
         yield f"data is kept in {keep}"
 
 
 async def _watch(stack: EmbeddedStack, executor: ExecutorProcess, more: Sequence[str]) -> None:
-    """Introduce the stack, then show what passes until a signal has stopped the executor."""
+    """Describe the stack, then print its calls until a signal has stopped the executor."""
     stopping = _stop_on_signals(executor)
     async with Caller.open(stack.postgres.dsn(DATABASE), servers=stack.nats.url) as caller:
         tools = sorted(await tools_of(caller, PROJECT))
         about = f"project {PROJECT}, agent {AGENT}, tools {', '.join(tools)}"
         for line in (*(f"export {address}" for address in _addresses(stack)), about, *more, "Ctrl-C stops it."):
-            typer.echo(line)
+            tell(line)
         with executor.process.log.open("rb") as log:
             await _follow(log, Feed(caller), lambda: _runs(stack, executor, stopping))
     if not stopping.is_set():
-        fail(f"{stack.ended() or 'the executor'} ended by itself:\n{executor.process.log_tail()}", _FAILED)
+        fail(f"{stack.ended() or 'the executor'} ended unexpectedly:\n{executor.process.log_tail()}", _FAILED)
 
 
 def _runs(stack: EmbeddedStack, executor: ExecutorProcess, stopping: asyncio.Event) -> bool:
-    """Whether there is more to show: until the executor has ended, or a server that was not asked to."""
+    """Return whether to go on: False once the executor, or unexpectedly a server, has ended."""
     return executor.process.alive and (stopping.is_set() or stack.ended() is None)
 
 
 def _stop_on_signals(executor: ExecutorProcess) -> asyncio.Event:
-    """Set by the first SIGINT or SIGTERM, which drains the executor; a second one ends it at once."""
+    """Return an event that the first SIGINT or SIGTERM sets, draining the executor; a second one kills it."""
     stopping = asyncio.Event()
 
     def on_signal() -> None:
         if stopping.is_set():
             executor.process.kill()
         else:
-            say("Stopping; running calls may end (once more: at once) …")
+            say("Stopping after running calls end; press Ctrl-C again to stop at once …")
             executor.signal(signal.SIGTERM)
         stopping.set()
 
@@ -183,7 +194,7 @@ def _stop_on_signals(executor: ExecutorProcess) -> asyncio.Event:
 
 
 async def _follow(log: BinaryIO, feed: Feed, runs: Callable[[], bool]) -> None:
-    """Print what the feed makes of the log, to its end once nothing more can come."""
+    """Print the events in the log, until the executor has ended and the log is read to its end."""
     more = True
     while more:
         more = runs()
@@ -195,14 +206,14 @@ async def _follow(log: BinaryIO, feed: Feed, runs: Callable[[], bool]) -> None:
 
 
 class Feed:
-    """Makes one line of each event of a call from the executor's log, and from the cards what the log lacks."""
+    """Renderer of call events from the executor's log; arguments and results are read from cards."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
         self._begun: set[str] = set()
 
     async def lines(self, entry: Mapping[str, Any]) -> AsyncIterator[str]:
-        """No line, one, or two where the log has none for the beginning of a call."""
+        """Yield the lines of an entry: none, one, or two if the log lacks the start of the call."""
         action, call_id = entry["action"], entry.get("tool_call_id", "")
         if action in ("call.running", "call.answered") and call_id not in self._begun:
             self._begun.add(call_id)
@@ -230,7 +241,7 @@ class Feed:
         return _line("←", entry, f"{told}, {len(as_model_reads(content)):,} characters")
 
     async def _content(self, entry: Mapping[str, Any], card_type: str) -> Mapping[str, Any]:
-        """The content of a call's card; empty where it cannot be read."""
+        """Return the content of a call's card; empty where it cannot be read."""
         with suppress(*ERRORS):
             card = await self._caller.card(entry["project_id"], entry["tool_call_id"], card_type)
             content: Mapping[str, Any] = card.get("content") or {}
@@ -239,7 +250,7 @@ class Feed:
 
 
 def _told(entry: Mapping[str, Any]) -> str:
-    """The first line of a message, and what else tells why."""
+    """Return the first line of a message, and the error fields."""
     details = [f"{name}={entry[name]}" for name in _DETAILS if name in entry]
     return ", ".join([entry["message"].partition("\n")[0], *details])
 

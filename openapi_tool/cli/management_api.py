@@ -1,4 +1,4 @@
-"""A client of the kernel's management API (protocol section 4). The service never imports it."""
+"""Client of the kernel's management API (protocol section 4). The service never imports it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx
 
 from openapi_tool import __version__
 from openapi_tool.tools.exports import as_yaml
-from openapi_tool.tools.registry import RegistryError, stored_row
+from openapi_tool.tools.registry import RegistryError, RegistryUnreachable, stored_row
 
 _TIMEOUT_S = 30.0
 _PAGE = 100
@@ -20,18 +20,21 @@ _MAX_REASON_CHARS = 400
 
 
 class ManagementApi:
-    """The definitions of projects, through the kernel."""
+    """Definitions of projects, through the kernel's API."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
+        self._projects: set[str] = set()
 
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str) -> AsyncIterator[ManagementApi]:
-        """A client of the API at `url`, which may hold a path, and a login that no message shows.
+        """Open a client of the API at `url`, which may contain a path, and a login, which no message shows.
 
-        Raises RegistryError for what is no URL.
+        Raises RegistryError if it is not a URL.
         """
+        if not url.lower().startswith(("http://", "https://")):
+            raise RegistryUnreachable("--api: must be a URL that begins with http:// or https://")
         try:
             client = httpx.AsyncClient(
                 base_url=url,
@@ -40,12 +43,12 @@ class ManagementApi:
                 headers={"User-Agent": f"openapi-tool/{__version__}"},
             )
         except (httpx.InvalidURL, ValueError) as error:
-            raise RegistryError(f"--api is no URL: {error}") from None
+            raise RegistryUnreachable(f"--api is not a URL: {error}") from None
         async with client:
             yield cls(client)
 
     async def rows(self, project_id: str) -> list[dict[str, Any]]:
-        """Every definition of a project, page by page. Raises RegistryError."""
+        """Return the definitions of a project, fetched page by page. Raises RegistryError."""
         found: list[dict[str, Any]] = []
         while True:
             query = {"limit": _PAGE, "offset": len(found)}
@@ -55,18 +58,23 @@ class ManagementApi:
                 return sorted(found, key=lambda row: str(row["tool_name"]))
 
     async def row(self, project_id: str, tool_name: str) -> dict[str, Any] | None:
-        """One definition, None where the API knows none. Raises RegistryError."""
+        """Return a definition, or None. Raises RegistryError, also where there is no such project."""
         expected = {HTTPStatus.OK, HTTPStatus.NOT_FOUND}
         answer = await self._ask("GET", _path(project_id, tool_name), expected)
-        return None if answer.status_code == HTTPStatus.NOT_FOUND else stored_row(_json(answer))
+        if answer.status_code != HTTPStatus.NOT_FOUND:
+            return stored_row(_json(answer))
+        if project_id not in self._projects:  # the tool is missing, or the whole project
+            await self._ask("GET", _path(project_id), {HTTPStatus.OK}, params={"limit": 1, "offset": 0})
+            self._projects.add(project_id)
+        return None
 
     async def put(self, project_id: str, row: Mapping[str, Any]) -> None:
-        """Make or replace a definition: one YAML file in a form. Raises RegistryError."""
+        """Create or replace a definition, sent as a YAML file in a form. Raises RegistryError."""
         file = ("tool.yaml", as_yaml(row).encode(), "application/yaml")
         await self._ask("POST", _path(project_id), {HTTPStatus.CREATED}, files={"file": file})
 
     async def delete(self, project_id: str, tool_name: str) -> bool:
-        """Take a definition away; False where there was none. Raises RegistryError."""
+        """Delete a definition; return False if there was none. Raises RegistryError."""
         expected = {HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND}
         answer = await self._ask("DELETE", _path(project_id, tool_name), expected)
         return answer.status_code == HTTPStatus.NO_CONTENT
@@ -75,7 +83,7 @@ class ManagementApi:
         try:
             answer = await self._client.request(method, path, **request)
         except httpx.HTTPError as error:
-            raise RegistryError(f"{self._client.base_url.host}: {type(error).__name__}: {error}") from error
+            raise RegistryUnreachable(f"{self._client.base_url.host}: {type(error).__name__}: {error}") from error
         if answer.status_code not in expected:
             raise RegistryError(f"HTTP {answer.status_code}: {_reason(answer)}")
         return answer
@@ -90,11 +98,11 @@ def _json(answer: httpx.Response) -> Any:
     try:
         return answer.json()
     except ValueError:
-        raise RegistryError(f"{answer.url.host} answered with something that is no JSON") from None
+        raise RegistryError(f"the response of {answer.url.host} is not JSON") from None
 
 
 def _items(answer: httpx.Response) -> list[Any]:
-    """The rows of a page, whether it is a list or an object that holds one."""
+    """Return the rows of a page: a list, or an object that holds one."""
     body = _json(answer)
     found = (
         body if isinstance(body, list) else next((item for item in dict(body).values() if isinstance(item, list)), [])
@@ -103,7 +111,7 @@ def _items(answer: httpx.Response) -> list[Any]:
 
 
 def _reason(answer: httpx.Response) -> str:
-    """What an error says: the kernel's own form, a list for a malformed form, or the text."""
+    """Return the message of an error response: the kernel's own form, a list for a malformed form, or the text."""
     try:
         body = answer.json()
     except ValueError:

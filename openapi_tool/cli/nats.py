@@ -1,27 +1,36 @@
-"""`openapi-tool nats`: what the operator of NATS needs to know."""
+"""`openapi-tool nats`: print NATS permissions, show the durable, and give it back to the kernel's executor."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from typing import Annotated
 
 import typer
 
+from openapi_tool.bootstrap import Bootstrap, durable_options
+from openapi_tool.bus.connection import BusClient
+from openapi_tool.bus.durable_state import DurableMissing
+from openapi_tool.bus.handover import DurableShown, StillPulled, durable_shown, hand_to_kernel
 from openapi_tool.bus.permissions import Permissions, dead_letter_permissions, executor_permissions
-from openapi_tool.cli.common import USAGE, fail, say
-from openapi_tool.prepared import durable_options
+from openapi_tool.cli.common import USAGE, fail, say, tell, tell_json
+from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.settings import SettingsError, load_settings
+from openapi_tool.telemetry.printable import printable_lines
 
-app = typer.Typer(no_args_is_help=True, help="What the operator of NATS needs: permissions.")
+app = typer.Typer(no_args_is_help=True, help="Print NATS permissions; show or restore the durable.")
 
 _STREAM = re.compile(r"[^\s.*>/\\\x00-\x20\x7f]+")
+_REFUSED = 1
 _NO_DATABASE = {"postgres": {"dsn": "postgresql://unused"}}
 
 
 class Format(StrEnum):
-    """How to print."""
+    """Output format."""
 
     TEXT = "text"
     JSON = "json"
@@ -29,30 +38,25 @@ class Format(StrEnum):
 
 
 class User(StrEnum):
-    """Who logs in to NATS."""
+    """User that logs in to NATS."""
 
     EXECUTOR = "executor"
     DEADLETTERS = "deadletters"
 
 
-@app.callback()
-def _group() -> None:
-    """Keep `permissions` a command of its own."""
-
-
-@app.command()
+@app.command(short_help="Print the subjects that a user must be permitted.")
 def permissions(
     *,
     user: Annotated[User, typer.Option("--for", help="`serve`, or the command `deadletters`.")] = User.EXECUTOR,
-    form: Annotated[Format, typer.Option("--format", help="How to print them.")] = Format.TEXT,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
+    as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
     stream: Annotated[
-        str | None, typer.Option(help="The command stream, where it has not the kernel's usual name.")
+        str | None, typer.Option(help="Name of the command stream if it is not the kernel's default.")
     ] = None,
 ) -> None:
-    """Print the subjects that a NATS user must be able to use, by the settings in effect; PG_DSN is not needed.
+    """Print the subjects that a NATS user must be permitted, for the current settings.
 
-    No connection is made. Exit codes: 0, 2 the configuration is wrong.
+    Makes no connection, and does not need PG_DSN. Exit codes: 0, 2 invalid settings.
     """
     if stream is not None and not _STREAM.fullmatch(stream):
         fail(f"--stream: {stream!r} cannot be a stream's name")
@@ -68,7 +72,52 @@ def permissions(
         if user is User.EXECUTOR
         else dead_letter_permissions(options, stream=stream)
     )
-    typer.echo(_shown(needed, Format.JSON if as_json else form))
+    typer.echo(
+        printable_lines(
+            _shown(
+                needed.over(settings.nats.jetstream_domain, settings.nats.inbox_prefix),
+                Format.JSON if as_json else form,
+            )
+        )
+    )
+
+
+@app.command(short_help="Show the durable, or give it back to the kernel.")
+def durable(
+    *,
+    restore: Annotated[
+        bool, typer.Option("--restore", help="Set what the kernel's own executor needs; stop every replica first.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+) -> None:
+    """Show the durable consumer, or give it back to the kernel's own executor. Does not need PG_DSN.
+
+    Exit codes: 0, 1 refused while an executor still pulls, 2 NATS cannot be reached or there is no durable.
+    """
+    before, after = with_nats(
+        partial(_durable, restore=restore),
+        "openapi-tool nats permissions",
+        {} if "PG_DSN" in os.environ else _NO_DATABASE,
+    )
+    if as_json:
+        tell_json({"before": asdict(before), "after": asdict(after)} if restore else asdict(after))
+        return
+    old = asdict(before)
+    for name, value in asdict(after).items():
+        tell(f"{name}: {value}" + (f" (was {old[name]})" if old[name] != value else ""))
+
+
+async def _durable(bootstrap: Bootstrap, client: BusClient, *, restore: bool) -> tuple[DurableShown, DurableShown]:
+    """Return the durable before and after."""
+    try:
+        if restore:
+            return await hand_to_kernel(client, bootstrap.durable)
+        found = await durable_shown(client, bootstrap.durable)
+    except StillPulled as refusal:
+        fail(f"{refusal}: stop every replica of the executor first, then try again", _REFUSED)
+    except DurableMissing as missing:
+        fail(f"{missing}: no executor has used it yet, or nats.durable names another", USAGE)
+    return found, found
 
 
 def _shown(needed: Permissions, form: Format) -> str:

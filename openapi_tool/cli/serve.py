@@ -1,4 +1,4 @@
-"""`openapi-tool serve`: the executor against a given kernel."""
+"""`openapi-tool serve`: run the executor against a kernel."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from openapi_tool.cli.common import say
 from openapi_tool.service import run
 from openapi_tool.settings import CONFIG_VARIABLE, PREFIX, SettingsError, load_settings
 
@@ -27,17 +28,17 @@ def serve(
         str | None, typer.Option(help="NATS servers, comma-separated. [env: NATS_SERVERS]", show_default=False)
     ] = None,
     target: Annotated[str | None, _flag("Tool target to serve.", "protocol", "target")] = None,
-    project: Annotated[str | None, _flag("Only this project.", "protocol", "project")] = None,
-    channel: Annotated[str | None, _flag("Only this channel.", "protocol", "channel")] = None,
-    durable: Annotated[str | None, _flag("Durable consumer's name.", "nats", "durable")] = None,
-    concurrency: Annotated[int | None, _flag("Calls at once.", "executor", "concurrency")] = None,
+    project: Annotated[str | None, _flag("Serve this project only.", "protocol", "project")] = None,
+    channel: Annotated[str | None, _flag("Serve this channel only.", "protocol", "channel")] = None,
+    durable: Annotated[str | None, _flag("Name of the durable consumer.", "nats", "durable")] = None,
+    concurrency: Annotated[int | None, _flag("Concurrent calls.", "executor", "concurrency")] = None,
     log_level: Annotated[str | None, _flag("debug, info, warning, error.", "telemetry", "log_level")] = None,
     log_format: Annotated[str | None, _flag("json or console.", "telemetry", "log_format")] = None,
 ) -> None:
-    """Answer tool calls until SIGTERM.
+    """Run tool calls until SIGTERM.
 
-    The database is named by PG_DSN, the key by JINA_API_KEY: neither is a flag, because flags show in
-    process lists. Exit codes: 0 stopped cleanly, 2 the configuration is wrong.
+    Set the database in PG_DSN and the API key in JINA_API_KEY; there are no flags for them, because process
+    lists show flags. Exit codes: 0 stopped cleanly, 2 invalid settings.
     """
     if config is not None:
         os.environ[CONFIG_VARIABLE] = str(config)
@@ -48,15 +49,15 @@ def serve(
         "telemetry": {"log_level": log_level, "log_format": log_format},
     }
     try:
-        run(load_settings(_given(flags)), os.environ)
+        run(lambda: load_settings(_given(flags)), os.environ)
     except SettingsError as error:
         for problem in error.problems:
-            typer.echo(f"openapi-tool: {problem}", err=True)
+            say(f"openapi-tool: {problem}")
         raise typer.Exit(_USAGE) from None
 
 
 def _given(flags: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Only what was given, so that nothing hides the environment or the file."""
+    """Return only the flags that were given, so that defaults do not override the environment or the file."""
     sections = {
         section: {key: value for key, value in values.items() if value is not None} for section, values in flags.items()
     }

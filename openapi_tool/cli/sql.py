@@ -1,4 +1,4 @@
-"""`openapi-tool sql`: what the database's operator needs to know."""
+"""`openapi-tool sql`: print database privileges."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ import typer
 from openapi_tool.cli.common import fail
 from openapi_tool.kernel.grants import grant_statements
 
-app = typer.Typer(no_args_is_help=True, help="What the database's operator needs: grants.")
+app = typer.Typer(no_args_is_help=True, help="Print the database privileges that the service needs.")
 
 
 @app.callback()
 def _group() -> None:
-    """Keep `grants` a command of its own."""
+    """Make `grants` a subcommand: typer merges a single command into its group."""
 
 
-@app.command()
+@app.command(short_help="Print the GRANT statements for a role.")
 def grants(
     *,
-    role: Annotated[str, typer.Option(help="The database role that the executor logs in as.")],
-    registration: Annotated[bool, typer.Option("--registration", help="Also what registering tools needs.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    role: Annotated[str, typer.Option(help="Database role that the executor logs in as.")],
+    registration: Annotated[
+        bool, typer.Option("--registration", help="Include the privileges to register tools.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
-    """Print the GRANT statements for a role: all that `serve` and `deadletters` need, and nothing more.
+    """Print the GRANT statements for a role: the least privileges for `serve` and `deadletters`.
 
-    Nothing is changed; the kernel's operator runs them. Exit codes: 0, 2 no role can have that name.
+    Changes nothing; the operator of the database runs them. Exit codes: 0, 2 invalid role name.
     """
     try:
         statements = grant_statements(role, registration=registration)

@@ -1,8 +1,7 @@
-"""`openapi-tool tools`: definitions of tools, from the file to the project and to what a model sees."""
+"""`openapi-tool tools`: lint, render and export tool definitions."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -12,20 +11,20 @@ from typing import Annotated, Any
 import typer
 
 from openapi_tool.cli import tools_apply, tools_registry
-from openapi_tool.cli.common import fail, say
+from openapi_tool.cli.common import fail, say, tell, tell_json
 from openapi_tool.cli.tools_files import LINT_FAILED, lint_files, load_definitions
 from openapi_tool.cli.tools_registry import JsonOption, ProjectOption
 from openapi_tool.tools import exports
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.exports import DuplicateName, ShownTool, defined
 
-app = typer.Typer(no_args_is_help=True, help="Definitions of tools: lint, render, apply, list, show, delete, export.")
+app = typer.Typer(no_args_is_help=True, help="Lint, render, apply, list, show, delete and export tool definitions.")
 
-Files = Annotated[list[Path], typer.Argument(help="Definitions, one YAML file each.", dir_okay=False, exists=True)]
+Files = Annotated[list[Path], typer.Argument(help="YAML files with one definition each.", dir_okay=False, exists=True)]
 
 
 class ExportFormat(StrEnum):
-    """Whose form an export has."""
+    """Format of an export."""
 
     OPENAI = "openai"
     MCP = "mcp"
@@ -37,31 +36,34 @@ class ExportFormat(StrEnum):
 def lint(
     files: Files,
     *,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings, too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Name everything that is wrong with definitions, as FILE:LINE:COLUMN.
+    """Print every problem of definitions as FILE:LINE:COLUMN.
 
-    Limits (the longest call, the worker's patience, batch items, target) are those of this machine's settings.
-    Exit codes: 0 nothing wrong, 1 something is, 2 a file cannot be read.
+    Limits (longest call, the worker's timeout, batch items, target) come from this machine's settings.
+    Exit codes: 0 no errors, 1 errors, 2 a file cannot be read.
     """
     problems = lint_files(files)
     for found in problems:
-        sys.stdout.write((json.dumps(found.as_object()) if as_json else str(found)) + "\n")
+        if as_json:
+            tell_json(found.as_object())
+        else:
+            tell(str(found))
     errors = sum(not found.problem.warning for found in problems)
     say(f"{len(files)} files, {errors} errors, {len(problems) - errors} warnings", quiet=as_json)
     if errors or (strict and problems):
         raise typer.Exit(LINT_FAILED)
 
 
-@app.command()
+@app.command(short_help="Print what is stored, and what a model is shown.")
 def render(
-    file: Annotated[Path, typer.Argument(help="A definition.", dir_okay=False, exists=True)],
+    file: Annotated[Path, typer.Argument(help="YAML file with a definition.", dir_okay=False, exists=True)],
     *,
     project: ProjectOption,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what will be stored for a project, and what a model will see of it.
+    """Print the row that will be stored for a project, and the schema that a model will see.
 
     Exit codes: 0, 1 the definition has errors, 2 the file cannot be read.
     """
@@ -70,24 +72,24 @@ def render(
     stored = {"project_id": project, **definition.row}
     if as_json:
         subject = definition.row["target_subject"].replace("{project_id}", project)
-        built_in = definition.parsed.tool.name
+        built_in = definition.parsed.built_in.name
         _write({"stored": stored, "subject": subject, "built_in": built_in, "model_sees": shown}, as_json=True)
         return
-    sys.stdout.write(f"# stored in project {project}, a {definition.parsed.tool.name}\n{exports.as_yaml(stored)}")
-    sys.stdout.write(f"\n# a model sees\n{exports.as_yaml(shown)}")
+    tell(f"# stored in project {project}, a {definition.parsed.built_in.name}")
+    sys.stdout.write(f"{exports.as_yaml(stored)}\n# a model sees\n{exports.as_yaml(shown)}")
 
 
-@app.command()
+@app.command(short_help="Print tools in the form of a model provider.")
 def export(
     files: Annotated[
-        list[Path] | None, typer.Argument(help="Definitions; without any, the built-in tools.", exists=True)
+        list[Path] | None, typer.Argument(help="YAML files with definitions; default: the built-in tools.", exists=True)
     ] = None,
     *,
-    form: Annotated[ExportFormat, typer.Option("--format", help="Whose form.")] = ExportFormat.OPENAI,
+    form: Annotated[ExportFormat, typer.Option("--format", help="Output format.")] = ExportFormat.OPENAI,
 ) -> None:
-    """Write what a model, or the kernel, is given: OpenAI functions, MCP tools/list, a LobeHub manifest, YAML.
+    """Print tools as OpenAI functions, MCP tools/list, a LobeHub manifest, or YAML for the kernel.
 
-    `fixed` and `envs` arguments are left out, defaults shown. Exit codes: 0, 1 a definition has errors.
+    Leaves out `fixed` and `envs` arguments, shows defaults. Exit codes: 0, 1 a definition has errors.
     """
     if form is ExportFormat.KERNEL:
         rows = [definition.row for definition in load_definitions(files)] if files else _registrations()
@@ -100,8 +102,8 @@ def export(
     _write(exports.FORMATS[form.value](tools), as_json=False)
 
 
-app.command()(tools_apply.apply)
-app.command("list")(tools_registry.list_)
+app.command(short_help="Register definitions; show differences first.")(tools_apply.apply)
+app.command("list", short_help="List a project's definitions and their mistakes.")(tools_registry.list_)
 app.command()(tools_registry.show)
 app.command()(tools_registry.delete)
 
@@ -115,4 +117,4 @@ def _registrations() -> list[dict[str, Any]]:
 
 
 def _write(value: Any, *, as_json: bool) -> None:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=None if as_json else 2) + "\n")
+    tell_json(value, None if as_json else 2)

@@ -1,11 +1,9 @@
-"""`openapi-tool tools apply`: definitions from files into projects, compared first, asked once."""
+"""`openapi-tool tools apply`: register definitions in projects after a comparison and one confirmation."""
 
 from __future__ import annotations
 
 import asyncio
 import difflib
-import json
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Column, Table
 
-from openapi_tool.cli.common import USAGE, fail, say
+from openapi_tool.cli.common import USAGE, cell, fail, say, tell, tell_json
 from openapi_tool.cli.tools_files import load_definitions
 from openapi_tool.cli.tools_registry import (
     FAILED,
@@ -27,6 +25,7 @@ from openapi_tool.cli.tools_registry import (
     confirmed,
     run_with,
 )
+from openapi_tool.telemetry.printable import printable_line
 from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.registry import COLUMNS, Registry, RegistryError
 
@@ -37,7 +36,7 @@ _COLOURS = {"+": typer.colors.GREEN, "-": typer.colors.RED}
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one definition in one project.
+    """Outcome for one definition in one project.
 
     `outcome` is `create`, `update` or `unchanged` when compared, then `created`, `updated` or `failed`.
     """
@@ -50,11 +49,13 @@ class Result:
 
 
 def apply(
-    files: Annotated[list[Path], typer.Argument(help="Definitions, one YAML file each.", dir_okay=False, exists=True)],
+    files: Annotated[
+        list[Path], typer.Argument(help="YAML files with one definition each.", dir_okay=False, exists=True)
+    ],
     *,
-    project: Annotated[list[str] | None, typer.Option(help="Project; may be repeated.", show_default=False)] = None,
+    project: Annotated[list[str] | None, typer.Option(help="Project; repeatable.", show_default=False)] = None,
     projects_file: Annotated[
-        Path | None, typer.Option(help="Projects, one a line; # begins a comment.", dir_okay=False, exists=True)
+        Path | None, typer.Option(help="File with one project per line; # for comments.", dir_okay=False, exists=True)
     ] = None,
     api: ApiOption = None,
     db: DatabaseOption = False,
@@ -62,13 +63,13 @@ def apply(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare and show; change nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Register definitions: lint, compare with what is stored, show the difference, ask, write what differs.
+    """Register definitions: lint, compare with the stored ones, show differences, confirm, write.
 
-    A project that fails does not keep the others from it. Exit codes: 0 all as in the files (or shown, with
-    --dry-run), 1 something failed, has errors or was not agreed to, 2 usage or configuration.
+    A failure in one project does not affect the others. Exit codes: 0 projects match the files (or differences
+    shown, with --dry-run), 1 a failure, an error in a file, or not confirmed, 2 usage or settings.
     """
     if as_json and not (yes or dry_run):
-        fail("--json asks nothing: add --yes or --dry-run", USAGE)
+        fail("--json cannot ask for confirmation: add --yes or --dry-run", USAGE)
     projects = _projects(project or [], projects_file)
     rows = [definition.row for definition in load_definitions(files)]
 
@@ -78,7 +79,7 @@ def apply(
     results = run_with(api, db, work)
     if as_json:
         for result in results:
-            sys.stdout.write(json.dumps(asdict(result), ensure_ascii=False) + "\n")
+            tell_json(asdict(result))
     else:
         _show(results)
     if any(result.outcome == "failed" for result in results):
@@ -117,13 +118,13 @@ async def _each(
     *,
     quiet: bool,
 ) -> list[Result]:
-    """The results in the order of the items, some at once, with a bar for people."""
-    room = asyncio.Semaphore(_AT_ONCE)
+    """Return the results in the order of the items, run concurrently, with a progress bar on a terminal."""
+    slots = asyncio.Semaphore(_AT_ONCE)
     with Progress(console=Console(stderr=True), transient=True, disable=quiet) as progress:
         bar = progress.add_task(what, total=len(items))
 
         async def one(item: Any) -> Result:
-            async with room:
+            async with slots:
                 result = await work(item)
             progress.advance(bar)
             return result
@@ -158,11 +159,11 @@ def _difference(stored: dict[str, Any] | None, row: dict[str, Any]) -> str:
     before = as_yaml(_ordered_like({name: row[name] for name in COLUMNS}, stored)) if stored else ""
     after = as_yaml({name: row[name] for name in COLUMNS})
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), "stored", "file", lineterm="")
-    return f"{row['tool_name']}\n" + "\n".join(lines)
+    return f"{printable_line(row['tool_name'])}\n" + "\n".join(lines)
 
 
 def _ordered_like(model: Any, value: Any) -> Any:
-    """`value` with its keys in the order of `model`, because the database keeps none."""
+    """Return `value` with its keys in the order of `model`, because jsonb does not preserve key order."""
     if isinstance(model, dict) and isinstance(value, dict):
         names = [name for name in model if name in value] + [name for name in value if name not in model]
         return {name: _ordered_like(model.get(name), value[name]) for name in names}
@@ -170,22 +171,23 @@ def _ordered_like(model: Any, value: Any) -> Any:
 
 
 def _show_differences(wanted: list[Result]) -> None:
-    """Each difference once, with the projects that have it."""
+    """Print each difference once, with the projects that have it."""
     projects: dict[str, list[str]] = {}
     for result in wanted:
         projects.setdefault(result.diff, []).append(result.project_id)
     for diff, named in projects.items():
         more = f" and {len(named) - _NAMED_PROJECTS} more" if len(named) > _NAMED_PROJECTS else ""
-        say(f"\n{', '.join(named[:_NAMED_PROJECTS])}{more}:")
+        say("")
+        say(f"{', '.join(named[:_NAMED_PROJECTS])}{more}:")
         for line in diff.splitlines():
-            typer.secho(line, fg=_COLOURS.get(line[:1]), err=True)
+            say(line, colour=_COLOURS.get(line[:1]))
 
 
 def _show(results: list[Result]) -> None:
     table = Table(Column("project", overflow="fold"), Column("tool", overflow="fold"), "outcome", "why")
     for result in results:
-        table.add_row(result.project_id, result.tool_name, result.outcome, result.reason or "")
+        table.add_row(*map(cell, (result.project_id, result.tool_name, result.outcome, result.reason or "")))
     Console().print(table)
     outcomes = [result.outcome for result in results]
     counts = [f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(outcomes)]
-    sys.stdout.write(", ".join(counts) + "\n")
+    tell(", ".join(counts))

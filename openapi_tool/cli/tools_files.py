@@ -1,4 +1,4 @@
-"""Definitions from files: read, linted, told about with line and column."""
+"""Definitions from files: parsed and linted, problems with line and column."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any, NoReturn
 
 import typer
 
+from openapi_tool.bootstrap import operator_envs
 from openapi_tool.cli.common import USAGE, fail, say
 from openapi_tool.jina.definition_lint import definition_problems
-from openapi_tool.prepared import operator_envs
 from openapi_tool.settings import Settings, SettingsError, load_settings
-from openapi_tool.tools.definition import ToolDefinition, parse_definition
-from openapi_tool.tools.document import stored_record
+from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
 from openapi_tool.tools.exports import complete
 from openapi_tool.tools.lint import LintLimits
 from openapi_tool.tools.problems import Problem
@@ -25,7 +24,7 @@ LINT_FAILED = 1
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One problem of one file."""
+    """Problem of a file."""
 
     file: str
     line: int
@@ -37,7 +36,7 @@ class Found:
         return f"{self.file}:{self.line}:{self.column}: {kind}: {self.problem.where}: {self.problem.message}"
 
     def as_object(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the JSON form."""
         severity = "warning" if self.problem.warning else "error"
         place = {"file": self.file, "line": self.line, "column": self.column}
         return {**place, "severity": severity, "path": self.problem.where, "message": self.problem.message}
@@ -45,28 +44,25 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A definition without errors: the row that it is stored as, and how the executor reads it."""
+    """Definition without errors: its stored row, and the parsed form."""
 
     row: dict[str, Any]
     parsed: ToolDefinition
 
 
 def lint_limits() -> LintLimits:
-    """What this machine's configuration of the executor says; the defaults where it says nothing."""
+    """Return the limits of the executor's configuration on this machine, or the defaults."""
     settings = settings_without_database()
-    executor, tools = settings.executor, settings.tools
     return LintLimits(
-        worker_default_s=executor.worker_default_s,
-        margin_s=executor.margin_s,
-        maximum_s=tools.max_timeout_ms / 1000,
-        max_batch_items=tools.max_batch_items,
-        targets=frozenset({settings.protocol.target, *tools.jina.services}),
+        executor=settings.executor,
+        tools=settings.tools,
+        targets=frozenset({settings.protocol.target, *settings.tools.jina.services}),
         env_parameters=operator_envs(settings).parameters,
     )
 
 
 def settings_without_database() -> Settings:
-    """The settings, for what needs no connection. Exits with 2 where they are wrong."""
+    """Return the settings for commands without a connection. Exits with 2 where they are invalid."""
     try:
         return load_settings({"postgres": {"dsn": "postgresql://"}})
     except SettingsError as error:
@@ -74,20 +70,20 @@ def settings_without_database() -> Settings:
 
 
 def settings_failed(error: SettingsError) -> NoReturn:
-    """Name every mistake of the settings, and exit with 2."""
+    """Print every mistake of the settings, and exit with 2."""
     for problem in error.problems:
         say(f"openapi-tool: {problem}")
     raise typer.Exit(USAGE) from None
 
 
 def lint_files(files: Sequence[Path]) -> list[Found]:
-    """Every problem of every file, in the order of the text."""
+    """Return all problems of all files, in the order of the text."""
     limits = lint_limits()
     return [found for file in files for found in _problems(str(file), _read(file), limits)]
 
 
 def load_definitions(files: Sequence[Path]) -> list[Definition]:
-    """The definitions of files. Exits with 1, everything named, where one has an error."""
+    """Return the definitions of files. Prints all errors and exits with 1 where there is one."""
     problems = lint_files(files)
     for found in problems:
         say(str(found))
@@ -103,7 +99,7 @@ def load_definitions(files: Sequence[Path]) -> list[Definition]:
 
 def _definition(document: Any) -> Definition:
     parsed = parse_definition(stored_record(document))
-    return Definition(complete(document, parsed.tool), parsed)
+    return Definition(complete(document, parsed.built_in), parsed)
 
 
 def _problems(name: str, source: Source, limits: LintLimits) -> Iterator[Found]:

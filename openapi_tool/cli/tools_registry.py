@@ -1,9 +1,9 @@
-"""`openapi-tool tools list`, `show`, `delete`: what a project has, through the kernel's API or its database."""
+"""`openapi-tool tools list`, `show`, `delete`: stored definitions, through the kernel's API or database."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import os
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -13,21 +13,23 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 from rich.table import Column, Table
-from rich.text import Text
 
-from openapi_tool.cli.common import INTERRUPTED, USAGE, fail
+from openapi_tool.bootstrap import database_dsn, operator_envs, tool_secrets
+from openapi_tool.cli.common import USAGE, cell, fail, tell, tell_json
 from openapi_tool.cli.management_api import ManagementApi
 from openapi_tool.cli.tools_files import settings_failed, settings_without_database
+from openapi_tool.entry import INTERRUPTED
+from openapi_tool.jina.stored_check import StoredCheck
 from openapi_tool.kernel.registration import ToolRows
-from openapi_tool.prepared import operator_envs
-from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.settings import SettingsError, load_settings
-from openapi_tool.tools.arguments import OperatorEnvs
-from openapi_tool.tools.definition import parse_definition
-from openapi_tool.tools.document import stored_record
+from openapi_tool.settings.secret_values import likely_secrets
+from openapi_tool.telemetry.printable import printable_json, printable_line
+from openapi_tool.telemetry.redact import MASK, Redactor
+from openapi_tool.tools.definition import stored_record
 from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.lint import part
-from openapi_tool.tools.registry import Registry, RegistryError
+from openapi_tool.tools.pasted_keys import without_keys
+from openapi_tool.tools.registry import Registry, RegistryError, RegistryUnreachable
 
 FAILED = 1
 _DESCRIPTION_CHARS = 60
@@ -35,8 +37,8 @@ _DESCRIPTION_CHARS = 60
 T = TypeVar("T")
 
 ApiOption = Annotated[str | None, typer.Option("--api", help="URL of the kernel's management API.", show_default=False)]
-DatabaseOption = Annotated[bool, typer.Option("--db", help="Straight in the kernel's database, which PG_DSN names.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard output, nothing else.")]
+DatabaseOption = Annotated[bool, typer.Option("--db", help="Use the kernel's database (PG_DSN) instead of --api.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 ProjectOption = Annotated[str, typer.Option(help="Project.", show_default=False)]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
@@ -44,41 +46,42 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 def list_(
     *, project: ProjectOption, api: ApiOption = None, db: DatabaseOption = False, as_json: JsonOption = False
 ) -> None:
-    """List the definitions of a project, and why this configuration of the executor would refuse some.
+    """List the definitions of a project, and their mistakes as an executor with these settings sees them.
 
-    Exit codes: 0, 1 the project cannot be read, 2 usage or configuration.
+    Exit codes: 0, 1 there is no such project, 2 usage or settings, or the kernel cannot be reached.
     """
-    rows, operator = (
-        run_with(api, db, lambda registry: registry.rows(project)),
-        operator_envs(settings_without_database()),
-    )
+    stored = run_with(api, db, lambda registry: registry.rows(project))
+    masked, check = _masking(), _stored_check()
+    rows = [masked({**row, **_judged(row, check)}) for row in stored]
     if as_json:
         for row in rows:
-            _, problems = _kind(row, operator)
-            sys.stdout.write(json.dumps({**row, "problems": problems}, ensure_ascii=False) + "\n")
+            tell_json({name: value for name, value in row.items() if name != "is"})
         return
     table = Table(*(Column(name, no_wrap=True) for name in ("tool", "is", "waits s")), "description, or what is wrong")
     for row in rows:
-        kind, problems = _kind(row, operator)
         waits = part(row, "options").get("suspend_timeout_seconds", "-")
         description = textwrap.shorten(row["description"] or "", _DESCRIPTION_CHARS, placeholder=" …")
-        table.add_row(row["tool_name"], kind, str(waits), Text("; ".join(problems) or description))
-    Console().print(table if rows else f"project {project} has no tools")
+        table.add_row(*map(cell, (row["tool_name"], row["is"], waits, "; ".join(row["problems"]) or description)))
+    Console().print(table if rows else cell(f"project {project} has no tools"))
 
 
 def show(
-    tool: Annotated[str, typer.Argument(help="A tool's name.")],
+    tool: Annotated[str, typer.Argument(help="Name of a tool.")],
     *,
     project: ProjectOption,
     api: ApiOption = None,
     db: DatabaseOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one definition whole, as YAML. Exit codes: 0, 1 there is none of this name, 2 usage or configuration."""
+    """Print one definition as YAML; keys pasted into it are masked.
+
+    Exit codes: 0, 1 there is no such tool, 2 usage or settings.
+    """
     row = run_with(api, db, lambda registry: registry.row(project, tool))
     if row is None:
         fail(f"project {project} has no tool {tool!r}", FAILED)
-    sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n" if as_json else as_yaml(row))
+    row = _masking()(row)
+    sys.stdout.write(printable_json(row) + "\n" if as_json else as_yaml(row))
 
 
 def delete(
@@ -90,7 +93,7 @@ def delete(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Take definitions away; running calls end. Exit codes: 0, 1 one could not be deleted, 2 usage or configuration."""
+    """Delete definitions; running calls finish. Exit codes: 0, 1 one could not be deleted, 2 usage or settings."""
     if not yes and not confirmed(f"Delete {', '.join(tools)} of project {project}?"):
         fail("nothing was changed", FAILED)
 
@@ -100,7 +103,10 @@ def delete(
     outcomes = run_with(api, db, take_away)
     for outcome in outcomes:
         told = f"{outcome['tool_name']}: {outcome['outcome']}" + (f", {outcome['reason']}" if outcome["reason"] else "")
-        sys.stdout.write((json.dumps(outcome) if as_json else told) + "\n")
+        if as_json:
+            tell_json(outcome)
+        else:
+            tell(told)
     if any(outcome["outcome"] != "deleted" for outcome in outcomes):
         raise typer.Exit(FAILED)
 
@@ -114,15 +120,15 @@ async def _deleted(registry: Registry, project: str, tool: str) -> dict[str, Any
 
 
 def confirmed(question: str) -> bool:
-    """Whether a person agrees; nobody there is a no."""
+    """Ask for confirmation; return False without a terminal."""
     try:
-        return typer.confirm(question, err=True)
+        return typer.confirm(printable_line(question), err=True)
     except typer.Abort:
         return False
 
 
 def run_with(api: str | None, db: bool, work: Callable[[Registry], Coroutine[Any, Any, T]]) -> T:  # noqa: FBT001
-    """Do something with the registry that was chosen; what keeps it from being done is said in a line."""
+    """Run `work` with the chosen registry; print an obstacle in one line and exit."""
 
     async def open_and_work() -> T:
         async with _registry(api, db=db) as registry:
@@ -135,7 +141,7 @@ def run_with(api: str | None, db: bool, work: Callable[[Registry], Coroutine[Any
     except SettingsError as error:
         settings_failed(error)
     except RegistryError as error:
-        fail(str(error), FAILED)
+        fail(str(error), USAGE if isinstance(error, RegistryUnreachable) else FAILED)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 
@@ -143,19 +149,39 @@ def run_with(api: str | None, db: bool, work: Callable[[Registry], Coroutine[Any
 @asynccontextmanager
 async def _registry(api: str | None, *, db: bool) -> AsyncIterator[Registry]:
     if db:
-        postgres = load_settings({}).postgres
-        async with ToolRows.open(postgres.dsn.get_secret_value(), postgres.timeout_s) as rows:
+        settings = load_settings({})
+        async with ToolRows.open(database_dsn(settings, os.environ), settings.postgres.timeout_s) as rows:
             yield rows
     else:
         async with ManagementApi.open(api or "") as client:
             yield client
 
 
-def _kind(row: dict[str, Any], operator: OperatorEnvs) -> tuple[str, list[str]]:
-    """Name of the built-in tool that a stored definition is, and the reasons for which the executor would refuse it."""
-    try:
-        definition = parse_definition(stored_record(row))
-        operator.over(definition)
-    except ToolMisconfigured as error:
-        return "unusable", error.detail["problems"] if isinstance(error.detail, dict) else [error.message]
-    return definition.tool.name, []
+def _stored_check() -> StoredCheck:
+    settings = settings_without_database()
+    return StoredCheck(
+        operator_envs(settings),
+        tool_secrets(settings, os.environ),
+        settings.url_policy,
+        settings.tools.max_batch_items,
+        settings.protocol.target,
+    )
+
+
+def _judged(row: dict[str, Any], check: StoredCheck) -> dict[str, Any]:
+    """Return the built-in tool of a stored definition, and what the executor would refuse or ignore of it.
+
+    A tool that is sent to another target is another executor's.
+    """
+    target = row.get("target_subject")
+    if isinstance(target, str) and f".cmd.tool.{check.target}." not in target:
+        return {"is": "not ours", "problems": []}
+    definition, problems = check.check(stored_record(row))
+    return {"is": definition.built_in.name if definition else "unusable", "problems": problems}
+
+
+def _masking() -> Callable[[Any], Any]:
+    """Return a function that masks likely keys and known secrets in a row: others may read the terminal."""
+    secrets = tool_secrets(settings_without_database(), os.environ).values()
+    redactor = Redactor([*likely_secrets(os.environ), *secrets.values()])
+    return lambda row: redactor.value(without_keys(row, MASK))

@@ -1,1 +1,1 @@
-"""One call, from command to settlement."""
+"""Executor: runs one call from command to settlement."""

@@ -1,91 +1,89 @@
-"""One call, top to bottom: decode, load, check, run, commit, ring.
+"""Pipeline for one delivery of a command: decode, load, run, commit, publish the doorbell.
 
-Each step is a room of its own; no step goes back to an earlier one. What can be answered is
-answered, what cannot is dead-lettered, and what failed on our side is tried again.
+It returns a settlement: acknowledged with a result, dead-lettered if no turn can take a result, or requeued after an
+outage or a defect.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
-from tenacity import (
-    AsyncRetrying,
-    before_sleep_log,
-    retry_if_exception_type,
-    stop_after_delay,
-    wait_exponential_jitter,
-)
+from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 
-from openapi_tool.executor.continuation import Continuation, asked_cursor
-from openapi_tool.executor.ports import Bell, Kernel, Memory, Span, Tools, Tracer
-from openapi_tool.executor.time_limit import TimeLimits
-from openapi_tool.executor.uninterrupted import uninterrupted
-from openapi_tool.protocol.cards import ArtifactCard, Card, identify, read_tool_call, result_card
-from openapi_tool.protocol.command import AfterExecution, Command, Delivery, decode_command
+from openapi_tool.executor.answer_hold import AnswerHold
+from openapi_tool.executor.ids import ids
+from openapi_tool.executor.parking import CallResult, ParkedResults
+from openapi_tool.executor.ports import Clock, Kernel, Memory, Publisher, Slots, Span, Tracer
+from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
+from openapi_tool.executor.turn_deadline import TurnDeadline
+from openapi_tool.executor.wakeup import WakeupSender, unclaimed
+from openapi_tool.options import ExecutorOptions, ToolOptions
+from openapi_tool.protocol.cards import (
+    ArtifactCard,
+    Card,
+    KeptText,
+    artifact_card,
+    read_tool_call,
+    result_card,
+)
+from openapi_tool.protocol.command import AfterExecution, Command, Delivery
+from openapi_tool.protocol.dialect import Dialect
 from openapi_tool.protocol.errors import (
     InternalError,
     NotFound,
-    ToolError,
+    ReportRefused,
     ToolMisconfigured,
     Unanswerable,
     Unavailable,
 )
-from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.records import CallRecords, EarlierResult, call_key
-from openapi_tool.protocol.report import (
-    Acceptance,
-    Report,
-    accept,
-    build_report,
-    reportable_content,
-    trace_link,
-)
-from openapi_tool.protocol.settlement import Acknowledge, DeadLetter, Settlement, TryAgain
+from openapi_tool.protocol.identity import CallIdentity, identify
+from openapi_tool.protocol.records import CallRecords, EarlierResult
+from openapi_tool.protocol.report import Acceptance, Report, reportable_content, trace_link
+from openapi_tool.protocol.settlement import Acknowledge, DeadLetter, Requeue, Settlement
+from openapi_tool.retrying import retried
+from openapi_tool.shielding import raise_if_cancelled, shielded
 from openapi_tool.telemetry import metrics
-from openapi_tool.telemetry.once import Once
-from openapi_tool.tools.arguments import Arguments, OperatorEnvs, SecretSource, prepare_arguments
+from openapi_tool.tools.arguments import CallOwner
+from openapi_tool.tools.deadline import TimeLimits
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_after_execution
-from openapi_tool.tools.policy import Gate
 from openapi_tool.tools.problems import short
-from openapi_tool.tools.result import ResultFields, Shown, ToolOutput, failure, success
-from openapi_tool.tools.session import SessionScope
+from openapi_tool.tools.result import ResultFields
+from openapi_tool.tools.template import placeholder_values
 
 log = logging.getLogger(__name__)
 
 _FINISH_S = 2.0
-_COPIES_OF_COMMIT = 5  # of a kept text: its JSON, that with the version of jsonb, the buffers of driver and transport
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 2.0
+_PARK_AFTER_S = 10.0
+"""Seconds of failed commits until the result is parked for another executor; workers wait at least 30 s."""
+
+_COPIES_OF_COMMIT = 5  # of an artifact's text in memory: JSON, jsonb encoding, buffers of driver and transport
+_BETWEEN_COMMITS = wait_exponential_jitter(multiplier=0.1, max=2.0, jitter=0.1)
+_NOT_IN_ROSTER = (
+    "The calling agent is not in the project's roster, so no worker can be woken; an operator must add it to "
+    "resource.project_agents."
+)
 _EXHAUSTED = "Every attempt at this call stopped the tool executor, so it is not run again; change the arguments."
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """Who answers, within what limits, what `gate` lets through, with which `envs` of the operator.
-
-    `secret` reads a variable, `scope` derives session identities, `redact` takes every secret out of the
-    JSON-like value of a failure. In seconds: when a command is tried again after an outage, and how long a
-    result waits for the database.
-    """
+    """Author of results, and the settings sections with its limits."""
 
     actor_id: str
-    limits: TimeLimits
-    gate: Gate
-    envs: OperatorEnvs
-    secret: SecretSource
-    scope: SessionScope
-    redact: Callable[[Any], Any]
-    retry_delay_s: float
-    result_wait_s: float
+    executor: ExecutorOptions
+    tools: ToolOptions
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call that will be answered: who asked, what is known of it, which turn takes the answer."""
+    """A call that will get a result: its delivery, caller, records, and the turn that takes the result."""
 
     delivery: Delivery
     command: Command
@@ -95,170 +93,186 @@ class _Call:
     started: float
 
     def elapsed_ms(self) -> int:
-        """Milliseconds since the call began here."""
+        """Return the milliseconds since the call started in this process."""
         return round((time.monotonic() - self.started) * 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What goes into the result card, and the card with the whole text of an output that was cut."""
-
-    fields: ResultFields
-    artifact: ArtifactCard | None = None
-
-
 class Pipeline:
-    """Handles deliveries of tool commands; knows no driver, only ports."""
+    """Handles deliveries of tool commands; uses drivers only through executor/ports.py."""
 
     def __init__(
         self,
         options: PipelineOptions,
+        dialect: Dialect,
         kernel: Kernel,
-        tools: Tools[Any],
-        continuation: Continuation,
-        bell: Bell,
+        runner: ToolRunner,
+        publisher: Publisher,
         tracer: Tracer,
+        clock: Clock,
+        parked: ParkedResults,
+        slots: Slots,
     ) -> None:
         self._options = options
+        self._dialect = dialect
         self._kernel = kernel
-        self._tools = tools
-        self._continuation = continuation
-        self._bell = bell
+        self._runner = runner
+        self._limits = TimeLimits(options.executor, options.tools)
+        self._wakeup = WakeupSender(publisher, clock, self._limits)
         self._tracer = tracer
-        self._logged = Once()
+        self._clock = clock
+        self._parked = parked
+        self._hold = AnswerHold(options.executor.min_answer_s, clock, slots)
 
     async def handle(self, delivery: Delivery) -> Settlement:
-        """Answer one delivery and say what becomes of its message; bad input never raises."""
+        """Handle one delivery and return how to settle it; never raises except CancelledError."""
         try:
             return await self._handle(delivery)
         except Unanswerable as refusal:
             return DeadLetter(refusal.reason, refusal.message, refusal.terminate)
         except Unavailable as outage:
-            metrics.POSTPONED.inc()
-            log.warning(
-                "a part of the kernel is away; the command is tried again: %s",
+            metrics.REQUEUED.inc()
+            log.debug(  # /readyz and one `health.changed` line report an outage; this would be a line per call
+                "dependency unavailable; command requeued: %s",
                 outage,
-                extra={"action": "call.postponed", "stream_sequence": delivery.stream_sequence},
+                extra={"action": "command.requeued", "stream_sequence": delivery.stream_sequence},
             )
-            return TryAgain(self._options.retry_delay_s)
-        except Exception:
+            return Requeue(self._options.executor.requeue_delay_s)
+        except Exception as defect:
+            raise_if_cancelled(defect)
             log.exception(
-                "a defect kept this command from being answered; it is tried again",
+                "internal error; command requeued",
                 extra={"action": "call.broken", "stream_sequence": delivery.stream_sequence},
             )
             if delivery.exhausted:
-                return DeadLetter("defect", "a defect of the executor kept it from being answered", terminate=True)
-            return TryAgain(self._options.retry_delay_s, defect=True)
+                return DeadLetter("defect", "an internal error of the executor prevented a result", terminate=True)
+            return Requeue(self._options.executor.requeue_delay_s, defect=True)
 
     async def _handle(self, delivery: Delivery) -> Settlement:
-        command = decode_command(delivery)
-        records = await self._kernel.load(call_key(command))
-        identity = identify(command, records.card)
+        command = self._dialect.decode(delivery)
+        records = await self._kernel.load(command)
+        identity = identify(command.identity, records.card)
         if records.earlier is not None:
-            return await self._repeat(identity, records, records.earlier)
+            return await self._repeat(delivery, identity, records, records.earlier)
 
-        acceptance = accept(identity, records)
+        acceptance = self._dialect.accept(identity, records)
+        self._hold.note(delivery, identity)
         call = _Call(delivery, command, identity, records, acceptance, time.monotonic())
-        with self._span(call) as span, self._tools.memory() as memory:
-            answer = await self._answer(call, memory)
+        with self._span(call) as span, self._runner.memory(identity.project_id) as memory:
+            answer = await self._parked_result(call) or await self._answer(call, memory)
             memory.keep(_COPIES_OF_COMMIT * len(answer.artifact.content) if answer.artifact else 0)
             span.outcome(answer.fields.status, answer.fields.error_code)
             card = self._result_card(call, answer.fields)
-            report = self._report(identity, acceptance, span, card.card_id, card.content)
-            return await uninterrupted(self._finish(call, answer, card, report), _FINISH_S)
+            report = self._report(acceptance, span, card.card_id, card.content)
+            return await shielded(self._finish(call, answer, card, report), _FINISH_S)
 
-    async def _finish(self, call: _Call, answer: _Answer, card: Card, report: Report) -> Settlement:
-        """Commit, then ring; nothing of it is broken off halfway."""
-        if not await self._commit(card, report, answer.artifact):
-            return await self._reconsider(call.command, call.identity)
-        await self._ring(call.identity, call.records, report.context_headers)
+    async def _finish(self, call: _Call, answer: CallResult, card: Card, report: Report) -> Settlement:
+        """Wait for the worker to suspend, commit, publish the doorbell; shielded from cancellation as one piece."""
+        await self._hold.wait(call.delivery, call.identity, call.acceptance.waiting_turn)
+        written = await self._commit_or_park(call, answer, card, report)
+        if answer.parked:
+            await self._parked.forget(call.identity)
+        if not written:
+            return await self._reconsider(call)
+        await self._wakeup.send(call.delivery, call.identity, call.records, report.wakeup)
         self._log_answer(call, answer.fields)
         if call.delivery.exhausted:
             return DeadLetter("attempts_exhausted", _EXHAUSTED, terminate=False)
         return Acknowledge()
 
-    async def _commit(self, card: Card, report: Report, artifact: ArtifactCard | None) -> bool:
-        """Write the result; one that is ready waits for a database that is away."""
-        try:
-            return await self._kernel.commit(card, report, artifact)
-        except Unavailable as outage:
-            log.warning("a result waits for the database: %s", outage, extra={"action": "commit.waits"})
-        async for attempt in AsyncRetrying(
-            retry=retry_if_exception_type(Unavailable),
-            wait=wait_exponential_jitter(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S, jitter=_FIRST_WAIT_S),
-            stop=stop_after_delay(self._options.result_wait_s),
-            before_sleep=before_sleep_log(log, logging.WARNING),
-            reraise=True,
-        ):
-            with attempt:
-                return await self._kernel.commit(card, report, artifact)
-        raise AssertionError("retrying never ends without a result")
+    async def _parked_result(self, call: _Call) -> CallResult | None:
+        """Return the result that an earlier run parked. A first delivery has none; this saves it the request.
 
-    async def _answer(self, call: _Call, memory: Memory) -> _Answer:
-        """Run the call; every failure of it becomes a result, a defect of ours included."""
+        The last delivery ignores it: if the database refuses this result each time, the call would never get any.
+        """
+        delivery = call.delivery
+        return None if delivery.attempt == 1 or delivery.exhausted else await self._parked.find(call.identity)
+
+    async def _commit_or_park(self, call: _Call, answer: CallResult, card: Card, report: Report) -> bool:
+        """Commit the result; if that fails, park it for the next delivery and raise the failure.
+
+        Parked after `_PARK_AFTER_S` of failed commits: another executor may still reach the database. A result that is
+        too large to park is retried here for all of `commit_retry_timeout_s`.
+        """
+        limit_s = self._options.executor.commit_retry_timeout_s
+        early_s = min(_PARK_AFTER_S, limit_s)
         try:
-            definition = self._definition(call)
-            output, shown, artifact = await self._run(call, definition, memory)
-            return _Answer(success(output, shown, definition.result_format, call.elapsed_ms()), artifact)
-        except ToolError as error:
-            return self._failed(call, error)
-        except Unavailable:
+            return await self._commit(card, report, answer.artifact, early_s)
+        except (Exception, asyncio.CancelledError) as failure:
+            parked = answer.parked or await self._parked.park(call.identity, answer)
+            if parked or not isinstance(failure, Unavailable) or limit_s <= early_s:
+                raise
+        try:
+            return await self._commit(card, report, answer.artifact, limit_s - early_s, retry=True)
+        except (Exception, asyncio.CancelledError):
+            await self._parked.park(call.identity, answer)
             raise
-        except Exception:
-            log.exception("a defect broke this call", extra={"action": "call.broken"} | ids(call.identity))
-            defect = InternalError("The tool executor failed on this call; its operator finds the cause in its log.")
-            return self._failed(call, defect)
 
-    def _failed(self, call: _Call, error: ToolError) -> _Answer:
-        if isinstance(error, ToolMisconfigured):
-            self._log_misconfigured(call, error)
-        fields, redact = failure(error, call.elapsed_ms()), self._options.redact
-        return _Answer(replace(fields, result=redact(fields.result), error=redact(fields.error)))
+    async def _commit(
+        self, card: Card, report: Report, artifact: ArtifactCard | None, for_s: float, *, retry: bool = False
+    ) -> bool:
+        """Commit, with retries for `for_s` seconds while the database is unavailable."""
+        tries = count(int(retry))
+        return await retried(
+            lambda: self._kernel.commit(card, report, artifact, retry=next(tries) > 0),
+            on=Unavailable,
+            wait=_BETWEEN_COMMITS,
+            stop=stop_after_delay(for_s),
+            before_sleep=_log_commit_waits,
+        )
 
-    def _log_misconfigured(self, call: _Call, error: ToolMisconfigured) -> None:
-        """Tell the operator once for each project, tool and reason; every call's own line has the code."""
-        project_id, tool_name = call.identity.project_id, call.command.function_name
-        if self._logged.first(project_id, tool_name, error.message):
-            log.warning(
-                "a tool cannot be called until an operator corrects it: %s",
-                error.message,
-                extra={"action": "tool.misconfigured", "project_id": project_id, "tool_name": short(tool_name)},
-            )
+    async def _answer(self, call: _Call, memory: Memory) -> CallResult:
+        """Run the call; every failure, also a defect, becomes a result."""
+        identity = call.identity
+        owner = CallOwner(identity.project_id, identity.agent_id, placeholder_values(identity))
+        try:
+            request = self._request(call, owner)
+        except Exception as cause:  # noqa: BLE001 - logged there
+            return CallResult(self._runner.failed(owner, call.command.function_name, cause, memory, call.started))
+        fields, kept = await self._run(call, request, memory)
+        return CallResult(fields, self._artifact(call, kept))
+
+    async def _run(self, call: _Call, request: ToolCallRequest, memory: Memory) -> tuple[ResultFields, KeptText | None]:
+        """Run the call, within its turn's deadline where it may outlast the worker's default wait."""
+        look_in_s = self._limits.default_left_s(self._age_s(call))
+        outlasts = self._limits.outlasts_default(request.definition.suspend_timeout_s)
+        if not outlasts or call.identity.step_id is None or look_in_s >= request.deadline.remaining():
+            return await self._runner.run(request, memory)
+        async with TurnDeadline(self._kernel, self._limits, call.identity, look_in_s) as turn:
+            request = replace(request, deadline=replace(request.deadline, turn=turn.limit))
+            return await self._runner.run(request, memory)
+
+    def _age_s(self, call: _Call) -> float:
+        """Return the seconds since the command's arrival in the stream."""
+        return self._clock.time() - call.delivery.published_at.timestamp()
+
+    def _request(self, call: _Call, owner: CallOwner) -> ToolCallRequest:
+        """Build the request. Raises ToolError if the command, its card or its definition is invalid."""
+        definition = self._definition(call)
+        tool_call = read_tool_call(call.records.card, call.identity.tool_call_id)
+        deadline = self._limits.deadline(self._age_s(call), definition.suspend_timeout_s, definition.timeout_s)
+        return ToolCallRequest(owner, definition, tool_call, deadline)
 
     def _definition(self, call: _Call) -> ToolDefinition:
         if call.delivery.exhausted:
             raise InternalError(_EXHAUSTED)
         if call.command.violation is not None:
             raise call.command.violation
+        if call.records.worker_target is None and call.acceptance.waiting_turn.suspends:
+            raise ToolMisconfigured(_NOT_IN_ROSTER)
         if call.records.tool is None:
-            raise NotFound(f"This project has no tool named {call.command.tool_name!r}; use one of the tools offered.")
+            named = short(call.command.function_name)
+            raise NotFound(f"This project has no tool named {named!r}; use one of the tools offered.")
         return parse_definition(call.records.tool)
 
-    async def _run(
-        self, call: _Call, definition: ToolDefinition, memory: Memory
-    ) -> tuple[ToolOutput, Shown, ArtifactCard | None]:
-        """The output, what of it a model is shown, and the card of the whole text where that is more."""
-        arguments = self._arguments(call, definition)
-        await self._options.gate.admit(definition, call.identity, arguments)
-        deadline = self._options.limits.deadline(
-            call.delivery.published_at, definition.suspend_timeout_s, definition.timeout_s
-        )
-        cursor = asked_cursor(definition, arguments)
-        if cursor is not None:
-            return *await self._continuation.go_on(cursor, definition, call.identity), None
-        output = await self._tools.run(definition, arguments, deadline, memory)
-        return output, *await self._continuation.show(output, definition, call.identity, call.records.card)
-
-    def _arguments(self, call: _Call, definition: ToolDefinition) -> Arguments:
-        tool_call = read_tool_call(call.records.card, call.identity.tool_call_id)
+    def _artifact(self, call: _Call, kept: KeptText | None) -> ArtifactCard | None:
+        if kept is None:
+            return None
         options = self._options
-        arguments = prepare_arguments(definition, tool_call, call.identity, options.envs, options.secret, options.scope)
-        log.debug("running", extra={"action": "call.running", "session": arguments.session} | ids(call.identity))
-        return arguments
+        return artifact_card(options.actor_id, call.identity, call.records.card, kept, options.tools.artifact_ttl_s)
 
     def _span(self, call: _Call) -> AbstractContextManager[Span]:
-        link = trace_link(call.identity, call.acceptance.target)
-        return self._tracer.span(f"execute_tool {call.command.function_name}", link, ids(call.identity))
+        link = trace_link(call.identity, call.acceptance.waiting_turn)
+        return self._tracer.span(f"execute_tool {short(call.command.function_name)}", link, ids(call.identity))
 
     def _result_card(self, call: _Call, fields: ResultFields) -> Card:
         return result_card(
@@ -273,57 +287,53 @@ class Pipeline:
             tool_output=fields.tool_output,
         )
 
-    def _report(
-        self, identity: CallIdentity, acceptance: Acceptance, span: Span, card_id: str, content: Mapping[str, Any]
-    ) -> Report:
-        return build_report(
-            actor_id=self._options.actor_id,
-            identity=identity,
-            acceptance=acceptance,
-            span=span.context,
-            tracestate=span.tracestate,
-            card_id=card_id,
-            card_content=content,
-        )
+    def _report(self, acceptance: Acceptance, span: Span, card_id: str, content: Mapping[str, Any]) -> Report:
+        return self._dialect.report(acceptance, span.context, span.tracestate, card_id, content)
 
-    async def _repeat(self, identity: CallIdentity, records: CallRecords, earlier: EarlierResult) -> Settlement:
-        """The call has a result: ring for ours, report ours first where that is missing, leave another's alone."""
-        metrics.REPEATED.inc()
+    async def _repeat(
+        self, delivery: Delivery, identity: CallIdentity, records: CallRecords, earlier: EarlierResult
+    ) -> Settlement:
+        """Settle a call that has a result card: complete a missing report, publish a missing doorbell.
+
+        A result by another author is left alone. No doorbell is published once the inbox row is claimed: a durable that
+        is created again may redeliver a day of commands. Raises ReportRefused if the card is of another call with the
+        same MD5, since the database can store no result of this one.
+        """
+        if not earlier.of_call:
+            raise ReportRefused(
+                "id_collision", f"result {earlier.card_id!r} is of another tool call id with the same MD5"
+            )
+        metrics.DEDUPLICATED.inc()
         ours = earlier.author_id == self._options.actor_id and earlier.live
         if ours and earlier.report_headers is not None:
-            await self._ring(identity, records, earlier.report_headers)
+            if unclaimed(earlier.report_status):
+                wakeup = self._dialect.wakeup(identity.project_id, records.worker_target, earlier.report_headers)
+                await self._wakeup.send(delivery, identity, records, wakeup)
         elif ours and reportable_content(earlier.content):
-            await self._report_again(identity, records, earlier)
+            await self._report_again(delivery, identity, records, earlier)
         log.info(
-            "the call had a result already",
-            extra={"action": "call.repeated", "author_id": earlier.author_id} | ids(identity),
+            "the call already has a result",
+            extra={"action": "call.deduplicated", "author_id": short(earlier.author_id or "")} | ids(identity),
         )
         return Acknowledge()
 
-    async def _report_again(self, identity: CallIdentity, records: CallRecords, earlier: EarlierResult) -> None:
-        acceptance = accept(identity, records)
-        with self._tracer.span("report", trace_link(identity, acceptance.target), ids(identity)) as span:
-            report = self._report(identity, acceptance, span, earlier.card_id, earlier.content)
+    async def _report_again(
+        self, delivery: Delivery, identity: CallIdentity, records: CallRecords, earlier: EarlierResult
+    ) -> None:
+        acceptance = self._dialect.accept(identity, records)
+        with self._tracer.span("report", trace_link(identity, acceptance.waiting_turn), ids(identity)) as span:
+            report = self._report(acceptance, span, earlier.card_id, earlier.content)
             await self._kernel.report(earlier.card_id, report)
-        await self._ring(identity, records, report.context_headers)
+        await self._wakeup.send(delivery, identity, records, report.wakeup)
 
-    async def _reconsider(self, command: Command, identity: CallIdentity) -> Settlement:
-        """Nothing was written: another result came first, or the turn that waited is gone."""
-        records = await self._kernel.load(call_key(command))
+    async def _reconsider(self, call: _Call) -> Settlement:
+        """Handle a commit that wrote nothing: another result was first, or the turn no longer waits."""
+        records = await self._kernel.load(call.command)
         if records.earlier is not None:
-            return await self._repeat(identity, records, records.earlier)
-        accept(identity, records)
-        # Counted as a lost run: as an outage it would be tried, and billed, without end.
-        raise InternalError("the result could not be written, although nothing stands against it")
-
-    async def _ring(self, identity: CallIdentity, records: CallRecords, headers: Mapping[str, Any]) -> None:
-        if records.worker_target is None:
-            log.error(
-                "the calling agent is not in the roster: its result is committed, but nobody can be woken",
-                extra={"action": "doorbell.impossible"} | ids(identity),
-            )
-            return
-        await self._bell.ring(identity.project_id, records.worker_target, headers)
+            return await self._repeat(call.delivery, call.identity, records, records.earlier)
+        self._dialect.accept(call.identity, records)
+        # A defect counts as a lost run; treated as an outage, it would be retried, and billed, forever.
+        raise InternalError("the result was not written, and neither another result nor a stale turn explains it")
 
     def _log_answer(self, call: _Call, fields: ResultFields) -> None:
         metrics.CALLS.labels(fields.status, fields.error_code or "").inc()
@@ -332,7 +342,7 @@ class Pipeline:
             "answered",
             extra={
                 "action": "call.answered",
-                "tool_name": call.command.function_name,
+                "tool_name": short(call.command.function_name),
                 "status": fields.status,
                 "error_code": fields.error_code,
                 "duration_ms": call.elapsed_ms(),
@@ -342,22 +352,17 @@ class Pipeline:
         )
 
 
+def _log_commit_waits(state: RetryCallState) -> None:
+    outage = state.outcome and state.outcome.exception()
+    log.debug("commit failed; retrying: %s", outage, extra={"action": "commit.retried"})
+
+
 def _after_execution(call: _Call) -> AfterExecution:
-    """The definition's valid value wins over the command's; without either the turn goes on."""
+    """Return the definition's value, else the command's, else `suspend`."""
     stored, sent = stored_after_execution(call.records.tool), call.command.after_execution
     if stored and sent and stored != sent:
         log.warning(
-            "the command's after_execution differs from the definition's, which counts",
+            "the command's after_execution differs from the definition's; using the definition's",
             extra={"action": "after_execution.differs", "stored": stored, "sent": sent} | ids(call.identity),
         )
     return stored or sent or "suspend"
-
-
-def ids(identity: CallIdentity) -> dict[str, Any]:
-    """What every log line and span of a call carries."""
-    return {
-        "project_id": identity.project_id,
-        "agent_id": identity.agent_id,
-        "agent_turn_id": identity.agent_turn_id,
-        "tool_call_id": identity.tool_call_id,
-    }

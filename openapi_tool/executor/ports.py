@@ -1,92 +1,130 @@
-"""What the executor needs from the other rooms, and nothing of how they do it."""
+"""Interfaces (ports) of the executor; other packages implement them, `service.py` connects them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.records import Artifact, CallKey, CallRecords
-from openapi_tool.protocol.report import Report
+from openapi_tool.protocol.command import Command
+from openapi_tool.protocol.records import Artifact, CallRecords
+from openapi_tool.protocol.report import Report, Wakeup
 from openapi_tool.protocol.trace import SpanContext, TraceLink
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.result import ToolOutput
+from openapi_tool.tools.result import ToolOutput, Usage
 
 
 class Memory(Protocol):
-    """Memory that a call holds, from its first answer until its result is committed."""
+    """Memory reserved for a call, from its first upstream response until its result is committed."""
+
+    @property
+    def spent(self) -> Usage:
+        """Upstream cost of the call so far, including failed requests."""
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Start the reservation."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Give everything back."""
+        """Release everything."""
 
     def keep(self, size: int) -> None:
-        """Hold at most `size` bytes from now on."""
+        """Reduce the reservation to `size` bytes."""
 
 
-CallMemory = TypeVar("CallMemory", bound=Memory)
+MemoryT = TypeVar("MemoryT", bound=Memory)
 
 
 class Kernel(Protocol):
-    """The kernel's tables. Every method raises Unavailable while they are away."""
+    """The kernel's tables. Every method raises Unavailable while the database is unavailable."""
 
-    async def load(self, key: CallKey) -> CallRecords:
-        """Everything that is known of a call, in one round trip."""
+    async def load(self, command: Command) -> CallRecords:
+        """Load all records of a call in one round trip."""
 
-    async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None) -> bool:
-        """Write result card, artifact, inbox row and edge in one transaction; False if nothing was written."""
+    async def last_answer_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
+        """Return how many seconds ago the last call of a step was answered, None if none was."""
+
+    async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None, *, retry: bool = False) -> bool:
+        """Write result card, artifact, inbox row and edge in one transaction; return False if nothing was written.
+
+        `retry` means that an earlier attempt to write the same result failed.
+        """
 
     async def report(self, card_id: str, report: Report) -> bool:
-        """Write inbox row and edge for a result card that is already there."""
+        """Write inbox row and edge for an existing result card."""
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
-        """At most `chars` characters from `start` of an agent's artifact; None where there is no such, or no more."""
+        """Return at most `chars` characters from `start` of an agent's artifact; None if missing or exhausted."""
 
 
-class Tools(Protocol[CallMemory]):
-    """Whatever runs a call. Raises ToolError for every failure."""
+class ToolBackend(Protocol[MemoryT]):
+    """Implementation of the tools. Raises ToolError for every failure."""
 
-    def memory(self) -> CallMemory:
-        """What a call will hold."""
+    def memory(self, project_id: str) -> MemoryT:
+        """Return the memory reservation for a call of this project."""
 
     async def run(
-        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, memory: CallMemory
+        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, memory: MemoryT
     ) -> ToolOutput:
-        """Ask the upstream and render its answer within `memory`."""
+        """Send the upstream requests and render the responses, within `memory`."""
 
 
-class Bell(Protocol):
-    """The doorbell of a waiting worker."""
+class ResultStore(Protocol):
+    """Temporary record store that all executors share. Every method raises Unavailable."""
 
-    async def ring(self, project_id: str, worker_target: str, context_headers: Mapping[str, Any]) -> bool:
-        """Wake the worker; False when that is impossible. Raises Unavailable when it can be tried again."""
+    async def put(self, name: str, record: bytes) -> None:
+        """Store a record under a name."""
+
+    async def get(self, name: str) -> bytes | None:
+        """Return the record of a name, None if there is none."""
+
+    async def delete(self, name: str) -> None:
+        """Delete a record."""
+
+
+class Publisher(Protocol):
+    """Publisher of doorbells."""
+
+    async def publish(self, wakeup: Wakeup) -> bool:
+        """Publish a doorbell; return False if that is impossible. Raises Unavailable if a retry may work."""
+
+
+class Slots(Protocol):
+    """Slots of the running calls."""
+
+    def release(self, sequence: int) -> None:
+        """Give up the slot of a running call, by its command's sequence in the stream; the call goes on."""
+
+
+class Clock(Protocol):
+    """Clock of the server that timestamps commands."""
+
+    def time(self) -> float:
+        """Return seconds since the epoch."""
 
 
 class Span(Protocol):
-    """The span of one call, which its report and doorbell carry on."""
+    """Span of one call; its report and doorbell continue its trace."""
 
     @property
     def context(self) -> SpanContext:
-        """The identity that goes into the new traceparent."""
+        """Span context for the new traceparent."""
 
     @property
     def tracestate(self) -> str | None:
-        """Vendor state that passes through."""
+        """Vendor state, passed through unchanged."""
 
     def outcome(self, status: str, error_code: str | None) -> None:
-        """Note how the call ended."""
+        """Record how the call ended."""
 
 
 class Tracer(Protocol):
-    """Makes the span of a call, whether or not anything is exported."""
+    """Creates the span of a call, whether or not spans are exported."""
 
     def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> AbstractContextManager[Span]:
-        """A child of the link's parent."""
+        """Start a child span of the link's parent."""

@@ -1,1 +1,1 @@
-"""Jina's search and reader: the only room with a window to the internet."""
+"""Jina's search and reader APIs; the only package with access to the internet."""

@@ -28,7 +28,7 @@ _INTERNAL_V4 = tuple(
 _PUBLIC_V6 = IPv6Network("2000::/3")
 # Teredo is in 2001::/23.
 _INTERNAL_V6 = tuple(IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "3fff::/20"))
-# Compatible, mapped, NAT64 and 6to4: where they hold an IPv4 address, in bits from the right.
+# Compatible, mapped, NAT64 and 6to4 networks, and the position of the IPv4 address inside, in bits from the right.
 _HOLDS_V4 = (
     (IPv6Network("::/96"), 0),
     (IPv6Network("::ffff:0:0/96"), 0),
@@ -41,7 +41,7 @@ _WORD = 0xFFFF_FFFF
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Return whether an address, or the IPv4 address inside it, is one of the public internet."""
+    """Return whether an address, or the IPv4 address that it embeds, is public."""
     if isinstance(address, IPv4Address):
         return not any(address in network for network in _INTERNAL_V4)
     if int(address) >> 32 & _WORD in _ISATAP:

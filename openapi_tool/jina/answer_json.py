@@ -1,6 +1,6 @@
-"""The JSON of an upstream answer, in steps: counted before it is parsed, mended where a strict parser refuses it.
+"""Parse the JSON of an upstream response in steps; count values first, and repair lone surrogates.
 
-A parser makes objects of every value before anything can refuse them: 3.2 million `{}` in 9.5 MB took 35 s and 860 MB.
+A parser creates all objects before anything can refuse them: 3.2 million `{}` in 9.5 MB took 35 s and 860 MB.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Any
 
 import orjson
 
+from openapi_tool.cooperative import SMALL, Steps
 from openapi_tool.protocol.errors import ResponseTooLarge
 from openapi_tool.protocol.jsontext import loads
-from openapi_tool.steps import SMALL, Steps
 
 MOST_VALUES = 80_000
-"""Values of one answer: so many keys of a dictionary are parsed in 40 ms, the longest time of all shapes."""
+"""Limit of values in a response. The slowest shape, a dictionary with this many keys, is parsed in 40 ms."""
 
 _SLICE_BYTES = 256 * 1024
 _PIECE_BYTES = 64 * 1024
-_STRUCTURE = (b",", b"[", b"{")  # a value stands behind each of them
+_STRUCTURE = (b",", b"[", b"{")  # each precedes a value, so their number bounds the number of values
 _SURROGATE = re.compile(rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[c-fC-F][0-9a-fA-F]{2})")
 _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _ESCAPE_BYTES = 6
-_TWO_BACKSLASHES, _INSTEAD = rb"\\", b"\0\0"  # no JSON holds the byte 0
+_TWO_BACKSLASHES, _INSTEAD = rb"\\", b"\0\0"  # JSON never contains the byte 0
 
 
 def counted(body: bytearray) -> Steps[int]:
-    """How many values an answer has, 0 for one of up to SMALL bytes.
+    """Return the number of values in a response, 0 if it has up to SMALL bytes.
 
     Raises ResponseTooLarge for more than MOST_VALUES.
     """
@@ -42,7 +42,7 @@ def counted(body: bytearray) -> Steps[int]:
 
 
 def decoded(body: bytearray) -> Steps[Any]:
-    """The value of an answer, None where it is no JSON or nested too deeply to be parsed."""
+    """Return the value of a response, None if it is not JSON or nested too deeply."""
     yield
     try:
         return orjson.loads(body)
@@ -51,20 +51,20 @@ def decoded(body: bytearray) -> Steps[Any]:
     try:
         if len(body) <= SMALL:
             return loads(body)
-        mended = yield from _without_lone_surrogates(body)
-        return orjson.loads(mended)
+        repaired = yield from _without_lone_surrogates(body)
+        return orjson.loads(repaired)
     except (ValueError, RecursionError):
         return None
 
 
 def _counted_closely(body: bytearray) -> Steps[int]:
-    """Count only what stands outside of texts: a page whose text is full of brackets and commas is a few values."""
+    """Count only outside of strings: a page whose text is full of brackets and commas has few values."""
     values, texts, inside = 0, 0, 0
     for escaped in _pieces(body):
         piece = escaped.replace(rb"\"", b"")
         quotes = piece.count(b'"')
         texts += quotes // 2
-        if texts <= 2 * MOST_VALUES:  # each text is a value or the key of one, so it is known without another look
+        if texts <= 2 * MOST_VALUES:  # each string is a value or its key, so more strings are too many values anyway
             outside = b"".join(piece.split(b'"')[inside::2])
             values += sum(outside.count(mark) for mark in _STRUCTURE)
         if values > MOST_VALUES or texts > 2 * MOST_VALUES:
@@ -78,20 +78,20 @@ def _counted_closely(body: bytearray) -> Steps[int]:
 
 
 def _without_lone_surrogates(body: bytearray) -> Steps[bytearray]:
-    r"""The body with the replacement character for each `\ud800` that is half of a pair: senders cut texts there."""
-    mended = bytearray()
+    r"""Replace each escape that is half of a surrogate pair by `\ufffd`: senders cut strings there."""
+    repaired = bytearray()
     for piece in _pieces(body):
-        mended += _SURROGATE.sub(_mended, piece).replace(_INSTEAD, _TWO_BACKSLASHES)
+        repaired += _SURROGATE.sub(_repaired, piece).replace(_INSTEAD, _TWO_BACKSLASHES)
         yield
-    return mended
+    return repaired
 
 
-def _mended(escape: re.Match[bytes]) -> bytes:
+def _repaired(escape: re.Match[bytes]) -> bytes:
     return escape[0] if escape[1] else rb"\ufffd"
 
 
 def _pieces(body: bytearray) -> Iterator[bytes]:
-    """The body in pieces, none of which ends within an escape; pairs of backslashes are taken out of the way."""
+    """Yield the body in pieces that do not end within an escape, with escaped backslashes replaced by zero bytes."""
     start = 0
     while start < len(body):
         piece = bytes(body[start : start + _PIECE_BYTES]).replace(_TWO_BACKSLASHES, _INSTEAD)
@@ -102,7 +102,7 @@ def _pieces(body: bytearray) -> Iterator[bytes]:
 
 
 def _end_of_escapes(piece: bytes) -> int:
-    """Where the last escape that is complete ends, or begins where another may belong to it."""
+    """Return where to cut: before an incomplete escape, or before a high surrogate whose other half may follow."""
     end = len(piece)
     last = piece.rfind(b"\\", end - _ESCAPE_BYTES + 1)
     if last >= 0 and piece[last + 1 : last + 2] in (b"", b"u"):

@@ -1,60 +1,68 @@
-"""Several questions or pages in one call: told apart, asked in parallel, answered together (tool-design section 3)."""
+"""Batch calls: several queries or pages in one call, requested in parallel, one result (tool-design section 3)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from openapi_tool.protocol.errors import BadRequest, ToolError
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import Arguments, fold
-from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.problems import listed, short
-from openapi_tool.tools.result import ToolOutput, Usage, cost, one_line
+from openapi_tool.tools.definition import ToolDefinition, unusable
+from openapi_tool.tools.problems import Problem, listed
+from openapi_tool.tools.result import Item, ToolOutput, Usage, cost, one_line
 
-_SINGLE: Mapping[str, tuple[str, ...]] = {"search": ("query", "q"), "reader": ("url", "targeturl")}
 _SHOWN_CHARS = 200
+_DETAIL_CHARS = 500  # of an item in an error's detail, which is stored several times
 
 
 def batch_items(definition: ToolDefinition, arguments: Arguments, most: int) -> list[str] | None:
-    """The items of a batch tool's call in the model's order; None for a tool of one.
+    """Return the items of a batch call in the model's order; None for a tool without batches.
 
-    Raises BadRequest naming every wrong item.
+    Raises BadRequest naming every wrong item, or ToolMisconfigured if the definition sets the items.
     """
-    plural = definition.tool.items
+    plural = definition.built_in.items
     if plural is None:
         return None
-    items, problems = arguments.values.get(plural), []
-    if not isinstance(items, list) or not 1 <= len(items) <= most:
-        problems.append(f"{plural}: must be a list of 1 to {most} texts")
-    else:
-        problems += [
-            f"{plural}[{place}]: must be a text that is not empty"
-            for place, item in enumerate(items)
-            if not isinstance(item, str) or not item.strip()
-        ]
-    problems += [
-        f"{short(name)}: is not an argument of this tool, which takes {plural}"
-        for name in sorted(arguments.by_model)
-        if fold(name) in _SINGLE[definition.mode]
-    ]
+    problems = item_problems(definition, arguments, most)
+    own = [problem for problem in problems if problem.path[0] == plural]
+    if own and plural in arguments.values.keys() - arguments.by_model:
+        group = ("options", "args", "fixed" if plural in definition.fixed else "defaults")
+        lines = [str(replace(problem, path=(*group, *problem.path))) for problem in own]
+        raise unusable(definition.tool_name, listed(lines))
     if problems:
-        problems = listed(problems)
-        raise BadRequest("Correct these and call again: " + "; ".join(problems), detail={"problems": problems})
-    return [item for item in items or () if isinstance(item, str)]
+        lines = listed(list(map(str, problems)))
+        raise BadRequest("Correct these and call again: " + "; ".join(lines), detail={"problems": lines})
+    return list(cast("list[str]", arguments.values[plural]))
+
+
+def item_problems(definition: ToolDefinition, arguments: Arguments, most: int) -> list[Problem]:
+    """Return the problems of a batch call: wrong items, and arguments that only a single call takes."""
+    plural = definition.built_in.items or ""
+    items = arguments.values.get(plural)
+    single = [name for name in sorted(arguments.by_model) if fold(name) in definition.operation.main_parameter_names]
+    problems = [Problem((name,), f"is not an argument of this tool, which takes {plural}") for name in single]
+    if not isinstance(items, list) or not 1 <= len(items) <= most:
+        return [Problem((plural,), f"must be a list of 1 to {most} texts"), *problems]
+    wrong = [place for place, item in enumerate(items) if not isinstance(item, str) or not item.strip()]
+    return [*(Problem((plural, place), "must be a text that is not empty") for place in wrong), *problems]
 
 
 def item_arguments(definition: ToolDefinition, arguments: Arguments, item: str) -> Arguments:
-    """The arguments of a call for one item of the batch."""
-    single, plural = _SINGLE[definition.mode], definition.tool.items
-    shared = {name: value for name, value in arguments.values.items() if name != plural and fold(name) not in single}
-    by_model = (arguments.by_model - {plural}) | {single[0]}
-    return replace(arguments, values={**shared, single[0]: item}, by_model=by_model)
+    """Return the arguments of the call for one item."""
+    operation, plural = definition.operation, definition.built_in.items
+    shared = {
+        name: value
+        for name, value in arguments.values.items()
+        if name != plural and fold(name) not in operation.main_parameter_names
+    }
+    by_model = arguments.by_model - {plural} | ({operation.argument} if plural in arguments.by_model else set())
+    return replace(arguments, values={**shared, operation.argument: item}, by_model=by_model)
 
 
 def without_secrets(error: ToolError, redactor: Redactor) -> ToolError:
-    """The failure of an item, which a model may read in a success, without anything secret."""
+    """Mask secrets in the error of an item, since the model reads it within a successful result."""
     error.message = redactor.text(error.message)
     error.detail = redactor.value(error.detail)
     return error
@@ -63,29 +71,35 @@ def without_secrets(error: ToolError, redactor: Redactor) -> ToolError:
 def batch_output(
     items: Sequence[str], outcomes: Mapping[str, ToolOutput | ToolError], redactor: Redactor
 ) -> ToolOutput:
-    """One output of all items, which are named without secrets. Raises the items' ToolError where none succeeded."""
+    """Combine all items into one output, secrets masked in their names. Raises ToolError if no item succeeded."""
     good = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolOutput)}
     errors = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolError)}
     if not good:
         raise _all_failed(errors)
-    blocks = [f"{len(good)} of {len(outcomes)} succeeded; what failed says why below."] if errors else []
+    shown = (
+        [Item(heading=f"{len(good)} of {len(outcomes)} succeeded; the errors of the others are below.")]
+        if errors
+        else []
+    )
     for number, (item, outcome) in enumerate(outcomes.items(), start=1):
-        first, *others = _blocks(outcome)
-        blocks += [f"## {number} of {len(outcomes)}: {redactor.head(one_line(item), _SHOWN_CHARS)}\n{first}", *others]
+        heading = f"## {number} of {len(outcomes)}: {redactor.head(one_line(item), _SHOWN_CHARS)}"
+        first, *others = _items(outcome)
+        shown += [first._replace(heading=f"{heading}\n{first.heading}".rstrip()), *others]
     results = [_entry(redactor.text(item), outcomes[item]) for item in items]
     failed = sum(item in errors for item in items)
     return ToolOutput(
-        tuple(blocks),
+        tuple(shown),
         {"succeeded": len(items) - failed, "failed": failed, "results": results},
         sum(map(cost, outcomes.values()), Usage()),
         cached=not errors and all(output.cached for output in good.values()),
-        whole=all(output.whole for output in good.values()),
         keep=all(output.keep for output in good.values()),
     )
 
 
-def _blocks(outcome: ToolOutput | ToolError) -> tuple[str, ...]:
-    return outcome.blocks if isinstance(outcome, ToolOutput) else (f"Failed ({outcome.code}): {outcome.message}",)
+def _items(outcome: ToolOutput | ToolError) -> tuple[Item, ...]:
+    if isinstance(outcome, ToolOutput):
+        return outcome.items
+    return (Item(heading=f"Failed ({outcome.code}): {outcome.message}"),)
 
 
 def _entry(item: str, outcome: ToolOutput | ToolError) -> dict[str, Any]:
@@ -95,7 +109,7 @@ def _entry(item: str, outcome: ToolOutput | ToolError) -> dict[str, Any]:
 
 
 def _all_failed(errors: Mapping[str, ToolError]) -> ToolError:
-    """An error of the kind of the first, whose message says each reason once."""
+    """Return an error of the first one's type whose message lists each reason once."""
     first = next(iter(errors.values()))
     reasons: dict[str, list[str]] = {}
     for item, error in errors.items():
@@ -107,7 +121,7 @@ def _all_failed(errors: Mapping[str, ToolError]) -> ToolError:
     )
     failure = type(first)(
         message,
-        detail={"results": [{"item": item, **error.as_error()} for item, error in errors.items()]},
+        detail={"results": [{"item": item[:_DETAIL_CHARS], **error.as_error()} for item, error in errors.items()]},
         retryable=any(error.retryable for error in errors.values()),
         retry_after=max((error.retry_after for error in errors.values() if error.retry_after), default=None),
         http_status=first.http_status,

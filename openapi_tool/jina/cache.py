@@ -1,4 +1,4 @@
-"""Answers kept for a while, and one request for identical calls in flight, within one owner's session only."""
+"""Response cache with single-flight: identical concurrent calls share one request, within one owner's session only."""
 
 from __future__ import annotations
 
@@ -12,32 +12,37 @@ from typing import Any
 
 from cachetools import TTLCache
 
-from openapi_tool.jina.budget import Room, memory_of
+from openapi_tool.cooperative import SMALL, Steps, TimeSlicer
+from openapi_tool.jina.byte_semaphore import MemoryGrant, memory_of
+from openapi_tool.jina.meter import Meter
 from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.options import CacheOptions
 from openapi_tool.protocol.errors import ToolTimeout
 from openapi_tool.protocol.jsontext import dumps, loads, storable
-from openapi_tool.steps import SMALL, Steps, Turns
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.result import ToolOutput, Usage
+from openapi_tool.tools.result import NO_USAGE, Item, ToolOutput, items_chars, texts
 
-_OVERHEAD_BYTES = 600  # of an entry beside its answer: its key, its links, its places in dictionaries
-_COPIES = 5  # its JSON, that with the version of jsonb, and the buffers of driver and transport
+_OVERHEAD_BYTES = 600  # of an entry beside its response: key, links, dictionary slots
+_COPIES = 5  # of a text until it is committed: JSON, jsonb encoding, buffers of driver and transport
 _HASH_KEY = secrets.token_bytes(32)
+
+Ask = Callable[[Meter], Coroutine[Any, Any, ToolOutput]]
+"""Sends the upstream request and counts its cost in the meter."""
 
 
 def cache_key(definition: ToolDefinition, arguments: Arguments, request: UpstreamRequest) -> bytes:
-    """A keyed hash of everything that changes the answer, and of whose it is (protocol section 5).
+    """Return a keyed hash of everything that determines the response and its owner (protocol section 5).
 
-    The session's identity stands for project, agent and session alias; the tool's name for the key
-    that it is asked with. A hash, because a body may hold secrets and a cache key may not.
+    The session identity covers project, agent and session alias; the tool's name covers the API key. It is a
+    hash because the body may contain secrets.
     """
     parts = (
         arguments.session,
         definition.tool_name,
-        definition.mode,
+        definition.operation.name,
         request.method,
         request.host,
         request.target,
@@ -48,107 +53,117 @@ def cache_key(definition: ToolDefinition, arguments: Arguments, request: Upstrea
 
 
 @dataclass(slots=True)
-class _Flight:
-    """A request that is on its way, and how many calls wait for it."""
+class _InFlightRequest:
+    """A shared request, the number of calls that wait for it, and its cost that no call has reported yet."""
 
     key: bytes
     task: asyncio.Task[ToolOutput]
+    meter: Meter
     waiting: int = 0
 
 
-class AnswerCache:
-    """Successes by key, for `ttl_s` seconds (0 keeps none) and up to `max_bytes` of memory in all.
+class ResponseCache:
+    """Successful responses by key, for `ttl_s` seconds (0 disables the cache), at most `max_bytes` in all.
 
-    An answer is kept as its JSON: one object instead of dozens, and its size is known.
+    Responses are cached as serialized JSON: one object of known size instead of dozens.
     """
 
-    def __init__(self, ttl_s: float, max_bytes: int, turns: Turns | None = None) -> None:
-        self._turns = turns or Turns()
-        self._answers: TTLCache[bytes, bytes] = TTLCache(max_bytes, ttl_s, getsizeof=_size)
-        self._keeps = ttl_s > 0
-        self._max_bytes = max_bytes
-        self._flights: dict[bytes, _Flight] = {}
+    def __init__(self, options: CacheOptions, slicer: TimeSlicer | None = None) -> None:
+        self._slicer = slicer or TimeSlicer()
+        self._responses: TTLCache[bytes, bytes] = TTLCache(options.max_bytes, options.ttl_s, getsizeof=_size)
+        self._options = options
+        self._in_flight: dict[bytes, _InFlightRequest] = {}
 
     async def get(
-        self, key: bytes, deadline: Deadline, ask: Callable[[], Coroutine[Any, Any, ToolOutput]], room: Room
+        self,
+        key: bytes,
+        deadline: Deadline,
+        ask: Callable[[Meter], Coroutine[Any, Any, ToolOutput]],
+        grant: MemoryGrant,
+        spent: Meter,
     ) -> ToolOutput:
-        """The answer that is there or on its way, which costs nothing, else that of `ask`. Raises its ToolError.
+        """Return the cached response, that of an identical request in flight, or that of `ask`. Raises its ToolError.
 
-        `room` holds the memory for an answer that is there or on its way; `ask` takes its own.
+        `grant` holds the memory of a cached or shared response; `ask` takes its own. `spent` receives the cost, so that
+        each request is reported once: the first of the waiting calls to end reports what was counted by then.
         """
-        if not self._keeps:
-            return await ask()
-        if (kept := self._answers.get(key)) is not None:
-            await _hold(room, memory_of(kept) if len(kept) > SMALL else 0, deadline)
-            metrics.CACHED.inc()
-            return await self._turns.run(_unpacked(kept), len(kept))
-        flight, joined = self._flights.get(key), True
-        if flight is None:
-            flight, joined = self._start(key, ask), False
+        if not self._options.ttl_s > 0:
+            return await ask(spent)
+        if (kept := self._responses.get(key)) is not None:
+            await _hold(grant, memory_of(kept) if len(kept) > SMALL else 0, deadline)
+            metrics.CACHE_HITS.inc()
+            return await self._slicer.run(_unpacked(kept), len(kept))
+        pending, joined = self._in_flight.get(key), True
+        if pending is None:
+            metrics.CACHE_MISSES.inc()
+            pending, joined = self._start(key, ask), False
         try:
-            output = await self._wait(flight, deadline)
+            output = await self._wait(pending, deadline, spent)
         except ToolTimeout:
             if not joined or deadline.remaining() <= 0:
                 raise
-            return await self.get(key, deadline, ask, room)  # the call that was joined had less time than this one
+            # The call that started the request had an earlier deadline than this one.
+            return await self.get(key, deadline, ask, grant, spent)
         if not joined:
             return output
-        if not room.try_hold(needed := _memory_beside(output)):
-            del output, flight  # once the call that was joined ends, its memory is accounted for no longer
-            await _hold(room, needed, deadline)
-            return await self.get(key, deadline, ask, room)
-        metrics.CACHED.inc()
-        return replace(output, cached=True, usage=Usage())
+        if not grant.try_hold(needed := _memory_beside(output)):
+            del output, pending  # its memory belongs to the call that started it; look it up again after the wait
+            await _hold(grant, needed, deadline)
+            return await self.get(key, deadline, ask, grant, spent)
+        metrics.CACHE_HITS.inc()
+        return replace(output, cached=True, usage=NO_USAGE)
 
-    def _start(self, key: bytes, ask: Callable[[], Coroutine[Any, Any, ToolOutput]]) -> _Flight:
-        flight = self._flights[key] = _Flight(key, asyncio.create_task(self._fly(key, ask)))
-        flight.task.add_done_callback(lambda _: self._landed(flight))
-        return flight
+    def _start(self, key: bytes, ask: Ask) -> _InFlightRequest:
+        meter = Meter()
+        pending = self._in_flight[key] = _InFlightRequest(key, asyncio.create_task(self._run(key, ask(meter))), meter)
+        pending.task.add_done_callback(lambda _: self._on_done(pending))
+        return pending
 
-    async def _fly(self, key: bytes, ask: Callable[[], Coroutine[Any, Any, ToolOutput]]) -> ToolOutput:
-        output = await ask()
-        chars = sum(map(len, output.blocks))
-        if chars <= self._max_bytes:
-            packed = await self._turns.run(_packed(output), chars)
-            if _size(packed) <= self._max_bytes:
-                self._answers[key] = packed
-                metrics.CACHE_BYTES.set(self._answers.currsize)
+    async def _run(self, key: bytes, request: Coroutine[Any, Any, ToolOutput]) -> ToolOutput:
+        output = await request
+        chars = items_chars(output.items)
+        if chars <= self._options.max_bytes:
+            packed = await self._slicer.run(_packed(output), chars)
+            if _size(packed) <= self._options.max_bytes:
+                self._responses[key] = packed
+                metrics.CACHE_BYTES.set(self._responses.currsize)
         return output
 
-    def _landed(self, flight: _Flight) -> None:
-        self._forget(flight)
-        if not flight.task.cancelled():
-            flight.task.exception()  # seen, also where nobody waits any more
+    def _on_done(self, pending: _InFlightRequest) -> None:
+        self._forget(pending)
+        if not pending.task.cancelled():
+            pending.task.exception()  # mark as retrieved, else asyncio logs it if no call waits any more
 
-    def _forget(self, flight: _Flight) -> None:
-        if self._flights.get(flight.key) is flight:
-            del self._flights[flight.key]
+    def _forget(self, pending: _InFlightRequest) -> None:
+        if self._in_flight.get(pending.key) is pending:
+            del self._in_flight[pending.key]
 
-    async def _wait(self, flight: _Flight, deadline: Deadline) -> ToolOutput:
-        flight.waiting += 1
+    async def _wait(self, pending: _InFlightRequest, deadline: Deadline, spent: Meter) -> ToolOutput:
+        pending.waiting += 1
         try:
-            async with asyncio.timeout(deadline.remaining()):
-                return await asyncio.shield(flight.task)
+            async with deadline.limit():
+                return await asyncio.shield(pending.task)
         except TimeoutError:
             raise _too_late() from None
         finally:
-            flight.waiting -= 1
-            if not flight.waiting:
-                self._forget(flight)  # before it has ended: nobody may join what is broken off
-                flight.task.cancel()
+            spent.add(pending.meter.take())
+            pending.waiting -= 1
+            if not pending.waiting:
+                self._forget(pending)  # first, so that no call joins a cancelled request
+                pending.task.cancel()
 
 
-async def _hold(room: Room, size: int, deadline: Deadline) -> None:
+async def _hold(grant: MemoryGrant, size: int, deadline: Deadline) -> None:
     try:
-        async with asyncio.timeout(deadline.remaining()):
-            await room.hold(size)
+        async with deadline.limit():
+            await grant.hold(size)
     except TimeoutError:
         raise _too_late() from None
 
 
 def _memory_beside(output: ToolOutput) -> int:
-    """Bytes that a call needs to store an answer whose text it shares with another; a small one needs none."""
-    size = sum(map(sys.getsizeof, output.blocks))
+    """Return the bytes that a call needs to commit a shared response; 0 for a small one."""
+    size = sum(map(sys.getsizeof, texts(output.items)))
     return _COPIES * size if size > SMALL else 0
 
 
@@ -157,22 +172,23 @@ def _too_late() -> ToolTimeout:
 
 
 def _packed(output: ToolOutput) -> Steps[bytes]:
-    """What is kept of an answer, all of it storable as its result will be; the rest is made anew."""
+    """Serialize the parts of an output that a cached one needs."""
     yield
-    parts = {"blocks": output.blocks, "state": output.state, "whole": output.whole}
+    items = [(item.head, item.body, item.heading) for item in output.items]
+    parts = {"items": items, "state": output.state}
     try:
         packed = dumps(parts)
     except TypeError:
         packed = dumps(storable(parts))
-    return bytes(memoryview(packed))  # a copy of the right size: orjson's own keeps its buffer of up to ten times that
+    return bytes(memoryview(packed))  # a copy of exact size: orjson's result keeps a buffer of up to ten times that
 
 
 def _unpacked(packed: bytes) -> Steps[ToolOutput]:
     yield
-    parts = loads(packed)
-    return ToolOutput(tuple(parts["blocks"]), parts["state"], whole=parts["whole"], cached=True)
+    parts: Any = loads(packed)
+    return ToolOutput(tuple(Item(*item) for item in parts["items"]), parts["state"], cached=True)
 
 
 def _size(packed: bytes) -> int:
-    """About how many bytes of memory an entry takes."""
+    """Return the approximate memory of an entry in bytes."""
     return len(packed) + _OVERHEAD_BYTES

@@ -1,4 +1,4 @@
-"""One request to the upstream and its decoded answer, within a deadline and a size."""
+"""HTTP client for one upstream request: size limit, memory limit, deadline, decoding."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any, cast
 import httpx
 from pydantic import SecretStr
 
+from openapi_tool.cooperative import SMALL, TimeSlicer
 from openapi_tool.jina.answer_json import counted, decoded
-from openapi_tool.jina.budget import Room, memory_of
+from openapi_tool.jina.byte_semaphore import MemoryGrant, memory_of
 from openapi_tool.jina.failures import NOTHING_SECRET, ONCE, SOME, found_nothing, upstream_failure
 from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.jina.transport import PROJECT, CertificateRefused
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, ToolTimeout, UpstreamUnavailable
-from openapi_tool.steps import SMALL, Turns
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.deadline import Deadline
 
@@ -23,12 +24,18 @@ log = logging.getLogger(__name__)
 
 _OK = 200
 _MAX_LENGTH_DIGITS = 19
+_PACE_BYTES, _PACE_S = 256 * 1024, 10.0
+"""Minimum rate of a large response: bytes within seconds (210 kbit/s). A stall of our own event loop is not counted."""
+
+_LARGE_READS = 8
+"""Chunks of large responses read in one iteration of the event loop; more would delay all other calls."""
 
 
 class JinaClient:
-    """Sends requests through the egress transport, which follows, retries and remembers nothing.
+    """Client that sends requests through the egress transport, which does not redirect, retry or store cookies.
 
-    `redactor` knows what no error may show; `turns` are those of the process, in which large answers are parsed.
+    `max_response_bytes` limits the responses of one call together. `redactor` masks secrets in error messages. `slicer`
+    is shared by the process and parses large responses without blocking the event loop. Only tests pass `pace_s`.
     """
 
     def __init__(
@@ -36,27 +43,30 @@ class JinaClient:
         transport: httpx.AsyncBaseTransport,
         max_response_bytes: int,
         redactor: Redactor = NOTHING_SECRET,
-        turns: Turns | None = None,
+        slicer: TimeSlicer | None = None,
+        pace_s: float = _PACE_S,
     ) -> None:
         self._transport = transport
+        self._pace_s = pace_s
         self.max_response_bytes = max_response_bytes
-        self._turns = turns or Turns()
+        self._slicer = slicer or TimeSlicer()
         self._redactor = redactor
+        self._large_reads = asyncio.Semaphore(_LARGE_READS)
 
     async def fetch(
-        self, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline, room: Room
+        self, request: UpstreamRequest, api_key: SecretStr, deadline: Deadline, grant: MemoryGrant
     ) -> dict[str, Any]:
-        """The success envelope of a request (`{code, status, data, meta}`), as it came.
+        """Send a request and return the success envelope, `{code, status, data, meta}`, unchanged.
 
-        `room` then holds the memory that the answer needs until it is committed.
+        Afterwards `grant` holds the memory that the response needs until its commit.
 
-        Raises ToolError: a typed failure of the upstream, its transport, its size or the deadline.
+        Raises ToolError for a failure of the upstream or the network, a response that is too large, and the deadline.
         """
         if log.isEnabledFor(logging.DEBUG):
             _log_request(request)
         try:
-            async with asyncio.timeout(deadline.remaining()):
-                outcome = await self._outcome(*await self._exchange(request, api_key, room), room)
+            async with deadline.limit():
+                outcome = await self._outcome(*await self._exchange(request, api_key, grant), request, grant)
         except TimeoutError:
             raise ToolTimeout(
                 "The service did not answer within the time of this call; try again, ask for less, or use another page."
@@ -64,70 +74,94 @@ class JinaClient:
         except httpx.TransportError as error:
             raise _network_failure(error) from error
         if isinstance(outcome, ToolError):
-            raise outcome  # here, where no traceback keeps the answer alive while the next request waits
+            raise outcome  # not in the frame that holds the body: the traceback would keep it during a retry's wait
         return outcome
 
     async def _exchange(
-        self, request: UpstreamRequest, api_key: SecretStr, room: Room
+        self, request: UpstreamRequest, api_key: SecretStr, grant: MemoryGrant
     ) -> tuple[int, str | None, bytearray]:
         headers = {**request.headers, "Authorization": f"Bearer {api_key.get_secret_value()}"}
         url = _url(request.host, request.target)
-        outgoing = httpx.Request(request.method, url, headers=headers, content=request.body)
+        extensions = {PROJECT: grant.project or ""}
+        outgoing = httpx.Request(request.method, url, headers=headers, content=request.body, extensions=extensions)
         response = await self._transport.handle_async_request(outgoing)
         try:
-            body = await self._read(response, room)
+            body = await self._read(response, grant)
         finally:
             await response.aclose()
         return response.status_code, response.headers.get("retry-after"), body
 
     def _largest(self, response: httpx.Response) -> int:
-        """How many bytes an answer says that it has; where it does not, as many as are allowed."""
+        """Return the declared size of a response in bytes, at most the limit; without a declaration the limit."""
         declared = response.headers.get("content-length", "")
         if not (declared.isascii() and declared.isdigit()):
             return self.max_response_bytes
         return min(int(declared[:_MAX_LENGTH_DIGITS]), self.max_response_bytes)
 
-    async def _read(self, response: httpx.Response, room: Room) -> bytearray:
+    async def _read(self, response: httpx.Response, grant: MemoryGrant) -> bytearray:
         encoding = response.headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise UpstreamUnavailable("The service answered in an encoding that was not asked for; try again later.")
         body = bytearray()
         try:
-            await self._fill(body, response, room)
+            await self._fill(body, response, grant)
+        except TimeoutError:
+            body.clear()
+            raise UpstreamUnavailable(
+                "The answer arrived too slowly and was given up; try again, or ask for a smaller page or part of it."
+            ) from None
         except BaseException:
-            body.clear()  # a traceback that is part of a cycle keeps this frame until garbage is collected
+            body.clear()  # a traceback in a reference cycle keeps this frame alive until the next garbage collection
             raise
         return body
 
-    async def _fill(self, body: bytearray, response: httpx.Response, room: Room) -> None:
-        held = SMALL  # so much needs no memory of the budget, and never waits behind what is large
-        async for chunk in cast("httpx.AsyncByteStream", response.stream):
-            if room.count(len(chunk)) > self.max_response_bytes:
-                raise ResponseTooLarge(
-                    f"The answer is larger than {self.max_response_bytes:,} bytes, all pages of a call together; "
-                    "ask for less: a smaller page or fewer of them, a target_selector, fewer results, or max_tokens."
-                )
-            if room.body_bytes > held:
-                held = self._largest(response) if held == SMALL else self.max_response_bytes
-                await room.hold(held)
-            body += chunk
+    async def _fill(self, body: bytearray, response: httpx.Response, grant: MemoryGrant) -> None:
+        """Read the body into `body`; reserve memory in doubling steps as bytes arrive.
+
+        Reserving the declared size at once would let an upstream block memory by a header alone. For the same reason a
+        response that has reserved memory must arrive at a minimum rate: other calls may wait for that memory.
+
+        Raises TimeoutError if it is too slow, ResponseTooLarge.
+        """
+        held, due, most, now = SMALL, 0, self._largest(response), asyncio.get_running_loop().time
+        async with asyncio.timeout(None) as pace:
+            async for chunk in cast("httpx.AsyncByteStream", response.stream):
+                self._check_size(grant.count(len(chunk)))
+                if grant.body_bytes > held:  # up to SMALL no reservation: small responses never wait behind large ones
+                    held, due = max(min(2 * held, most), grant.body_bytes), 0
+                    pace.reschedule(None)  # do not count the wait for memory against the upstream
+                    await grant.hold(held)
+                body += chunk
+                if held > SMALL:
+                    if len(body) >= due:
+                        due = len(body) + _PACE_BYTES
+                        pace.reschedule(now() + self._pace_s)
+                    async with self._large_reads:  # at most _LARGE_READS responses go on in one iteration
+                        await asyncio.sleep(0)
+
+    def _check_size(self, size: int) -> None:
+        if size > self.max_response_bytes:
+            raise ResponseTooLarge(
+                f"The answer is larger than {self.max_response_bytes:,} bytes, all pages of a call together; "
+                "ask for less: a smaller page or fewer of them, a target_selector, fewer results, or max_tokens."
+            )
 
     async def _outcome(
-        self, status: int, retry_after: str | None, body: bytearray, room: Room
+        self, status: int, retry_after: str | None, body: bytearray, request: UpstreamRequest, grant: MemoryGrant
     ) -> dict[str, Any] | ToolError:
         log.debug(
-            "the upstream answered",
+            "response of the upstream",
             extra={"action": "upstream.response", "http_status": status, "bytes": len(body)},
         )
         try:
-            values = await self._turns.run(counted(body), len(body))
-            await room.hold(memory_of(body, values) if len(body) > SMALL else 0)
-            value = await self._turns.run(decoded(body), len(body))
+            values = await self._slicer.run(counted(body), len(body))
+            await grant.hold(memory_of(body, values) if len(body) > SMALL else 0)
+            value = await self._slicer.run(decoded(body), len(body))
         except ResponseTooLarge as error:
-            return error if status == _OK else _judged(status, retry_after, None, self._redactor)
+            return error if status == _OK else _outcome_of(status, retry_after, None, request, self._redactor)
         finally:
-            body.clear()  # what came of it is all that is needed
-        return _judged(status, retry_after, value, self._redactor)
+            body.clear()  # free the bytes before rendering; only the parsed value is needed
+        return _outcome_of(status, retry_after, value, request, self._redactor)
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -141,7 +175,7 @@ def _url(host: str, target: str) -> httpx.URL:
 
 def _log_request(request: UpstreamRequest) -> None:
     log.debug(
-        "asking the upstream",
+        "request to the upstream",
         extra={
             "action": "upstream.request",
             "method": request.method,
@@ -154,7 +188,13 @@ def _log_request(request: UpstreamRequest) -> None:
 
 
 def _network_failure(error: httpx.TransportError) -> ToolError:
-    """A failure of the network, without texts that may show addresses."""
+    """Return the error for a failure of the network, without the library's text, which may show addresses."""
+    if isinstance(error, CertificateRefused):
+        return UpstreamUnavailable(
+            "The service's certificate could not be verified, so nothing was sent; an operator must act first.",
+            detail={"kind": "certificate"},
+            retryable=False,
+        )
     return UpstreamUnavailable(
         "The service could not be reached, or the connection broke; try again in a moment.",
         detail={"kind": type(error).__name__},
@@ -162,15 +202,20 @@ def _network_failure(error: httpx.TransportError) -> ToolError:
     )
 
 
-def _judged(status: int, retry_after: str | None, value: Any, redactor: Redactor) -> dict[str, Any] | ToolError:
-    """The success envelope, or the failure that an answer is."""
-    if found_nothing(status, value):
+def _outcome_of(
+    status: int, retry_after: str | None, value: Any, request: UpstreamRequest, redactor: Redactor
+) -> dict[str, Any] | ToolError:
+    """Return the success envelope, or the error that the response means.
+
+    The body may contain a `code` other than 200 although the HTTP status is 200, so check both.
+    """
+    if found_nothing(status, value, request.failures):
         return {"code": _OK, "data": []}
     if status != _OK:
-        return upstream_failure(status, value, retry_after, redactor)
+        return upstream_failure(status, value, retry_after, redactor, request.failures, request.names)
     if not isinstance(value, dict):
         return UpstreamUnavailable("The service's answer was not the JSON that was asked for; try again.", repeats=ONCE)
     inner = value.get("code", _OK)
     if isinstance(inner, int) and inner != _OK:
-        return upstream_failure(inner, value, retry_after, redactor)
+        return upstream_failure(inner, value, retry_after, redactor, request.failures, request.names)
     return value

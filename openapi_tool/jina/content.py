@@ -1,7 +1,7 @@
-"""From the upstream's envelope to what a model reads and a UI renders (tool-design section 3).
+"""Render upstream responses as text for a model and as state for a UI (tool-design section 3).
 
-Counts and lengths are capped before anything walks through a text; only a page's body stays whole. Computations are in
-steps, because one answer may bring 10 MB.
+Counts and lengths are limited before a text is traversed; only the body of a page stays whole. Rendering runs in steps,
+because a response may have 10 MB.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from openapi_tool.cooperative import SMALL, Steps, at_once
 from openapi_tool.jina.failures import NOTHING_SECRET, quoted
+from openapi_tool.jina.remarks import cut_page, cut_results, is_cut
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
-from openapi_tool.steps import Steps, at_once, each
 from openapi_tool.telemetry.redact import Redactor, of_call
-from openapi_tool.tools.result import ToolOutput, Usage, framed, framed_text, one_line
+from openapi_tool.tools.result import BLOCK_GAP, Item, ToolOutput, Usage, items_chars, one_line
 
 _BODY_FIELDS = ("content", "text", "html")
 _SHOTS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
@@ -24,18 +25,19 @@ _JOINED_PAIR = re.compile(r"(.*?),([a-z][a-z0-9+.-]*:.*)", re.DOTALL)
 _MOST_TOKENS = 10**9
 
 _MOST_CHARS = 2_000
-"""Characters of one fact or one line: a title, a warning, the text of a link."""
+"""Limit of one field or line: a title, a warning, the text of a link."""
 _MOST_URL_CHARS = 16_000
 _MOST_DESCRIPTION_CHARS = 10_000
 _MOST_WARNINGS, _MOST_WARNING_CHARS = 20, 20_000
 _MOST_RESULTS, _MOST_SITE_LINKS, _MOST_LINKS = 100, 20, 10_000
 _JOINED_CHARS = range(1, _MOST_CHARS + _MOST_URL_CHARS)
 _URLS = frozenset({"url", "imageUrl"})
+_PLAIN = (str, int, float)  # a constant: `isinstance` with a union would create it for each of many fields
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """What an answer must not show (what was sent with its call), and what no error may (every secret)."""
+    """Redactor of a response (secrets sent with its call), and redactor of errors (all secrets)."""
 
     answer: Redactor
     error: Redactor
@@ -44,21 +46,30 @@ class Masks:
 NOTHING_KNOWN = Masks(of_call(()), NOTHING_SECRET)
 
 
-def search_output(envelope: Mapping[str, Any], query: str, *, with_pages: bool = False) -> ToolOutput:
-    """Numbered results; none found is an answer, not an error. `with_pages` says that their pages were asked for."""
-    return at_once(search_steps(envelope, query, with_pages=with_pages))
+def search_output(
+    envelope: Mapping[str, Any], query: str, *, with_pages: bool = False, max_tokens: int | None = None
+) -> ToolOutput:
+    """Render numbered search results; no results are a success. `with_pages` means that page content was requested."""
+    return at_once(search_steps(envelope, query, with_pages=with_pages, max_tokens=max_tokens))
 
 
 def search_steps(
-    envelope: Mapping[str, Any], query: str, *, with_pages: bool = False, masks: Masks = NOTHING_KNOWN
+    envelope: Mapping[str, Any],
+    query: str,
+    *,
+    with_pages: bool = False,
+    max_tokens: int | None = None,
+    masks: Masks = NOTHING_KNOWN,
 ) -> Steps[ToolOutput]:
-    """As `search_output`, in steps, without secrets."""
-    output = yield from _search_steps(envelope, query, masks, with_pages=with_pages)
+    """Do as `search_output`, in steps, with secrets masked."""
+    output = yield from _search_steps(envelope, query, masks, max_tokens if with_pages else None, with_pages=with_pages)
     del envelope
     return (yield from _masked(output, masks.answer))
 
 
-def _search_steps(envelope: Mapping[str, Any], query: str, masks: Masks, *, with_pages: bool) -> Steps[ToolOutput]:
+def _search_steps(
+    envelope: Mapping[str, Any], query: str, masks: Masks, max_tokens: int | None, *, with_pages: bool
+) -> Steps[ToolOutput]:
     results = envelope.get("data")
     if results is None:
         results = []
@@ -68,34 +79,47 @@ def _search_steps(envelope: Mapping[str, Any], query: str, masks: Masks, *, with
         return _no_results(query, _usage(envelope), masks.answer, with_pages=with_pages)
     page = _Page(masks.answer)
     shown = results[:_MOST_RESULTS]
-    blocks = yield from framed((yield from _result_blocks(shown, page)))
+    items = yield from _result_items(shown, page)
     if len(results) > len(shown):
-        blocks = (*blocks, f"[{len(results) - len(shown):,} more results are left out.]")
-    state = {"results": [page.facts(item, ("title", "url", "date", "source")) for item in shown]}
-    return ToolOutput(blocks, state, _usage(envelope), whole=True)
+        items.append(Item(heading=f"[{len(results) - len(shown):,} more results are left out.]"))
+    facts = [page.facts(item, ("title", "url", "date", "source")) for item in shown]
+    if max_tokens and (cut := [place for place, item in enumerate(shown) if is_cut(_tokens(item), max_tokens)]):
+        items.append(Item(heading=cut_results([place + 1 for place in cut], max_tokens)))
+        for place in cut:
+            facts[place]["cut_at_tokens"] = max_tokens
+    state = {"results": facts}
+    return ToolOutput(tuple(items), state, _usage(envelope))
 
 
 def _no_results(query: str, usage: Usage, redactor: Redactor, *, with_pages: bool) -> ToolOutput:
-    """The answer for a search that found nothing; with pages it may only have run out of time (jina-api 2.2)."""
-    says = (
+    """Return the output of a search without results; with page content it may have timed out (jina-api 2.2)."""
+    text = (
         f"No results for {redactor.head(one_line(query), 200)!r}. "
         "Use other or fewer words, or drop filters such as site or language."
     )
     if with_pages:
-        says += " If there should be some, search without page content: pages that load slowly are left out."
-    return ToolOutput((says,), {"results": []}, usage, whole=True)
+        text += " If there should be some, search without page content: pages that load slowly are left out."
+    return ToolOutput((Item(heading=text),), {"results": []}, usage)
 
 
 def _masked(output: ToolOutput, redactor: Redactor) -> Steps[ToolOutput]:
-    """An output without secrets, before anything of it is cut: half a key is not known as one."""
-    blocks = yield from each(map(redactor.steps, output.blocks))
-    return ToolOutput(tuple(blocks), redactor.value(output.state), output.usage, whole=output.whole)
+    """Mask secrets in an output before it is cut: the redactor does not recognize half a key.
+
+    A small output is searched as one text, which nearly always holds none.
+    """
+    if items_chars(output.items) <= SMALL and not redactor.finds_in(output.content):
+        return ToolOutput(output.items, redactor.value(output.state), output.usage)
+    items = []
+    for item in output.items:
+        head = yield from redactor.steps(item.head)
+        items.append(Item(head, (yield from redactor.steps(item.body)) if item.body else "", item.heading))
+    return ToolOutput(tuple(items), redactor.value(output.state), output.usage)
 
 
-def _result_blocks(results: list[Mapping[str, Any]], page: _Page) -> Steps[list[str]]:
-    """Each result; warnings that an earlier one has in full are told by its number."""
+def _result_items(results: list[Mapping[str, Any]], page: _Page) -> Steps[list[Item]]:
+    """Render each result; warnings equal to those of an earlier result refer to its number."""
     first: dict[tuple[str, ...], int] = {}
-    blocks = []
+    items = []
     for number, item in enumerate(results, start=1):
         facts = page.facts(item, ("url", "date", "publishedTime", "source", "imageUrl"))
         warnings = page.warnings(item)
@@ -107,27 +131,31 @@ def _result_blocks(results: list[Mapping[str, Any]], page: _Page) -> Steps[list[
             *(f"Warning: {warning}" for warning in warnings),
             page.line(item.get("description"), _MOST_DESCRIPTION_CHARS),
             *page.site_links(item),
-            "\n\n".join(page.bodies(item)),
         ]
         yield
-        lines += yield from page.lists(item)
-        blocks.append("\n".join(filter(None, lines)))
-    return blocks
+        body = [*page.bodies(item), *(yield from page.lists(item))]
+        items.append(Item("\n".join(filter(None, lines)), BLOCK_GAP.join(body)))
+    return items
 
 
-def page_output(envelope: Mapping[str, Any]) -> ToolOutput:
-    """A page: title, url, published time, warnings, body; links and images where they were asked for."""
-    return at_once(page_steps(envelope))
+def page_output(envelope: Mapping[str, Any], max_tokens: int | None = None) -> ToolOutput:
+    """Render a page: title, url, published time, warnings, body; links and images if requested.
+
+    `max_tokens` is the limit that was sent with its request.
+    """
+    return at_once(page_steps(envelope, max_tokens))
 
 
-def page_steps(envelope: Mapping[str, Any], masks: Masks = NOTHING_KNOWN) -> Steps[ToolOutput]:
-    """As `page_output`, in steps, without secrets."""
-    output = yield from _page_steps(envelope, masks)
-    del envelope  # and with it the text as it came: a copy may be four times as large as the answer
+def page_steps(
+    envelope: Mapping[str, Any], max_tokens: int | None = None, masks: Masks = NOTHING_KNOWN
+) -> Steps[ToolOutput]:
+    """Do as `page_output`, in steps, with secrets masked."""
+    output = yield from _page_steps(envelope, max_tokens, masks)
+    del envelope  # frees the original text, which may be four times as large as the response
     return (yield from _masked(output, masks.answer))
 
 
-def _page_steps(envelope: Mapping[str, Any], masks: Masks) -> Steps[ToolOutput]:
+def _page_steps(envelope: Mapping[str, Any], max_tokens: int | None, masks: Masks) -> Steps[ToolOutput]:
     item = envelope.get("data")
     if not isinstance(item, dict):
         raise UpstreamUnavailable("The reader answered in an unexpected shape; try again later.")
@@ -146,12 +174,16 @@ def _page_steps(envelope: Mapping[str, Any], masks: Masks) -> Steps[ToolOutput]:
         *(f"Warning: {warning}" for warning in warnings),
     ]
     state = page.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
-    text = yield from framed_text(["\n".join(head), *(parts or ["(The page has no readable text.)"]), *lists])
-    return ToolOutput((text,), state, _usage(envelope))
+    body = BLOCK_GAP.join([*(parts or ["(The page has no readable text.)"]), *lists])
+    items, usage = [Item("\n".join(head), body)], _usage(envelope)
+    if max_tokens and is_cut(usage.tokens, max_tokens):
+        items.append(Item(heading=cut_page(max_tokens)))
+        state["cut_at_tokens"] = max_tokens
+    return ToolOutput(tuple(items), state, usage)
 
 
 def _nothing_to_read(warning: str, tokens: int, redactor: Redactor) -> UpstreamRejected:
-    """The failure of a page of which only warnings came, which is charged all the same."""
+    """Return the error of a page with warnings only; the upstream charges for it."""
     failure = UpstreamRejected(
         "The page has nothing to read; check the address or use another page. "
         f"The service says: {quoted(redactor.head(warning, _MOST_CHARS))}"
@@ -161,14 +193,14 @@ def _nothing_to_read(warning: str, tokens: int, redactor: Redactor) -> UpstreamR
 
 
 class _Page:
-    """Reads the fields of a page or a result, each held to its length; a cut leaves no half of a secret."""
+    """Reads fields of a page or a result, each cut to its limit; a secret at the cut is masked, not halved."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
 
     def line(self, value: Any, chars: int = _MOST_CHARS) -> str:
-        """A text or a number as one line."""
-        return one_line(self._short(str(value), chars)) if isinstance(value, str | int | float) else ""
+        """Return a text or a number as one line."""
+        return one_line(self._short(str(value), chars)) if isinstance(value, _PLAIN) else ""
 
     def _short(self, text: str, chars: int) -> str:
         if len(text) <= chars:
@@ -176,24 +208,26 @@ class _Page:
         return f"{self._redactor.head(text, chars)} … ({len(text) - chars:,} characters more)"
 
     def facts(self, item: Mapping[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
-        """Fields that are there; only texts and numbers, since what is nested too deeply could not be stored."""
-        return {
-            field: self._short(item[field], _MOST_URL_CHARS if field in _URLS else _MOST_CHARS)
-            if isinstance(item[field], str)
-            else item[field]
-            for field in fields
-            if isinstance(item.get(field), str | int | float) and item[field] != ""
-        }
+        """Return the fields that exist; only texts and numbers, since deeply nested values cannot be stored."""
+        facts: dict[str, Any] = {}
+        for field in fields:
+            value = item.get(field)
+            if isinstance(value, str):
+                if value:
+                    facts[field] = self._short(value, _MOST_URL_CHARS if field in _URLS else _MOST_CHARS)
+            elif isinstance(value, _PLAIN):
+                facts[field] = value
+        return facts
 
     def warnings(self, item: Mapping[str, Any]) -> tuple[str, ...]:
-        """One per line of the upstream's text, in which a target's own error is one too (jina-api 3.1)."""
+        """Return one warning per line of the upstream's text, which includes errors of the page (jina-api 3.1)."""
         lines = self._short(_text(item.get("warning")), _MOST_WARNING_CHARS).splitlines()
         shown = tuple(filter(None, map(self.line, lines[:_MOST_WARNINGS])))
         left = len(lines) - _MOST_WARNINGS
         return (*shown, f"({left:,} more lines)") if left > 0 else shown
 
     def bodies(self, page: Mapping[str, Any]) -> Iterator[str]:
-        """Every form of the body that came, in a fixed order; chunks, which repeat the content, only in its place."""
+        """Yield all forms of the body in a fixed order; chunks only without content, which they repeat."""
         texts = [text for field in _BODY_FIELDS if (text := _text(page.get(field)).strip())]
         chunks = page.get("chunks")
         if isinstance(chunks, list) and not _text(page.get("content")).strip():
@@ -204,7 +238,7 @@ class _Page:
                 yield f"{label}: {url}"
 
     def lists(self, page: Mapping[str, Any]) -> Steps[list[str]]:
-        """The links and the images, each with its title."""
+        """Render the lists of links and images."""
         found = []
         for title, field in (("Links", "links"), ("Images", "images")):
             lines = [f"{title}:"]
@@ -222,7 +256,7 @@ class _Page:
         return (f"- {title}: {address}" if title else f"- {address}") + (f" ({about})" if about else "")
 
     def site_links(self, item: Mapping[str, Any]) -> Iterator[str]:
-        """The pages of its site that a search lists under a result, each `{title, link, snippet?}`."""
+        """Render the site links of a search result, each `{title, link, snippet?}`."""
         links = item.get("siteLinks")
         known = [link for link in links if isinstance(link, dict)] if isinstance(links, list) else []
         for link in known[:_MOST_SITE_LINKS]:
@@ -231,9 +265,9 @@ class _Page:
 
 
 def _usage(envelope: Mapping[str, Any]) -> Usage:
-    """Tokens as charged: of the whole answer, else the results' shares of it, rounded up (jina-api section 5).
+    """Return the charged tokens: of the whole response, else the sum over its results (jina-api section 5).
 
-    Each number is held to what a metric and a card can add up, whatever the upstream says.
+    Each number is limited, so that metrics and cards can add up any value of the upstream.
     """
     meta, data = envelope.get("meta"), envelope.get("data")
     tokens = next((found for holder in (meta, data) if (found := _tokens(holder)) is not None), None)
@@ -251,7 +285,7 @@ def _tokens(holder: Any) -> int | None:
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, str]]:
-    """Text and url from any of the shapes that the upstream uses for links and images (jina-api 3.1)."""
+    """Yield text and url from each of the shapes that the upstream uses for links and images (jina-api 3.1)."""
     if isinstance(value, dict):
         counted = all(text == str(place) for place, text in enumerate(value))  # then "text,url" is under each number
         for text, url in value.items():

@@ -1,17 +1,18 @@
-"""The one door to the internet: exact hosts, https, 443, headers from an allow-list, no redirects."""
+"""Egress filter of all upstream requests: exact hosts, https, port 443, allowed headers, no redirects."""
 
 from __future__ import annotations
 
 import re
 import ssl
+from collections.abc import Sequence
 
 import certifi
 import httpx
 
 from openapi_tool.jina.parameters import OUTGOING_HEADERS
-from openapi_tool.tools.definition import HOSTS
+from openapi_tool.tools.catalogue import OPERATIONS
 
-ALLOWED_HOSTS = frozenset(HOSTS.values())
+ALLOWED_HOSTS = frozenset(operation.host for operation in OPERATIONS)
 ALLOWED_HEADERS = OUTGOING_HEADERS | {
     "accept",
     "accept-encoding",
@@ -27,11 +28,11 @@ _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
 class EgressRefused(Exception):
-    """A request that this executor never sends; a defect wherever it is raised."""
+    """A request that must not be sent; raising it means a defect."""
 
 
 class EgressTransport(httpx.AsyncBaseTransport):
-    """Checks every request before the inner transport sees it; tests put their double below it."""
+    """Checks every request before the inner transport sends it; tests replace the inner transport."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self._inner = inner
@@ -39,14 +40,7 @@ class EgressTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send an allowed request. Raises EgressRefused for any other, httpx.TransportError for failures."""
         check_url(request.url)
-        headers = [(name.decode("latin-1"), value) for name, value in request.headers.raw]
-        unknown = [name for name, _ in headers if name.lower() not in ALLOWED_HEADERS]
-        hosts = [value.decode("latin-1") for name, value in headers if name.lower() == "host"]
-        if unknown or len(hosts) != 1 or hosts[0] not in ALLOWED_HOSTS:
-            raise EgressRefused(f"headers that may not leave: {unknown or 'host'}")
-        split = [name for name, value in headers if _CONTROL.search(value)]
-        if split:
-            raise EgressRefused(f"headers that hold a line break or another control character: {split}")
+        _check_headers(request.headers.raw)
         return await self._inner.handle_async_request(request)
 
     async def aclose(self) -> None:
@@ -54,8 +48,24 @@ class EgressTransport(httpx.AsyncBaseTransport):
         await self._inner.aclose()
 
 
+def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
+    hosts, unknown, split = [], [], []
+    for name, value in headers:
+        known = name.decode("latin-1").lower()
+        if known == "host":
+            hosts.append(value.decode("latin-1"))
+        elif known not in ALLOWED_HEADERS:
+            unknown.append(known)
+        if _CONTROL.search(value):
+            split.append(known)
+    if unknown or len(hosts) != 1 or hosts[0] not in ALLOWED_HOSTS:
+        raise EgressRefused(f"headers that are not allowed: {unknown or 'host'}")
+    if split:
+        raise EgressRefused(f"headers with a line break or another control character: {split}")
+
+
 def check_url(url: httpx.URL) -> None:
-    """Raises EgressRefused unless `url` is https on port 443 of an allowed host, without user info."""
+    """Raise EgressRefused unless `url` is https on port 443 of an allowed host, without user info."""
     if url.scheme != "https" or url.host not in ALLOWED_HOSTS or url.userinfo:
         raise EgressRefused(f"{url.scheme}://{url.host} is not an allowed destination")
     if url.port not in (None, _HTTPS_PORT):
@@ -63,9 +73,9 @@ def check_url(url: httpx.URL) -> None:
 
 
 def tls_context(extra_ca_file: str | None) -> ssl.SSLContext:
-    """Verify against the bundled public roots and, where given, one more CA file (PEM).
+    """Return a context that trusts the bundled public roots and, if given, one more CA file (PEM).
 
-    Raises OSError or ssl.SSLError when the file cannot be read or holds no certificate.
+    Raises OSError or ssl.SSLError if the file cannot be read or contains no certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

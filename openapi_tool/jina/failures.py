@@ -1,7 +1,8 @@
-"""What an upstream's refusal means: a typed error and a sentence for the model (jina-api section 4)."""
+"""Map error responses of the upstream to typed errors with a message for the model (jina-api section 4)."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from openapi_tool.tools.result import one_line
 NOTHING_SECRET = Redactor(where="error")
 
 ONCE, SOME = 1, 3
-"""How often a request is asked again: where only chance failed, and where the service is busy."""
+"""Number of retries: after an accidental failure, and if the service is busy."""
 
 _MOST_READ_CHARS = 4_000
-"""Characters of an upstream message that are read; a pattern's time is bounded by it."""
+"""Characters of an upstream message that are read; limits the time of patterns."""
 _MAX_REASON_CHARS = 300
+_MOST_VALUE_CHARS = 80
+_VALIDATOR = "Rejected by validator"
 _MOST_WAIT_CHARS = 500
 _LONGEST_WAIT_S = 1e9
 _ERROR_NAME = re.compile(r"\b(?:[A-Z]\w*)?Error(?:\((?P<path>[^()]*)\))?(?:: |$)")
@@ -30,10 +33,10 @@ _ERROR_NAME = re.compile(r"\b(?:[A-Z]\w*)?Error(?:\((?P<path>[^()]*)\))?(?:: |$)
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One kind of refusal; `says` tells the model what happened, `reason` adds the upstream's words.
+    """One kind of error response; `says` is the message for the model, `reason` adds the upstream's text.
 
-    `repeats` is how often asking again within the call is worth it; what is `retryable` without may
-    work later, or when less is asked for.
+    `repeats` is the number of retries within the call. A `retryable` error without them may succeed
+    later, or with a smaller request.
     """
 
     error: type[ToolError]
@@ -65,7 +68,7 @@ BY_STATUS: Mapping[int, Rule] = {
     42205: Rule(errors.UpstreamUnavailable, "A service behind the search failed; try again.", repeats=SOME),
     45102: Rule(errors.TargetRefused, "This address may not be read (private, local or blocked); use a public page."),
 }
-"""By the five-digit `status` of an error body, where it differs from what its HTTP status says."""
+"""Rules by the five-digit `status` of an error body, if they differ from those of its HTTP status."""
 
 BY_HTTP: Mapping[int, Rule] = {
     400: Rule(errors.BadRequest, "The request was refused; correct the arguments and call again."),
@@ -92,6 +95,22 @@ BY_HTTP: Mapping[int, Rule] = {
     ),
 }
 
+
+@dataclass(frozen=True, slots=True)
+class FailureTable:
+    """Error rules of an operation.
+
+    A 422 whose message starts with `nothing_found` is not an error but a response without results.
+    """
+
+    by_status: Mapping[int, Rule]
+    by_http: Mapping[int, Rule]
+    nothing_found: str | None = None
+
+
+FAILURES = FailureTable(BY_STATUS, BY_HTTP)
+SEARCH_FAILURES = FailureTable(BY_STATUS, BY_HTTP, nothing_found="No search results available")
+
 _REDIRECT = Rule(
     errors.UpstreamRejected,
     "The service answered with a redirect, which is not followed; an operator must check the tool's definition.",
@@ -109,7 +128,7 @@ _NO_ANSWER = Rule(
     errors.UpstreamUnavailable, "The page did not answer; try again later or use another source.", repeats=ONCE
 )
 
-# `\b` and the possessive `++` try a long word once; without them each of its letters begins a try of its own.
+# `\b` and the possessive `++` try a long word once; without them a match is tried at each of its letters.
 _NOT_THE_CAUSE = re.compile(r"\b\w++://\S*| with target selector .*", re.DOTALL)
 _CHANCE = re.compile(
     r"""timed\ out | TimeoutError | (?:navigation|connection)\ timeout | timeout\ (?:exceeded|was\ reached)
@@ -122,17 +141,25 @@ _CHANCE = re.compile(
 
 
 def upstream_failure(
-    http_status: int, body: Any, retry_after: str | None, redactor: Redactor = NOTHING_SECRET
+    http_status: int,
+    body: Any,
+    retry_after: str | None,
+    redactor: Redactor = NOTHING_SECRET,
+    table: FailureTable = FAILURES,
+    names: Mapping[str, str] | None = None,
 ) -> ToolError:
-    """The typed error for an answer that is no success.
+    """Return the typed error of an unsuccessful response.
 
-    `body` is the decoded JSON envelope, None where there was none; `retry_after` the header as it came.
-    Texts of 5xx answers and of anything that is not Jina's envelope never reach the model, and no secret does that
-    `redactor` knows.
+    `body` is the decoded JSON envelope, None without one; `retry_after` the unparsed header. The model never sees texts
+    of 5xx responses, texts outside of Jina's envelope, or secrets of `redactor`.
     """
     envelope = body if isinstance(body, dict) else {}
-    rule = _FRONT_DOOR if http_status == HTTPStatus.FORBIDDEN and not envelope else _rule(http_status, envelope)
-    reason = _reason(envelope, redactor) if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR else ""
+    rule = _FRONT_DOOR if http_status == HTTPStatus.FORBIDDEN and not envelope else _rule(http_status, envelope, table)
+    reason = (
+        _reason(envelope, redactor, names or {})
+        if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR
+        else ""
+    )
     return rule.error(
         f"{rule.says} The service says: {quoted(reason)}" if reason else rule.says,
         retryable=rule.retryable or rule.repeats > 0,
@@ -143,45 +170,51 @@ def upstream_failure(
 
 
 def quoted(text: str) -> str:
-    """The upstream's own words as one short line in quotation marks, since they may hold a page's (its status text)."""
+    """Return the upstream's text as one short quoted line: it may contain text of a page (its HTTP status text)."""
     return '"' + one_line(text[:_MOST_READ_CHARS])[:_MAX_REASON_CHARS].replace('"', "'") + '"'
 
 
-def found_nothing(http_status: int, body: Any) -> bool:
-    """Whether a 422 only says that a search found nothing, which is no failure (jina-api 2.2)."""
+def found_nothing(http_status: int, body: Any, table: FailureTable) -> bool:
+    """Return whether a 422 means a search without results, which is not an error (jina-api 2.2)."""
+    if table.nothing_found is None or http_status != HTTPStatus.UNPROCESSABLE_ENTITY:
+        return False
     message = body.get("message") if isinstance(body, dict) else None
-    return (
-        http_status == HTTPStatus.UNPROCESSABLE_ENTITY
-        and isinstance(message, str)
-        and message.startswith("No search results available")
-    )
+    return isinstance(message, str) and message.startswith(table.nothing_found)
 
 
-def _rule(http_status: int, envelope: Mapping[str, Any]) -> Rule:
+def _rule(http_status: int, envelope: Mapping[str, Any], table: FailureTable) -> Rule:
     status = envelope.get("status")
-    by_status = BY_STATUS.get(status) if isinstance(status, int) else None
+    by_status = table.by_status.get(status) if isinstance(status, int) else None
     if by_status is not None:
         return by_status
     if HTTPStatus.MULTIPLE_CHOICES <= http_status < HTTPStatus.BAD_REQUEST:
         return _REDIRECT
     if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and _by_chance(envelope):
         return _NO_ANSWER
-    return BY_HTTP.get(http_status, _SERVER if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else _OTHER)
+    return table.by_http.get(http_status, _SERVER if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else _OTHER)
 
 
 def _by_chance(envelope: Mapping[str, Any]) -> bool:
-    """Whether a page failed by a timeout or its connection, for which the catch-all has no status of its own."""
+    """Return whether a page failed by a timeout or its connection; the upstream has no separate status for that."""
     text = _text(envelope)[:_MOST_READ_CHARS]
     return _CHANCE.search(_NOT_THE_CAUSE.sub("", text)) is not None
 
 
-def _reason(envelope: Mapping[str, Any], redactor: Redactor) -> str:
-    """The upstream's own words for people, without secrets and its error class names."""
+def _reason(envelope: Mapping[str, Any], redactor: Redactor, names: Mapping[str, str]) -> str:
+    """Return the upstream's readable message, without secrets and error class names."""
     text = redactor.head(_text(envelope), _MOST_READ_CHARS)
     match = _ERROR_NAME.match(text)
     path = match["path"] if match else None
     words = one_line(_ERROR_NAME.sub("", text))
-    return f"{path}: {words}" if path and path != "undefined" else words
+    if words.startswith(_VALIDATOR):  # what follows is its source
+        value = redactor.head(one_line(str(envelope.get("value", ""))[:_MOST_READ_CHARS]), _MOST_VALUE_CHARS)
+        words = f"the value {value!r} is not accepted" if value else "its value is not accepted"
+    return f"{_own_name(path, names)}: {words}" if path and path != "undefined" else words
+
+
+def _own_name(path: str, names: Mapping[str, str]) -> str:
+    """Return the name under which the model gave a parameter that the upstream names in an error."""
+    return next((given for name, given in names.items() if name.rpartition(".")[2] == path), path)
 
 
 def _text(envelope: Mapping[str, Any]) -> str:
@@ -190,17 +223,21 @@ def _text(envelope: Mapping[str, Any]) -> str:
 
 
 def _retry_after(envelope: Mapping[str, Any], header: str | None) -> float | None:
-    """Seconds to wait: from the header, else from the body's number, else from its date."""
+    """Return the seconds to wait: from the header, else from the body's number, else from its date."""
     told = (header, envelope.get("retryAfter"), envelope.get("retryAfterDate"))
     return next((seconds for value in told if (seconds := _seconds(value)) is not None), None)
 
 
 def _seconds(value: Any) -> float | None:
-    """From a number, its digits, an HTTP date (RFC 9110 10.2.3) or an ISO 8601 date; never below zero."""
+    """Parse a number, its digits, an HTTP date (RFC 9110 10.2.3) or an ISO 8601 date; never below zero."""
     if isinstance(value, str):
         digits = value[:_MOST_WAIT_CHARS].strip()
         value = float(digits) if digits.isascii() and digits.isdigit() else _until(digits)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or (isinstance(value, float) and math.isnan(value))
+    ):
         return None
     return float(min(max(value, 0), _LONGEST_WAIT_S))
 

@@ -1,7 +1,7 @@
-"""Which parameters exist upstream, under which names, and who may set them (jina-api 1.3, 2.2, 6.3).
+"""Tables of the upstream's parameters: names, value ranges, who may set them (jina-api 1.3, 2.2, 6.3).
 
-One table per host. A name is looked up folded (no case, no separators), so `target_selector`,
-`targetSelector` and `X-Target-Selector` are the same parameter.
+One table per operation; jina/endpoints.py assigns them. Names are looked up folded (no case, no separators), so
+`target_selector`, `targetSelector` and `X-Target-Selector` are the same parameter.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from openapi_tool.jina.url_policy import MAX_URL_CHARS
 from openapi_tool.tools.arguments import fold
-from openapi_tool.tools.catalogue import Mode
+from openapi_tool.tools.catalogue import CATALOGUE
 
 MAX_TEXT_CHARS = 2_000
-MAX_URL_CHARS = 16_000
 MAX_LIST_ITEMS = 20
 _DIGITS = re.compile(r"[0-9]{1,12}")
 
 Convert = Callable[[Any], Any]
-"""A given value -> the upstream's value, None for "leave it out". Raises ValueError saying what fits."""
+"""Converts a given value to the upstream's; None means: do not send it. Raises ValueError with the allowed values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One upstream parameter: `name` in a JSON body (dots nest), `header` where a GET carries it.
+    """One upstream parameter: `name` in a JSON body (dots nest), `header` in a GET request.
 
-    Without a header a GET carries it in its query. `model` says whether a model may set it;
-    `declared`, whether only if the definition's `parameters` declare it (they cost more).
+    Without a header a GET request has it in the query. A model may set it if `model`, and with
+    `declared` only if the definition's `parameters` declare it (such parameters cost more).
     """
 
     name: str
@@ -79,7 +79,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _flag(value: Any) -> bool | None:
-    """True, or None: for these the upstream takes any value at all as true, so false is left out."""
+    """Return True, or None for false: the upstream takes any value as true, so false must not be sent."""
     if value is True or (isinstance(value, str) and value.lower() in ("true", "1", "yes")):
         return True
     if value is False or (isinstance(value, str) and value.lower() in ("false", "0", "no", "none", "")):
@@ -101,6 +101,24 @@ def _flag_or(*words: str) -> Convert:
         return value.lower() if isinstance(value, str) and value.lower() in words else _flag(value)
 
     return convert
+
+
+_COUNTRIES = {"uk": "gb"}
+_REGIONAL = frozenset({"zh-cn", "zh-tw", "zh-hk", "pt-br", "pt-pt", "es-419", "fr-ca"})
+_SCRIPTS = {"zh-hans": "zh-cn", "zh-hant": "zh-tw"}
+
+
+def _country(value: Any) -> str:
+    """Return a code as the upstream writes it; unknown ones as they are, for the upstream to refuse (jina-api 9)."""
+    code: str = _text(10)(value).lower()
+    return _COUNTRIES.get(code, code)
+
+
+def _language(value: Any) -> str:
+    """Return a code as the upstream writes it: with its region only where the upstream tells them apart."""
+    code: str = _text(20)(value).lower().replace("_", "-")
+    code = _SCRIPTS.get(code, code)
+    return code if code in _REGIONAL else code.partition("-")[0]
 
 
 def _object(value: Any) -> Mapping[str, Any]:
@@ -175,8 +193,8 @@ SEARCH: tuple[Parameter, ...] = (
     Parameter("q", _text(), aliases=("query",), model=True),
     Parameter("num", _integer(1, 20), aliases=("count",), model=True),
     Parameter("page", _integer(1, 1000), model=True),
-    Parameter("gl", _text(10), aliases=("country",), model=True),
-    Parameter("hl", _text(20), aliases=("language",), model=True),
+    Parameter("gl", _country, aliases=("country",), model=True),
+    Parameter("hl", _language, aliases=("language",), model=True),
     Parameter("location", _text(200), model=True),
     Parameter("site", _texts, aliases=("X-Site",), model=True),
     Parameter("ext", _texts, aliases=("X-Ext",), model=True),
@@ -192,8 +210,18 @@ SEARCH: tuple[Parameter, ...] = (
     *_PAGE,
 )
 
+
+def _content_or_none(value: Any) -> str:
+    if value is True or value is False:
+        return "content" if value else "no-content"
+    raise ValueError("must be true or false")
+
+
+WITH_CONTENT = Parameter("respondWith", _content_or_none, aliases=("with_content",), model=True)
+"""Argument `with_content` of the search tools; sets the same parameter as `format`, with a boolean."""
+
 MODEL_FORMATS = ("content", "markdown", "text", "html")
-"""What a model may ask for as `respondWith`; a search also takes `no-content`."""
+"""Values of `respondWith` that a model may use; a search also takes `no-content`."""
 
 REFUSED = frozenset(
     fold(name)
@@ -225,21 +253,8 @@ REFUSED = frozenset(
 """Folded names that nobody may send: credentials, impersonation, code, uploads (jina-api 6.3)."""
 
 
-_SUBJECTS = frozenset(
-    fold(name) for table in (READER[:1], SEARCH[:1]) for entry in table for name in (entry.name, *entry.aliases)
-)
-_NEVER_SECRET = REFUSED | _SUBJECTS | {"urls", "queries"}
-
-
-def may_never_take_a_secret(name: str) -> bool:
-    """Return whether an `envs` argument reaches a page, a URL or a third party, whoever set it.
-
-    The part before a dot counts: `customHeader.X` is a member of `customHeader`.
-    """
-    return fold(name.partition(".")[0].strip()) in _NEVER_SECRET
-
-
-def _index(parameters: tuple[Parameter, ...]) -> Mapping[str, Parameter]:
+def by_name(parameters: tuple[Parameter, ...]) -> Mapping[str, Parameter]:
+    """Return parameters by each of their names, folded and without dots."""
     return {
         fold(name).replace(".", ""): parameter
         for parameter in parameters
@@ -248,14 +263,34 @@ def _index(parameters: tuple[Parameter, ...]) -> Mapping[str, Parameter]:
     }
 
 
-_BY_NAME: Mapping[Mode, Mapping[str, Parameter]] = {"search": _index(SEARCH), "reader": _index(READER)}
+_DOCUMENTED = REFUSED | {tool.items for tool in CATALOGUE.values() if tool.items} | by_name((*SEARCH, *READER)).keys()
 
 OUTGOING_HEADERS = frozenset(
     parameter.header.lower() for parameter in (*SEARCH, *READER) if parameter.header is not None
 )
-"""Every header, in lower case, that a parameter may travel in."""
+"""All headers of parameters, in lower case."""
 
 
-def find_parameter(mode: Mode, name: str) -> Parameter | None:
-    """The parameter that `name` means for a search or a reader tool, None if there is none."""
-    return _BY_NAME[mode].get(fold(name).replace(".", ""))
+OWN_FIELD = "tenant"
+"""Folded prefix of the operator's own body members; no parameter of the upstream has it."""
+
+
+def is_documented(name: str) -> bool:
+    """Return whether a name, in any spelling, is a parameter of the upstream or of the built-in tools."""
+    return fold(name).partition(".")[0].strip() in _DOCUMENTED
+
+
+def secret_problem(name: str) -> str | None:
+    """Return why an `envs` argument other than `api_key` may not take a secret; None if it may.
+
+    An allow-list, since new parameters of the upstream are unknown here. Every documented parameter controls the
+    upstream, or is sent to a page, a search engine or a proxy (jina-api 1.3, 2.2). Only the operator's own body members
+    remain, which the upstream ignores unless it has agreed on them (jina-api 1.1).
+    """
+    folded = fold(name)
+    own = folded.removeprefix(OWN_FIELD)
+    if folded.startswith(OWN_FIELD) and own.isascii() and own.isalnum():
+        return None
+    if is_documented(name):
+        return "may never take a secret: a page, a search engine or a third party would see it"
+    return f"may not take a secret: only api_key may, and body members of your own, whose names begin with {OWN_FIELD}_"

@@ -1,59 +1,68 @@
-"""From a plan to the bytes of one upstream request, built from scratch (jina-api sections 0 to 2).
+"""Build the upstream request from resolved parameters (Jina-api 0-2 in docs/protocol-conformance.md).
 
-POST with a JSON body is the lossless form. A definition that says GET gets its GET, unless the plan
-cannot travel in one: a secret never goes into a URL, and neither do texts that no header can hold.
+POST with a JSON body can carry every parameter. A definition that asks for GET gets it, unless a parameter does not
+fit: secrets never go into a URL, and some texts fit into no header.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 from pydantic import SecretStr
 
 from openapi_tool import __version__
-from openapi_tool.jina.parameters import find_parameter
-from openapi_tool.jina.plan import Plan
+from openapi_tool.jina.endpoints import Endpoint, endpoint_of
+from openapi_tool.jina.failures import FAILURES, FailureTable
+from openapi_tool.jina.parameter_mapping import ResolvedParameters
 from openapi_tool.protocol.jsontext import dumps
-from openapi_tool.tools.catalogue import Mode
 from openapi_tool.tools.definition import ToolDefinition
 
 USER_AGENT = f"openapi-tool/{__version__}"
+_DNT = "DNT"  # parsed as a number: `true` is nothing (jina-api section 9)
 MAX_GET_URL_CHARS = 8_000
-_READER_URL = "/{url}"
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamRequest:
-    """A request as it leaves, but for the key; `target` is the percent-encoded path and query."""
+    """A request without its API key; `target` is the percent-encoded path and query.
+
+    `names` are the model's own for parameters, `failures` maps error responses to errors.
+    """
 
     method: str
     host: str
     target: str
     headers: Mapping[str, str]
     body: bytes | None
+    failures: FailureTable = field(default=FAILURES, repr=False)
+    names: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def build_request(definition: ToolDefinition, plan: Plan) -> UpstreamRequest:
-    """The one request of a call, in the form that its definition asks for."""
-    if definition.method == "GET" and (request := _get(definition, plan)) is not None:
+def build_request(definition: ToolDefinition, resolved: ResolvedParameters) -> UpstreamRequest:
+    """Return the request of a call, in the form that its definition asks for."""
+    endpoint = endpoint_of(definition)
+    if definition.method == "GET" and (request := _get(endpoint, definition.path, resolved)) is not None:
         return request
-    return _post(definition, plan)
+    return _post(endpoint, definition.path, resolved)
 
 
-def _post(definition: ToolDefinition, plan: Plan) -> UpstreamRequest:
+def _post(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> UpstreamRequest:
     body: dict[str, Any] = {}
     headers = {"Content-Type": "application/json"}
-    for name, value in (*plan.parameters.items(), *_opened(plan.secrets)):
-        parameter = find_parameter(definition.mode, name)
+    for name, value in (*resolved.parameters.items(), *_opened(resolved.secrets)):
+        parameter = endpoint.find(name)
         if parameter is not None and parameter.header_only and parameter.header:
             headers[parameter.header] = _header_text(value)
         else:
             _nest(body, name, value)
-    path = "/" if definition.path == _READER_URL else definition.path
-    return UpstreamRequest("POST", definition.host, path, _headers(headers), dumps(body))
+    operation = endpoint.operation
+    path = "/" if path == operation.template else path  # the page address is in the body
+    return UpstreamRequest(
+        "POST", operation.host, path, _headers(headers), dumps(body), endpoint.failures, resolved.names
+    )
 
 
 def _opened(secrets: Mapping[str, SecretStr]) -> Iterator[tuple[str, str]]:
@@ -67,18 +76,21 @@ def _nest(body: dict[str, Any], name: str, value: Any) -> None:
     body[leaf] = value
 
 
-def _get(definition: ToolDefinition, plan: Plan) -> UpstreamRequest | None:
-    """The GET form, or None where only a body holds the plan."""
-    if plan.secrets:
+def _get(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> UpstreamRequest | None:
+    """Return the GET form, None if the parameters need a body."""
+    if resolved.secrets:
         return None
     headers: dict[str, str] = {}
     query: list[str] = []
-    path = definition.path
-    for name, value in plan.parameters.items():
-        header = _header_of(definition.mode, name)
+    operation = endpoint.operation
+    for name, value in resolved.parameters.items():
+        parameter = endpoint.find(name)
+        header = parameter.header if parameter else None
         if header is not None:
-            headers[header] = _header_text(value)
-        elif name == "url":
+            if _would_be_split(name, value):
+                return None
+            headers[header] = "1" if header == _DNT else _header_text(value)
+        elif name == operation.main_parameter and operation.template:
             path = "/" + quote(value, safe="")
         elif isinstance(value, dict):
             return None
@@ -87,12 +99,13 @@ def _get(definition: ToolDefinition, plan: Plan) -> UpstreamRequest | None:
     target = path + ("?" + "&".join(query) if query else "")
     if len(target) > MAX_GET_URL_CHARS or not all(map(_fits_header, headers.values())):
         return None
-    return UpstreamRequest("GET", definition.host, target, _headers(headers), None)
+    return UpstreamRequest("GET", operation.host, target, _headers(headers), None, endpoint.failures, resolved.names)
 
 
-def _header_of(mode: Mode, name: str) -> str | None:
-    parameter = find_parameter(mode, name)
-    return parameter.header if parameter else None
+def _would_be_split(name: str, value: Any) -> bool:
+    """Return whether a header would not hold a selector: the server splits it at each comma, `:is(h1, h2)` too."""
+    texts = value if isinstance(value, list) else [value]
+    return name.endswith("Selector") and any(", " in text for text in texts)
 
 
 def _query(name: str, value: Any) -> Iterator[str]:
@@ -103,7 +116,7 @@ def _query(name: str, value: Any) -> Iterator[str]:
 
 def _header_text(value: Any) -> str:
     if isinstance(value, bool):
-        return "true"
+        return "true"  # parameters never hold False: the upstream takes any value as true (jina/parameters.py)
     return ", ".join(value) if isinstance(value, list) else str(value)
 
 
@@ -112,4 +125,5 @@ def _fits_header(text: str) -> bool:
 
 
 def _headers(parameters: Mapping[str, str]) -> dict[str, str]:
+    """Return all headers. `identity` asks for no compression: a small body could unpack to any size."""
     return {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": USER_AGENT, **parameters}

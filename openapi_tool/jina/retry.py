@@ -1,19 +1,20 @@
-"""Asking the upstream again, where the failure says that it is worth it and the deadline allows (jina-api section 4).
+"""Retry of upstream requests, if the error is retryable and the deadline allows (jina-api section 4).
 
-Search and reader requests change nothing at the upstream, so repeating one is safe.
+Search and reader requests are idempotent.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TypeVar, cast
 
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
-from tenacity.wait import wait_base, wait_random
+from tenacity import RetryCallState, wait_exception, wait_exponential_jitter, wait_random
 
+from openapi_tool.options import RetryOptions
 from openapi_tool.protocol.errors import ToolError
+from openapi_tool.retrying import retried
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.deadline import Deadline
 
@@ -22,61 +23,39 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class RetryOptions:
-    """At most so many repeats; waits in seconds, the first and the longest, where the upstream names none."""
+async def with_retries(
+    ask: Callable[[], Awaitable[T]], options: RetryOptions, deadline: Deadline, least_s: float = 0.0
+) -> T:
+    """Return the result of `ask`, retried as its ToolErrors allow; raise the last one rather than miss the deadline.
 
-    max_repeats: int
-    first_wait_s: float
-    max_wait_s: float
-
-
-async def with_retries(ask: Callable[[], Awaitable[T]], options: RetryOptions, deadline: Deadline) -> T:
-    """The answer of `ask`, repeated as its ToolErrors say; never waits past the deadline, but raises the last error."""
-    try:
-        return await ask()
-    except ToolError as error:
-        failed = [error]
-
-    async def again() -> T:
-        if failed:
-            raise failed.pop()
-        return await ask()
+    Nothing is retried with less than `least_s` seconds left.
+    """
 
     def hopeless(state: RetryCallState) -> bool:
         error = _error(state)
         return (
-            state.attempt_number > min(error.repeats, options.max_repeats)
-            or (state.upcoming_sleep or 0.0) >= deadline.remaining()
+            state.attempt_number > min(error.repeats, options.max_retries)
+            or (state.upcoming_sleep or 0.0) + least_s >= deadline.remaining()
         )
 
-    async for attempt in AsyncRetrying(
-        retry=retry_if_exception_type(ToolError),
-        wait=_Wait(options),
-        stop=hopeless,
-        before_sleep=_log_retry,
-        reraise=True,
-    ):
-        with attempt:
-            return await again()
-    raise AssertionError("retrying never ends without a result")
+    return await retried(ask, on=ToolError, wait=_wait(options), stop=hopeless, before_sleep=_log_retry)
 
 
-class _Wait(wait_base):
-    """What the upstream asks for, else exponential; jittered both, so that callers do not come back together."""
+@functools.lru_cache(maxsize=4)  # a service has one set of options
+def _wait(options: RetryOptions) -> Callable[[RetryCallState], float]:
+    """Return the wait before a repeat: Retry-After, else exponential back-off; both with jitter."""
+    first = options.initial_backoff_s
+    backoff = wait_exponential_jitter(multiplier=first, max=options.max_backoff_s, jitter=first)
+    named = wait_exception(_retry_after) + wait_random(0, first)
+    return lambda state: (backoff if _error(state).retry_after is None else named)(state)
 
-    def __init__(self, options: RetryOptions) -> None:
-        first = options.first_wait_s
-        self._backoff = wait_exponential_jitter(multiplier=first, max=options.max_wait_s, jitter=first)
-        self._spread = wait_random(0, first)
 
-    def __call__(self, retry_state: RetryCallState) -> float:
-        asked = _error(retry_state).retry_after
-        return self._backoff(retry_state) if asked is None else asked + self._spread(retry_state)
+def _retry_after(error: BaseException) -> float:
+    return cast("ToolError", error).retry_after or 0.0
 
 
 def _error(state: RetryCallState) -> ToolError:
-    """What made the attempt fail; nothing but a ToolError is retried."""
+    """Return the error of the attempt; only ToolErrors are retried."""
     return cast("ToolError", state.outcome and state.outcome.exception())
 
 
@@ -84,7 +63,7 @@ def _log_retry(state: RetryCallState) -> None:
     error = _error(state)
     metrics.UPSTREAM_RETRIES.labels(error.code).inc()
     log.info(
-        "asking the upstream again",
+        "retrying an upstream request",
         extra={
             "action": "upstream.retry",
             "attempt": state.attempt_number,

@@ -1,4 +1,4 @@
-"""What a database role needs, and nothing more (protocol section 6): as statements, and as a question."""
+"""Least privileges of the database roles (protocol section 6), as GRANT statements and as a query for missing ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NO_ROLES = ("public", "none")
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Privileges on tables, in SQL's words."""
+    """Privileges on tables, as written in a GRANT statement."""
 
     privileges: tuple[str, ...]
     tables: tuple[str, ...]
@@ -28,7 +28,7 @@ REGISTRATION = (
 
 
 def grant_statements(role: str, *, registration: bool = False) -> list[str]:
-    """The statements that give `role` what the executor needs, and what registering tools needs on top.
+    """Return the GRANT statements for a role of the executor, with `registration` also for registering tools.
 
     Raises ValueError for a name that no role can have.
     """
@@ -41,21 +41,23 @@ def grant_statements(role: str, *, registration: bool = False) -> list[str]:
 
 
 def quoted_role(role: str) -> str:
-    """A role's name as an SQL identifier.
+    """Return a role's name as a quoted SQL identifier.
 
-    Raises ValueError for what PostgreSQL would cut off, or would take for everybody even in quotes.
+    Raises ValueError for a name that PostgreSQL would truncate, and for `public` and `none`, which are keywords even in
+    quotes: a grant to `public` would be a grant to everybody.
     """
     if role in _NO_ROLES:
-        raise ValueError(f"{role!r} is no role's name: PostgreSQL has another meaning for it, even in quotes")
+        raise ValueError(f"{role!r} cannot be a role's name: PostgreSQL reads it as a keyword, even in quotes")
     if not role.isprintable() or not 0 < len(role.encode()) <= _LONGEST_NAME_BYTES:
-        raise ValueError(f"a role's name has 1 to {_LONGEST_NAME_BYTES} bytes, all of them printable")
+        raise ValueError(f"a role's name must have 1 to {_LONGEST_NAME_BYTES} bytes, all of them printable")
     return '"' + role.replace('"', '""') + '"'
 
 
 def _missing() -> str:
-    """Asks for what this connection's role lacks of the executor's grants, as text; null where it lacks nothing.
+    """Return a query for the grants that the connection's role lacks, as one text; null if it lacks none.
 
-    A grant on some columns counts, because the kernel's operator may be stricter than we ask.
+    A grant on some columns counts as the grant: the kernel's operator may restrict the role to the columns in use, and
+    `inspection` finds a column that is missing.
     """
     needed = ", ".join(
         f"('{privilege}', '{table}')" for grant in EXECUTOR for privilege in grant.privileges for table in grant.tables

@@ -1,4 +1,4 @@
-"""Definitions in `resource.tools`, changed under the rules of the kernel's management API (protocol section 4)."""
+"""Store of tool definitions in `resource.tools`, with the rules of the kernel's management API (protocol section 4)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from typing import Any
 import asyncpg
 
 from openapi_tool.protocol.jsontext import dumps, loads
-from openapi_tool.tools.lint import RESERVED_NAMES
-from openapi_tool.tools.registry import COLUMNS, RegistryError, stored_row
+from openapi_tool.tools.naming import RESERVED_NAMES
+from openapi_tool.tools.registry import COLUMNS, RegistryError, RegistryUnreachable, stored_row
 
 _CONNECTIONS = 4
 _EXTERNAL = ".cmd.tool."
-_SELECT = f"select {', '.join(COLUMNS)} from resource.tools where project_id = $1"  # noqa: S608 - constants only
+_MAX_JSON_BYTES = 1_000_000
+_SHOWN = ", ".join(
+    f"case when octet_length({name}::text) <= {_MAX_JSON_BYTES} then {name} "
+    f"else to_jsonb(format('%s bytes: too large to show', octet_length({name}::text))) end as {name}"
+    if name in ("parameters", "options")
+    else name
+    for name in COLUMNS
+)
+_SELECT = f"select {_SHOWN} from resource.tools where project_id = $1"  # noqa: S608 - constants only
 _UPSERT = """
 insert into resource.tools
     (project_id, tool_name, description, target_subject, after_execution, parameters, options)
@@ -28,7 +36,7 @@ _DELETE = "delete from resource.tools where project_id = $1 and tool_name = $2 r
 
 
 class ToolRows:
-    """The definitions of projects, straight in the kernel's database."""
+    """Tool definitions in the kernel's database."""
 
     def __init__(self, pool: asyncpg.Pool) -> None:
         self._pool = pool
@@ -36,8 +44,8 @@ class ToolRows:
     @classmethod
     @asynccontextmanager
     async def open(cls, dsn: str, timeout_s: float) -> AsyncIterator[ToolRows]:
-        """Connect; a connection or a statement may take `timeout_s` seconds. Raises RegistryError."""
-        with _told():
+        """Connect to PostgreSQL; a connection or a statement may take `timeout_s` seconds. Raises RegistryError."""
+        with _translate_errors():
             pool = await asyncpg.create_pool(
                 dsn,
                 min_size=1,
@@ -54,38 +62,38 @@ class ToolRows:
             await pool.close()
 
     async def rows(self, project_id: str) -> list[dict[str, Any]]:
-        """Every definition of a project, by name. Raises RegistryError, also where there is no such project."""
-        with _told():
+        """Return the definitions of a project, ordered by name. Raises RegistryError, also for an unknown project."""
+        with _translate_errors():
             await self._check_project(project_id)
             found = await self._pool.fetch(f"{_SELECT} order by tool_name", project_id)
         return [stored_row(row) for row in found]
 
     async def row(self, project_id: str, tool_name: str) -> dict[str, Any] | None:
-        """One definition, None where there is none. Raises RegistryError, also where there is no such project."""
-        with _told():
+        """Return a definition, or None. Raises RegistryError, also for an unknown project."""
+        with _translate_errors():
             await self._check_project(project_id)
             found = await self._pool.fetchrow(f"{_SELECT} and tool_name = $2", project_id, tool_name)
         return stored_row(found) if found else None
 
     async def put(self, project_id: str, row: Mapping[str, Any]) -> None:
-        """Make or replace a definition. Raises RegistryError."""
+        """Create or replace a definition. Raises RegistryError."""
         self._check_name(row["tool_name"])
         if row["parameters"] is None or row["options"] is None:
             raise RegistryError("parameters and options must be objects")
-        with _told():
+        with _translate_errors():
             done = await self._pool.fetchval(_UPSERT, project_id, *(row[name] for name in COLUMNS))
         if done is None:
             raise RegistryError(f"not_found: there is no project {project_id!r}")
 
     async def delete(self, project_id: str, tool_name: str) -> bool:
-        """Take a definition away; False where there was none. Raises RegistryError."""
+        """Delete a definition; return False where there was none. Raises RegistryError."""
         self._check_name(tool_name)
         row = await self.row(project_id, tool_name)
         if row is None:
             return False
         if _EXTERNAL not in (row["target_subject"] or ""):
             raise RegistryError(f"bad_request: {tool_name!r} is no external tool; the kernel keeps it")
-        with _told():
+        with _translate_errors():
             return await self._pool.fetchval(_DELETE, project_id, tool_name) is not None
 
     async def _check_project(self, project_id: str) -> None:
@@ -99,14 +107,24 @@ class ToolRows:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError) as error:
+    except (OSError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.CannotConnectNowError) as error:
+        raise RegistryUnreachable(f"PostgreSQL: {type(error).__name__}: {error}; check PG_DSN") from error
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
         raise RegistryError(f"PostgreSQL: {type(error).__name__}: {error}") from error
 
 
 async def _prepare_connection(connection: asyncpg.Connection) -> None:
     await connection.set_type_codec(
-        "jsonb", schema="pg_catalog", encoder=lambda value: dumps(value).decode(), decoder=loads
+        "jsonb", schema="pg_catalog", encoder=lambda value: dumps(value).decode(), decoder=_json_or_text
     )
+
+
+def _json_or_text(text: str) -> Any:
+    """Return the parsed value, or the text if the parser refuses it, so that one bad row does not hide the others."""
+    try:
+        return loads(text)
+    except ValueError:
+        return text

@@ -1,45 +1,49 @@
-"""The executor's port to the kernel's tables."""
+"""Pool of connections to the kernel's database, with the statements of a call."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
 
-from openapi_tool.kernel import statements
-from openapi_tool.kernel.grants import MISSING
+from openapi_tool.fair_semaphore import FairSemaphore
+from openapi_tool.kernel import v1r4
+from openapi_tool.kernel.failures import ReadOnly, translate_connection_errors, translate_statement_errors
+from openapi_tool.kernel.inspection import check_access, inspect
 from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.jsontext import dumps, loads
 from openapi_tool.protocol.records import (
     Artifact,
-    CallKey,
     CallRecords,
-    CardRecord,
-    EarlierResult,
-    RequestEdgeRecord,
-    TargetRecord,
-    ToolRecord,
 )
 from openapi_tool.protocol.report import Report
-from openapi_tool.tools.naming import unmangled
 
 _JSONB_VERSION = b"\x01"
-_REMEDY = "Only an operator can mend this: `openapi-tool sql grants` prints what the role needs"
+_IDLE_S = 30.0  # after which a connection is closed; the health check keeps one in use
+_NO_PROJECT = ""
+_RETRY_POOL_S = 0.05
+_CHECK_S = 2.0  # limit of each step of a health check, so that a database that hangs is noticed soon
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """How many connections, how long to wait for one or for a statement (seconds)."""
+    """Pool size, and the timeout of a connection or a statement in seconds.
+
+    `where` (hosts, ports, database) is for messages. With `inspected` a database in which calls cannot be committed is
+    refused; readers do not need that.
+    """
 
     dsn: str = field(repr=False)
     size: int
     timeout_s: float
     prepared_statements: bool
+    inspected: bool = True
+    where: str = ""
 
 
 class KernelStore:
@@ -47,110 +51,135 @@ class KernelStore:
 
     def __init__(self, pool: asyncpg.Pool, timeout_s: float) -> None:
         self._pool = pool
+        self._permits = FairSemaphore(pool.get_max_size())
         self._timeout_s = timeout_s
 
     @classmethod
     async def open(cls, options: PoolOptions) -> KernelStore:
-        """Connect. Raises Unavailable when the database cannot be reached."""
-        with _unavailable():
+        """Open a pool with one connection. Raises Unavailable, also if the inspection fails."""
+        with translate_connection_errors():
             pool = await asyncpg.create_pool(
                 options.dsn,
-                min_size=1,
+                min_size=0,  # above 0 the driver reconnects on its own during an outage and logs a traceback each time
                 max_size=options.size,
+                max_inactive_connection_lifetime=_IDLE_S,
                 timeout=options.timeout_s,
                 command_timeout=options.timeout_s,
                 statement_cache_size=100 if options.prepared_statements else 0,
-                init=_prepare_connection,
+                init=_prepare_and_inspect if options.inspected else _prepare_connection,
                 reset=_keep_connection,
                 server_settings={"application_name": "openapi-tool"},
             )
-        return cls(pool, options.timeout_s)
+        store = cls(pool, options.timeout_s)
+        try:
+            async with store._connection(_NO_PROJECT):
+                return store
+        except BaseException:
+            pool.terminate()
+            raise
 
-    async def ping(self) -> None:
-        """Ask the database whether we may do what calls need. Raises Unavailable."""
-        async with self._connection() as connection:
-            missing = await connection.fetchval(MISSING)
-        if missing:
-            raise Unavailable(f"PostgreSQL: missing: {missing}. {_REMEDY}")
+    async def ping(self, *, thorough: bool = False) -> None:
+        """Check privileges and writability; with `thorough` also statements and indexes, as on a new connection.
+
+        Raises Unavailable.
+        """
+        timeout_s = min(_CHECK_S, self._timeout_s)
+        async with self._connection(_NO_PROJECT, timeout_s) as connection:
+            await (inspect if thorough else check_access)(connection, timeout_s)
 
     async def answered(self, project_id: str, tool_call_id: str) -> bool:
-        """Whether a call of a project has a result. Raises Unavailable."""
-        async with self._connection() as connection:
-            return bool(await connection.fetchval(statements.ANSWERED, project_id, tool_call_id))
+        """Return whether a call of a project has a result. Raises Unavailable."""
+        async with self._connection(project_id) as connection:
+            return bool(await connection.fetchval(v1r4.ANSWERED, project_id, tool_call_id))
 
-    async def load(self, key: CallKey) -> CallRecords:
-        """Everything that is known of a call, in one round trip. Raises Unavailable."""
-        async with self._connection() as connection:
-            row = await connection.fetchrow(
-                statements.LOAD,
-                key.project_id,
-                key.card_id,
-                key.tool_call_id,
-                key.agent_id,
-                key.agent_turn_id,
-                key.turn_epoch or 0,
-                key.tool_name,
-                key.tool_name and unmangled(key.tool_name),
-            )
-        return _records(row)
+    async def load(self, command: Command) -> CallRecords:
+        """Load the records of a call in one round trip. Raises Unavailable."""
+        async with self._connection(command.identity.project_id) as connection:
+            row = await connection.fetchrow(v1r4.LOAD, *v1r4.call_values(command))
+            if row["read_only"]:
+                raise ReadOnly
+        return v1r4.call_records(row)
+
+    async def last_answer_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
+        """Return how many seconds ago the last call of a step was answered, None if none was. Raises Unavailable."""
+        async with self._connection(project_id) as connection:
+            age_s: float | None = await connection.fetchval(v1r4.LAST_ANSWER, project_id, agent_turn_id, step_id)
+        return age_s
 
     async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None = None) -> bool:
         """Write card, artifact, inbox row and edge, all or nothing.
 
-        False when nothing was written: the call has a result by now, or its turn or request edge
-        is gone. Raises Unavailable.
+        Return False if nothing was written: since the load the call got a result, or its turn or request edge was
+        deleted. Raises Unavailable.
         """
-        kept = (artifact.card_id, artifact.content, artifact.metadata, artifact.ttl_s) if artifact else (None,) * 4
-        return await self._write(statements.COMMIT, card.card_id, report, card.content, card.metadata, *kept)
+        stored = (artifact.card_id, artifact.content, artifact.metadata, artifact.ttl_s) if artifact else (None,) * 4
+        return await self._write(v1r4.COMMIT, card.card_id, report, card.content, card.metadata, *stored)
 
     async def report(self, card_id: str, report: Report) -> bool:
-        """Write inbox row and edge for a result card that is already there; as `commit` otherwise."""
-        return await self._write(statements.REPORT, card_id, report)
+        """Write inbox row and edge for a result card that exists already; otherwise as `commit`."""
+        return await self._write(v1r4.REPORT, card_id, report)
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
-        """At most `chars` characters from `start` of an agent's live artifact, None without one. Raises Unavailable."""
-        async with self._connection() as connection:
-            row = await connection.fetchrow(statements.ARTIFACT, project_id, agent_id, card_id, start, chars)
-        return None if row is None else Artifact(card_id, row["chars"], row["sha256"], row["text"])
+        """Return up to `chars` characters from `start` of an agent's live artifact, or None. Raises Unavailable."""
+        async with self._connection(project_id) as connection:
+            row = await connection.fetchrow(v1r4.ARTIFACT, project_id, agent_id, card_id, start, chars)
+        return None if row is None else Artifact(card_id, row["chars"], row["sha256"], row["text"], row["items"])
 
     async def _write(self, statement: str, card_id: str, report: Report, *card: Any) -> bool:
-        async with self._connection() as connection:
+        async with self._connection(report.project_id) as connection:
             try:
-                written = await connection.fetchval(
-                    statement,
-                    report.project_id,
-                    card_id,
-                    report.inbox_id,
-                    report.agent_id,
-                    report.channel_id,
-                    report.tool_call_id,
-                    report.agent_turn_id,
-                    report.turn_epoch,
-                    report.context_headers,
-                    report.payload,
-                    report.edge_id,
-                    report.actor_id,
-                    report.depth,
-                    report.trace_id,
-                    report.parent_step_id,
-                    report.edge_metadata,
-                    report.target_inbox_id,
-                    report.request_edge_id,
-                    *card,
-                )
+                written = await connection.fetchval(statement, *v1r4.report_values(card_id, report), *card)
             except asyncpg.UniqueViolationError:
                 return False
         return bool(written)
 
     @contextlib.asynccontextmanager
-    async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
-        with _unavailable():
-            async with asyncio.timeout(self._timeout_s) as patience, self._pool.acquire() as connection:
-                patience.reschedule(None)
-                yield connection
+    async def _connection(self, project_id: str, timeout_s: float | None = None) -> AsyncIterator[asyncpg.Connection]:
+        """Yield a connection of the pool, which projects share fairly.
+
+        Raises Unavailable for an error of the database; a defect of the statement is raised unchanged.
+        """
+        timeout_s = timeout_s or self._timeout_s
+        try:
+            connection = await self._acquire(project_id, timeout_s)
+            try:
+                with translate_statement_errors():
+                    yield connection
+            finally:
+                await self._release(project_id, connection, timeout_s)
+        except ReadOnly:
+            await self._pool.expire_connections()  # after a failover, new connections may reach the new primary
+            raise
+
+    async def _acquire(self, project_id: str, timeout_s: float) -> asyncpg.Connection:
+        with translate_connection_errors():
+            async with asyncio.timeout(timeout_s):
+                await self._permits.take(project_id)
+                try:
+                    return await self._connected()
+                except BaseException:
+                    self._permits.give(project_id)
+                    raise
+
+    async def _connected(self) -> asyncpg.Connection:
+        """Return a connection; if the server refuses another one, wait for one of the pool to become idle."""
+        while True:
+            try:
+                return await self._pool.acquire()
+            except asyncpg.TooManyConnectionsError:
+                if not self._pool.get_size():
+                    raise
+            await asyncio.sleep(_RETRY_POOL_S)
+
+    async def _release(self, project_id: str, connection: asyncpg.Connection, timeout_s: float) -> None:
+        try:
+            with translate_connection_errors():
+                await self._pool.release(connection, timeout=timeout_s)
+        finally:
+            self._permits.give(project_id)
 
     async def aclose(self) -> None:
-        """Close every connection, waiting no longer than one statement may take."""
+        """Close every connection; terminate those that are still in use after `timeout_s`."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._pool.close()
@@ -158,102 +187,31 @@ class KernelStore:
             self._pool.terminate()
 
 
-@contextlib.contextmanager
-def _unavailable() -> Any:
-    try:
-        yield
-    except (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError):
-        raise  # what was said to the database is wrong, which no waiting mends
-    except (asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedTableError) as denial:
-        raise Unavailable(f"PostgreSQL: {denial} (SQLSTATE {denial.sqlstate}). {_REMEDY}") from denial
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError) as error:
-        raise Unavailable(f"PostgreSQL: {type(error).__name__}: {error}") from error
-
-
 async def _prepare_connection(connection: asyncpg.Connection) -> None:
-    await connection.set_type_codec(
-        "jsonb", schema="pg_catalog", encoder=_encode_jsonb, decoder=_decode_jsonb, format="binary"
-    )
+    with translate_connection_errors():
+        await connection.set_type_codec(
+            "jsonb", schema="pg_catalog", encoder=_encode_jsonb, decoder=_decode_jsonb, format="binary"
+        )
+
+
+async def _prepare_and_inspect(connection: asyncpg.Connection) -> None:
+    await _prepare_connection(connection)
+    with translate_connection_errors():
+        await inspect(connection)
 
 
 async def _keep_connection(connection: asyncpg.Connection) -> None:
-    """No reset statement on release: this room leaves no session state behind."""
+    """Replace the driver's reset, a round trip on each release: no statement here leaves session state behind."""
 
 
 def _encode_jsonb(value: object) -> bytes:
-    """The binary form of jsonb; a `bytearray` is JSON already."""
+    """Return the binary form of jsonb; a `bytearray` contains JSON already."""
     return _JSONB_VERSION + (value if isinstance(value, bytearray) else dumps(value))
 
 
 def _decode_jsonb(data: bytes) -> Any:
-    """The value; None for one that jsonb holds but no parser takes (nested too deeply, absurd numbers)."""
+    """Return the parsed value, or None if jsonb accepted what the parser refuses (deep nesting, huge numbers)."""
     try:
         return loads(data[1:])
     except ValueError:
         return None
-
-
-def _records(row: Mapping[str, Any]) -> CallRecords:
-    return CallRecords(
-        card=_card(row),
-        tool=_tool(row),
-        worker_target=row["worker_target"],
-        target=_target(row),
-        request_edge=None if row["edge_id"] is None else RequestEdgeRecord(row["edge_id"], row["recursion_depth"]),
-        earlier=_earlier(row),
-        reported_inbox_id=row["reported_inbox_id"],
-    )
-
-
-def _card(row: Mapping[str, Any]) -> CardRecord | None:
-    if row["call_card_id"] is None:
-        return None
-    metadata = row["call_metadata"]
-    return CardRecord(
-        card_id=row["call_card_id"],
-        tool_call_id=row["call_tool_call_id"],
-        content=row["call_content"],
-        metadata=metadata if isinstance(metadata, dict) else {},
-        oversized=row["call_fits"] is False,
-    )
-
-
-def _tool(row: Mapping[str, Any]) -> ToolRecord | None:
-    if row["tool_name"] is None:
-        return None
-    parameters, options, oversized = row["parameters"], row["options"], row["tool_fits"] is False
-    return ToolRecord(
-        tool_name=row["tool_name"],
-        after_execution=row["after_execution"],
-        parameters=parameters,
-        options=options,
-        oversized=oversized,
-        unreadable=not oversized and row["tool_objects"] and (parameters is None or options is None),
-    )
-
-
-def _target(row: Mapping[str, Any]) -> TargetRecord | None:
-    if row["target_inbox_id"] is None:
-        return None
-    headers = row["target_headers"]
-    return TargetRecord(
-        inbox_id=row["target_inbox_id"],
-        message_type=row["target_message_type"],
-        channel_id=row["target_channel_id"],
-        agent_turn_id=row["target_turn_id"],
-        turn_epoch=row["target_epoch"],
-        context_headers=headers if isinstance(headers, dict) else {},
-        oversized=row["target_fits"] is False,
-    )
-
-
-def _earlier(row: Mapping[str, Any]) -> EarlierResult | None:
-    if row["result_card_id"] is None:
-        return None
-    return EarlierResult(
-        card_id=row["result_card_id"],
-        author_id=row["result_author"],
-        live=row["result_live"],
-        content={"status": row["result_status"], "after_execution": row["result_after"]},
-        report_headers=row["report_headers"],
-    )

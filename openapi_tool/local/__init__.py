@@ -1,1 +1,1 @@
-"""The embedded stack for people and tests: PostgreSQL, NATS, a Jina double, and a player of the kernel."""
+"""Embedded stack for demonstrations and tests: PostgreSQL, NATS, a Jina double, and a simulated kernel."""

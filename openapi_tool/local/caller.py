@@ -1,7 +1,6 @@
-"""Plays the kernel's side of a call: project, roster, tools, then card, edge, anchor and command.
+"""Simulate the kernel's side of a call: project, roster, tools, then card, edge, anchor row and command.
 
-Also plays as much of the worker as a demonstration or a test needs: it hears the doorbell and reads
-the inbox.
+Also simulates what a demonstration or a test needs of the worker: receives the doorbell and reads the inbox.
 """
 
 from __future__ import annotations
@@ -38,16 +37,14 @@ ERRORS: tuple[type[Exception], ...] = (
     Unavailable,
     OSError,
 )
-"""What PostgreSQL and NATS raise when they are away or refuse."""
+"""Exceptions of PostgreSQL and NATS if they are unavailable or refuse."""
 
-_POLL_S = 0.2
-_GRACE_S = 1.0
-_CONNECT_S = 10.0
+_POLL_S, _GRACE_S, _CONNECT_S = 0.2, 1.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedCall:
-    """A call as the kernel placed it: the rows' ids and the command as published."""
+    """A call as the kernel saved and published it: ids of the rows, and the command."""
 
     project_id: str
     channel_id: str
@@ -66,7 +63,7 @@ class PlacedCall:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back: rows as dictionaries, the doorbell's message, when it rang (seconds since the epoch)."""
+    """Result of a call: rows as dictionaries, the doorbell's message, its arrival in seconds since the epoch."""
 
     card: Mapping[str, Any]
     inbox_row: Mapping[str, Any]
@@ -76,20 +73,18 @@ class Answer:
 
 
 class Caller:
-    """The kernel, as far as a tool executor can tell."""
+    """The parts of the kernel that a tool executor interacts with."""
 
     def __init__(self, database: asyncpg.Connection, client: Client) -> None:
-        self.database = database
-        self.client = client
+        self.database, self.client = database, client
         self._doorbells: dict[str, asyncio.Future[tuple[float, Msg]]] = {}
         self._lock = asyncio.Lock()
-        self.last_sequence = 0
-        """Place in the stream of the last command that was sent."""
+        self.last_sequence = 0  # place in the stream of the last command that was sent
 
     @classmethod
     @asynccontextmanager
     async def connect(cls, dsn: str, nats_url: str) -> AsyncIterator[Caller]:
-        """Connect, make the kernel's stream where it is missing, and listen for doorbells."""
+        """Connect, create the kernel's stream if it is missing, and subscribe to doorbells."""
         async with cls.open(dsn, servers=nats_url) as caller:
             await caller.make_stream()
             await caller.listen(f"cg.{VERSION}.*.*.cmd.agent.*.wakeup")
@@ -111,7 +106,7 @@ class Caller:
             yield cls(database, client)
 
     async def make_stream(self, metadata: Mapping[str, str] | None = None, *, replicas: int = 1) -> None:
-        """Make the kernel's stream with so many `replicas`, if it is not there."""
+        """Create the kernel's stream with `replicas` replicas if it is missing."""
         await self.client.jetstream().add_stream(
             StreamConfig(
                 name=STREAM,
@@ -123,7 +118,7 @@ class Caller:
         )
 
     async def listen(self, subject: str) -> None:
-        """Hear the doorbells on `subject`."""
+        """Subscribe to the doorbells on `subject`."""
         await self.client.subscribe(subject, cb=self._hear)
 
     async def _hear(self, message: Msg) -> None:
@@ -136,27 +131,27 @@ class Caller:
         return self._doorbells.setdefault(turn_id, asyncio.get_running_loop().create_future())
 
     async def forget_streams(self) -> None:
-        """Remove every stream of the server, their consumers with them."""
+        """Delete every stream of the server with its consumers."""
         jetstream = self.client.jetstream()
         for stream in await jetstream.streams_info():
             await jetstream.delete_stream(str(stream.config.name))
 
     async def furnish(self, project_id: str, agent_id: str, tools: Iterable[Mapping[str, Any]]) -> None:
-        """A project with an agent and tools."""
+        """Add a project with an agent and tools."""
         await self.add_project(project_id)
         await self.add_agent(project_id, agent_id)
         for tool in tools:
             await self.add_tool(project_id, tool)
 
     async def add_project(self, project_id: str) -> None:
-        """A project, if it is not there."""
+        """Add a project if it is missing."""
         await self.database.execute(
             "insert into public.projects (project_id, title, owner_id) values ($1, $1, 'owner') on conflict do nothing",
             project_id,
         )
 
     async def add_agent(self, project_id: str, agent_id: str, worker_target: str = WORKER_TARGET) -> None:
-        """An agent in the project's roster."""
+        """Add an agent to the project's roster."""
         await self.database.execute(
             "insert into resource.project_agents (project_id, agent_id, profile_box_id, worker_target) "
             "values ($1, $2, $3, $4) on conflict do nothing",
@@ -167,7 +162,7 @@ class Caller:
         )
 
     async def add_tool(self, project_id: str, tool: Mapping[str, Any]) -> None:
-        """A tool definition: `tool_name`, `target_subject`, `after_execution`, `parameters`, `options`."""
+        """Add a tool definition: `tool_name`, `target_subject`, `after_execution`, `parameters`, `options`."""
         await self.database.execute(
             "insert into resource.tools "
             "(project_id, tool_name, description, parameters, target_subject, after_execution, options) "
@@ -198,34 +193,39 @@ class Caller:
         card_metadata: Mapping[str, Any] | None = None,
         publish: bool = True,
     ) -> PlacedCall:
-        """Save card, request edge and anchor, then send the command, in the kernel's order (section 9)."""
+        """Save card, request edge and anchor row, then publish the command, in the kernel's order (section 9)."""
         subject = subject or f"cg.{VERSION}.{project_id}.{channel_id}.cmd.tool.jina.{suffix}"
         body = {"tool_name": tool_name, "after_execution": after_execution}
-        call = _new_call(project_id, channel_id, agent_id, subject, body)
-        await self._save_card(call, tool_name, arguments, card_metadata or {})
-        async with self._lock, self.database.transaction():
-            await self._save_edge(call)
-            await self._save_anchor(call)
+        call = new_call(project_id, channel_id, agent_id, subject, body)
+        await self.save(call, arguments, card_metadata or {})
         if publish:
             await self.publish(call)
         return call
 
+    async def save(self, call: PlacedCall, arguments: Any, card_metadata: Mapping[str, Any]) -> None:
+        """Save the card, request edge and anchor of a call."""
+        await self._save_card(call, arguments, card_metadata)
+        async with self._lock, self.database.transaction():
+            await self._save_edge(call)
+            await self._save_anchor(call)
+
     async def publish(
         self, call: PlacedCall, *, headers: Mapping[str, str] | None = None, data: bytes | None = None
-    ) -> None:
-        """Send a call's command, or another one in its place."""
+    ) -> int:
+        """Publish a call's command, or the given one instead; return its stream sequence."""
         acknowledged = await self.client.jetstream().publish(
             call.subject,
             orjson.dumps(call.body) if data is None else data,
             headers=dict(call.headers if headers is None else headers),
         )
         self.last_sequence = max(self.last_sequence, acknowledged.seq)
+        return acknowledged.seq
 
-    async def _save_card(self, call: PlacedCall, tool_name: str, arguments: Any, more: Mapping[str, Any]) -> None:
+    async def _save_card(self, call: PlacedCall, arguments: Any, more: Mapping[str, Any]) -> None:
         content = {
             "__type__": "ToolCallContent",
             "status": "called",
-            "tool_name": tool_name,
+            "tool_name": call.body["tool_name"],
             "arguments": arguments,
             "target_subject": call.subject,
         }
@@ -283,13 +283,13 @@ class Caller:
         )
 
     async def answer(self, call: PlacedCall, timeout_s: float) -> Answer:
-        """Wait for the doorbell of a call and read what was written. Raises TimeoutError."""
+        """Wait for the doorbell of a call and read its result. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
             rung_at, message = await self._doorbell(call.agent_turn_id)
         return await self.read_answer(call, _shown(message), rung_at)
 
     async def answer_or_row(self, call: PlacedCall, timeout_s: float) -> Answer:
-        """The same, but the row alone will do where no doorbell follows it soon. Raises TimeoutError."""
+        """Do the same, but accept the row without a doorbell if none follows soon. Raises TimeoutError."""
         heard = self._doorbell(call.agent_turn_id)
         async with asyncio.timeout(timeout_s):
             while not heard.done() and not (await self.read_answer(call)).inbox_row:
@@ -303,7 +303,7 @@ class Caller:
     async def read_answer(
         self, call: PlacedCall, doorbell: Mapping[str, Any] | None = None, rung_at: float | None = None
     ) -> Answer:
-        """What is written for a call now; empty where there is no such row."""
+        """Return the rows of a call as they are now; empty if missing."""
         return Answer(
             card=await self.card(call.project_id, call.tool_call_id, "tool.result"),
             inbox_row=await self._row(
@@ -323,7 +323,7 @@ class Caller:
         )
 
     async def card(self, project_id: str, tool_call_id: str, card_type: str) -> dict[str, Any]:
-        """The `tool.call` or `tool.result` card of a call; empty where there is none."""
+        """Return the `tool.call` or `tool.result` card of a call; empty if there is none."""
         return await self._row(
             "select * from cards where tenant_id = $1 and tool_call_id = $2 and metadata ->> 'type' = $3",
             project_id,
@@ -338,7 +338,7 @@ class Caller:
 
 
 def as_model_reads(content: Mapping[str, Any]) -> str:
-    """What a worker shows the model of a result card's content (section 7)."""
+    """Return the text that a worker shows the model for a result card's content (section 7)."""
     shown = content.get("result") if content.get("status") == "success" else {"error": content.get("error")}
     return shown if isinstance(shown, str) else orjson.dumps(shown).decode()
 
@@ -350,7 +350,8 @@ def _shown(message: Msg) -> dict[str, Any]:
 _PUBLISHER_HEADERS = ("CG-Timestamp", "CG-Version", "CG-Msg-Type", "CG-Sender")
 
 
-def _new_call(project_id: str, channel_id: str, agent_id: str, subject: str, body: Mapping[str, Any]) -> PlacedCall:
+def new_call(project_id: str, channel_id: str, agent_id: str, subject: str, body: Mapping[str, Any]) -> PlacedCall:
+    """Return a call of a new turn; `body` says which tool, and what happens to the turn afterwards."""
     turn_id, step_id, tool_call_id = (f"{kind}_{uuid.uuid4().hex}" for kind in ("turn", "step", "tc"))
     trace_id, card_id = secrets.token_hex(16), uuid.uuid4().hex
     headers = {
@@ -385,7 +386,7 @@ def _new_call(project_id: str, channel_id: str, agent_id: str, subject: str, bod
 
 
 async def prepare_database(server_dsn: str, database: str, schema: str | None, template: str | None = None) -> None:
-    """Make a database: with a schema, or as a copy of `template`."""
+    """Create a database: with a schema, or as a copy of `template`."""
     connection = await asyncpg.connect(server_dsn)
     try:
         await connection.execute(f'create database "{database}"' + (f' template "{template}"' if template else ""))

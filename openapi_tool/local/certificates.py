@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trustme
 
-from openapi_tool.tools.definition import HOSTS
+from openapi_tool.tools.catalogue import OPERATIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Certificates:
 def make_certificates(folder: Path) -> Certificates:
     """Write both files into `folder`."""
     authority = trustme.CA()
-    server = authority.issue_cert(*HOSTS.values())
+    server = authority.issue_cert(*(operation.host for operation in OPERATIONS))
     files = Certificates(folder / "ca.pem", folder / "server.pem")
     authority.cert_pem.write_to_path(str(files.ca))
     server.private_key_and_cert_chain_pem.write_to_path(str(files.server))

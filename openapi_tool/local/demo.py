@@ -19,7 +19,7 @@ Upstream = Literal["double", "real"]
 
 PROJECT, AGENT, DATABASE = "proj_demo", "agent_demo", "demo"
 MAX_RESULT_CHARS = 2_000
-"""So little is shown at once that an ordinary page is cut, and gone on with."""
+"""Low limit, so that the demonstration truncates an ordinary page and reads on by cursor."""
 
 _ANSWER_S = 60.0
 _SITE = "http://site.fixture.test:8099"
@@ -39,7 +39,7 @@ CALLS: Mapping[Upstream, tuple[tuple[str, dict[str, Any]], ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Journey:
-    """Everything that one call left on its way; `steps` are milliseconds since it was placed."""
+    """Everything that one call wrote and sent; `steps` are milliseconds since it was published."""
 
     tool_name: str
     arguments: Mapping[str, Any]
@@ -56,7 +56,7 @@ class Journey:
 
 
 async def play(stack: EmbeddedStack, executor: ExecutorProcess, upstream: Upstream) -> list[Journey]:
-    """Register the tools, place the calls and follow each; go on with the last one, whose page is long."""
+    """Register the tools, run the calls, and read the second part of the last one, whose page is long."""
     async with Caller.connect(stack.postgres.dsn(DATABASE), stack.nats.url) as caller:
         await caller.furnish(PROJECT, AGENT, demo_tools())
         journeys = [await _follow(caller, executor, *call) for call in CALLS[upstream]]
@@ -66,12 +66,12 @@ async def play(stack: EmbeddedStack, executor: ExecutorProcess, upstream: Upstre
 
 
 async def prepare(stack: EmbeddedStack) -> None:
-    """Make the demonstration's database."""
+    """Create the demonstration's database."""
     await prepare_database(stack.postgres.dsn(), DATABASE, kernel_schema())
 
 
 def demo_tools() -> Iterator[dict[str, Any]]:
-    """A definition of each built-in tool."""
+    """Return a definition of each built-in tool."""
     return map(registration, CATALOGUE.values())
 
 
@@ -123,5 +123,5 @@ def _steps(call: PlacedCall, answer: Answer, lines: Sequence[Mapping[str, Any]])
 
 
 def _logged(lines: Sequence[Mapping[str, Any]], action: str) -> list[float]:
-    """When an action was logged, in seconds since the epoch."""
+    """Return when an action was logged, in seconds since the epoch."""
     return [datetime.fromisoformat(line["time"]).timestamp() for line in lines if line["action"] == action]

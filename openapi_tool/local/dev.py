@@ -1,6 +1,6 @@
-"""What `dev` and `call` share: the dev stack's data, where it is found, and what can be called where.
+"""Shared parts of `dev` and `call`: data and address of the dev stack, lookup of callable tools.
 
-`call` needs nothing of the extra [local], so neither does this module.
+`call` must work without the extra [local], so this module imports nothing of it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from nats.js.errors import NotFoundError
 
 from openapi_tool.local.caller import VERSION, Caller, prepare_database
 from openapi_tool.protocol.errors import Unanswerable
-from openapi_tool.protocol.subject import doorbell_subject, parse_command_subject
+from openapi_tool.protocol.subject import parse_command_subject, wakeup_subject
 
 if TYPE_CHECKING:
     from openapi_tool.local.stack import EmbeddedStack
 
 PROJECT, AGENT, DATABASE = "proj_dev", "agent_dev", "dev"
 MARK = "openapi-tool dev"
-"""The comment on a database, and the metadata on a stream, that `dev` made."""
+"""Marks of `dev`: the comment on its database, and the metadata of its stream."""
 
 ANY_ANSWER = ({"match": "://", "answer": "r-post-json"}, {"answer": "s-post-json"})
-"""Rules of the double for questions that it has no recording of: a page for an address, else a list of results."""
+"""Rules of the double for requests without a recording: a page for an address, else a list of results."""
 
 _STREAM_MARK = {"made_by": MARK}
 _LOCK = "dev.lock"
@@ -45,8 +45,8 @@ class DevError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
-    """Where a running dev stack is found."""
+class StackAddress:
+    """Addresses of a running dev stack."""
 
     pid: int
     pg_dsn: str
@@ -54,7 +54,7 @@ class Whereabouts:
 
 
 def state_path() -> Path:
-    """The file that tells `call` where the dev stack of this user is."""
+    """Return the path of the state file, in which `call` finds the dev stack of this user."""
     private = os.environ.get("XDG_RUNTIME_DIR")
     folder = private if private and Path(private).is_dir() else tempfile.gettempdir()
     return Path(folder) / f"openapi-tool-dev-{os.geteuid()}.json"
@@ -62,9 +62,9 @@ def state_path() -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """A private file, locked: its descriptor, which also locks it for a process that inherits it.
+    """Open and lock a private file; yield its descriptor, whose lock a child process inherits.
 
-    Raises BlockingIOError where another process has it, OSError where it cannot be ours.
+    Raises BlockingIOError if another process has the lock, OSError if the file cannot be used.
     """
     descriptor = _open_private(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -79,7 +79,7 @@ def locked(path: Path) -> Iterator[int]:
 
 @contextmanager
 def claimed_state() -> Iterator[int | None]:
-    """The locked state file; None where another dev stack has it, or it cannot be ours."""
+    """Yield the locked state file; None if another dev stack has the lock, or the file cannot be used."""
     with ExitStack() as held:
         try:
             descriptor = held.enter_context(locked(state_path()))
@@ -91,7 +91,7 @@ def claimed_state() -> Iterator[int | None]:
 
 
 def _open_private(path: Path, flags: int) -> int:
-    """Open a regular file of this user, whatever others may have put in its place."""
+    """Open a regular file of this user; refuse anything that another user put in its place."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     about = os.fstat(descriptor)
     if about.st_uid == os.geteuid() and stat.S_ISREG(about.st_mode):
@@ -101,14 +101,14 @@ def _open_private(path: Path, flags: int) -> int:
 
 
 def write(descriptor: int, text: str) -> None:
-    """Replace what a locked file holds."""
+    """Replace the content of a locked file."""
     os.truncate(descriptor, 0)
     os.pwrite(descriptor, text.encode(), 0)
 
 
 @contextmanager
 def kept_folder(folder: Path) -> Iterator[int]:
-    """A folder for data that stays, made where it is missing: the descriptor of its lock. Raises DevError."""
+    """Create the folder for kept data if it is missing, lock it, and yield the descriptor. Raises DevError."""
     with ExitStack() as held:
         try:
             _make(folder)
@@ -131,16 +131,16 @@ def _make(folder: Path) -> None:
 
 
 def announce(descriptor: int, pg_dsn: str, nats_servers: str) -> None:
-    """Tell `call` through the locked state file where the dev stack is."""
-    write(descriptor, json.dumps(asdict(Whereabouts(os.getpid(), pg_dsn, nats_servers))))
+    """Write the addresses of the dev stack to the locked state file, for `call`."""
+    write(descriptor, json.dumps(asdict(StackAddress(os.getpid(), pg_dsn, nats_servers))))
 
 
-def running_dev() -> Whereabouts:
-    """Where the running dev stack of this user is. Raises DevError."""
+def running_dev() -> StackAddress:
+    """Return the addresses of this user's running dev stack. Raises DevError."""
     path = state_path()
     try:
         with os.fdopen(_open_private(path, os.O_RDONLY), encoding="utf-8") as file:
-            found = Whereabouts(**json.load(file))
+            found = StackAddress(**json.load(file))
     except FileNotFoundError:
         raise DevError("no dev stack is running") from None
     except OSError as error:
@@ -153,7 +153,7 @@ def running_dev() -> Whereabouts:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process of this user has this id."""
+    """Return whether a process of this user has this id."""
     try:
         os.kill(pid, 0)
     except OSError:
@@ -162,9 +162,10 @@ def _runs(pid: int) -> bool:
 
 
 async def prepare(stack: EmbeddedStack, schema: str, tools: Iterable[Mapping[str, Any]]) -> None:
-    """Make stream and database where they are missing; what is kept stays as it is, edited tools included.
+    """Create stream and database if they are missing; do not change kept data, such as edited tools.
 
-    The database's mark comes last, so that a half-made one is made again. The double answers whatever is asked.
+    The database is marked last, so that an incomplete one is created again. Sets rules of the double for requests
+    without a recording.
     """
     stack.upstream.rules(*ANY_ANSWER)
     async with Caller.open(stack.postgres.dsn(), servers=stack.nats.url) as server:
@@ -179,7 +180,7 @@ async def prepare(stack: EmbeddedStack, schema: str, tools: Iterable[Mapping[str
 
 
 async def _comment(caller: Caller, database: str | None = None) -> str | None:
-    """What is noted on a database, by default the connected one."""
+    """Return the comment on a database, by default the connected one."""
     comment: str | None = await caller.database.fetchval(
         "select shobj_description(oid, 'pg_database') from pg_database "
         "where datname = coalesce($1, current_database())",
@@ -189,7 +190,7 @@ async def _comment(caller: Caller, database: str | None = None) -> str | None:
 
 
 def log_entries(log: BinaryIO) -> Iterator[dict[str, Any]]:
-    """What an executor has logged since the last read; half a line waits for its other half."""
+    """Yield log entries since the last read; an incomplete line is left for the next read."""
     while line := log.readline():
         if not line.endswith(b"\n"):
             log.seek(-len(line), os.SEEK_CUR)
@@ -200,7 +201,7 @@ def log_entries(log: BinaryIO) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a person wants to call; None stands for the dev stack's own. `anywhere` allows any database."""
+    """A requested call; None means the dev stack's default. `anywhere` allows databases that dev did not create."""
 
     tool_name: str
     project_id: str | None
@@ -211,7 +212,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A call that can be placed: every part of it exists. `doorbell` is the subject that will ring."""
+    """A call whose parts all exist; `doorbell` is the subject of its doorbell."""
 
     project_id: str
     agent_id: str
@@ -223,7 +224,7 @@ class Target:
 
 
 async def find_target(caller: Caller, wanted: Wanted) -> Target:
-    """Hold what is wanted to what exists. Raises DevError naming what does."""
+    """Check that the requested parts exist. Raises DevError naming existing ones."""
     made_here = await _comment(caller) == MARK
     if not made_here and not wanted.anywhere:
         raise DevError(_foreign("database"))
@@ -247,8 +248,8 @@ async def find_target(caller: Caller, wanted: Wanted) -> Target:
 
 def _foreign(part: str) -> str:
     return (
-        f"the {part} was not made by `openapi-tool dev`: the call would write a card, an edge and inbox rows there, "
-        "and its doorbell would ring real workers; say --yes if that is meant"
+        f"the {part} was not created by `openapi-tool dev`: the call would write a card, an edge and inbox rows there, "
+        "and real workers would get its doorbell; add --yes to allow it"
     )
 
 
@@ -259,7 +260,7 @@ def _own(name: str, option: str, *, made_here: bool) -> str:
 
 
 async def tools_of(caller: Caller, project_id: str) -> dict[str, Mapping[str, Any]]:
-    """A project's tools by name: where their commands go, and what follows their results."""
+    """Return a project's tools by name, with `target_subject` and `after_execution`."""
     rows = await caller.database.fetch(
         "select tool_name, target_subject, after_execution from resource.tools where project_id = $1", project_id
     )
@@ -294,7 +295,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _subject(tool: Mapping[str, Any], values: Mapping[str, str]) -> str:
-    """The subject of the command, with the ids that the kernel fills in."""
+    """Return the subject of the command with its placeholders filled as by the kernel."""
     subject = str(tool["target_subject"] or "")
     for name, value in values.items():
         subject = subject.replace(f"{{{name}}}", value)
@@ -309,7 +310,7 @@ def _subject(tool: Mapping[str, Any], values: Mapping[str, str]) -> str:
 
 def _doorbell(project_id: str, channel_id: str, worker_target: str) -> str:
     try:
-        return doorbell_subject(VERSION, project_id, channel_id, worker_target)
+        return wakeup_subject(VERSION, project_id, channel_id, worker_target)
     except ValueError as error:
         raise DevError(str(error)) from None
 

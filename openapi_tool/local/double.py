@@ -1,8 +1,8 @@
 """The Jina double: HTTPS on loopback for s.jina.ai and r.jina.ai, answering from recordings.
 
-It checks what every request must have (host and SNI, key, Accept, body) and answers one that it does
-not know with an error, never with a default page. A second, plain port takes rules and tells what
-was received; keys are told by name only.
+It checks every request (host and SNI, key, Accept, body) and answers an unknown one with an error, never
+with a default page. A second port without TLS accepts rules and returns the received requests, with keys
+replaced by their names.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _MAX_REQUEST_BYTES = 1_000_000
 
 @dataclass(slots=True)
 class Rule:
-    """How to answer requests whose query or url holds `match` (any, when empty).
+    """How to answer requests whose query or url contains `match` (any if empty).
 
-    `answer` names the recording for a question that has none of its own; `statuses` is a script, one
-    status a request, then normal answers; `drop` breaks the connection `before` or `half` through
-    the body; `body` replaces the answer's text; times are seconds.
+    `answer` names the recording for a request without its own; `statuses` lists one status per request,
+    normal answers follow; `drop` ends the connection `before` or `half` through the body; `body`
+    replaces the answer's text; times are in seconds.
     """
 
     match: str = ""
@@ -64,7 +64,7 @@ class Rule:
     recent: deque[float] = field(default_factory=deque)
 
     def over_rate(self) -> bool:
-        """Count a request; whether it is one too many for this minute."""
+        """Count a request; return whether it exceeds the limit of this minute."""
         if self.rate_per_minute is None:
             return False
         now = time.monotonic()
@@ -92,7 +92,7 @@ class Double:
         self._contexts: dict[str, ssl.SSLContext] = {}
 
     def tls(self, certificate: Path) -> ssl.SSLContext:
-        """A context per host, so that a request whose Host is not its SNI is noticed."""
+        """Return a TLS context per host, which reveals a request whose Host differs from its SNI."""
         for host in (SEARCH, READER):
             self._contexts[host] = _server_context(certificate)
         first = _server_context(certificate)
@@ -193,14 +193,14 @@ class Double:
         return web.json_response({"rules": len(self._rules)})
 
     async def requests(self, request: web.Request) -> web.Response:
-        """Everything received, oldest first, once there are `at_least` so many."""
+        """Return all received requests, oldest first, once there are `at_least` this many."""
         at_least = int(request.query.get("at_least", 0))
         async with self._news:
             await self._news.wait_for(lambda: len(self._received) >= at_least)
         return web.json_response(list(self._received))
 
     async def forget(self, _: web.Request) -> web.Response:
-        """Forget what was received."""
+        """Clear the log of received requests."""
         self._received.clear()
         return web.json_response({})
 
@@ -221,13 +221,13 @@ def _recording(question: Question, rule: Rule) -> Recording:
 
 
 def _complaint(what: str) -> dict[str, Any]:
-    """In the shape of Jina's own errors, so that it shows in the executor's result."""
+    """Return an error in Jina's format, so that it shows in the executor's result."""
     text = f"the Jina double refuses: {what}"
     return {"data": None, "code": UNKNOWN_STATUS, "name": "DoubleError", "message": text, "readableMessage": text}
 
 
 def _padded(text: str, size: int) -> str:
-    """The answer with its (first) content repeated up to `size` bytes."""
+    """Return the answer with its (first) content repeated up to `size` bytes."""
     envelope = json.loads(text)
     data = envelope.get("data")
     item = data[0] if isinstance(data, list) and data else data
@@ -239,7 +239,7 @@ def _padded(text: str, size: int) -> str:
 
 
 def _with_echo(text: str, request: web.Request) -> str:
-    """The answer with the request's headers in it, key included, as some gateways do in their errors."""
+    """Return the answer with the request's headers in it, including the key, as some gateways do in errors."""
     seen = json.dumps(json.dumps(dict(request.headers)))[1:-1]
     envelope = json.loads(text)
     data = envelope.get("data")

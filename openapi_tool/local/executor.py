@@ -1,4 +1,4 @@
-"""`serve` as a process of its own, with the TCP connects to the upstream pointed at the double."""
+"""Run `serve` as a child process whose connections to the upstream go to the double."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from openapi_tool.local.fail_points import FOLDER_VARIABLE, arm
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.server import ServerProcess
 from openapi_tool.service import run
@@ -21,10 +20,11 @@ from openapi_tool.settings import load_settings
 from openapi_tool.telemetry.logs import guard_crashes
 
 READY = "consumer.started"
+"""Log action of `serve` once it fetches commands; the process counts as started when its log contains this."""
 
 
 class LoopbackResolver(AbstractResolver):
-    """Says that every host is at one port of loopback; Host, SNI and verification stay as they are."""
+    """Resolves every host to one loopback port; Host, SNI and verification stay unchanged."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -32,7 +32,7 @@ class LoopbackResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """The one address that there is."""
+        """Return the loopback address and port."""
         del port, family
         return [
             ResolveResult(
@@ -46,11 +46,15 @@ class LoopbackResolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to close."""
 
 
 class ExecutorProcess:
-    """One replica of the executor; `upstream_port` None means the real upstream."""
+    """One replica of the executor, run as `python -m module`.
+
+    `upstream_port` is the double's port; None means the real upstream, to which only `openapi_tool` itself is run.
+    Otherwise `module` is this one, or a variant with the same command line.
+    """
 
     def __init__(
         self,
@@ -73,11 +77,12 @@ class ExecutorProcess:
 
     def start(self) -> None:
         """Start it and wait until it serves. Raises ServerFailed."""
+        # A second start appends to the log, in which the first one already wrote READY.
         offset = self.process.log.stat().st_size if self.process.log.exists() else 0
-        self.process.start(lambda: READY in self.process.log.read_text(errors="replace")[offset:])
+        self.process.start(lambda: READY.encode() in self.process.log.read_bytes()[offset:])
 
     def stop(self) -> int:
-        """SIGTERM, then wait for the drain. Returns the exit code."""
+        """Send SIGTERM, wait for the drain, and return the exit code."""
         return self.process.stop()
 
     def signal(self, number: signal.Signals) -> None:
@@ -85,19 +90,18 @@ class ExecutorProcess:
         self.process.signal(number)
 
     def log_text(self) -> str:
-        """Everything that it has logged."""
+        """Return the log."""
         return self.process.log.read_text(errors="replace")
 
 
 def main() -> None:
-    """Serve with all connects to the upstream pointed at loopback."""
+    """Serve with all connections to the upstream going to loopback."""
     parser = argparse.ArgumentParser(description="`openapi-tool serve` against the Jina double.")
     parser.add_argument("--upstream-port", type=int, required=True, help="the double's HTTPS port on loopback")
     arguments = parser.parse_args()
-    if folder := os.environ.get(FOLDER_VARIABLE):
-        arm(Path(folder))
     guard_crashes()
-    run(load_settings(), os.environ, LoopbackResolver(arguments.upstream_port))
+    # load_settings is passed, not called: SIGHUP calls it again.
+    run(load_settings, os.environ, LoopbackResolver(arguments.upstream_port))
 
 
 if __name__ == "__main__":

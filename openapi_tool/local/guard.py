@@ -1,8 +1,7 @@
-"""Nothing stays behind: a small process that outlives its parent just long enough to clean up.
+"""Guard process that cleans up after its parent has ended.
 
-The parent tells it over a pipe which processes, folders and files it made. When the pipe closes,
-because the parent closed it or because the parent died in whatever way, the guard stops what still
-runs and removes the rest.
+The parent names its child processes, folders and files over a pipe. When the pipe closes, because the
+parent closed it or died in any way, the guard stops these processes and deletes the folders and files.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _POLL_S = 0.01
 
 
 class Guard:
-    """The parent's end of the pipe; locks on the file descriptors in `hold` last until all is cleaned up."""
+    """Parent's end of the pipe. The guard inherits the descriptors in `hold`, so their locks last until it ends."""
 
     def __init__(self, hold: Sequence[int] = ()) -> None:
         self._process = subprocess.Popen(
@@ -40,13 +39,13 @@ class Guard:
         self._lock = threading.Lock()
 
     def watch(self, child: subprocess.Popen[bytes], stop_signal: signal.Signals = signal.SIGTERM) -> None:
-        """End this process with `stop_signal`, should it outlive us."""
+        """Stop this process with `stop_signal` if it still runs at the end."""
         with self._lock:  # servers are started in threads: one of two that come at once would be forgotten
             self._children = [*(child for child in self._children if child.poll() is None), child]
         self._tell({"pid": child.pid, "signal": int(stop_signal)})
 
     def own(self, path: Path) -> None:
-        """Remove this folder or file in the end."""
+        """Delete this folder or file at the end."""
         self._tell({"path": str(path)})
 
     def _tell(self, message: dict[str, object]) -> None:
@@ -61,7 +60,7 @@ class Guard:
         return self._process.stdin
 
     def close(self) -> None:
-        """Clean up now, and wait until that is done."""
+        """Clean up now, and wait until it is done."""
         self._pipe().close()
         self._process.wait()
         for child in self._children:
@@ -69,7 +68,7 @@ class Guard:
 
 
 def main() -> None:
-    """The guard itself."""
+    """Run the guard."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     processes: list[tuple[psutil.Process, int]] = []
@@ -97,7 +96,7 @@ def _end(processes: list[tuple[psutil.Process, int]]) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or folder, again where something that was just ended still put a file into it."""
+    """Delete a file or folder; retry if a process that was just stopped still wrote a file into it."""
     give_up = time.monotonic() + _STOP_S
     while path.exists():
         if path.is_dir():
@@ -110,13 +109,13 @@ def _remove(path: Path) -> None:
 
 
 def _send(process: psutil.Process, number: int) -> None:
-    """Signal a process; psutil knows a reused pid from the one that it was given."""
+    """Signal a process; psutil detects a reused pid."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(number)
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Whether it still runs; one that only waits for its parent to notice does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

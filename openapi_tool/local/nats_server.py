@@ -20,8 +20,8 @@ jetstream {{ store_dir: {store} }}
 class NatsServer:
     """One server in `folder`, on a free port of loopback unless `port` is given; a restart keeps port and streams.
 
-    `more` is added to its configuration (authorization, tls, cluster); `store` is where its streams are kept; `name`
-    must be unique in a cluster.
+    `more` is appended to its configuration (authorization, tls, cluster); `store` is its storage folder; `name` must be
+    unique in a cluster.
     """
 
     def __init__(

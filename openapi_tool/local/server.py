@@ -1,4 +1,4 @@
-"""What all embedded servers have in common: a child process, watched by the guard, logging to a file."""
+"""Base of all embedded servers: a child process, watched by the guard, that logs to a file."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ServerProcess:
             time.sleep(_POLL_S)
 
     def log_tail(self) -> str:
-        """The end of what the process wrote."""
+        """Return the end of the log."""
         return self.log.read_text(errors="replace")[-_LOG_TAIL_CHARS:] if self.log.exists() else ""
 
     def signal(self, number: signal.Signals) -> None:
@@ -83,7 +83,7 @@ class ServerProcess:
         self._running().send_signal(number)
 
     def stop(self) -> int:
-        """Ask to stop and wait, kill what does not. Returns the exit code."""
+        """Ask the process to stop, kill it if it does not, and return the exit code."""
         if self._process is None:
             return 0
         if self._process.poll() is None:
@@ -91,32 +91,32 @@ class ServerProcess:
         return self.wait(STOP_S)
 
     def wait(self, seconds: float) -> int:
-        """Wait for the end, kill what does not end in time. Returns the exit code."""
+        """Wait for the end, kill the process if it does not end in time, and return the exit code."""
         try:
             return self._running().wait(seconds)
         except subprocess.TimeoutExpired:
             return self.kill()
 
     def kill(self) -> int:
-        """End it without asking (SIGKILL)."""
+        """Kill the process (SIGKILL)."""
         self._running().kill()
         return self._running().wait()
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """True if the process runs."""
         return self._process is not None and self._process.poll() is None
 
 
 def free_port() -> int:
-    """A port on loopback that was free a moment ago."""
+    """Return a loopback port that is free now; another process may take it before it is used."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def accepts(port: int) -> bool:
-    """Whether something on loopback listens on `port`."""
+    """Return whether a process listens on `port` on loopback."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1):
             return True

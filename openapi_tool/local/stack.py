@@ -1,4 +1,4 @@
-"""The whole embedded stack: up in a second or two, gone without a trace."""
+"""Embedded stack: starts all servers in a second or two, and leaves no files or processes."""
 
 from __future__ import annotations
 
@@ -77,16 +77,16 @@ class EmbeddedStack:
         self.close()
 
     def own(self, path: Path) -> None:
-        """Remove this file or folder, too, when everything has stopped."""
+        """Also delete this file or folder when everything has stopped."""
         self.guard.own(path)
 
     def ended(self) -> str | None:
-        """The name of a server that has ended by itself."""
+        """Return the name of a server that has ended unexpectedly, None if all run."""
         processes = [server.process for server in (self.postgres, self.nats, self.upstream)]
         return next((process.name for process in processes if process and not process.alive), None)
 
     def another_nats(self, name: str, more: str) -> NatsServer:
-        """One more NATS server of this name, not yet started, with `more` in its configuration."""
+        """Return another NATS server, not yet started, with `more` in its configuration."""
         folder = self.folder / name
         folder.mkdir()
         return NatsServer(folder, self.guard, more, name=name)
@@ -100,7 +100,7 @@ class EmbeddedStack:
         real_upstream: bool = False,
         module: str = "openapi_tool.local.executor",
     ) -> ExecutorProcess:
-        """An executor on this stack, not yet started; `settings` are environment variables, `module` what is run."""
+        """Return an executor, not yet started; `settings` are environment variables, `module` the module to run."""
         environment = {
             "PG_DSN": self.postgres.dsn(database),
             "NATS_SERVERS": self.nats.url,
@@ -112,7 +112,7 @@ class EmbeddedStack:
 
     def _of_double(self) -> dict[str, str]:
         """Environment variables of an executor that asks the double."""
-        trust = {"SSL_CERT_FILE": str(self.certificates.ca), "OPENAPI_TOOL__TARGETS__ALLOW": RECORDED_HOSTS}
+        trust = {"SSL_CERT_FILE": str(self.certificates.ca), "OPENAPI_TOOL__URL_POLICY__ALLOW": RECORDED_HOSTS}
         return {**self.upstream.keys, **trust}
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ def _must_be_free(ports: Sequence[int]) -> None:
 
 
 def _base_folder() -> Path:
-    """A folder for temporary files that the unprivileged user of PostgreSQL can reach, too."""
+    """Return a folder for temporary files that PostgreSQL's unprivileged user can reach."""
     usual = Path(tempfile.gettempdir())
     if os.geteuid() != 0:
         return usual

@@ -1,4 +1,4 @@
-"""The double's process and its two ports, seen from outside."""
+"""Process of the double, and clients of its two ports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TIMEOUT_S = 10.0
 
 
 class UpstreamDouble:
-    """Starts the double, hands it rules, reads what it received. `keys` maps names to accepted keys."""
+    """Starts the double, sets its rules, reads the requests it received. `keys` maps names to accepted keys."""
 
     def __init__(self, folder: Path, certificates: Certificates, guard: Guard, key_names: Sequence[str]) -> None:
         self._log = folder / "double.log"
@@ -61,12 +61,12 @@ class UpstreamDouble:
         self._admin("PUT", "/rules", list(rules))
 
     def requests(self, at_least: int = 0) -> list[dict[str, Any]]:
-        """Everything received, oldest first; a `body` is text. Waits for `at_least` so many, raises TimeoutError."""
+        """Return received requests, oldest first, with `body` as text. Waits for `at_least`; raises TimeoutError."""
         received: list[dict[str, Any]] = self._admin("GET", f"/requests?at_least={at_least}")
         return received
 
     def forget(self) -> None:
-        """Forget what was received."""
+        """Clear the log of received requests."""
         self._admin("DELETE", "/requests")
 
     def _admin(self, method: str, path: str, body: Any = None) -> Any:

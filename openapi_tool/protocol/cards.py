@@ -9,12 +9,13 @@ from typing import Any
 
 import uuid_utils
 
-from openapi_tool.protocol.command import AfterExecution, Command
-from openapi_tool.protocol.errors import BadRequest, NotFound, Status, Unanswerable
+from openapi_tool.protocol.command import AfterExecution
+from openapi_tool.protocol.errors import BadRequest, NotFound, Status
 from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.records import CardRecord
+from openapi_tool.protocol.jsonvalue import ErrorObject, JsonValue, ToolOutputObject
+from openapi_tool.protocol.records import TOOL_CALL, CardRecord, call_metadata
+from openapi_tool.protocol.subject import MAX_ID_BYTES, is_storable_id
 
-TOOL_CALL = "tool.call"
 TOOL_RESULT = "tool.result"
 ARTIFACT = "tool.artifact"
 LINEAGE = ("step_id", "trace_id", "parent_step_id")
@@ -25,19 +26,19 @@ MAX_ARGUMENT_DEPTH = 20
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """What the model asked for, as the tool.call card holds it.
+    """Tool call of a model, read from its tool.call card.
 
-    `fixed_applied` and `defaults_applied` are the argument names that the worker itself put there.
+    `fixed_applied` and `defaults_applied` name the arguments that the kernel's worker merged into the card.
     """
 
-    arguments: Mapping[str, Any]
-    defaults_applied: frozenset[str]
-    fixed_applied: frozenset[str]
+    arguments: Mapping[str, JsonValue]
+    defaults_applied: frozenset[str] = frozenset()
+    fixed_applied: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A card to be saved; `content` carries its class under `__type__`."""
+    """Card to be written; `content` carries its class under `__type__`."""
 
     card_id: str
     tenant_id: str
@@ -48,67 +49,36 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class KeptText:
-    """The whole text of a result that was cut: `content` is the JSON of its TextContent, made piece by piece."""
+    """The whole text of a result that was cut: `content` is the JSON of its TextContent, made piece by piece.
 
+    `card_id` names the card that it is to be stored under, `items` the places of its items (tools/truncation.py).
+    """
+
+    card_id: str
     content: bytearray
     chars: int
     sha256: str
+    items: tuple[tuple[JsonValue, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactCard:
-    """A card with a kept text; `content` is JSON already, since it may be megabytes; it expires `ttl_s` seconds on."""
+    """Card with the whole text of a truncated result; `content` is JSON, up to megabytes, for `ttl_s` seconds."""
 
     card_id: str
     tenant_id: str
     content: bytearray
-    metadata: dict[str, Any]
+    metadata: dict[str, JsonValue]
     ttl_s: int
 
 
 def new_id(prefix: str = "") -> str:
-    """`prefix` and a time-ordered UUID (v7) in hex."""
+    """Return `prefix` and a time-ordered UUID (v7) in hex."""
     return prefix + uuid_utils.uuid7().hex
 
 
-def identify(command: Command, card: CardRecord | None) -> CallIdentity:
-    """Complete the command's identity from its tool.call card, never from its body.
-
-    Raises Unanswerable when agent, turn or tool call id stay unknown (section 2).
-    """
-    claimed = command.identity
-    metadata = call_metadata(card, claimed.tool_call_id)
-    agent_id = claimed.agent_id or _text(metadata.get("author_id"))
-    turn_id = claimed.agent_turn_id or _text(metadata.get("agent_turn_id"))
-    call_id = claimed.tool_call_id or (card.tool_call_id if card and metadata else None)
-    if agent_id is None or turn_id is None or not call_id:
-        raise Unanswerable("no_identity", "neither headers nor tool.call card name agent, turn and tool call")
-    return CallIdentity(
-        project_id=claimed.project_id,
-        channel_id=claimed.channel_id,
-        agent_id=agent_id,
-        agent_turn_id=turn_id,
-        turn_epoch=claimed.turn_epoch or 0,
-        tool_call_id=call_id,
-        step_id=claimed.step_id or _text(metadata.get("step_id")),
-        parent_step_id=claimed.parent_step_id or _text(metadata.get("parent_step_id")),
-        trace_id=claimed.trace.trace_id if claimed.trace else _text(metadata.get("trace_id")),
-        trace=claimed.trace,
-        tracestate=claimed.tracestate,
-    )
-
-
-def call_metadata(card: CardRecord | None, tool_call_id: str | None) -> Mapping[str, Any]:
-    """The metadata of the call's own tool.call card; empty when `card` is not that card."""
-    if card is None or card.metadata.get("type") != TOOL_CALL:
-        return {}
-    if tool_call_id and card.tool_call_id and card.tool_call_id != tool_call_id:
-        return {}
-    return card.metadata
-
-
 def read_tool_call(card: CardRecord | None, tool_call_id: str) -> ToolCall:
-    """Read the call out of its card. Raises NotFound or BadRequest, naming what is wrong."""
+    """Return the call of a card. Raises NotFound or BadRequest with every problem."""
     if card is None:
         raise NotFound("The tool call's card does not exist in this project; the calling system must save it first.")
     content, metadata = card.content, card.metadata
@@ -120,6 +90,9 @@ def read_tool_call(card: CardRecord | None, tool_call_id: str) -> ToolCall:
         raise BadRequest("The tool.call card does not hold ToolCallContent.")
     if card.tool_call_id and card.tool_call_id != tool_call_id:
         raise BadRequest("The tool.call card belongs to another tool call than CG-Tool-Call-Id names.")
+    for name in LINEAGE:
+        if not is_storable_id(metadata.get(name)):
+            raise BadRequest(f"The tool.call card's {name} is no text of at most {MAX_ID_BYTES} bytes.")
     return ToolCall(
         arguments=_arguments(content.get("arguments")),
         defaults_applied=_names(metadata.get("tool_args_defaults_applied")),
@@ -127,7 +100,7 @@ def read_tool_call(card: CardRecord | None, tool_call_id: str) -> ToolCall:
     )
 
 
-def _arguments(arguments: object) -> Mapping[str, Any]:
+def _arguments(arguments: object) -> Mapping[str, JsonValue]:
     if arguments is None:
         return {}
     if not isinstance(arguments, dict):
@@ -138,9 +111,9 @@ def _arguments(arguments: object) -> Mapping[str, Any]:
     return arguments
 
 
-def _check_shape(arguments: Mapping[str, Any]) -> None:
-    """Arguments that nobody sends on purpose end here, before anything walks through them."""
-    level: list[Any] = [arguments]
+def _check_shape(arguments: Mapping[str, JsonValue]) -> None:
+    """Refuse too many or too deep arguments before anything traverses them."""
+    level: list[object] = [arguments]
     seen = 0
     for _ in range(MAX_ARGUMENT_DEPTH):
         level = [item for value in level for item in _members(value)]
@@ -152,7 +125,7 @@ def _check_shape(arguments: Mapping[str, Any]) -> None:
     raise BadRequest(f"The tool call's arguments are nested deeper than {MAX_ARGUMENT_DEPTH} levels; flatten them.")
 
 
-def _members(value: Any) -> Iterable[Any]:
+def _members(value: object) -> Iterable[object]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
@@ -166,12 +139,12 @@ def result_card(
     call_card: CardRecord | None,
     status: Status,
     after_execution: AfterExecution,
-    result: Any,
-    error: Mapping[str, Any] | None,
-    tool_output: Mapping[str, Any] | None,
+    result: object,
+    error: ErrorObject | None,
+    tool_output: ToolOutputObject | None,
 ) -> Card:
     """Build the tool.result card: exactly the fields that readers accept, lineage copied verbatim."""
-    metadata = {
+    metadata: dict[str, object] = {
         "type": TOOL_RESULT,
         "role": "tool",
         "project_id": identity.project_id,
@@ -201,7 +174,7 @@ def artifact_card(
 
     Its column `tool_call_id` stays empty: results are found by that.
     """
-    metadata = {
+    metadata: dict[str, JsonValue] = {
         "type": ARTIFACT,
         "project_id": identity.project_id,
         "agent_id": identity.agent_id,
@@ -211,18 +184,19 @@ def artifact_card(
         "created_at": _now(),
         "chars": kept.chars,
         "sha256": kept.sha256,
+        "items": [list(item) for item in kept.items],
         **_lineage(identity, call_card),
     }
-    return ArtifactCard(new_id(), identity.project_id, kept.content, metadata, ttl_s)
+    return ArtifactCard(kept.card_id, identity.project_id, kept.content, metadata, ttl_s)
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-def _lineage(identity: CallIdentity, call_card: CardRecord | None) -> dict[str, Any]:
+def _lineage(identity: CallIdentity, call_card: CardRecord | None) -> dict[str, JsonValue]:
     metadata = call_metadata(call_card, identity.tool_call_id)
-    lineage = {name: metadata[name] for name in LINEAGE if name in metadata}
+    lineage = {name: metadata[name] for name in LINEAGE if name in metadata and is_storable_id(metadata[name])}
     if not lineage.get("step_id") and identity.step_id:
         lineage["step_id"] = identity.step_id
     return lineage
@@ -230,7 +204,3 @@ def _lineage(identity: CallIdentity, call_card: CardRecord | None) -> dict[str, 
 
 def _names(value: object) -> frozenset[str]:
     return frozenset(name for name in value if isinstance(name, str)) if isinstance(value, list) else frozenset()
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None

@@ -1,4 +1,4 @@
-"""Everything that can go wrong with a call, as one tree.
+"""Errors of a call, as one tree.
 
 ExecutorError
 ├── ToolError                  answered: becomes the `error` of a tool.result card
@@ -7,22 +7,25 @@ ExecutorError
 │   ├── ToolMisconfigured      the operator's definition or environment does not allow the call
 │   ├── ToolNotAvailable       policy or a hook does not allow the call
 │   ├── AuthFailed             the upstream refused the key, or its plan
-│   ├── RateLimited            the upstream asks for patience
+│   ├── RateLimited            the upstream's rate limit was hit
 │   ├── BudgetExceeded         a token budget or the account's balance is used up
 │   ├── TargetRefused          the upstream will not read this target (policy, law, robots.txt)
-│   ├── UpstreamRejected       the upstream could not do it, and will not the next time
+│   ├── UpstreamRejected       the upstream failed, and a retry would fail, too
 │   ├── UpstreamUnavailable    the upstream failed; the same call may work later
 │   ├── ResponseTooLarge       the answer is over the limit for one response
 │   ├── ToolTimeout            the call's time was used up (result status `timeout`)
 │   └── InternalError          a defect of this executor
 ├── Unanswerable               no result can reach a turn: terminated and dead-lettered
 │   └── ReportRefused          the kernel's report rules would refuse the result
-└── Unavailable                a part of the kernel (PostgreSQL, NATS) is away: tried again
+└── Unavailable                PostgreSQL or NATS is unavailable: requeued
+    └── NeedsOperator          … until an operator adds what is missing: a grant, a migration, a setting
 """
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
+
+from openapi_tool.protocol.jsonvalue import ErrorObject
 
 Status = Literal["success", "failed", "timeout"]
 
@@ -34,10 +37,9 @@ class ExecutorError(Exception):
 class ToolError(ExecutorError):
     """A failed call that is answered with a result card (protocol section 8).
 
-    `message` is all that the model sees of it (section 7), so it says what happened and what to do
-    instead. `retryable` says whether the same request may work later; `retry_after` is in seconds;
-    `repeats` is how often it is worth asking again within this very call. `tokens` and `requests` are
-    what it cost upstream all the same.
+    The model sees only `message` (section 7), so it says what happened and what to do instead.
+    `retryable` says whether the same request may work later; `retry_after` is in seconds; `repeats`
+    is the number of retries within this call. `tokens` and `requests` are its cost upstream.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -64,16 +66,14 @@ class ToolError(ExecutorError):
         self.repeats = repeats
         self.http_status = http_status
 
-    def as_error(self) -> dict[str, object]:
-        """The `error` object of a tool.result card: code, message, source and what else is known."""
-        known = {"detail": self.detail, "http_status": self.http_status}
-        return {
-            "code": self.code,
-            "message": self.message,
-            "source": "tool",
-            "retryable": self.retryable,
-            **{name: value for name, value in known.items() if value is not None},
-        }
+    def as_error(self) -> ErrorObject:
+        """Return the `error` object of a tool.result card."""
+        error = ErrorObject(code=self.code, message=self.message, source="tool", retryable=self.retryable)
+        if self.detail is not None:
+            error["detail"] = self.detail
+        if self.http_status is not None:
+            error["http_status"] = self.http_status
+        return error
 
 
 class BadRequest(ToolError):
@@ -83,7 +83,7 @@ class BadRequest(ToolError):
 
 
 class NotFound(ToolError):
-    """What the call points at does not exist in its project."""
+    """An object that the call names does not exist in its project."""
 
     code = "not_found"
 
@@ -126,26 +126,26 @@ class TargetRefused(ToolError):
 
 
 class UpstreamRejected(ToolError):
-    """The upstream could not do what was asked; asking again changes nothing."""
+    """The upstream could not do what was asked; a retry changes nothing."""
 
     code = "upstream_rejected"
 
 
 class UpstreamUnavailable(ToolError):
-    """The upstream is away, or failed in a way that may pass."""
+    """The upstream is unavailable, or failed temporarily."""
 
     code = "upstream_unavailable"
     retryable_by_default = True
 
 
 class ResponseTooLarge(ToolError):
-    """The upstream's answer is larger than `egress.max_response_bytes`, or of more values than are parsed."""
+    """The upstream's answer is larger than `egress.max_response_bytes`, or holds more values than are parsed."""
 
     code = "response_too_large"
 
 
 class ToolTimeout(ToolError):
-    """The time that the caller waits is used up (protocol section 7)."""
+    """The call's deadline has passed (protocol section 7)."""
 
     code = "tool_timeout"
     status = "timeout"
@@ -161,8 +161,8 @@ class InternalError(ToolError):
 class Unanswerable(ExecutorError):
     """No result of this command can reach a turn (protocol section 2).
 
-    `reason` is a stable word for logs, metrics and the dead letter. `terminate` says whether the
-    command is terminated or, where its report was refused, acknowledged.
+    `reason` is a stable word for logs, metrics and the dead letter. The command is terminated if
+    `terminate`, else acknowledged (a refused report).
     """
 
     terminate: ClassVar[bool] = True
@@ -180,4 +180,12 @@ class ReportRefused(Unanswerable):
 
 
 class Unavailable(ExecutorError):
-    """PostgreSQL or NATS cannot be reached now; the command is tried again later."""
+    """PostgreSQL or NATS is unavailable; the command is requeued."""
+
+
+class NeedsOperator(Unavailable):
+    """The database is unusable until an operator acts; `remedy` names the action."""
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(f"{message}. {remedy}")
+        self.remedy = remedy

@@ -1,11 +1,13 @@
-"""Who is calling: headers and subject are the only source of identity (protocol section 2)."""
+"""Caller identity: headers and subject are its only source (protocol section 2)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from openapi_tool.protocol.subject import CommandSubject
+from openapi_tool.protocol.errors import Unanswerable
+from openapi_tool.protocol.records import CardRecord, call_metadata
+from openapi_tool.protocol.subject import MAX_ID_BYTES, CommandSubject, is_storable_id, is_too_long
 from openapi_tool.protocol.trace import SpanContext, parse_traceparent
 
 PROJECT = "CG-Project-Id"
@@ -23,7 +25,7 @@ TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 
 TOPOLOGY = (PROJECT, CHANNEL, AGENT, TURN, EPOCH, STEP, TOOL_CALL, PARENT_AGENT, PARENT_TURN, PARENT_STEP, DEPTH)
-"""Every header of a context, in exactly the spelling that the kernel reads."""
+"""Headers of a context, in the exact case that the kernel reads."""
 
 MAX_EPOCH = 2**63 - 1
 _MAX_DIGITS = 20
@@ -31,7 +33,7 @@ _MAX_DIGITS = 20
 
 @dataclass(frozen=True, slots=True)
 class ClaimedIdentity:
-    """What a command's headers and subject say; anything but project and channel may be missing."""
+    """Identity as claimed by headers and subject; all but project and channel may be missing."""
 
     project_id: str
     channel_id: str
@@ -49,7 +51,7 @@ class ClaimedIdentity:
 
 @dataclass(frozen=True, slots=True)
 class CallIdentity:
-    """A call that can be answered: its owner, turn and correlation id are known."""
+    """Complete identity of a call: owner, turn and correlation id are known, so it can be answered."""
 
     project_id: str
     channel_id: str
@@ -65,7 +67,7 @@ class CallIdentity:
 
 
 class _Headers:
-    """A command's headers, case-insensitive, with the problems found while reading them."""
+    """Case-insensitive headers of a command, with the problems found while reading them."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self._exact = headers
@@ -79,9 +81,16 @@ class _Headers:
             return None
         return value or None
 
-    def required(self, name: str) -> str | None:
-        before = len(self.problems)
+    def id(self, name: str) -> str | None:
         value = self.text(name)
+        if value is not None and is_too_long(value):
+            self.problems.append(f"header {name} is longer than {MAX_ID_BYTES} bytes")
+            return None
+        return value
+
+    def required(self, name: str, read: Callable[[str], str | None]) -> str | None:
+        before = len(self.problems)
+        value = read(name)
         if value is None and len(self.problems) == before:
             self.problems.append(f"header {name} is missing")
         return value
@@ -113,21 +122,54 @@ class _Headers:
 
 
 def read_identity(subject: CommandSubject, headers: Mapping[str, str]) -> ClaimedIdentity:
-    """Collect identity and all problems of the headers; nothing is raised, nothing is guessed."""
+    """Return the claimed identity with all problems of the headers. Raises nothing, guesses nothing."""
     read = _Headers(headers)
     read.must_equal(PROJECT, subject.project_id)
     read.must_equal(CHANNEL, subject.channel_id)
     return ClaimedIdentity(
         project_id=subject.project_id,
         channel_id=subject.channel_id,
-        agent_id=read.required(AGENT),
-        agent_turn_id=read.text(TURN),
+        agent_id=read.required(AGENT, read.id),
+        agent_turn_id=read.id(TURN),
         turn_epoch=read.number(EPOCH),
-        step_id=read.text(STEP),
-        tool_call_id=read.required(TOOL_CALL),
-        parent_step_id=read.text(PARENT_STEP),
+        step_id=read.id(STEP),
+        tool_call_id=read.required(TOOL_CALL, read.text),
+        parent_step_id=read.id(PARENT_STEP),
         recursion_depth=read.number(DEPTH),
         trace=read.trace(),
         tracestate=read.text(TRACESTATE),
         problems=tuple(read.problems),
     )
+
+
+def identify(claimed: ClaimedIdentity, card: CardRecord | None) -> CallIdentity:
+    """Complete the identity that a command claims from its tool.call card, never from its body.
+
+    Raises Unanswerable when agent, turn or tool call id stay unknown (section 2).
+    """
+    metadata = call_metadata(card, claimed.tool_call_id)
+    agent_id = claimed.agent_id or _id(metadata.get("author_id"))
+    turn_id = claimed.agent_turn_id or _id(metadata.get("agent_turn_id"))
+    call_id = claimed.tool_call_id or (card.tool_call_id if card and metadata else None)
+    if agent_id is None or turn_id is None or not call_id:
+        raise Unanswerable(
+            "no_identity",
+            f"neither headers nor tool.call card name agent, turn (at most {MAX_ID_BYTES} bytes each) and tool call",
+        )
+    return CallIdentity(
+        project_id=claimed.project_id,
+        channel_id=claimed.channel_id,
+        agent_id=agent_id,
+        agent_turn_id=turn_id,
+        turn_epoch=claimed.turn_epoch or 0,
+        tool_call_id=call_id,
+        step_id=claimed.step_id or _id(metadata.get("step_id")),
+        parent_step_id=claimed.parent_step_id or _id(metadata.get("parent_step_id")),
+        trace_id=claimed.trace.trace_id if claimed.trace else _id(metadata.get("trace_id")),
+        trace=claimed.trace,
+        tracestate=claimed.tracestate,
+    )
+
+
+def _id(value: object) -> str | None:
+    return value if isinstance(value, str) and value and is_storable_id(value) else None

@@ -1,45 +1,69 @@
-"""JSON in and out: fast, and never a value that jsonb would refuse (protocol section 10)."""
+"""JSON parser and serializer whose values jsonb accepts (protocol section 10)."""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import NoReturn, TypeVar, cast
 
 import orjson
 
+from openapi_tool.protocol.jsonvalue import JsonValue
+
 _MOST_FALLBACK_BYTES = 1_000_000
+_MAX_DEPTH = 1_024  # orjson's own
+_TOO_DEEP = "JSON is nested too deeply"
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
 
+T = TypeVar("T")
 
-def loads(text: bytes | bytearray | str) -> Any:
-    """Parse JSON; also what orjson refuses but senders produce: lone surrogates, huge numbers.
 
-    The slower parser that takes those gets 1 MB at most, which is 20 ms of its time. Raises ValueError when the text is
-    no JSON at all (invalid UTF-8 included).
+def loads(text: bytes | bytearray | str) -> JsonValue:
+    """Parse JSON, including lone surrogates and huge numbers, which orjson refuses but senders produce.
+
+    They need a slower parser, which gets at most 1 MB (20 ms). Raises ValueError if the text is not JSON (also invalid
+    UTF-8).
     """
     try:
-        return orjson.loads(text)
+        return cast("JsonValue", orjson.loads(text))
     except orjson.JSONDecodeError:
         if len(text) > _MOST_FALLBACK_BYTES:
             raise
         try:
-            return json.loads(text, parse_constant=_refuse_constant)
+            value = json.loads(text, parse_constant=_refuse_constant)
         except RecursionError:
-            raise ValueError("JSON is nested too deeply") from None
+            raise ValueError(_TOO_DEEP) from None
+        if _is_deeper_than(value, _MAX_DEPTH):
+            raise ValueError(_TOO_DEEP) from None
+        return cast("JsonValue", value)
 
 
-def _refuse_constant(name: str) -> Any:
+def _is_deeper_than(value: object, levels: int) -> bool:
+    """Return whether a value is nested deeper, whatever the limit of this version of Python is."""
+    layer = [value]
+    for _ in range(levels):
+        layer = [
+            item
+            for outer in layer
+            if isinstance(outer, dict | list)
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not layer:
+            return False
+    return True
+
+
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
 def dumps(value: object) -> bytes:
-    """Compact UTF-8 JSON. Raises TypeError for values that are not JSON."""
+    """Return compact UTF-8 JSON. Raises TypeError for values that are not JSON."""
     return orjson.dumps(value)
 
 
 def storable_text(text: str) -> str:
-    """`text` without NUL and lone surrogates, which jsonb and UTF-8 cannot hold."""
+    """Return `text` without NUL and lone surrogates, which jsonb and UTF-8 cannot hold."""
     clean = text.replace("\x00", "\N{REPLACEMENT CHARACTER}") if "\x00" in text else text
     if clean.isascii():
         return clean
@@ -50,16 +74,16 @@ def storable_text(text: str) -> str:
     return clean
 
 
-def storable(value: Any) -> Any:
-    """`value` with every string (keys too) made storable.
+def storable(value: T) -> T:
+    """Return `value` with every string (keys too) made storable.
 
     Anything infinite or NaN becomes null, an integer beyond 64 bits its digits.
     """
-    return value if _is_storable(value) else _made_storable(value)
+    return value if _is_storable(value) else cast("T", _made_storable(value))
 
 
-def _is_storable(value: Any) -> bool:
-    """Whether a value can stay as it is: there and back tells much faster than looking at each part."""
+def _is_storable(value: object) -> bool:
+    """Return whether a value survives a JSON round trip, which is much faster than a check of each member."""
     try:
         text = orjson.dumps(value)
     except TypeError:
@@ -67,7 +91,7 @@ def _is_storable(value: Any) -> bool:
     return b"\\u0000" not in text and bool(orjson.loads(text) == value)
 
 
-def _made_storable(value: Any) -> Any:
+def _made_storable(value: object) -> object:
     if isinstance(value, str):
         return storable_text(value)
     if isinstance(value, dict):

@@ -1,30 +1,20 @@
-"""What the kernel's tables say about one call: rows read, before any decision (sections 3, 4, 6)."""
+"""Rows of the kernel's tables for one call (sections 3, 4, 6)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openapi_tool.protocol.command import Command
+from openapi_tool.protocol.jsonvalue import JsonValue
 
-
-@dataclass(frozen=True, slots=True)
-class CallKey:
-    """What a command gives to find its records by; None where the command did not say."""
-
-    project_id: str
-    card_id: str | None
-    tool_call_id: str | None
-    agent_id: str | None
-    agent_turn_id: str | None
-    turn_epoch: int | None
-    tool_name: str | None
+TOOL_CALL = "tool.call"
+UI_ACTION = "ui_action"
 
 
 @dataclass(frozen=True, slots=True)
 class CardRecord:
-    """A live card of the project, whatever its type; what makes an `oversized` one large is not read."""
+    """Live card of the project, of any type; the large column of an `oversized` card is not read."""
 
     card_id: str
     tool_call_id: str | None
@@ -34,10 +24,10 @@ class CardRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolRecord:
-    """A row of resource.tools; `parameters` and `options` as stored.
+class DefinitionRecord:
+    """Row of resource.tools; `parameters` and `options` as stored.
 
-    Those of an `oversized` row are not read; one of an `unreadable` row is an object that no parser takes.
+    Those of an `oversized` row are not read. In an `unreadable` row at least one cannot be parsed as JSON here.
     """
 
     tool_name: str
@@ -49,8 +39,8 @@ class ToolRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class TargetRecord:
-    """The inbox row of the turn that waits: the call's anchor, else the turn's newest row.
+class WaitingTurnRecord:
+    """Inbox row of the waiting turn: the call's anchor, else the turn's newest row.
 
     The headers of an `oversized` one are not read.
     """
@@ -63,10 +53,15 @@ class TargetRecord:
     context_headers: Mapping[str, Any]
     oversized: bool = False
 
+    @property
+    def suspends(self) -> bool:
+        """Return whether a worker suspends the turn: not for a UI action, nor in epoch 0 (section 7)."""
+        return self.message_type != UI_ACTION and self.turn_epoch > 0
+
 
 @dataclass(frozen=True, slots=True)
 class RequestEdgeRecord:
-    """The oldest request edge of the call."""
+    """Oldest request edge of the call."""
 
     edge_id: str
     recursion_depth: int
@@ -74,9 +69,10 @@ class RequestEdgeRecord:
 
 @dataclass(frozen=True, slots=True)
 class EarlierResult:
-    """A tool.result card that the call already has; `report_headers` are those of its inbox row.
+    """Existing tool.result card of the call; `report_headers` and `report_status` are those of its inbox row.
 
-    Of its `content` only what a report repeats is read: `status` and `after_execution`.
+    Of its `content` only `status` and `after_execution` are read, which a report repeats. If not `of_call`, the card is
+    of another call whose id has the same MD5: the database's unique index allows only one result for both.
     """
 
     card_id: str
@@ -84,43 +80,41 @@ class EarlierResult:
     live: bool
     content: Mapping[str, str | None]
     report_headers: Mapping[str, Any] | None
+    report_status: str | None = None
+    of_call: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A kept text: how long it is in characters, its SHA-256 in hex, and the part of it that was asked for."""
+    """Part of a stored text, with the whole text's length in characters, its SHA-256 in hex and its items' places."""
 
     card_id: str
     chars: int
     sha256: str
     text: str
+    items: Sequence[Sequence[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CallRecords:
-    """Everything that one read brings for a call; None where there is no such row.
+    """Records that one load returns for a call; None where the row is missing.
 
     `reported_inbox_id` is the call's tool_result row, whether or not its card is there.
     """
 
     card: CardRecord | None
-    tool: ToolRecord | None
+    tool: DefinitionRecord | None
     worker_target: str | None
-    target: TargetRecord | None
+    waiting_turn: WaitingTurnRecord | None
     request_edge: RequestEdgeRecord | None
     earlier: EarlierResult | None
     reported_inbox_id: str | None = None
 
 
-def call_key(command: Command) -> CallKey:
-    """The look-up key of a command."""
-    identity = command.identity
-    return CallKey(
-        project_id=identity.project_id,
-        card_id=command.card_id,
-        tool_call_id=identity.tool_call_id,
-        agent_id=identity.agent_id,
-        agent_turn_id=identity.agent_turn_id,
-        turn_epoch=identity.turn_epoch,
-        tool_name=command.tool_name,
-    )
+def call_metadata(card: CardRecord | None, tool_call_id: str | None) -> Mapping[str, JsonValue]:
+    """Return the metadata of the call's own tool.call card; empty if `card` is not that card."""
+    if card is None or card.metadata.get("type") != TOOL_CALL:
+        return {}
+    if tool_call_id and card.tool_call_id and card.tool_call_id != tool_call_id:
+        return {}
+    return card.metadata

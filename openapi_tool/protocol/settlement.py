@@ -1,4 +1,4 @@
-"""What becomes of a command after a delivery was handled."""
+"""Settlement of a command after a delivery was handled."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """It is answered; the stream need not deliver it again."""
+    """Acknowledge the command: its result is committed."""
 
 
 @dataclass(frozen=True, slots=True)
-class TryAgain:
-    """The failure is ours: deliver it again after `delay_s` seconds.
+class Requeue:
+    """Requeue the command after `delay_s` seconds: the failure is temporary or ours.
 
-    An outage passes, so it may be tried for as long as that takes. A `defect` may not: its tries are
-    counted like runs that took their executor along.
+    An outage ends, so it is retried without limit. A `defect` may not end: its retries count as lost
+    runs, which are limited.
     """
 
     delay_s: float
@@ -24,11 +24,11 @@ class TryAgain:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """It can never be answered: keep a record of it and end its deliveries."""
+    """Record the command as a dead letter and end its deliveries: it can never be answered."""
 
     reason: str
     message: str
     terminate: bool
 
 
-Settlement = Acknowledge | TryAgain | DeadLetter
+Settlement = Acknowledge | Requeue | DeadLetter

@@ -7,17 +7,32 @@ from dataclasses import dataclass
 
 from openapi_tool.protocol.errors import Unanswerable
 
+MAX_ID_BYTES = 512
+"""Limit of ids in UTF-8; the kernel's have about 40 bytes. Project, agent, turn and step are in B-tree indexes, whose
+rows are limited to 2,704 bytes: with longer ids the database would refuse the result after the call was billed.
+
+A tool call id has no such limit: a model provider may choose it, and indexes contain only its hash.
+"""
+
+_MAX_CHAR_BYTES = 4  # in UTF-8
 _TOKENS_BEFORE_SUFFIX = 7
 _MAX_TOKEN_BYTES = 1_024
 _SHOWN_CHARS = 100
 _TOKEN = re.compile(r"[^\s.*>\x00-\x20\x7f]+")
 _NO_TEXT = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
-"""Control characters, which no token needs and jsonb cannot all hold; and what stands for bytes that are not UTF-8."""
+"""Control characters, some of which jsonb refuses, and the surrogates that represent bytes that are not UTF-8."""
+
+
+def is_too_long(value: str) -> bool:
+    """Return whether a text exceeds the length limit of ids."""
+    if len(value) * _MAX_CHAR_BYTES <= MAX_ID_BYTES:
+        return False
+    return len(value) > MAX_ID_BYTES or len(value.encode(errors="replace")) > MAX_ID_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class CommandSubject:
-    """A tool command's subject, taken apart; `suffix` may hold dots."""
+    """Parsed subject of a tool command; `suffix` may hold dots."""
 
     version: str
     project_id: str
@@ -27,36 +42,43 @@ class CommandSubject:
 
 
 def parse_command_subject(subject: str) -> CommandSubject:
-    """Take a `cmd.tool` subject apart. Raises Unanswerable for anything else, and for what is not plain text."""
+    """Parse a `cmd.tool` subject. Raises Unanswerable for any other subject and for control characters."""
     tokens = subject.split(".", _TOKENS_BEFORE_SUFFIX)
     if _NO_TEXT.search(subject):
         raise Unanswerable("bad_subject", f"{subject!r} holds a control character or bytes that are not UTF-8")
     if len(tokens) <= _TOKENS_BEFORE_SUFFIX or tokens[0] != "cg" or tokens[4:6] != ["cmd", "tool"]:
         raise Unanswerable("bad_subject", f"{subject!r} is not a tool command's subject")
+    if any(is_too_long(token) for token in tokens[2:4]):
+        raise Unanswerable("bad_subject", f"project or channel of {subject!r} is longer than {MAX_ID_BYTES} bytes")
     return CommandSubject(tokens[1], tokens[2], tokens[3], tokens[6], tokens[7])
 
 
 def command_filter(version: str, project: str, channel: str, target: str) -> str:
-    """The subjects that an executor of `target` listens on; `*` for any project or channel."""
+    """Return the subject filter of an executor of `target`; `*` matches any project or channel."""
     return f"cg.{version}.{project}.{channel}.cmd.tool.{target}.>"
 
 
 def command_stream(version: str) -> tuple[str, str]:
-    """Name and subjects of the kernel's command stream."""
+    """Return name and subjects of the kernel's command stream."""
     return f"cg_cmd_{version}", f"cg.{version}.*.*.cmd.*.*.>"
 
 
 def default_durable(version: str, target: str) -> str:
-    """The durable that the kernel's own executor uses; sharing it makes a hand-over lossless."""
+    """Return the durable of the kernel's own executor; sharing it loses no command when executors are switched."""
     return f"tool_{target}_openapi_cmd_{version}"
 
 
-def doorbell_subject(version: str, project_id: str, channel_id: str, worker_target: str) -> str:
-    """Where the worker of the calling agent listens. Raises ValueError for an impossible token.
+def wakeup_subject(version: str, project_id: str, channel_id: str, worker_target: str) -> str:
+    """Return the doorbell subject of an agent's worker. Raises ValueError for an invalid or overlong token.
 
-    A subject that is too long for a control line of the server (4 KiB) would cost us the connection.
+    The server would close the connection on a control line over 4 KiB.
     """
     for token in (project_id, channel_id, worker_target):
         if not _TOKEN.fullmatch(token) or len(token.encode()) > _MAX_TOKEN_BYTES:
             raise ValueError(f"{token[:_SHOWN_CHARS]!r} cannot be a token of a doorbell's subject")
     return f"cg.{version}.{project_id}.{channel_id}.cmd.agent.{worker_target}.wakeup"
+
+
+def is_storable_id(value: object) -> bool:
+    """Return whether a value fits an indexed column; None does."""
+    return value is None or (isinstance(value, str) and not is_too_long(value))

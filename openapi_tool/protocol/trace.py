@@ -11,20 +11,20 @@ _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 
 @dataclass(frozen=True, slots=True)
 class SpanContext:
-    """One span's identity: 32 hex digits of trace, 16 of span, 2 of flags."""
+    """Span identity: 32 hex digits of trace, 16 of span, 2 of flags."""
 
     trace_id: str
     span_id: str
     flags: str = "01"
 
     def traceparent(self) -> str:
-        """The header value, version 00 (https://www.w3.org/TR/trace-context/#traceparent-header)."""
+        """Return the header value, version 00 (https://www.w3.org/TR/trace-context/#traceparent-header)."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
 
 
 @dataclass(frozen=True, slots=True)
 class TraceLink:
-    """Where the report's span hangs: its parent, the state that travels with it, and a link.
+    """Parent span, tracestate and link of the report's span.
 
     `link` is the inbound span when it belongs to another trace than the waiting turn.
     """
@@ -35,7 +35,7 @@ class TraceLink:
 
 
 def parse_traceparent(header: str) -> SpanContext:
-    """Read a `traceparent`. Raises ValueError when it is malformed."""
+    """Parse a `traceparent`. Raises ValueError when it is malformed."""
     match = _TRACEPARENT.fullmatch(header.strip())
     if match is None:
         raise ValueError("traceparent must look like 00-<32 hex>-<16 hex>-<2 hex>")
@@ -46,10 +46,10 @@ def parse_traceparent(header: str) -> SpanContext:
 
 
 def new_root() -> SpanContext:
-    """A span of a new trace."""
+    """Return the root span of a new trace."""
     return SpanContext(secrets.token_hex(16), new_span_id())
 
 
 def new_span_id() -> str:
-    """16 random hex digits, never all zero."""
+    """Return 16 random hex digits, never all zero."""
     return f"{secrets.randbits(64) or 1:016x}"

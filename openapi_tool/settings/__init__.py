@@ -1,4 +1,4 @@
-"""Everything that an operator can set: the models, where values come from, and how mistakes are told."""
+"""Settings: model, sources and validation errors."""
 
 from openapi_tool.settings.loading import SettingsError, load_settings
 from openapi_tool.settings.model import Settings

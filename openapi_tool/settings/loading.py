@@ -1,20 +1,26 @@
-"""Read all settings, or name every mistake in them."""
+"""Loading of the settings; an error lists every mistake."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
+from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.settings.model import Settings
-from openapi_tool.settings.sources import PREFIX, SHORT_NAMES, SourceUnreadable
+from openapi_tool.settings.section import fields_of
+from openapi_tool.settings.sources import CONFIG_VARIABLE, PREFIX, SHORT_NAMES, SourceUnreadable
+
+_BEGINNING = "OPENAPI_TOOL_"
+_OF_KUBERNETES = ("OPENAPI_TOOL_SERVICE_", "OPENAPI_TOOL_PORT")
 
 
 class SettingsError(Exception):
-    """The configuration is not usable; `problems` has one line for each mistake, without values."""
+    """The settings are invalid; `problems` has one line for each mistake, without values."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -22,14 +28,16 @@ class SettingsError(Exception):
 
 
 def load_settings(flags: Mapping[str, Any] | None = None) -> Settings:
-    """Read every source. Raises SettingsError naming all mistakes at once."""
-    problems = list(_unknown_variables(os.environ))
+    """Load the settings from all sources. Raises SettingsError with every mistake."""
+    problems = [*_unknown_variables(os.environ), *_misread_variables(os.environ)]
     try:
         settings = Settings(**(flags or {}))
     except ValidationError as error:
-        problems += [_problem(item) for item in error.errors(include_input=False, include_url=False)]
+        problems += _problems(error)
     except SourceUnreadable as error:
         problems.append(str(error))
+    except UnreadableVariable:  # do not chain or print it: its message and its cause contain the value
+        problems += _invalid_json(os.environ)
     else:
         if not problems:
             return settings
@@ -37,34 +45,110 @@ def load_settings(flags: Mapping[str, Any] | None = None) -> Settings:
 
 
 def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """Variables with our prefix whose section does not exist; keys inside a section are checked with it."""
+    """Yield variables with our prefix and an unknown section; pydantic checks the keys inside a section."""
     for variable in sorted(environment):
         section = variable.removeprefix(PREFIX).split("__")[0].lower()
         if variable.startswith(PREFIX) and section not in Settings.model_fields:
             yield f"{variable}: there is no section {section!r}{_did_you_mean(section, Settings.model_fields)}"
 
 
+def _misread_variables(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield variables that look like ours and set nothing: `OPENAPI_TOOL_EXECUTOR_CONCURRENCY`, an empty NATS_SERVERS.
+
+    What Kubernetes sets for a Service of our name (`OPENAPI_TOOL_SERVICE_HOST`, `OPENAPI_TOOL_PORT`) is none of them.
+    """
+    if environment.get("NATS_SERVERS") is not None and not environment["NATS_SERVERS"].strip():
+        yield "NATS_SERVERS: is empty; name a server, such as nats://host:4222, or unset it"
+    known = {_folded(name): name for name in _variables()}
+    for variable in sorted(environment):
+        if variable.startswith(PREFIX) or variable in known.values():
+            continue
+        if meant := known.get(_folded(variable)):
+            yield f"{variable}: is no setting; did you mean {meant}?"
+
+
+def ignored_variables(environment: Mapping[str, str]) -> list[str]:
+    """Return a line for each variable that begins like ours, is no setting, and is not like one."""
+    known = {_folded(name) for name in _variables()}
+    return [
+        f"{variable} is no setting and has no effect"
+        for variable in sorted(environment)
+        if variable.startswith(_BEGINNING)
+        and not variable.startswith((PREFIX, *_OF_KUBERNETES))
+        and _folded(variable) not in known
+    ]
+
+
+def _variables() -> Iterator[str]:
+    """Yield every variable that sets something."""
+    yield CONFIG_VARIABLE
+    for section, field in Settings.model_fields.items():
+        yield f"{PREFIX}{section}".upper()
+        for key in fields_of(field.annotation):
+            yield f"{PREFIX}{section}__{key}".upper()
+
+
+def _folded(variable: str) -> str:
+    return variable.replace("_", "").upper()
+
+
+def _invalid_json(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield variables of a whole section or mapping, which must be JSON, that are not."""
+    for variable in sorted(environment):
+        path = variable.removeprefix(PREFIX).lower().split("__")
+        kind = _kind(path) if variable.startswith(PREFIX) else None
+        if get_origin(kind) is dict or (fields_of(kind)):
+            try:
+                json.loads(environment[variable])
+            except ValueError:
+                yield f'{variable}: is not JSON; give an object such as {{"key": "value"}}'
+
+
+def _kind(path: Sequence[str]) -> Any:
+    """Return the type of a section or setting, None for an unknown one; for a key in a mapping, the mapping's type."""
+    kind: Any = Settings
+    for part in path:
+        if get_origin(kind) is not dict:
+            field = fields_of(kind).get(part)
+            kind = field.annotation if field else None
+    return kind
+
+
+def _problems(error: ValidationError) -> list[str]:
+    """Return a line for each mistake.
+
+    pydantic drops invalid entries of a list and may then report the list as too short; skip that second report.
+    """
+    items = error.errors(include_input=False, include_url=False)
+    parents = {tuple(item["loc"][:-1]) for item in items}
+    return [_problem(item) for item in items if item["type"] != "too_short" or tuple(item["loc"]) not in parents]
+
+
 def _problem(item: Mapping[str, Any]) -> str:
     path = [str(part) for part in item["loc"]]
     where = ".".join(path) or "settings"
-    if item["type"] == "extra_forbidden":
-        return f"{where}: is no setting{_did_you_mean(path[-1], _siblings(path[:-1]))}"
+    if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
+        return f"{where}: is not a setting{_did_you_mean(path[-1], _siblings(path[:-1]))}"
     if item["type"] == "missing":
         short = next((name for name, target in SHORT_NAMES.items() if target[: len(path)] == tuple(path)), None)
         return f"{where}: is missing" + (f"; set {short}" if short else "")
+    if item["type"] in ("dict_type", "model_type", "dataclass_type"):
+        return f'{where}: must be an object, such as {{"key": "value"}}'
+    if item["type"] == "too_short":
+        return f"{where}: {_too_short(item['ctx'])}"
     return f"{where}: {item['msg'].removeprefix('Value error, ')}"
 
 
-def _siblings(path: list[str]) -> list[str]:
-    """The names that could have stood where an unknown one does."""
-    model: type[BaseModel] = Settings
-    for part in path:
-        field = model.model_fields.get(part)
-        kind: Any = field.annotation if field else None
-        if not hasattr(kind, "model_fields"):
-            return []
-        model = kind
-    return list(model.model_fields)
+def _too_short(context: Mapping[str, Any]) -> str:
+    """Return the message for a value that is too short: a list, or a secret, whose type pydantic does not name."""
+    if context["field_type"] in ("Tuple", "List"):
+        return f"must have at least {context['min_length']} entry"
+    return f"must have at least {context['min_length']} characters"
+
+
+def _siblings(path: Sequence[str]) -> list[str]:
+    """Return the valid names beside an unknown one."""
+    return list(fields_of(_kind(path)))
 
 
 def _did_you_mean(name: str, known: Any) -> str:

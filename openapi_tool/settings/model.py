@@ -1,56 +1,66 @@
-"""All settings: defaults < the kernel's `config.toml` < our TOML file < environment < flags.
+"""Model of all settings.
 
-Any field can be set as `OPENAPI_TOOL__SECTION__KEY`; `PG_DSN` and `NATS_SERVERS` are short names.
-Where they are read from is in `sources`.
+Sources in ascending precedence: defaults, the kernel's `config.toml`, our TOML file, environment, flags. Each setting
+is also the variable `OPENAPI_TOOL__SECTION__KEY`; `PG_DSN` and `NATS_SERVERS` are short names. The module
+`sources` reads the files.
 """
 
 from __future__ import annotations
 
-import re
+import math
+from dataclasses import field, replace
 from typing import Annotated, Any, Literal
-from urllib.parse import unquote, urlsplit, urlunsplit
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    FilePath,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_validator, model_validator
+from pydantic.dataclasses import dataclass
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from openapi_tool.jina.budget import most_memory
+from openapi_tool.jina.byte_semaphore import most_memory
+from openapi_tool.jina.url_policy import UrlPolicy
+from openapi_tool.options import (
+    TERABYTE,
+    CacheOptions,
+    ExecutorOptions,
+    RetryOptions,
+    Seconds,
+    ToolOptions,
+    split,
+)
 from openapi_tool.protocol.subject import default_durable
-from openapi_tool.settings.policy import PolicySettings
+from openapi_tool.settings.dsn import ESCAPE, Dsn, parse_dsn
 from openapi_tool.settings.secrets import JinaToolSettings, SecretsSettings
-from openapi_tool.settings.section import Section, split
-from openapi_tool.settings.sources import PREFIX, file_sources
-from openapi_tool.settings.targets import TargetsSettings
+from openapi_tool.settings.section import File, Section
+from openapi_tool.settings.sources import PREFIX, file_sources, kernel_remarks
+from openapi_tool.settings.urls import checked_address, parse_url
+from openapi_tool.tools.policy import Policy
 from openapi_tool.tools.secrets import Secret
 from openapi_tool.tools.session import MIN_KEY_BYTES
 
 _TOKEN = r"^([A-Za-z0-9_-]+|\*)$"  # noqa: S105 - a subject's token
-_NATS_URL = r"^(nats|tls|ws|wss)://[^\s/]+$"
-_PROXY_URL = re.compile(r"http://(?:[^\s/?#@:]+(?::[^\s/?#@]*)?@)?(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}/?")
-_POSTGRES_SCHEMES = ("postgres", "postgresql")
+_TCP, _WEB_SOCKET, _HTTP = ("nats", "tls"), ("ws", "wss"), ("http", "https")
+SCHEMES = (*_TCP, *_WEB_SOCKET, *_HTTP)
+"""Schemes of all URLs in the settings except the database's."""
+_PROXY_FORM = "must look like http://user:password@host:port, with the port"
 
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
-
-def _is_a_url(url: str) -> str:
+def _is_a_server(url: str) -> str:
     try:
-        urlsplit(url).port  # noqa: B018 - looking is enough
-    except ValueError:
-        raise ValueError("must look like nats://host:4222") from None
+        found = parse_url(url, (*_TCP, *_WEB_SOCKET))
+    except ValueError as problem:
+        raise ValueError(
+            f"{problem}; must look like nats://host:4222, with an IPv6 address in brackets; set a user or password "
+            "with one of / ? # @ : [ ] as nats.user and nats.password"
+        ) from None
+    if found.path or found.query:
+        raise ValueError("must end with the host or its port: nats://host:4222")
     return url
 
 
-NatsUrl = Annotated[str, Field(pattern=_NATS_URL), AfterValidator(_is_a_url)]
+NatsUrl = Annotated[str, AfterValidator(_is_a_server)]
 
 
 class ProtocolSettings(Section):
-    """Which dialect of the kernel's wire to speak, as whom."""
+    """Protocol version and identity."""
 
     version: Literal["v1r4"] = Field("v1r4", description="Protocol version, the second token of every subject.")
     target: str = Field("jina", pattern=r"^[A-Za-z0-9_-]+$", description="Tool target, the subject's seventh token.")
@@ -62,33 +72,56 @@ class ProtocolSettings(Section):
 
 
 class NatsSettings(Section):
-    """The bus. At most one way to authenticate: user and password, token, credentials file or nkey seed."""
+    """NATS connection. At most one way to authenticate: user and password, token, credentials file or nkey seed."""
 
     servers: Annotated[tuple[NatsUrl, ...], NoDecode, BeforeValidator(split)] = Field(
         ("nats://127.0.0.1:4222",), min_length=1, description="Server URLs; comma-separated in the environment."
     )
     tls: bool = Field(
-        default=False, description="TLS or no connection; a `tls://` or `wss://` server and `ca_file` ask for it, too."
+        default=False, description="Require TLS; a `tls://` or `wss://` server and `ca_file` require it, too."
     )
-    tls_check_hostname: bool = Field(default=True, description="Hold the server's certificate to its name.")
-    ca_file: FilePath | None = Field(None, description="CA (PEM) that signed the server's certificate.")
-    cert_file: FilePath | None = Field(None, description="Client certificate (PEM); needs `key_file`.")
-    key_file: FilePath | None = Field(None, description="Key of the client certificate (PEM).")
+    tls_check_hostname: bool = Field(default=True, description="Verify the server's hostname.")
+    ca_file: File | None = Field(None, description="CA (PEM) that signed the server's certificate.")
+    cert_file: File | None = Field(None, description="Client certificate (PEM); needs `key_file`.")
+    key_file: File | None = Field(None, description="Key of the client certificate (PEM).")
     user: str | None = Field(None, description="User name; needs `password`.")
     password: Secret | None = Field(None, description="Password of `user`.")
     token: Secret | None = Field(None, description="Token.")
-    credentials_file: FilePath | None = Field(None, description="Credentials file of a NATS account (`.creds`).")
-    nkey_seed_file: FilePath | None = Field(None, description="File with an nkey seed.")
+    credentials_file: File | None = Field(None, description="Credentials file of a NATS account (`.creds`).")
+    nkey_seed_file: File | None = Field(None, description="File with an nkey seed.")
     durable: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9_-]+$",
         description="Durable consumer shared by all replicas; by default the kernel executor's own name.",
     )
     ack_wait_s: Seconds = Field(6, description="Seconds without a heartbeat until a command is delivered again.")
-    max_ack_pending: int = Field(10_000, ge=1, description="Commands in flight over all replicas.")
-    replicas: int = Field(
-        1, ge=1, le=5, description="Servers that keep a copy of each stream and bucket that is made here."
+    max_ack_pending: int = Field(100_000, ge=1, le=1_000_000, description="Commands in flight over all replicas.")
+    create_stream: bool = Field(
+        default=True, description="Make the command stream where none captures its subjects; off where only others may."
     )
+    jetstream_domain: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_-]+$",
+        description="JetStream domain of the kernel, where executors are on a leaf node.",
+    )
+    inbox_prefix: str = Field(
+        "_INBOX.openapi_tool",
+        pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$",
+        description="Prefix of the subjects on which replies are received.",
+    )
+    replicas: int | None = Field(
+        None,
+        ge=1,
+        le=5,
+        description="Servers that keep each stream and bucket that is made here; by default as for the command stream.",
+    )
+
+    @field_validator("servers")
+    @classmethod
+    def _use_one_transport(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
+        if len({url.lower().startswith(tuple(f"{scheme}:" for scheme in _WEB_SOCKET)) for url in servers}) > 1:
+            raise ValueError("must be all nats:// and tls://, or all ws:// and wss://")
+        return servers
 
     @model_validator(mode="after")
     def _fits_together(self) -> NatsSettings:
@@ -105,65 +138,30 @@ class PostgresSettings(Section):
     """The kernel's database."""
 
     dsn: Secret = Field(
-        description="Connection string (`PG_DSN`); TLS by `?sslmode=verify-full&sslrootcert=…`. Never shown."
+        description="Connection string (`PG_DSN`); TLS by `?sslmode=verify-full&sslrootcert=…`; with several hosts "
+        "`target_session_attrs=read-write`. Never shown."
     )
-    pool_size: int = Field(8, ge=1, le=100, description="Connections of one process.")
+    pool_size: int = Field(8, ge=1, le=100, description="Size of the connection pool of one process.")
     timeout_s: Seconds = Field(5, description="Seconds to wait for a connection or a statement.")
     prepared_statements: bool = Field(default=True, description="Switch off behind PgBouncer in transaction mode.")
 
     @field_validator("dsn")
     @classmethod
     def _is_a_dsn(cls, dsn: Secret) -> Secret:
-        try:
-            scheme = urlsplit(dsn.get_secret_value()).scheme
-        except ValueError:
-            scheme = ""
-        if scheme not in _POSTGRES_SCHEMES:
-            raise ValueError("must look like postgresql://user@host:5432/database")
+        parse_dsn(dsn.get_secret_value())
         return dsn
 
-
-class ExecutorSettings(Section):
-    """How calls are run."""
-
-    concurrency: int = Field(64, ge=1, le=512, description="Calls that one process runs at once.")
-    worker_default_s: Seconds = Field(30, description="How long the kernel's workers wait by default.")
-    margin_s: Seconds = Field(3, description="Kept back from the worker's patience for the commit.")
-    retry_delay_s: Seconds = Field(2, description="Before a command is delivered again after an outage.")
-    result_wait_s: Seconds = Field(60, description="How long a finished result waits for a database that is away.")
-    max_attempts: int = Field(3, ge=1, description="Lost executors after which a command is answered without a run.")
-    drain_s: Seconds = Field(25, description="Grace for running calls after SIGTERM.")
-
-    @model_validator(mode="after")
-    def _leaves_time_to_run(self) -> ExecutorSettings:
-        if self.margin_s >= self.worker_default_s:
-            raise ValueError("margin_s must be less than worker_default_s, or no call has time to run")
-        return self
+    @property
+    def parsed(self) -> Dsn:
+        """Return the parsed connection string."""
+        return parse_dsn(self.dsn.get_secret_value())
 
 
-class ToolsSettings(Section):
-    """What tools may do."""
+@dataclass(frozen=True)
+class ToolsSettings(ToolOptions):
+    """Limits of tool calls."""
 
-    default_timeout_ms: int | None = Field(
-        None,
-        ge=1_000,
-        description="Time of a call whose definition says nothing of time; by default all that the worker waits.",
-    )
-    max_timeout_ms: int = Field(120_000, ge=1_000, description="Longest time that any call may take.")
-    max_batch_items: int = Field(10, ge=1, le=100, description="Most queries or urls of one call.")
-    max_result_chars: int = Field(
-        40_000, ge=2_000, le=10_000_000, description="Most characters of a result (four are about a token)."
-    )
-    artifact_ttl_s: int = Field(
-        604_800, ge=60, le=31_536_000, description="How long the whole text of a result that was cut is kept."
-    )
-    jina: JinaToolSettings = Field(default_factory=JinaToolSettings, description="The Jina tools.")
-
-    @model_validator(mode="after")
-    def _default_fits(self) -> ToolsSettings:
-        if self.default_timeout_ms is not None and self.default_timeout_ms > self.max_timeout_ms:
-            raise ValueError("default_timeout_ms must not be more than max_timeout_ms")
-        return self
+    jina: Annotated[JinaToolSettings, Field(description="The Jina tools.")] = field(default_factory=JinaToolSettings)
 
 
 class SessionSettings(Section):
@@ -177,14 +175,17 @@ class SessionSettings(Section):
 
 
 class EgressSettings(Section):
-    """The way to the upstream."""
+    """Connections to the upstream."""
 
-    connections: int = Field(512, ge=1, description="Connections to the upstream at once.")
-    max_response_bytes: int = Field(10_000_000, ge=1_000, description="Largest answer that is read.")
+    max_connections: int = Field(512, ge=1, le=65_535, description="Most concurrent connections to the upstream.")
+    max_response_bytes: int = Field(10_000_000, ge=1_000, le=TERABYTE, description="Largest response in bytes.")
     body_budget_bytes: int = Field(
-        256_000_000, ge=1_000, description="Memory for all answers together, until they are stored; calls wait for it."
+        256_000_000,
+        ge=1_000,
+        le=TERABYTE,
+        description="Memory in bytes of all responses until their commit; calls wait.",
     )
-    ca_file: FilePath | None = Field(None, description="One more CA (PEM) to trust; SSL_CERT_FILE does the same.")
+    ca_file: File | None = Field(None, description="One more CA (PEM) to trust; SSL_CERT_FILE does the same.")
     proxy: Secret | None = Field(
         None, description="Forward proxy (`http://user:password@host:port`), the only one used; TLS goes through it."
     )
@@ -195,63 +196,60 @@ class EgressSettings(Section):
     @field_validator("proxy")
     @classmethod
     def _is_a_proxy(cls, proxy: Secret | None) -> Secret | None:
-        if proxy is not None and not _PROXY_URL.fullmatch(proxy.get_secret_value()):
-            raise ValueError("must look like http://user:password@host:port, with the port")
+        if proxy is None:
+            return proxy
+        try:
+            found = parse_url(proxy.get_secret_value(), ("http",))
+        except ValueError as problem:
+            raise ValueError(f"{problem}; {_PROXY_FORM}, and {ESCAPE}") from None
+        if found.port is None or found.path not in ("", "/") or found.query:
+            raise ValueError(_PROXY_FORM)
         return proxy
 
     @model_validator(mode="after")
     def _proxy_resolves_names(self) -> EgressSettings:
         if self.proxy is not None and self.public_addresses_only:
-            raise ValueError("public_addresses_only cannot be held with a proxy, which resolves the names; unset one")
+            raise ValueError("public_addresses_only has no effect with a proxy, which resolves the names; unset one")
         return self
 
     @model_validator(mode="after")
     def _holds_the_largest_answer(self) -> EgressSettings:
         least = most_memory(self.max_response_bytes) + self.max_response_bytes
         if self.body_budget_bytes < least:
-            raise ValueError(f"body_budget_bytes must be at least {least}, so that the largest answer finds room")
+            raise ValueError(f"body_budget_bytes must be at least {least}, so that the largest response fits")
         return self
-
-
-class RetrySettings(Section):
-    """Asking the upstream again within a call; never past the call's deadline."""
-
-    max_repeats: int = Field(3, ge=0, le=10, description="Most repeats of one request; 0 asks once.")
-    first_wait_s: Seconds = Field(0.5, description="First wait, doubled each time, where the upstream names none.")
-    max_wait_s: Seconds = Field(8, description="Longest wait of our own; Retry-After may ask for more.")
-
-    @model_validator(mode="after")
-    def _waits_grow(self) -> RetrySettings:
-        if self.first_wait_s > self.max_wait_s:
-            raise ValueError("first_wait_s must not be more than max_wait_s")
-        return self
-
-
-class CacheSettings(Section):
-    """Answers that are kept, for the same project, agent and session only."""
-
-    ttl_s: float = Field(300, ge=0, le=86_400, description="Seconds that an answer is kept; 0 keeps none.")
-    max_bytes: int = Field(4_000_000, ge=0, description="Memory for the answers that one process keeps.")
 
 
 class HealthSettings(Section):
-    """The server for probes and metrics: /livez, /readyz, /metrics."""
+    """Server of /livez, /readyz and /metrics; one request per connection, within 5 seconds."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 in a pod.")
+    host: Annotated[str, AfterValidator(checked_address)] = Field(
+        "127.0.0.1", description="Address to listen on; 0.0.0.0 in a pod."
+    )
     port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 starts no server.")
-    check_s: Seconds = Field(1, description="Seconds between looks at the database.")
+    check_interval_s: Seconds = Field(1, description="Health check interval in seconds.")
 
 
 class TelemetrySettings(Section):
     """Logs and traces."""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level logged.")
-    log_format: Literal["json", "console"] = Field("json", description="For machines or for people.")
-    otlp_endpoint: str | None = Field(None, pattern=r"^https?://", description="Traces URL of an OTLP/HTTP collector.")
+    log_format: Literal["json", "console"] = Field("json", description="`json` for machines, `console` for people.")
+    otlp_endpoint: str | None = Field(None, description="Traces URL of an OTLP/HTTP collector.")
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _is_a_collector(cls, url: str | None) -> str | None:
+        if url is not None:
+            try:
+                parse_url(url, _HTTP)
+            except ValueError as problem:
+                raise ValueError(f"{problem}; must look like https://host:4318/v1/traces, and {ESCAPE}") from None
+        return url
 
 
 class Settings(BaseSettings):
-    """Everything that an operator can set."""
+    """All settings."""
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -265,17 +263,18 @@ class Settings(BaseSettings):
     protocol: ProtocolSettings = Field(default_factory=ProtocolSettings)
     nats: NatsSettings = Field(default_factory=NatsSettings)
     postgres: PostgresSettings
-    executor: ExecutorSettings = Field(default_factory=ExecutorSettings)
+    executor: ExecutorOptions = Field(default_factory=ExecutorOptions)
     tools: ToolsSettings = Field(default_factory=ToolsSettings)
-    policy: PolicySettings = Field(default_factory=PolicySettings)
-    targets: TargetsSettings = Field(default_factory=TargetsSettings)
+    policy: Policy = Field(default_factory=Policy)
+    url_policy: UrlPolicy = Field(default_factory=UrlPolicy)
     secrets: SecretsSettings = Field(default_factory=SecretsSettings)
     session: SessionSettings = Field(default_factory=SessionSettings)
     egress: EgressSettings = Field(default_factory=EgressSettings)
-    retry: RetrySettings = Field(default_factory=RetrySettings)
-    cache: CacheSettings = Field(default_factory=CacheSettings)
+    retry: RetryOptions = Field(default_factory=RetryOptions)
+    cache: CacheOptions = Field(default_factory=CacheOptions)
     health: HealthSettings = Field(default_factory=HealthSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
+    _remarks: list[str] = PrivateAttr(default_factory=list)
 
     @model_validator(mode="after")
     def _narrowed_durable_has_its_own_name(self) -> Settings:
@@ -286,47 +285,56 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _lost_calls_are_answered_in_time(self) -> Settings:
-        patience_s = self.executor.worker_default_s - self.executor.margin_s
-        if self.nats.ack_wait_s * self.executor.max_attempts >= patience_s:
-            raise ValueError(
-                "nats.ack_wait_s times executor.max_attempts must be less than executor.worker_default_s less "
-                f"executor.margin_s ({patience_s:g} s), or a call that lost its executors is answered too late"
+        """Lower the lost runs to what fits into a worker's wait: an early end is better than none."""
+        patience_s = self.executor.worker_timeout_s - self.executor.commit_margin_s
+        fitting = max(1, math.ceil(patience_s / self.nats.ack_wait_s) - 1)
+        if fitting < self.executor.max_lost_runs:
+            self._remarks.append(
+                f"executor.max_lost_runs is lowered from {self.executor.max_lost_runs} to {fitting}: times "
+                f"nats.ack_wait_s ({self.nats.ack_wait_s:g} s) it must be less than executor.worker_timeout_s less "
+                f"executor.commit_margin_s ({patience_s:g} s), or a call that lost its executors is answered too late"
             )
-        if self.executor.retry_delay_s >= patience_s:
-            raise ValueError("executor.retry_delay_s must be less than the time that a worker waits")
+            object.__setattr__(self, "executor", replace(self.executor, max_lost_runs=fitting))
+        if self.executor.requeue_delay_s >= patience_s:
+            raise ValueError("executor.requeue_delay_s must be less than the time that a worker waits")
         return self
 
     @property
+    def remarks(self) -> list[str]:
+        """Return a line for each setting whose given value is changed or ignored."""
+        return [*self._remarks, *kernel_remarks()]
+
+    @property
     def durable(self) -> str:
-        """The durable's name."""
+        """Return the name of the durable."""
         return self.nats.durable or default_durable(self.protocol.version, self.protocol.target)
 
     def confidential(self) -> list[tuple[str, str]]:
-        """Every part of the settings that no output may show, with the name of its setting."""
+        """Return every secret in the settings, with the name of its setting."""
         whole = {
             "session.key": self.session.key,
             "nats.password": self.nats.password,
             "nats.token": self.nats.token,
         }
-        urls = [("postgres.dsn", self.postgres.dsn.get_secret_value())]
-        urls += [("nats.servers", url) for url in self.nats.servers]
+        urls = [("nats.servers", url) for url in self.nats.servers]
         urls += [("egress.proxy", self.egress.proxy.get_secret_value())] if self.egress.proxy else []
         urls += [("telemetry.otlp_endpoint", self.telemetry.otlp_endpoint)] if self.telemetry.otlp_endpoint else []
         return [
             *((name, secret.get_secret_value()) for name, secret in whole.items() if secret is not None),
-            *((name, part) for name, url in urls for part in url_credentials(url)),
+            *(("postgres.dsn", part) for part in self.postgres.parsed.credentials),
+            *((name, part) for name, url in urls for part in parse_url(url, SCHEMES).credentials),
         ]
 
     def shown(self) -> dict[str, Any]:
-        """The effective settings for people: credentials masked, paths and names as they are."""
+        """Return the effective settings for display, with masked credentials."""
         shown = self.model_dump(mode="json", exclude_none=True)
-        shown["postgres"]["dsn"] = _without_credentials(self.postgres.dsn.get_secret_value())
-        shown["nats"]["servers"] = [_without_credentials(url) for url in self.nats.servers]
+        shown["postgres"]["dsn"] = self.postgres.parsed.shown
+        shown["nats"]["servers"] = [parse_url(url, SCHEMES).shown for url in self.nats.servers]
         shown["nats"]["durable"] = self.durable
         if self.egress.proxy is not None:
-            shown["egress"]["proxy"] = _without_credentials(self.egress.proxy.get_secret_value())
+            shown["egress"]["proxy"] = parse_url(self.egress.proxy.get_secret_value(), SCHEMES).shown
         if self.telemetry.otlp_endpoint is not None:
-            shown["telemetry"]["otlp_endpoint"] = _without_credentials(self.telemetry.otlp_endpoint)
+            shown["telemetry"]["otlp_endpoint"] = parse_url(self.telemetry.otlp_endpoint, SCHEMES).shown
         return shown
 
     @classmethod
@@ -338,23 +346,6 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, long names, short names, our file, the kernel's file; the first that says something wins."""
+        """Return the sources in descending precedence: flags, long names, short names, our file, the kernel's file."""
         del dotenv_settings, file_secret_settings
         return init_settings, env_settings, *file_sources(settings_cls)
-
-
-def url_credentials(url: str) -> list[str]:
-    """The password of a URL as it is written and as it is meant; for NATS a user without one is a token.
-
-    Raises ValueError where it is no URL.
-    """
-    parts = urlsplit(url.strip())
-    secret = parts.password or (None if parts.scheme in _POSTGRES_SCHEMES else parts.username)
-    return [secret, unquote(secret)] if secret else []
-
-
-def _without_credentials(url: str) -> str:
-    """A URL with `***` for user and password, and without its query."""
-    parts = urlsplit(url)
-    credentials, at, host = parts.netloc.rpartition("@")
-    return urlunsplit((parts.scheme, f"***@{host}" if at and credentials else host, parts.path, "", ""))

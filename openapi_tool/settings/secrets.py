@@ -1,4 +1,4 @@
-"""Settings of the secrets of tools: which variables are handed out, and which arguments may take one."""
+"""Settings for secrets of tools: which variables a definition may name, and which arguments may take one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
 
-from openapi_tool.jina.parameters import may_never_take_a_secret
-from openapi_tool.settings.section import Section, split
+from openapi_tool.jina.parameters import is_documented, secret_problem
+from openapi_tool.options import split
+from openapi_tool.settings.section import Section
 from openapi_tool.tools.arguments import API_KEY
 from openapi_tool.tools.secrets import is_executors_own
 
@@ -19,7 +20,7 @@ _PARAMETER = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 def _is_not_the_executors_own(variable: str) -> str:
     if is_executors_own(variable):
-        raise ValueError(f"{variable} is one of the executor's own settings, which tools are never given; take it out")
+        raise ValueError(f"{variable} is one of the executor's own settings, which tools are never given; remove it")
     return variable
 
 
@@ -29,8 +30,9 @@ VariableName = Annotated[str, Field(pattern=_VARIABLE), AfterValidator(_is_not_t
 def _may_take_a_secret(name: str) -> str:
     if not _PARAMETER.fullmatch(name):
         raise ValueError("must be the name of one upstream parameter: letters, digits, '_' and '-'")
-    if name != API_KEY and may_never_take_a_secret(name):
-        raise ValueError(f"{name} may never take a secret: pages, addresses or third parties would see it; take it out")
+    if name != API_KEY and (problem := secret_problem(name)):
+        shown = f"{name} " if is_documented(name) else ""  # an unknown name may be a secret that was pasted here
+        raise ValueError(f"{shown}{problem}; remove it")
     return name
 
 
@@ -51,13 +53,13 @@ class ServiceEnvs(Section):
 
 
 class JinaToolSettings(Section):
-    """Service-side settings of the Jina tools; they win over a definition's own."""
+    """Service-side settings of the Jina tools; they override a definition's own."""
 
     envs: Envs = Field(default_factory=dict, description="Argument to variable, for all targets.")
     services: dict[str, ServiceEnvs] = Field(default_factory=dict, description="The same by target.")
 
     def envs_of(self, target: str) -> dict[str, str]:
-        """Argument name to variable name for one target."""
+        """Return argument name to variable name for one target."""
         service = self.services.get(target)
         return {**self.envs, **(service.envs if service else {})}
 
@@ -70,6 +72,6 @@ class SecretsSettings(Section):
     )
     env_parameters: Annotated[tuple[EnvParameter, ...], NoDecode, BeforeValidator(split)] = Field(
         (),
-        description="Upstream parameters that a definition's `envs` may fill, beside `api_key` and the service's own "
-        "`envs`; comma-separated in the environment.",
+        description="Body members of your own, named `tenant_…`, that a definition's `envs` may fill, beside `api_key` "
+        "and the service's own `envs`; comma-separated in the environment.",
     )

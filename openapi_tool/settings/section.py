@@ -1,16 +1,46 @@
-"""What every section of the settings has in common."""
+"""Base of settings sections that are pydantic models, and a function that lists the fields of any section."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, field_validator
+from pydantic.fields import FieldInfo
+
+from openapi_tool.options import one_line
+
+
+def _is_a_file(path: Path) -> Path:
+    try:
+        if path.is_file():
+            return path
+    except OSError:  # such as a name that is too long
+        pass
+    raise ValueError("names no file that can be read")
+
+
+File = Annotated[Path, AfterValidator(_is_a_file)]
 
 
 class Section(BaseModel):
-    """One section of the settings: frozen, no unknown keys."""
+    """Section that no component takes as a whole; the others are `Options`. The same rules apply to both."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_one_line(cls, value: Any) -> Any:
+        return one_line(value)
 
-def split(value: object) -> object:
-    """A list in one environment variable: comma-separated."""
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+def fields_of(kind: Any) -> Mapping[str, FieldInfo]:
+    """Return the fields of a section by name, for a model or a dataclass; empty for any other type."""
+    if not dataclasses.is_dataclass(kind):
+        return getattr(kind, "model_fields", {})
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        field.name: FieldInfo.from_annotated_attribute(hints[field.name], field) for field in dataclasses.fields(kind)
+    }

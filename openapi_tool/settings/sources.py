@@ -1,4 +1,4 @@
-"""Where settings come from: two TOML files and the short names of the environment."""
+"""Sources of settings: two TOML files and short names of environment variables."""
 
 from __future__ import annotations
 
@@ -21,22 +21,30 @@ KERNEL_KEYS: Mapping[str, tuple[str, ...]] = {
     "nats.servers": ("nats", "servers"),
     "nats.tls_enabled": ("nats", "tls"),
     "nats.pull.max_inflight": ("executor", "concurrency"),
-    "worker.default_timeout_seconds": ("executor", "worker_default_s"),
+    "worker.default_timeout_seconds": ("executor", "worker_timeout_s"),
+    "worker.suspend_timeout_seconds": ("executor", "worker_timeout_s"),
     "cardbox.postgres_dsn": ("postgres", "dsn"),
     "tools.jina.envs": ("tools", "jina", "envs"),
     "tools.jina.services": ("tools", "jina", "services"),
 }
-"""Keys of the kernel's `config.toml` that count here, and where they go; it has many others."""
+"""Keys of the kernel's `config.toml` that are read, with their settings; the last key of a setting counts."""
+
+_INFLIGHT = "nats.pull.max_inflight"
+_KERNEL_ENVS = ("openapi.envs", "tools.openapi.envs")
+_KERNEL_SERVICES = ("openapi.services", "tools.openapi.services", "tools.openapi_services")
+"""Sections of the kernel's own executor, from which only the variables of API keys are taken; the last counts."""
+
+_API_KEY = "api_key"
 
 _KERNEL_CERTIFICATES = {"ca_file": "ca.crt", "cert_file": "client.crt", "key_file": "client.key"}
 
 
 class SourceUnreadable(Exception):
-    """A source of settings cannot be read at all; the message names it."""
+    """A source of settings cannot be read; the message names it."""
 
 
 def file_sources(settings_class: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
-    """Short names, our file, the kernel's file. Raises SourceUnreadable."""
+    """Return short names, our file and the kernel's file as sources. Raises SourceUnreadable."""
     return (
         InitSettingsSource(settings_class, _short_names(os.environ)),
         InitSettingsSource(settings_class, _read(CONFIG_VARIABLE)),
@@ -63,17 +71,49 @@ def _read(variable: str) -> dict[str, Any]:
 
 
 def from_kernel(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Our settings out of the kernel's `config.toml`; what is not ours is left alone."""
+    """Return our settings from the kernel's `config.toml`; ignore all other keys."""
     values: dict[str, Any] = {}
     for key, path in KERNEL_KEYS.items():
         value = _get(config, key)
-        if value is not None:
+        # The kernel's own executor runs one call at a time, so its config.toml has 1; as our concurrency it is too low.
+        if value is not None and not (key == _INFLIGHT and value == 1):
             _put(values, path, value)
+    _add_api_keys(config, values)
     folder = _get(config, "nats.cert_dir")
     if folder is not None and _get(config, "nats.tls_enabled"):
         for key, name in _KERNEL_CERTIFICATES.items():
             _put(values, ("nats", key), str(Path(str(folder)) / name))
     return values
+
+
+def _add_api_keys(config: Mapping[str, Any], values: dict[str, Any]) -> None:
+    """Add the variables of API keys from the sections of the kernel's own executor, unless `tools.jina` has some."""
+    envs: dict[str, Any] = {}
+    for section in _KERNEL_ENVS:
+        envs |= _key_of(_get(config, section))
+    services: dict[str, dict[str, Any]] = {}
+    for section in _KERNEL_SERVICES:
+        found = _get(config, section)
+        for target, service in found.items() if isinstance(found, dict) else ():
+            services.setdefault(target, {}).update(_key_of(_get({"service": service}, "service.envs")))
+    own = _get(values, "tools.jina") or {}
+    if envs and isinstance(own.get("envs", {}), dict):
+        _put(values, ("tools", "jina", "envs"), {**envs, **own.get("envs", {})})
+    for target, keys in services.items():
+        if keys and _get(own, f"services.{target}.envs") is None:
+            _put(values, ("tools", "jina", "services", target, "envs"), keys)
+
+
+def _key_of(envs: Any) -> dict[str, Any]:
+    return {_API_KEY: envs[_API_KEY]} if isinstance(envs, dict) and _API_KEY in envs else {}
+
+
+def kernel_remarks() -> list[str]:
+    """Return a line for each key of the kernel's `config.toml` whose value is ignored. Raises SourceUnreadable."""
+    if _get(_read(KERNEL_CONFIG_VARIABLE), _INFLIGHT) != 1:
+        return []
+    where = f"{_INFLIGHT} = 1 of {KERNEL_CONFIG_VARIABLE}"
+    return [f"{where} is ignored: it is the kernel's own executor's; set executor.concurrency = 1 for the same"]
 
 
 def _get(config: Mapping[str, Any], dotted: str) -> Any:

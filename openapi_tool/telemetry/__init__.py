@@ -1,1 +1,1 @@
-"""Logs, traces and metrics, each behind the redactor."""
+"""Logs, traces, metrics and health; secrets are masked before anything is written."""

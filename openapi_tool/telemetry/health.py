@@ -1,118 +1,124 @@
-"""Whether calls can be finished now, part by part, and the small server that says so."""
+"""Readiness by dependency; served by `health_server`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
-from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from cachetools import TTLCache
 
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-POSTGRES, NATS, CONSUMER = "postgres", "nats", "consumer"
+POSTGRES, NATS, CONSUMER, JETSTREAM = DEPENDENCIES = "postgres", "nats", "consumer", "jetstream"
 
 _TICK_S = 0.25
 _LAG_WARNING_S = 0.5
+_REASON_CHARS = 1_000
+_REASONS, _REPEAT_AFTER_S = 64, 3_600.0
 
 
 @dataclass(slots=True)
-class Part:
-    """Something that calls need; `seen` is its last success on the monotonic clock, in seconds."""
+class Dependency:
+    """State of a dependency.
+
+    `seen` is its last success on the monotonic clock, in seconds; `since` the last change of `ok`; `reason` why it is
+    not ok.
+    """
 
     ok: bool = False
     seen: float | None = None
+    since: datetime = field(default_factory=lambda: datetime.now(UTC))
+    reason: str = ""
 
     def shown(self) -> dict[str, Any]:
-        """For people and probes; the age in seconds, null before the first success."""
-        return {"ok": self.ok, "age_s": None if self.seen is None else round(time.monotonic() - self.seen, 1)}
+        """Return the JSON form; `age_s` is in seconds, null before the first success."""
+        age_s = None if self.seen is None else round(time.monotonic() - self.seen, 1)
+        reason = {"reason": self.reason} if self.reason else {}
+        return {"ok": self.ok, "age_s": age_s, "since": self.since.isoformat(timespec="seconds"), **reason}
 
 
 @dataclass(slots=True)
 class Health:
-    """All parts by name; ready while every one is there and the process does not drain."""
+    """Dependencies by name; ready while all are available and the process does not drain.
 
-    parts: dict[str, Part] = field(default_factory=lambda: {name: Part() for name in (POSTGRES, NATS, CONSUMER)})
+    `clock_offset_s` is the local clock's offset from the NATS server's in seconds; None while unknown.
+    `redact` masks secrets in a reason.
+    """
+
+    dependencies: dict[str, Dependency] = field(default_factory=lambda: {name: Dependency() for name in DEPENDENCIES})
     draining: bool = False
+    clock_offset_s: float | None = None
+    redact: Callable[[str], str] = str
+    _said: TTLCache[tuple[str, str], bool] = field(default_factory=lambda: TTLCache(_REASONS, _REPEAT_AFTER_S))
 
-    def note(self, name: str, *, ok: bool) -> bool:
-        """Note how a part was found. True when that is a change."""
-        part = self.parts[name]
-        changed, part.ok = part.ok != ok, ok
+    def record(self, name: str, *, ok: bool, reason: str = "") -> bool:
+        """Record the state of a dependency; return whether `ok` changed.
+
+        A change of state is logged, and each new reason once an hour.
+        """
+        dependency = self.dependencies[name]
+        changed, known = dependency.ok != ok, dependency.reason
+        dependency.ok, dependency.reason = ok, "" if ok else self.redact(reason)[:_REASON_CHARS]
         if ok:
-            part.seen = time.monotonic()
-        metrics.PART_UP.labels(name).set(ok)
+            dependency.seen = time.monotonic()
         if changed:
-            log.log(
-                logging.INFO if ok else logging.WARNING,
-                "%s is %s",
-                name,
-                "there" if ok else "away",
-                extra={"action": "health.changed", "part": name, "ok": ok},
-            )
+            dependency.since = datetime.now(UTC)
+        metrics.DEPENDENCY_UP.labels(name).set(ok)
+        if changed or (dependency.reason != known and (name, dependency.reason) not in self._said):
+            self._log(name, dependency)
         return changed
 
+    def _log(self, name: str, dependency: Dependency) -> None:
+        """Log a change; the full reason once an hour, because a pooler can change it many times a minute."""
+        reason = dependency.reason
+        if reason:
+            reason = ", as before" if (name, reason) in self._said else f": {reason}"
+            self._said.setdefault((name, dependency.reason), True)
+        log.log(
+            logging.INFO if dependency.ok else logging.WARNING,
+            "%s is %s%s",
+            name,
+            "available" if dependency.ok else "unavailable",
+            reason,
+            extra={"action": "health.changed", "dependency": name, "ok": dependency.ok},
+        )
+
     def ok(self, name: str) -> bool:
-        """Whether a part was there at the last look."""
-        return self.parts[name].ok
+        """Return whether a dependency was available at the last check."""
+        return self.dependencies[name].ok
 
     @property
     def ready(self) -> bool:
-        """Whether new calls could be finished."""
-        return not self.draining and all(part.ok for part in self.parts.values())
+        """Return whether new calls can be committed."""
+        return not self.draining and all(dependency.ok for dependency in self.dependencies.values())
 
     def shown(self) -> dict[str, Any]:
-        """The body of /readyz."""
-        parts = {name: part.shown() for name, part in self.parts.items()}
-        return {"ready": self.ready, "draining": self.draining, "parts": parts}
+        """Return the body of /readyz."""
+        dependencies = {name: dependency.shown() for name, dependency in self.dependencies.items()}
+        offset_s = None if self.clock_offset_s is None else round(self.clock_offset_s, 3)
+        return {
+            "ready": self.ready,
+            "draining": self.draining,
+            "clock_offset_s": offset_s,
+            "dependencies": dependencies,
+        }
 
 
-async def watch_loop_lag(tell: Callable[[float], None]) -> None:
-    """Measure for ever how late the event loop wakes this task, in seconds; `tell` hears when it is bad."""
+async def monitor_loop_lag(on_lag: Callable[[float], None]) -> None:
+    """Monitor event-loop lag until cancelled; call `on_lag` with the seconds above the threshold."""
     while True:
         before = time.monotonic()
         await asyncio.sleep(_TICK_S)
         lag_s = max(0.0, time.monotonic() - before - _TICK_S)
-        metrics.LOOP_LAG.observe(lag_s)
-        metrics.TASKS.set(len(asyncio.all_tasks()))
+        metrics.EVENT_LOOP_LAG.observe(lag_s)
+        metrics.EVENT_LOOP_TASKS.set(len(asyncio.all_tasks()))
         if lag_s > _LAG_WARNING_S:
-            tell(lag_s)
-            log.warning("the event loop was blocked", extra={"action": "loop.lagged", "lag_s": round(lag_s, 3)})
-
-
-@asynccontextmanager
-async def health_server(host: str, port: int, health: Health) -> AsyncIterator[int]:
-    """Serve /livez, /readyz and /metrics; yields the port. Raises OSError when it cannot listen."""
-    app = web.Application()
-    app.add_routes([web.get(path, handler) for path, handler in _handlers(health).items()])
-    runner = web.AppRunner(app, access_log=None, handle_signals=False)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host, port)
-        await site.start()
-        yield port
-    finally:
-        await runner.cleanup()
-
-
-def _handlers(health: Health) -> dict[str, Callable[[web.Request], Any]]:
-    async def live(request: web.Request) -> web.Response:
-        del request
-        return web.json_response({"live": True})
-
-    async def ready(request: web.Request) -> web.Response:
-        del request
-        return web.json_response(health.shown(), status=200 if health.ready else 503)
-
-    async def scrape(request: web.Request) -> web.Response:
-        del request
-        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    return {"/livez": live, "/readyz": ready, "/metrics": scrape}
+            on_lag(lag_s)
+            log.warning("the event loop was blocked", extra={"action": "event_loop.lagged", "lag_s": round(lag_s, 3)})

@@ -1,4 +1,4 @@
-"""Structured logs: one line a record, a stable `action`, redacted before anything is written."""
+"""Structured logs: one line per record with a stable `action`, secrets masked."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Literal, TextIO
 
 import orjson
 
+from openapi_tool.telemetry.printable import printable_line, printable_lines
 from openapi_tool.telemetry.redact import MASK, Redactor
 
 log = logging.getLogger(__name__)
@@ -20,23 +21,30 @@ LogFormat = Literal["json", "console"]
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _OURS = __name__.partition(".")[0]
-_MOST_CHARS = 100_000
+_MAX_CHARS = 100_000
+"""Limit of one message or traceback of a library; the rest is cut off."""
+
+_INDENT = "    "
 _USER_INFO = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://)[^\s/?#@'\"]*@", re.IGNORECASE)
 _QUERY = re.compile(r"\?[^\s'\"<>]+")
 _CREDENTIALS = re.compile(
+    # the name: `Authorization: Bearer …`, `{'set-cookie': '…'}`, `password=…`, `"auth_token":"…"`, `sig => …`
     r"((?:proxy-)?authorization|(?:set-)?cookie|password|passwd|auth_token|pass|jwt|sig|nkey)"
-    r"(['\"]?[\s,:=>]+(?:b(?=['\"]))?['\"]?)(?:(?:bearer|basic)\s+)?[^\s'\",;})]+",
+    # what separates name and value: `: `, `=`, `': '` of a dictionary, `', b'` of a tuple of bytes
+    r"(['\"]?[\s,:=>]+(?:b(?=['\"]))?['\"]?)"
+    # the value, which is masked: `Bearer …`, `Basic …`, or any text up to a blank, a quote, a comma or a bracket
+    r"(?:(?:bearer|basic)\s+)?[^\s'\",;})]+",
     re.IGNORECASE,
 )
 
 
 def without_details(text: str) -> str:
-    """A library's own words without queries, user info, authorization and passwords; at most so many of them.
+    """Return a library's message, bounded, without URL queries, user info, authorization and passwords.
 
-    Secrets are masked before, because half of one is not known as one.
+    Call it after masking: the redactor does not recognize a secret that was cut.
     """
-    if len(text) > _MOST_CHARS:
-        text = f"{text[:_MOST_CHARS]} … ({len(text) - _MOST_CHARS:,} characters more)"
+    if len(text) > _MAX_CHARS:
+        text = f"{text[:_MAX_CHARS]} … ({len(text) - _MAX_CHARS:,} characters more)"
     text = _USER_INFO.sub(r"\1", text)
     text = _QUERY.sub("?", text)
     return _CREDENTIALS.sub(rf"\1\2{MASK}", text)
@@ -52,30 +60,43 @@ class _Formatter(logging.Formatter):
         return {"action": "log", **extra}
 
     def _message(self, record: logging.LogRecord) -> str:
-        message = record.getMessage()
-        if record.exc_info:
-            message = f"{message}\n{self.formatException(record.exc_info)}"
-        return message if _is_ours(record) else without_details(self._redactor.text(message))
+        return self._library_text_masked(record, record.getMessage())
+
+    def _traceback(self, record: logging.LogRecord) -> str:
+        """Return the traceback after a line break; empty without an exception."""
+        return (
+            self._library_text_masked(record, f"\n{self.formatException(record.exc_info)}") if record.exc_info else ""
+        )
+
+    def _library_text_masked(self, record: logging.LogRecord, text: str) -> str:
+        """Return a library's text masked and without details, and our own text as it is.
+
+        `format` masks the whole record in any case. A library's text must be masked before, because `without_details`
+        may cut it.
+        """
+        return text if _is_ours(record) else without_details(self._redactor.text(text))
 
 
 class JsonFormatter(_Formatter):
-    """For machines: `time`, `level`, `logger`, `action`, `message` and the record's own fields."""
+    """Formatter for machines: `time`, `level`, `logger`, `action`, `message` and the record's own fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One JSON object, redacted."""
+        """Return one redacted JSON object."""
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": self._message(record),
+            "message": self._message(record) + self._traceback(record),
             **self._fields(record),
         }
+        # Most records contain no secret: searching the line once costs less than a walk over all values of the entry.
+        # If one does, mask the values and serialize again: masking the line itself could break its JSON.
         line = _as_json(entry)
         return _as_json(self._redactor.value(entry)) if self._redactor.finds_in(line) else line
 
 
 def _as_json(entry: dict[str, Any]) -> str:
-    """One line; the standard library also takes what orjson refuses: lone surrogates and huge integers."""
+    """Return one line of JSON; `json` also accepts lone surrogates and huge integers, which orjson refuses."""
     try:
         return orjson.dumps(entry, default=str).decode()
     except TypeError:
@@ -83,20 +104,25 @@ def _as_json(entry: dict[str, Any]) -> str:
 
 
 class ConsoleFormatter(_Formatter):
-    """For people: time, level, message, then the fields as name=value."""
+    """Formatter for people: time, level, message, fields as name=value, and an indented traceback below.
+
+    Control characters are escaped, so that no value can forge a line.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line (more for a traceback), redacted."""
+        """Return one redacted line, more with a traceback."""
         time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
         fields = " ".join(f"{name}={value}" for name, value in self._fields(record).items())
-        return self._redactor.text(f"{time} {record.levelname:7} {self._message(record)}  {fields}")
+        line = printable_line(self._redactor.text(f"{self._message(record)}  {fields}"))
+        traceback = printable_lines(self._redactor.text(self._traceback(record)), _INDENT)
+        return f"{time} {record.levelname:7} {line}{traceback}"
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Standard error; a record that cannot be written is told by its place alone."""
+    """Handler of standard error; a record that cannot be formatted is reported by source location only."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """In place of logging's own report, which shows the record's arguments as they are."""
+        """Report the source location only; logging's own report would show the arguments unredacted."""
         kind = getattr(sys.exc_info()[0], "__name__", "")
         self.stream.write(f"a log record of {record.name}, line {record.lineno}, could not be written: {kind}\n")
 
@@ -115,7 +141,7 @@ def configure_logging(level: str, log_format: LogFormat, redactor: Redactor) -> 
 
 
 def guard_crashes() -> None:
-    """Log what would otherwise be printed as it is: exceptions that nobody caught, and warnings."""
+    """Log uncaught exceptions and warnings, which Python would print unredacted."""
     sys.excepthook = lambda _, error, __: log_crash(error)
     threading.excepthook = lambda crash: None if crash.exc_type is SystemExit else log_crash(crash.exc_value)
     sys.unraisablehook = lambda crash: log_crash(crash.exc_value)
@@ -123,8 +149,8 @@ def guard_crashes() -> None:
 
 
 def log_crash(error: BaseException | None) -> None:
-    """Log an exception that nobody caught, with its traceback."""
-    log.critical("an exception that nobody caught", exc_info=error, extra={"action": "process.crashed"})
+    """Log an uncaught exception with its traceback."""
+    log.critical("uncaught exception", exc_info=error, extra={"action": "process.crashed"})
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

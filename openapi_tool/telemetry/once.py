@@ -1,4 +1,4 @@
-"""What is logged once, however many calls meet it."""
+"""Deduplication of repeated log lines."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _MOST = 1_024
 
 
 class Once:
-    """Remember what was said; the oldest is forgotten when there is too much of it."""
+    """LRU set of items that were logged."""
 
     def __init__(self) -> None:
         self._said: LRUCache[int, None] = LRUCache(_MOST)
 
-    def first(self, *thing: Hashable) -> bool:
-        """Return whether a thing is new, and remember it by its hash."""
-        key = hash(thing)
+    def first(self, *item: Hashable) -> bool:
+        """Return whether an item is new, and store its hash."""
+        key = hash(item)
         known = key in self._said
         self._said[key] = None
         return not known

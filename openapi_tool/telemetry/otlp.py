@@ -1,4 +1,4 @@
-"""Spans exported over OTLP; imported only where an endpoint is configured, because it is heavy.
+"""Export of spans over OTLP; imported only if an endpoint is configured, because the import takes 30 MB.
 
 Names follow OpenTelemetry's generative-AI conventions (in development), so they stay in this module.
 """
@@ -29,7 +29,7 @@ _ATTRIBUTES = {
 
 
 class ExportingTracer:
-    """Spans that an exporter sends; the exported span is the one on the wire."""
+    """Tracer with an exporter; the exported span has the same ids as the traceparent that is sent."""
 
     def __init__(self, exporter: SpanExporter, redactor: Redactor) -> None:
         self._redactor = redactor
@@ -40,11 +40,11 @@ class ExportingTracer:
 
     @contextmanager
     def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> Iterator[CallSpan]:
-        """A child of the link's parent, ended when the block is left."""
+        """Start a child span of the link's parent; end it when the block is left."""
         links = [trace.Link(_otel_context(link.link))] if link.link else []
         parent = trace.set_span_in_context(trace.NonRecordingSpan(_otel_context(link.parent)))
         exported = self._tracer.start_span(name.partition(" ")[0], parent, trace.SpanKind.CONSUMER, links=links)
-        if exported.is_recording():  # what is not sampled is not looked through either
+        if exported.is_recording():  # masking costs time, which a span that is not sampled need not take
             exported.update_name(self._redactor.text(name))
             exported.set_attributes(self._named(attributes))
         span_id = trace.format_span_id(exported.get_span_context().span_id)
@@ -52,13 +52,13 @@ class ExportingTracer:
         try:
             yield span
         except Exception as error:
-            self._note(exported, error)
+            self._record(exported, error)
             raise
         finally:
             self._end(exported, span)
 
-    def _note(self, exported: trace.Span, error: Exception) -> None:
-        """What the library would note of an exception, redacted and without the traceback."""
+    def _record(self, exported: trace.Span, error: Exception) -> None:
+        """Record an exception like OpenTelemetry does, but redacted and without the traceback."""
         exported.set_status(trace.StatusCode.ERROR)
         about = {"exception.type": type(error).__name__, "exception.message": self._redactor.text(str(error))}
         exported.add_event("exception", about)
@@ -74,12 +74,12 @@ class ExportingTracer:
         return {_ATTRIBUTES.get(name, name): self._redactor.text(value) for name, value in attributes.items()}
 
     def shutdown(self) -> None:
-        """Export what is left and stop."""
+        """Export the remaining spans and stop."""
         self._provider.shutdown()
 
 
 def open_tracer(endpoint: str, redactor: Redactor) -> ExportingTracer:
-    """A tracer that sends to `endpoint`: the full traces URL of an OTLP/HTTP collector."""
+    """Return a tracer that exports to `endpoint`: the full traces URL of an OTLP/HTTP collector."""
     session = requests.Session()
     session.trust_env = False  # no proxies and no .netrc of the environment
     return ExportingTracer(OTLPSpanExporter(endpoint=endpoint, session=session), redactor)

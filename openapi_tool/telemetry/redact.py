@@ -1,4 +1,4 @@
-"""No secret in any output: values in use in their common spellings, and whatever looks like a key of Jina's."""
+"""Redactor: masks known secrets in their common encodings, and anything that looks like a Jina API key."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 import orjson
 
-from openapi_tool.steps import Steps, at_once
+from openapi_tool.cooperative import Steps, at_once
 from openapi_tool.telemetry import metrics
-from openapi_tool.telemetry.spellings import REACH_CHARS, Spelling, spellings
+from openapi_tool.telemetry.encodings import REACH_CHARS, Encoding, encodings
 
 MASK = "[redacted]"
 MIN_SECRET_CHARS = 6
-"""Shorter values are in too many innocent words to be masked; whoever sets one is warned at the start."""
+"""Shorter values occur in too many ordinary words to be masked; each is logged as a warning at the start."""
 
 _SLICE_CHARS = 64 * 1024
-"""Looked through in one step: 0.1 ms where nothing is found, up to 10 ms where patterns have to run."""
+"""Characters searched in one step: 0.1 ms if no mark is found, up to 10 ms if patterns have to run."""
 
-# No name of a tool or a durable. The reader writes `jina\_…`, since `_` would be emphasis in markdown.
-_JINA_KEY = Spelling(
+# Long enough not to match names of tools or durables. The reader escapes `_` in markdown, hence `jina\_…`.
+_JINA_KEY = Encoding(
     ("jina",),
     r"(?<![A-Za-z0-9])(?-i:jina)(?:\\{0,4}_|%5F|&#95;)[A-Za-z0-9]{20,200}(?:\\{0,4}[_-]|[A-Za-z0-9]){0,200}",
 )
 _JINA_KEY_REACH = 1_500
-_SIGNS = "%\\&"  # with one of them each character begins that is escaped; few short texts hold any
+_SIGNS = "%\\&"  # first characters of escapes; few short texts contain one, so their marks are searched only then
 
 Span = tuple[int, int]
 
@@ -33,32 +33,46 @@ Span = tuple[int, int]
 class Redactor:
     """Replaces every known secret and every Jina-shaped key in texts, at any depth.
 
-    Secrets of less than MIN_SECRET_CHARS are left alone. `where` is the label of the metric that counts what was
-    masked.
+    Secrets shorter than MIN_SECRET_CHARS are not masked. `where` is the label of the metric that counts masked values.
     """
 
     def __init__(self, secrets: Iterable[str] = (), where: str = "log") -> None:
-        self._secrets = frozenset(secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS)
-        self._spellings = (_JINA_KEY, *(form for secret in sorted(self._secrets) for form in spellings(secret)))
-        marks = [mark for form in self._spellings for mark in form.marks]
+        self._where = where
+        self._elsewhere: dict[str, Redactor] = {}
+        self._know(frozenset(secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS))
+
+    def _know(self, secrets: frozenset[str]) -> None:
+        self._secrets = secrets
+        self._encodings = (_JINA_KEY, *(form for secret in sorted(self._secrets) for form in encodings(secret)))
+        marks = [mark for form in self._encodings[1:] for mark in form.marks]
         self._marks = tuple(mark for mark in marks if mark[0] not in _SIGNS)
         self._escaped_marks = {sign: tuple(mark for mark in marks if mark[0] == sign) for sign in _SIGNS}
-        self._has_unmarked = any(not form.marks for form in self._spellings)
+        self._has_unmarked = any(not form.marks for form in self._encodings)
         self._reach = max(
             [_JINA_KEY_REACH, *(REACH_CHARS * len(secret.encode("utf-8", "surrogatepass")) for secret in self._secrets)]
         )
-        self._where = where
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Secrets that are masked."""
+        return self._secrets
 
     def at(self, where: str) -> Redactor:
-        """The same, counted under another label."""
-        return _redactor(self._secrets, where)
+        """Return a redactor for the same secrets, also those learned later, that counts under another label."""
+        return self._elsewhere.setdefault(where, Redactor(self._secrets, where))
+
+    def learn(self, secrets: Iterable[str]) -> None:
+        """Mask these secrets, too, from now on; the earlier ones stay masked."""
+        known = self._secrets | Redactor(secrets).known
+        for redactor in (self, *self._elsewhere.values()):
+            redactor._know(known)  # noqa: SLF001 - of the same class
 
     def text(self, text: str) -> str:
-        """`text` without secrets."""
+        """Return `text` with secrets masked."""
         return at_once(self.steps(text))
 
     def head(self, text: str, chars: int) -> str:
-        """The first `chars` characters of `text` without secrets, those included that the cut would halve."""
+        """Return the first `chars` characters of `text` with secrets masked, also those that the cut would halve."""
         if len(text) <= chars:
             return self.text(text)
         found = self._found(text[: chars + self._reach])
@@ -67,7 +81,7 @@ class Redactor:
         return masked + text[done:chars]
 
     def steps(self, text: str) -> Steps[str]:
-        """`text` without secrets, looked through in steps of a few milliseconds."""
+        """Return `text` with secrets masked, in steps of a few milliseconds."""
         pieces: list[str] = []
         done = 0
         for spans in self._found(text):
@@ -78,15 +92,15 @@ class Redactor:
         return "".join([*pieces, text[done:]]) if pieces else text
 
     def finds_in(self, text: str) -> bool:
-        """Whether `text` has anything to mask."""
+        """Return whether `text` holds a secret."""
         return any(self._found(text))
 
     def value(self, value: Any) -> Any:
-        """A JSON-like value without secrets, keys included; what JSON has no form for becomes its text."""
-        return value if isinstance(value, dict | list) and self._is_clean(value) else self._masked(value)
+        """Return a JSON-like value with secrets masked, also in keys; other objects become their text."""
+        return value if isinstance(value, (dict, list)) and self._is_clean(value) else self._masked(value)
 
     def _found(self, text: str) -> Iterator[list[Span]]:
-        """Where secrets stand, slice by slice; one that begins in a slice may end behind it."""
+        """Yield the spans of secrets slice by slice; a secret that begins in a slice may end after it."""
         if len(text) <= _SLICE_CHARS and not self._is_suspect(text):
             return
         for start in range(0, len(text), _SLICE_CHARS):
@@ -94,7 +108,9 @@ class Redactor:
             yield [span for span in self._spans(text, start, end + self._reach) if span[0] < end]
 
     def _is_suspect(self, text: str) -> bool:
-        """Whether a short text has a mark of any spelling."""
+        """Return whether a short text has a mark of any encoding, or a Jina key: names of tools hold its mark, too."""
+        if "jina" in text and _JINA_KEY.pattern.search(text):
+            return True
         for mark in self._marks:  # no `any`: its generator would take longer than the search
             if mark in text:
                 return True
@@ -102,12 +118,12 @@ class Redactor:
         return self._has_unmarked or any(mark in text for mark in escaped)
 
     def _spans(self, text: str, start: int, end: int) -> Iterator[Span]:
-        for spelling in self._spellings:
-            if spelling.stands_in(text, start, end):
-                yield from (match.span() for match in spelling.pattern.finditer(text, start, end))
+        for encoding in self._encodings:
+            if encoding.stands_in(text, start, end):
+                yield from (match.span() for match in encoding.pattern.finditer(text, start, end))
 
     def _piece(self, text: str, done: int, spans: list[Span]) -> tuple[str, int]:
-        """The text from `done` to the end of the last span, each of them masked, and where that is."""
+        """Return the text from `done` to the end of the last span, spans masked, and that end."""
         pieces = []
         for start, end in sorted(spans):
             if start >= done:
@@ -117,7 +133,7 @@ class Redactor:
         return "".join(pieces), done
 
     def _is_clean(self, value: Any) -> bool:
-        """Whether a value has nothing to mask anywhere; its JSON as one text is looked through much faster than it."""
+        """Return whether a value holds no secret; a search of its JSON is much faster than a traversal."""
         try:
             text = orjson.dumps(value).decode()
         except (TypeError, ValueError):
@@ -142,9 +158,9 @@ def _redactor(secrets: frozenset[str], where: str) -> Redactor:
 
 
 def of_call(secrets: Iterable[str]) -> Redactor:
-    """The redactor for the answer of a call, which knows what was sent with it and nothing else.
+    """Return the redactor of one call's response, which knows only the secrets sent with that call.
 
-    A page that lists candidates would learn another secret of the process from its gap. Redactors are kept, because to
-    make one takes a millisecond.
+    Otherwise a page that lists candidates would learn another secret of the process from the masked place. Redactors
+    are cached, because to build one takes longer than to use it.
     """
     return _redactor(frozenset(secrets), "answer")

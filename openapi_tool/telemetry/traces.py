@@ -1,37 +1,75 @@
-"""The span of a call: an identity for the wire, whether or not anything is exported."""
+"""Span of a call: its ids go into the traceparent of report and doorbell, whether or not spans are exported."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from openapi_tool.protocol.trace import SpanContext, TraceLink, new_span_id
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class CallSpan:
-    """What the wire needs of a span, and how the call ended."""
+    """Span context for the traceparent, and the outcome of the call."""
 
     context: SpanContext
     tracestate: str | None
     attributes: dict[str, str] = field(default_factory=dict)
 
     def outcome(self, status: str, error_code: str | None) -> None:
-        """Note how the call ended."""
+        """Record how the call ended."""
         self.attributes["openapi_tool.status"] = status
         if error_code:
             self.attributes["error.type"] = error_code
 
 
 class WireTracer:
-    """Spans that only exist in the traceparent which they pass on; they cost one random number."""
+    """Tracer without an exporter: a span is only a new span id for the traceparent."""
 
     @contextmanager
     def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> Iterator[CallSpan]:
-        """A child of the link's parent."""
+        """Start a child span of the link's parent."""
         del name, attributes
         yield CallSpan(SpanContext(link.parent.trace_id, new_span_id(), link.parent.flags), link.tracestate)
 
     def shutdown(self) -> None:
-        """Nothing is left to export."""
+        """Do nothing: there is nothing to export."""
+
+
+class Exporting(Protocol):
+    """A tracer that may have spans to export."""
+
+    def shutdown(self) -> None:
+        """Export the remaining spans and stop; may block for as long as the collector does."""
+
+
+async def shut_down(tracer: Exporting, limit_s: float = 5.0) -> None:
+    """Export the remaining spans for at most `limit_s` seconds; then log a warning and drop them.
+
+    Runs in a daemon thread: on the event loop it would block the shutdown, and closing the loop waits for threads of
+    its executor.
+    """
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def work() -> None:
+        tracer.shutdown()
+        with suppress(RuntimeError):  # the loop may be closed by now
+            loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=work, name="tracer shutdown", daemon=True).start()
+    try:
+        async with asyncio.timeout(limit_s):
+            await done.wait()
+    except TimeoutError:
+        log.warning(
+            "cannot export the last spans within %s s; they are dropped; check telemetry.otlp_endpoint",
+            limit_s,
+            extra={"action": "traces.dropped"},
+        )

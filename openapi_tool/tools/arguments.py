@@ -1,24 +1,25 @@
-"""From the card's arguments to what a tool runs with, in the order of protocol section 5."""
+"""Resolution of a call's arguments, in the order of protocol section 5."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic import SecretStr
 
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
-from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.protocol.jsonvalue import JsonValue
+from openapi_tool.tools.definition import ToolDefinition, unusable
+from openapi_tool.tools.lenient import repaired
 from openapi_tool.tools.problems import listed, short
 from openapi_tool.tools.schema import schema_problems, visible_schema
-from openapi_tool.tools.secrets import MissingVariable
+from openapi_tool.tools.secrets import MissingVariable, VariableNotAllowed
 from openapi_tool.tools.session import SessionScope
-from openapi_tool.tools.template import placeholder_values, render_default, render_fixed
+from openapi_tool.tools.template import render_default, render_fixed
 
 API_KEY = "api_key"
+CURSOR, MAX_RESULT_TOKENS = "cursor", "max_result_tokens"
 _SESSION = "sessionid"
 
 IDENTITY_ARGUMENTS = frozenset(
@@ -48,46 +49,70 @@ IDENTITY_ARGUMENTS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
-    """What a tool runs with.
+class CallOwner:
+    """Owner of a tool call: the project and agent to which sessions, cursors and stored texts belong.
 
-    `values` are ordered by weight: defaults, then the model's, then fixed. `by_model` names the
-    arguments that the model itself gave; `secrets` are the values of `envs` arguments (without
-    `api_key`), `api_key` is the bearer key; `session` is the execution identity behind `session_id`.
+    `ids` maps the placeholders of templates to the ids of the call, None if the call has no such id. Hooks and log
+    lines use the same ids.
     """
 
-    values: Mapping[str, Any]
+    project_id: str
+    agent_id: str
+    ids: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Resolved arguments of a call.
+
+    - `values`: defaults, the model's arguments, fixed values, in this order; a later one overrides an earlier one.
+    - `by_model`: names of the arguments that the model gave.
+    - `secrets`: values of the `envs` arguments except `api_key`.
+    - `api_key`: bearer key of the upstream request.
+    - `session`: session identity, derived from `session_id` (`tools/session.py`).
+    - `key_passed_over`: why the key is that of `auth_env` although `envs` names another variable, or None.
+    - `repaired`: names of arguments that the schema took only after a repair (`tools/lenient.py`).
+    """
+
+    values: Mapping[str, JsonValue]
     by_model: frozenset[str]
     secrets: Mapping[str, SecretStr]
     api_key: SecretStr
     session: str
+    key_variable: str = ""
+    key_passed_over: str | None = None
+    repaired: tuple[str, ...] = ()
 
 
 SecretSource = Callable[[str], SecretStr]
-"""Variable name -> value. Raises ToolMisconfigured when it is missing or not allowed."""
+"""Read a variable by name. Raises ToolMisconfigured when it is missing or not allowed."""
 
 
 def fold(name: str) -> str:
-    """An argument's name without case and separators: `target_url`, `targetUrl` and `Target-URL` agree."""
+    """Return an argument's name in lower case without separators: `target_url`, `targetUrl`, `Target-URL` are equal."""
     return name.replace("_", "").replace("-", "").lower()
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorEnvs:
-    """The operator's own `envs`, and where else definitions may put a secret (protocol section 5).
+    """Arguments that take a secret from the environment, as the operator's settings allow (protocol section 5).
 
-    `variables` maps arguments to variables and wins over definitions; `parameters` are folded names that a
-    definition may map beside `api_key`. Any other argument may reach a page, a URL or a third party.
+    `variables` maps arguments to variables and overrides definitions. `parameters` are the folded names of arguments
+    that a definition may map beside `api_key`. No other argument may take a secret, because the upstream may pass it on
+    to a page, a URL or a third party.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
 
     def over(self, definition: ToolDefinition) -> dict[str, str]:
-        """Argument to variable of a call. Raises ToolMisconfigured naming every argument that may take no secret."""
+        """Return the definition's `envs`, overridden by `variables`, as argument to variable.
+
+        Raises ToolMisconfigured if the definition maps an argument that may not take a secret.
+        """
         wrong = [name for name in definition.envs if name != API_KEY and fold(name) not in self.parameters]
         if wrong:
-            problems = listed([f"options.envs.{short(name)} may not take a secret" for name in sorted(wrong)])
+            problems = listed([f"options.envs.{short(name)}: may not take a secret" for name in sorted(wrong)])
             raise ToolMisconfigured(
                 f"The definition of {short(definition.tool_name)!r} is not usable: {'; '.join(problems)}. Only api_key "
                 "may, and what the operator lists in secrets.env_parameters. An operator must correct one of them.",
@@ -99,71 +124,131 @@ class OperatorEnvs:
 def prepare_arguments(
     definition: ToolDefinition,
     call: ToolCall,
-    identity: CallIdentity,
+    owner: CallOwner,
     operator: OperatorEnvs,
     secret: SecretSource,
     scope: SessionScope,
 ) -> Arguments:
-    """Apply the definition to the model's arguments.
+    """Merge defaults, the model's arguments, fixed values and secrets, and validate the model's part.
 
-    Raises BadRequest (naming every offending path) for the model's mistakes and ToolMisconfigured
-    for the operator's.
+    `secret` reads a variable, `scope` derives the session identity. Raises BadRequest with every offending path for a
+    mistake of the model, ToolMisconfigured for one of the operator.
     """
     envs = operator.over(definition)
     hidden = frozenset(definition.fixed) | frozenset(envs) | call.fixed_applied
-    own = hidden | call.defaults_applied
-    given = {name: value for name, value in call.arguments.items() if name not in own}
-    ids = placeholder_values(identity)
+    # The kernel's worker may already have merged defaults and fixed values into the card; it lists their names. They
+    # are not the model's, so leave them out here and compute them again below.
+    not_from_model = hidden | call.defaults_applied
+    given = {name: value for name, value in call.arguments.items() if name not in not_from_model}
     defaults = {
-        name: render_default(name, definition.defaults.get(name), call, ids)
+        name: render_default(name, definition.defaults.get(name), call, owner.ids)
         for name in sorted({*definition.defaults, *(call.defaults_applied & call.arguments.keys())})
         if name not in given and name not in hidden
     }
-    _validate(definition, defaults | given, frozenset(given), hidden)
-    fixed = {name: render_fixed(name, template, call, ids) for name, template in definition.fixed.items()}
-    prepared: dict[str, Any] = defaults | given | fixed
+    repairs = _validate(definition, defaults, given, hidden)
+    given |= repairs
+    api_key, variable, passed_over = _api_key(envs, definition, secret)
+    fixed = {name: render_fixed(name, template, call, owner.ids) for name, template in definition.fixed.items()}
+    prepared: dict[str, JsonValue] = defaults | given | fixed
     values = {name: value for name, value in prepared.items() if not is_identity(name)}
     return Arguments(
         values=values,
         by_model=frozenset(given) & values.keys(),
         secrets={name: secret(variable) for name, variable in envs.items() if name != API_KEY},
-        api_key=_api_key(envs, definition, secret),
-        session=scope.identity(identity.project_id, identity.agent_id, _alias(prepared)),
+        api_key=api_key,
+        session=scope.identity(owner.project_id, owner.agent_id, _alias(prepared)),
+        key_variable=variable,
+        key_passed_over=passed_over,
+        repaired=tuple(sorted(repairs)),
     )
 
 
-def _alias(prepared: dict[str, Any]) -> Any:
-    """The session's alias: the weightiest `session_id`, in whatever spelling."""
+def _alias(prepared: dict[str, JsonValue]) -> JsonValue:
+    """Return the alias of the session: the last `session_id` in the order of precedence, in any spelling."""
     return next((prepared[name] for name in reversed(prepared) if fold(name) == _SESSION), None)
 
 
 def is_identity(name: str) -> bool:
-    """Whether an argument identifies the caller rather than asking for something."""
+    """Return whether an argument identifies the caller."""
     return fold(name) in IDENTITY_ARGUMENTS
 
 
 def _validate(
-    definition: ToolDefinition, arguments: Mapping[str, Any], by_model: frozenset[str], hidden: frozenset[str]
-) -> None:
-    """Hold the model to the schema; a default that the schema does not declare is the operator's own."""
-    schema = visible_schema(definition.parameters, hidden)
+    definition: ToolDefinition,
+    defaults: Mapping[str, JsonValue],
+    given: Mapping[str, JsonValue],
+    hidden: frozenset[str],
+) -> dict[str, JsonValue]:
+    """Validate the model's arguments and defaults; return the arguments that were repaired, None for one left out.
+
+    A default that the schema does not declare is not validated: definitions set such defaults to hide an argument from
+    the model. Raises BadRequest, ToolMisconfigured.
+    """
+    resumes = isinstance(given.get(CURSOR), str) and takes_cursor(definition)
+    schema = cursor_schema(definition, hidden) if resumes else visible_schema(definition.schema, hidden)
     declared = schema.get("properties")
-    known = by_model.union(declared) if isinstance(declared, dict) else by_model
-    seen = {name: value for name, value in arguments.items() if name in known}
+    known = given.keys() | (declared if isinstance(declared, dict) else {})
+    seen = {name: value for name, value in {**defaults, **given}.items() if name in known}
     problems = schema_problems(schema, seen)
-    if problems:
-        raise BadRequest(
-            "The arguments do not fit the tool's parameters. Correct these and call again: " + "; ".join(problems),
-            detail={"problems": problems},
-        )
+    if not problems:
+        return {}
+    repairs = repaired(schema, given)
+    if repairs:
+        left_out = {name for name, value in repairs.items() if value is None}
+        problems = schema_problems(schema, {n: value for n, value in {**seen, **repairs}.items() if n not in left_out})
+    if not problems:
+        return repairs
+    if wrong := default_problems(definition, defaults):
+        raise unusable(definition.tool_name, wrong)
+    raise BadRequest(
+        "The arguments do not fit the tool's parameters. Correct these and call again: " + "; ".join(problems),
+        detail={"problems": problems},
+    )
 
 
-def _api_key(envs: Mapping[str, str], definition: ToolDefinition, secret: SecretSource) -> SecretStr:
-    """The key of an `envs` argument named `api_key`; where its variable is missing, `auth_env`'s."""
+def takes_cursor(definition: ToolDefinition) -> bool:
+    """Return whether the built-in tool supports pagination by cursor, even if the definition's schema omits it."""
+    return CURSOR in definition.built_in.arguments.model_fields
+
+
+def cursor_schema(definition: ToolDefinition, hidden: frozenset[str]) -> Mapping[str, JsonValue]:
+    """Return the schema for a call with a cursor, in which page and query are not required.
+
+    Definitions written for the kernel's own executor require `url` and do not declare `cursor`; without this their
+    models could not paginate.
+    """
+    schema = visible_schema(definition.schema, hidden)
+    required = schema.get("required")
+    if not isinstance(required, list):
+        return schema
+    return {**schema, "required": [name for name in required if not names_main_parameter(definition, name)]}
+
+
+def names_main_parameter(definition: ToolDefinition, name: JsonValue) -> bool:
+    """Return whether an argument of this name is the page or query of a call."""
+    return isinstance(name, str) and fold(name) in definition.operation.main_parameter_names
+
+
+def default_problems(definition: ToolDefinition, defaults: Mapping[str, JsonValue]) -> list[str]:
+    """Return why defaults violate the definition's own `parameters`; the model cannot correct such a mistake."""
+    declared = definition.schema.get("properties")
+    rules = {name: declared[name] for name in defaults if name in declared} if isinstance(declared, dict) else {}
+    problems = schema_problems({"properties": rules}, {name: defaults[name] for name in rules}) if rules else []
+    return [f"options.args.defaults.{problem}" for problem in problems]
+
+
+def _api_key(
+    envs: Mapping[str, str], definition: ToolDefinition, secret: SecretSource
+) -> tuple[SecretStr, str, str | None]:
+    """Return the key of the `envs` argument `api_key`, or that of `auth_env` and why the former is not used.
+
+    As in the kernel's own executor, a variable that is missing or not allowed is not an error. A variable that
+    configures the executor itself, or a text that looks like a key, raises ToolMisconfigured.
+    """
     named = envs.get(API_KEY, definition.auth_env)
     try:
-        return secret(named)
-    except MissingVariable:
+        return secret(named), named, None
+    except (MissingVariable, VariableNotAllowed) as refusal:
         if named == definition.auth_env:
             raise
-        return secret(definition.auth_env)
+        return secret(definition.auth_env), definition.auth_env, refusal.message

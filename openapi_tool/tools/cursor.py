@@ -1,4 +1,7 @@
-"""Where a cut result goes on, as an opaque text that only its owner can use (tool-design section 3)."""
+"""Pagination cursors: opaque, and valid only for the project and agent that they were issued to (tool-design 3).
+
+Layout, base64: 16 bytes card id, 5 bytes start, 5 bytes opening (optional), 12 bytes of HMAC over owner and position.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +22,31 @@ _UNKNOWN = "cursor: is unknown here, or its text is no longer kept; ask for the 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in an artifact's text: the card and how many characters come before."""
+    """Position in an artifact's text: the card and an offset in characters.
+
+    `opening` is the offset of the code block or table that contains `start`, so that the next part can repeat its first
+    lines; None outside of one.
+    """
 
     card_id: str
     start: int
+    opening: int | None = None
 
 
 class Cursors:
-    """Issues and reads cursors, sealed with a key that all replicas share."""
+    """Issuer and reader of cursors, authenticated with a key that all replicas share."""
 
     def __init__(self, key: bytes) -> None:
         self._key = hmac.digest(key, b"cursor", hashlib.sha256)
 
     def issue(self, project_id: str, agent_id: str, position: Position) -> str:
-        """44 characters that stand for `position`, for this owner only."""
-        place = uuid.UUID(position.card_id).bytes + position.start.to_bytes(_START_BYTES, "big")
+        """Return a cursor for `position`, valid for this owner only: 44 characters, in a code block or table 52."""
+        starts = (position.start,) if position.opening is None else (position.start, position.opening)
+        place = uuid.UUID(position.card_id).bytes + b"".join(start.to_bytes(_START_BYTES, "big") for start in starts)
         return base64.urlsafe_b64encode(place + self._seal(project_id, agent_id, place)).decode()
 
     def read(self, project_id: str, agent_id: str, cursor: str) -> Position:
-        """The position. Raises NotFound for a cursor that was not issued to this owner."""
+        """Return the position of a cursor. Raises NotFound if it was not issued to this owner."""
         try:
             opened = base64.b64decode(cursor.strip(), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
@@ -45,7 +54,12 @@ class Cursors:
         place, seal = opened[:-_SEAL_BYTES], opened[-_SEAL_BYTES:]
         if not hmac.compare_digest(seal, self._seal(project_id, agent_id, place)):
             raise unknown_cursor()
-        return Position(uuid.UUID(bytes=place[:_ID_BYTES]).hex, int.from_bytes(place[_ID_BYTES:], "big"))
+        start, opening = place[_ID_BYTES:][:_START_BYTES], place[_ID_BYTES + _START_BYTES :]
+        return Position(
+            uuid.UUID(bytes=place[:_ID_BYTES]).hex,
+            int.from_bytes(start, "big"),
+            int.from_bytes(opening, "big") if opening else None,
+        )
 
     def _seal(self, project_id: str, agent_id: str, place: bytes) -> bytes:
         message = orjson.dumps([project_id, agent_id, place.hex()])
@@ -53,5 +67,5 @@ class Cursors:
 
 
 def unknown_cursor() -> NotFound:
-    """The one answer for every cursor that does not lead anywhere: forged, foreign or expired."""
+    """Return the error for forged, foreign and expired cursors, which a caller must not be able to tell apart."""
     return NotFound(_UNKNOWN)

@@ -1,13 +1,12 @@
-"""A project's tool definition, as stored in resource.tools (protocol sections 4 and 5).
+"""Parser of a project's tool definition as stored in `resource.tools` (protocol sections 4 and 5).
 
-Runtime reading is lenient where stored definitions may be old, and strict where a mistake could
-send a key to a wrong place. Registration is stricter.
+It accepts old forms of stored definitions, but refuses every mistake that could send a key to a wrong place. The
+linter, which checks definitions before they are registered, is stricter.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -17,75 +16,95 @@ from cachetools import LRUCache
 
 from openapi_tool.protocol.command import AFTER_EXECUTION, AfterExecution
 from openapi_tool.protocol.errors import ToolMisconfigured
-from openapi_tool.protocol.records import ToolRecord
+from openapi_tool.protocol.jsonvalue import JsonValue
+from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.bounds import MAX_ROW_BYTES, memory_bytes, row_problems
-from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool, Mode
-from openapi_tool.tools.problems import listed, short
+from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, BuiltInTool, Operation
+from openapi_tool.tools.problems import Problem, any_of, did_you_mean, listed, short
 from openapi_tool.tools.schema import schema_defect, visible_schema
 
 Method = Literal["GET", "POST"]
 ResultFormat = Literal["text", "object"]
 
-HOSTS: Mapping[Mode, str] = {"search": "s.jina.ai", "reader": "r.jina.ai"}
-_DEFAULT_TOOLS: Mapping[Mode, str] = {"search": "jina.search", "reader": "jina.read"}
+TIMEOUTS = ("timeout_s", "timeout")
+"""Names of a definition's time limit in seconds; the first that is given counts."""
+
 DEFAULT_AUTH_ENV = "JINA_API_KEY"
 
+MIN_RESULT_TOKENS = 500
+"""Least limit of tokens that a model is shown at once."""
+
 MAX_CACHE_BYTES = 16_000_000
-"""Memory of all definitions that the process has read, usable or not."""
+"""Cache size in bytes for parsed definitions, usable or not."""
 
-_MEMORY_AT_LEAST = 8_000  # of the object, its cache entry and problems
+_MIN_MEMORY_BYTES = 8_000  # of the definition object, its cache entry and its problems
 
-_MODES: Mapping[str, Mode] = {"search": "search", "reader": "reader", "read": "reader", "crawl": "reader"}
-_BASE_URL = re.compile(r"https://([sr]\.jina\.ai)(?::443)?/?")
-_URL_TEMPLATE = re.compile(r"(?:https://r\.jina\.ai(?::443)?)?/\{url\}")
-_PATHS: Mapping[Mode, Mapping[str, str]] = {
-    "search": {"": "/", "/": "/", "/search": "/search", "/search/": "/search"},
-    "reader": {"": "/", "/": "/", "/{url}": "/{url}"},
-}
+_BY_MODE = {name: operation for operation in OPERATIONS for name in (operation.name, *operation.aliases)}
+_BY_BASE_URL = {url: operation for operation in OPERATIONS for path in ("", "/") for url in operation.urls(path)}
+"""Operation by each accepted spelling of its `base_url`: with or without the port 443 and a slash at the end."""
+
+_UNKNOWN_OPERATION = OPERATIONS[0]
+"""Stands for the operation of a definition that does not say it, so that the reader can go on and find other problems.
+
+Such a definition is refused at runtime; the linter reports it and gets no definition.
+"""
+
+_TEMPLATES = tuple(operation.template for operation in OPERATIONS if operation.template)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolDefinition:
-    """One tool of one project. Durations are seconds; `defaults` and `fixed` hold templates."""
+    """Tool of a project. Durations are in seconds.
+
+    `built_in` is the built-in tool that it selects. `schema` is the JSON schema of the model's arguments (`parameters`
+    of the row). `defaults` and `fixed` set arguments; their texts may be templates. `upstream_params` and `headers`
+    set parameters of the upstream (`options.jina`). `envs` maps arguments to names of variables with secrets.
+    """
 
     tool_name: str
-    tool: BuiltInTool
-    mode: Mode
+    built_in: BuiltInTool
     method: Method
     path: str
     auth_env: str = DEFAULT_AUTH_ENV
     after_execution: AfterExecution | None = None
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    schema: Mapping[str, JsonValue] = field(default_factory=dict)
+    defaults: Mapping[str, JsonValue] = field(default_factory=dict)
+    fixed: Mapping[str, JsonValue] = field(default_factory=dict)
     envs: Mapping[str, str] = field(default_factory=dict)
-    params: Mapping[str, Any] = field(default_factory=dict)
+    upstream_params: Mapping[str, JsonValue] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float | None = None
     suspend_timeout_s: float | None = None
     result_format: ResultFormat = "text"
+    max_result_tokens: int | None = None
 
     @property
     def hidden(self) -> frozenset[str]:
-        """Arguments of the definition that the model is never shown."""
+        """Return the arguments that are never shown to the model."""
         return frozenset(self.fixed) | frozenset(self.envs)
 
     @property
-    def host(self) -> str:
-        """The one upstream host that this tool may call."""
-        return HOSTS[self.mode]
+    def operation(self) -> Operation:
+        """Return the only operation of the upstream that this tool may call."""
+        return self.built_in.operation
 
 
-def stored_after_execution(record: ToolRecord | None) -> AfterExecution | None:
-    """The definition's valid `after_execution`, which wins over the command's."""
+def stored_after_execution(record: DefinitionRecord | None) -> AfterExecution | None:
+    """Return the definition's `after_execution` if valid; it overrides the command's."""
     value = record.after_execution if record else None
     return cast("AfterExecution", value) if value in AFTER_EXECUTION else None
 
 
-def suspend_timeout(options: Any) -> float | None:
-    """Seconds that the worker waits for this tool, where the definition says so."""
+def suspend_timeout(options: object) -> float | None:
+    """Return the seconds that the worker waits for this tool, if the definition sets them."""
     value = options.get("suspend_timeout_seconds") if isinstance(options, dict) else None
     return _seconds(value)
+
+
+def stored_record(row: Mapping[str, Any]) -> DefinitionRecord:
+    """Return a definition's row, or the document of its file, as the record that the executor would load."""
+    name = row.get("tool_name", row.get("name"))  # a file may call it `name`, as the kernel's management API allows
+    return DefinitionRecord(str(name), row.get("after_execution"), row.get("parameters"), row.get("options"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,189 +116,236 @@ class _Reading:
     memory: int
 
 
-_known: LRUCache[bytes, _Reading] = LRUCache(MAX_CACHE_BYTES, getsizeof=lambda reading: reading.memory)
+_parse_cache: LRUCache[bytes, _Reading] = LRUCache(MAX_CACHE_BYTES, getsizeof=lambda reading: reading.memory)
 
 
-def parse_definition(record: ToolRecord) -> ToolDefinition:
-    """Read a stored definition; one of the same content is read once. Raises ToolMisconfigured with every problem."""
+def parse_definition(record: DefinitionRecord) -> ToolDefinition:
+    """Parse a stored definition; results are cached by content. Raises ToolMisconfigured with every problem."""
     if record.oversized:
-        raise _unusable(record, [f"it is larger than {MAX_ROW_BYTES:,} bytes"])
-    if record.unreadable:
-        raise _unusable(record, ["it is nested too deeply, or holds a number that no parser takes"])
+        raise unusable(record.tool_name, [f"it is larger than {MAX_ROW_BYTES:,} bytes"])
+    if record.unreadable:  # set by kernel/v1r4.py: valid JSON for PostgreSQL, but not for the parser here
+        raise unusable(record.tool_name, ["it is nested too deeply, or contains a number that is too large to parse"])
     try:
         content = orjson.dumps([record.tool_name, record.after_execution, record.parameters, record.options])
-    except TypeError:  # beyond 254 levels or 64 bits: the bounds refuse it, at a small cost
-        raise _unusable(record, _bound_problems(record) or ["it is not JSON"]) from None
+    except TypeError:  # more than 254 levels or 64 bits; row_problems names the place and does not need the JSON
+        beyond = _as_texts(row_problems(record.parameters, record.options))
+        raise unusable(record.tool_name, beyond or ["it is not JSON"]) from None
     key = hashlib.sha256(content).digest()
-    reading = _known.get(key)
+    reading = _parse_cache.get(key)
     if reading is None:
-        reading = _known[key] = _read(record)
+        reading = _parse_cache[key] = _read(record)
     if reading.definition is None:
-        raise _unusable(record, reading.problems)
+        raise unusable(record.tool_name, reading.problems)
     return reading.definition
 
 
-def _unusable(record: ToolRecord, problems: list[str]) -> ToolMisconfigured:
-    """A new error for every call: one that is raised twice would keep the frames of both."""
+def unusable(tool_name: str, problems: list[str]) -> ToolMisconfigured:
+    """Return a new error for each call; a cached exception would keep the frames of every call that raised it."""
     return ToolMisconfigured(
-        f"The definition of {short(record.tool_name)!r} is not usable; an operator must correct it: "
+        f"The definition of {short(tool_name)!r} is not usable; an operator must correct it: "
         + "; ".join(problems)
         + ".",
         detail={"problems": problems},
     )
 
 
-def _read(record: ToolRecord) -> _Reading:
-    problems = _bound_problems(record)
-    if problems:
-        return _Reading(None, problems, _MEMORY_AT_LEAST)
+def _read(record: DefinitionRecord) -> _Reading:
+    problems = row_problems(record.parameters, record.options)
+    definition = None
+    if not problems:
+        definition, problems = _Reader(record).outcome()
+    if definition is None or problems:
+        return _Reading(None, _as_texts(problems), _MIN_MEMORY_BYTES)
+    return _Reading(definition, [], _MIN_MEMORY_BYTES + memory_bytes(record.parameters) + memory_bytes(record.options))
+
+
+def _as_texts(problems: list[Problem]) -> list[str]:
+    return listed([str(problem) for problem in problems])
+
+
+def read_as_far_as_possible(record: DefinitionRecord) -> tuple[ToolDefinition | None, list[Problem]]:
+    """Return a definition for the linter, in which defaults replace wrong options, and all its problems.
+
+    The definition is None if none of its options says which operation of the upstream it is for. A schema beyond the
+    limits of `tools.bounds` is not compiled.
+    """
+    beyond = row_problems(record.parameters, record.options)
     reader = _Reader(record)
-    definition = reader.definition()
-    defect = schema_defect(visible_schema(definition.parameters, definition.hidden))
-    problems = listed([*reader.problems, *([defect] if defect else [])])
-    if problems:
-        return _Reading(None, problems, _MEMORY_AT_LEAST)
-    return _Reading(definition, [], _MEMORY_AT_LEAST + memory_bytes(record.parameters) + memory_bytes(record.options))
-
-
-def _bound_problems(record: ToolRecord) -> list[str]:
-    found = row_problems(record.parameters, record.options)
-    return listed([f"{short(problem.where)}: {problem.message}" for problem in found])
+    definition, problems = reader.outcome(compiled=not beyond)
+    return definition if reader.names_upstream else None, [*beyond, *problems]
 
 
 class _Reader:
-    """Reads one record's options and collects what is wrong with them."""
+    """Parser of a record's options that collects all problems."""
 
-    def __init__(self, record: ToolRecord) -> None:
+    def __init__(self, record: DefinitionRecord) -> None:
         self.record = record
-        self.problems: list[str] = []
+        self.problems: list[Problem] = []
+        self.names_upstream = False
         self.options = self._object(record.options, "options")
-        legacy = self._object(self.options.get("openapi"), "options.openapi")
-        self.section = "options.jina" if self.options.get("jina") is not None or not legacy else "options.openapi"
-        self.jina = self._object(self.options.get("jina"), "options.jina") or _from_legacy(legacy)
+        legacy = self._object(self.options.get("openapi"), "options", "openapi")
+        jina = self._object(self.options.get("jina"), "options", "jina")
+        self.section = ("options", "jina" if self.options.get("jina") is not None or not legacy else "openapi")
+        # Old definitions have `options.openapi` instead, which counts only if `options.jina` is missing or empty.
+        self.jina = jina or _from_legacy(legacy)
 
-    def definition(self) -> ToolDefinition:
+    def outcome(self, *, compiled: bool = True) -> tuple[ToolDefinition, list[Problem]]:
+        """Return the definition and its problems; with `compiled` also those of compiling its schema."""
+        definition = self._definition()
+        defect = schema_defect(visible_schema(definition.schema, definition.hidden)) if compiled else None
+        return definition, [*self.problems, *([defect] if defect else [])]
+
+    def _definition(self) -> ToolDefinition:
         if not self.jina:
-            self.problems.append("options.jina is missing")
-        mode = self._mode()
-        args = self._object(self.options.get("args"), "options.args")
+            self._problem("is missing", "options", "jina")
+        operation = self._operation()
+        args = self._object(self.options.get("args"), "options", "args")
         return ToolDefinition(
             tool_name=self.record.tool_name,
-            tool=self._tool(mode),
-            mode=mode,
+            built_in=self._built_in(operation),
             method=self._method(),
-            path=self._path(mode),
+            path=self._path(operation),
             auth_env=self._auth_env(),
             after_execution=stored_after_execution(self.record),
-            parameters=self._object(self.record.parameters, "parameters"),
-            defaults=self._object(args.get("defaults"), "options.args.defaults"),
-            fixed=self._object(args.get("fixed"), "options.args.fixed"),
-            envs=self._names(self.options.get("envs"), "options.envs"),
-            params=self._object(self.jina.get("defaults"), f"{self.section}.defaults")
-            | self._object(self.jina.get("params"), f"{self.section}.params"),
-            headers=self._names(self.jina.get("headers"), f"{self.section}.headers"),
-            timeout_s=_seconds(self.jina.get("timeout_s")) or _seconds(self.jina.get("timeout")),
+            schema=self._object(self.record.parameters, "parameters"),
+            defaults=self._object(args.get("defaults"), "options", "args", "defaults"),
+            fixed=self._object(args.get("fixed"), "options", "args", "fixed"),
+            envs=self._names(self.options.get("envs"), "options", "envs"),
+            # `defaults` is the legacy name of `params`; a parameter that both set has the value of `params`
+            upstream_params=self._object(self.jina.get("defaults"), *self.section, "defaults")
+            | self._object(self.jina.get("params"), *self.section, "params"),
+            headers=self._names(self.jina.get("headers"), *self.section, "headers"),
+            timeout_s=self._timeout_s(),
             suspend_timeout_s=suspend_timeout(self.options),
             result_format=self._result_format(),
+            max_result_tokens=self._max_result_tokens(),
         )
 
-    def _mode(self) -> Mode:
-        host_mode = self._mode_of_base_url()
+    def _operation(self) -> Operation:
+        of_host = self._operation_of_base_url()
         named = self.jina.get("mode")
         if named is None:
-            tool = CATALOGUE.get(str(self.jina.get("tool")))
-            if host_mode is None and tool is None and self.jina:
-                self.problems.append(f"{self.section} names neither mode nor base_url nor a built-in tool")
-            return host_mode or (tool.mode if tool else "search")
-        mode = _MODES.get(named) if isinstance(named, str) else None
-        if mode is None:
-            self.problems.append(f"{self.section}.mode must be 'search' or 'reader'")
-        elif host_mode is not None and host_mode != mode:
-            self.problems.append(f"{self.section}.mode {mode!r} does not go with the host of base_url")
-        return mode or host_mode or "search"
+            return self._operation_without_mode(of_host)
+        of_mode = _BY_MODE.get(named.strip().lower()) if isinstance(named, str) else None
+        if of_mode is None:
+            self._problem(f"must be {any_of(known.name for known in OPERATIONS)}", *self.section, "mode")
+        elif of_host is not None and of_host.host != of_mode.host:
+            self._problem(f"{of_mode.name!r} does not go with the host of base_url", *self.section, "mode")
+        self.names_upstream = bool(of_mode or of_host)
+        return of_mode or of_host or _UNKNOWN_OPERATION
 
-    def _mode_of_base_url(self) -> Mode | None:
+    def _operation_without_mode(self, of_host: Operation | None) -> Operation:
+        tool = CATALOGUE.get(str(self.jina.get("tool")))
+        operation = of_host or (tool.operation if tool else None)
+        self.names_upstream = operation is not None
+        already_reported = not self.jina or self.jina.get("base_url") is not None  # as missing, or as not allowed
+        if operation is None and not already_reported:
+            self._problem("names neither mode nor base_url nor a built-in tool", *self.section)
+        return operation or _UNKNOWN_OPERATION
+
+    def _operation_of_base_url(self) -> Operation | None:
         base_url = self.jina.get("base_url")
         if base_url is None:
             return None
-        match = _BASE_URL.fullmatch(base_url) if isinstance(base_url, str) else None
-        if match is None:
-            self.problems.append(f"{self.section}.base_url may only be https://s.jina.ai or https://r.jina.ai")
-            return None
-        return "search" if match[1] == HOSTS["search"] else "reader"
+        operation = _BY_BASE_URL.get(base_url) if isinstance(base_url, str) else None
+        if operation is None:
+            allowed = " or ".join(f"https://{known.host}" for known in OPERATIONS)
+            self._problem(f"may only be {allowed}", *self.section, "base_url")
+        return operation
 
-    def _tool(self, mode: Mode) -> BuiltInTool:
-        default = CATALOGUE[_DEFAULT_TOOLS[mode]]
+    def _built_in(self, operation: Operation) -> BuiltInTool:
+        fitting = {tool.name: tool for tool in CATALOGUE.values() if tool.operation is operation}
         named = self.jina.get("tool")
-        if named is None:
-            return default
-        tool = CATALOGUE.get(named) if isinstance(named, str) else None
-        if tool is None or tool.mode != mode:
-            fitting = " or ".join(repr(tool.name) for tool in CATALOGUE.values() if tool.mode == mode)
-            self.problems.append(f"{self.section}.tool for a {mode} tool must be {fitting}")
-            return default
-        return tool
+        tool = fitting.get(named) if isinstance(named, str) else None
+        if tool is None and named is not None:
+            hint = did_you_mean(short(str(named)), CATALOGUE)
+            self._problem(f"must be {any_of(fitting)} for a {operation.name} tool{hint}", *self.section, "tool")
+        # The first in the catalogue is the default: for both operations the single form, not the batch form.
+        return tool or next(iter(fitting.values()))
 
     def _method(self) -> Method:
         method = self.jina.get("method") or ("GET" if self._url_in_path() else "POST")
         if not isinstance(method, str) or method.upper() not in ("GET", "POST"):
-            self.problems.append(f"{self.section}.method must be GET or POST")
+            self._problem("must be GET or POST", *self.section, "method")
             return "POST"
         return cast("Method", method.upper())
 
     def _url_in_path(self) -> bool:
-        return self.jina.get("endpoint_template") is not None or self.jina.get("path") == "/{url}"
+        return self.jina.get("endpoint_template") is not None or self.jina.get("path") in _TEMPLATES
 
-    def _path(self, mode: Mode) -> str:
+    def _path(self, operation: Operation) -> str:
         template = self.jina.get("endpoint_template")
         if template is not None:
-            if mode != "reader" or not isinstance(template, str) or not _URL_TEMPLATE.fullmatch(template):
-                self.problems.append(f"{self.section}.endpoint_template may only be https://r.jina.ai/{{url}}")
-            return "/{url}"
+            return self._template(operation, template)
         path = self.jina.get("path") or "/"
-        known = _PATHS[mode]
-        if not isinstance(path, str) or path not in known:
-            self.problems.append(f"{self.section}.path for a {mode} tool must be one of {sorted(set(known.values()))}")
+        path = f"/{path}" if isinstance(path, str) and not path.startswith("/") else path
+        if not isinstance(path, str) or path not in operation.paths:
+            fitting = any_of(dict.fromkeys(operation.paths.values()))
+            self._problem(f"must be {fitting} for a {operation.name} tool", *self.section, "path")
             return "/"
-        return known[path]
+        return operation.paths[path]
+
+    def _template(self, operation: Operation, template: object) -> str:
+        own = operation.template
+        if own is None or template not in (own, *operation.urls(own)):
+            allowed = " or ".join(f"https://{known.host}{known.template}" for known in OPERATIONS if known.template)
+            self._problem(f"may only be {allowed}", *self.section, "endpoint_template")
+        return own or "/"
 
     def _auth_env(self) -> str:
         name = self.jina.get("auth_env") or DEFAULT_AUTH_ENV
         if not isinstance(name, str):
-            self.problems.append(f"{self.section}.auth_env must be the name of an environment variable")
+            self._problem("must be the name of an environment variable", *self.section, "auth_env")
             return DEFAULT_AUTH_ENV
         return name
+
+    def _timeout_s(self) -> float | None:
+        """Return the time limit: of options.jina, else of options itself, as the kernel's own executor reads it.
+
+        A value that is not a positive number counts as none here; the linter refuses it.
+        """
+        values = (section.get(name) for section in (self.jina, self.options) for name in TIMEOUTS)
+        return next((seconds for value in values if (seconds := _seconds(value)) is not None), None)
 
     def _result_format(self) -> ResultFormat:
         value = self.options.get("result_format") or "text"
         if value not in ("text", "object"):
-            self.problems.append("options.result_format must be 'text' or 'object'")
+            self._problem("must be 'text' or 'object'", "options", "result_format")
             return "text"
         return cast("ResultFormat", value)
 
-    def _object(self, value: Any, where: str) -> dict[str, Any]:
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            self.problems.append(f"{where} must be an object")
-            return {}
-        return value
+    def _max_result_tokens(self) -> int | None:
+        value = self.options.get("max_result_tokens")
+        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= MIN_RESULT_TOKENS):
+            return value
+        self._problem(f"must be an integer of at least {MIN_RESULT_TOKENS}", "options", "max_result_tokens")
+        return None
 
-    def _names(self, value: Any, where: str) -> dict[str, str]:
-        pairs = self._object(value, where)
-        wrong = sorted(name for name, text in pairs.items() if not isinstance(text, str) or not text)
-        self.problems.extend(f"{where}.{short(name)} must be a non-empty string" for name in wrong)
-        return {name: text for name, text in pairs.items() if name not in wrong}
+    def _object(self, value: JsonValue, *path: str) -> dict[str, JsonValue]:
+        if value is None or isinstance(value, dict):
+            return value or {}
+        self._problem("must be an object", *path)
+        return {}
+
+    def _names(self, value: JsonValue, *path: str) -> dict[str, str]:
+        pairs = self._object(value, *path)
+        texts = {name: text for name, text in pairs.items() if isinstance(text, str) and text}
+        for name in sorted(pairs.keys() - texts.keys()):
+            self._problem("must be a text that is not empty", *path, name)
+        return texts
+
+    def _problem(self, message: str, *path: str) -> None:
+        self.problems.append(Problem(path, message))
 
 
-def _from_legacy(openapi: Mapping[str, Any]) -> dict[str, Any]:
-    """`options.openapi`, the old spelling, as `options.jina`."""
+def _from_legacy(openapi: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return the legacy `options.openapi` as `options.jina`."""
     auth = openapi.get("auth")
     env = auth.get("env") if isinstance(auth, dict) else None
     return {key: value for key, value in openapi.items() if key != "auth"} | ({"auth_env": env} if env else {})
 
 
-def _seconds(value: Any) -> float | None:
+def _seconds(value: JsonValue) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         return None
     return float(value)

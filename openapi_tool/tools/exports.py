@@ -1,4 +1,4 @@
-"""What is stored and what a model sees, derived from catalogue and definition (tool-design section 1)."""
+"""Stored and exported forms of tools, derived from catalogue and definition (tool-design section 1)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from typing import Any
 
 import yaml
 
-from openapi_tool.tools.catalogue import CATALOGUE, IDENTIFIER, SYSTEM_ROLE, TITLE, BuiltInTool
-from openapi_tool.tools.definition import DEFAULT_AUTH_ENV, HOSTS, ToolDefinition
+from openapi_tool.protocol.jsonvalue import JsonValue
+from openapi_tool.tools.catalogue import (
+    CATALOGUE,
+    DEFAULT_MAX_TOKENS,
+    IDENTIFIER,
+    SYSTEM_ROLE,
+    TITLE,
+    BuiltInTool,
+)
+from openapi_tool.tools.definition import DEFAULT_AUTH_ENV, ToolDefinition
 from openapi_tool.tools.naming import camel_case, mangled
 from openapi_tool.tools.schema import visible_schema
 from openapi_tool.tools.template import PLACEHOLDERS
@@ -21,7 +29,7 @@ _TEMPLATES = tuple(f"{{{name}}}" for name in PLACEHOLDERS)
 
 @dataclass(frozen=True, slots=True)
 class ShownTool:
-    """A tool as a model is shown it; `parameters` is a JSON Schema of what the model itself may give."""
+    """Tool as shown to a model; `parameters` is a JSON Schema of what the model itself may give."""
 
     name: str
     api_name: str
@@ -35,7 +43,7 @@ class DuplicateName(ValueError):
 
 
 def complete(document: Mapping[str, Any], tool: BuiltInTool) -> dict[str, Any]:
-    """The row that is stored for a definition; what it leaves out is the built-in tool's own."""
+    """Return the row to store for a definition's file; the built-in tool fills fields that the file omits."""
     options = document.get("options") or {}
     return {
         "tool_name": document.get("tool_name", document.get("name")),
@@ -48,23 +56,23 @@ def complete(document: Mapping[str, Any], tool: BuiltInTool) -> dict[str, Any]:
 
 
 def built_in(tool: BuiltInTool) -> ShownTool:
-    """A built-in tool as it is, before any definition."""
+    """Return a built-in tool as shown to a model if no definition changes it."""
     return ShownTool(tool.name, tool.api_name, tool.title, tool.description, tool.schema())
 
 
 def defined(row: Mapping[str, Any], definition: ToolDefinition) -> ShownTool:
-    """A project's tool: its own parameters without `fixed` and `envs`, its defaults shown."""
+    """Return a project's tool as shown to a model: its parameters without `fixed` and `envs`, with its defaults."""
     return ShownTool(
         name=row["tool_name"],
         api_name=camel_case(row["tool_name"]),
-        title=definition.tool.title,
+        title=definition.built_in.title,
         description=row["description"],
         parameters=_shown(row["parameters"], row["options"]),
     )
 
 
 def registration(tool: BuiltInTool) -> dict[str, Any]:
-    """The definition that registers a built-in tool as it is."""
+    """Return the definition that registers a built-in tool unchanged."""
     return {
         "tool_name": tool.name.replace(".", "_"),
         "target_subject": _SUBJECT + tool.name,
@@ -74,9 +82,10 @@ def registration(tool: BuiltInTool) -> dict[str, Any]:
         "options": {
             "jina": {
                 "tool": tool.name,
-                "mode": tool.mode,
-                "base_url": f"https://{HOSTS[tool.mode]}",
+                "mode": tool.operation.name,
+                "base_url": f"https://{tool.operation.host}",
                 "auth_env": DEFAULT_AUTH_ENV,
+                "params": {"maxTokens": DEFAULT_MAX_TOKENS},
             },
             "suspend_timeout_seconds": tool.suspend_timeout_s,
         },
@@ -84,7 +93,7 @@ def registration(tool: BuiltInTool) -> dict[str, Any]:
 
 
 def openai_functions(tools: Iterable[ShownTool]) -> list[dict[str, Any]]:
-    """Function specifications of OpenAI's chat completions; names without dots."""
+    """Return function specifications for OpenAI's chat completions; names without dots."""
     return [
         {
             "type": "function",
@@ -95,7 +104,7 @@ def openai_functions(tools: Iterable[ShownTool]) -> list[dict[str, Any]]:
 
 
 def mcp_tools(tools: Iterable[ShownTool]) -> dict[str, Any]:
-    """The result of MCP's `tools/list`."""
+    """Return the result of MCP's `tools/list`."""
     return {
         "tools": [
             {
@@ -111,7 +120,7 @@ def mcp_tools(tools: Iterable[ShownTool]) -> dict[str, Any]:
 
 
 def lobehub_manifest(tools: Iterable[ShownTool]) -> dict[str, Any]:
-    """A manifest in LobeHub's form: one entry of `api` for each tool."""
+    """Return a LobeHub manifest with one entry of `api` for each tool."""
     return {
         "identifier": IDENTIFIER,
         "type": "builtin",
@@ -131,8 +140,13 @@ def lobehub_manifest(tools: Iterable[ShownTool]) -> dict[str, Any]:
 
 
 def as_yaml(value: Mapping[str, Any]) -> str:
-    """A definition as YAML, keys in their order."""
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=_WIDTH)
+    """Return a definition as YAML in key order; in ASCII if it holds control or bidirectional characters."""
+    text = _yaml(value, allow_unicode=True)
+    return text if text.replace("\n", "").isprintable() else _yaml(value, allow_unicode=False)
+
+
+def _yaml(value: Mapping[str, Any], *, allow_unicode: bool) -> str:
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=allow_unicode, width=_WIDTH)
 
 
 FORMATS: Mapping[str, Callable[[Iterable[ShownTool]], Any]] = {
@@ -140,11 +154,11 @@ FORMATS: Mapping[str, Callable[[Iterable[ShownTool]], Any]] = {
     "mcp": mcp_tools,
     "lobehub": lobehub_manifest,
 }
-"""Exports that are JSON; `kernel` is YAML, one definition after another."""
+"""JSON exports by the name of their format. The format `kernel` is missing here: it is YAML, one document per tool."""
 
 
 def without_duplicates(tools: Iterable[ShownTool]) -> list[ShownTool]:
-    """The tools. Raises DuplicateName where two would be one in an export; nothing is renamed."""
+    """Return the tools. Raises DuplicateName where two have the same exported name."""
     found: dict[str, ShownTool] = {}
     for tool in tools:
         for name in {tool.name, tool.api_name, mangled(tool.name)}:
@@ -154,12 +168,15 @@ def without_duplicates(tools: Iterable[ShownTool]) -> list[ShownTool]:
 
 
 def all_built_in() -> list[ShownTool]:
-    """Every built-in tool."""
+    """Return every built-in tool."""
     return [built_in(tool) for tool in CATALOGUE.values()]
 
 
 def _shown(schema: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema without what a model never sets, with the defaults that it may leave out."""
+    """Return the schema without `fixed` and `envs` arguments, and with the definition's defaults.
+
+    An argument with a default is not required. A default with placeholders differs in each call, so it is not shown.
+    """
     args = options.get("args") or {}
     defaults, fixed = args.get("defaults") or {}, args.get("fixed") or {}
     visible = dict(visible_schema(schema, frozenset(fixed) | frozenset(options.get("envs") or {})))
@@ -174,6 +191,6 @@ def _shown(schema: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, A
     )
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a value is the same in every call: no id of the call stands in it."""
+def _is_plain(value: JsonValue) -> bool:
+    """Return whether a value is the same in every call, without placeholders."""
     return not any(template in str(value) for template in _TEMPLATES)

@@ -1,8 +1,11 @@
-"""Names of tools: canonical ones with dots, and their form for providers that take none (tool-design section 1)."""
+"""Tool names: canonical with dots, and mangled for model providers that do not allow dots (tool-design section 1)."""
 
 from __future__ import annotations
 
 import re
+
+RESERVED_NAMES = frozenset({"delegate_async", "launch_principal", "ask_expert", "fork_join", "provision_agent"})
+"""Names of the kernel's own tools (protocol section 4)."""
 
 MAX_CHARS = 64
 _ALLOWED = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
@@ -11,26 +14,26 @@ _WORD_END = re.compile(r"[._-]+(.)?")
 
 
 def mangled(name: str) -> str:
-    """A name without dots, for a model provider: `jina.search` becomes `jina__search`."""
+    """Return the mangled name: `jina.search` becomes `jina__search`."""
     return name.replace(".", "__")
 
 
 def unmangled(name: str) -> str:
-    """The name behind a provider's form of it; exact for every name without a `name_problem`."""
+    """Return the canonical name of a mangled one; exact for every name without a `name_problem`."""
     return name.replace("__", ".")
 
 
 def name_problem(name: str) -> str | None:
-    """Why a tool cannot have this name, None where it can."""
+    """Return why a tool cannot have this name, or None."""
     if not _ALLOWED.fullmatch(name) or name.endswith("."):
-        return "may hold only letters, digits, '_', '-' and '.', and begins with a letter"
+        return "must begin with a letter and contain only letters, digits, '_', '-' and '.'"
     if any(pair in name for pair in _AMBIGUOUS):
-        return "may not hold '__' nor a dot beside '_' or '.': '__' stands for a dot where a provider takes none"
+        return "may not contain '__', nor a dot beside '_' or '.': '__' replaces a dot for some model providers"
     if len(mangled(name)) > MAX_CHARS:
         return f"may have at most {MAX_CHARS} characters, a dot counted twice"
     return None
 
 
 def camel_case(name: str) -> str:
-    """A name as an API of a manifest: `web_search` becomes `webSearch`."""
+    """Return a name in camel case, for manifests: `web_search` becomes `webSearch`."""
     return _WORD_END.sub(lambda match: (match[1] or "").upper(), name)

@@ -1,6 +1,6 @@
-"""Which calls may be made: pre-call hooks, then the effective tool set (tool-design section 4).
+"""Authorization of calls: pre-call hooks, then the effective tool set (tool-design section 4).
 
-Both stand before the network, and what they cannot decide is denied.
+Both run before any upstream request, and fail closed.
 """
 
 from __future__ import annotations
@@ -11,17 +11,23 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Annotated
 
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic.dataclasses import dataclass as validated
+from pydantic_settings import NoDecode
+
+from openapi_tool.options import Options, split
 from openapi_tool.protocol.errors import ToolNotAvailable
-from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.tools.arguments import Arguments
+from openapi_tool.protocol.jsonvalue import JsonValue
+from openapi_tool.tools.arguments import Arguments, CallOwner
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.problems import short
 
 TAG = "tag:"
 HOOKS_GROUP = "openapi_tool.hooks"
-"""The entry point group in which a package offers a hook."""
+"""Entry point group of hooks."""
 
 _UNDECIDED = "it could not be checked"
 
@@ -29,26 +35,37 @@ log = logging.getLogger(__name__)
 
 
 def matches(pattern: str, tool: BuiltInTool) -> bool:
-    """Whether `jina.*` is like the canonical name, or `tag:network` one of the tags."""
+    """Return whether a pattern matches the canonical name (`jina.*`) or a tag (`tag:network`)."""
     if pattern.startswith(TAG):
         return pattern.removeprefix(TAG) in tool.tags
     return fnmatchcase(tool.name, pattern)
 
 
 def matches_nothing(pattern: str) -> bool:
-    """Whether no built-in tool is meant, which is a mistake in whoever wrote the pattern."""
+    """Return whether a pattern matches no built-in tool, which can only be a mistake."""
     return not any(matches(pattern, tool) for tool in CATALOGUE.values())
 
 
-@dataclass(frozen=True, slots=True)
-class ToolRules:
-    """Patterns of tools: one of `allow` must match, none of `deny` may."""
+def _matches_a_tool(pattern: str) -> str:
+    if matches_nothing(pattern):
+        raise ValueError("matches no tool; use canonical names such as jina.search or jina.*, or tag:read")
+    return pattern
 
-    allow: tuple[str, ...] = ("*",)
-    deny: tuple[str, ...] = ()
+
+ToolPattern = Annotated[str, AfterValidator(_matches_a_tool)]
+
+
+@validated(frozen=True)
+class ToolRules(Options):
+    """Tools that one project may use."""
+
+    allow: Annotated[
+        tuple[ToolPattern, ...], Field(description="Patterns of canonical names, or `tag:` and a tag.")
+    ] = ("*",)
+    deny: Annotated[tuple[ToolPattern, ...], Field(description="The same; deny wins.")] = ()
 
     def permit(self, tool: BuiltInTool) -> bool:
-        """Whether a tool may be used; deny wins."""
+        """Return whether a tool is permitted; `deny` wins."""
         return _any(self.allow, tool) and not _any(self.deny, tool)
 
 
@@ -56,23 +73,47 @@ def _any(patterns: Iterable[str], tool: BuiltInTool) -> bool:
     return any(matches(pattern, tool) for pattern in patterns)
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The rules for everybody, and those of single projects, which can only take more away."""
+@validated(frozen=True)
+class Policy(ToolRules):
+    """Authorization of calls: hooks first, then patterns of canonical names and tags."""
 
-    everywhere: ToolRules = ToolRules()
-    projects: Mapping[str, ToolRules] = field(default_factory=dict)
+    allow: Annotated[
+        tuple[ToolPattern, ...],
+        NoDecode,
+        BeforeValidator(split),
+        Field(description="Tools that may be used: `jina.*`, `tag:search`; comma-separated in the environment."),
+    ] = ("*",)
+    deny: Annotated[
+        tuple[ToolPattern, ...],
+        NoDecode,
+        BeforeValidator(split),
+        Field(description="Tools that may not be used; wins over `allow`."),
+    ] = ()
+    projects: Annotated[
+        dict[str, ToolRules],
+        Field(description="`allow` and `deny` of single projects, which only take more away."),
+    ] = field(default_factory=dict)
+    hooks: Annotated[
+        tuple[str, ...],
+        NoDecode,
+        BeforeValidator(split),
+        Field(description="Entry points of the group `openapi_tool.hooks` that every call passes, in this order."),
+    ] = ()
+    hook_timeout_s: Annotated[
+        float, Field(ge=0.001, le=30, description="Time limit of each hook in seconds; a slower hook denies.")
+    ] = 1
 
     def permits(self, project_id: str, tool: BuiltInTool) -> bool:
-        """Whether a tool is in the effective set of a project."""
-        return self.everywhere.permit(tool) and self.projects.get(project_id, ToolRules()).permit(tool)
+        """Return whether a tool is in the effective set of a project, whose own rules can only restrict further."""
+        return self.permit(tool) and self.projects.get(project_id, ToolRules()).permit(tool)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """What a hook is shown: names, owner, and the arguments as they will be used, without secrets.
+    """Call as shown to a hook: names, owner and resolved arguments, without secrets.
 
-    `tool` is the canonical name, `tool_name` the project's own. `arguments` is a copy; changing it changes nothing.
+    `tool` is the canonical name, `tool_name` the project's own. An id that the call does not have is empty.
+    `arguments` is a deep copy, so a hook cannot change the call.
     """
 
     tool: str
@@ -83,85 +124,84 @@ class PlannedCall:
     agent_id: str
     agent_turn_id: str
     tool_call_id: str
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, JsonValue]
 
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """A hook's no. `reason` is written for the model, which reads it."""
+    """Denial of a call by a hook. The model reads `reason`."""
 
     reason: str
 
 
 Hook = Callable[[PlannedCall], Awaitable[object]]
-"""Decides about a call: None lets it pass, a Denial does not; neither does anything else, an error or a long wait."""
+"""Pre-call hook. None allows the call; a Denial, any other value, an exception or a timeout denies it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
-    """What every call passes before it is run: hooks in their order, then the policy. `hook_timeout_s` is for each."""
+class Authorizer:
+    """Authorizer of calls: run `hooks` in order, each within `policy.hook_timeout_s`, then apply the policy."""
 
-    policy: Policy = Policy()
+    policy: Policy = field(default_factory=Policy)
     hooks: Mapping[str, Hook] = field(default_factory=dict)
-    hook_timeout_s: float = 1.0
 
-    async def admit(self, definition: ToolDefinition, identity: CallIdentity, arguments: Arguments) -> None:
-        """Let a call pass. Raises ToolNotAvailable."""
+    async def authorize(self, definition: ToolDefinition, owner: CallOwner, arguments: Arguments) -> None:
+        """Authorize a call. Raises ToolNotAvailable if a hook or the policy denies it."""
         for name, hook in self.hooks.items():
-            reason = await self._asked(name, hook, _planned(definition, identity, arguments))
+            reason = await self._run(name, hook, _planned(definition, owner, arguments))
             if reason is not None:
-                raise _denied(definition, identity, f"hook {name}", reason)
-        if not self.policy.permits(identity.project_id, definition.tool):
-            raise _denied(definition, identity, "policy", "it is switched off for this project")
+                raise _denied(definition, owner, f"hook {name}", reason)
+        if not self.policy.permits(owner.project_id, definition.built_in):
+            raise _denied(definition, owner, "policy", "it is switched off for this project")
 
-    async def _asked(self, name: str, hook: Hook, call: PlannedCall) -> str | None:
-        """Why a hook denies, None where it does not."""
+    async def _run(self, name: str, hook: Hook, call: PlannedCall) -> str | None:
+        """Return why a hook denies the call, or None."""
         try:
-            async with asyncio.timeout(self.hook_timeout_s):
+            async with asyncio.timeout(self.policy.hook_timeout_s):
                 verdict = await hook(call)
         except TimeoutError:
             return f"{_UNDECIDED} in time"
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                raise  # the call itself is broken off
+                raise  # the call itself is cancelled, not only something inside the hook
             return _UNDECIDED
         except Exception:
-            log.exception("a hook failed, so the call is denied", extra={"action": "hook.failed", "hook": name})
+            log.exception("hook failed; call denied", extra={"action": "hook.failed", "hook": name})
             return _UNDECIDED
         if verdict is None:
             return None
         return verdict.reason if isinstance(verdict, Denial) else _UNDECIDED
 
 
-def _planned(definition: ToolDefinition, identity: CallIdentity, arguments: Arguments) -> PlannedCall:
+def _planned(definition: ToolDefinition, owner: CallOwner, arguments: Arguments) -> PlannedCall:
     return PlannedCall(
-        tool=definition.tool.name,
+        tool=definition.built_in.name,
         tool_name=definition.tool_name,
-        tags=definition.tool.tags,
-        project_id=identity.project_id,
-        channel_id=identity.channel_id,
-        agent_id=identity.agent_id,
-        agent_turn_id=identity.agent_turn_id,
-        tool_call_id=identity.tool_call_id,
+        tags=definition.built_in.tags,
+        project_id=owner.project_id,
+        channel_id=owner.ids.get("channel_id") or "",
+        agent_id=owner.agent_id,
+        agent_turn_id=owner.ids.get("agent_turn_id") or "",
+        tool_call_id=owner.ids.get("tool_call_id") or "",
         arguments=copy.deepcopy(dict(arguments.values)),
     )
 
 
-def _denied(definition: ToolDefinition, identity: CallIdentity, by: str, reason: str) -> ToolNotAvailable:
+def _denied(definition: ToolDefinition, owner: CallOwner, by: str, reason: str) -> ToolNotAvailable:
     log.warning(
-        "a call is denied by %s: %s",
+        "call denied by %s: %s",
         by,
         reason,
         extra={
             "action": "call.denied",
-            "tool": definition.tool.name,
-            "tool_name": definition.tool_name,
-            "project_id": identity.project_id,
-            "agent_id": identity.agent_id,
-            "tool_call_id": identity.tool_call_id,
+            "tool": definition.built_in.name,
+            "tool_name": short(definition.tool_name),
+            "project_id": short(owner.project_id),
+            "agent_id": short(owner.agent_id),
+            "tool_call_id": short(owner.ids.get("tool_call_id") or ""),
         },
     )
     return ToolNotAvailable(
-        f"The tool {definition.tool_name!r} is not available for this call: {reason}. Go on without it."
+        f"The tool {short(definition.tool_name)!r} is not available for this call: {reason}. Go on without it."
     )

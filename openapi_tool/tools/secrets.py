@@ -1,21 +1,23 @@
-"""Secrets by declared name: read from the environment or from mounted files, never from anywhere else (section 5)."""
+"""Secrets that tool definitions name: values of environment variables or mounted files (protocol section 5)."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 from pydantic import SecretStr
 
 from openapi_tool.protocol.errors import ToolMisconfigured
+from openapi_tool.tools.pasted_keys import looks_like_a_key
 
 FILE_SUFFIX = "_FILE"
 """`NAME_FILE` names a file that holds the value of `NAME`."""
 
 _MAX_FILE_BYTES = 64 * 1024
-# PG*: whatever libpq or asyncpg reads. The rest configures NATS, this service, its collector, its proxy and its CAs.
+_MAX_CHECKED_CHARS = 1_000  # of a name, which may have 256 kB
+# PG*: every variable of libpq and asyncpg. The others configure NATS, this service, trace export, proxies and CAs.
 _OWN_PREFIXES = ("PG", "NATS_", "OPENAPI_TOOL", "OTEL_")
 _OWN_NAMES = frozenset(
     {
@@ -31,40 +33,44 @@ _OWN_NAMES = frozenset(
 
 
 def is_executors_own(variable: str) -> bool:
-    """Return whether a variable, in any case, or the file that it names configures the executor itself.
+    """Return whether a variable or `NAME_FILE`, in upper or lower case, configures the executor itself.
 
-    Such a variable is never a tool's, even if an operator lists it: `envs: {api_key: PG_DSN}` would send the
-    database's password to the upstream as a bearer key.
+    A tool never gets such a variable, even if an operator lists it: `envs: {api_key: PG_DSN}` would send the database's
+    password to the upstream as a bearer key.
     """
     name = variable.upper()
     return name.startswith(_OWN_PREFIXES) or name in _OWN_NAMES or name.removesuffix(FILE_SUFFIX) in _OWN_NAMES
 
 
 class Secret(SecretStr):
-    """A text that only `get_secret_value` shows: `repr`, `str`, format and JSON mask it, pickling is refused."""
+    """Text that only `get_secret_value` returns; `repr`, `str`, format and JSON mask it, pickling raises TypeError."""
 
     def __copy__(self) -> Self:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         return self
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a secret is not pickled")
+        raise TypeError("a secret cannot be pickled")
 
 
 class MissingVariable(ToolMisconfigured):
     """An allowed variable is not set in the executor's environment."""
 
 
+class VariableNotAllowed(ToolMisconfigured):
+    """The operator has not allowed tools to read a variable."""
+
+
 class _Unusable(Exception):
-    """A value that is set cannot be used; the message names its variable and the remedy, never the value."""
+    """A value is set but cannot be used; the message names its variable and the remedy, never the value."""
 
 
 class Secrets:
-    """The variables that tool definitions may name, and their values, as they are when this is made.
+    """Variables that tool definitions may name, with their values at the time of construction.
 
-    `problems` says of every value that is set and cannot be used why.
+    `problems` has a line for each variable whose value cannot be used.
     """
 
     def __init__(self, environment: Mapping[str, str], allowed: Iterable[str]) -> None:
@@ -80,20 +86,25 @@ class Secrets:
                 self._values |= {name: Secret(value)} if value else {}
 
     def __call__(self, variable: str) -> Secret:
-        """The value of a variable.
+        """Return the value of a variable.
 
-        Raises ToolMisconfigured when it is the executor's own or the operator has not allowed its name,
-        MissingVariable when it is not set.
+        Raises ToolMisconfigured if it configures the executor itself or the operator has not allowed it,
+        MissingVariable if it is not set.
         """
         if is_executors_own(variable):
             raise ToolMisconfigured(
                 f"The tool's definition names the environment variable {variable[:80]!r}, which is one of the "
                 "executor's own settings and never given to tools; an operator must correct the definition."
             )
-        if variable not in self.allowed:
+        if variable not in self.allowed and looks_like_a_key(variable[:_MAX_CHECKED_CHARS]):
             raise ToolMisconfigured(
+                "The tool's definition has what looks like a key where the name of an environment variable belongs; an "
+                "operator must put the key into the executor's environment and name its variable."
+            )
+        if variable not in self.allowed:
+            raise VariableNotAllowed(
                 f"The tool's definition names the environment variable {variable[:80]!r}, which this executor does "
-                "not hand to tools; an operator must add it to secrets.allowed_env or correct the definition."
+                "not pass to tools; an operator must add it to secrets.allowed_env or correct the definition."
             )
         value = self._values.get(variable)
         if value is None:
@@ -104,34 +115,39 @@ class Secrets:
         return value
 
     def missing(self) -> list[str]:
-        """The names of allowed variables that are not set."""
+        """Return the names of allowed variables that are not set."""
         return sorted(self.allowed - self._values.keys())
 
     def values(self) -> dict[str, str]:
-        """Every value in use by the name of its variable, for the redactor."""
+        """Return every value in use by the name of its variable, for the redactor."""
         return {name: value.get_secret_value() for name, value in self._values.items()}
 
 
 def _read(environment: Mapping[str, str], name: str) -> str:
-    """A variable's value or its file's, without the white space around it; empty where neither is set."""
+    """Return the stripped value of a variable or of its file; empty where neither is set."""
     value, path = environment.get(name, "").strip(), environment.get(name + FILE_SUFFIX, "").strip()
     if value and path:
         raise _Unusable(f"{name} and {name}{FILE_SUFFIX} are both set; unset one of them")
     if path:
         value = _content(path, f"{name}{FILE_SUFFIX}")
     if any(unicodedata.category(char) == "Cc" for char in value):
-        raise _Unusable(f"{name}: holds a line break or another control character; give the bare value")
+        raise _Unusable(f"{name}: contains a line break or another control character; give the bare value")
+    if not value.isascii():  # an HTTP header cannot contain it, so every call would fail
+        raise _Unusable(f"{name}: contains a non-ASCII character, which no key does; give the bare value")
     return value
 
 
 def _content(path: str, variable: str) -> str:
-    """What a mounted file holds. The path is not told: it may be a key that was put there by mistake."""
+    """Return the content of a mounted file without a byte order mark.
+
+    Errors do not show the path, because the variable may contain a key by mistake. Raises _Unusable.
+    """
     try:
         with Path(path).open("rb") as file:
             content = file.read(_MAX_FILE_BYTES + 1)
-        text = content.decode().strip()
+        text = content.decode("utf-8-sig").strip()
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise _Unusable(f"{variable}: the file that it names cannot be read: {why}") from None
     if not text or len(content) > _MAX_FILE_BYTES:
         raise _Unusable(f"{variable}: the file that it names must hold one value, of at most {_MAX_FILE_BYTES} bytes")

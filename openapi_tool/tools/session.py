@@ -1,8 +1,8 @@
-"""Whose session a call belongs to: an alias that callers choose, an identity that only we know.
+"""Session identities (protocol section 5).
 
-`session_id` is an alias. The execution identity behind it is a keyed hash of (project, agent, alias),
-so the same alias of two owners never meets, nobody can compute another owner's identity, and all
-replicas agree (protocol section 5).
+A caller's `session_id` is only an alias. The session identity is an HMAC of project, agent and alias. So the same alias
+of two agents gives two identities, no caller can compute the identity of another one, and all replicas
+compute the same.
 """
 
 from __future__ import annotations
@@ -10,25 +10,26 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from typing import Any
 
 import orjson
+
+from openapi_tool.protocol.jsonvalue import JsonValue
 
 MIN_KEY_BYTES = 16
 
 
 class SessionScope:
-    """Derives execution identities with a key that all replicas share."""
+    """Deriver of session identities, with a key that all replicas share; raises ValueError for a short key."""
 
     def __init__(self, key: bytes) -> None:
         if len(key) < MIN_KEY_BYTES:
             raise ValueError(f"the session key must have at least {MIN_KEY_BYTES} bytes")
         self._key = key
 
-    def identity(self, project_id: str, agent_id: str, alias: Any) -> str:
-        """64 hex digits for an owner and an alias (any JSON value, None where the call has none).
+    def identity(self, project_id: str, agent_id: str, alias: JsonValue) -> str:
+        """Return 64 hex digits for an owner and an alias (any JSON value, None if the call has none).
 
-        The three are hashed as one JSON array, so no separator in any of them can make two look alike.
+        The HMAC is over one JSON array. Values joined by a separator could collide: `a:b` and `c`, or `a` and `b:c`.
         """
         owned = [project_id, agent_id, alias]
         try:

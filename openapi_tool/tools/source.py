@@ -1,15 +1,15 @@
-"""A definition's YAML text: its value as JSON would have it, and where in the text each part stands."""
+"""YAML source of a definition: its JSON value, and line and column of each member."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import yaml
 
 from openapi_tool.protocol.jsontext import storable
+from openapi_tool.protocol.jsonvalue import JsonValue
 from openapi_tool.tools.problems import Path, Problem
 
 MAX_NODES = 20_000
@@ -22,21 +22,21 @@ Position = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A definition as it was read. `problems` are those of the text itself; `document` may then lack parts."""
+    """Parsed source of a definition. `problems` are mistakes in the YAML; `document` is then incomplete."""
 
-    document: Any
+    document: JsonValue
     problems: list[Problem]
     positions: Mapping[Path, Position]
 
     def position(self, path: Path) -> Position:
-        """Where a path stands, or the nearest part above it that does."""
+        """Return the position of a path, or of its nearest ancestor in the text."""
         while path and path not in self.positions:
             path = path[:-1]
         return self.positions.get(path, (1, 1))
 
 
 def read_source(text: str) -> Source:
-    """Read YAML that JSON could say; never raises."""
+    """Parse YAML restricted to JSON's types; never raises."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         reader = _Reader()
@@ -55,7 +55,7 @@ class _Reader:
     open: set[int] = field(default_factory=set)
     nodes: int = 0
 
-    def value(self, node: yaml.Node, path: Path) -> Any:
+    def value(self, node: yaml.Node, path: Path) -> JsonValue:
         self.positions.setdefault(path, (node.start_mark.line + 1, node.start_mark.column + 1))
         self.nodes += 1
         if id(node) in self.open or self.nodes > MAX_NODES:
@@ -70,8 +70,8 @@ class _Reader:
         finally:
             self.open.discard(id(node))
 
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
-        values: dict[str, Any] = {}
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, JsonValue]:
+        values: dict[str, JsonValue] = {}
         for key_node, value_node in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else "?"
             here = (*path, key)
@@ -86,19 +86,20 @@ class _Reader:
                 values[key] = self.value(value_node, here)
         return values
 
-    def _scalar(self, node: yaml.Node, path: Path) -> Any:
+    def _scalar(self, node: yaml.Node, path: Path) -> JsonValue:
         try:
             value = yaml.constructor.SafeConstructor().construct_object(node)
         except (yaml.YAMLError, ValueError):
-            return self._problem(path, "is nothing that JSON could say; put it in quotes")
+            return self._problem(path, "is not a JSON value; put it in quotes")
         if isinstance(value, float) and not math.isfinite(value):
             return self._problem(path, "must be a finite number")
         if value is None or isinstance(value, str | bool | int | float):
-            return value if storable(value) == value else self._problem(path, "is nothing that the database can hold")
+            return value if storable(value) == value else self._problem(path, "cannot be stored in the database")
         return self._problem(path, f"YAML reads this as a {type(value).__name__}; put it in quotes")
 
-    def _problem(self, path: Path, message: str) -> None:
+    def _problem(self, path: Path, message: str) -> JsonValue:
         self.problems.append(Problem(path, message))
+        return None
 
 
 def _reason(error: yaml.YAMLError) -> str:

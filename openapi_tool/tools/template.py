@@ -1,14 +1,14 @@
-"""ID-only templates in `defaults` and `fixed` (protocol section 5)."""
+"""Templates in `defaults` and `fixed`, whose placeholders are ids of the call only (protocol section 5)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from openapi_tool.protocol.cards import MAX_ARGUMENT_DEPTH, ToolCall
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.protocol.jsonvalue import JsonValue
 from openapi_tool.tools.problems import short
 
 PLACEHOLDERS = (
@@ -23,8 +23,8 @@ PLACEHOLDERS = (
     "turn_epoch",
     "context_box_id",
 )
-_MAX_ID_CHARS = 1_000  # a card of 256 kB may hold 29,000 placeholders, and a call id may have any length
-_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_MAX_ID_CHARS = 1_000  # a tool call id may be of any length, and a card of 256 kB may contain 29,000 placeholders
+PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
 class MissingValue(ToolMisconfigured):
@@ -32,7 +32,7 @@ class MissingValue(ToolMisconfigured):
 
 
 def placeholder_values(identity: CallIdentity) -> dict[str, str | None]:
-    """The values of this call; `context_box_id` never travels in v1r4, so it has none."""
+    """Return the placeholder values of a call; `context_box_id` is always None, because v1r4 has no such id."""
     return {
         "project_id": identity.project_id,
         "channel_id": identity.channel_id,
@@ -47,14 +47,14 @@ def placeholder_values(identity: CallIdentity) -> dict[str, str | None]:
     }
 
 
-def render(value: Any, values: Mapping[str, str | None], where: str, depth: int = 0) -> Any:
-    """Render every string of `value`, which is `depth` levels inside its option, in one pass.
+def render(value: JsonValue, values: Mapping[str, str | None], where: str, depth: int = 0) -> JsonValue:
+    """Replace the placeholders in every string of `value`; rendered text is not searched again for placeholders.
 
-    Raises ToolMisconfigured for an unknown placeholder and for what is nested too deeply, MissingValue
-    for a known one without value; all name `where` (the option's path).
+    `where` is the path of the option for errors, `depth` the level of `value` in it. Raises ToolMisconfigured for an
+    unknown placeholder and for deep nesting, MissingValue for a known placeholder without a value.
     """
     if isinstance(value, str):
-        return _PLACEHOLDER.sub(lambda match: _value(match[1], values, where), value)
+        return PLACEHOLDER.sub(lambda match: _value(match[1], values, where), value)
     if isinstance(value, dict | list) and depth >= MAX_ARGUMENT_DEPTH:
         raise ToolMisconfigured(
             f"The tool's definition is nested deeper than {MAX_ARGUMENT_DEPTH} levels in {short(where)}; "
@@ -76,8 +76,8 @@ def _value(name: str, values: Mapping[str, str | None], where: str) -> str:
     value = values[name]
     if value and len(value) > _MAX_ID_CHARS:
         raise ToolMisconfigured(
-            f"{{{name}}} has more than {_MAX_ID_CHARS:,} characters in this call and is not put into {short(where)}; "
-            "an operator must take it out of the definition."
+            f"{{{name}}} has more than {_MAX_ID_CHARS:,} characters in this call, too many for {short(where)}; "
+            "an operator must remove it from the definition."
         )
     if not value:
         raise MissingValue(
@@ -87,13 +87,16 @@ def _value(name: str, values: Mapping[str, str | None], where: str) -> str:
     return value
 
 
-def render_default(name: str, template: Any, call: ToolCall, values: Mapping[str, str | None]) -> Any:
-    """A default's value: what the worker left of it, rendered again, else the definition's own."""
+def render_default(name: str, template: JsonValue, call: ToolCall, values: Mapping[str, str | None]) -> JsonValue:
+    """Return a rendered default: the card's value if the kernel's worker has merged one, else the definition's."""
     return render(call.arguments.get(name, template), values, f"options.args.defaults.{short(name)}")
 
 
-def render_fixed(name: str, template: Any, call: ToolCall, values: Mapping[str, str | None]) -> Any:
-    """A fixed value: the definition's, or the card's where a placeholder has no value here."""
+def render_fixed(name: str, template: JsonValue, call: ToolCall, values: Mapping[str, str | None]) -> JsonValue:
+    """Return a rendered fixed value: the definition's, or the card's if a placeholder has no value here.
+
+    The kernel's worker may know ids that the command does not carry, and merge the rendered value into the card.
+    """
     where = f"options.args.fixed.{short(name)}"
     try:
         return render(template, values, where)

@@ -1,4 +1,4 @@
-"""Where a text that is too long for a model is cut, and where it goes on (tool-design section 3).
+"""Truncation and pagination of results (tool-design section 3).
 
 Lengths and positions are in characters. Nothing is lost between two parts: one begins where the
 other ends.
@@ -7,86 +7,160 @@ other ends.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import astuple, dataclass
+from typing import Any
 
-from openapi_tool.protocol.cards import KeptText
+from openapi_tool.cooperative import Steps
+from openapi_tool.protocol.cards import KeptText, new_id
 from openapi_tool.protocol.jsontext import dumps
-from openapi_tool.steps import Steps
-from openapi_tool.tools.result import BLOCK_GAP, FRAME_CLOSE, FRAME_OPEN, untrusted
+from openapi_tool.tools.frame import CUT_CHARS, HEADING_CHARS, INTRO_CHARS, MARK_CHARS, Part
+from openapi_tool.tools.result import BLOCK_GAP, Item, texts
+from openapi_tool.tools.tokens import estimated, fitting
 
 NOTE_CHARS = 500
-"""Room that is kept for frames and for the line that says what is missing."""
+"""Characters reserved for the introduction of frames and the note about what is missing."""
 
 _BOUNDARIES = ("\n\n", "\n", ". ", " ")
 _WORTH_USING = 0.7
 _PIECE_CHARS = 128 * 1024
+_LEAST_CHARS = 150
+"""Characters without which an item is not shown at all: a title and an address."""
+_AROUND_CHARS = MARK_CHARS + HEADING_CHARS + CUT_CHARS
+_AROUND_CHARS_A_TOKEN = 3  # of marks and notes
+_ASCII_CHARS_A_TOKEN = 2  # at least, but for texts of nothing but signs
+_MOST_TITLE_CHARS = 120
+_MOST_LINE_CHARS = 200
+OPENING_CHARS = 3 * _MOST_LINE_CHARS
+"""Characters that are enough to find the lines of an opening in."""
+_FENCE = re.compile(r"^ {0,3}(`{3,}+|~{3,}+)([^`\n]*+)$", re.MULTILINE)
+_TABLE_RULE = frozenset("|-: ")
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """An item in a stored text: from `start` to `end`, of which the first result showed everything before `shown`.
+
+    `opening` is where the code block or table begins in which that ended, None outside of one; `title` the item's first
+    line.
+    """
+
+    start: int
+    shown: int
+    end: int
+    opening: int | None = None
+    title: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The first part of a text, where it ends, and how many whole blocks come after it (0: cut inside one)."""
+    """Parts of the items, where the items are in the whole text, and how many characters are left out."""
 
-    shown: str
-    end: int
-    blocks_left: int
+    parts: tuple[Part, ...]
+    rests: tuple[Rest, ...]
+    left: int
+
+    @property
+    def next(self) -> Place:
+        """Return where the next part begins."""
+        return next(Place(rest.shown, rest.opening) for rest in self.rests if rest.shown < rest.end)
 
 
-def cut(blocks: Sequence[str], limit: int, *, whole: bool) -> Cut | None:
-    """The first part of the blocks' text that is at most `limit` long; None where all of it is.
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Most characters of what a model is shown at once, and most tokens by estimate."""
 
-    With `whole`, blocks are left out from the end rather than cut, unless not even the first fits.
-    """
-    if text_chars(blocks) <= limit:
+    chars: int
+    tokens: int
+
+    def less(self, chars: int) -> Limit:
+        """Return the limit beside a note of so many characters."""
+        return Limit(self.chars - chars, self.tokens - chars // 4)
+
+
+def whole(items: Sequence[Item], limit: Limit) -> tuple[Part, ...] | None:
+    """Return all parts of the items, None where they would be longer than `limit`."""
+    chars = INTRO_CHARS + sum(item.chars + MARK_CHARS for item in items)
+    chars += sum(len(item.heading) + HEADING_CHARS for item in items if item.heading)
+    if chars > limit.chars or not _has_few_tokens(items, chars, limit.tokens):
         return None
-    count = _fitting(blocks, limit - NOTE_CHARS) if whole else 0
-    if count:
-        text = BLOCK_GAP.join(blocks[:count])
-        return Cut(_closed(text), len(text), len(blocks) - count)
-    start = _start(blocks, limit)
-    end = boundary(start, limit - NOTE_CHARS)
-    return Cut(_closed(start[:end]), end, 0)
+    return tuple(Part(item.text, item.heading) for item in items)
 
 
-def text_chars(blocks: Sequence[str]) -> int:
-    """Length of the blocks' text."""
-    return sum(map(len, blocks)) + len(BLOCK_GAP) * max(0, len(blocks) - 1)
+def _has_few_tokens(items: Sequence[Item], chars: int, most: int) -> bool:
+    """Return whether items of so many characters have at most so many tokens; short ones in ASCII are not looked at."""
+    if chars <= _ASCII_CHARS_A_TOKEN * most and all(text.isascii() for text in texts(items)):
+        return True
+    around = chars - sum(map(len, texts(items)))
+    return around // _AROUND_CHARS_A_TOKEN + sum(map(estimated, texts(items))) <= most
 
 
-def kept_text(blocks: Sequence[str]) -> Steps[KeptText]:
-    """The blocks' text, all of it, as it is kept."""
-    content, digest = bytearray(b'{"__type__":"TextContent","text":"'), hashlib.sha256()
-    for piece in _pieces(blocks):
-        content += dumps(piece)[1:-1]
-        digest.update(piece.encode())
-        yield
-    content += b'"}'
-    return KeptText(content, text_chars(blocks), digest.hexdigest())
+def cut(items: Sequence[Item], limit: Limit) -> Cut:
+    """Return what is shown of items that are too long together; framed and with a note it keeps `limit`.
+
+    Every head is shown first, then bodies, each by max-min fair shares: short ones whole, and what they leave free goes
+    to longer ones.
+    """
+    count = min(len(items), max(1, (limit.chars - NOTE_CHARS) // (_LEAST_CHARS + _AROUND_CHARS)))
+    room = max(2, limit.chars - NOTE_CHARS - count * _AROUND_CHARS)
+    headings = _headings(items[:count], room // 2) + [""] * (len(items) - count)
+    shown = _shares(items[:count], room - sum(map(len, headings))) + [0] * (len(items) - count)
+    room_tokens = limit.tokens - (NOTE_CHARS + count * _AROUND_CHARS) // _AROUND_CHARS_A_TOKEN
+    shown = _within_tokens(items, shown, room_tokens - sum(map(estimated, headings)))
+    ends = [_end(item, most) for item, most in zip(items, shown, strict=True)]
+    parts: list[Part] = []
+    rests: list[Rest] = []
+    at = 0
+    for item, heading, end in zip(items, headings, ends, strict=True):
+        at += len(item.heading) + len(BLOCK_GAP) if item.heading else 0
+        text = item.part(end)
+        opening = _opening(text, item.part(end + 1)[end:]) if end < item.chars else None
+        parts.append(Part(text, heading, left=item.chars - end))
+        if item.chars:
+            where = None if opening is None else at + opening
+            rests.append(Rest(at, at + end, at + item.chars, where, item.head[:_MOST_TITLE_CHARS].partition("\n")[0]))
+            at += item.chars + len(BLOCK_GAP)
+    return Cut(tuple(parts), tuple(rests), sum(part.left for part in parts))
 
 
-def _pieces(blocks: Sequence[str]) -> Iterator[str]:
-    for number, block in enumerate(blocks):
-        if number:
-            yield BLOCK_GAP
-        yield from (block[start : start + _PIECE_CHARS] for start in range(0, len(block), _PIECE_CHARS))
+def _headings(items: Sequence[Item], room: int) -> list[str]:
+    most = shares([len(item.heading) for item in items], room)
+    pairs = [(item.heading, chars) for item, chars in zip(items, most, strict=True)]
+    return [heading if len(heading) <= chars else f"{heading[: max(0, chars - 1)]}…" for heading, chars in pairs]
 
 
-def _fitting(blocks: Sequence[str], limit: int) -> int:
-    ends = accumulate(len(block) + len(BLOCK_GAP) for block in blocks)
-    return sum(end - len(BLOCK_GAP) <= limit for end in ends)
+def _shares(items: Sequence[Item], room: int) -> list[int]:
+    """Return how many characters of each item may be shown: its head's share and its body's."""
+    heads = shares([len(item.head) for item in items], room)
+    bodies = shares([item.chars - len(item.head) for item in items], room - sum(heads))
+    return [head + body for head, body in zip(heads, bodies, strict=True)]
 
 
-def _start(blocks: Sequence[str], limit: int) -> str:
-    """The first `limit` characters of the blocks' text, without making all of it."""
-    count = _fitting(blocks, limit)
-    return BLOCK_GAP.join(block[:limit] for block in blocks[: count + 1])[:limit]
+def _within_tokens(items: Sequence[Item], shown: Sequence[int], room: int) -> list[int]:
+    """Return the same shares in characters, made smaller where they have more tokens together than `room`."""
+    parts = [item.part(chars) for item, chars in zip(items, shown, strict=True)]
+    most = shares([estimated(part) for part in parts], max(0, room))
+    return [fitting(part, tokens) for part, tokens in zip(parts, most, strict=True)]
+
+
+def shares(sizes: Sequence[int], room: int) -> list[int]:
+    """Return max-min fair shares of `room`: sizes that fit are whole, the others get the same."""
+    given = [0] * len(sizes)
+    for count, place in zip(range(len(sizes), 0, -1), sorted(range(len(sizes)), key=sizes.__getitem__), strict=True):
+        given[place] = min(sizes[place], room // count)
+        room -= given[place]
+    return given
+
+
+def _end(item: Item, most: int) -> int:
+    return item.chars if most >= item.chars else boundary(item.part(most + 1), most)
 
 
 def boundary(text: str, limit: int) -> int:
-    """Where a first part of at most `limit` characters ends: after a paragraph, else a line, sentence or word.
+    """Return the end of a first part of at most `limit` characters: after a paragraph, else a line, sentence or word.
 
-    A boundary that would leave much of the room unused does not count.
+    A boundary far before the limit does not count.
     """
     if len(text) <= limit:
         return len(text)
@@ -97,13 +171,121 @@ def boundary(text: str, limit: int) -> int:
     return limit
 
 
-def _closed(shown: str) -> str:
-    """A first part with the frame of web content closed where it was open."""
-    shown = shown.rstrip()
-    is_open = shown.rfind(FRAME_OPEN) > shown.rfind(FRAME_CLOSE)
-    return f"{shown}\n{FRAME_CLOSE}" if is_open else shown
+def _opening(text: str, following: str, inherited: str = "") -> int | None:
+    """Return where the code block or table begins in which a text ends; -1 where that is `inherited`, before it."""
+    fence = (-1, "```") if _FENCE.match(inherited) else None
+    for line in _FENCE.finditer(text):
+        if fence is None:
+            fence = (line.start(), line[1])
+        elif line[1].startswith(fence[1]) and not line[2].strip():
+            fence = None
+    return fence[0] if fence else _table(text, following, inherited)
 
 
-def later_part(text: str) -> str:
-    """A part that is not the first: all of it in one frame."""
-    return untrusted(text.replace(FRAME_OPEN, "").replace(FRAME_CLOSE, "").strip())
+def _table(text: str, following: str, inherited: str) -> int | None:
+    """Return where the table begins in which a text ends, as `_opening` does."""
+    if text.endswith("\n") and not following.startswith("|"):
+        return None
+    begin, at = None, len(text) - text.endswith("\n")
+    while at >= 0 and text.startswith("|", line := text.rfind("\n", 0, at) + 1):
+        begin, at = line, line - 1
+    if begin == 0 and inherited.startswith("|"):
+        return -1
+    return begin if begin is not None and opening_lines(text[begin : begin + OPENING_CHARS]) else None
+
+
+def opening_lines(text: str) -> str:
+    """Return the lines at the start of a text that a code block or table needs: its fence, or header and rule."""
+    first, second, *_ = [*text.split("\n", 2), "", ""]
+    if len(first) > _MOST_LINE_CHARS or len(second) > _MOST_LINE_CHARS:
+        return ""
+    if _FENCE.fullmatch(first):
+        return f"{first}\n"
+    is_table = first.startswith("|") and "-" in second and _TABLE_RULE.issuperset(second)
+    return f"{first}\n{second}\n" if is_table else ""
+
+
+# What is stored, and later parts of it.
+
+
+def kept_text(items: Sequence[Item], rests: Sequence[Rest]) -> Steps[KeptText]:
+    """Return the whole text of the items, as stored, with where each of them is in it."""
+    content, digest, chars = bytearray(b'{"__type__":"TextContent","text":"'), hashlib.sha256(), 0
+    for piece in _pieces(items):
+        content += dumps(piece)[1:-1]
+        digest.update(piece.encode())
+        chars += len(piece)
+        yield
+    content += b'"}'
+    return KeptText(new_id(), content, chars, digest.hexdigest(), tuple(map(astuple, rests)))
+
+
+def _pieces(items: Sequence[Item]) -> Iterator[str]:
+    for number, text in enumerate(texts(items)):
+        if number:
+            yield BLOCK_GAP
+        yield from (text[start : start + _PIECE_CHARS] for start in range(0, len(text), _PIECE_CHARS))
+
+
+def rests_of(stored: Sequence[Sequence[Any]] | None, chars: int) -> list[Rest]:
+    """Return the items of a stored text of `chars` characters; one that was stored without them is one item."""
+    return [Rest(*place) for place in stored] if stored else [Rest(0, 0, chars)]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a part begins in a stored text, and where the code block or table does that it is in."""
+
+    start: int
+    opening: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Later part: what is shown, the position after it, and the place of the next one, None after the last."""
+
+    parts: tuple[Part, ...]
+    end: int
+    next: Place | None
+
+
+def later(rests: Sequence[Rest], place: Place, window: str, opening: str, limit: Limit) -> Later:
+    """Return what follows `place`, item by item, within `limit`.
+
+    `window` is the stored text from there on, as far as it was read, `opening` the lines at `place.opening`.
+    """
+    parts: list[Part] = []
+    room, at = limit.chars - NOTE_CHARS, place.start
+    tokens = limit.tokens - NOTE_CHARS // _AROUND_CHARS_A_TOKEN
+    for number, rest in enumerate(rests, start=1):
+        begin = max(rest.shown, place.start)
+        if begin >= rest.end:
+            continue
+        where = rest.opening if parts else place.opening
+        if parts:
+            opening = "" if where is None else opening_lines(window[where - place.start :][:OPENING_CHARS])
+        text = window[begin - place.start : rest.end - place.start]
+        lines = opening if begin == rest.start or not rest.title else f"{rest.title}\n{opening}"
+        heading = _said(rest, begin, number if len(rests) > 1 else None, len(rests), lines.count("\n"))
+        room -= len(heading) + len(lines) + _AROUND_CHARS
+        if not text or (parts and room < _LEAST_CHARS):
+            return Later(tuple(parts), at, Place(begin, where))
+        tokens -= (len(heading) + _AROUND_CHARS) // _AROUND_CHARS_A_TOKEN + estimated(lines)
+        if parts and tokens < _LEAST_CHARS // _AROUND_CHARS_A_TOKEN:
+            return Later(tuple(parts), at, Place(begin, where))
+        size = boundary(text, max(min(room, fitting(text[: max(room, 0)], tokens)), _LEAST_CHARS))
+        room, at = room - size, begin + size
+        tokens -= estimated(text[:size])
+        parts.append(Part(text[:size], heading, lines, rest.end - at))
+        if at < rest.end:
+            found = _opening(text[:size], text[size : size + 1], opening)
+            return Later(
+                tuple(parts), at, Place(at, where if found == -1 else None if found is None else begin + found)
+            )
+    return Later(tuple(parts), at, None)
+
+
+def _said(rest: Rest, begin: int, number: int | None, count: int, repeated: int) -> str:
+    item = "" if number is None else f"item {number} of {count}, "
+    lines = f"; its first {'line is' if repeated == 1 else f'{repeated} lines are'} repeated" if repeated else ""
+    return f"[Continued: {item}from character {begin - rest.start + 1:,} of {rest.end - rest.start:,}{lines}.]"

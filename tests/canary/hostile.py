@@ -18,12 +18,13 @@ from typing import Any
 
 from openapi_tool import service
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.doorbell import Doorbell
-from openapi_tool.executor import pipeline
+from openapi_tool.bus.wakeup_publisher import WakeupPublisher
+from openapi_tool.executor import runner
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.transport import AiohttpTransport
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.executor import main
+from openapi_tool.protocol.v1r4 import V1r4
 from openapi_tool.telemetry.logs import configure_logging
 
 FOLDER_VARIABLE = "CANARY_FOLDER"
@@ -87,14 +88,14 @@ async def _fail_later() -> None:
 
 
 ROOMS: dict[str, tuple[Any, str]] = {
-    "protocol": (pipeline, "decode_command"),
-    "tools": (pipeline, "prepare_arguments"),
-    "report": (pipeline, "build_report"),
+    "protocol": (V1r4, "decode"),
+    "tools": (runner, "prepare_arguments"),
+    "report": (V1r4, "report"),
     "jina": (JinaClient, "fetch"),
     "transport": (AiohttpTransport, "handle_async_request"),
     "kernel.load": (KernelStore, "load"),
     "kernel.commit": (KernelStore, "commit"),
-    "bus.doorbell": (Doorbell, "ring"),
+    "bus.doorbell": (WakeupPublisher, "publish"),
     "bus.dead_letters": (DeadLetters, "keep"),
 }
 WAYS: dict[str, Callable[[], None]] = {"shout": shout, "fall": fall, "leak": lambda: print(values()[0], flush=True)}  # noqa: T201
@@ -114,7 +115,7 @@ def _trap(room: str, owner: Any, name: str) -> None:
     setattr(owner, name, trapped)
 
 
-async def _watch_parts(*_: Any) -> None:
+async def _monitor_database(*_: Any) -> None:
     while not demanded("crash"):  # noqa: ASYNC110 - a file tells
         await asyncio.sleep(0.05)
     fail()
@@ -129,6 +130,6 @@ def _configure(*arguments: Any) -> None:
 if __name__ == "__main__":
     for room, (owner, name) in ROOMS.items():
         _trap(room, owner, name)
-    service._watch_parts = _watch_parts  # type: ignore[assignment]  # noqa: SLF001
+    service._monitor_database = _monitor_database  # type: ignore[assignment]  # noqa: SLF001
     service.configure_logging = _configure  # type: ignore[attr-defined, assignment]
     main()

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, quote_plus
 
-_SPECIALS = "+/=%&<>~ "
+_SPECIALS = "+/=%&<>~_ "
 """Between head and tail: what every encoding writes differently."""
+
+_DIGITS = 12
+_KEPT_DIGITS = slice(2, 11)  # of a float's text: behind the point, and before what is rounded
+_MARKDOWN = re.compile(r"([^\w\s]|_)")
+"""What the reader escapes in a page: any punctuation may mean something there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,12 @@ def new_canary(specials: str = _SPECIALS) -> Canary:
     return Canary(f"Canary{secrets.token_hex(10)}", specials, f"{secrets.token_hex(10)}yranaC")
 
 
+def new_number() -> Canary:
+    """A secret of digits only, which JSON may hold as a number, and parsers round."""
+    head, tail = (str(secrets.choice(range(10 ** (_DIGITS - 1), 10**_DIGITS))) for _ in range(2))
+    return Canary(head, "", tail)
+
+
 def _aligned(before: int, encode: Callable[[bytes], bytes]) -> Callable[[str], str]:
     """Base64 of a text behind so many bytes, without the characters that its neighbours decide."""
 
@@ -47,17 +60,42 @@ def _aligned(before: int, encode: Callable[[bytes], bytes]) -> Callable[[str], s
     return encoded
 
 
+def _rounded(text: str) -> str:
+    """Digits as a parser keeps them that has no integers of this size; anything else as it is."""
+    return repr(float(text))[_KEPT_DIGITS] if text.isdigit() and len(text) > _DIGITS else text
+
+
+def _each(form: str) -> Callable[[str], str]:
+    """Every character in the same escape."""
+    return lambda text: "".join(form.format(ord(char)) for char in text)
+
+
 _WHOLE: Mapping[str, Callable[[str], str]] = {
     "exact": str,
+    "lower": str.lower,
+    "upper": str.upper,
     "percent": lambda text: quote(text, safe=""),
     "percent_path": quote,
+    "percent_lower": lambda text: re.sub("%..", lambda escape: escape[0].lower(), quote(text, safe="")),
+    "percent_all": _each("%{:02X}"),
     "form": quote_plus,
     "json": lambda text: json.dumps(text)[1:-1],
     "json_twice": lambda text: json.dumps(json.dumps(text))[3:-3],
+    "json_slash": lambda text: json.dumps(text)[1:-1].replace("/", r"\/"),
+    "json_units": _each("\\u{:04x}"),
     "repr": lambda text: repr(text)[1:-1],
+    "bytes": _each("\\x{:02x}"),
+    "markdown": lambda text: _MARKDOWN.sub(r"\\\1", text),
+    "html": html.escape,
+    "entity_decimal": _each("&#{};"),
+    "entity_hex": _each("&#x{:x};"),
+    "entity_hex_upper": _each("&#x{:X};"),
+    "hex": lambda text: text.encode().hex(),
+    "hex_upper": lambda text: text.encode().hex().upper(),
 }
 ENCODINGS: Mapping[str, Callable[[str], str]] = {
     **_WHOLE,
+    "rounded": _rounded,
     **{f"base64_{before}": _aligned(before, base64.b64encode) for before in range(3)},
     **{f"base64url_{before}": _aligned(before, base64.urlsafe_b64encode) for before in range(3)},
 }
@@ -67,8 +105,11 @@ ENCODINGS: Mapping[str, Callable[[str], str]] = {
 def spoken(canary: Canary) -> list[str]:
     """A canary as others may write it, alone and inside longer texts."""
     texts = [f"{before}{canary.value}{behind}" for before in ("", "u:", "me:") for behind in ("", "!")]
-    encode = (*_WHOLE.values(), *(_in_base64(kind) for kind in (base64.b64encode, base64.urlsafe_b64encode)))
-    return [each(text) for text in texts for each in encode]
+    in_base64 = [_in_base64(kind) for kind in (base64.b64encode, base64.urlsafe_b64encode)]
+    return [
+        *(encode(text) for text in (texts[0], texts[-1]) for encode in _WHOLE.values()),
+        *(encode(text) for text in texts for encode in in_base64),
+    ]
 
 
 def _in_base64(encode: Callable[[bytes], bytes]) -> Callable[[str], str]:
@@ -86,21 +127,24 @@ class Hit:
 
 def search(canaries: Mapping[str, Canary], sinks: Mapping[str, bytes]) -> list[Hit]:
     """Every canary in every encoding in every sink."""
-    return [
-        Hit(name, sink, encoding)
-        for name, canary in canaries.items()
-        for encoding, encode in ENCODINGS.items()
-        for sink, content in sinks.items()
-        if any(encode(part).encode() in content for part in canary.parts)
-    ]
-
-
-def planted(canaries: Mapping[str, Canary], sinks: Mapping[str, bytes]) -> bool:
-    """Whether the search finds each canary in each encoding where it is put on purpose."""
+    hits = []
     for name, canary in canaries.items():
         for encoding, encode in ENCODINGS.items():
-            for sink in sinks:
-                leak = b"x" * 100 + encode(canary.head).encode() + b"y" * 100
-                if Hit(name, sink, encoding) not in search({name: canary}, {sink: leak}):
-                    return False
+            needles = {encode(part).encode() for part in canary.parts}
+            hits += [
+                Hit(name, sink, encoding)
+                for sink, content in sinks.items()
+                if any(needle in content for needle in needles)
+            ]
+    return hits
+
+
+def planted(canaries: Mapping[str, Canary]) -> bool:
+    """Whether the search finds each canary, and each half of it, in each encoding where it is put on purpose."""
+    for name, canary in canaries.items():
+        for encoding, encode in ENCODINGS.items():
+            leaks = {part: b"x" * 100 + encode(part).encode() + b"y" * 100 for part in canary.parts}
+            found = search({name: canary}, leaks)
+            if not {Hit(name, part, encoding) for part in canary.parts} <= set(found):
+                return False
     return True

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -18,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import asyncpg
 import psutil
@@ -30,22 +28,23 @@ from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.server import free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.canary.collector import Collector
+from tests.canary.commands import COMMANDS, ODD, PAGE, REFUSED, WORKING, odd_canaries, odd_commands, run
 from tests.canary.hostile import DEMANDED, FOLDER_VARIABLE, ROOMS, SECRETS_VARIABLE
-from tests.canary.needles import ENCODINGS, Canary, new_canary, planted, search
-from tests.canary.upstream import Upstream
-from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
+from tests.canary.needles import ENCODINGS, Canary, new_canary, new_number, planted, search
+from tests.canary.upstream import FAILS, Upstream
+from tests.conftest import AGENT, PROJECT
 from tests.support import dead_letters
 from tests.unit.test_egress import Proxy
 
 DATABASE, ROLE, BUS_USER = "canary", "canary", "executor"
 WAIT_S = 15.0
 KNOWN = {"query": "hello world", "count": 3}
-PAGE = {"url": "https://a.example/"}
 
 VARIABLES = {
     "jina": "JINA_API_KEY",
     "definition": "SEARCH_API_KEY",
     "body": "TENANT_TOKEN",
+    "number": "TENANT_PIN",
     "service": "SERVICE_TOKEN",
     "libpq": "PGPASSWORD",
     "nats": "OPENAPI_TOOL__NATS__PASSWORD",
@@ -53,10 +52,20 @@ VARIABLES = {
 }
 """Canaries that are a variable of their own; the others are parts of URLs, headers and files."""
 
+FIELDS = {"tenant_token": "body", "tenant_pin": "number", "tenant_service": "service"}
+"""Canaries that the operator lets into the body of a request, by the name of their parameter."""
+
+KEYS = ("jina", "definition")
+"""Canaries that are a bearer key of the upstream."""
+
 
 @dataclass(slots=True)
 class Scene:
-    """Everything that takes part; `doorbells` are the messages that were heard, `sinks` what was gathered."""
+    """Everything that takes part.
+
+    `doorbells` are the messages that were heard, `sinks` what was gathered, `odd` passwords that nobody escaped.
+    `sent_for_refused` counts requests for tools for which none may leave.
+    """
 
     stack: EmbeddedStack
     upstream: Upstream
@@ -67,8 +76,11 @@ class Scene:
     folder: Path
     health_port: int
     collector: Collector
+    proxy: Proxy
     doorbells: list[Msg] = field(default_factory=list)
     sinks: dict[str, bytes] = field(default_factory=dict)
+    odd: Mapping[str, Canary] = field(default_factory=dict)
+    sent_for_refused: int = 0
 
     def demand(self, what: str) -> None:
         """Let something go wrong with the next step that the executor takes."""
@@ -90,6 +102,7 @@ class Scene:
 async def scene() -> AsyncIterator[Scene]:
     """The stack with canaries in every place, and the hostile executor on it."""
     canaries = {name: new_canary() for name in (*VARIABLES, "postgres", "proxy", "collector", "collector_url")}
+    canaries["number"] = new_number()
     stack = EmbeddedStack()
     stack.upstream.keys = {VARIABLES[name]: canaries[name].value for name in ("jina", "definition")}
     users = json.dumps([{"user": BUS_USER, "password": canaries["nats"].value}])
@@ -99,7 +112,7 @@ async def scene() -> AsyncIterator[Scene]:
         await _prepare_database(stack, canaries["postgres"])
         folder = stack.folder / "canary"
         folder.mkdir()
-        async with Upstream(stack.certificates.server, canaries) as upstream, Proxy(upstream.port) as proxy:
+        async with _upstream(stack, canaries) as upstream, Proxy(upstream.port) as proxy:
             port = free_port()
             environment = {
                 **_environment(stack, canaries, folder),
@@ -113,10 +126,14 @@ async def scene() -> AsyncIterator[Scene]:
             options = {"servers": bus.url, "user": BUS_USER, "password": canaries["nats"].value}
             async with Caller.open(stack.postgres.dsn(DATABASE), **options) as caller:
                 await _furnish(caller)
-                made = Scene(stack, upstream, canaries, caller, executor, environment, folder, port, collector)
+                made = Scene(stack, upstream, canaries, caller, executor, environment, folder, port, collector, proxy)
                 await _listen(made)
                 await asyncio.to_thread(executor.start)
                 yield made
+
+
+def _upstream(stack: EmbeddedStack, canaries: Mapping[str, Canary]) -> Upstream:
+    return Upstream(stack.certificates.server, canaries, [canaries["number"]])
 
 
 def _url(scheme: str, user: str, password: Canary, port: int) -> str:
@@ -134,13 +151,13 @@ def _environment(stack: EmbeddedStack, canaries: Mapping[str, Canary], folder: P
         "PG_DSN": _url("postgresql", ROLE, canaries["postgres"], stack.postgres.port) + f"/{DATABASE}",
         "OPENAPI_TOOL__NATS__USER": BUS_USER,
         "OTEL_EXPORTER_OTLP_HEADERS": f"x-collector-key={quote(canaries['collector'].value, safe='')}",
-        "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY,TENANT_TOKEN",
-        "OPENAPI_TOOL__SECRETS__ENV_PARAMETERS": "tenant_token",
-        "OPENAPI_TOOL__TOOLS__JINA__ENVS": '{"service_token": "SERVICE_TOKEN"}',
+        "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY,TENANT_TOKEN,TENANT_PIN",
+        "OPENAPI_TOOL__SECRETS__ENV_PARAMETERS": "tenant_token,tenant_pin",
+        "OPENAPI_TOOL__TOOLS__JINA__ENVS": '{"tenant_service": "SERVICE_TOKEN"}',
         "OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "debug",
         "OPENAPI_TOOL__CACHE__TTL_S": "0",
-        "OPENAPI_TOOL__RETRY__FIRST_WAIT_S": "0.01",
-        "OPENAPI_TOOL__EXECUTOR__RETRY_DELAY_S": "0.05",
+        "OPENAPI_TOOL__RETRY__INITIAL_BACKOFF_S": "0.01",
+        "OPENAPI_TOOL__EXECUTOR__REQUEUE_DELAY_S": "0.05",
         FOLDER_VARIABLE: str(folder),
         SECRETS_VARIABLE: ",".join(f"CANARY_{name.upper()}" for name in canaries),
         **{f"CANARY_{name.upper()}": canary.value for name, canary in canaries.items()},
@@ -155,17 +172,8 @@ async def _prepare_database(stack: EmbeddedStack, password: Canary) -> None:
 
 
 async def _furnish(caller: Caller) -> None:
-    tools = [
-        search_tool(envs={"api_key": "SEARCH_API_KEY"}),
-        reader_tool(envs={"tenant_token": "TENANT_TOKEN"}, jina={"mode": "reader", "method": "GET"}),
-        {**reader_tool(jina={"mode": "reader", "auth_env": "PATH"}), "tool_name": "jina_forbidden"},
-        {**reader_tool(jina={"base_url": "https://evil.example"}), "tool_name": "jina_elsewhere"},
-        {**reader_tool(result_format="object"), "tool_name": "jina_object"},
-        {**reader_tool(envs={"locale": "TENANT_TOKEN"}), "tool_name": "jina_leaking"},
-        {**reader_tool(envs={"api_key": "PG_DSN"}), "tool_name": "jina_greedy"},
-    ]
     await caller.make_stream()
-    await caller.furnish(PROJECT, AGENT, tools)
+    await caller.furnish(PROJECT, AGENT, [*WORKING, *REFUSED])
     await caller.listen("cg.v1r4.*.*.cmd.agent.*.wakeup")
 
 
@@ -180,24 +188,19 @@ async def play(scene: Scene, statuses: Sequence[int]) -> None:
     """The call paths, an upstream that says all that it knows, and failures in every room."""
     await _usual(scene)
     await _echoes(scene, statuses)
-    for room in ROOMS:
-        scene.demand(room)
-        if room == "bus.dead_letters":
-            await scene.lost()
-            await _until_done(scene)
-        else:
-            await scene.call("jina_search", KNOWN)
-    for way in ("shout", "fall"):
-        scene.demand(way)
-        await scene.call("jina_search", KNOWN)
+    await _batches(scene)
+    await _fail_everywhere(scene, ROOMS)
 
 
 async def _usual(scene: Scene) -> None:
     everything = " ".join(canary.value for canary in scene.canaries.values())
-    scene.upstream.silent = True
-    refused = ("jina_forbidden", "jina_elsewhere", "jina_leaking", "jina_greedy", "jina_unknown")
-    for tool in ("jina_search", "jina_reader", "jina_object", *refused):
+    for tool in ("jina_search", "jina_reader", "jina_object"):
         await scene.call(tool, KNOWN if tool == "jina_search" else PAGE)
+    before = len(scene.upstream.received)
+    for tool in (*(refused["tool_name"] for refused in REFUSED), "jina_unknown"):
+        await scene.call(tool, PAGE)
+    scene.sent_for_refused = len(scene.upstream.received) - before
+    scene.upstream.silent = True
     for arguments in ({"query": 7}, {"query": everything, "count": everything}, {everything: everything}):
         await scene.call("jina_search", arguments)
     for url in (everything, f"https://user:{scene.canaries['jina'].tail}@a.example/", f"https://a/{everything}"):
@@ -213,6 +216,42 @@ async def _echoes(scene: Scene, statuses: Sequence[int]) -> None:
     scene.upstream.html, scene.upstream.status = False, 200
 
 
+async def _batches(scene: Scene) -> None:
+    """Batches of which one item succeeds, and one of which none does."""
+    for first in (PAGE["url"], PAGE["url"], PAGE["url"], f"{FAILS}0"):
+        await scene.call("jina_many", {"urls": [first, *(f"{FAILS}{number}" for number in range(1, 10))]})
+
+
+async def _fail_everywhere(scene: Scene, rooms: Iterable[str]) -> None:
+    for room in rooms:
+        scene.demand(room)
+        if room == "bus.dead_letters":
+            await scene.lost()
+            await _until_done(scene)
+        else:
+            await scene.call("jina_search", KNOWN)
+    for way in ("shout", "fall"):
+        scene.demand(way)
+        await scene.call("jina_search", KNOWN)
+
+
+async def _on_a_console(scene: Scene) -> bytes:
+    """The log of another replica, for people, from its start to its crash."""
+    environment = {**scene.environment, "OPENAPI_TOOL__TELEMETRY__LOG_FORMAT": "console"}
+    executor = scene.stack.executor("console", DATABASE, environment, module="tests.canary.hostile")
+    await asyncio.to_thread(executor.start)
+    await _batches(scene)
+    await _fail_everywhere(scene, ("tools", "jina", "kernel.commit", "bus.dead_letters"))
+    await _crash(scene, executor)
+    return executor.process.log.read_bytes()
+
+
+async def _crash(scene: Scene, executor: ExecutorProcess) -> None:
+    scene.demand("crash")
+    code = await asyncio.to_thread(executor.process.wait, WAIT_S)
+    assert code == 1, f"the crash ended with {code}"
+
+
 async def _until_done(scene: Scene) -> None:
     """Until what was demanded has gone wrong."""
     async with asyncio.timeout(WAIT_S):
@@ -226,15 +265,18 @@ async def gather(scene: Scene, commands: Iterable[str]) -> None:
     await _until_lettered(scene, 2)
     scene.sinks |= await asyncio.to_thread(_health, scene.health_port)
     scene.sinks["command line"] = " ".join(psutil.Process(scene.executor.process.pid).cmdline()).encode()
-    scene.sinks |= await _rows(scene.caller)
-    scene.sinks |= await asyncio.to_thread(_commands, scene, commands)
-    scene.demand("crash")
-    code = await asyncio.to_thread(scene.executor.process.wait, WAIT_S)
-    assert code == 1, f"the crash ended with {code}"
+    named = {name: COMMANDS[name] for name in commands}
+    odd = dict(
+        odd_commands(scene.odd, scene.stack.postgres.port, urlsplit(scene.environment["NATS_SERVERS"]).port or 0)
+    )
+    scene.sinks |= await asyncio.to_thread(run, named | odd, scene.environment)
+    await _crash(scene, scene.executor)
     scene.sinks["log"] = scene.executor.process.log.read_bytes()
     scene.sinks["spans"] = b"\n".join(scene.collector.bodies)
+    scene.sinks["console log"] = await _on_a_console(scene)
+    scene.sinks |= await _rows(scene.caller)
     scene.sinks |= await _messages(scene)
-    scene.sinks["upstream urls"] = "\n".join(scene.upstream.targets).encode()
+    scene.sinks |= _sent(scene)
 
 
 async def _until_lettered(scene: Scene, number: int) -> None:
@@ -287,59 +329,45 @@ async def _messages(scene: Scene) -> dict[str, bytes]:
 
 
 STATUSES = (200, 302, 400, 401, 402, 422, 429, 451, 503)
-COMMANDS: Mapping[str, tuple[list[str], dict[str, str], int]] = {
-    "deadletters list": (["deadletters", "list", "--json"], {}, 0),
-    "deadletters table": (["deadletters", "list"], {"COLUMNS": "4000"}, 0),
-    "deadletters show": (["deadletters", "show", "1"], {}, 0),
-    "call": (["call", "jina_object", "--args", json.dumps(PAGE), "--json", "--yes"], {}, 0),
-    "call as text": (["call", "jina_reader", "--args", json.dumps(PAGE), "--yes"], {}, 0),
-    "call that fails": (["call", "jina_forbidden", "--args", json.dumps(PAGE), "--yes"], {}, 1),
-    "no database": (["call", "jina_object", "--yes"], {"OPENAPI_TOOL__NATS__USER": "somebody"}, 2),
-    "wrong settings": (["serve"], {"OPENAPI_TOOL__NATS__TOKEN": "x", "OPENAPI_TOOL__EGRESS__PROXY": "@"}, 2),
-    "unreadable file": (["serve"], {"TENANT_TOKEN_FILE": "/nowhere"}, 2),
-}
 
 
-def _commands(scene: Scene, commands: Iterable[str]) -> dict[str, bytes]:
-    """What the command line prints, on both streams."""
-    found = {}
-    for name in commands:
-        arguments, more, code = COMMANDS[name]
-        aimed = ["--project", PROJECT, "--agent", AGENT] if arguments[0] == "call" else []
-        done = subprocess.run(  # noqa: S603 - our own code
-            [sys.executable, "-m", "openapi_tool", *arguments, *aimed],
-            env={"PATH": os.environ["PATH"], **scene.environment, **more},
-            capture_output=True,
-            check=False,
-            timeout=60,
-        )
-        assert done.returncode == code, f"{name}: {done.returncode} {done.stderr.decode()[-2000:]}"
-        found[f"`{name}`"] = done.stdout + done.stderr
-    return found
+def _sent(scene: Scene) -> dict[str, bytes]:
+    """What upstream and proxy received, but for what belongs there; what a model said knowingly is its own."""
+    received = scene.upstream.received
+    keys = [scene.canaries[name].value for name in KEYS]
+    fields = {parameter: scene.canaries[name].value for parameter, name in FIELDS.items()}
+    heads = [line for head in scene.proxy.heads for line in head.splitlines()]
+    return {
+        "upstream urls": "\n".join(request.target for request in received).encode(),
+        "upstream": b"\n\n".join(each.elsewhere(keys, fields) for each in received if not each.silent),
+        "proxy": b"\n".join(line for line in heads if not line.lower().startswith(b"proxy-authorization:")),
+    }
 
 
-async def canary(statuses: Sequence[int] = STATUSES, commands: Iterable[str] = tuple(COMMANDS)) -> dict[str, Any]:
+async def canary(
+    statuses: Sequence[int] = STATUSES, commands: Iterable[str] = tuple(COMMANDS), odd: Iterable[str] = tuple(ODD)
+) -> dict[str, Any]:
     """Set, play, gather, search; and see that a leak would have been found."""
     async with scene() as made:
+        made.odd = odd_canaries(odd)
         await play(made, statuses)
         await gather(made, commands)
-        hits = search(made.canaries, made.sinks)
+        searched = {**made.canaries, **made.odd}
+        hits = search(searched, made.sinks)
+        said = [str(request) for request in made.upstream.received]
+        sent = [made.canaries[name].value for name in (*KEYS, *FIELDS.values())]
         return {
-            "canaries": len(made.canaries),
+            "canaries": len(searched),
             "sinks": len(made.sinks),
             "encodings": len(ENCODINGS),
             "searched_bytes": sum(map(len, made.sinks.values())),
             "hits": len(hits),
             "where": sorted({f"{hit.canary} in {hit.sink}, {hit.encoding}" for hit in hits}),
             "masked": {name: content.count(b"[redacted]") for name, content in made.sinks.items()},
-            "uttered": all(any(canary.value in said for said in made.upstream.received) for canary in _sent(made)),
-            "planted_leak_found": planted(made.canaries, made.sinks) and await _real_leak(made),
+            "sent_for_refused": made.sent_for_refused,
+            "uttered": all(any(value in request for request in said) for value in sent),
+            "planted_leak_found": planted(searched) and await _real_leak(made),
         }
-
-
-def _sent(scene: Scene) -> list[Canary]:
-    """The secrets that do go to the upstream; that they arrived shows that the script did its work."""
-    return [scene.canaries[name] for name in ("jina", "definition", "body", "service")]
 
 
 async def _real_leak(scene: Scene) -> bool:
@@ -356,7 +384,8 @@ def main() -> int:
     """Run it once."""
     found = asyncio.run(canary())
     sys.stdout.write(json.dumps(found) + "\n")
-    return int(found["hits"] > 0 or not found["planted_leak_found"] or not found["uttered"])
+    bad = found["hits"] or found["sent_for_refused"]
+    return int(bool(bad) or not found["planted_leak_found"] or not found["uttered"])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import ssl
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,26 +18,57 @@ from aiohttp import web
 
 from tests.canary.needles import Canary, spoken
 
+FAILS = "https://fails.example/"
+"""What is asked for this page fails, so that a batch fails in part."""
+
 _FIELDS = ("title", "url", "description", "content", "text", "html", "publishedTime", "date", "warning", "source")
-_OK = 200
+_OK, _FAILED = 200, 422
 _WORDS = ("readableMessage", "message", "name")
+_HOSTS = ("s.jina.ai", "r.jina.ai")
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A request as it came; `silent` where its model knew secrets, and said them."""
+
+    host: str
+    target: str
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+    silent: bool
+
+    def __str__(self) -> str:
+        return f"{self.target} {dict(self.headers)} {self.body.decode()}"
+
+    def elsewhere(self, keys: Iterable[str], fields: Mapping[str, str]) -> bytes:
+        """What came, but for one of `keys` as the bearer of a known host, and each of `fields` once in the body."""
+        bearers = {f"Bearer {key}".encode() for key in keys} if self.host in _HOSTS else set()
+        headers = [
+            name + b": " + value
+            for name, value in self.headers
+            if name.lower() != b"authorization" or value not in bearers
+        ]
+        body = self.body
+        for name, value in fields.items():
+            body = body.replace(f"{json.dumps(name)}:{json.dumps(value)}".encode(), b"", 1)
+        return b"\n".join([self.host.encode(), self.target.encode(), *headers, body])
 
 
 class Upstream:
     """HTTPS on loopback for both hosts.
 
     `status` is what it answers with, `html` takes the JSON away. `silent` is for requests in which a model says what it
-    knows: an echo of that is no leak.
+    knows: an echo of that is no leak. `numbers` are secrets that it also says as JSON numbers.
     """
 
-    def __init__(self, certificate: Path, canaries: Mapping[str, Canary]) -> None:
+    def __init__(self, certificate: Path, canaries: Mapping[str, Canary], numbers: Iterable[Canary] = ()) -> None:
         self.status = 200
         self.html = False
         self.silent = False
-        self.targets: list[str] = []
-        self.received: list[str] = []
+        self.received: list[Received] = []
         self._certificate = certificate
         self._canaries = canaries.values()
+        self._numbers = list(numbers)
 
     async def __aenter__(self) -> Self:
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -53,19 +85,29 @@ class Upstream:
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:
-        self.targets.append(request.raw_path)
-        seen = f"{dict(request.headers)} {await request.text()}"
-        self.received.append(seen)
+        came = Received(request.host, request.raw_path, request.raw_headers, await request.read(), self.silent)
+        self.received.append(came)
+        fails = "fails.example" in f"{came.target}{came.body!r}"
+        status = _FAILED if fails else self.status
         headers = {"X-Echo": request.headers.get("Authorization", ""), "Retry-After": "0", "Set-Cookie": "k=v"}
-        text = self._text(seen, is_search=request.host.startswith("s."))
-        return web.Response(status=self.status, text=text, content_type="application/json", headers=headers)
+        text = self._text(came, status)
+        return web.Response(status=status, text=text, content_type="application/json", headers=headers)
 
-    def _text(self, seen: str, *, is_search: bool) -> str:
-        known = [canary for canary in self._canaries if self.status != _OK or canary.value in seen]
-        spelled = " ; ".join(text for canary in known for text in spoken(canary))
-        said = "" if self.silent else f"{seen} {json.dumps(seen)} {b64encode(seen.encode()).decode()} {spelled}"
+    def _text(self, came: Received, status: int) -> str:
+        seen = str(came)
+        known = [canary for canary in self._canaries if status != _OK or canary.value in seen]
+        spelled = " ; ".join(self._turned([text for canary in known for text in spoken(canary)]))
+        said = "" if self.silent else f"{spelled} {seen} {json.dumps(seen)} {b64encode(seen.encode()).decode()}"
         if self.html:
             return f"<html>{said}</html>"
         page: dict[str, Any] = dict.fromkeys(_FIELDS, said) | {"links": {said: said}, "images": [[said, said]]}
-        told = dict.fromkeys(_WORDS, f"SomeError: {seen[-150:]} {said}")
-        return json.dumps({"code": self.status, "data": [page] if is_search else page, "meta": {}, **told})
+        for canary in self._numbers if said else ():
+            page |= dict.fromkeys(("publishedTime", "date", "numPages"), int(canary.value)) if canary in known else {}
+        told = dict.fromkeys(_WORDS, f"SomeError: {said}")
+        is_search = came.host.startswith("s.")
+        return json.dumps({"code": status, "data": [page] if is_search else page, "meta": {}, **told})
+
+    def _turned(self, texts: list[str]) -> list[str]:
+        """The texts, each time begun with others: of an error only the first 300 characters are shown."""
+        start = 7 * len(self.received) % max(1, len(texts))
+        return texts[start:] + texts[:start]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from openapi_tool.bus.consumer import CommandConsumer
-from openapi_tool.local.executor import main
+from openapi_tool.bus.worker import Worker
+from tests.chaos.fail_points import main
 
-_handle = CommandConsumer._own_and_handle  # noqa: SLF001 - breaking it is the purpose
+_handle = Worker._own_and_handle  # noqa: SLF001 - breaking it is the purpose
 
 
-async def _acknowledge_first(self: CommandConsumer, work: Any) -> Any:
+async def _acknowledge_first(self: Worker, work: Any) -> Any:
     await work.message.ack_sync()
     return await _handle(self, work)
 
 
 if __name__ == "__main__":
-    CommandConsumer._own_and_handle = _acknowledge_first  # type: ignore[method-assign]  # noqa: SLF001
+    Worker._own_and_handle = _acknowledge_first  # type: ignore[method-assign]  # noqa: SLF001
     main()

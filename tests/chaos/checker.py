@@ -2,14 +2,17 @@
 
 The journal has one JSON object a line: `{"call": …}` for a command that was sent, `{"crash": seconds}`
 for a process that was stopped dead (with `dead_s` for one that wakes up again), `{"fault": kind, "began":
-seconds, "ended": seconds}` for whatever was done; outages and answers of `/readyz` are in `periods`.
+seconds, "ended": seconds}` for whatever was done, `{"given_up": sequence, "cause": word, "at": seconds}` for a dead
+letter that an executor logged as given up; outages and answers of `/readyz` are in `periods`.
 
 A call is answered when it has exactly one result card, one inbox row and one report edge that belong together, or a
-dead letter. It is lost when its command reached the stream and it is not answered in time: within `deadline_s` seconds
-from its placement, not counting those that an outage covers. The late ones of the lost are listed, too. A call is
-doubled when it has more than one card, row or edge, refused when it got a dead letter alone although it could be
-answered, or a failure although its time was not up, and asked too late when the upstream received a request for it
-after `DEADLINE_S`. (Calls are refused with good reason where the upstream fails.)
+dead letter. Where nobody could be answered and the stream of dead letters was full, the executor's log line about the
+letter that it gave up counts as one: storing a letter never keeps a command from being settled. A call is lost when its
+command reached the stream and it is not answered in time: within `deadline_s` seconds from its placement, not counting
+those that an outage covers. The late ones of the lost are listed, too. A call is doubled when it has more than one
+card, row or edge, refused when it got a dead letter alone although it could be answered, or a failure although its time
+was not up, and asked too late when the upstream received a request for it after `DEADLINE_S`. (Calls are refused with
+good reason where the upstream fails.)
 """
 
 from __future__ import annotations
@@ -58,6 +61,7 @@ class Journal:
     """What a run wrote down: calls by their id, processes that stopped dead (from, to), faults, outages, `/readyz`.
 
     `letters` are dead letters that a fault has removed, by their call, with the time at which they were written.
+    `discarded` are log lines of executors about dead letters that they could not store.
     """
 
     calls: Mapping[str, Mapping[str, Any]]
@@ -66,6 +70,7 @@ class Journal:
     outages: Sequence[Outage] = ()
     probes: Sequence[Probe] = ()
     letters: Mapping[str, float] = field(default_factory=dict)
+    discarded: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,8 @@ async def check(
     letters = await messages(nats_urls, DEAD_LETTERS, "")
     answered = {call_id for call_id in calls if whole(rows[call_id])}
     sent = {call_id for call_id, call in calls.items() if call["published"]}
-    lettered = {**dead_lettered(letters), **journal.letters}
+    discarded = given_up(journal)
+    lettered = {**discarded, **dead_lettered(letters), **journal.letters}
     answered_at = {call_id: at for call_id, at in lettered.items() if call_id in calls}
     answered_at |= {call_id: rows[call_id]["rows"][0]["at"] for call_id in answered}
     late = late_calls(journal, answered_at, deadline_s)
@@ -128,6 +134,7 @@ async def check(
         "doorbells_missing": sum(calls[call_id]["agent_turn_id"] not in rung for call_id in answered),
         "doorbells_repeated": rung.total() - len(rung),
         "dead_letters": dict(Counter(json.loads(letter.data)["reason"] for letter in letters)),
+        "dead_letters_given_up": len(discarded),
         "outages": [_in_outage(outage, requests) for outage in journal.outages],
         "readiness": readiness(reactions(journal.outages, journal.probes)),
         "unready_otherwise_s": unready_otherwise(journal.outages, journal.probes),
@@ -144,7 +151,25 @@ def read_journal(path: Path) -> Journal:
         outages(lines),
         probes(lines),
         {line["dead_letter"]: line["at"] for line in lines if "dead_letter" in line},
+        [line for line in lines if "given_up" in line],
     )
+
+
+def given_up(journal: Journal) -> dict[str, float]:
+    """When executors gave up dead letters, by their call: only of those that nobody could be answered for, only where
+    the stream had no room, and only while a fault kept it full.
+    """
+    full = [outage for outage in journal.outages if outage.why == f"{DEAD_LETTERS} full"]
+    at = {
+        line["given_up"]: line["at"]
+        for line in journal.discarded
+        if line["cause"] == "full" and any(outage.began <= line["at"] <= outage.over for outage in full)
+    }
+    return {
+        call_id: at[call["sequence"]]
+        for call_id, call in journal.calls.items()
+        if call["kind"] == "unanswerable" and call["sequence"] in at
+    }
 
 
 def late_calls(journal: Journal, answered_at: Mapping[str, float], deadline_s: float) -> set[str]:

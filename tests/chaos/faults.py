@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 
-from openapi_tool.local.fail_points import DEATHS, POINTS
 from openapi_tool.local.nats_server import NatsServer
 from openapi_tool.local.postgres import PostgresServer
+from tests.chaos.fail_points import DEATHS, POINTS
 from tests.chaos.harness import RECORDING, Fault, Profile, Run
 from tests.chaos.load import Journal
 
@@ -167,3 +169,12 @@ def note_deaths(folder: Path, journal: Journal) -> None:
     deaths = folder / DEATHS
     for line in deaths.read_text().splitlines() if deaths.exists() else []:
         journal.note(crash=float(line.split()[0]))
+
+
+def note_given_up(logs: Iterable[str], journal: Journal) -> None:
+    """Take the dead letters that executors logged as given up into the journal."""
+    for line in "".join(logs).splitlines():
+        if "dead_letters.discarded" in line:
+            logged = json.loads(line)
+            at = datetime.fromisoformat(logged["time"]).timestamp()
+            journal.note(given_up=logged["stream_sequence"], cause=logged["cause"], at=at)

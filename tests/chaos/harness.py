@@ -27,7 +27,7 @@ from tests.chaos.periods import DEADLINE_S
 
 DATABASE, DURABLE = "chaos", default_durable("v1r4", "jina")
 RECORDING = "s-post-json"
-EXECUTOR = "openapi_tool.local.executor"
+EXECUTOR = "tests.chaos.fail_points"
 _POLL_S = 0.05
 _POLLS = 60
 _ASK_S = 2.0

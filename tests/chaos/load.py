@@ -16,9 +16,11 @@ from typing import Any
 
 import asyncpg
 import nats.errors
+from nats.js import JetStreamContext
 
 from openapi_tool.local.caller import Caller, PlacedCall
-from openapi_tool.local.fail_points import KILLER
+from tests.chaos.checker import COMMANDS
+from tests.chaos.fail_points import KILLER
 
 PROJECT, AGENT = "proj_chaos", "agent_chaos"
 QUICK_S, SLOW_S, SLOW_SHARE = 0.05, 3.0, 0.05
@@ -32,8 +34,9 @@ _CONNECT_S = 5.0
 _CONSUME_S = 1.0
 _CONSUME = (
     "update state.agent_inbox set status = 'consumed' "
-    "where message_type = 'tool_result' and status = 'pending' and created_at < now() - interval '1 second'"
+    "where message_type = 'tool_result' and status = 'pending' and agent_turn_id = any($1)"
 )
+_WORKER, _WAKEUPS, _WAKEUPS_AT_ONCE = "chaos_worker", "cg.v1r4.*.*.cmd.agent.*.wakeup", 100
 _PATIENT = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.25, "ping_interval": 1, "connect_timeout": 1}
 """The kernel's own connection must notice a frozen server soon, or hardly a call is placed while it lasts."""
 _OUTAGES = (
@@ -56,7 +59,8 @@ class Journal:
         with self.path.open("a") as journal:
             journal.write(json.dumps(fields) + "\n")
 
-    def sent(self, call: PlacedCall, kind: str, query: str, upstream_s: float, *, published: bool) -> None:
+    def sent(self, call: PlacedCall, kind: str, query: str, upstream_s: float, *, sequence: int) -> None:
+        """Note a command with its sequence in the stream, 0 where the stream did not say that it has it."""
         self.note(
             call={
                 "tool_call_id": call.tool_call_id,
@@ -65,7 +69,8 @@ class Journal:
                 "query": query,
                 "upstream_s": upstream_s,
                 "placed_at": call.placed_at,
-                "published": published,
+                "published": sequence > 0,
+                "sequence": sequence,
             }
         )
 
@@ -122,11 +127,11 @@ class Load:
     async def unanswerable(self) -> None:
         """A command without headers, for which only a dead letter can be written; its body says which it is."""
         call = await self._placed("never asked")
-        published = await self._publish(call, json.dumps([call.tool_call_id]).encode(), headers={})
-        self._journal.sent(call, "unanswerable", "never asked", 0.0, published=published)
+        sequence = await self._publish(call, json.dumps([call.tool_call_id]).encode(), headers={})
+        self._journal.sent(call, "unanswerable", "never asked", 0.0, sequence=sequence)
 
     async def consume(self) -> None:
-        """Consume results from the inbox, as the kernel's workers do, until cancelled."""
+        """Consume results whose doorbells are in the stream, as the kernel's workers do, until cancelled."""
         while True:
             await asyncio.sleep(_CONSUME_S)
             with contextlib.suppress(*_OUTAGES):
@@ -135,17 +140,22 @@ class Load:
     async def _consume_for_a_while(self) -> None:
         connection = await asyncpg.connect(self._dsn, timeout=_CONNECT_S)
         try:
-            while True:
-                await connection.execute(_CONSUME, timeout=_CONNECT_S)
-                await asyncio.sleep(_CONSUME_S)
+            jetstream = (await self._connected()).client.jetstream()
+            worker = await jetstream.pull_subscribe(_WAKEUPS, durable=_WORKER, stream=COMMANDS)
+            try:
+                while True:
+                    await _consume_woken(connection, worker)
+                    await asyncio.sleep(_CONSUME_S)
+            finally:
+                await worker.unsubscribe()
         finally:
             connection.terminate()
 
     async def send(self, query: str, kind: str, upstream_s: float, data: bytes | None = None) -> PlacedCall:
         call = await self._placed(query)
-        published = await self._publish(call, data)
-        self._journal.sent(call, kind, query, upstream_s, published=published)
-        self.sent += published
+        sequence = await self._publish(call, data)
+        self._journal.sent(call, kind, query, upstream_s, sequence=sequence)
+        self.sent += sequence > 0
         return call
 
     async def _placed(self, query: str) -> PlacedCall:
@@ -157,13 +167,12 @@ class Load:
             except _OUTAGES:
                 await asyncio.sleep(_AGAIN_S)
 
-    async def _publish(self, call: PlacedCall, data: bytes | None, headers: dict[str, str] | None = None) -> bool:
-        """Whether the stream said that it has the command; without its word it may or may not."""
+    async def _publish(self, call: PlacedCall, data: bytes | None, headers: dict[str, str] | None = None) -> int:
+        """The command's sequence in the stream; 0 where the stream did not say that it has it, although it may."""
         try:
-            await (await self._connected()).publish(call, data=data, headers=headers)
+            return await (await self._connected()).publish(call, data=data, headers=headers)
         except _OUTAGES:
-            return False
-        return True
+            return 0
 
     async def _connected(self) -> Caller:
         """A caller whose database is there; the ones before it keep their bus until the end."""
@@ -175,3 +184,12 @@ class Load:
 
     async def close(self) -> None:
         await self._stack.aclose()
+
+
+async def _consume_woken(connection: asyncpg.Connection, worker: JetStreamContext.PullSubscription) -> None:
+    with contextlib.suppress(nats.errors.TimeoutError):  # nothing was rung
+        wakeups = await worker.fetch(_WAKEUPS_AT_ONCE, timeout=_CONSUME_S)
+        turns = [(wakeup.headers or {}).get("CG-Turn-Id") for wakeup in wakeups]
+        await connection.execute(_CONSUME, turns, timeout=_CONNECT_S)
+        for wakeup in wakeups:
+            await wakeup.ack()

@@ -22,21 +22,17 @@ from typing import Any
 import nats
 
 from openapi_tool.local.caller import prepare_database
-from openapi_tool.local.fail_points import FOLDER_VARIABLE
 from openapi_tool.local.server import free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.chaos.checker import COMMANDS, check
-from tests.chaos.faults import Standard, note_deaths, schedule
+from tests.chaos.fail_points import FOLDER_VARIABLE
+from tests.chaos.faults import Standard, note_deaths, note_given_up, schedule
 from tests.chaos.harness import DATABASE, DURABLE, Absent, Profile, Replica, Run, torment
 from tests.chaos.load import Journal, Load
 from tests.chaos.periods import REACTION_S
 from tests.chaos.probe import probe
-from tests.chaos.profiles.admin import Admin
-from tests.chaos.profiles.clocks import Clocks
-from tests.chaos.profiles.cluster import Cluster
-from tests.chaos.profiles.failover import Failover, FailoverHosts
-from tests.chaos.profiles.pgbouncer import Bouncer
-from tests.role import dsn_of, make_role
+from tests.chaos.profiles import Admin, Bouncer, Clocks, Cluster, Failover, FailoverHosts
+from tests.support import dsn_of, make_role
 
 PROFILES: Mapping[str, type[Profile]] = {
     "standard": Standard,
@@ -133,6 +129,7 @@ async def prepare(profile: Profile, options: Options, exits: AsyncExitStack) -> 
 async def findings(run: Run, deadline_s: float) -> dict[str, Any]:
     """What the checker says."""
     note_deaths(run.folder, run.journal)
+    note_given_up([replica.process.log_text() for replica in run.replicas], run.journal)
     requests = await asyncio.to_thread(run.stack.upstream.requests)
     return await check(run.site.dsn, run.site.nats_urls, run.journal.path, requests, deadline_s)
 

@@ -1,12 +1,13 @@
-"""Servers that profiles need besides the embedded stack's: a NATS cluster, a streaming standby, PgBouncer."""
+"""Servers that profiles need besides the embedded stack: a TCP switch, a NATS cluster, a standby, PgBouncer."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,6 +18,63 @@ from openapi_tool.local.nats_server import NatsServer
 from openapi_tool.local.postgres import PostgresServer, unprivileged
 from openapi_tool.local.server import ServerProcess, accepts, free_port
 from openapi_tool.local.stack import EmbeddedStack
+
+_CHUNK = 65_536
+
+
+class Switch:
+    """Forwards connections to `target`, a port of loopback; `move` changes it for new connections."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.port = 0
+        self._open: set[asyncio.StreamWriter] = set()
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[Switch]:
+        """Forward until the end of the block."""
+        server = await asyncio.start_server(self._forward, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            server.close()
+            self.move(self.target, drop=True)
+
+    def move(self, target: int, *, drop: bool) -> None:
+        """Forward new connections to `target`; `drop` ends those that are open, else they stay where they are."""
+        self.target = target
+        if drop:
+            for writer in self._open:
+                writer.transport.abort()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        try:
+            back, forth = await asyncio.open_connection("127.0.0.1", self.target)
+            self._open.add(forth)
+            try:
+                await asyncio.gather(_pump(reader, forth), _pump(back, writer))
+            finally:
+                self._open.discard(forth)
+                forth.transport.abort()
+        except OSError:
+            pass  # one side ended; the other learns it from its own connection
+        finally:
+            self._open.discard(writer)
+            writer.transport.abort()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while chunk := await reader.read(_CHUNK):
+        writer.write(chunk)
+        await writer.drain()
+    if writer.can_write_eof():
+        writer.write_eof()
+
+
+# Servers that profiles need besides the embedded stack's: a NATS cluster, a streaming standby, PgBouncer.
+
 
 _PGBOUNCER = "/usr/sbin/pgbouncer"
 _CLUSTER = """
@@ -54,8 +112,8 @@ class NatsCluster:
         ports = [free_port() for _ in range(size)]
         routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
         self.nodes: dict[str, NatsServer] = {
-            f"node-{number}": stack.another_nats(f"node-{number}", _CLUSTER.format(port=port, routes=routes))
-            for number, port in enumerate(ports)
+            f"node-{port}": stack.another_nats(f"node-{port}", _CLUSTER.format(port=port, routes=routes))
+            for port in ports  # a stack may have had another cluster before
         }
 
     @property

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
-from openapi_tool.local.executor import main
+from tests.chaos.fail_points import main
 
 OFFSET_VARIABLE, JUMP_VARIABLE = "CHAOS_CLOCK_OFFSET_S", "CHAOS_CLOCK_JUMP"
 JUMP_S = 3600.0

@@ -102,7 +102,7 @@ def soak(minutes: float) -> Callable[[Run], Awaitable[dict[str, Any]]]:
         process, samples = psutil.Process(replica.process.process.pid), []
         for _ in range(round(minutes * 60 / _SAMPLE_S)):
             await asyncio.sleep(_SAMPLE_S)
-            tasks = await asyncio.to_thread(replica.metric, "openapi_tool_tasks")
+            tasks = await asyncio.to_thread(replica.metric, "openapi_tool_event_loop_tasks")
             samples.append((process.memory_info().rss, process.num_fds(), int(tasks)))
         settled_in = samples[min(round(_SETTLING_S / _SAMPLE_S), len(samples) - 1) :]
         names = ("resident_bytes", "open_files", "tasks")

@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import random
+import time
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
-from openapi_tool.local.stack import EmbeddedStack
-from tests.chaos.checker import Journal, delays
-from tests.chaos.faults import FAULTS, schedule
+import pytest
+
+from openapi_tool.local.caller import Caller, prepare_database
+from openapi_tool.local.executor import ExecutorProcess
+from openapi_tool.local.stack import EmbeddedStack, kernel_schema
+from tests.chaos.checker import Journal, asked_too_late, delays, given_up, late_calls, meanwhile, read_journal, refused
+from tests.chaos.faults import FAULTS, note_given_up, schedule
+from tests.chaos.harness import DATABASE, Absent
+from tests.chaos.load import AGENT, PROJECT, TOOL
+from tests.chaos.load import Journal as Written
+from tests.chaos.periods import DEADLINE_S, Outage, Probe, reactions, readiness, unready_otherwise, waited
+from tests.chaos.profiles import start_bouncer
 from tests.chaos.run import Options, chaos
-from tests.promises import requirement
+from tests.chaos.servers import PgBouncer, Switch
+from tests.requirements import requirement
+from tests.support import dsn_of, make_role
 
 
-@requirement(
-    "chaos.nothing_lost",
-    "fault.kill",
-    "fault.kill_before_upstream",
-    "fault.kill_after_upstream",
-    "fault.kill_after_commit",
-    "fault.kill_after_doorbell",
-    "fault.sigterm",
-    "fault.sigstop",
-    "fault.nats_restart",
-    "fault.postgres_restart",
-    "fault.backends_ended",
-    "fault.upstream_429",
-    "fault.upstream_503",
-    "fault.upstream_hang",
-    "fault.upstream_half_body",
-    "fault.duplicate",
-    "fault.poison",
-)
+@requirement("chaos.nothing_lost")
 async def test_under_every_fault_nothing_is_lost_and_nothing_doubled() -> None:
-    options = Options(calls=650, seed=3, every_s=(0.4, 1.2), hit_all_within_s=120)
+    options = Options(calls=300, seed=3, every_s=(0.4, 1.2), hit_all_within_s=120)
     with EmbeddedStack() as stack:
         findings = await chaos(stack, options)
     assert (findings["lost"], findings["doubled"], findings["doorbells_missing"]) == ([], [], 0), findings
-    assert findings["calls"] >= 600
+    assert findings["calls"] >= 300
     assert {kind for kind, fault in findings["faults"].items() if fault["hit"]} == set(FAULTS), findings["faults"]
 
 
-@requirement("chaos.checker")
+@requirement("chaos.nothing_lost")
 async def test_a_build_that_acknowledges_first_is_found_out() -> None:
     options = Options(
         calls=120,
@@ -53,7 +56,7 @@ async def test_a_build_that_acknowledges_first_is_found_out() -> None:
     assert findings["lost"], findings
 
 
-@requirement("chaos.checker")
+@requirement("chaos.nothing_lost")
 def test_a_delay_counts_from_the_crash_without_what_the_upstream_held_after_it() -> None:
     call = {"kind": "call", "query": "quick 1", "upstream_s": 0.5, "placed_at": 100.0}
     rows = {"tc": {"cards": [{"card_id": "c"}], "rows": [{"card_id": "c", "at": 130.0}], "edges": [{}]}}
@@ -67,10 +70,269 @@ def test_a_delay_counts_from_the_crash_without_what_the_upstream_held_after_it()
     [] = delays(Journal({"tc": call}, [(99.0, 99.0), (131.0, 131.0)], faults), rows, held)
 
 
-@requirement("chaos.checker")
+@requirement("chaos.nothing_lost")
 def test_a_seed_gives_the_same_schedule_again() -> None:
     def first(seed: int) -> list[tuple[float, str]]:
         return list(islice(schedule(random.Random(seed), (1, 2), tuple(FAULTS)), 40))  # noqa: S311 - no secret
 
     assert first(5) == first(5)
     assert first(5) != first(6)
+
+
+# The checker of partial failures: forged journals in which something is wrong must be found.
+
+
+OUTAGE = {"outage": "read-only", "began": 99.0, "since": 100.0, "until": 115.0, "over": 116.0, "fetched": 7}
+CALL = {"tool_call_id": "tc", "agent_turn_id": "t", "kind": "call", "query": "q", "placed_at": 100.0, "published": True}
+
+
+def _probes(*states: tuple[float, float, bool], replica: int = 0) -> list[dict[str, Any]]:
+    """Answers every quarter of a second; each state is from, to and what `/readyz` says."""
+    return [
+        {"probe": replica, "at": since + quarter / 4, "ready": ready, "why": ""}
+        for since, until, ready in states
+        for quarter in range(round((until - since) * 4))
+    ]
+
+
+def _readiness(folder: Path, lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    path = folder / "journal"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    journal = read_journal(path)
+    return readiness(reactions(journal.outages, journal.probes))
+
+
+@requirement("chaos.nothing_lost")
+def test_a_replica_that_reacts_in_time_is_not_found(tmp_path: Path) -> None:
+    found = _readiness(tmp_path, [OUTAGE, *_probes((90, 105, True), (105, 120, False), (120, 130, True))])
+    assert found == {"judged": 1, "slowest_unready_s": 4.75, "slowest_ready_s": 4.0, "late": []}
+
+
+@requirement("chaos.nothing_lost")
+@pytest.mark.parametrize(
+    "states",
+    [
+        [(90, 107, True), (107, 116, False), (116, 130, True)],
+        [(90, 130, True)],
+        [(90, 101, True), (101, 111, False), (111, 111.25, True), (111.25, 116, False), (116, 130, True)],
+        [(90, 101, True), (101, 122.5, False), (122.5, 130, True)],
+        [(90, 101, True), (101, 130, False)],
+        [(90, 99, True), (117, 130, True)],
+    ],
+    ids=["unready too late", "never unready", "flapping", "ready too late", "never ready again", "not observed"],
+)
+def test_a_replica_whose_readiness_is_wrong_is_found(tmp_path: Path, states: list[tuple[float, float, bool]]) -> None:
+    good = _probes((90, 101, True), (101, 117, False), (117, 130, True), replica=1)
+    [late] = _readiness(tmp_path, [OUTAGE, *good, *_probes(*states)])["late"]
+    assert late.startswith("read-only: replica 0 ")
+
+
+@requirement("chaos.nothing_lost")
+def test_what_becomes_ready_only_after_the_next_outage_began_is_found(tmp_path: Path) -> None:
+    second = OUTAGE | {"outage": "second", "began": 118.0, "since": 118.0, "until": 120.0, "over": 120.0}
+    found = _readiness(tmp_path, [second, OUTAGE, *_probes((90, 101, True), (101, 120, False), (120, 130, True))])
+    assert found["judged"] == 1
+    assert found["late"] == ["read-only: replica 0 unready after 0.75 s, not ready again"]
+
+
+@requirement("chaos.nothing_lost")
+def test_a_period_of_ten_seconds_is_not_judged(tmp_path: Path) -> None:
+    found = _readiness(tmp_path, [OUTAGE | {"until": 110.0}, *_probes((90, 130, True))])
+    assert (found["judged"], found["late"]) == (0, [])
+
+
+@requirement("chaos.nothing_lost")
+def test_what_is_unready_although_calls_can_be_finished_is_reported() -> None:
+    outage = Outage("read-only", 99.0, 100.0, 115.0, 116.0)
+    answers = [Probe(0, 90.0, ready=False), Probe(0, 93.0, ready=True), Probe(0, 100.0, ready=False)]
+    answers += [Probe(0, 124.0, ready=True), Probe(1, 90.0, ready=True), Probe(1, 130.0, ready=True)]
+    assert unready_otherwise([outage], answers) == 3.0 + 2.0
+
+
+@requirement("chaos.nothing_lost")
+def test_an_outage_stops_the_clock_of_a_call_and_nothing_else_does(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    again = OUTAGE | {"began": 110.0, "over": 120.0}
+    path.write_text("\n".join(json.dumps(line) for line in ({"call": CALL}, OUTAGE, again)))
+    journal = read_journal(path)
+    assert waited(journal.outages, 100.0, 150.0) == DEADLINE_S
+    assert late_calls(journal, {"tc": 150.0}, DEADLINE_S) == set()
+    assert late_calls(journal, {"tc": 150.1}, DEADLINE_S) == {"tc"}
+    assert late_calls(journal, {}, DEADLINE_S) == set()
+
+
+@requirement("chaos.nothing_lost")
+def test_a_failure_before_the_time_was_up_and_a_dead_letter_alone_are_refusals() -> None:
+    def answered(status: str, after_s: float) -> dict[str, list[dict[str, Any]]]:
+        row = {"card_id": "c", "at": 100 + after_s}
+        return {"cards": [{"card_id": "c", "status": status}], "rows": [row], "edges": [{}]}
+
+    assert refused(CALL, answered("timeout", 1.0))
+    assert not refused(CALL, answered("timeout", 27.0))
+    assert not refused(CALL, answered("success", 1.0))
+    assert refused(CALL, {"cards": [], "rows": [], "edges": []})
+    assert not refused(CALL | {"kind": "unanswerable"}, {"cards": [], "rows": [], "edges": []})
+
+
+@requirement("chaos.nothing_lost")
+def test_a_request_after_the_watchdog_has_answered_is_found() -> None:
+    calls = {"tc": CALL, "other": CALL | {"tool_call_id": "other", "query": "r"}}
+    requests = [{"body": '{"q": "q"}', "at": 130.5}, {"body": '{"q": "r"}', "at": 129.5}]
+    assert asked_too_late(calls, requests) == {"tc"}
+
+
+@requirement("chaos.nothing_lost")
+def test_lost_calls_are_counted_by_the_faults_that_they_met(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    faults = [{"fault": "early", "began": 98.0, "ended": 99.5}, {"fault": "met", "began": 120.0, "ended": 121.0}]
+    path.write_text("\n".join(json.dumps(line) for line in ({"call": CALL}, *faults)))
+    assert meanwhile(read_journal(path), ["tc"]) == {"met": 1}
+
+
+FULL = OUTAGE | {"outage": "openapi_tool_dead_letters full"}
+UNANSWERABLE = CALL | {"kind": "unanswerable", "sequence": 7}
+GIVEN_UP = {
+    "time": "1970-01-01T00:01:45.500+00:00",
+    "action": "dead_letters.discarded",
+    "cause": "full",
+    "stream_sequence": 7,
+}
+
+
+def _given_up(folder: Path, call: dict[str, Any], *more: dict[str, Any], line: dict[str, Any]) -> dict[str, float]:
+    """Calls of which the checker takes it that nothing could be kept, when an executor logged this line."""
+    path = folder / "journal"
+    path.write_text("".join(json.dumps(noted) + "\n" for noted in ({"call": call}, *more)))
+    note_given_up(["no JSON\n" + json.dumps({"action": "answered"}) + "\n" + json.dumps(line) + "\n"], Written(path))
+    return given_up(read_journal(path))
+
+
+@requirement("chaos.nothing_lost")
+def test_a_dead_letter_for_which_there_was_no_room_was_not_lost(tmp_path: Path) -> None:
+    assert _given_up(tmp_path, UNANSWERABLE, FULL, line=GIVEN_UP) == {"tc": 105.5}
+
+
+@requirement("chaos.nothing_lost")
+@pytest.mark.parametrize(
+    ("call", "outage", "line"),
+    [
+        (UNANSWERABLE | {"kind": "call"}, FULL, GIVEN_UP),
+        (UNANSWERABLE | {"sequence": 8}, FULL, GIVEN_UP),
+        (UNANSWERABLE, OUTAGE, GIVEN_UP),
+        (UNANSWERABLE, FULL, GIVEN_UP | {"cause": "unavailable"}),
+        (UNANSWERABLE, FULL, GIVEN_UP | {"time": "1970-01-01T00:02:05.000+00:00"}),
+    ],
+    ids=["answerable", "another command", "nothing was full", "another cause", "after it was full"],
+)
+def test_a_dead_letter_that_is_given_up_for_no_good_reason_is_lost(
+    tmp_path: Path, call: dict[str, Any], outage: dict[str, Any], line: dict[str, Any]
+) -> None:
+    assert _given_up(tmp_path, call, outage, line=line) == {}
+
+
+# Short forms of the chaos profiles, and proof that the checker would notice a late reaction.
+
+
+SHORT = Options(replicas=2, calls=8, per_second=4, outage_s=11, rest_s=1, settle_s=10)
+SHORT_FORMS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "cluster": ("cluster", ("quorum_lost",)),
+    "failover": ("failover", ("read_only",)),
+    "failover, two hosts": ("failover-hosts", ("promotion",)),
+    "pgbouncer": ("pgbouncer", ("restart", "stopped")),
+    "pgbouncer, paused": ("pgbouncer", ("long_pause",)),
+    "clocks": ("clocks", ("kill",)),
+    "admin": ("admin", ("durable_deleted", "paused")),
+}
+_NAMED_WITHIN_S, _POLL_S = 10.0, 0.1
+
+
+def played(form: str) -> dict[str, Any] | Absent:
+    """Play a short form on servers of its own, in an event loop of its own."""
+    profile, kinds = SHORT_FORMS[form]
+    with EmbeddedStack() as stack:
+        try:
+            return asyncio.run(chaos(stack, replace(SHORT, profile=profile, kinds=kinds)))
+        except Absent as absent:
+            return absent
+
+
+@requirement("chaos.nothing_lost")
+def test_partial_failure_loses_nothing_and_readiness_tells_the_truth(subtests: pytest.Subtests) -> None:
+    """All at once: each waits for most of its time."""
+    with ThreadPoolExecutor(len(SHORT_FORMS)) as threads:
+        runs = dict(zip(SHORT_FORMS, threads.map(played, SHORT_FORMS), strict=True))
+    for form, findings in runs.items():
+        with subtests.test(form):
+            if isinstance(findings, Absent):
+                pytest.skip(str(findings))
+            assert findings["failed"] == [], findings
+            assert findings["calls"] > 0
+            assert all(fault["fired"] for fault in findings["faults"].values()), findings["faults"]
+
+
+@pytest.mark.skipif(PgBouncer.missing() is not None, reason=str(PgBouncer.missing()))
+async def test_prepared_statements_behind_pgbouncer_are_named_in_one_line() -> None:
+    with EmbeddedStack() as stack:
+        await prepare_database(stack.postgres.dsn(), DATABASE, kernel_schema())
+        await make_role(stack.postgres.dsn(DATABASE))
+        settings = {"PG_DSN": dsn_of(stack, DATABASE, at=f"127.0.0.1:{start_bouncer(stack).port}")}
+        replicas = [stack.executor(f"replica-{number}", DATABASE, settings) for number in range(2)]
+        async with Caller.connect(stack.postgres.dsn(DATABASE), stack.nats.url) as caller:
+            await caller.furnish(PROJECT, AGENT, [TOOL])
+            for number in range(40):
+                await caller.place(PROJECT, AGENT, "jina_search", {"query": f"quick {number}"})
+        for replica in replicas:
+            replica.process.start(lambda: True)  # what it cannot use may keep it from serving
+        lines = await asyncio.gather(*(asyncio.to_thread(_lines_naming_the_setting, replica) for replica in replicas))
+        logs = [replica.log_text() for replica in replicas]
+    assert any(lines), logs
+    assert max(lines) == 1, logs
+
+
+def _lines_naming_the_setting(replica: ExecutorProcess) -> int:
+    """How many there are, as soon as there are any."""
+    give_up = time.monotonic() + _NAMED_WITHIN_S
+    while not (lines := replica.log_text().count("postgres.prepared_statements")) and time.monotonic() < give_up:
+        time.sleep(_POLL_S)
+    return lines
+
+
+# The switch that stands before PostgreSQL in the failover profile.
+
+
+@asynccontextmanager
+async def _echo(name: bytes) -> AsyncIterator[int]:
+    """A server that answers with its name; yields its port."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1):
+            writer.write(name)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def _ask(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bytes:
+    """The name of the server that answers, nothing where the connection has ended."""
+    streams[1].write(b"?")
+    async with asyncio.timeout(10):
+        with contextlib.suppress(ConnectionError):
+            return await streams[0].read(1)
+    return b""
+
+
+async def test_open_connections_stay_where_they_are_unless_they_are_dropped() -> None:
+    async with AsyncExitStack() as exits:
+        first, second = [await exits.enter_async_context(_echo(name)) for name in (b"1", b"2")]
+        switch = await exits.enter_async_context(Switch(first).listening())
+        old = await asyncio.open_connection("127.0.0.1", switch.port)
+        assert await _ask(old) == b"1"
+        switch.move(second, drop=False)
+        new = await asyncio.open_connection("127.0.0.1", switch.port)
+        assert (await _ask(old), await _ask(new)) == (b"1", b"2")
+        switch.move(first, drop=True)
+        assert (await _ask(old), await _ask(new)) == (b"", b"")
+        for _, writer in (old, new):
+            writer.close()

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import signal
+import subprocess
 import sys
 import uuid
 from asyncio.subprocess import PIPE
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from nats.aio.msg import Msg
 from typer.testing import CliRunner, Result
 
 from openapi_tool.cli import app
-from openapi_tool.local.caller import Caller
+from openapi_tool.cli.output import OUTPUT_CLOSED
+from openapi_tool.entry import INTERRUPTED
+from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.dev import MARK
 from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_tool
 from tests.end_to_end.test_local import environment
-from tests.promises import requirement
+from tests.requirements import requirement
 
 HERE = ("--yes", "--project", PROJECT, "--agent", AGENT)
 KNOWN = json.dumps({"query": "hello world", "count": 3})
@@ -60,7 +66,7 @@ async def written(caller: Caller) -> int:
     return sum([*rows, *(stream.state.messages for stream in streams)])
 
 
-@requirement("cli.call", "cli.call.foreign")
+@requirement("cli.call")
 async def test_a_call_shows_what_the_model_reads(call: Call, start_executor: StartExecutor) -> None:
     start_executor()
     result = await call("jina_search", *HERE, "--args", KNOWN)
@@ -140,27 +146,27 @@ async def test_what_the_database_refuses_leaves_nothing(call: Call, caller: Call
     for arguments in (KNOWN, '{"query": "\\u0000"}'):
         result = await call("jina_search", *HERE, "--args", arguments)
         assert result.exit_code == 2
-        assert "is away, or refuses" in result.stderr
+        assert "cannot use PostgreSQL or NATS" in result.stderr
     assert await written(caller) == 0
 
 
-@requirement("cli.call.foreign")
+@requirement("cli.call")
 async def test_a_kernel_that_dev_did_not_make_is_only_written_to_when_told_so(
     call: Call, caller: Caller, database: str
 ) -> None:
     _, *rest = HERE
     refused = await call("jina_search", *rest)
     assert refused.exit_code == 2
-    assert "the database was not made by" in refused.stderr
+    assert "the database was not created by" in refused.stderr
     assert "--yes" in refused.stderr
     await caller.database.execute(f"comment on database {database} is '{MARK}'")
     refused = await call("jina_search", *rest)
     assert refused.exit_code == 2
-    assert "the stream was not made by" in refused.stderr
+    assert "the stream was not created by" in refused.stderr
     assert await written(caller) == 0
 
 
-@requirement("cli.call.foreign")
+@requirement("cli.call")
 async def test_no_stream_is_made_where_none_takes_the_command(call: Call, caller: Caller) -> None:
     await caller.forget_streams()
     result = await call("jina_search", *HERE)
@@ -204,8 +210,8 @@ async def test_a_missing_doorbell_is_reported(call: Call, caller: Caller) -> Non
     await caller.client.subscribe(SUBJECT, cb=answer)
     result = await call("jina_search", *HERE)
     assert result.exit_code == 0
-    assert result.stdout == "\ufffd[2Jdone\n", "no control character reaches a terminal"
-    assert "no doorbell was heard" in result.stderr
+    assert result.stdout == "\\x1b[2Jdone\n", "no control character reaches a terminal"
+    assert "no doorbell followed the result" in result.stderr
     assert "doorbell" not in result.stderr.splitlines()[-1]
 
 
@@ -230,10 +236,10 @@ async def test_a_call_can_be_interrupted(addresses: dict[str, str], call: Call, 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"NATS_SERVERS": ""}, "belong together"),
+        ({"NATS_SERVERS": ""}, "set both PG_DSN and NATS_SERVERS"),
         ({"PG_DSN": "postgresql://u:p/w@127.0.0.1/x"}, "must look like"),
-        ({"PG_DSN": "postgresql://u@127.0.0.1:1/x"}, "is away, or refuses"),
-        ({"NATS_SERVERS": "nats://127.0.0.1:1"}, "is away, or refuses"),
+        ({"PG_DSN": "postgresql://u@127.0.0.1:1/x"}, "cannot use PostgreSQL or NATS"),
+        ({"NATS_SERVERS": "nats://127.0.0.1:1"}, "cannot use PostgreSQL or NATS"),
         ({"NATS_SERVERS": "http://127.0.0.1"}, "nats.servers"),
     ],
 )
@@ -246,3 +252,188 @@ def test_wrong_addresses_are_named_without_credentials(
     assert said in result.stderr
     for secret in (addresses["PG_DSN"].split(":")[2].split("@")[0], "'p'", "p/w"):
         assert secret not in result.stderr
+
+
+# The recorded example calls: the same rows in, the same rows, card and doorbell out (protocol section 9).
+
+
+EXAMPLE = json.loads((Path(__file__).parent.parent / "data" / "example-call.json").read_text(encoding="utf-8"))
+TIMES = {"created_at", "next_retry_at", "CG-Timestamp"}
+
+
+@pytest.mark.parametrize("name", ["jina_search", "jina_reader"])
+@requirement("answer.example", "answer.doorbell", "card.result", "answer.trace")
+async def test_the_example_call_is_answered_with_the_same_rows(
+    name: str, stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+) -> None:
+    example = EXAMPLE[name]
+    call = placed(example)
+    await caller.add_project(call.project_id)
+    await caller.add_agent(call.project_id, call.agent_id, "worker_generic")
+    await caller.add_tool(call.project_id, search_tool() if name == "jina_search" else reader_tool())
+    await _insert(caller, "cards", example["call_card"])
+    await _insert(caller, "state.agent_inbox", example["anchor_row"])
+    request_edge = next(edge for edge in example["edges"] if edge["edge_phase"] == "request")
+    await _insert(caller, "state.execution_edges", request_edge)
+    stack.upstream.rules({"match": "hello", "answer": "s-post-json"}, {"match": "example.org", "answer": "r-post-json"})
+    start_executor()
+
+    await caller.publish(call)
+    answer = await caller.answer(call, 10)
+
+    result, row, doorbell = example["result_card"], example["inbox_row"], example["doorbells"][0]
+    response_edge = next(edge for edge in example["edges"] if edge["edge_phase"] == "response")
+    assert same(answer.card, result) == same(result, result)
+    assert same(answer.inbox_row, row) == same(row, row)
+    assert same(answer.edge, response_edge) == same(response_edge, response_edge)
+    assert same(answer.doorbell, doorbell) == same(doorbell, doorbell)
+    _ids_fit_together(answer, call)
+
+
+def _ids_fit_together(answer: Any, call: PlacedCall) -> None:
+    assert answer.inbox_row["payload"]["tool_result_card_id"] == answer.card["card_id"]
+    assert answer.edge["metadata"]["inbox_id"] == answer.inbox_row["inbox_id"]
+    traceparent = answer.inbox_row["context_headers"]["traceparent"]
+    assert answer.doorbell["headers"]["traceparent"] == traceparent
+    assert traceparent != call.headers["traceparent"]
+    assert isinstance(answer.card["content"]["result"], str)
+    assert answer.card["metadata"]["tool_output"]["usage"]["requests"] == 1
+
+
+def placed(example: Mapping[str, Any]) -> PlacedCall:
+    command, anchor = example["command"], example["anchor_row"]
+    return PlacedCall(
+        project_id=anchor["project_id"],
+        channel_id=anchor["channel_id"],
+        agent_id=anchor["agent_id"],
+        agent_turn_id=anchor["agent_turn_id"],
+        turn_epoch=anchor["turn_epoch"],
+        step_id=command["headers"]["CG-Step-Id"],
+        tool_call_id=anchor["correlation_id"],
+        card_id=command["body"]["tool_call_card_id"],
+        trace_id=command["headers"]["traceparent"].split("-")[1],
+        subject=command["subject"],
+        headers=command["headers"],
+        body=command["body"],
+    )
+
+
+async def _insert(caller: Caller, table: str, row: Mapping[str, Any]) -> None:
+    values = [
+        datetime.fromisoformat(value) if isinstance(value, str) and name.endswith(("_at", "_retry_at")) else value
+        for name, value in row.items()
+    ]
+    places = ", ".join(f"${number}" for number in range(1, len(values) + 1))
+    query = f"insert into {table} ({', '.join(row)}) values ({places})"  # noqa: S608 - texts of this file
+    await caller.database.execute(query, *values)
+
+
+def same(value: Any, example: Any) -> Any:
+    """`value` with everything that may differ replaced by its kind; what the example lacks stays visible."""
+    return _same("", json.loads(json.dumps(value, default=lambda moment: moment.isoformat())), example)
+
+
+def _same(name: str, value: Any, example: Any) -> Any:
+    if name == "result":
+        return "result"
+    if name == "CG-Sender":
+        return "sender"
+    if name in TIMES:
+        assert value, name
+        return "time"
+    if isinstance(value, dict):
+        known = example if isinstance(example, dict) else {}
+        return {key: _same(key, item, known.get(key)) for key, item in value.items() if key != "tool_output"}
+    if isinstance(value, str):
+        return _without_fresh_ids(name, value)
+    return value
+
+
+def _without_fresh_ids(name: str, value: str) -> str:
+    if name in ("card_id", "inbox_id", "edge_id", "tool_result_card_id"):
+        prefix, _, digits = value.rpartition("_")
+        assert uuid.UUID(hex=digits).version == 7, value
+        return prefix
+    if name == "traceparent":
+        assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", value)
+        version, trace_id, _, flags = value.split("-")
+        return f"{version}-{trace_id}-span-{flags}"
+    return value
+
+
+# How the command line ends where its output, its services or its user do not wait for it.
+
+
+COMMAND = [sys.executable, "-m", "openapi_tool"]
+PRINTING = [*COMMAND, "tools", "export"]
+BARE = {"PATH": os.environ["PATH"]}
+
+INTERRUPTED_WHILE_IMPORTED = """
+import sys
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupting())
+from openapi_tool.entry import main
+main()
+"""
+
+
+def run(
+    command: list[str], stdout: IO[str] | int = subprocess.PIPE, env: dict[str, str] = BARE
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603 - the interpreter that runs the tests
+        command, env=env, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+
+
+@requirement("cli.ends")
+def test_a_reader_that_has_gone_ends_the_command_like_any_other() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = run(PRINTING, stdout=write)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (OUTPUT_CLOSED, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+@requirement("cli.ends")
+def test_output_that_cannot_be_written_is_said_in_a_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = run(PRINTING, stdout=full)
+    assert done.returncode == 1
+    assert done.stderr == "openapi-tool: standard output cannot be written: No space left on device\n"
+
+
+@requirement("cli.ends")
+def test_ctrl_c_while_it_is_still_imported_is_no_traceback() -> None:
+    done = run([sys.executable, "-c", INTERRUPTED_WHILE_IMPORTED])
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["tools", "list", "--db", "--project", "p"], "check PG_DSN"),
+        (["tools", "list", "--api", "http://127.0.0.1:1", "--project", "p"], "127.0.0.1: ConnectError"),
+        (["tools", "list", "--api", "foo", "--project", "p"], "--api: must be a URL that begins with http:// or"),
+        (["deadletters", "list"], "check nats.servers"),
+        (
+            ["call", "a_tool", "--args", "@/nowhere.json"],
+            "the file '/nowhere.json' cannot be read: No such file",
+        ),
+        (["call", "a_tool", "--args", "{'a': 1}"], "--args: must be JSON, @FILE or -: "),
+    ],
+)
+@requirement("cli.ends")
+def test_whatever_cannot_be_reached_has_the_same_exit_code(arguments: list[str], says: str) -> None:
+    away = {"PG_DSN": "postgresql://127.0.0.1:1/x", "NATS_SERVERS": "nats://127.0.0.1:1"}
+    done = run([*COMMAND, *arguments], env=BARE | away)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert says in line

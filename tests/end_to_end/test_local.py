@@ -25,7 +25,7 @@ from openapi_tool.local.demo import Journey
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.postgres import reachable_by_all
 from openapi_tool.local.stack import EmbeddedStack
-from tests.promises import requirement
+from tests.requirements import requirement
 
 HOLD = textwrap.dedent(
     """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from openapi_tool.jina.budget import most_memory
+from openapi_tool.jina.byte_semaphore import most_memory
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool
-from tests.promises import requirement
+from tests.requirements import requirement
 from tests.support import memory_limit
 
 CALLS, PAGE_BYTES, MOST_BYTES = 64, 1_800_000, 2_000_000

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import nats
 import pytest
 
-from openapi_tool.local.caller import Caller, PlacedCall, prepare_database
+from openapi_tool.bootstrap import build_bootstrap
+from openapi_tool.executor.runner import ToolRunner
+from openapi_tool.local.caller import STREAM, Caller, PlacedCall, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.server import ServerFailed, accepts, free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
+from openapi_tool.protocol.subject import default_durable
+from openapi_tool.reload import Reloader
+from openapi_tool.settings import Settings
+from openapi_tool.telemetry.health import DEPENDENCIES
+from openapi_tool.telemetry.redact import MASK, Redactor
+from openapi_tool.tools.policy import Authorizer
+from openapi_tool.tools.secrets import Secrets
 from tests.conftest import AGENT, PROJECT, search_tool
-from tests.promises import requirement
-from tests.role import dsn_of, make_role
+from tests.requirements import requirement
+from tests.support import dsn_of, make_role
 
 DATABASE = "outages"
 HELLO = {"query": "hello world", "count": 3}
 _PATIENCE_S = 15.0
+REACTION_S = 6.0
+_LONGEST_DRAIN_S = 40.0  # drain_timeout_s, and some seconds for what waits for a server that is silent
 
 
 @pytest.fixture(scope="module")
@@ -110,15 +125,16 @@ async def _answered(served: Served, call: PlacedCall) -> dict[str, Any]:
         return content
 
 
-@requirement("health.server")
+@requirement("health")
 async def test_health_metrics_and_readiness(served: Served) -> None:
     shown = served.wait(lambda shown: shown["ready"])
-    assert {name: part["ok"] for name, part in shown["parts"].items()} == {
+    assert {name: part["ok"] for name, part in shown["dependencies"].items()} == {
         "postgres": True,
         "nats": True,
         "consumer": True,
+        "jetstream": True,
     }
-    assert all(0 <= part["age_s"] < 20 for part in shown["parts"].values())
+    assert all(0 <= part["age_s"] < 20 for part in shown["dependencies"].values())
     assert served.get("/livez") == (200, '{"live": true}')
     assert served.get("/elsewhere")[0] == 404
     call = await _placed(served)
@@ -126,27 +142,29 @@ async def test_health_metrics_and_readiness(served: Served) -> None:
         await caller.publish(call)
     assert (await _answered(served, call))["status"] == "success"
     metrics = served.scraped('openapi_tool_calls_total{error_code="",status="success"} 1.0')
-    assert "openapi_tool_loop_lag_seconds_bucket" in metrics
+    assert "openapi_tool_event_loop_lag_seconds_bucket" in metrics
     assert PROJECT not in metrics
 
 
-@requirement("health.server")
+@requirement("health")
 async def test_a_port_that_is_taken_is_named(served: Served) -> None:
     second = served.stack.executor(
         "second", served.executor.process.name, {"OPENAPI_TOOL__HEALTH__PORT": str(served.port)}
     )
-    with pytest.raises(ServerFailed, match=r"health\.port: cannot be listened on"):
+    with pytest.raises(ServerFailed, match=r"health\.port: cannot listen"):
         second.start()
 
 
-@requirement("outage.postgres")
+@requirement("outage")
 async def test_without_the_database_nothing_is_fetched_and_afterwards_everything_is_answered(served: Served) -> None:
     served.wait(lambda shown: shown["ready"])
     call = await _placed(served)
     served.stack.postgres.stop()
-    shown = served.wait(lambda shown: not shown["parts"]["postgres"]["ok"])
-    assert shown["parts"]["nats"]["ok"]
+    shown = served.wait(lambda shown: not shown["dependencies"]["postgres"]["ok"])
+    assert shown["dependencies"]["nats"]["ok"]
+    delivered = await _deliveries(served, lambda info: info.num_waiting == 0)
     await _publish(served, call)
+    assert await _deliveries(served, lambda info: info.num_pending == 1) == delivered
     assert served.stack.upstream.requests() == []
     served.stack.postgres.start()
     assert (await _answered(served, call))["status"] == "success"
@@ -154,7 +172,7 @@ async def test_without_the_database_nothing_is_fetched_and_afterwards_everything
     assert len(served.stack.upstream.requests()) == 1
 
 
-@requirement("outage.start")
+@requirement("outage")
 async def test_servers_may_come_up_after_the_executor(served: Served) -> None:
     """One after the other; it says on /readyz what it waits for, and stops at once while it waits."""
     port, stack = free_port(), served.stack
@@ -163,15 +181,18 @@ async def test_servers_may_come_up_after_the_executor(served: Served) -> None:
     stack.postgres.stop()
     stack.nats.stop()
     early.process.start(lambda: accepts(port))
-    assert waiting.ready()["parts"] == {name: {"ok": False, "age_s": None} for name in ("postgres", "nats", "consumer")}
+    parts = waiting.wait(lambda shown: "reason" in shown["dependencies"]["postgres"])["dependencies"]
+    assert tuple(parts) == tuple(DEPENDENCIES)
+    assert {(part["ok"], part["age_s"]) for part in parts.values()} == {(False, None)}
+    assert "refused" in parts["postgres"]["reason"]
     stack.postgres.start()
-    waiting.wait(lambda shown: shown["parts"]["postgres"]["ok"] and not shown["parts"]["nats"]["ok"])
+    waiting.wait(lambda shown: shown["dependencies"]["postgres"]["ok"] and not shown["dependencies"]["nats"]["ok"])
     stack.nats.start()
     waiting.wait(lambda shown: shown["ready"])
     assert early.stop() == 0
 
 
-@requirement("outage.start")
+@requirement("outage")
 async def test_it_stops_at_once_while_it_waits_for_servers(served: Served) -> None:
     port = free_port()
     lonely = served.stack.executor(
@@ -185,7 +206,7 @@ async def test_it_stops_at_once_while_it_waits_for_servers(served: Served) -> No
     assert time.monotonic() - began < 5
 
 
-@requirement("outage.nats")
+@requirement("outage")
 async def test_nats_may_restart_while_a_call_runs(served: Served) -> None:
     served.wait(lambda shown: shown["ready"])
     served.stack.upstream.rules({"delay_s": 1.0})
@@ -193,7 +214,7 @@ async def test_nats_may_restart_while_a_call_runs(served: Served) -> None:
     await _publish(served, call)
     served.stack.upstream.requests(1)
     served.stack.nats.stop()
-    served.wait(lambda shown: not shown["parts"]["nats"]["ok"])
+    served.wait(lambda shown: not shown["dependencies"]["nats"]["ok"])
     served.stack.nats.start()
     assert (await _answered(served, call))["status"] == "success"
     served.wait(lambda shown: shown["ready"])
@@ -203,9 +224,182 @@ async def test_nats_may_restart_while_a_call_runs(served: Served) -> None:
     assert len(served.stack.upstream.requests()) == 2
 
 
+async def _deliveries(served: Served, condition: Callable[[Any], bool]) -> int:
+    """How many the durable has made, once it is as said."""
+    client = await nats.connect(served.stack.nats.url)
+    async with asyncio.timeout(_PATIENCE_S):
+        while not condition(info := await client.jetstream().consumer_info(STREAM, default_durable("v1r4", "jina"))):
+            pass
+    await client.close()
+    return int(info.delivered.consumer_seq)
+
+
 async def _publish(served: Served, call: PlacedCall) -> None:
     """Only the bus: the database may be away."""
 
     client = await nats.connect(served.stack.nats.url)
     await client.jetstream().publish(call.subject, json.dumps(call.body).encode(), headers=dict(call.headers))
     await client.close()
+
+
+@requirement("nats.watched")
+async def test_a_nats_that_is_silent_is_seen_at_readyz_and_loses_nothing(served: Served) -> None:
+    served.wait(lambda shown: shown["ready"])
+    call = await _placed(served)
+    with frozen(served):
+        began = time.monotonic()
+        shown = served.wait(lambda shown: not shown["ready"])
+        assert time.monotonic() - began < REACTION_S
+        assert "no answer" in shown["dependencies"]["nats"]["reason"]
+        served.wait(lambda shown: shown["dependencies"]["nats"]["reason"] == "no connection")
+    began = time.monotonic()
+    served.wait(lambda shown: shown["ready"])
+    assert time.monotonic() - began < REACTION_S
+    await _publish(served, call)
+    assert (await _answered(served, call))["status"] == "success"
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+@requirement("nats.watched")
+async def test_sigterm_while_nats_is_silent_ends_the_process_cleanly(
+    served: Served,
+    noticed: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """At once, and when a new connection is being tried; a call runs."""
+    served.wait(lambda shown: shown["ready"])
+    served.stack.upstream.rules({"delay_s": 1.5 + 6.0 * noticed})
+    call = await _placed(served)
+    await _publish(served, call)
+    served.stack.upstream.requests(1)
+    with frozen(served):
+        if noticed:
+            served.wait(lambda shown: shown["dependencies"]["nats"].get("reason") == "no connection")
+        served.executor.signal(signal.SIGTERM)
+        assert served.executor.process.wait(_LONGEST_DRAIN_S) == 0, served.executor.log_text()[-5000:]
+    log = served.executor.log_text()
+    assert '"service.stopped"' in log
+    assert "Traceback" not in log
+    served.executor.start()
+    assert (await _answered(served, call))["status"] == "success"
+
+
+@contextmanager
+def frozen(served: Served) -> Iterator[None]:
+    process = served.stack.nats.process
+    assert process is not None
+    process.signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.signal(signal.SIGCONT)
+
+
+# SIGHUP: policy and mounted keys are read again, and a broken file changes nothing.
+
+
+PATIENCE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    stack: EmbeddedStack
+    caller: Caller
+    executor: ExecutorProcess
+    key: Path
+    config: Path
+
+    async def hang_up(self, action: str) -> None:
+        """Send SIGHUP, and wait until the log has one more line of this action."""
+        before = self.executor.log_text().count(f'"{action}"')
+        self.executor.signal(signal.SIGHUP)
+        async with asyncio.timeout(PATIENCE_S):
+            while self.executor.log_text().count(f'"{action}"') == before:  # noqa: ASYNC110 - a file tells nobody
+                await asyncio.sleep(0.05)
+
+    async def answer(self) -> dict[str, Any]:
+        """The content of the result of a new call."""
+        call: PlacedCall = await self.caller.place(PROJECT, AGENT, "jina_search", {"query": "hello world", "count": 3})
+        async with asyncio.timeout(PATIENCE_S):
+            while not (answer := await self.caller.read_answer(call)).card:  # noqa: ASYNC110 - nor does a table
+                await asyncio.sleep(0.05)
+        content: dict[str, Any] = answer.card["content"]
+        return content
+
+    async def keys_used(self) -> list[str]:
+        return [request["key"] for request in await asyncio.to_thread(self.stack.upstream.requests)]
+
+
+@pytest.fixture
+async def reloaded(stack: EmbeddedStack, caller: Caller, database: str, tmp_path: Path) -> AsyncIterator[Reloaded]:
+    await caller.add_tool(PROJECT, search_tool())
+    key, config = tmp_path / "key", tmp_path / "settings.toml"
+    key.write_text(stack.upstream.keys["JINA_API_KEY"])
+    config.write_text("")
+    settings = {
+        "PG_DSN": dsn_of(stack, database),
+        "JINA_API_KEY": "",
+        "JINA_API_KEY_FILE": str(key),
+        "OPENAPI_TOOL_CONFIG": str(config),
+        "OPENAPI_TOOL__CACHE__TTL_S": "0",
+    }
+    executor = stack.executor(f"reload-{database}", database, settings)
+    await asyncio.to_thread(executor.start)
+    yield Reloaded(stack, caller, executor, key, config)
+    assert await asyncio.to_thread(executor.stop) == 0
+
+
+@requirement("reload")
+async def test_sighup_reads_policy_and_keys_again_and_ends_nothing(reloaded: Reloaded) -> None:
+    assert (await reloaded.answer())["status"] == "success"
+    reloaded.key.write_text(reloaded.stack.upstream.keys["SEARCH_API_KEY"])
+    await reloaded.hang_up("reload.done")
+    assert (await reloaded.answer())["status"] == "success"
+    assert await reloaded.keys_used() == ["JINA_API_KEY", "SEARCH_API_KEY"]
+    reloaded.config.write_text('[policy]\ndeny = ["jina.*"]\n')
+    await reloaded.hang_up("reload.done")
+    assert (await reloaded.answer())["error"]["code"] == "tool_not_available"
+
+
+@requirement("reload")
+async def test_a_new_key_is_masked_before_its_first_use() -> None:
+    bootstrap = build_bootstrap(
+        Settings(postgres={"dsn": "postgresql://127.0.0.1/x"}), {"JINA_API_KEY": "the-first-key"}
+    )
+    used: list[str] = []
+
+    class NotedRunner:
+        def use(self, authorizer: Authorizer, secret: Secrets) -> None:
+            del authorizer
+            used.append(bootstrap.redactor.text(secret("JINA_API_KEY").get_secret_value()))
+
+    environment = {"JINA_API_KEY": "the-second-key"}
+    runner = cast("ToolRunner", NotedRunner())
+    await Reloader(bootstrap, runner, lambda: bootstrap.settings, environment).reload()
+    assert used == [MASK]
+
+
+@requirement("reload")
+async def test_what_is_broken_changes_nothing_and_is_logged(reloaded: Reloaded) -> None:
+    reloaded.key.unlink()
+    reloaded.config.write_text('[policy]\ndeny = ["jina.*"]\n')
+    await reloaded.hang_up("reload.failed")
+    assert "JINA_API_KEY_FILE: the file that it names cannot be read" in reloaded.executor.log_text()
+    assert (await reloaded.answer())["status"] == "success"
+    assert await reloaded.keys_used() == ["JINA_API_KEY"]
+
+
+@requirement("reload")
+async def test_what_needs_a_restart_is_named(reloaded: Reloaded) -> None:
+    reloaded.config.write_text("[executor]\nconcurrency = 3\n")
+    await reloaded.hang_up("reload.done")
+    assert '"need_restart":["executor"]' in reloaded.executor.log_text()
+
+
+@requirement("reload")
+def test_a_redactor_learns_everywhere_and_forgets_nothing() -> None:
+    redactor = Redactor(["the-old-secret"])
+    elsewhere = redactor.at("error")
+    redactor.learn(["the-new-secret"])
+    for place in (redactor, elsewhere, redactor.at("span")):
+        assert place.text("the-old-secret the-new-secret") == f"{MASK} {MASK}"
+    assert Redactor(["the-old-secret"]).text("the-new-secret") == "the-new-secret"

@@ -13,13 +13,13 @@ from typing import Any
 from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.bus.dead_letters import SUBJECT as DEAD_LETTER
+from openapi_tool.bus.dead_letters import SUBJECTS
 from openapi_tool.local.caller import STREAM, Answer, Caller, PlacedCall
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.subject import default_durable
 from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool, search_tool
-from tests.promises import requirement
+from tests.requirements import requirement
 from tests.support import dead_letters
 
 DURABLE = default_durable("v1r4", "jina")
@@ -68,8 +68,8 @@ async def test_an_object_result_is_one_object(caller: Caller, start_executor: St
 
 
 IMPATIENT = {
-    "OPENAPI_TOOL__EXECUTOR__WORKER_DEFAULT_S": "3",
-    "OPENAPI_TOOL__EXECUTOR__RETRY_DELAY_S": "0.1",
+    "OPENAPI_TOOL__EXECUTOR__WORKER_TIMEOUT_S": "3",
+    "OPENAPI_TOOL__EXECUTOR__REQUEUE_DELAY_S": "0.1",
     "OPENAPI_TOOL__NATS__ACK_WAIT_S": "0.15",
 }
 
@@ -80,7 +80,7 @@ async def test_an_upstream_that_hangs_is_a_timeout_before_the_worker_gives_up(
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
     stack.upstream.rules({"hang": True})
-    start_executor({**IMPATIENT, "OPENAPI_TOOL__EXECUTOR__MARGIN_S": "2.5"})
+    start_executor({**IMPATIENT, "OPENAPI_TOOL__EXECUTOR__COMMIT_MARGIN_S": "2.5"})
     answer = await answered(caller, KNOWN)
     assert answer.card["content"]["status"] == "timeout"
     assert answer.card["content"]["error"]["code"] == "tool_timeout"
@@ -93,13 +93,13 @@ async def test_a_command_that_waited_too_long_is_not_begun(
     await caller.add_tool(PROJECT, search_tool())
     call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
     await asyncio.sleep(1.2)
-    start_executor({**IMPATIENT, "OPENAPI_TOOL__EXECUTOR__MARGIN_S": "2"})
+    start_executor({**IMPATIENT, "OPENAPI_TOOL__EXECUTOR__COMMIT_MARGIN_S": "2"})
     answer = await caller.answer(call, 10)
     assert answer.card["content"]["status"] == "timeout"
     assert stack.upstream.requests() == []
 
 
-@requirement("tool.after_execution")
+@requirement("tool.definition")
 async def test_the_definitions_after_execution_wins(caller: Caller, start_executor: StartExecutor) -> None:
     await caller.add_tool(PROJECT, {**search_tool(), "after_execution": "terminate"})
     executor = start_executor()
@@ -215,16 +215,19 @@ async def test_calls_run_side_by_side_and_never_more_than_the_limit(
     stack.upstream.rules({"delay_s": 1.0})
     start_executor({"OPENAPI_TOOL__EXECUTOR__CONCURRENCY": "4"})
     calls = [await caller.place(PROJECT, AGENT, "jina_search", KNOWN) for _ in range(8)]
-    asked = await asyncio.to_thread(stack.upstream.requests, at_least=4)
-    info = await caller.client.jetstream().consumer_info(STREAM, DURABLE)
-    assert (len(asked), info.num_ack_pending, info.num_pending) == (4, 4, 4)
+    await asyncio.to_thread(stack.upstream.requests, at_least=4)
+    jetstream = caller.client.jetstream()
+    async with asyncio.timeout(10):
+        while (info := await jetstream.consumer_info(STREAM, DURABLE)).num_pending:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.01)
+    assert (len(stack.upstream.requests()), info.num_ack_pending) == (4, 8)  # the others wait
     for call in calls:
         await caller.answer(call, 10)
     answered_first = min(entry["answered_at"] for entry in stack.upstream.requests())
     assert sum(entry["at"] < answered_first for entry in stack.upstream.requests()) == 4
 
 
-@requirement("run.single")
+@requirement("run.concurrency")
 async def test_single_calls_wait_for_no_batch(caller: Caller, start_executor: StartExecutor) -> None:
     await caller.add_tool(PROJECT, search_tool())
     start_executor()
@@ -294,9 +297,9 @@ async def test_calls_that_outlast_the_grace_period_are_handed_back_at_once(
     stack.upstream.rules({"hang": True})
     executor = start_executor(
         {
-            "OPENAPI_TOOL__EXECUTOR__DRAIN_S": "0.2",
+            "OPENAPI_TOOL__EXECUTOR__DRAIN_TIMEOUT_S": "0.2",
             "OPENAPI_TOOL__NATS__ACK_WAIT_S": "60",
-            "OPENAPI_TOOL__EXECUTOR__WORKER_DEFAULT_S": "300",
+            "OPENAPI_TOOL__EXECUTOR__WORKER_TIMEOUT_S": "300",
         }
     )
     call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
@@ -343,7 +346,7 @@ async def test_an_old_durable_is_held_to_our_settings_and_goes_on_where_it_stopp
     await caller.answer(second, 10)
     info = await jetstream.consumer_info(STREAM, DURABLE)
     assert (info.config.filter_subject, info.config.max_deliver) == ("cg.v1r4.*.*.cmd.tool.jina.>", -1)
-    assert (info.config.ack_wait, info.config.max_ack_pending) == (6.0, 10_000)
+    assert (info.config.ack_wait, info.config.max_ack_pending) == (6.0, 100_000)
     assert (await caller.read_answer(first)).card == {}
 
 
@@ -353,7 +356,7 @@ def _kernel_executor_settings() -> Any:
     return ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=30, max_deliver=3)
 
 
-@requirement("subject.stream")
+@requirement("subject.durable")
 async def test_a_stream_is_made_only_where_none_captures_the_subjects(
     caller: Caller, start_executor: StartExecutor
 ) -> None:
@@ -377,4 +380,4 @@ async def test_a_dead_letter_keeps_its_place_in_a_stream_of_its_own(
     await settled(caller)
     assert len(await dead_letters(caller)) == 2
     info = await caller.client.jetstream().stream_info(DEAD_LETTERS)
-    assert info.config.subjects == [DEAD_LETTER]
+    assert info.config.subjects == [SUBJECTS]

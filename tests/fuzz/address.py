@@ -12,10 +12,10 @@ from urllib.parse import unquote, urlsplit
 import idna
 from yarl import URL
 
-from openapi_tool.jina.targets import INTERNAL_SUFFIXES, TargetRules, checked_target
+from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES, UrlPolicy, checked_url
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 
-_RULES = TargetRules()
+_RULES = UrlPolicy()
 _METADATA = (IPv4Address("168.63.129.16"), IPv4Address("192.0.0.192"), IPv4Address("100.100.100.200"))
 _NAT64 = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))
 _SITE_LOCAL_OR_TEREDO = (IPv6Network("fec0::/10"), IPv6Network("2001::/32"))
@@ -27,13 +27,13 @@ def check(data: bytes) -> None:
     """Check one text and judge what is let through. Raises AssertionError, or whatever a defect raises."""
     text = data.decode("utf-8", "surrogateescape")
     try:
-        url = checked_target(text, _RULES)
+        url = checked_url(text, _RULES)
     except (BadRequest, TargetRefused) as refusal:
         assert refusal.message.startswith("url: ")
         assert refusal.message.isprintable()
         assert len(refusal.message) < 400
         return
-    assert checked_target(url, _RULES) == url
+    assert checked_url(url, _RULES) == url
     _assert_form(url)
     for host in {spelling for read in _hosts(url) for spelling in _spellings(read)}:
         assert_public(host)
@@ -101,7 +101,9 @@ def _address(name: str) -> IPv4Address | IPv6Address | None:
 
 
 def _assert_public_address(address: IPv4Address | IPv6Address) -> None:
-    assert address.is_global, f"{address} is not public"
+    # Newer versions of Python call all of 2002::/16 not global; the address inside is judged below.
+    is_6to4 = isinstance(address, IPv6Address) and address.sixtofour is not None
+    assert address.is_global or is_6to4, f"{address} is not public"
     assert not address.is_multicast, f"{address} is not public"
     assert address.version != 4 or not address.is_reserved, f"{address} is not public"
     assert address not in _METADATA, f"{address} is a metadata service"

@@ -10,15 +10,14 @@ from pydantic import SecretStr
 from openapi_tool.protocol.cards import ToolCall, read_tool_call
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.records import CardRecord, ToolRecord
-from openapi_tool.tools.arguments import Arguments, OperatorEnvs, is_identity, prepare_arguments
+from openapi_tool.protocol.records import CardRecord, DefinitionRecord
+from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, is_identity, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.result import failure
 from openapi_tool.tools.session import SessionScope
 from openapi_tool.tools.template import PLACEHOLDERS, placeholder_values, render
-from tests.fuzz.source import Source
-from tests.fuzz.storable import assert_storable
+from tests.fuzz.source import Source, assert_storable
 
 _SCOPE = SessionScope(b"k" * 32)
 _OPERATOR = OperatorEnvs(parameters=frozenset({"note"}))
@@ -42,7 +41,8 @@ def check(data: bytes) -> None:
     try:
         definition = parse_definition(_record(source))
         call = read_tool_call(_card(source), "call")
-        arguments = prepare_arguments(definition, call, identity, _OPERATOR, lambda _: SecretStr("the-key"), _SCOPE)
+        owner = CallOwner(identity.project_id, identity.agent_id, placeholder_values(identity))
+        arguments = prepare_arguments(definition, call, owner, _OPERATOR, lambda _: SecretStr("the-key"), _SCOPE)
     except ToolError as error:
         assert_storable(failure(error, 1).result)
         return
@@ -76,17 +76,17 @@ def _check_render(source: Source, identity: CallIdentity) -> None:
     )
 
 
-def _record(source: Source) -> ToolRecord:
+def _record(source: Source) -> DefinitionRecord:
     tool = CATALOGUE[source.pick(sorted(CATALOGUE))]
     parameters: Any = source.pick((None, tool.schema(), {}))
     if parameters is None:
         parameters = source.object((*_SCHEMA_WORDS, *_NAMES))
     options = {
-        "jina": {"tool": tool.name, "mode": tool.mode},
+        "jina": {"tool": tool.name, "mode": tool.operation.name},
         "args": {"defaults": _named(source), "fixed": _named(source)},
         "envs": source.pick(({}, {"api_key": "JINA_API_KEY"}, {"note": "JINA_API_KEY"})),
     }
-    return ToolRecord("a_tool", "suspend", parameters, options)
+    return DefinitionRecord("a_tool", "suspend", parameters, options)
 
 
 def _named(source: Source) -> dict[str, Any]:

@@ -9,11 +9,12 @@ import unicodedata
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from openapi_tool.protocol.command import HEARTBEAT_NAMES, Command, Delivery, decode_command
+from openapi_tool.protocol.command import HEARTBEAT_NAMES, Command, Delivery
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.identity import MAX_EPOCH, ClaimedIdentity
 from openapi_tool.tools.result import failure
-from tests.fuzz.storable import assert_storable
+from tests.fuzz.source import assert_storable
+from tests.support import V1R4
 
 _PUBLISHED = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -27,7 +28,7 @@ def check(data: bytes) -> None:
     is_text = not any(char == " " or (unicodedata.category(char) == "Cc" and char < "\x80") for char in subject)
     is_command = is_text and len(tokens) >= 8 and tokens[0] == "cg" and tokens[4:6] == ["cmd", "tool"]
     try:
-        command = decode_command(Delivery(subject, headers, body, _PUBLISHED, attempt=1, stream_sequence=1))
+        command = V1R4.decode(Delivery(subject, headers, body, _PUBLISHED, attempt=1, stream_sequence=1))
     except Unanswerable as refusal:
         assert not is_command
         assert refusal.reason == "bad_subject"

@@ -1,10 +1,10 @@
-"""Inputs that are kept from fuzzing: a folder of files, or one file of lines for a target whose inputs are large."""
+"""Corpora of the fuzz targets: one JSON Lines file each, an input a line."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import accumulate
 from pathlib import Path
 
@@ -12,17 +12,15 @@ CORPUS = Path(__file__).parent / "corpus"
 BROKE = "found-"
 """Names of kept inputs that once broke something; no merge takes them away."""
 
-MOST_FILES, MOST_TOTAL_BYTES = 300, 300_000
+MOST_INPUTS, MOST_TOTAL_BYTES = 300, 300_000
 
 
 def kept(name: str) -> dict[str, bytes]:
     """A target's inputs by name."""
-    lines = _lines(name)
-    if lines.exists():
-        entries = map(json.loads, lines.read_text(encoding="utf-8").splitlines())
-        return {entry["name"]: entry["data"].encode("latin-1") for entry in entries}
-    folder = CORPUS / name
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.is_dir() else {}
+    if not _file(name).exists():
+        return {}
+    entries = map(json.loads, _file(name).read_text(encoding="utf-8").splitlines())
+    return {entry["name"]: entry["data"].encode("latin-1") for entry in entries}
 
 
 def keep(name: str, inputs: Iterable[bytes]) -> None:
@@ -30,24 +28,12 @@ def keep(name: str, inputs: Iterable[bytes]) -> None:
     ordered = sorted(inputs, key=lambda data: (len(data), data))
     sizes = accumulate(map(len, ordered))
     chosen = {known: data for known, data in kept(name).items() if known.startswith(BROKE)}
-    for data, size in zip(ordered[:MOST_FILES], sizes, strict=False):
+    for data, size in zip(ordered[:MOST_INPUTS], sizes, strict=False):
         if size <= MOST_TOTAL_BYTES:
             chosen[hashlib.sha256(data).hexdigest()[:16]] = data
-    _write(name, chosen)
+    entries = ({"name": known, "data": data.decode("latin-1")} for known, data in chosen.items())
+    _file(name).write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
 
 
-def _write(name: str, inputs: Mapping[str, bytes]) -> None:
-    if _lines(name).exists():
-        entries = ({"name": known, "data": data.decode("latin-1")} for known, data in inputs.items())
-        _lines(name).write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
-        return
-    folder = CORPUS / name
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.iterdir():
-        path.unlink()
-    for known, data in inputs.items():
-        (folder / known).write_bytes(data)
-
-
-def _lines(name: str) -> Path:
+def _file(name: str) -> Path:
     return CORPUS / f"{name}.jsonl"

@@ -129,8 +129,13 @@ def _replace(_: Any, chance: random.Random) -> Any:
     return chance.choice(_VALUES) if chance.random() < 0.5 else chance.choice(_TEXTS)
 
 
+def _most_times(value: Any) -> int:
+    """How often a value fits into an input: repeated further, it filled the memory of the fuzzer itself."""
+    return max(1, MOST_BYTES // len(orjson.dumps(value)))
+
+
 def _grow(value: Any, chance: random.Random) -> Any:
-    times = chance.randrange(1, _MOST_TIMES)
+    times = chance.randrange(1, min(_MOST_TIMES, _most_times(value) + 1))
     if isinstance(value, str):
         return value[:100] * times
     if isinstance(value, list):
@@ -151,6 +156,8 @@ def _nest(value: Any, chance: random.Random) -> Any:
 def _branch(value: Any, chance: random.Random) -> Any:
     keyword = chance.choice(("anyOf", "oneOf", "allOf"))
     for _ in range(chance.randrange(1, 9)):
+        if _most_times(value) == 1:
+            break
         value = {keyword: [value, value]}
     return value
 

@@ -12,7 +12,7 @@ from openapi_tool.local.recordings import load_recordings
 from openapi_tool.tools.catalogue import CATALOGUE
 from tests.fuzz.whole import STATUSES, joined
 from tests.support import BODY, HEADERS, SUBJECT
-from tests.unit import test_targets as addresses
+from tests.unit import test_url_policy as addresses
 
 _MOST_BYTES = 3_000
 
@@ -20,7 +20,13 @@ _MOST_BYTES = 3_000
 def seeds(name: str) -> list[bytes]:
     """The seeds of a target."""
     return list(
-        {"command": _messages, "address": _addresses, "answer": _answers, "whole": _calls}.get(name, _nothing)()
+        {
+            "command": _messages,
+            "address": _addresses,
+            "answer": _answers,
+            "whole": _calls,
+            "socket": _frames,
+        }.get(name, _nothing)()
     )
 
 
@@ -72,12 +78,29 @@ def _calls() -> Iterator[bytes]:
     }
     for number, tool in enumerate(CATALOGUE.values()):
         given = {name: value for name, value in arguments.items() if name in tool.arguments.model_fields}
-        row = {"parameters": tool.schema(), "options": {"jina": {"mode": tool.mode, "tool": tool.name}}}
+        row = {"parameters": tool.schema(), "options": {"jina": {"mode": tool.operation.name, "tool": tool.name}}}
         for recording in list(bodies.values())[number :: len(CATALOGUE)]:
             if recording.status in STATUSES:
                 yield joined(row, given, recording.status, recording.body)
     for row, given in _ATTACKS:
         yield joined(row, given, 200, b'{"code":200,"data":{"content":"x","links":{"0":"a,https://a.b/"}}}')
+
+
+def _frames() -> Iterator[bytes]:
+    """What a server says, well and badly; and messages as anybody may publish them."""
+    yield from (
+        b"\x00PING\r\n+OK\r\nPONG\r\n",
+        b'\x00INFO {"server_id":"y","max_payload":1048576,"headers":true,"ldm":true}\r\n',
+        b"\x00-ERR 'Permissions Violation for Publish to \"a\"'\r\n-ERR 'Stale Connection'\r\n",
+        b"\x00MSG a 1 r 5\r\nhello\r\nHMSG a 1 12 14\r\nNATS/1.0\r\n\r\nhi\r\n",
+        b"\x00HMSG a 1 28 28\r\nNATS/1.0 503 No Responders\r\n\r\n\r\n",
+        b"\x00MSG a 1 99\r\nhello",
+    )
+    headers = "".join(f"{name}: {text}\r\n" for name, text in HEADERS.items())
+    yield f"\x01{SUBJECT}||NATS/1.0\r\n{headers}\r\n|".encode() + orjson.dumps(BODY)
+    yield f"\x01{SUBJECT}".encode() + b"\xff|||{}"
+    yield b"\x01a\x0bb|$JS.ACK.a.b.1.2.3.x.0|NATS/1.0 408\r\n\r\n|"
+    yield b"\x01_|$JS.ACK._._.1.9.9.99999999999999999999999.0|NATS/1.0\r\nA\r\n:\r\n\xff: \xff\r\n\r\n|[" + b"[" * 600
 
 
 _JINA = {"mode": "reader"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tests.fuzz import address, answer, arguments, command, whole
+from tests.fuzz import address, answer, arguments, command, socket, whole
 from tests.fuzz.mutate import mutate
 
 Mutate = Callable[[bytes, int, int, Callable[[bytes, int], bytes]], bytes]
@@ -15,12 +15,13 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
     "address": address.check,
     "answer": answer.check,
     "whole": whole.check,
+    "socket": socket.check,
 }
-MOST_BYTES: Mapping[str, int] = dict.fromkeys(TARGETS, 4_096) | {"whole": whole.MOST_BYTES}
+MOST_BYTES: Mapping[str, int] = dict.fromkeys(TARGETS, 4_096) | {"whole": whole.MOST_BYTES, "socket": socket.MOST_BYTES}
 """The largest input of each."""
 
 MUTATORS: Mapping[str, Mutate] = {"whole": mutate}
 """Targets whose inputs are changed as what they are."""
 
-PLAYED_AGAIN: Mapping[str, Callable[[], None]] = {"whole": whole.forget}
-"""Targets whose slow and large inputs are measured without instrumentation, and how they forget the ones before."""
+PLAYED_AGAIN: Mapping[str, tuple[Callable[[], None], Callable[[], float]]] = {"whole": (whole.forget, whole.spent_s)}
+"""Targets whose slow and large inputs are measured without instrumentation: forget the ones before, CPU time taken."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, nullcontext
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, Self
 from unittest import mock
@@ -20,16 +21,16 @@ import httpx
 import orjson
 
 from openapi_tool import service
-from openapi_tool.prepared import prepare
+from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.records import Artifact, CallKey, CallRecords, CardRecord, RequestEdgeRecord, ToolRecord
+from openapi_tool.protocol.command import Command, Delivery
+from openapi_tool.protocol.records import Artifact, CallRecords, CardRecord, DefinitionRecord, RequestEdgeRecord
 from openapi_tool.protocol.report import Report
 from openapi_tool.protocol.settlement import Acknowledge, Settlement
 from openapi_tool.settings import Settings
 from openapi_tool.tools import definition, schema
-from tests.fuzz.storable import assert_storable
-from tests.support import BODY, HEADERS, SUBJECT, target
+from tests.fuzz.source import assert_storable
+from tests.support import BODY, HEADERS, SUBJECT, waiting_turn
 
 Handler = Callable[[Delivery], Awaitable[Settlement]]
 SEPARATOR = b"\x1e"
@@ -37,13 +38,14 @@ MOST_BYTES = 256 * 1024
 SECRET, OTHER = "a-key-of-the-fuzzer", "another-secret-of-the-fuzzer"
 STATUSES = (200, 200, 200, 422, 429, 400, 402, 403, 409, 451, 500, 503, 524, 302)
 _SHOWN_CHARS = 2_000
+_HELD = timedelta(seconds=1)
 _ENVIRONMENT = {"JINA_API_KEY": SECRET, "SEARCH_API_KEY": OTHER}
 _SETTINGS = Settings(
     postgres={"dsn": "postgresql://nobody@127.0.0.1/nothing"},
     session={"key": "k" * 32},
     secrets={"allowed_env": ("SEARCH_API_KEY",)},
     tools={"max_result_chars": _SHOWN_CHARS},
-    retry={"max_repeats": 0},
+    retry={"max_retries": 0},
     cache={"ttl_s": 0},
 )
 
@@ -74,8 +76,11 @@ def stored(text: bytes) -> dict[str, Any]:
 def check(data: bytes) -> None:
     """Handle one call and judge its result. Raises AssertionError, or whatever a defect raises."""
     row, arguments, answer = parts(data[:MOST_BYTES])
+    row_object, arguments_object = stored(row), stored(arguments)
     with _Defects() as defects:
-        settlement = _loop().run_until_complete(_KERNEL.handle(stored(row), stored(arguments), answer))
+        began = time.process_time()
+        settlement = _loop().run_until_complete(_KERNEL.handle(row_object, arguments_object, answer))
+        _spent_s[:] = [time.process_time() - began]
     if defects.found:
         raise defects.found.pop()
     assert settlement == Acknowledge(), settlement
@@ -89,9 +94,17 @@ def check(data: bytes) -> None:
         assert len(content["error"]["message"]) < 3 * _SHOWN_CHARS
 
 
+_spent_s = [0.0]
+
+
+def spent_s() -> float:
+    """CPU time in seconds of the last input, without that of its judge, which may take more."""
+    return _spent_s[0]
+
+
 def forget() -> None:
     """Drop what is kept between calls."""
-    definition._known.clear()  # noqa: SLF001 - no program forgets definitions
+    definition._parse_cache.clear()  # noqa: SLF001 - no program forgets definitions
     schema._compiled.clear()  # noqa: SLF001
 
 
@@ -132,6 +145,11 @@ def _loop() -> asyncio.AbstractEventLoop:
     return _loops[0]
 
 
+def _consumer(handlers: list[Handler], handle: Handler) -> mock.Mock:
+    handlers.append(handle)
+    return mock.Mock()
+
+
 class _Kernel:
     """The kernel of one call, its doorbell and its upstream, in place of everything that `serve` connects to."""
 
@@ -149,11 +167,12 @@ class _Kernel:
                 "KernelStore": SimpleNamespace(open=self._open),
                 "connected": lambda _: nullcontext(),
                 "_transport": lambda *_: httpx.MockTransport(lambda _: self._response()),
-                "Doorbell": lambda *_: self,
-                "CommandConsumer": lambda *given: handlers.append(given[3]),
+                "WakeupPublisher": lambda *_: self,
+                "_replica_count": mock.AsyncMock(return_value=1),
+                "CommandConsumer": lambda *given: _consumer(handlers, given[3]),
             }.items():
                 patches.enter_context(mock.patch.object(service, name, value))
-            await service.assemble(AsyncExitStack(), prepare(_SETTINGS, _ENVIRONMENT), None)
+            await service.assemble(AsyncExitStack(), build_bootstrap(_SETTINGS, _ENVIRONMENT), None)
         return handlers[0]
 
     async def _open(self, _: object) -> _Kernel:
@@ -168,25 +187,26 @@ class _Kernel:
         self._answer = answer
         self._records = CallRecords(
             CardRecord("card", "call", content, (more if isinstance(more, dict) else {}) | own),
-            ToolRecord("a_tool", row.get("after_execution"), row.get("parameters"), row.get("options")),
+            DefinitionRecord("a_tool", row.get("after_execution"), row.get("parameters"), row.get("options")),
             "worker_generic",
-            target(),
+            waiting_turn(),
             RequestEdgeRecord("edge", 0),
             None,
         )
-        return await self._handle(Delivery(SUBJECT, HEADERS, orjson.dumps(BODY), datetime.now(UTC), 1, 1))
+        published_at = datetime.now(UTC) - _HELD  # else each answer would wait for its worker
+        return await self._handle(Delivery(SUBJECT, HEADERS, orjson.dumps(BODY), published_at, 1, 1))
 
     def _response(self) -> httpx.Response:
         status = STATUSES[self._answer[0] % len(STATUSES)] if self._answer else 200
         return httpx.Response(status, stream=_Body(self._answer[1:]))
 
-    async def load(self, _: CallKey) -> CallRecords:
+    async def load(self, _: Command) -> CallRecords:
         """The call's records."""
         return self._records
 
-    async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None) -> bool:
+    async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None, *, retry: bool = False) -> bool:
         """Keep content and metadata of what is written."""
-        del report
+        del report, retry
         self.written.append((card.content, card.metadata))
         if artifact:
             self.written.append((json.loads(artifact.content), artifact.metadata))
@@ -196,7 +216,7 @@ class _Kernel:
         """Nothing is kept of earlier calls."""
         return None
 
-    async def ring(self, *_: object) -> bool:
+    async def publish(self, *_: object) -> bool:
         """Nobody listens."""
         return True
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 from openapi_tool.local.caller import Answer
 from tests.hostile.case import Cases
-from tests.hostile.scene import Scene, assert_failed, assert_succeeded, content_of
-from tests.hostile.upstream import response
+from tests.hostile.scene import ANSWER_S, Scene, assert_failed, assert_succeeded, content_of
+from tests.hostile.upstream import LATE, response
 
 CASES = Cases()
 Make = Callable[[], bytes]
@@ -20,6 +20,8 @@ PAGES = 56
 """At once: nearly as many as the executor runs, since a project that takes all of its places is another matter."""
 PATIENCE_S = 110
 """Of calls that wait for each other's memory: 640 MB are read, rendered and stored in 256 MB, on a busy machine."""
+NEIGHBOUR_S = 5
+READER = {"jina": {"mode": "reader"}}
 SHOWN_CHARS, CARD_CHARS = 40_000, 300_000
 _FAILED = ("upstream_rejected", "upstream_unavailable", "response_too_large", "bad_request", "rate_limited")
 
@@ -206,21 +208,23 @@ async def fields_of_refusals_that_are_large(scene: Scene) -> None:
 async def pages_of_ten_megabytes_at_once(scene: Scene) -> None:
     tool = await scene.define({"jina": {"mode": "reader"}, "suspend_timeout_seconds": PATIENCE_S})
     asked = {"url": "https://example.com/attack-many_pages/{n}"}
-    for answer in await scene.calls(PAGES, tool, asked, PATIENCE_S):
+    for answer in await scene.calls(scene.share(PAGES), tool, asked, PATIENCE_S):
         assert_bounded(answer)
 
 
 @CASES.case("13", lambda: {"many_objects": page(links=b"{" + _numbered('"l%d":"https://a.b/%d"') + b"}")})
 async def pages_of_many_values_at_once(scene: Scene) -> None:
     tool = await scene.define({"jina": {"mode": "reader"}})
-    for answer in await scene.calls(PAGES // 4, tool, {"url": "https://example.com/attack-many_objects/{n}"}):
+    asked = {"url": "https://example.com/attack-many_objects/{n}"}
+    for answer in await scene.calls(scene.share(PAGES) // 3, tool, asked):
         assert_bounded(answer)
 
 
 @CASES.case("13", lambda: {"chunked_pages": READABLE["one_chunk_without_a_length"]()})
 async def pages_without_a_length_at_once(scene: Scene) -> None:
     tool = await scene.define({"jina": {"mode": "reader"}})
-    for answer in await scene.calls(PAGES // 4, tool, {"url": "https://example.com/attack-chunked_pages/{n}"}):
+    asked = {"url": "https://example.com/attack-chunked_pages/{n}"}
+    for answer in await scene.calls(scene.share(PAGES) // 3, tool, asked):
         assert_bounded(answer)
 
 
@@ -270,3 +274,102 @@ async def answers_that_are_odd_http(scene: Scene) -> None:
     for answer in await asyncio.gather(*calls):
         content = content_of(answer)
         assert content["status"] in ("success", "failed", "timeout")
+
+
+@CASES.case(
+    "14.5",
+    lambda: {"unasked": page(content="asked"), "unasked.late": page(content="an answer to no request of this call")},
+)
+async def answers_to_no_request(scene: Scene) -> None:
+    """Each comes on a connection that waits for the next call."""
+    reader = await scene.define({"jina": {"mode": "reader"}})
+    for number in range(10):
+        await scene.call(reader, {"url": f"https://example.com/attack-unasked/{number}"})
+        await scene.received(LATE, number + 1)
+        answer = await scene.call(reader, {"url": f"https://example.com/ordinary/{number}"})
+        assert "to no request" not in assert_succeeded(answer)
+
+
+HELD_PAGES = 10
+NEIGHBOUR = "proj_neighbour"
+
+
+@CASES.case(
+    "14.2",
+    lambda: {
+        "held": b"HTTP/1.1 200 OK\r\nContent-Length: 9999999\r\n\r\n" + b'{"data":{"content":"' + b"x" * 70_000,
+        "held.drip": b"x",
+        "neighbour": page(content=fill("word ", 200_000)),
+    },
+)
+async def memory_for_answers_that_hardly_arrive(scene: Scene) -> None:
+    """Each says that it has 10 MB, sends 70 kB, and goes on by the byte."""
+    many = await scene.define({"jina": {"mode": "reader", "tool": "jina.read_many"}})
+    await scene.caller.furnish(NEIGHBOUR, "agent", [{"tool_name": "read", "target_subject": "x", "options": READER}])
+    await scene.caller.listen(f"cg.v1r4.{NEIGHBOUR}.*.cmd.agent.*.wakeup")
+    for batch in range(3):
+        urls = [f"https://example.com/attack-held/{batch}/{number}" for number in range(HELD_PAGES)]
+        await scene.place(many, {"urls": urls, "timeout": 8})
+    await scene.received(b"attack-held", 3 * HELD_PAGES)
+    for number in range(5):
+        url = f"https://example.com/attack-neighbour/{number}"
+        call = await scene.caller.place(NEIGHBOUR, "agent", "read", {"url": url})
+        assert_succeeded(await scene.caller.answer(call, NEIGHBOUR_S))
+
+
+HINTS = b"HTTP/1.1 103 E\r\n\r\n" * 14_000
+
+
+@CASES.case(
+    "14.4",
+    lambda: {
+        "hints": b"HTTP/1.1 103 E\r\n\r\n",
+        "hints.endless": HINTS,
+        "hints_after": page(content="asked"),
+        "hints_after.endless": HINTS,
+    },
+)
+async def informational_responses_without_end(scene: Scene) -> None:
+    reader = await scene.define({"jina": {"mode": "reader"}, "suspend_timeout_seconds": 5})
+    for name in ("hints", "hints_after"):
+        arguments = {"url": f"https://example.com/attack-{name}/{{n}}", "timeout": 4}
+        for answer in await scene.calls(4, reader, arguments):
+            if name == "hints":
+                assert_failed(answer, "upstream_unavailable")
+            else:
+                assert "asked" in assert_succeeded(answer)
+
+
+HEAD_BATCHES = 30
+
+
+@CASES.case(
+    "14.3",
+    lambda: {
+        "heads": response(b"x", headers="".join(f"X-{number}: {'h' * 8_100}\r\n" for number in range(96)))[:-1],
+    },
+)
+async def heads_of_answers_that_fill_the_memory(scene: Scene) -> None:
+    """Each has nearly as many headers as may be, each nearly as long as it may be, and a body that does not come."""
+    many = await scene.define({"jina": {"mode": "reader", "tool": "jina.read_many"}})
+    batches = [
+        [f"https://example.com/attack-heads/{batch}/{number}" for number in range(10)]
+        for batch in range(scene.share(HEAD_BATCHES))
+    ]
+    calls = [await scene.place(many, {"urls": urls, "timeout": scene.share(8)}) for urls in batches]
+    for call in calls:
+        assert_failed(await scene.caller.answer(call, ANSWER_S), "upstream_unavailable", "tool_timeout")
+
+
+@CASES.case(
+    "14.5",
+    lambda: {
+        "again": page(content="asked"),
+        "again.endless": page(content="an answer to no request of this call") * 500,
+    },
+)
+async def answers_without_end(scene: Scene) -> None:
+    """Nobody reads what comes after the first; while the next call waits it cannot be told from that call's answer."""
+    reader = await scene.define({"jina": {"mode": "reader"}, "suspend_timeout_seconds": 5})
+    for answer in await scene.calls(8, reader, {"url": "https://example.com/attack-again/{n}", "timeout": 4}):
+        assert content_of(answer)["status"] in ("success", "failed", "timeout")

@@ -11,14 +11,14 @@ import pytest
 from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import TEMPLATE
 from tests.hostile.play import make_world, renew
-from tests.hostile.stage import Stage
+from tests.hostile.scene import Stage
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def shared_stage(stack: EmbeddedStack) -> Iterator[Stage]:
     database = f"hostile_{uuid.uuid4().hex[:8]}"
     asyncio.run(make_world(stack, database, TEMPLATE, None))
-    with Stage(stack, database) as stage:
+    with Stage(stack, database, short=True) as stage:
         yield stage
 
 

@@ -169,7 +169,7 @@ async def argument_names_without_end(scene: Scene) -> None:
 
 @CASES.case("4")
 async def row_of_a_large_text_that_packs_well(scene: Scene) -> None:
-    tool = await scene.define_text(json.dumps({"jina": _SEARCH, "note": "a" * 40_000_000}))
+    tool = await scene.define_text(json.dumps({"jina": _SEARCH, "note": "a" * scene.share(40_000_000)}))
     assert_failed(await scene.call(tool, {"query": "x"}), _OPERATORS)
 
 

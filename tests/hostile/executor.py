@@ -19,7 +19,7 @@ from pathlib import Path
 
 from openapi_tool import service
 from openapi_tool.local.executor import main
-from openapi_tool.telemetry.health import watch_loop_lag
+from openapi_tool.telemetry.health import monitor_loop_lag
 
 PROBE_VARIABLE = "HOSTILE_PROBE"
 _TICK_S = 0.005
@@ -57,10 +57,10 @@ class LagProbe:
 
 async def _watch_both(stalled: Callable[[float], None]) -> None:
     probe = LagProbe(Path(os.environ[PROBE_VARIABLE]))
-    await asyncio.gather(watch_loop_lag(stalled), probe.watch())
+    await asyncio.gather(monitor_loop_lag(stalled), probe.watch())
 
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS))
-    service.watch_loop_lag = _watch_both  # type: ignore[assignment,attr-defined]
+    service.monitor_loop_lag = _watch_both  # type: ignore[assignment,attr-defined]
     main()

@@ -99,6 +99,14 @@ async def requests_in_a_pipeline(scene: Scene) -> None:
 
 
 @CASES.case("14")
+async def metrics_asked_for_without_end(scene: Scene) -> None:
+    for _ in range(20):
+        async with _connections(scene, 30, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"):
+            await _ready(scene)
+    await _calls_succeed(scene)
+
+
+@CASES.case("14")
 async def requests_that_are_odd(scene: Scene) -> None:
     odd = (
         b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import html
 import json
@@ -30,10 +31,12 @@ REACH_A_THIRD_PARTY = (
 EXECUTORS_OWN = (
     *("PG_DSN", "pg_dsn", "PGPASSWORD", "PGPASSFILE", "NATS_SERVERS", "Nats_Token", "OPENAPI_TOOL__SESSION__KEY"),
     *("OPENAPI_TOOL__NATS__PASSWORD", "OPENAPI_TOOL_CONFIG", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "NO_PROXY"),
-    *("OTEL_EXPORTER_OTLP_HEADERS", "SSL_CERT_FILE", "CG_CONFIG_TOML", "PG_DSN_FILE", "PGPASSWORD_FILE", "PATH"),
-    *("JINA_API_KEY_FILE", "", "JINA_API_KEY ", "jina_api_key", "SEARCH_API_KEY\n"),
+    *("OTEL_EXPORTER_OTLP_HEADERS", "SSL_CERT_FILE", "CG_CONFIG_TOML", "PG_DSN_FILE", "PGPASSWORD_FILE"),
 )
 """Variables that no tool may name."""
+
+UNLISTED = ("PATH", "JINA_API_KEY_FILE", "JINA_API_KEY ", "jina_api_key", "SEARCH_API_KEY\n")
+"""Names that nobody allowed; `envs` passes them over for the tool's own key, as the kernel's executor does."""
 
 
 def _shown(answer: Answer) -> str:
@@ -54,11 +57,13 @@ def _assert_kept(scene: Scene, text: str | bytes, names: Iterable[str] = ()) -> 
 
 @CASES.case("6")
 async def keys_for_what_reaches_a_third_party(scene: Scene) -> None:
-    for jina in (_READER, _SEARCH):
-        for name in REACH_A_THIRD_PARTY:
-            tool = await scene.define({"jina": jina, "envs": {name: "TENANT_TOKEN"}})
-            given = {"url": "https://example.com/"} if jina is _READER else {"query": "x"}
-            assert_failed(await scene.call(tool, given), _OPERATORS)
+    calls = [
+        (await scene.define({"jina": jina, "envs": {name: "TENANT_TOKEN"}}), given)
+        for jina, given in ((_READER, {"url": "https://example.com/"}), (_SEARCH, {"query": "x"}))
+        for name in REACH_A_THIRD_PARTY
+    ]
+    for answer in await asyncio.gather(*(scene.call(tool, given) for tool, given in calls)):
+        assert_failed(answer, _OPERATORS)
     assert scene.sent() == b"", "something was asked for"
 
 
@@ -83,11 +88,23 @@ async def keys_by_way_of_defaults_and_fixed_values(scene: Scene) -> None:
 
 @CASES.case("7")
 async def settings_of_the_executor_as_keys(scene: Scene) -> None:
-    for name in EXECUTORS_OWN:
-        for options in ({"jina": _SEARCH, "envs": {"api_key": name}}, {"jina": _SEARCH | {"auth_env": name}}):
-            if name or "envs" in options:  # an empty auth_env is none
-                assert_failed(await scene.call(await scene.define(options), {"query": "x"}), _OPERATORS)
+    own = [{"jina": _SEARCH, "envs": {"api_key": name}} for name in (*EXECUTORS_OWN, "")]
+    named = [{"jina": _SEARCH | {"auth_env": name}} for name in (*EXECUTORS_OWN, *UNLISTED)]
+    tools = [await scene.define(options) for options in (*own, *named)]
+    for answer in await asyncio.gather(*(scene.call(tool, {"query": "x"}) for tool in tools)):
+        assert_failed(answer, _OPERATORS)
     assert scene.sent() == b"", "something was asked for"
+
+
+@CASES.case("7", log_bytes=100_000)
+async def variables_that_nobody_allowed_as_keys(scene: Scene) -> None:
+    for name in UNLISTED:
+        tool = await scene.define({"jina": _SEARCH, "envs": {"api_key": name}})
+        assert_succeeded(await scene.call(tool, {"query": "x"}))
+    bearers = {line for line in scene.sent().splitlines() if line.lower().startswith(b"authorization:")}
+    assert {line.partition(b" ")[2].strip() for line in bearers} == {
+        f"Bearer {scene.stage.secrets['JINA_API_KEY']}".encode()
+    }
 
 
 @CASES.case("10")

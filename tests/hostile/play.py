@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.stack import EmbeddedStack
 from tests.hostile.case import Case
-from tests.hostile.scene import Scene
-from tests.hostile.stage import Stage, Vitals
+from tests.hostile.scene import Scene, Stage, Vitals
 from tests.hostile.victim import Fate, Pace
 
 _VICTIMS_LOG_BYTES = 1_000
@@ -64,6 +63,7 @@ async def play(case: Case, stage: Stage, pace: Pace, most_rounds: int = 1) -> Pl
         try:
             while not rounds or (rounds < most_rounds and time.monotonic() < until):
                 rounds += 1
+                await scene.begin_round()
                 await case.attack(scene)
             await scene.settled()
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 
 from openapi_tool.local.caller import PlacedCall
 from tests.hostile.answers import MOST_BYTES, assert_bounded, fill, page
@@ -14,6 +15,7 @@ from tests.hostile.upstream import response
 CASES = Cases()
 LARGE_CHARS = 30_000_000
 COMMANDS = 24
+MANY = 66  # more than there are slots
 _HELLO = {"query": "hello world"}
 
 WORKERS = ("*", ">", "a.b", "a b", "", "\u202e", "x" * 5_000, "worker\r\nPUB x 1", "w\u0000"[:1] * 300)
@@ -67,14 +69,32 @@ async def result_of_another_tool_that_is_large(scene: Scene) -> None:
     call = await _unsent(scene)
     await scene.caller.database.execute(
         "insert into cards (card_id, tenant_id, content, tool_call_id, metadata) values ($1, $2, "
-        "jsonb_build_object('result', repeat('r', $3::int)), $4, $5)",
+        "jsonb_build_object('result', repeat('r', $3::int)), $4, jsonb_build_object('type', 'tool.result', "
+        "'author_id', 'tool.other', 'note', repeat('n', $3::int)))",
         f"result_{call.card_id}",
         PROJECT,
         LARGE_CHARS,
         call.tool_call_id,
-        {"type": "tool.result", "author_id": "tool.other"},
     )
     await _sent_at_once(scene, call)
+
+
+@CASES.case("own", latency_s=5.0)
+async def turns_that_are_among_many_rows(scene: Scene) -> None:
+    """Rows of an agent of the attacker's, and commands for a turn that is none of them."""
+    agent = f"{AGENT}_of_many_rows"
+    await scene.caller.database.execute(
+        "insert into state.agent_inbox (inbox_id, project_id, agent_id, message_type, agent_turn_id, turn_epoch, "
+        "status) select 'row_' || n, $1, $2, 'turn', 'other_' || n, 1, 'consumed' from generate_series(1, $3) as n "
+        "on conflict do nothing",
+        PROJECT,
+        agent,
+        scene.share(100_000),
+    )
+    call = await _unsent(scene)
+    headers = dict(call.headers) | {"CG-Agent-Id": agent, "CG-Turn-Id": "turn_that_is_none"}
+    await asyncio.gather(*(scene.caller.publish(call, headers=headers) for _ in range(200)))
+    await scene.settled()
 
 
 @CASES.case("own")
@@ -127,6 +147,37 @@ async def ids_that_the_database_cannot_hold(scene: Scene) -> None:
             await scene.publish_raw(hpub(call.subject.encode(), block, json.dumps(dict(call.body)).encode()))
     for token in (b"\x00", b"a\x00b", b"\xff\x00"):
         await scene.publish_raw(hpub(SUBJECT.encode().replace(PROJECT.encode(), token), None, b"{}"))
+    await scene.settled()
+
+
+@CASES.case("own")
+async def ids_that_no_index_takes(scene: Scene) -> None:
+    """Results that the database would refuse, after the upstream was paid for each of them, again and again."""
+    tool = await scene.define()
+    for number in range(MANY):
+        call = await scene.place(tool, {"query": "never billed"}, publish=False)
+        await scene.caller.database.execute(
+            "update cards set metadata = metadata - 'step_id' where card_id = $1", call.card_id
+        )
+        name = ("CG-Step-Id", "CG-Turn-Id", "CG-Agent-Id")[number % 3]
+        await scene.caller.publish(call, headers=dict(call.headers) | {name: secrets.token_urlsafe(6_000)})
+    await scene.settled()
+    assert b"never billed" not in scene.sent()
+
+
+@CASES.case("own", log_bytes=150_000)
+async def ids_and_names_that_fill_the_log(scene: Scene) -> None:
+    """50 kB of control characters or of what is long in an escape, many times; the commands have 2.5 MB in all."""
+    call = await _unsent(scene)
+    odd = "t" + "\x01" * 50_000
+    lines = [f"{name}: {odd if name == 'CG-Turn-Id' else value}".encode() for name, value in call.headers.items()]
+    block = b"\r\n".join([b"NATS/1.0", *lines, b"", b""])
+    frame = hpub(call.subject.encode(), block, json.dumps(dict(call.body)).encode())
+    await scene.publish_raw(*[frame] * COMMANDS)
+    for _ in range(COMMANDS):
+        call = await _unsent(scene)
+        body = dict(call.body) | {"tool_name": "n" + "\u0080" * 20_000}
+        await scene.caller.publish(call, data=json.dumps(body, ensure_ascii=False).encode())
     await scene.settled()
 
 

@@ -20,9 +20,9 @@ from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.hostile.case import Case
 from tests.hostile.cases import CASES
 from tests.hostile.play import Played, complaints, make_world, play, renew
-from tests.hostile.stage import Stage
+from tests.hostile.scene import Stage
 from tests.hostile.victim import Pace
-from tests.role import make_role
+from tests.support import make_role
 
 DATABASE = "hostile"
 UPSTREAM_MS, MARGIN_MS = 250, 250.0

@@ -1,19 +1,174 @@
-"""What an attacker can do: one project's commands, calls and definitions; and what it can be seen to have done."""
+"""The processes of a hostile run, and what an attacker can do there and be seen to have done."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
+import sys
+import uuid
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import orjson
+import psutil
 from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.local.caller import STREAM, Answer, Caller, PlacedCall
+from openapi_tool.local.executor import ExecutorProcess
+from openapi_tool.local.guard import Guard
+from openapi_tool.local.server import ServerProcess, free_port
+from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.subject import default_durable
-from tests.hostile.stage import Stage
+from tests.hostile.executor import PROBE_VARIABLE, LagProbe
+from tests.hostile.upstream import RECEIVED
+from tests.hostile.victim import VictimProcess
+from tests.support import dsn_of
+
+_FORGET_PEAK = "5"  # proc(5): writing this to clear_refs resets VmHWM
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What became of the executor during a case: bytes, seconds, and whether the same process still runs."""
+
+    peak_bytes: int
+    lag_s: float
+    log_bytes: int
+    alive: bool
+
+
+class Stage:
+    """Starts everything; `begin` and `vitals` stand around each case. Executors start again where one was spoilt.
+
+    In a `short` run, attacks by number and size are an eighth of what `make hostile` makes of them.
+    """
+
+    def __init__(
+        self, stack: EmbeddedStack, database: str, settings: Mapping[str, str] | None = None, *, short: bool = False
+    ) -> None:
+        self.short = short
+        self.stack = stack
+        self.database = database
+        self.spoilt = False
+        self._exits = ExitStack()
+        self._guard = Guard()
+        self._exits.callback(self._guard.close)
+        self.folder = stack.folder / f"hostile-{uuid.uuid4().hex[:8]}"
+        self.answers = self.folder / "answers"
+        self.answers.mkdir(parents=True)
+        self.health_port = free_port()
+        self.secrets = {
+            **{name: f"{name.lower()}-{secrets.token_hex(12)}" for name in ("JINA_API_KEY", "SEARCH_API_KEY")},
+            "TENANT_TOKEN": f"tenant-{secrets.token_hex(12)}",
+            "PGPASSWORD": f"libpq-{secrets.token_hex(12)}",
+        }
+        self.probe = LagProbe(self.folder / "lag")
+        self._settings = dict(settings or {})
+
+    def __enter__(self) -> Self:
+        try:
+            self._start_upstream()
+            victim = VictimProcess(self.stack.postgres.dsn(self.database), self.stack.nats.url, self._guard)
+            self.victim = self._exits.enter_context(victim)
+            self.executor = self._executor({})
+            self.executor.start()
+        except BaseException:
+            self._exits.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._exits.close()
+
+    def _start_upstream(self) -> None:
+        command: list[str | Path] = [
+            *(sys.executable, "-m", "tests.hostile.upstream", "--folder", self.answers),
+            *("--certificate", self.stack.certificates.server),
+        ]
+        log = self.folder / "upstream.log"
+        upstream = ServerProcess("the hostile upstream", command, self._guard, log)
+        upstream.start(lambda: log.read_text().endswith("\n"))
+        self.upstream_port = int(log.read_text().splitlines()[0])
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of the executor, which the command line takes as well."""
+        return {
+            "PG_DSN": dsn_of(self.stack, self.database),
+            "NATS_SERVERS": self.stack.nats.url,
+            "SSL_CERT_FILE": str(self.stack.certificates.ca),
+            "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY,TENANT_TOKEN",
+            "OPENAPI_TOOL__HEALTH__PORT": str(self.health_port),
+            "OPENAPI_TOOL__RETRY__INITIAL_BACKOFF_S": "0.05",
+            **self.secrets,
+            **self._settings,
+        }
+
+    def _executor(self, more: Mapping[str, str]) -> ExecutorProcess:
+        environment = {**self.environment, PROBE_VARIABLE: str(self.folder / "lag"), **more}
+        return ExecutorProcess(
+            "executor", self.folder, self._guard, environment, self.upstream_port, "tests.hostile.executor"
+        )
+
+    def restart(self, settings: Mapping[str, str] | None = None) -> None:
+        """A fresh executor in place of whatever is left of the last one, with more settings."""
+        if self.executor.process.alive:
+            self.executor.process.kill()
+        self.executor = self._executor(settings or {})
+        self.executor.start()
+
+    def begin(self) -> None:
+        """Forget what was measured before."""
+        self._pid = self.executor.process.pid
+        self._log_from = self._log_size()
+        self.received_from = self._received_size()
+        self.probe.forget()
+        self._status("clear_refs").write_text(_FORGET_PEAK)
+
+    def vitals(self) -> Vitals:
+        """What was measured since the beginning."""
+        alive = self.executor.process.alive and self.executor.process.pid == self._pid
+        peak = self._peak_bytes() if alive else 0
+        return Vitals(peak, self.probe.worst_s, self._log_size() - self._log_from, alive)
+
+    def _status(self, name: str) -> Path:
+        return Path("/proc") / str(self._pid) / name
+
+    def _peak_bytes(self) -> int:
+        """The most memory that was resident since the beginning, as the kernel counts it."""
+        lines = self._status("status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+    def resident_bytes(self) -> int:
+        """The memory that is resident now."""
+        return int(psutil.Process(self.executor.process.pid).memory_info().rss)
+
+    def log_text(self) -> str:
+        """What the executor has logged since the beginning."""
+        with self.executor.process.log.open("rb") as log:
+            log.seek(self._log_from)
+            return log.read().decode(errors="replace")
+
+    def received(self) -> bytes:
+        """The requests of attackers that have come since the beginning."""
+        path = self.answers / RECEIVED
+        return path.read_bytes()[self.received_from :] if path.exists() else b""
+
+    def _received_size(self) -> int:
+        path = self.answers / RECEIVED
+        return path.stat().st_size if path.exists() else 0
+
+    def _log_size(self) -> int:
+        return self.executor.process.log.stat().st_size
+
+
+# What an attacker can do: one project's commands, calls and definitions; and what it can be seen to have done.
+
 
 PROJECT, AGENT = "proj_attacker", "agent_attacker"
 DURABLE = default_durable("v1r4", "jina")
@@ -38,6 +193,7 @@ class Scene:
         self.stage = stage
         self.caller = caller
         self._letters_from = 0
+        self._log_from = 0
 
     @classmethod
     async def open(cls, stage: Stage, caller: Caller) -> Scene:
@@ -45,9 +201,20 @@ class Scene:
         await caller.furnish(PROJECT, AGENT, [])
         await caller.listen(f"cg.v1r4.{PROJECT}.*.cmd.agent.*.wakeup")
         scene = cls(stage, caller)
-        scene._letters_from = await scene.last_letter()
         stage.begin()
+        await scene.begin_round()
         return scene
+
+    async def begin_round(self) -> None:
+        """Forget the dead letters and the log: the rounds before may have filled this project's share."""
+        with suppress(NotFoundError):
+            await self.caller.client.jetstream().purge_stream(DEAD_LETTERS)
+        self._letters_from = await self.last_letter()
+        self._log_from = len(self.stage.log_text())
+
+    def share(self, number: int) -> int:
+        """Return the number, or an eighth of it in a short run."""
+        return number // 8 if self.stage.short else number
 
     # Definitions and calls
 
@@ -167,9 +334,15 @@ class Scene:
         """What the upstream has received of attackers."""
         return self.stage.received()
 
+    async def received(self, text: bytes, times: int) -> None:
+        """Wait until this stands so often in what the upstream has received. Raises TimeoutError."""
+        async with asyncio.timeout(ANSWER_S):
+            while self.sent().count(text) < times:  # noqa: ASYNC110 - another process
+                await asyncio.sleep(_POLL_S)
+
     def log(self) -> str:
-        """What the executor has logged."""
-        return self.stage.log_text()
+        """What the executor has logged in this round."""
+        return self.stage.log_text()[self._log_from :]
 
 
 def _numbered(arguments: Any) -> Any:

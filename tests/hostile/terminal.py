@@ -6,6 +6,9 @@ import asyncio
 import os
 import sys
 import unicodedata
+from itertools import count
+
+import orjson
 
 from tests.hostile.case import Cases
 from tests.hostile.scene import PROJECT, SUBJECT, Scene, hpub
@@ -19,7 +22,8 @@ TEXTS = (
 )
 """Values of headers; a header holds no line feed."""
 
-_ALLOWED = "\n"
+_NUMBERS = count()
+_ALLOWED = "\n\u200c\u200d"
 _TIMEOUT_S = 30.0
 
 
@@ -83,3 +87,20 @@ async def definitions_that_speak_to_the_terminal(scene: Scene) -> None:
     await scene.caller.database.execute("delete from resource.tools where project_id = $1", PROJECT)
     assert code == 0, shown[-2_000:]
     assert_plain(shown)
+
+
+@CASES.case("14")
+async def dead_letters_that_stop_their_replay(scene: Scene) -> None:
+    """Headers that are the server's to obey, before and after what somebody else has to have answered."""
+    blocks = [
+        f"NATS/1.0\r\n{name}: 0\r\n\r\n".encode() for name in ("Nats-Expected-Last-Subject-Sequence", "Nats-Msg-Id")
+    ]
+    subject = SUBJECT.encode() + b".%d" % next(_NUMBERS)
+    await scene.publish_raw(*(hpub(subject + b".%d" % number, block) for number, block in enumerate((*blocks, None))))
+    await scene.letters(3)
+    code, listed = await command(scene, "deadletters", "list", "--json")
+    assert code == 0, listed[-2_000:]
+    ids = [orjson.loads(line)["id"] for line in listed.splitlines() if line.startswith("{")]
+    code, said = await command(scene, "deadletters", "replay", *ids, "--yes")
+    assert (code, said.count("sent ")) == (0, len(ids)), said[-2_000:]
+    await scene.settled()

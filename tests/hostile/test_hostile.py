@@ -2,24 +2,60 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from tests.hostile.awaited import AWAITED
 from tests.hostile.cases import CASES
-from tests.hostile.play import complaints, play
-from tests.hostile.stage import Stage
+from tests.hostile.play import attacking, complaints, play
+from tests.hostile.scene import ANSWER_S, SUBJECT, Scene, Stage, hpub
+from tests.hostile.terminal import FORGED, TEXTS, assert_plain
 from tests.hostile.victim import Pace
-from tests.promises import requirement
+from tests.requirements import requirement
 
 PACE = Pace(every_s=0.05, calls=5)
+ALONE = {
+    "pages_of_ten_megabytes_at_once",
+    "pages_of_many_values_at_once",
+    "pages_without_a_length_at_once",
+    "heads_of_answers_that_fill_the_memory",
+}
+"""Attacks that need all of a core: beside another test their bounds would measure that one."""
+
+_PARAMETERS = [pytest.param(name, marks=pytest.mark.alone if name in ALONE else ()) for name in CASES]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", _PARAMETERS)
 @requirement("hostile.neighbour")
 async def test_a_hostile_project_stops_nobody(stage: Stage, name: str) -> None:
-    if name in AWAITED:
-        stage.spoilt = False
-        pytest.skip("its mend has not landed")
     played = await play(CASES[name], stage, PACE)
     assert complaints(CASES[name], played) == []
     stage.spoilt = False
+
+
+# The log for people: whatever a project sends, a line of it is a line of ours.
+
+
+CONSOLE = {"OPENAPI_TOOL__TELEMETRY__LOG_FORMAT": "console", "OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "debug"}
+
+
+@requirement("terminal.text")
+async def test_nothing_that_a_project_sends_forges_a_line_of_the_console_log(stage: Stage) -> None:
+    await asyncio.to_thread(stage.restart, CONSOLE)
+    async with attacking(stage) as scene:
+        await _speak(scene)
+        await scene.settled()
+    log = scene.log()
+    assert "forged" in log, "nothing was tried"
+    assert not [line for line in log.splitlines() if line.startswith(FORGED)]
+    assert_plain(log)
+
+
+async def _speak(scene: Scene) -> None:
+    """Each text as the name of a tool, as an id, as a parameter, and in a subject."""
+    for number, text in enumerate((f"x\n{FORGED}", *TEXTS)):
+        tool = await scene.define({"jina": {"mode": "search", "params": {text: 1}}}, name=f"{number} {text}")
+        call = await scene.place(tool, {"query": text}, publish=False)
+        await scene.caller.publish(call)
+        await scene.caller.answer(call, ANSWER_S)
+    await scene.publish_raw(hpub(SUBJECT.encode() + b".\x1b[2J" + FORGED.encode().replace(b" ", b"_"), None))

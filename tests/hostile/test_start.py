@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.awaited import AWAITED
-from tests.promises import requirement
+from tests.requirements import requirement
 
 HEAD, TAIL = "canaryhead7f3a", "canarytail9c1b"
 DATABASE = f"postgresql://user:{HEAD}{TAIL}@127.0.0.1:1/kernel"
@@ -116,17 +115,13 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, 
     """Every start, two at a time: each takes a second, most of it imports."""
     folders = {name: tmp_path_factory.mktemp("start") for name in STARTS}
     with ThreadPoolExecutor(2) as workers:
-        running = {
-            name: workers.submit(_run, start, folders[name]) for name, start in STARTS.items() if name not in AWAITED
-        }
+        running = {name: workers.submit(_run, start, folders[name]) for name, start in STARTS.items()}
         yield {name: done.result() for name, done in running.items()}
 
 
 @pytest.mark.parametrize("name", STARTS)
-@requirement("hostile.start")
+@requirement("settings.errors")
 def test_a_wrong_setting_is_named_and_shows_nothing(outcomes: Mapping[str, Outcome], name: str) -> None:
-    if name in AWAITED:
-        pytest.skip("its mend has not landed")
     code, said = outcomes[name]
     assert code == 2, said
     assert "Traceback" not in said
@@ -175,12 +170,8 @@ class Listener:
     ],
     ids=["scheme", "setting", "stripped", "announced"],
 )
-@requirement("hostile.start")
-async def test_tls_that_was_asked_for_is_tls_or_nothing(
-    request: pytest.FixtureRequest, url: str, tls: str, info: Mapping[str, object]
-) -> None:
-    if request.node.callspec.id in AWAITED:
-        pytest.skip("its mend has not landed")
+@requirement("settings.errors")
+async def test_tls_that_was_asked_for_is_tls_or_nothing(url: str, tls: str, info: Mapping[str, object]) -> None:
     listener = Listener(info)
     async with await asyncio.start_server(listener.serve, "127.0.0.1", 0) as server:
         environment = {

@@ -1,8 +1,10 @@
 """An upstream that answers with prepared bytes, as a process: HTTPS on loopback for both hosts.
 
 A request that holds `attack-NAME` gets the bytes of the file NAME in its folder, which are a whole HTTP response, sent
-as they are. One that holds `victim-MS` gets an ordinary answer after so many milliseconds, any other one at once. What
-an attacker's calls sent, Authorization included, is appended to the file `received`.
+as they are. After them comes what is in NAME.late a moment later, in NAME.endless again and again, in NAME.drip once a
+second, until the other side has gone. One that holds `victim-MS` gets an ordinary answer after that many milliseconds,
+any other one at once. What an attacker's calls sent, Authorization included, is appended to the file `received`, with a
+line once something late is out.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ import orjson
 
 from openapi_tool.local.recordings import load_recordings
 
-RECEIVED = "received"
+RECEIVED, LATE = "received", b"(something late was sent)"
 _NAMED = re.compile(rb"attack-([a-z0-9_]+)")
 _DELAY = re.compile(rb"victim-(\d+)")
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _END = b"\r\n\r\n"
 _SLICE_BYTES = 256 * 1024
+_LATE_S = 0.05
+_DRIP_S = 1.0
 _HEAD_BYTES = 64 * 1024
 _RECORDINGS = {True: "s-post-json", False: "r-ok-json"}
 
@@ -48,6 +52,7 @@ class _Upstream:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._files: dict[str, bytes] = {}
+        self._late: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request after the other until the other side has gone."""
@@ -62,13 +67,39 @@ class _Upstream:
     async def _answer(self, request: bytes, writer: asyncio.StreamWriter) -> None:
         named, delay = _NAMED.search(request), _DELAY.search(request)
         if delay is None:
-            with (self._folder / RECEIVED).open("ab") as received:
-                received.write(request + b"\n")
+            self._note(request)
         await asyncio.sleep(int(delay[1]) / 1000 if delay else 0)
         whole = self._file(named[1].decode()) if named else ordinary(search=b"s.jina.ai" in request)
         for start in range(0, len(whole), _SLICE_BYTES):
             writer.write(whole[start : start + _SLICE_BYTES])
             await writer.drain()
+        if named:
+            await self._go_on(named[1].decode(), writer)
+
+    async def _go_on(self, name: str, writer: asyncio.StreamWriter) -> None:
+        """Send what comes after the answer."""
+        if late := self._more(f"{name}.late"):
+            task = asyncio.create_task(self._send_late(late, writer))
+            self._late.add(task)
+            task.add_done_callback(self._late.discard)
+        for kind, wait_s in (("endless", 0.0), ("drip", _DRIP_S)):
+            while more := self._more(f"{name}.{kind}"):
+                await asyncio.sleep(wait_s)
+                writer.write(more)
+                await writer.drain()
+
+    async def _send_late(self, late: bytes, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(_LATE_S)
+        writer.write(late)
+        await writer.drain()
+        self._note(LATE)
+
+    def _note(self, line: bytes) -> None:
+        with (self._folder / RECEIVED).open("ab") as received:
+            received.write(line + b"\n")
+
+    def _more(self, name: str) -> bytes:
+        return self._file(name) if (self._folder / name).exists() else b""
 
     def _file(self, name: str) -> bytes:
         if name not in self._files:

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import orjson
+from nats.aio.msg import Msg
 
 from openapi_tool.local.caller import PlacedCall
 from tests.hostile.case import Cases
@@ -197,7 +198,7 @@ async def large_bodies_of_calls_that_can_be_answered(scene: Scene) -> None:
 @CASES.case("2", log_bytes=3_000_000)  # a line for each
 async def dead_letters_of_one_project_leave_room_for_others(scene: Scene) -> None:
     frame = hpub(SUBJECT.encode(), None, b"{}")
-    await scene.publish_raw(*([frame] * 3_000))
+    await scene.publish_raw(*([frame] * (1_000 + scene.share(2_000))))
     await scene.settled()
     await scene.letters()
     other = SUBJECT.replace(PROJECT, "proj_other").encode()
@@ -246,3 +247,24 @@ async def ids_of_sixty_kilobytes(scene: Scene) -> None:
         await scene.publish_raw(hpub(SUBJECT.encode(), b"\r\n".join([b"NATS/1.0", *lines, b"", b""])))
     await scene.settled()
     await scene.letters(5)
+
+
+@CASES.case("14")
+async def the_servers_word_where_doorbells_are_acknowledged(scene: Scene) -> None:
+    """What doorbells show of the executor's inboxes, and there, in the server's name: nobody listens, ask again."""
+    told: list[str] = []
+
+    async def hear(message: Msg) -> None:
+        told.append(message.reply)
+
+    heard = await scene.caller.client.subscribe(f"cg.v1r4.{PROJECT}.*.cmd.agent.*.wakeup", cb=hear)
+    for _ in range(3):
+        await scene.search("{n}")
+    await heard.unsubscribe()
+    inboxes = {inbox for reply in told for inbox in (reply, reply.rpartition(".")[0])}
+    assert inboxes
+    blocks = [b"NATS/1.0 %d\r\n\r\n" % status for status in (503, 408, 409)]
+    frames = [hpub(inbox.encode(), block, b"") for inbox in inboxes for block in blocks]
+    await scene.publish_raw(*frames * 20)
+    await scene.search("{n}")
+    assert "consumer.lost" not in scene.log()

@@ -22,8 +22,8 @@ from openapi_tool.local.server import free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.errors import Unavailable
 from tests.conftest import AGENT, PROJECT, TEMPLATE, StartExecutor, search_tool
-from tests.promises import requirement
-from tests.role import ROLE, dsn_of, make_role
+from tests.requirements import requirement
+from tests.support import ROLE, dsn_of, each, make_role
 
 DATABASE, REGISTRAR = "grants", "registrar"
 HOSTILE = 'r"; drop table cards; --'
@@ -103,9 +103,9 @@ def may(table: str, verb: str, role: str) -> bool:
     return verb in ALLOWED.get(table, ()) or (role == REGISTRAR and verb in REGISTRATION.get(table, ()))
 
 
-@pytest.mark.parametrize("role", [ROLE, REGISTRAR])
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("table", COLUMNS)
+@each("role", [ROLE, REGISTRAR])
+@each("verb", VERBS)
+@each("table", COLUMNS)
 @requirement("privilege.grants")
 async def test_a_role_may_do_what_the_protocol_lists_and_nothing_else(
     roles: dict[str, asyncpg.Connection], table: str, verb: str, role: str
@@ -143,7 +143,7 @@ def printed(*arguments: str) -> Any:
 
 
 @pytest.mark.parametrize("more", [(), ("--registration",)])
-@requirement("privilege.grants", "privilege.role_name")
+@requirement("privilege.grants")
 async def test_what_is_printed_can_be_run_as_it_is_for_any_role(
     stack: EmbeddedStack, database: str, more: tuple[str, ...]
 ) -> None:
@@ -172,7 +172,7 @@ async def test_what_is_printed_can_be_run_as_it_is_for_any_role(
 
 
 @pytest.mark.parametrize("role", ["", "public", "none", "r" * 64, "ü" * 32, "a\nb", "a\x00b"])
-@requirement("privilege.role_name")
+@requirement("privilege.grants")
 def test_what_no_role_can_be_called_is_refused(role: str) -> None:
     refused = printed("--role", role)
     assert (refused.exit_code, refused.stdout) == (2, "")
@@ -180,23 +180,27 @@ def test_what_no_role_can_be_called_is_refused(role: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mishap", "says"),
+    ("mishap", "says", "remedy"),
     [
-        ("revoke insert on state.agent_inbox from openapi_tool", "missing: insert on state.agent_inbox"),
-        ("revoke select on resource.tools from openapi_tool", "missing: select on resource.tools"),
-        ("revoke usage on schema state from openapi_tool", r"permission denied for schema state \(SQLSTATE 42501\)"),
-        ("drop table state.execution_edges", "missing: select on state.execution_edges, insert on"),
-        ("drop table cards", "missing: select on cards, insert on cards"),
+        ("revoke insert on state.agent_inbox from openapi_tool", "missing: insert on state.agent_inbox", "sql grants"),
+        ("revoke select on resource.tools from openapi_tool", "missing: select on resource.tools", "sql grants"),
+        (
+            "revoke usage on schema state from openapi_tool",
+            r"permission denied for schema state \(SQLSTATE 42501\)",
+            "sql grants",
+        ),
+        ("drop table state.execution_edges", "missing: table state.execution_edges", "with all its migrations"),
+        ("drop table cards", "missing: table cards", "with all its migrations"),
     ],
 )
-@requirement("privilege.denied")
+@requirement("postgres.failures")
 async def test_a_denial_and_a_missing_table_are_said_to_be_the_operators(
-    stack: EmbeddedStack, caller: Caller, database: str, mishap: str, says: str
+    stack: EmbeddedStack, caller: Caller, database: str, mishap: str, says: str, remedy: str
 ) -> None:
     store = await KernelStore.open(PoolOptions(dsn_of(stack, database), 1, 5.0, prepared_statements=True))
     await store.ping()
     await caller.database.execute(mishap)
-    with pytest.raises(Unavailable, match=rf"{says}.*\. Only an operator can mend this: .*sql grants"):
+    with pytest.raises(Unavailable, match=rf"{says}.*\. An operator must correct this: .*{remedy}"):
         await store.ping()
     await store.aclose()
 
@@ -208,18 +212,18 @@ async def test_a_denial_and_a_missing_table_are_said_to_be_the_operators(
         ("drop table cards", r'relation "cards" does not exist \(SQLSTATE 42P01\)'),
     ],
 )
-@requirement("privilege.denied")
+@requirement("postgres.failures")
 async def test_a_statement_that_is_denied_names_the_table(
     stack: EmbeddedStack, caller: Caller, database: str, mishap: str, says: str
 ) -> None:
     store = await KernelStore.open(PoolOptions(dsn_of(stack, database), 1, 5.0, prepared_statements=True))
     await caller.database.execute(mishap)
-    with pytest.raises(Unavailable, match=rf"{says}.*Only an operator can mend this"):
+    with pytest.raises(Unavailable, match=rf"{says}.*An operator must correct this"):
         await store.answered("project", "call")
     await store.aclose()
 
 
-@requirement("privilege.denied")
+@requirement("postgres.failures")
 async def test_grants_on_single_columns_are_enough_to_be_ready(
     stack: EmbeddedStack, caller: Caller, database: str
 ) -> None:
@@ -230,18 +234,20 @@ async def test_grants_on_single_columns_are_enough_to_be_ready(
     await store.aclose()
 
 
-@requirement("privilege.denied")
+@requirement("postgres.failures")
 async def test_without_a_privilege_it_is_not_ready_and_afterwards_answers_what_waited(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
 ) -> None:
     port = free_port()
     await caller.add_tool(PROJECT, search_tool())
-    executor = start_executor({"OPENAPI_TOOL__HEALTH__PORT": str(port), "OPENAPI_TOOL__HEALTH__CHECK_S": "0.05"})
+    executor = start_executor(
+        {"OPENAPI_TOOL__HEALTH__PORT": str(port), "OPENAPI_TOOL__HEALTH__CHECK_INTERVAL_S": "0.05"}
+    )
     await readiness(port, wanted=True)
     await caller.database.execute("revoke select, insert on cards from openapi_tool")
     shown = await readiness(port, wanted=False)
-    assert [name for name, part in shown["parts"].items() if not part["ok"]] == ["postgres"]
-    assert "missing: select on cards, insert on cards. Only an operator can mend this" in executor.log_text()
+    assert [name for name, part in shown["dependencies"].items() if not part["ok"]] == ["postgres"]
+    assert "missing: select on cards, insert on cards. An operator must correct this" in executor.log_text()
     call = await caller.place(PROJECT, AGENT, "jina_search", {"query": "hello world", "count": 3})
     await asyncio.sleep(0.3)
     assert stack.upstream.requests() == []

@@ -12,25 +12,26 @@ import asyncpg
 import pytest
 
 from openapi_tool.bus.connection import BusOptions
-from openapi_tool.kernel.statements import LOAD
+from openapi_tool.cooperative import at_once
 from openapi_tool.kernel.store import KernelStore, PoolOptions
+from openapi_tool.kernel.v1r4 import LAST_ANSWER, LOAD
 from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.protocol.cards import Card, artifact_card, identify, result_card
-from openapi_tool.protocol.command import Command, Delivery, decode_command
+from openapi_tool.protocol.cards import Card, artifact_card, result_card
+from openapi_tool.protocol.command import Command, Delivery
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.protocol.records import Artifact, CallKey, CallRecords, call_key
-from openapi_tool.protocol.report import Report, accept, build_report
+from openapi_tool.protocol.identity import identify
+from openapi_tool.protocol.records import Artifact, CallRecords
+from openapi_tool.protocol.report import Report
 from openapi_tool.protocol.trace import new_root
-from openapi_tool.steps import at_once
-from openapi_tool.tools.truncation import kept_text
+from openapi_tool.tools.result import Item
+from openapi_tool.tools.truncation import Rest, kept_text
 from tests.conftest import AGENT, PROJECT, search_tool
-from tests.promises import requirement
-from tests.role import dsn_of
-from tests.support import delivery
+from tests.requirements import requirement
+from tests.support import V1R4, delivery, dsn_of
 
 ACTOR = "tool.openapi"
-TEXT = at_once(kept_text(["text"]))
+TEXT = at_once(kept_text([Item("text")], []))
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ async def store(stack: EmbeddedStack, database: str) -> AsyncIterator[KernelStor
 
 
 def command_of(call: PlacedCall, **changes: Any) -> Command:
-    return decode_command(_delivery_of(call, **changes))
+    return V1R4.decode(_delivery_of(call, **changes))
 
 
 def _delivery_of(call: PlacedCall, headers: Any = None, data: bytes | None = None) -> Delivery:
@@ -49,7 +50,7 @@ def _delivery_of(call: PlacedCall, headers: Any = None, data: bytes | None = Non
 
 
 def result_of(call: PlacedCall, records: CallRecords, text: str = "hello") -> tuple[Card, Report]:
-    identity = identify(command_of(call), records.card)
+    identity = identify(command_of(call).identity, records.card)
     card = result_card(
         actor_id=ACTOR,
         function_name="jina_search",
@@ -61,15 +62,7 @@ def result_of(call: PlacedCall, records: CallRecords, text: str = "hello") -> tu
         error=None,
         tool_output=None,
     )
-    report = build_report(
-        actor_id=ACTOR,
-        identity=identity,
-        acceptance=accept(identity, records),
-        span=new_root(),
-        tracestate=None,
-        card_id=card.card_id,
-        card_content=card.content,
-    )
+    report = V1R4.report(V1R4.accept(identity, records), new_root(), None, card.card_id, card.content)
     return card, report
 
 
@@ -81,19 +74,19 @@ async def count(caller: Caller, table: str, condition: str = "true") -> int:
 async def test_one_read_brings_everything_that_is_known_of_a_call(caller: Caller, store: KernelStore) -> None:
     await caller.add_tool(PROJECT, search_tool())
     call = await caller.place(PROJECT, AGENT, "jina_search", {"query": "x"}, publish=False)
-    records = await store.load(call_key(command_of(call)))
+    records = await store.load(command_of(call))
     assert records.card is not None
     assert records.card.content["arguments"] == {"query": "x"}
     assert records.tool is not None
     assert records.tool.options == {"jina": {"mode": "search"}}
     assert records.worker_target == "worker_generic"
-    assert records.target is not None
-    assert records.target.message_type == "command_anchor"
+    assert records.waiting_turn is not None
+    assert records.waiting_turn.message_type == "command_anchor"
     assert records.request_edge is not None
     assert records.earlier is None
 
 
-@requirement("performance.look_ups")
+@requirement("performance")
 async def test_a_plan_made_while_tables_are_small_reads_no_more_when_they_grow(
     caller: Caller, store: KernelStore
 ) -> None:
@@ -104,15 +97,38 @@ async def test_a_plan_made_while_tables_are_small_reads_no_more_when_they_grow(
     for table in ("cards", "state.agent_inbox", "state.execution_edges"):
         await caller.database.execute(f"analyze {table}")
     await caller.database.execute(f"prepare load(text, text, text, text, text, bigint, text, text) as {LOAD}")
-    key = call_key(command_of(call))
-    few = await blocks_read(caller.database, key)
+    command = command_of(call)
+    few = await blocks_read(caller.database, command)
     await grow(caller.database, "tool.result", "tool_result", 4_000)
     await caller.database.execute(
         "insert into resource.project_agents (project_id, agent_id, profile_box_id, worker_target) "
         "select $1, 'agent_' || n, gen_random_uuid(), 'worker' from generate_series(1, 4000) as n",
         PROJECT,
     )
-    assert await blocks_read(caller.database, key) <= few + 10
+    assert await blocks_read(caller.database, command) <= few + 10
+
+
+@requirement("run.turn_deadline")
+async def test_the_last_answer_of_a_step_is_found_by_an_index(caller: Caller, store: KernelStore) -> None:
+    assert await store.last_answer_s(PROJECT, "turn", "step") is None
+    metadata = {"type": "tool.result", "agent_turn_id": "turn", "step_id": "step"}
+    for number, changes in enumerate(({}, {"step_id": "other"}, {"agent_turn_id": "other"}, {"type": "tool.call"})):
+        await caller.database.execute(
+            "insert into cards (card_id, tenant_id, metadata, created_at) "
+            "values ($1, $2, $3, now() - make_interval(secs => $4))",
+            f"card-{number}",
+            PROJECT,
+            {**metadata, **changes},
+            100 - 20 * number,
+        )
+    age_s = await store.last_answer_s(PROJECT, "turn", "step")
+    assert age_s is not None
+    assert age_s >= 100
+    assert await store.last_answer_s("proj_other", "turn", "step") is None
+    await grow(caller.database, "tool.result", "tool_result", 4_000)
+    await caller.database.execute("analyze cards")
+    plan = await caller.database.fetch(f"explain {LAST_ANSWER}", PROJECT, "turn", "step")
+    assert not any("Seq Scan" in line["QUERY PLAN"] for line in plan)
 
 
 async def grow(database: asyncpg.Connection, card: str, row: str, count: int) -> None:
@@ -133,36 +149,41 @@ async def grow(database: asyncpg.Connection, card: str, row: str, count: int) ->
     )
 
 
-async def blocks_read(database: asyncpg.Connection, key: CallKey) -> int:
+def claiming(command: Command, **changes: Any) -> Command:
+    return replace(command, identity=replace(command.identity, **changes))
+
+
+async def blocks_read(database: asyncpg.Connection, command: Command) -> int:
     """How many blocks one load takes with the session's own plan, cached or not."""
-    values = (key.project_id, key.card_id, key.tool_call_id, key.agent_id, key.agent_turn_id)
+    identity = command.identity
+    values = (identity.project_id, command.card_id, identity.tool_call_id, identity.agent_id, identity.agent_turn_id)
     told = await database.fetchval(
         "explain (analyze, buffers, format json) execute load("
         + ", ".join(f"'{value}'" for value in values)
-        + f", {key.turn_epoch or 0}, '{key.tool_name}', null)"
+        + f", {identity.turn_epoch or 0}, '{command.tool_name}', null)"
     )
     plan = json.loads(told)[0]["Plan"]
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
 
 async def test_nothing_known_is_nothing_read(store: KernelStore) -> None:
-    records = await store.load(call_key(decode_command(delivery())))
+    records = await store.load(V1R4.decode(delivery()))
     assert records == CallRecords(None, None, None, None, None, None)
 
 
-@requirement("identity.recovery")
+@requirement("identity.headers")
 async def test_a_call_is_found_by_its_id_alone_when_the_body_names_no_card(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
-    records = await store.load(call_key(command_of(call, data=b"[1]")))
+    records = await store.load(command_of(call, data=b"[1]"))
     assert records.card is not None
     assert records.card.card_id == call.card_id
 
 
-@requirement("identity.recovery")
+@requirement("identity.headers")
 async def test_a_call_is_found_by_its_card_alone_when_headers_are_missing(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
-    records = await store.load(call_key(command_of(call, headers={})))
-    assert records.target is not None
+    records = await store.load(command_of(call, headers={}))
+    assert records.waiting_turn is not None
     assert records.request_edge is not None
     assert records.worker_target == "worker_generic"
 
@@ -170,18 +191,18 @@ async def test_a_call_is_found_by_its_card_alone_when_headers_are_missing(caller
 async def test_every_look_up_is_scoped_by_project(caller: Caller, store: KernelStore) -> None:
     await caller.add_tool(PROJECT, search_tool())
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
-    foreign = replace(call_key(command_of(call)), project_id="another")
+    foreign = claiming(command_of(call), project_id="another")
     assert await store.load(foreign) == CallRecords(None, None, None, None, None, None)
 
 
 async def test_the_epoch_counts_only_where_the_header_gives_one(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
-    key = call_key(command_of(call))
-    assert (await store.load(replace(key, turn_epoch=0))).target is not None
-    assert (await store.load(replace(key, turn_epoch=None))).target is not None
-    assert (await store.load(replace(key, turn_epoch=2))).target is None
-    assert (await store.load(replace(key, agent_turn_id="stale"))).target is None
-    assert (await store.load(replace(key, agent_id="somebody"))).target is None
+    command = command_of(call)
+    assert (await store.load(claiming(command, turn_epoch=0))).waiting_turn is not None
+    assert (await store.load(claiming(command, turn_epoch=None))).waiting_turn is not None
+    assert (await store.load(claiming(command, turn_epoch=2))).waiting_turn is None
+    assert (await store.load(claiming(command, agent_turn_id="stale"))).waiting_turn is None
+    assert (await store.load(claiming(command, agent_id="somebody"))).waiting_turn is None
 
 
 async def test_a_turn_row_stands_in_for_a_missing_anchor_and_the_newest_wins(
@@ -200,7 +221,7 @@ async def test_a_turn_row_stands_in_for_a_missing_anchor_and_the_newest_wins(
             call.agent_turn_id,
             number,
         )
-    target = (await store.load(call_key(command_of(call)))).target
+    target = (await store.load(command_of(call))).waiting_turn
     assert target is not None
     assert target.inbox_id == "row_2"
 
@@ -210,15 +231,15 @@ async def test_numbers_and_texts_of_any_size_are_read(caller: Caller, store: Ker
     await caller.database.execute(
         """update cards set content = '{"n": 1e400, "m": 123456789012345678901234567890, "t": "ü"}'"""
     )
-    records = await store.load(call_key(command_of(call)))
+    records = await store.load(command_of(call))
     assert records.card is not None
     assert records.card.content["t"] == "ü"
 
 
-@requirement("answer.atomic", "answer.database_clock")
+@requirement("answer.atomic")
 async def test_a_commit_writes_card_row_and_edge_together(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
-    card, report = result_of(call, await store.load(call_key(command_of(call))))
+    card, report = result_of(call, await store.load(command_of(call)))
     assert await store.commit(card, report)
     answer = await caller.read_answer(call)
     assert answer.card["content"]["result"] == "hello"
@@ -231,7 +252,7 @@ async def test_a_commit_writes_card_row_and_edge_together(caller: Caller, store:
 @requirement("answer.atomic", "answer.earlier")
 async def test_the_second_commit_of_a_call_writes_nothing(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
-    records = await store.load(call_key(command_of(call)))
+    records = await store.load(command_of(call))
     assert await store.commit(*result_of(call, records, "first"))
     assert not await store.commit(*result_of(call, records, "second"))
     assert await count(caller, "cards", "metadata ->> 'type' = 'tool.result'") == 1
@@ -242,7 +263,7 @@ async def test_the_second_commit_of_a_call_writes_nothing(caller: Caller, store:
 @requirement("answer.atomic", "answer.earlier")
 async def test_the_card_index_decides_when_another_author_was_first(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
-    records = await store.load(call_key(command_of(call)))
+    records = await store.load(command_of(call))
     await caller.database.execute(
         "insert into cards (card_id, tenant_id, tool_call_id, metadata) values ('w', $1, $2, $3)",
         PROJECT,
@@ -251,7 +272,7 @@ async def test_the_card_index_decides_when_another_author_was_first(caller: Call
     )
     assert not await store.commit(*result_of(call, records))
     assert await count(caller, "state.agent_inbox", "message_type = 'tool_result'") == 0
-    earlier = (await store.load(call_key(command_of(call)))).earlier
+    earlier = (await store.load(command_of(call))).earlier
     assert earlier is not None
     assert earlier.author_id == "worker.watchdog"
 
@@ -262,7 +283,7 @@ async def test_a_report_that_is_refused_by_then_leaves_no_card(
     caller: Caller, store: KernelStore, statement: str
 ) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
-    card, report = result_of(call, await store.load(call_key(command_of(call))))
+    card, report = result_of(call, await store.load(command_of(call)))
     await caller.database.execute(statement)
     assert not await store.commit(card, report)
     assert await count(caller, "cards", "metadata ->> 'type' = 'tool.result'") == 0
@@ -271,7 +292,7 @@ async def test_a_report_that_is_refused_by_then_leaves_no_card(
 @requirement("answer.atomic")
 async def test_an_inbox_row_without_its_card_takes_the_card_back(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
-    card, report = result_of(call, await store.load(call_key(command_of(call))))
+    card, report = result_of(call, await store.load(command_of(call)))
     await caller.database.execute(
         "insert into state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id) "
         "values ('stray', $1, $2, 'tool_result', $3)",
@@ -283,17 +304,17 @@ async def test_an_inbox_row_without_its_card_takes_the_card_back(caller: Caller,
     assert await count(caller, "cards", "metadata ->> 'type' = 'tool.result'") == 0
 
 
-@requirement("catalogue.mangled")
+@requirement("catalogue")
 async def test_a_providers_form_of_a_name_finds_the_tool_with_dots(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina__search", {}, publish=False)
-    key = call_key(command_of(call))
-    assert (await store.load(key)).tool is None
+    command = command_of(call)
+    assert (await store.load(command)).tool is None
     await caller.add_tool(PROJECT, {**search_tool(), "tool_name": "jina.search"})
-    found = (await store.load(key)).tool
+    found = (await store.load(command)).tool
     assert found is not None
     assert found.tool_name == "jina.search"
     await caller.add_tool(PROJECT, {**search_tool(), "tool_name": "jina__search"})
-    exact = (await store.load(key)).tool
+    exact = (await store.load(command)).tool
     assert exact is not None
     assert exact.tool_name == "jina__search"
 
@@ -301,24 +322,24 @@ async def test_a_providers_form_of_a_name_finds_the_tool_with_dots(caller: Calle
 @requirement("definition.bounds")
 async def test_a_definition_that_is_too_large_is_not_read_out(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
-    key = call_key(command_of(call))
+    command = command_of(call)
     noise = "".join(chr(33 + number * number * 7919 % 90) for number in range(270_000))
     texts = {"x" * 200_000: False, noise[:250_000]: False, "x" * 20_000_000: True, noise: True, noise * 8: True}
     for text, oversized in texts.items():
         for place in ("parameters", "options"):
             await caller.add_tool(PROJECT, {**search_tool(), "parameters": {}, place: {"description": text}})
             await caller.database.execute("update resource.tools set after_execution = $1", "suspend" + text)
-            tool = (await store.load(key)).tool
+            tool = (await store.load(command)).tool
             assert tool is not None
             assert tool.oversized is oversized
             assert (tool.parameters is None, tool.options is None) == (oversized, oversized)
             assert len(tool.after_execution or "") == 16
 
 
-@requirement("memory.rows")
+@requirement("answer.precheck")
 async def test_no_row_of_a_call_is_read_out_beyond_its_bound(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
-    key = call_key(command_of(call))
+    command = command_of(call)
     await _earlier_result(caller, call)
     for chars, oversized in {60_000: False, 70_000: True, 20_000_000: True}.items():
         for column in ("cards set metadata = metadata", "state.agent_inbox set context_headers = context_headers"):
@@ -326,13 +347,59 @@ async def test_no_row_of_a_call_is_read_out_beyond_its_bound(caller: Caller, sto
                 f"update {column} || jsonb_build_object('parent_step_id', repeat('x', $1::int))",
                 chars,
             )
-        records = await store.load(key)
+        records = await store.load(command)
         assert records.card is not None
-        assert records.target is not None
+        assert records.waiting_turn is not None
         assert records.earlier is not None
-        assert (records.card.oversized, records.target.oversized) == (oversized, oversized)
-        assert (records.card.metadata == {}, records.target.context_headers == {}) == (oversized, oversized)
+        assert (records.card.oversized, records.waiting_turn.oversized) == (oversized, oversized)
+        assert (records.card.metadata == {}, records.waiting_turn.context_headers == {}) == (oversized, oversized)
         assert records.earlier.content == {"status": "success", "after_execution": None}
+        assert records.earlier.author_id == (None if oversized else "tool.other")
+
+
+@requirement("answer.precheck")
+async def test_a_result_that_is_large_as_it_is_stored_is_not_unpacked(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    await _earlier_result(caller, call)
+    await caller.database.execute(
+        "update cards set metadata = metadata || jsonb_build_object('x', repeat('x', $1::int)), "
+        "content = content || jsonb_build_object('x', repeat('x', $1::int)) where card_id = 'earlier'",
+        60_000_000,
+    )
+    earlier = (await store.load(command_of(call))).earlier
+    assert earlier is not None
+    assert earlier.live
+    assert (earlier.author_id, earlier.content) == (None, {"status": None, "after_execution": None})
+
+
+@requirement("answer.precheck")
+async def test_what_stands_in_a_text_column_is_read_up_to_a_bound(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    command = claiming(command_of(call), tool_call_id=None)
+    await caller.database.execute("update cards set tool_call_id = repeat('x', 20000000)")
+    await caller.database.execute(
+        "update state.agent_inbox set channel_id = repeat('x', 20000000), correlation_id = repeat('x', 65536)"
+    )
+    records = await store.load(command)
+    assert records.card is not None
+    assert records.waiting_turn is not None
+    assert len(records.card.tool_call_id or "") == 65_536
+    assert len(records.waiting_turn.channel_id) == 4_096
+
+
+@requirement("answer.precheck")
+async def test_a_turn_is_looked_for_among_the_newest_rows_of_its_agent(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    await caller.database.execute("update state.agent_inbox set message_type = 'turn', created_at = now()")
+    assert (await store.load(command_of(call))).waiting_turn is not None
+    await caller.database.execute(
+        "insert into state.agent_inbox (inbox_id, project_id, agent_id, message_type, agent_turn_id, turn_epoch, "
+        "created_at) select 'row_' || n, $1, $2, 'turn', 'other_' || n, 1, now() + interval '1s' "
+        "from generate_series(1, 1000) as n",
+        PROJECT,
+        AGENT,
+    )
+    assert (await store.load(command_of(call))).waiting_turn is None
 
 
 async def _earlier_result(caller: Caller, call: PlacedCall) -> None:
@@ -352,11 +419,11 @@ def test_options_never_show_a_login() -> None:
     assert "hidden" not in repr(BusOptions(["nats://hidden@bus:4222"], "name", login={"token": "hidden"}))
 
 
-@requirement("answer.atomic", "size.artifact")
+@requirement("answer.atomic", "content.cursor")
 async def test_an_artifact_is_saved_with_its_result_or_not_at_all(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
-    records = await store.load(call_key(command_of(call)))
-    artifact = artifact_card("tool.openapi", identify(command_of(call), records.card), records.card, TEXT, 60)
+    records = await store.load(command_of(call))
+    artifact = artifact_card("tool.openapi", identify(command_of(call).identity, records.card), records.card, TEXT, 60)
     assert await store.commit(*result_of(call, records), artifact)
     second = replace(artifact, card_id="another")
     assert not await store.commit(*result_of(call, records), second)
@@ -364,17 +431,17 @@ async def test_an_artifact_is_saved_with_its_result_or_not_at_all(caller: Caller
     assert [row["card_id"] for row in rows] == [artifact.card_id]
 
 
-@requirement("size.cursor")
+@requirement("content.cursor")
 async def test_an_artifact_is_its_owners_only(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
-    records = await store.load(call_key(command_of(call)))
+    records = await store.load(command_of(call))
     text = 'Größe 🎉 und "mehr"\n'
-    kept = at_once(kept_text([text]))
-    artifact = artifact_card("tool.openapi", identify(command_of(call), records.card), records.card, kept, 60)
+    kept = at_once(kept_text([Item(text)], [Rest(0, 3, len(text))]))
+    artifact = artifact_card("tool.openapi", identify(command_of(call).identity, records.card), records.card, kept, 60)
     assert await store.commit(*result_of(call, records), artifact)
     sha256 = hashlib.sha256(text.encode()).hexdigest()
     found = await store.artifact(PROJECT, AGENT, artifact.card_id, 6, 5)
-    assert found == Artifact(artifact.card_id, len(text), sha256, text[6:11])
+    assert found == Artifact(artifact.card_id, len(text), sha256, text[6:11], [[0, 3, len(text), None, ""]])
     assert await store.artifact(PROJECT, "agent_other", artifact.card_id, 0, 5) is None
     assert await store.artifact("proj_other", AGENT, artifact.card_id, 0, 5) is None
     assert await store.artifact(PROJECT, AGENT, call.card_id, 0, 5) is None
@@ -383,7 +450,7 @@ async def test_an_artifact_is_its_owners_only(caller: Caller, store: KernelStore
 @requirement("answer.earlier")
 async def test_a_result_that_was_saved_but_not_reported_can_be_reported(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
-    card, report = result_of(call, await store.load(call_key(command_of(call))))
+    card, report = result_of(call, await store.load(command_of(call)))
     assert await store.commit(card, report)
     await caller.database.execute("delete from state.agent_inbox where message_type = 'tool_result'")
     await caller.database.execute("delete from state.execution_edges where primitive = 'report'")
@@ -399,14 +466,14 @@ async def test_ids_of_any_characters_and_length_are_kept(caller: Caller, store: 
     await caller.database.execute("update state.agent_inbox set correlation_id = $1", odd)
     await caller.database.execute("update state.execution_edges set correlation_id = $1", odd)
     call = replace(call, tool_call_id=odd, headers={**call.headers, "CG-Tool-Call-Id": odd})
-    assert await store.commit(*result_of(call, await store.load(call_key(command_of(call)))))
+    assert await store.commit(*result_of(call, await store.load(command_of(call))))
     assert (await caller.read_answer(call)).inbox_row["context_headers"]["CG-Tool-Call-Id"] == odd
 
 
 async def test_the_store_works_without_prepared_statements(stack: EmbeddedStack, database: str, caller: Caller) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     store = await KernelStore.open(PoolOptions(dsn_of(stack, database), 2, 5.0, prepared_statements=False))
-    assert await store.commit(*result_of(call, await store.load(call_key(command_of(call)))))
+    assert await store.commit(*result_of(call, await store.load(command_of(call))))
     await store.aclose()
 
 
@@ -415,5 +482,5 @@ async def test_a_database_that_is_away_is_unavailable(stack: EmbeddedStack, call
         await KernelStore.open(PoolOptions("postgresql://nobody:x@127.0.0.1:1/none", 1, 1.0, prepared_statements=True))
     await caller.database.execute("drop table state.execution_edges")
     with pytest.raises(Unavailable, match="execution_edges"):
-        await store.load(call_key(decode_command(delivery())))
+        await store.load(V1R4.decode(delivery()))
     assert issubclass(asyncpg.UndefinedTableError, asyncpg.PostgresError)

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import trustme
 
+from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.prepared import prepare
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings, SettingsError
-from tests.promises import requirement
-from tests.role import dsn_of
+from tests.requirements import requirement
+from tests.support import dsn_of
 
 SSL_REQUEST_BYTES = 8
 
@@ -79,14 +79,14 @@ async def connects(stack: EmbeddedStack, database: str, port: int, query: str, h
     inner = dsn_of(stack, database)
     dsn = inner.replace(f"127.0.0.1:{stack.postgres.port}", f"{host}:{port}") + "?" + query
     try:
-        store = await KernelStore.open(prepare(Settings(postgres={"dsn": dsn}), {}).pool)
+        store = await KernelStore.open(build_bootstrap(Settings(postgres={"dsn": dsn}), {}).pool)
     except Unavailable:
         return False
     await store.aclose()
     return True
 
 
-@requirement("postgres.tls")
+@requirement("postgres.connection")
 async def test_the_servers_certificate_and_name_are_verified(
     stack: EmbeddedStack, database: str, authority: trustme.CA, tmp_path: Path
 ) -> None:
@@ -98,7 +98,7 @@ async def test_the_servers_certificate_and_name_are_verified(
         assert not await connects(stack, database, port, f"sslmode=verify-full&sslrootcert={tmp_path / 'other_ca.pem'}")
 
 
-@requirement("postgres.tls")
+@requirement("postgres.connection")
 async def test_a_client_certificate(stack: EmbeddedStack, database: str, authority: trustme.CA, tmp_path: Path) -> None:
     trusted = f"sslmode=verify-full&sslrootcert={tmp_path / 'ca.pem'}"
     mine = f"&sslcert={tmp_path / 'client.pem'}&sslkey={tmp_path / 'client_key.pem'}"
@@ -111,8 +111,8 @@ async def test_a_client_certificate(stack: EmbeddedStack, database: str, authori
     ("query", "names"),
     [("sslmode=sure", "sslmode"), ("sslmode=verify-full&sslrootcert=/nowhere/ca.pem", "sslrootcert")],
 )
-@requirement("postgres.tls")
+@requirement("postgres.connection")
 def test_what_cannot_work_is_named_before_any_connection(query: str, names: str) -> None:
     sections: dict[str, Any] = {"postgres": {"dsn": f"postgresql://u:p@127.0.0.1/x?{query}"}}
     with pytest.raises(SettingsError, match=rf"postgres\.dsn: {names}"):
-        prepare(Settings(**sections), {})
+        build_bootstrap(Settings(**sections), {})

@@ -5,14 +5,18 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
+import pytest
+
 from benchmarks.calls import Ask
+from benchmarks.harness import Stand
 from benchmarks.load import Load
 from benchmarks.pods import simulate
 from benchmarks.rounds import Found, Rounds
 from benchmarks.run import bench
 from benchmarks.scenarios import CPU, DEFAULT_RUNS, PROFILES
-from benchmarks.stand import Stand
-from tests.promises import requirement
+from tests.requirements import requirement
+
+pytestmark = pytest.mark.alone
 
 MOST = 2.7
 """Times the floor; docs/performance.md has the multiple as it is. Where it falls, lower this, too."""
@@ -23,7 +27,7 @@ async def measured() -> Found:
     return found
 
 
-@requirement("performance.guard", "performance.messages")
+@requirement("performance")
 async def test_a_call_costs_no_more_than_it_did() -> None:
     found = await measured()
     executor, ratio = found.medians("executor"), found.ratios()["cpu_ms"]
@@ -34,7 +38,7 @@ async def test_a_call_costs_no_more_than_it_did() -> None:
     assert ratio <= MOST, found.rounds
 
 
-@requirement("performance.messages")
+@requirement("performance")
 async def test_a_call_takes_few_statements() -> None:
     async with Stand() as stand, Load.connect(stand.nats.url) as load:
         database = await stand.database()
@@ -43,7 +47,7 @@ async def test_a_call_takes_few_statements() -> None:
     assert 2 <= statements <= 3
 
 
-@requirement("performance.messages", "run.replicas")
+@requirement("performance", "run.replicas")
 async def test_many_pods_share_the_calls_and_send_few_messages() -> None:
     told = await simulate(count=8, calls=160, per_second=200, call_s=0.5, idle_s=0.1)
     assert (told["delivered"], told["pods_that_worked"]) == (160, 8)

@@ -20,9 +20,9 @@ from openapi_tool.local.caller import Caller
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.tools.registry import RegistryError
 from tests.conftest import PROJECT, search_tool
-from tests.promises import requirement
 from tests.registry.kernel_api import served
-from tests.role import dsn_of, make_role
+from tests.requirements import requirement
+from tests.support import dsn_of, make_role
 
 TOOLS = Path(__file__).parent.parent.parent / "config" / "tools"
 SEARCH, EXAMPLE = str(TOOLS / "jina_search.yaml"), str(TOOLS / "example.yaml")
@@ -185,7 +185,7 @@ async def test_many_tools_are_listed_page_by_page(caller: Caller, tools: Tools, 
     assert len(listed[0].splitlines()) == 205
 
 
-@requirement("definition.bounds", "options.env_parameters")
+@requirement("definition.bounds", "options.envs")
 async def test_the_list_says_which_stored_rows_the_executor_would_refuse(
     caller: Caller, tools: Tools, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +193,7 @@ async def test_the_list_says_which_stored_rows_the_executor_would_refuse(
         "a_good": search_tool(),
         "b_referring": {**search_tool(), "parameters": {"properties": {"query": {"$ref": "#/[bold]"}}}},
         "c_large": {**search_tool(), "parameters": {"description": "x" * 300_000}},
-        "d_leaking": search_tool(envs={"locale": "JINA_API_KEY"}),
+        "d_leaking": search_tool(envs={"tenant_token": "JINA_API_KEY"}),
         "e_odd": {**search_tool(), "options": ["no", "object"]},
     }
     for name, row in rows.items():
@@ -204,24 +204,87 @@ async def test_the_list_says_which_stored_rows_the_executor_would_refuse(
         assert (found.keys(), found["a_good"]) == (rows.keys(), [])
         assert "parameters.properties.query.$ref: references are not read" in found["b_referring"][0]
         assert "larger than 262,144 bytes" in found["c_large"][0]
-        assert found["d_leaking"] == ["options.envs.locale may not take a secret"]
-        assert found["e_odd"][0] == "options must be an object"
+        assert found["d_leaking"] == ["options.envs.tenant_token: may not take a secret"]
+        assert found["e_odd"][0] == "options: must be an object"
     shown = await tools("list", "--project", PROJECT, "--db")
     assert (shown.exit_code, shown.stdout.count("unusable")) == (0, 4)
-    monkeypatch.setenv("OPENAPI_TOOL__SECRETS__ENV_PARAMETERS", "locale")
+    monkeypatch.setenv("OPENAPI_TOOL__SECRETS__ENV_PARAMETERS", "tenant_token")
     shown = await tools("list", "--project", PROJECT, "--db")
     assert shown.stdout.count("unusable") == 3
 
 
+REFUSED_BY_EVERY_CALL: list[tuple[dict[str, Any], str]] = [
+    ({"jina": {"mode": "search", "auth_env": "PG_DSN"}}, "'PG_DSN', which is one of the executor's own"),
+    ({"jina": {"mode": "search", "auth_env": "HOME"}}, "'HOME', which this executor does not pass to tools"),
+    ({"jina": {"mode": "search", "auth_env": "jina_" + "0a" * 20}}, "has what looks like a key where the name"),
+    ({"envs": {"api_key": "0123456789abcdef0123"}}, "has what looks like a key where the name"),
+    ({"jina": {"mode": "search", "headers": {"Authorization": "x"}}}, "options.jina.headers.Authorization: is not"),
+    ({"jina": {"mode": "reader", "headers": {"X-Set-Cookie": "x"}}}, "options.jina.headers.X-Set-Cookie: is not"),
+    ({"jina": {"mode": "reader", "params": {"proxyUrl": "http://x"}}}, "options.jina.params.proxyUrl: may not be sent"),
+    ({"jina": {"mode": "reader", "params": {"engine": 5}}}, "options.jina.params.engine: must be a text"),
+    ({"args": {"fixed": {"site": "{api_key}"}}}, "unknown placeholder {api_key} in options.args.fixed.site"),
+    ({"args": {"defaults": {"hl": ["{nowhere}"]}}}, "unknown placeholder {nowhere} in options.args.defaults.hl"),
+    ({"args": {"defaults": {"count": "many"}}}, "options.args.defaults.count: "),
+    (
+        {"jina": {"mode": "reader"}, "args": {"fixed": {"url": "http://10.0.0.1/"}}},
+        "options.args.fixed.url: is no address that may be read (target_refused)",
+    ),
+    (
+        {"jina": {"mode": "reader", "tool": "jina.read_many"}, "args": {"fixed": {"urls": ["http://10.0.0.1/"]}}},
+        "options.args.fixed.urls: is no address that may be read (target_refused)",
+    ),
+    ({"suspend_timeout_seconds": "forever"}, "options.suspend_timeout_seconds: is ignored"),
+]
+
+
+@requirement("definition.bounds")
+async def test_the_list_runs_the_checks_of_a_call(caller: Caller, tools: Tools) -> None:
+    for number, (options, _) in enumerate(REFUSED_BY_EVERY_CALL):
+        row = search_tool() | {"tool_name": f"tool_{number:02}", "options": {"jina": {"mode": "search"}} | options}
+        await caller.add_tool(PROJECT, row)
+    await caller.add_tool(PROJECT, search_tool() | {"tool_name": "tool_x0", "parameters": False})
+    await caller.add_tool(PROJECT, search_tool() | {"tool_name": "tool_x1", "after_execution": "explode"})
+    good = {"defaults": {"session_id": "{agent_turn_id}", "hl": "de"}, "fixed": {"site": "{project_id}.example"}}
+    await caller.add_tool(PROJECT, search_tool(args=good) | {"tool_name": "tool_x2"})
+    done = await tools("list", "--project", PROJECT, "--db", "--json")
+    found = [row["problems"] for row in map(json.loads, done.stdout.splitlines())]
+    said = [*(says for _, says in REFUSED_BY_EVERY_CALL), "parameters: must be an object"]
+    said.append("after_execution: is ignored")
+    for problems, says in zip(found, said, strict=False):
+        assert len(problems) == 1, (says, problems)
+        assert says in problems[0]
+    assert found[-1] == []
+
+
+@pytest.mark.parametrize("way", ["show", "list"])
+@requirement("secrets.output")
+async def test_a_pasted_key_is_not_shown_on_a_terminal(
+    caller: Caller, tools: Tools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str
+) -> None:
+    pasted, plain, mounted = "jina_" + "0a" * 20, "0123456789abcdef0123", "a-tenants-value"
+    (tmp_path / "key").write_text(mounted)
+    monkeypatch.setenv("JINA_API_KEY_FILE", str(tmp_path / "key"))
+    monkeypatch.setenv("SOME_TOKEN", "another-value")
+    options = {
+        "jina": {"mode": "search", "auth_env": pasted, "params": {"locale": pasted}},
+        "envs": {"api_key": plain, "x": pasted},
+        "args": {"fixed": {"site": [mounted], "hl": "another-value"}},
+    }
+    row = search_tool() | {"tool_name": "a_tool", "description": f"Uses {pasted}.", "options": options}
+    await caller.add_tool(PROJECT, row)
+    arguments = ["show", "a_tool"] if way == "show" else ["list"]
+    for flags in ([], ["--json"]):
+        done = await tools(*arguments, "--project", PROJECT, "--db", *flags)
+        assert done.exit_code == 0
+        assert "[redacted]" in done.output or "a key where the name" in done.output
+        assert not [text for text in (pasted[5:], plain, mounted, "another-value") if text in done.output]
+
+
 @requirement("definition.apply")
 async def test_what_cannot_be_reached_is_said_in_a_line(tools: Tools) -> None:
-    for way in (
-        ["--api", "http://me:word-of-mine@127.0.0.1:9"],
-        ["--api", "no url"],
-        ["--api", "http://me:word-of-mine@:x"],
-    ):
-        done = await tools("apply", SEARCH, "--project", PROJECT, *way, "--yes")
-        assert done.exit_code == 1
+    for url, code in (("http://me:word-of-mine@127.0.0.1:9", 1), ("no url", 2), ("http://me:word-of-mine@:x", 2)):
+        done = await tools("apply", SEARCH, "--project", PROJECT, "--api", url, "--yes")
+        assert done.exit_code == code
         assert "word-of-mine" not in done.output
         assert "Traceback" not in done.output
     assert (await tools("list", "--project", PROJECT)).exit_code == 2
@@ -253,6 +316,30 @@ async def test_a_write_needs_the_project(caller: Caller, stack: EmbeddedStack, d
 
 
 @requirement("definition.apply")
+async def test_a_row_that_no_parser_takes_hides_no_other(caller: Caller, tools: Tools) -> None:
+    await caller.furnish(
+        PROJECT, "agent_1", [{**search_tool(), "tool_name": name} for name in ("deep", "huge", "whole")]
+    )
+    for name, parameters in {"deep": "[" * 3_000 + "]" * 3_000, "huge": json.dumps({"a": "x" * 2_000_000})}.items():
+        await caller.database.execute(
+            "update resource.tools set parameters = $3::text::jsonb where project_id = $1 and tool_name = $2",
+            PROJECT,
+            name,
+            parameters,
+        )
+    listed = await tools("list", "--project", PROJECT, "--db", "--json")
+    assert listed.exit_code == 0, listed.output
+    problems = {row["tool_name"]: row["problems"] for row in map(json.loads, listed.output.splitlines())}
+    assert problems["deep"], listed.output[:1_000]
+    assert "parameters" in " ".join(problems["huge"])
+    assert problems["whole"] == []
+    shown = await tools("show", "huge", "--project", PROJECT, "--db")
+    assert "too large to show" in shown.output
+    assert len(shown.output) < 10_000
+    assert (await tools("delete", "deep", "huge", "--project", PROJECT, "--db", "--yes")).exit_code == 0
+
+
+@requirement("definition.apply")
 async def test_the_grants_for_registration_are_enough_and_their_lack_is_named(
     caller: Caller, stack: EmbeddedStack, database: str
 ) -> None:
@@ -266,3 +353,22 @@ async def test_the_grants_for_registration_are_enough_and_their_lack_is_named(
         await registry.put(PROJECT, row)
         await registry.put(PROJECT, row)
         assert await registry.delete(PROJECT, row["tool_name"])
+
+
+@requirement("definition.apply")
+@pytest.mark.parametrize("db", [False, True], ids=["api", "db"])
+async def test_an_unknown_project_is_named_before_anything_is_asked(api: str, tools: Tools, *, db: bool) -> None:
+    way = ["--db"] if db else ["--api", api]
+    done = await tools("apply", SEARCH, "--project", "proj_gone", *way, answer="y\n")
+    assert done.exit_code == 1
+    assert "Write" not in done.stderr
+    assert "not_found" in done.stdout
+
+
+@requirement("definition.apply")
+async def test_a_tool_of_another_executor_is_not_ours_and_not_unusable(caller: Caller, tools: Tools) -> None:
+    subject = "cg.v1r4.{project_id}.{channel_id}.cmd.tool.e2b.run"
+    await caller.add_tool(PROJECT, {"tool_name": "sandbox", "target_subject": subject, "options": {"e2b": {}}})
+    shown = await tools("list", "--project", PROJECT, "--db")
+    assert "not ours" in shown.stdout
+    assert "unusable" not in shown.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app
-from openapi_tool.executor.continuation import asked_cursor
+from openapi_tool.executor.continuation import requested_cursor
 from openapi_tool.jina.batch import batch_items, item_arguments
-from openapi_tool.jina.plan import plan_call
+from openapi_tool.jina.parameter_mapping import resolve_parameters
 from openapi_tool.jina.request import build_request
-from openapi_tool.jina.targets import TargetRules, checked_target
-from openapi_tool.protocol.records import ToolRecord
+from openapi_tool.jina.url_policy import UrlPolicy, checked_url
+from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE, SYSTEM_ROLE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
@@ -37,14 +38,14 @@ from openapi_tool.tools.exports import (
 from openapi_tool.tools.naming import camel_case, mangled, name_problem, unmangled
 from openapi_tool.tools.secrets import Secrets
 from openapi_tool.tools.session import SessionScope
-from tests.promises import requirement
-from tests.support import identity, tool_call
+from tests.requirements import requirement
+from tests.support import owner, tool_call
 
 TOOLS = Path(__file__).parent.parent.parent / "config" / "tools"
 EXAMPLE = TOOLS / "example.yaml"
 SECRETS = Secrets({"JINA_API_KEY": "key-one", "DOCS_READER_KEY": "key-two"}, {"JINA_API_KEY", "DOCS_READER_KEY"})
 SCOPE = SessionScope(b"a key of sixteen bytes or more")
-RULES = TargetRules(max_chars=16_000)
+RULES = UrlPolicy()
 OPTIONS: dict[str, Any] = {
     "jina": {"tool": "jina.search"},
     "envs": {"location": "HOME_TOWN"},
@@ -59,7 +60,9 @@ def exported(form: str, *files: str) -> str:
 
 
 def parsed(row: Mapping[str, Any]) -> ToolDefinition:
-    return parse_definition(ToolRecord(row["tool_name"], row["after_execution"], row["parameters"], row["options"]))
+    return parse_definition(
+        DefinitionRecord(row["tool_name"], row["after_execution"], row["parameters"], row["options"])
+    )
 
 
 def function(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +112,7 @@ def test_kernel_yaml_is_what_is_shipped() -> None:
         yaml.safe_load((TOOLS / f"{document['tool_name']}.yaml").read_text(encoding="utf-8")) for document in documents
     ]
     assert documents == shipped
-    assert [parsed(document).tool.name for document in documents] == list(CATALOGUE)
+    assert [parsed(document).built_in.name for document in documents] == list(CATALOGUE)
     for document, tool in zip(documents, CATALOGUE.values(), strict=True):
         assert document["parameters"] == tool.schema()
         assert document["options"]["suspend_timeout_seconds"] == tool.suspend_timeout_s
@@ -154,7 +157,7 @@ def test_rendering_shows_the_row_and_what_a_model_sees() -> None:
     assert yaml.safe_load(people.split("# a model sees")[0])["options"] == document["options"]
 
 
-@requirement("definition.names")
+@requirement("catalogue")
 @given(st.from_regex(r"[A-Za-z][A-Za-z0-9_.-]{0,30}", fullmatch=True))
 def test_every_name_that_is_allowed_comes_back(name: str) -> None:
     if name_problem(name) is None:
@@ -162,7 +165,7 @@ def test_every_name_that_is_allowed_comes_back(name: str) -> None:
         assert "." not in mangled(name)
 
 
-@requirement("definition.names")
+@requirement("catalogue")
 @pytest.mark.parametrize(
     "name", ["a__b", "a_.b", "a._b", "a..b", "a.", ".a", "", "a b", "ä", "1a", "a" * 65, "a." * 31 + "aaa"]
 )
@@ -170,7 +173,7 @@ def test_a_name_that_would_not_come_back_is_refused(name: str) -> None:
     assert name_problem(name)
 
 
-@requirement("definition.names")
+@requirement("catalogue")
 def test_two_tools_never_share_a_name() -> None:
     assert all(name_problem(name) is None for name in CATALOGUE)
     tools = all_built_in()
@@ -213,24 +216,31 @@ def values(schema: Mapping[str, Any], name: str = "") -> st.SearchStrategy[Any]:
 
 def accept(definition: ToolDefinition, arguments: dict[str, Any]) -> None:
     """Everything that can refuse a call before the network."""
-    prepared = prepare_arguments(definition, tool_call(arguments), identity(), OperatorEnvs(), SECRETS, SCOPE)
-    if asked_cursor(definition, prepared) is not None:
+    prepared = prepare_arguments(definition, tool_call(arguments), owner(), OperatorEnvs(), SECRETS, SCOPE)
+    if requested_cursor(definition, prepared) is not None:
         return
     items = batch_items(definition, prepared, 10)
     for one in [prepared] if items is None else [item_arguments(definition, prepared, item) for item in items]:
-        plan = plan_call(definition, one)
-        build_request(definition, plan)
-        if definition.mode == "reader":
-            checked_target(plan.parameters["url"], RULES)
+        resolved = resolve_parameters(definition, one)
+        build_request(definition, resolved)
+        if definition.operation.name == "reader":
+            checked_url(resolved.parameters["url"], RULES)
+
+
+@cache
+def declared(name: str) -> tuple[ToolDefinition, st.SearchStrategy[Any]]:
+    """A definition, and the arguments that its exported schema allows."""
+    row = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8")) if name == "example" else registration(CATALOGUE[name])
+    return parsed(row), values(function(row)["parameters"])
 
 
 @requirement("definition.exports")
 @pytest.mark.parametrize("name", [*CATALOGUE, "example"])
 @given(data=st.data())
 def test_a_call_made_from_the_exported_schema_alone_is_accepted(name: str, data: st.DataObject) -> None:
-    row = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8")) if name == "example" else registration(CATALOGUE[name])
-    arguments = data.draw(values(function(row)["parameters"]))
+    definition, strategy = declared(name)
+    arguments = data.draw(strategy)
     if name == "jina.read" and ("cursor" in arguments) == ("url" in arguments):  # exactly one of both, as they say
         arguments.pop("cursor", None)
         arguments.setdefault("url", "https://example.com/")
-    accept(parsed(row), arguments)
+    accept(definition, arguments)

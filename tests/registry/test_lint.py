@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,14 +17,22 @@ from typer.testing import CliRunner
 
 from openapi_tool.cli import app
 from openapi_tool.jina.definition_lint import definition_problems
-from openapi_tool.tools.document import Document
+from openapi_tool.options import ToolOptions
+from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.exports import registration
 from openapi_tool.tools.lint import LintLimits
+from openapi_tool.tools.meta_schema import META_SCHEMA
 from openapi_tool.tools.problems import Problem
+from openapi_tool.tools.registry import COLUMNS
 from openapi_tool.tools.source import read_source
-from tests.promises import requirement
+from tests.requirements import requirement
+from tests.support import each
 
 ROOT = Path(__file__).parent.parent.parent
-BROKEN = sorted((ROOT / "tests" / "data" / "broken_tools").glob("*.yaml"))
+BROKEN_FILE = ROOT / "tests" / "data" / "broken_tools.yaml"
+"""A definition behind each line `--- # name`: what it is called, and in a comment where its mistake is."""
+_PARTS = re.split(r"(?m)^--- # (\w+)\n", BROKEN_FILE.read_text(encoding="utf-8"))[1:]
+BROKEN = dict(zip(_PARTS[::2], _PARTS[1::2], strict=True))
 SHIPPED = sorted((ROOT / "config" / "tools").glob("*.yaml"))
 DEMO = sorted((ROOT / "openapi_tool" / "local" / "data" / "tools").glob("*.yaml"))
 KEY = "jina_000000000000example111111111111"
@@ -34,12 +45,13 @@ SEARCH: dict[str, Any] = {
 
 def problems_of(text: str) -> list[Problem]:
     source = read_source(text)
-    return source.problems or definition_problems(source.document, LintLimits(env_parameters=frozenset({"location"})))
+    limits = LintLimits(env_parameters=frozenset({"tenanttoken"}))
+    return source.problems or definition_problems(source.document, limits)
 
 
-def expectation(file: Path) -> tuple[str, bool]:
-    match = re.match(r"# expects( warning)?: (.+)", file.read_text(encoding="utf-8"))
-    assert match, file
+def expectation(text: str) -> tuple[str, bool]:
+    match = re.match(r"# expects( warning)?: (.+)", text)
+    assert match, text
     return match[2], match[1] is not None
 
 
@@ -53,10 +65,10 @@ def test_the_corpus_is_large() -> None:
 
 
 @requirement("definition.lint")
-@pytest.mark.parametrize("file", BROKEN, ids=lambda file: file.stem)
-def test_a_mistake_is_found_where_it_stands(file: Path) -> None:
-    found = {(problem.where, problem.warning) for problem in problems_of(file.read_text(encoding="utf-8"))}
-    assert found == {expectation(file)}
+@each("name", BROKEN)
+def test_a_mistake_is_found_where_it_stands(name: str) -> None:
+    found = {(problem.where, problem.warning) for problem in problems_of(BROKEN[name])}
+    assert found == {expectation(BROKEN[name])}
 
 
 @requirement("definition.lint")
@@ -126,7 +138,7 @@ def test_a_pasted_key_is_refused_and_never_shown(where: str, tmp_path: Path) -> 
         ({"options": {"jina": {"mode": "search"}, "params": {"num": 3}}}, "'params' belongs in options.jina"),
         ({"options": {"jina": {"mode": "search", "tool": "jina.serach"}}}, "did you mean 'jina.search'?"),
         ({"options": {"jina": {"mode": "search"}, "args": {"fixed": {"contry": "de"}}}}, "did you mean 'country'?"),
-        ({"options": {"jina": {"mode": "search"}, "args": {"fixed": {"url": "x"}}}}, "one of a reader tool"),
+        ({"options": {"jina": {"mode": "search"}, "args": {"fixed": {"url": "x"}}}}, "it is one of 'jina.read'"),
     ],
 )
 def test_a_near_miss_is_named(mistake: dict[str, Any], hint: str) -> None:
@@ -134,16 +146,16 @@ def test_a_near_miss_is_named(mistake: dict[str, Any], hint: str) -> None:
     assert any(hint in problem.message for problem in definition_problems({**SEARCH, **options, **mistake}))
 
 
-@requirement("definition.lint", "options.env_parameters")
+@requirement("definition.lint", "options.envs")
 def test_a_secret_may_go_only_where_this_machines_settings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"jina": {"mode": "search"}, "envs": {"api_key": "A_KEY", "Tenant-Token": "A_KEY", "locale": "A_KEY"}}
+    options = {"jina": {"mode": "search"}, "envs": {"api_key": "A_KEY", "Tenant-Token": "A_KEY", "tenant_pin": "A_KEY"}}
     file = tmp_path / "tool.yaml"
     file.write_text(json.dumps({**SEARCH, "options": options}), encoding="utf-8")
     refused = run("lint", str(file))
     assert refused.exit_code == 1
-    assert re.findall(r"options\.envs\.(\S+): may not take a secret", refused.output) == ["Tenant-Token", "locale"]
+    assert re.findall(r"options\.envs\.(\S+): may not take a secret", refused.output) == ["Tenant-Token", "tenant_pin"]
     monkeypatch.setenv("OPENAPI_TOOL__SECRETS__ENV_PARAMETERS", "tenant_token")
-    monkeypatch.setenv("OPENAPI_TOOL__TOOLS__JINA__ENVS", '{"locale": "A_KEY"}')
+    monkeypatch.setenv("OPENAPI_TOOL__TOOLS__JINA__ENVS", '{"tenant_pin": "A_KEY"}')
     assert run("lint", str(file)).exit_code == 0
 
 
@@ -156,7 +168,7 @@ QUERY = ("parameters", "properties", "query")
     [
         ({"enum": [f"{n}" for n in range(501)]}, (*QUERY, "enum"), "has more than 500 values"),
         ({"pattern": "a" * 501}, (*QUERY, "pattern"), "has more than 500 characters"),
-        ({"pattern": "(a{1000}){60}"}, (*QUERY, "pattern"), "is no regular expression that is read"),
+        ({"pattern": "(a{1000}){60}"}, (*QUERY, "pattern"), "is no supported regular expression"),
         ({"description": "x" * 300_000}, (), "is larger than 262,144 bytes"),
         ({"examples": ["x"] * 2_500}, ("parameters",), "holds more than 2,000 values"),
     ],
@@ -175,7 +187,7 @@ def test_what_the_executor_would_refuse_is_found_where_it_stands(
 @requirement("definition.lint")
 def test_limits_are_those_of_the_executor() -> None:
     options = {"jina": {"mode": "search", "timeout_s": 200}, "suspend_timeout_seconds": 300}
-    assert definition_problems({**SEARCH, "options": options}, LintLimits(maximum_s=290)) == []
+    assert definition_problems({**SEARCH, "options": options}, LintLimits(tools=ToolOptions(max_timeout_s=290))) == []
     assert definition_problems({**SEARCH, "options": options})[0].where == "options.jina.timeout_s"
 
 
@@ -189,7 +201,7 @@ def test_limits_are_those_of_the_executor() -> None:
                 st.sampled_from(
                     ["options", "jina", "args", "fixed", "parameters", "properties", "query", "type", "items"]
                 )
-                | st.sampled_from(sorted(Document.model_fields)),
+                | st.sampled_from(COLUMNS),
                 inner,
                 max_size=4,
             )
@@ -201,6 +213,31 @@ def test_no_value_breaks_the_lint(document: Any) -> None:
     assert all(problem.message for problem in definition_problems(document))
 
 
+def places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Every place of a JSON value but its root."""
+    for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+        yield (*path, name)
+        if isinstance(item, dict | list):
+            yield from places(item, (*path, name))
+
+
+@requirement("definition.lint")
+@pytest.mark.parametrize("wrong", [None, True, 5, 0.5, "x", [], [1], {}, {"x": 1}], ids=repr)
+@pytest.mark.parametrize("tool", ["jina.search", "jina.read_many"])
+def test_no_value_of_a_wrong_type_breaks_the_lint(tool: str, wrong: Any) -> None:
+    """166 of 19,720 such definitions once ended the linter with a traceback."""
+    row = registration(CATALOGUE[tool])
+    args = {"defaults": {"page": 2}, "fixed": {"urls": ["https://example.com"]}}
+    row["options"] |= {"args": args, "envs": {"a": "B"}}
+    for *above, last in places(row):
+        document: Any = deepcopy(row)
+        part = document
+        for name in above:
+            part = part[name]
+        part[last] = wrong
+        assert all(problem.message for problem in definition_problems(document))
+
+
 @requirement("definition.lint")
 @pytest.mark.parametrize(
     ("text", "message"),
@@ -208,8 +245,8 @@ def test_no_value_breaks_the_lint(document: Any) -> None:
         ("a: 2024-01-01", "date; put it in quotes"),
         ("a: !!binary x", "put it in quotes"),
         ("a: .nan", "finite"),
-        ('a: "\\0"', "the database can hold"),
-        ("a: 99999999999999999999", "the database can hold"),
+        ('a: "\\0"', "cannot be stored in the database"),
+        ("a: 99999999999999999999", "cannot be stored in the database"),
         ("a: 1\na: 2", "given twice"),
         ("2024: 1", "a key must be a text"),
         ("a: &x\n  b: *x", "refers to itself"),
@@ -244,8 +281,38 @@ def test_every_problem_of_every_file_is_told_at_once_with_line_and_column(tmp_pa
 
 
 @requirement("definition.lint")
-def test_warnings_fail_only_when_asked_to() -> None:
-    file = next(str(file) for file in BROKEN if file.stem == "accept_given")
-    assert run("lint", file).exit_code == 0
-    assert run("lint", file, "--strict").exit_code == 1
+def test_warnings_fail_only_when_asked_to(tmp_path: Path) -> None:
+    file = tmp_path / "accept_given.yaml"
+    file.write_text(BROKEN["accept_given"], encoding="utf-8")
+    assert run("lint", str(file)).exit_code == 0
+    assert run("lint", str(file), "--strict").exit_code == 1
     assert run("lint", *map(str, SHIPPED), "--strict").exit_code == 0
+
+
+@requirement("definition.lint")
+@pytest.mark.parametrize("wrong", ["base_url", "mode", "tool_name", "auth_env", "parameters"])
+def test_no_mistake_hides_another(wrong: str) -> None:
+    """Each run of the linter showed the next one, five times."""
+    jina: dict[str, Any] = {"mode": "search", "params": {"proxyUrl": "x", "engine": 5}, "headers": {"Cookie": "x"}}
+    options = {"jina": jina, "envs": {"locale": "A_KEY"}, "args": {"fixed": {"colour": "x"}}}
+    document: dict[str, Any] = {**SEARCH, "options": options}
+    expected = {"options.envs.locale"}
+    if wrong == "tool_name":
+        document["tool_name"] = "no name"
+        expected |= {"tool_name"}
+    elif wrong == "parameters":
+        document["parameters"] = {"properties": {"query": {"$ref": "#/x"}}}
+        jina["base_url"] = "https://evil.example"
+        expected |= {"parameters.properties.query.$ref", "options.jina.base_url"}
+    else:
+        jina[wrong] = {"base_url": "https://evil.example", "mode": "searching", "auth_env": "PG_DSN"}[wrong]
+        expected |= {f"options.jina.{wrong}"}
+    if wrong != "mode":  # which says whose parameters these are
+        places = ("jina.params.proxyUrl", "jina.params.engine", "jina.headers.Cookie", "args.fixed.colour")
+        expected |= {f"options.{place}" for place in places}
+    assert expected <= {problem.where for problem in definition_problems(document) if not problem.warning}
+
+
+@requirement("definition.lint")
+def test_the_meta_schema_is_a_json_schema() -> None:
+    jsonschema_rs.meta.validate(META_SCHEMA)

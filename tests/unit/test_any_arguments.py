@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from openapi_tool.jina.batch import batch_items, item_arguments
 from openapi_tool.jina.egress import ALLOWED_HEADERS
+from openapi_tool.jina.endpoints import endpoint_of
+from openapi_tool.jina.parameter_mapping import resolve_parameters
 from openapi_tool.jina.parameters import READER, REFUSED, SEARCH
-from openapi_tool.jina.plan import plan_call
 from openapi_tool.jina.request import UpstreamRequest, build_request
-from openapi_tool.jina.stages import within
-from openapi_tool.jina.targets import TargetRules, checked_target
-from openapi_tool.protocol.errors import BadRequest, TargetRefused
+from openapi_tool.jina.url_policy import UrlPolicy, checked_url
+from openapi_tool.protocol.errors import BadRequest, TargetRefused, ToolMisconfigured
+from openapi_tool.protocol.records import DefinitionRecord
+from openapi_tool.tools import bounds, schema
+from openapi_tool.tools import definition as definition_bounds
 from openapi_tool.tools.arguments import IDENTITY_ARGUMENTS, Arguments, OperatorEnvs, fold, prepare_arguments
+from openapi_tool.tools.bounds import MAX_PARTS, MAX_ROW_BYTES, memory_bytes, parts, row_bytes, row_problems
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.definition import ToolDefinition, parse_definition
+from openapi_tool.tools.exports import registration
+from openapi_tool.tools.meta_schema import MAX_ENUM_VALUES, MAX_PROPERTIES, REFUSED_KEYWORDS
+from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.session import SessionScope
-from tests.promises import requirement
-from tests.support import definition, identity, tool_call
+from tests.requirements import requirement
+from tests.support import definition, owner, resident_bytes, tool_call
 
 SCOPE = SessionScope(b"k" * 32)
-RULES = TargetRules(max_chars=16_000)
+RULES = UrlPolicy()
 MOST = 10
 MAY_SET = {
     mode: {entry.name for entry in table if entry.model and not entry.declared} | {"timeout", "respondTiming"}
@@ -92,14 +107,14 @@ def calls(draw: st.DrawFn) -> tuple[ToolDefinition, dict[str, Any]]:
         arguments |= draw(st.dictionaries(names, values, max_size=4))
     if draw(st.integers(0, 9)):
         single = "https://site.example/a?b=c#d" if draw(st.booleans()) else draw(subjects)
-        key = found.tool.items or ("query" if found.mode == "search" else "url")
-        arguments[key] = [single, draw(subjects)] if found.tool.items else single
+        key = found.built_in.items or found.operation.argument
+        arguments[key] = [single, draw(subjects)] if found.built_in.items else single
     return found, arguments
 
 
 def prepared(found: ToolDefinition, arguments: dict[str, Any]) -> Arguments:
     return prepare_arguments(
-        found, tool_call(arguments), identity(), OperatorEnvs(), lambda _: SecretStr("the-key"), SCOPE
+        found, tool_call(arguments), owner(), OperatorEnvs(), lambda _: SecretStr("the-key"), SCOPE
     )
 
 
@@ -109,11 +124,12 @@ def requests_of(found: ToolDefinition, arguments: dict[str, Any]) -> list[Upstre
     each = [ready] if items is None else [item_arguments(found, ready, item) for item in items]
     requests = []
     for one in each:
-        plan = within(plan_call(found, one), found.mode, 27)
-        url = plan.parameters.get("url")
+        resolved = resolve_parameters(found, one)
+        resolved = replace(resolved, parameters=endpoint_of(found).timeouts.within(resolved.parameters, 27))
+        url = resolved.parameters.get("url")
         if url is not None:
-            checked_target(url, RULES)
-        requests.append(build_request(found, plan))
+            checked_url(url, RULES)
+        requests.append(build_request(found, resolved))
     return requests
 
 
@@ -129,11 +145,11 @@ def test_arguments_make_an_allowed_request_or_a_refusal(call: tuple[ToolDefiniti
         return
     assert requests
     for request in requests:
-        assert (request.host, request.method) in {(found.host, "GET"), (found.host, "POST")}
-        assert {name.lower() for name in request.headers} <= HEADERS[found.mode] <= ALLOWED_HEADERS
+        assert (request.host, request.method) in {(found.operation.host, "GET"), (found.operation.host, "POST")}
+        assert {name.lower() for name in request.headers} <= HEADERS[found.operation.name] <= ALLOWED_HEADERS
         assert all(value.isascii() and value.isprintable() for value in request.headers.values())
         assert re.fullmatch(r"/[!-~]*", request.target)
-        assert keys(request) <= MAY_SET[found.mode]
+        assert keys(request) <= MAY_SET[found.operation.name]
         assert not {fold(name) for name in keys(request)} & (REFUSED | IDENTITY_ARGUMENTS)
 
 
@@ -156,7 +172,7 @@ def test_a_refusal_names_everything_that_is_wrong(call: tuple[ToolDefinition, di
         except TargetRefused:
             return
         except BadRequest as refused:
-            if found.tool.items and refused.message.startswith("url:"):
+            if found.built_in.items and refused.message.startswith("url:"):
                 return  # one item's failure, which the answer names by its item
             problems = refused.detail["problems"] if isinstance(refused.detail, dict) else [refused.message]
             named = {
@@ -171,3 +187,186 @@ def test_a_refusal_names_everything_that_is_wrong(call: tuple[ToolDefinition, di
         else:
             return
     raise AssertionError(arguments)
+
+
+# What definitions and compiled schemas take in memory, and that what is kept of them is bounded in bytes.
+
+
+TOOLS = 40
+SLACK_BYTES = 8_000_000
+"""What the process may take for itself while it measures: buffers, arenas of the allocator, imports."""
+
+
+def filled(value: dict[str, Any]) -> dict[str, Any]:
+    """A schema with a description that takes the rest of what a row may hold."""
+    room = MAX_ROW_BYTES - row_bytes({**value, "description": ""}, OPTIONS)
+    return {**value, "description": "é" * (room // 2)}
+
+
+def of_members(make: Callable[[int], Any], weight: int) -> dict[str, Any]:
+    """Branches, as many as there may be, each of so many parts."""
+    return {"anyOf": [make(n) for n in range((MAX_PARTS - 40) // weight)]}
+
+
+OPTIONS: dict[str, Any] = {"jina": {"mode": "search"}}
+ORDINARY: dict[str, Callable[[int], dict[str, Any]]] = {
+    name: lambda n, tool=tool: {**tool.schema(), "title": f"tool {n}"}  # type: ignore[misc]
+    for name, tool in CATALOGUE.items()
+}
+LARGEST: dict[str, Callable[[int], dict[str, Any]]] = {
+    "texts": lambda n: filled({"title": str(n)}),
+    "branches": lambda n: {"title": str(n), **of_members(lambda _: {"type": "integer"}, 2)},
+    "nested branches": lambda n: {"title": str(n), **of_members(lambda _: {"not": {"not": {"type": "null"}}}, 4)},
+    "items": lambda n: {"title": str(n), **of_members(lambda _: {"items": {"type": "null"}}, 3)},
+    "properties": lambda n: {"title": str(n), **of_members(lambda m: {"properties": {f"p{m}": {}}}, 3)},
+    "objects to choose": lambda n: {"title": str(n), "anyOf": [{"enum": [{"a": m} for m in range(450)]}] * 2},
+    "patterns": lambda n: {
+        "title": str(n),
+        "properties": {f"p{m}": {"pattern": f"1[01]{{{150 + m}}}[^01]"} for m in range(20)},
+    },
+}
+
+
+def record(parameters: Any, options: Any = OPTIONS) -> DefinitionRecord:
+    return DefinitionRecord("a_tool", "suspend", parameters, options)
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, tuple[float, float]]:
+    """What each kind of compiled schema took, and what was counted for it, in bytes.
+
+    In a process of its own: Rust's memory shows only in the resident size, where this one's own noise is larger.
+    """
+    done = subprocess.run(  # noqa: S603 - our own code
+        [sys.executable, "-m", __name__], capture_output=True, text=True, check=True, timeout=60
+    )
+    found: dict[str, tuple[float, float]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("case", [*ORDINARY, *LARGEST])
+@requirement("definition.bounds")
+def test_a_compiled_schema_takes_no_more_than_is_counted_for_it(
+    case: str, measured: dict[str, tuple[float, float]]
+) -> None:
+    taken, counted = measured[case]
+    assert taken < counted * 1.25 + SLACK_BYTES / TOOLS
+    if case in ORDINARY:
+        assert counted < taken * 6, "so few ordinary ones would be kept that each call compiles anew"
+
+
+def measure(make: Callable[[int], dict[str, Any]], kept: list[Any]) -> tuple[float, float]:
+    """Compile many schemas of a kind, use and keep them; what each took, and what was counted for it."""
+    texts = [json.dumps(make(n)) for n in range(TOOLS)]
+    gc.collect()
+    before = resident_bytes()
+    for text in texts:
+        compiled = schema._compile(json.loads(text), len(text))  # noqa: SLF001 - what it counts is the point
+        kept.append(compiled)
+        compiled.validator.is_valid({f"p{m}": f"{m * 7919:b}" * 150 for m in range(20)})
+    gc.collect()
+    return (resident_bytes() - before) / TOOLS, kept[-1].memory
+
+
+@pytest.mark.parametrize("case", [*ORDINARY, *LARGEST])
+@requirement("definition.bounds")
+def test_a_definition_takes_no_more_than_is_counted_for_it(case: str) -> None:
+    rows = [json.dumps((ORDINARY | LARGEST)[case](n)) for n in range(TOOLS)]
+    tracemalloc.start()
+    kept = [json.loads(row) for row in rows]
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken <= sum(map(memory_bytes, kept)) * 1.1
+    assert sum(map(memory_bytes, kept)) < taken * 3
+
+
+@requirement("definition.bounds")
+def test_forty_of_the_largest_tools_take_no_more_than_the_caches_may() -> None:
+    gc.collect()
+    before = resident_bytes()
+    for number in range(TOOLS):
+        for case in ("texts", "nested branches", "patterns"):
+            found = parse_definition(record(LARGEST[case](number)))
+            schema_problems(found.schema, {"query": "x"})
+    gc.collect()
+    assert schema._compiled.currsize <= schema.MAX_CACHE_BYTES  # noqa: SLF001
+    assert resident_bytes() - before < schema.MAX_CACHE_BYTES + definition_bounds.MAX_CACHE_BYTES + 3 * SLACK_BYTES
+
+
+@requirement("definition.bounds")
+def test_what_is_kept_of_definitions_is_bounded_in_bytes() -> None:
+    readings = definition_bounds._parse_cache  # noqa: SLF001
+    for number in range(200):
+        parse_definition(record(filled({"title": f"one of many {number}"})))
+        with pytest.raises(ToolMisconfigured):
+            parse_definition(record({"$ref": f"#{number}"}))
+    kept = sum(memory_bytes(reading.definition.schema) for reading in readings.values() if reading.definition)
+    assert kept <= readings.currsize <= definition_bounds.MAX_CACHE_BYTES
+    assert len(readings) > 20
+
+
+@requirement("definition.bounds")
+def test_a_definition_is_read_once_and_refused_with_a_new_error_each_time() -> None:
+    row = registration(CATALOGUE["jina.search"])
+    good = record(row["parameters"], row["options"])
+    assert parse_definition(good) is parse_definition(good)
+    raised = []
+    for _ in range(2):
+        with pytest.raises(ToolMisconfigured) as refused:
+            parse_definition(record({"$ref": "#"}))
+        raised.append(refused.value)
+    assert raised[0] is not raised[1]
+    assert raised[0].as_error() == raised[1].as_error()
+
+
+@requirement("definition.bounds")
+def test_the_largest_row_that_is_allowed_is_measured_as_the_database_does() -> None:
+    largest = filled({"type": "object"})
+    assert row_problems(largest, OPTIONS) == []
+    assert MAX_ROW_BYTES - 2 <= row_bytes(largest, OPTIONS) <= MAX_ROW_BYTES
+    (problem,) = row_problems({**largest, "a": 1}, OPTIONS)
+    assert "262,144 bytes" in problem.message
+
+
+@requirement("definition.bounds")
+def test_a_hostile_row_costs_no_more_to_refuse_than_an_allowed_one_to_read() -> None:
+    """Members are counted before they are looked at: the walk ends where there are too many."""
+    seen = 0
+
+    class Counted(dict[str, Any]):
+        def items(self) -> Any:
+            nonlocal seen
+            seen += len(self)
+            return super().items()
+
+    row = Counted({f"a{n}": Counted({f"b{m}": Counted() for m in range(1_000)}) for n in range(100)})
+    (problem,) = row_problems(row, OPTIONS)
+    assert "holds more than 2,000 values" in problem.message
+    assert seen <= MAX_PARTS
+
+
+@requirement("definition.bounds")
+def test_the_documented_bounds_are_those_of_the_code() -> None:
+    text = (Path(__file__).parent.parent.parent / "docs" / "registering-tools.md").read_text(encoding="utf-8")
+    section = text.partition("## Limits of stored rows")[2].partition("\n## ")[0]
+    documented = re.findall(r"\| ([0-9][0-9,]*)(?:, ([0-9]+))?(?: bytes)? \|", section)
+    assert [int(number.replace(",", "")) for pair in documented for number in pair if number] == [
+        *(bounds.MAX_ROW_BYTES, bounds.MAX_PARTS, bounds.MAX_DEPTH, MAX_PROPERTIES, MAX_ENUM_VALUES),
+        *(bounds.MAX_PATTERNS, bounds.MAX_PATTERN_CHARS, bounds.MAX_MULTIPLES, bounds.MAX_NAMES),
+    ]
+    assert all(f"`{word}`" in section for word in REFUSED_KEYWORDS)
+
+
+@requirement("definition.bounds")
+def test_built_in_tools_are_far_within_the_bounds() -> None:
+    for tool in CATALOGUE.values():
+        row = registration(tool)
+        assert row_problems(row["parameters"], row["options"]) == []
+        assert parts(row["parameters"]) < MAX_PARTS / 10
+
+
+if __name__ == "__main__":
+    everything: list[Any] = []
+    for make_warm in ORDINARY.values():
+        measure(make_warm, everything)
+    sys.stdout.write(json.dumps({case: measure(make, everything) for case, make in (ORDINARY | LARGEST).items()}))

@@ -7,15 +7,27 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from openapi_tool.jina.parameters import READER, SEARCH, find_parameter
+from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.protocol.errors import ToolMisconfigured
-from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool, DuplicateTool, catalogue
-from tests.promises import requirement
-from tests.support import definition
+from openapi_tool.tools.arguments import OperatorEnvs, fold, prepare_arguments
+from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, BuiltInTool, DuplicateTool, catalogue
+from openapi_tool.tools.secrets import Secrets
+from openapi_tool.tools.session import SessionScope
+from tests.requirements import requirement
+from tests.support import definition, owner, tool_call
 
 TOOLS = [pytest.param(tool, id=name) for name, tool in CATALOGUE.items()]
-OWN = {"with_content", "timeout", "cursor", "queries", "urls"}  # arguments that are not one upstream parameter
+OWN = {
+    "with_content",
+    "timeout",
+    "cursor",
+    "queries",
+    "urls",
+    "max_result_tokens",
+}  # arguments that are not one upstream parameter
 NOT_OFFERED = {
     "search": {
         *("type", "respondWith"),  # where a definition declares it; with_content says it
@@ -39,7 +51,7 @@ def nodes(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes(schema["items"])
 
 
-@requirement("catalogue.schema")
+@requirement("catalogue")
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_schema_keeps_to_the_subset_and_describes_every_argument(tool: BuiltInTool) -> None:
     schema = tool.schema()
@@ -52,28 +64,47 @@ def test_a_schema_keeps_to_the_subset_and_describes_every_argument(tool: BuiltIn
     assert schema["additionalProperties"] is False
 
 
-@requirement("catalogue.schema")
+@requirement("catalogue")
+def test_a_schema_is_the_callers_own_to_change() -> None:
+    tool = CATALOGUE["jina.search"]
+    changed, before = tool.schema(), tool.schema()
+    changed["properties"].clear()
+    assert tool.schema() == before
+
+
+@requirement("catalogue")
 @pytest.mark.parametrize("tool", TOOLS)
 def test_what_is_offered_is_what_a_model_may_set(tool: BuiltInTool) -> None:
-    offered = set()
+    endpoint, offered = ENDPOINTS[tool.operation.name], set()
     for name in tool.schema()["properties"].keys() - OWN:
-        parameter = find_parameter(tool.mode, name)
+        parameter = endpoint.find(name)
         assert parameter is not None, name
         assert parameter.model, name
         offered.add(parameter.name)
-    table = SEARCH if tool.mode == "search" else READER
     subject = set() if tool.items is None else {"q", "url"}
-    assert {entry.name for entry in table if entry.model} - NOT_OFFERED[tool.mode] - subject == offered
+    may_set = {entry.name for entry in endpoint.parameters if entry.model}
+    assert may_set - NOT_OFFERED[tool.operation.name] - subject == offered
 
 
-@requirement("catalogue.names")
+@requirement("catalogue")
+def test_every_operation_has_one_endpoint_and_every_tool_an_operation() -> None:
+    assert [endpoint.operation for endpoint in ENDPOINTS.values()] == list(OPERATIONS)
+    assert {tool.operation for tool in CATALOGUE.values()} == set(OPERATIONS)
+    for endpoint in ENDPOINTS.values():
+        subject = endpoint.find(endpoint.operation.main_parameter)
+        assert subject is endpoint.find(endpoint.operation.argument)
+        assert subject is not None
+        assert {fold(name) for name in (subject.name, *subject.aliases)} == endpoint.operation.main_parameter_names
+
+
+@requirement("catalogue")
 def test_a_name_is_declared_once() -> None:
     tool = CATALOGUE["jina.read"]
     with pytest.raises(DuplicateTool, match=r"jina\.read"):
         catalogue(tool, tool)
 
 
-@requirement("catalogue.names")
+@requirement("catalogue")
 @pytest.mark.parametrize(
     ("jina", "name"),
     [
@@ -86,14 +117,14 @@ def test_a_name_is_declared_once() -> None:
 )
 def test_a_definition_says_which_tool_it_is(jina: dict[str, Any], name: str) -> None:
     found = definition(jina)
-    assert (found.tool.name, found.mode) == (name, CATALOGUE[name].mode)
+    assert (found.built_in.name, found.operation) == (name, CATALOGUE[name].operation)
 
 
-@requirement("catalogue.names")
+@requirement("catalogue")
 @pytest.mark.parametrize(
     ("jina", "complaint"),
     [
-        ({"tool": "jina.crawl", "mode": "reader"}, "tool for a reader tool must be 'jina.read' or 'jina.read_many'"),
+        ({"tool": "jina.crawl", "mode": "reader"}, "tool: must be 'jina.read' or 'jina.read_many' for a reader tool"),
         ({"tool": "jina.read", "mode": "search"}, "must be 'jina.search' or 'jina.search_many'"),
         ({"tool": "jina.read", "base_url": "https://s.jina.ai"}, "must be 'jina.search'"),
         ({"tool": ["jina.read"], "mode": "reader"}, "must be 'jina.read'"),
@@ -103,3 +134,63 @@ def test_a_definition_says_which_tool_it_is(jina: dict[str, Any], name: str) -> 
 def test_a_definition_that_is_no_tool(jina: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ToolMisconfigured, match=complaint):
         definition(jina)
+
+
+KEY = b"0123456789abcdef"
+SCOPE = SessionScope(KEY)
+SECRETS = Secrets({"JINA_API_KEY": "the-key"}, {"JINA_API_KEY"})
+
+ids = st.text(max_size=30) | st.sampled_from(["a", "a ", "A", "a\u0301", "á", "a,b", 'a","b', "[]", "\u0430", "a\x00"])
+aliases = (
+    ids
+    | st.none()
+    | st.integers()
+    | st.sampled_from([2**64, 10**400, str(10**400)])
+    | st.booleans()
+    | st.text(min_size=1000, max_size=1100)
+)
+owners = st.tuples(ids, ids, aliases)
+
+
+@given(owners, owners)
+@requirement("session.scoped")
+def test_identities_agree_exactly_where_owner_and_alias_do(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+    same = [(type(part), part) for part in one] == [(type(part), part) for part in other]
+    assert (SCOPE.identity(*one) == SCOPE.identity(*other)) == same
+
+
+@given(st.text(max_size=10), st.text(max_size=10), st.text(max_size=10))
+@requirement("session.scoped")
+def test_no_separator_in_an_id_makes_two_owners_look_alike(project: str, agent: str, alias: str) -> None:
+    for separator in ("", "/", ":", '","', "\x00"):
+        shifted = (project + separator + agent, alias, "")
+        assert SCOPE.identity(project, agent, alias) != SCOPE.identity(*shifted) or (project, agent, alias) == shifted
+
+
+@given(owners)
+@requirement("session.scoped")
+def test_replicas_with_the_same_key_agree_and_others_do_not(owner: tuple[Any, ...]) -> None:
+    assert SessionScope(KEY).identity(*owner) == SCOPE.identity(*owner)
+    assert SessionScope(KEY[::-1]).identity(*owner) != SCOPE.identity(*owner)
+
+
+def test_a_short_key_is_refused() -> None:
+    with pytest.raises(ValueError, match="16 bytes"):
+        SessionScope(b"short")
+
+
+def session_of(arguments: dict[str, Any], **options: Any) -> str:
+    return prepare_arguments(
+        definition(**options), tool_call(arguments), owner(), OperatorEnvs(), SECRETS, SCOPE
+    ).session
+
+
+@requirement("session.scoped")
+def test_the_alias_comes_from_arguments_defaults_or_fixed_by_weight() -> None:
+    expected = {alias: SCOPE.identity("proj", "agent", alias) for alias in ("model", "default", "fixed", None)}
+    assert session_of({}) == expected[None]
+    assert session_of({"sessionId": "model"}) == expected["model"]
+    assert session_of({}, args={"defaults": {"session_id": "default"}}) == expected["default"]
+    assert session_of({"session_id": "model"}, args={"defaults": {"session_id": "default"}}) == expected["model"]
+    assert session_of({"sessionId": "model"}, args={"fixed": {"session_id": "fixed"}}) == expected["fixed"]
+    assert session_of({"session_id": None}, args={"defaults": {"session_id": "default"}}) == expected[None]

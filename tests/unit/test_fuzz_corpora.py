@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.kept import MOST_FILES, MOST_TOTAL_BYTES, kept
+from tests.fuzz import socket
+from tests.fuzz.kept import MOST_INPUTS, MOST_TOTAL_BYTES, kept
 from tests.fuzz.seeds import seeds
 from tests.fuzz.targets import MOST_BYTES, TARGETS
-from tests.promises import requirement
+from tests.requirements import requirement
+from tests.support import each
 
 MOST_S = 1.0
-KEPT = [pytest.param(name, data, id=f"{name}-{known}") for name in TARGETS for known, data in kept(name).items()]
+KEPT = [(name, known, data) for name in TARGETS for known, data in kept(name).items()]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ended() -> Iterator[None]:
+    yield
+    socket.forget()
 
 
 def checked(name: str, data: bytes) -> None:
@@ -24,9 +33,9 @@ def checked(name: str, data: bytes) -> None:
     assert time.process_time() - began < MOST_S
 
 
-@pytest.mark.parametrize(("name", "data"), KEPT)
+@each(("name", "known", "data"), KEPT)
 @requirement("fuzz.corpora")
-def test_a_kept_input_breaks_nothing(name: str, data: bytes) -> None:
+def test_a_kept_input_breaks_nothing(name: str, known: str, data: bytes) -> None:
     checked(name, data)
 
 
@@ -43,21 +52,21 @@ def test_no_seed_breaks_anything(name: str) -> None:
 @requirement("fuzz.corpora")
 def test_a_kept_corpus_is_small(name: str) -> None:
     sizes = list(map(len, kept(name).values()))
-    assert 0 < len(sizes) <= MOST_FILES
+    assert 0 < len(sizes) <= MOST_INPUTS
     assert sum(sizes) <= MOST_TOTAL_BYTES
     assert max(sizes) <= MOST_BYTES[name]
 
 
 @given(data=st.binary(max_size=400))
 @settings(max_examples=200, deadline=None)
-@requirement("fuzz.corpora", "options.templates")
+@requirement("fuzz.corpora", "arguments.prepared")
 def test_any_bytes_make_arguments_that_are_prepared_or_refused(data: bytes) -> None:
     checked("arguments", data)
 
 
 @given(data=st.binary(max_size=400))
 @settings(max_examples=200, deadline=None)
-@requirement("fuzz.corpora", "card.storable")
+@requirement("fuzz.corpora", "card.result")
 def test_any_bytes_make_an_answer_that_can_be_stored_or_a_typed_failure(data: bytes) -> None:
     checked("answer", b"G" + data)
     checked("answer", data)

@@ -12,17 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openapi_tool.cooperative import SMALL, TimeSlicer, at_once
 from openapi_tool.jina import answer_json
 from openapi_tool.jina.answer_json import MOST_VALUES, decoded
 from openapi_tool.jina.answer_json import counted as values_of
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import loads
-from openapi_tool.steps import SMALL, Turns, at_once
-from openapi_tool.tools import result
-from openapi_tool.tools.result import FRAME_CLOSE, FRAME_OPEN, framed
-from tests.answering import Answering, serving, watched
-from tests.hostile_bodies import PAGES, SEARCHES
-from tests.promises import requirement
+from tests.answering import PAGES, SEARCHES, Answering, serving, watched
+from tests.requirements import requirement
 from tests.upstream import assert_for_a_model
 
 LONGEST_CPU_S = 0.15
@@ -34,6 +31,7 @@ BODIES = {**{f"page: {name}": ("reader", make) for name, make in PAGES.items()}}
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", BODIES)
 @requirement("loop.answers")
 async def test_no_answer_keeps_the_event_loop(name: str) -> None:
@@ -49,6 +47,7 @@ async def test_no_answer_keeps_the_event_loop(name: str) -> None:
     assert lag.cpu_s < LONGEST_CPU_S
 
 
+@pytest.mark.alone
 @requirement("loop.answers")
 async def test_many_large_answers_at_once_do_not_keep_it_either() -> None:
     answering = Answering(serving(PAGES["words"]()[:-1_000_000] + b'"}}'))
@@ -59,16 +58,16 @@ async def test_many_large_answers_at_once_do_not_keep_it_either() -> None:
 
 @requirement("loop.answers")
 async def test_a_small_answer_waits_for_no_turn() -> None:
-    turns, order = Turns(), []
+    slicer, order = TimeSlicer(), []
 
     def steps(name: str, number: int) -> Any:
         for _ in range(number):
             order.append(name)
             yield
 
-    large = asyncio.create_task(turns.run(steps("large", 3), SMALL + 1))
+    large = asyncio.create_task(slicer.run(steps("large", 3), SMALL + 1))
     await asyncio.sleep(0)
-    await turns.run(steps("small", 2), SMALL)
+    await slicer.run(steps("small", 2), SMALL)
     assert order == ["small", "small"]
     await large
     assert order[2:] == ["large"] * 3
@@ -76,7 +75,7 @@ async def test_a_small_answer_waits_for_no_turn() -> None:
 
 @requirement("loop.answers")
 async def test_one_turn_ends_before_the_next_begins_also_where_one_is_given_up() -> None:
-    turns, order = Turns(), []
+    slicer, order = TimeSlicer(), []
 
     def steps(name: str) -> Any:
         for _ in range(3):
@@ -86,7 +85,7 @@ async def test_one_turn_ends_before_the_next_begins_also_where_one_is_given_up()
     def slow() -> Any:
         yield
 
-    tasks = [asyncio.create_task(turns.run(steps(name), SMALL + 1)) for name in "abc"]
+    tasks = [asyncio.create_task(slicer.run(steps(name), SMALL + 1)) for name in "abc"]
     await asyncio.sleep(0)
     tasks[1].cancel()
     await asyncio.wait(tasks)
@@ -106,7 +105,7 @@ async def test_one_turn_ends_before_the_next_begins_also_where_one_is_given_up()
         b'{"data":["' + b"x" * MOST_VALUES + b'"' + b",1" * MOST_VALUES + b",2]}",
     ],
 )
-@requirement("answer.values")
+@requirement("memory.limit")
 async def test_an_answer_of_too_many_values_is_refused_before_it_is_parsed(
     body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +115,7 @@ async def test_an_answer_of_too_many_values_is_refused_before_it_is_parsed(
     assert_for_a_model(refused.value)
 
 
-@requirement("answer.values")
+@requirement("memory.limit")
 async def test_a_refusal_with_too_many_values_is_still_what_its_status_says() -> None:
     with pytest.raises(UpstreamUnavailable, match="overloaded"):
         await Answering(serving(b"[" * (MOST_VALUES + 10), 503)).output()
@@ -131,7 +130,7 @@ VALUES = st.lists(PARTS, max_size=3)
 
 
 @given(value=VALUES, piece=st.integers(12, 40))
-@requirement("answer.values")
+@requirement("memory.limit")
 def test_only_what_stands_outside_of_texts_is_counted(value: Any, piece: int) -> None:
     body = bytearray(json.dumps(value, ensure_ascii=False).encode())
     with pytest.MonkeyPatch.context() as patch:
@@ -153,7 +152,7 @@ def _outside(value: Any) -> int:
     return 0
 
 
-@requirement("answer.values")
+@requirement("memory.limit")
 async def test_a_page_whose_text_is_full_of_brackets_is_read() -> None:
     text = "[{,\\" * 100_000
     output = await Answering(serving(json.dumps({"data": {"content": text}}).encode())).output()
@@ -169,14 +168,15 @@ ESCAPES = st.lists(
 
 
 @given(text=ESCAPES, piece=st.integers(12, 30))
-@requirement("answer.values")
+@requirement("memory.limit")
 def test_halves_of_pairs_in_a_large_answer_become_replacement_characters(text: str, piece: int) -> None:
     body = bytearray(f'{{"data":"{text}"}}'.encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answer_json, "_PIECE_BYTES", piece)
         patch.setattr(answer_json, "SMALL", 0)
         shown = at_once(decoded(body))["data"]
-    expected = loads(bytes(body))["data"].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    parsed: Any = loads(bytes(body))
+    expected = parsed["data"].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     assert [*shown] == ["\ufffd" if "\ud800" <= char <= "\udfff" else char for char in expected]
 
 
@@ -187,17 +187,17 @@ async def shown(data: Any, mode: str = "reader") -> str:
     return (await Answering(serving(json.dumps({"data": data}).encode())).output(mode)).content
 
 
-@requirement("content.capped")
+@requirement("content.kept")
 async def test_long_fields_are_cut_and_say_so() -> None:
     page = await shown({"content": "x", **dict.fromkeys(("title", "url", "publishedTime", "warning"), "y" * 100_000)})
     assert page.count("characters more)") == 4
     assert len(page) < 45_000
     results = await shown([dict.fromkeys(("title", "url", "description", "source"), "y" * 100_000)], "search")
-    assert "\ny" + "y" * 9_999 + " … (90,000 characters more)\n" in results
+    assert "\ny" + "y" * 9_999 + " … (90,000 characters more)" in results
     assert len(results) < 35_000
 
 
-@requirement("content.capped")
+@requirement("content.kept")
 async def test_long_lists_are_cut_and_say_so() -> None:
     links = {f"link {number}": f"https://a.example/{number}" for number in range(10_100)}
     page = await shown({"content": "x", "links": links})
@@ -205,35 +205,16 @@ async def test_long_lists_are_cut_and_say_so() -> None:
     warned = await shown({"content": "x", "warning": "\n".join(map(str, range(25)))})
     assert "Warning: 19\nWarning: (5 more lines)\n" in warned
     results = await shown([{"title": f"result {number}"} for number in range(107)], "search")
-    assert results.endswith(f"100. result 99\n{FRAME_CLOSE}\n\n[7 more results are left out.]")
+    assert results.endswith("100. result 99\n\n[7 more results are left out.]")
 
 
-@requirement("content.capped")
+@requirement("content.kept")
 async def test_the_body_of_a_page_stays_whole() -> None:
     text = "".join(f"{number} " for number in range(300_000))
     assert text.strip() in await shown({"content": text})
 
 
-# Look-alikes of the frame.
-
-WORDS = st.lists(
-    st.sampled_from(["[", "[ ", "web", "Web ", "content", "CONTENT ", " ", "_", "\u200b", "end", "End of ", "of", "x"]),
-    max_size=14,
-).map("".join)
-
-
-@given(text=WORDS, size=st.sampled_from([7, 16, 64]), brackets=st.sampled_from([0, 1, 100]))
-@requirement("content.untrusted")
-def test_look_alikes_are_defused_alike_in_slices_and_among_many_brackets(text: str, size: int, brackets: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(result, "_MANY_BRACKETS", 10_000)
-        (plain,) = at_once(framed([text]))
-        patch.setattr(result, "_MANY_BRACKETS", brackets)
-        patch.setattr(result, "_SLICE_CHARS", size)
-        assert at_once(framed([text])) == (plain,)
-    assert plain.replace("(", "[") == f"{FRAME_OPEN}\n{text}\n{FRAME_CLOSE}".replace("(", "[")
-
-
+@pytest.mark.alone
 @requirement("answer.errors")
 async def test_an_error_body_of_megabytes_is_its_status() -> None:
     def answer(_: httpx.Request) -> httpx.Response:

@@ -15,9 +15,10 @@ import trustme
 from aiohttp import web
 from pydantic import SecretStr
 
-from openapi_tool.jina.budget import ByteBudget
+from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import ALLOWED_HOSTS, EgressRefused, EgressTransport, tls_context
+from openapi_tool.jina.failures import SEARCH_FAILURES
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.transport import ERRORS, AiohttpTransport, translate
 from openapi_tool.local.executor import LoopbackResolver
@@ -30,10 +31,11 @@ from openapi_tool.protocol.errors import (
     UpstreamUnavailable,
 )
 from openapi_tool.tools.deadline import Deadline
-from tests.promises import requirement
+from tests.requirements import requirement
+from tests.upstream import assert_for_a_model
 
 KEY = SecretStr("a-key-of-the-test")
-SEARCH = UpstreamRequest("POST", "s.jina.ai", "/", {"Accept": "application/json"}, b'{"q":"x"}')
+SEARCH = UpstreamRequest("POST", "s.jina.ai", "/", {"Accept": "application/json"}, b'{"q":"x"}', SEARCH_FAILURES)
 SUCCESS = {"code": 200, "data": []}
 
 
@@ -50,7 +52,7 @@ async def client(router: respx.Router) -> AsyncIterator[JinaClient]:
 
 
 async def fetch(client: JinaClient, request: UpstreamRequest = SEARCH, seconds: float = 5) -> Any:
-    return await client.fetch(request, KEY, Deadline.after(seconds), ByteBudget(20_000_000).grant().room())
+    return await client.fetch(request, KEY, Deadline.after(seconds), ByteSemaphore(20_000_000).for_call().grant())
 
 
 async def test_a_request_leaves_as_it_was_built_with_the_key_as_bearer(
@@ -142,7 +144,7 @@ async def test_proxies_of_the_environment_are_not_used(
         httpx.Response(502),
     ],
 )
-@requirement("upstream.shapes")
+@requirement("upstream.errors")
 async def test_what_is_not_the_json_asked_for_is_unavailable(
     answer: httpx.Response, router: respx.Router, client: JinaClient
 ) -> None:
@@ -154,7 +156,7 @@ async def test_what_is_not_the_json_asked_for_is_unavailable(
 
 
 @pytest.mark.parametrize("depth", [1_100, 30_000])
-@requirement("upstream.shapes")
+@requirement("upstream.errors")
 async def test_an_answer_that_is_nested_too_deeply_to_be_parsed_is_unavailable(depth: int) -> None:
     answer = httpx.Response(200, content=b'{"data": ' + b"[" * depth + b"]" * depth + b"}")
     client = JinaClient(httpx.MockTransport(lambda _: answer), 1_000_000)
@@ -163,7 +165,7 @@ async def test_an_answer_that_is_nested_too_deeply_to_be_parsed_is_unavailable(d
     await client.aclose()
 
 
-@requirement("upstream.shapes")
+@requirement("upstream.errors")
 async def test_an_error_inside_a_200_is_the_error_that_it_says(router: respx.Router, client: JinaClient) -> None:
     router.post("https://s.jina.ai/").respond(json={"code": 429, "data": None, "retryAfter": 3})
     with pytest.raises(RateLimited) as limited:
@@ -179,7 +181,7 @@ async def test_nothing_found_is_no_error(router: respx.Router, client: JinaClien
 
 
 @pytest.mark.parametrize("length", ["\u00b2", "-1", "ten", "9" * 5_000])
-@requirement("upstream.size")
+@requirement("upstream.errors")
 async def test_a_length_that_is_none_is_as_if_nothing_were_said(
     length: str, router: respx.Router, client: JinaClient
 ) -> None:
@@ -191,7 +193,7 @@ async def test_a_length_that_is_none_is_as_if_nothing_were_said(
     assert await fetch(client) == SUCCESS
 
 
-@requirement("upstream.size")
+@requirement("upstream.errors")
 async def test_a_body_over_the_limit_is_not_read_to_its_end(router: respx.Router, client: JinaClient) -> None:
     sent = 0
 
@@ -226,8 +228,30 @@ async def test_a_network_failure_shows_no_address(router: respx.Router, client: 
     assert "secret" not in str(failed.value.as_error())
 
 
+_KINDS = [kind for _, kind in inspect.getmembers(aiohttp, inspect.isclass) if issubclass(kind, aiohttp.ClientError)]
+
+
+@pytest.mark.parametrize("kind", [*_KINDS, TimeoutError], ids=lambda kind: str(kind.__name__))
+async def test_whatever_the_http_library_raises_is_one_of_ours(
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> Any:
+        error = kind.__new__(kind)
+        if kind is aiohttp.ClientConnectorCertificateError:
+            error._certificate_error = ssl.SSLCertVerificationError()  # type: ignore[attr-defined]  # noqa: SLF001
+        raise error
+
+    monkeypatch.setattr(aiohttp.ClientSession, "request", fail)
+    transport = AiohttpTransport(tls_context(None), 1)
+    with pytest.raises(httpx.TransportError) as failed:
+        await transport.handle_async_request(httpx.Request("GET", "https://s.jina.ai/"))
+    assert str(failed.value) == kind.__name__
+    assert isinstance(failed.value, httpx.TimeoutException) == issubclass(kind, TimeoutError)
+    await transport.aclose()
+
+
 def test_every_error_of_the_http_library_has_a_name_in_ours() -> None:
-    kinds = [kind for _, kind in inspect.getmembers(aiohttp, inspect.isclass) if issubclass(kind, aiohttp.ClientError)]
+    kinds = [*_KINDS, TimeoutError]
     assert len(kinds) > 10
     for kind in kinds:
         assert any(issubclass(kind, known) for known, _ in ERRORS), kind
@@ -294,7 +318,7 @@ async def _ok(_: web.Request) -> web.Response:
     return web.json_response(SUCCESS)
 
 
-@requirement("egress.tls", "egress.local")
+@requirement("egress.tls", "egress.hosts")
 async def test_host_and_verification_stay_while_only_the_connect_is_redirected(origin: Origin) -> None:
     await origin.start(_ok)
     client = origin.client()
@@ -309,8 +333,27 @@ async def test_a_certificate_of_an_unknown_authority_is_refused(origin: Origin) 
     client = origin.client(trusted=False)
     with pytest.raises(UpstreamUnavailable) as failed:
         await fetch(client)
-    assert failed.value.detail == {"kind": "ConnectError"}
+    assert failed.value.detail == {"kind": "certificate"}
     assert origin.requests == []
+    await client.aclose()
+
+
+@requirement("upstream.errors")
+async def test_a_certificate_that_is_refused_is_for_the_operator_and_not_tried_again(
+    origin: Origin, caplog: pytest.LogCaptureFixture
+) -> None:
+    origin.name("elsewhere.example")
+    await origin.start(_ok)
+    client = origin.client()
+    with pytest.raises(UpstreamUnavailable) as failed:
+        await fetch(client)
+    assert (failed.value.repeats, failed.value.retryable) == (0, False)
+    assert "an operator must act" in failed.value.message
+    assert_for_a_model(failed.value)
+    [record] = [record for record in caplog.records if getattr(record, "action", "") == "egress.certificate_refused"]
+    assert (record.levelname, record.__dict__["host"]) == ("ERROR", "s.jina.ai")
+    assert "certificate" in record.getMessage()
+    assert "mismatch" in record.__dict__["reason"]
     await client.aclose()
 
 
@@ -417,5 +460,7 @@ async def test_nothing_answering_is_unavailable_at_once(tmp_path: Path) -> None:
 
 
 def test_an_error_keeps_its_kind_and_loses_its_text() -> None:
+    assert isinstance(translate(TimeoutError()), httpx.TimeoutException)
+    assert type(translate(LookupError())) is httpx.TransportError
     assert str(translate(aiohttp.ServerDisconnectedError("https://s.jina.ai/?q=private"))) == "ServerDisconnectedError"
     assert isinstance(ToolTimeout("x"), ToolError)

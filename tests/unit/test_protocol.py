@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -8,21 +9,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.protocol.cards import identify, read_tool_call, result_card
-from openapi_tool.protocol.command import CONTROL_FIELDS, INLINE_DATA, decode_command
+from openapi_tool.protocol.cards import read_tool_call, result_card
 from openapi_tool.protocol.errors import BadRequest, NotFound, ReportRefused, ToolError, Unanswerable
+from openapi_tool.protocol.identity import identify
 from openapi_tool.protocol.jsontext import dumps, loads, storable
-from openapi_tool.protocol.records import RequestEdgeRecord
-from openapi_tool.protocol.report import accept, build_report, doorbell_headers, trace_link
-from openapi_tool.protocol.subject import doorbell_subject, parse_command_subject
+from openapi_tool.protocol.records import RequestEdgeRecord, WaitingTurnRecord
+from openapi_tool.protocol.report import Report, trace_link
+from openapi_tool.protocol.subject import parse_command_subject, wakeup_subject
 from openapi_tool.protocol.trace import SpanContext, new_span_id, parse_traceparent
-from tests.promises import requirement
-from tests.support import BODY, HEADERS, TRACE_ID, TRACEPARENT, call_card, delivery, identity, records, target
+from openapi_tool.protocol.v1r4 import CONTROL_FIELDS, INLINE_DATA
+from tests.requirements import requirement
+from tests.support import (
+    BODY,
+    HEADERS,
+    TRACE_ID,
+    TRACEPARENT,
+    V1R4,
+    call_card,
+    delivery,
+    identity,
+    records,
+    waiting_turn,
+)
 
 EDGE = RequestEdgeRecord("edge_1", 0)
 
 
-@requirement("subject.grammar")
+def _at_depth(depth: str) -> WaitingTurnRecord:
+    return waiting_turn(HEADERS | {"CG-Recursion-Depth": depth})
+
+
+@requirement("subject.durable")
 def test_a_suffix_keeps_its_dots() -> None:
     subject = parse_command_subject("cg.v1r4.p.c.cmd.tool.jina.search.deep.er")
     assert (subject.project_id, subject.channel_id, subject.target, subject.suffix) == (
@@ -36,7 +53,7 @@ def test_a_suffix_keeps_its_dots() -> None:
 @pytest.mark.parametrize(
     "subject", ["", "cg.v1r4.p.c.cmd.tool.jina", "cg.v1r4.p.c.cmd.agent.w.wakeup", "xx.v1r4.p.c.cmd.tool.jina.search"]
 )
-@requirement("subject.grammar")
+@requirement("subject.durable")
 def test_a_subject_that_is_no_tool_command_is_unanswerable(subject: str) -> None:
     with pytest.raises(Unanswerable) as refused:
         parse_command_subject(subject)
@@ -44,14 +61,14 @@ def test_a_subject_that_is_no_tool_command_is_unanswerable(subject: str) -> None
 
 
 @pytest.mark.parametrize("token", ["", "a.b", "a b", "*", ">", "a\n"])
-def test_a_doorbell_subject_takes_no_wildcards_or_separators(token: str) -> None:
+def test_a_wakeup_subject_takes_no_wildcards_or_separators(token: str) -> None:
     with pytest.raises(ValueError, match="token"):
-        doorbell_subject("v1r4", "p", "c", token)
+        wakeup_subject("v1r4", "p", "c", token)
 
 
 @requirement("command.body")
 def test_a_good_command_has_no_violation_and_ignores_unknown_fields() -> None:
-    command = decode_command(delivery(body={**BODY, "comment": "hello"}))
+    command = V1R4.decode(delivery(body={**BODY, "comment": "hello"}))
     assert command.violation is None
     assert (command.card_id, command.tool_name, command.after_execution) == ("card", "jina_search", "suspend")
 
@@ -62,15 +79,15 @@ def test_a_good_command_has_no_violation_and_ignores_unknown_fields() -> None:
 def test_each_required_field_is_named_when_it_is_wrong(field: str, value: object) -> None:
     if value == "?" and field != "after_execution":
         value = {}
-    command = decode_command(delivery(body={**BODY, field: value}))
+    command = V1R4.decode(delivery(body={**BODY, field: value}))
     assert command.violation is not None
     assert field in command.violation.message
 
 
 @pytest.mark.parametrize("field", sorted(INLINE_DATA | CONTROL_FIELDS))
-@requirement("command.forbidden")
+@requirement("command.body")
 def test_each_forbidden_field_is_named(field: str) -> None:
-    command = decode_command(delivery(body={**BODY, field: None}))
+    command = V1R4.decode(delivery(body={**BODY, field: None}))
     assert command.violation is not None
     assert field in command.violation.message
 
@@ -78,19 +95,19 @@ def test_each_forbidden_field_is_named(field: str) -> None:
 @pytest.mark.parametrize("data", [b"", b"[1,2]", b"{", b'"x"', b"\xff\xfe", b"null", b"[" * 100_000])
 @requirement("command.body")
 def test_a_body_that_is_no_object_is_a_violation_with_the_suffix_as_name(data: bytes) -> None:
-    command = decode_command(delivery(data=data))
+    command = V1R4.decode(delivery(data=data))
     assert command.violation is not None
     assert command.function_name == "search"
     assert command.identity.agent_id == "agent"
 
 
-@requirement("identity.headers", "identity.spelling")
+@requirement("identity.headers")
 def test_headers_are_read_in_any_case_but_the_exact_spelling_wins() -> None:
     headers = {name.upper(): value for name, value in HEADERS.items()} | {
         "cg-agent-id": "other",
         "CG-Agent-Id": "agent",
     }
-    identity_read = decode_command(delivery(headers)).identity
+    identity_read = V1R4.decode(delivery(headers)).identity
     assert identity_read.agent_id == "agent"
     assert identity_read.trace == SpanContext(TRACE_ID, "b7ad6b7169203331", "01")
     assert identity_read.problems == ()
@@ -99,7 +116,7 @@ def test_headers_are_read_in_any_case_but_the_exact_spelling_wins() -> None:
 @pytest.mark.parametrize("zeros", [0, 1, 30, 5_000])
 @requirement("identity.headers")
 def test_leading_zeros_of_a_number_do_not_count(zeros: int) -> None:
-    command = decode_command(delivery({**HEADERS, "CG-Turn-Epoch": "0" * zeros + "7", "CG-Recursion-Depth": "0" * 9}))
+    command = V1R4.decode(delivery({**HEADERS, "CG-Turn-Epoch": "0" * zeros + "7", "CG-Recursion-Depth": "0" * 9}))
     assert (command.identity.turn_epoch, command.identity.recursion_depth) == (7, 0)
     assert command.violation is None
 
@@ -118,6 +135,10 @@ def test_leading_zeros_of_a_number_do_not_count(zeros: int) -> None:
         ("CG-Agent-Id", ""),
         ("CG-Tool-Call-Id", "  "),
         ("CG-Tool-Call-Id", "a\x00b"),
+        ("CG-Agent-Id", "a" * 513),
+        ("CG-Turn-Id", "\u00e9" * 257),
+        ("CG-Step-Id", "a" * 513),
+        ("CG-Parent-Step-Id", "a" * 513),
         ("traceparent", "00-zz"),
         ("traceparent", f"ff-{TRACE_ID}-b7ad6b7169203331-01"),
         ("traceparent", f"00-{'0' * 32}-b7ad6b7169203331-01"),
@@ -127,15 +148,24 @@ def test_leading_zeros_of_a_number_do_not_count(zeros: int) -> None:
 )
 @requirement("identity.headers")
 def test_each_malformed_header_is_named(header: str, value: str) -> None:
-    command = decode_command(delivery({**HEADERS, header: value}))
+    command = V1R4.decode(delivery({**HEADERS, header: value}))
     assert command.violation is not None
     assert header in command.violation.message
 
 
 @requirement("identity.headers")
+def test_an_id_of_the_most_bytes_is_taken_and_a_tool_call_id_of_any() -> None:
+    names = ("CG-Agent-Id", "CG-Turn-Id", "CG-Step-Id", "CG-Parent-Step-Id")
+    headers = {**HEADERS, **dict.fromkeys(names, "\u00e9" * 256), "CG-Tool-Call-Id": "c" * 60_000}
+    command = V1R4.decode(delivery(headers))
+    assert command.violation is None
+    assert command.identity.step_id == "\u00e9" * 256
+
+
+@requirement("identity.headers")
 def test_the_body_never_becomes_identity() -> None:
     body = {**BODY, "agent_id": "evil", "tool_call_id": "evil", "agent_turn_id": "evil", "project_id": "evil"}
-    claimed = decode_command(delivery({}, body)).identity
+    claimed = V1R4.decode(delivery({}, body)).identity
     assert (claimed.project_id, claimed.agent_id, claimed.agent_turn_id, claimed.tool_call_id) == (
         "proj",
         None,
@@ -144,9 +174,9 @@ def test_the_body_never_becomes_identity() -> None:
     )
 
 
-@requirement("identity.recovery")
+@requirement("identity.headers")
 def test_missing_identity_is_recovered_from_the_call_card() -> None:
-    found = identify(decode_command(delivery({})), call_card())
+    found = identify(V1R4.decode(delivery({})).identity, call_card())
     assert (found.agent_id, found.agent_turn_id, found.tool_call_id, found.step_id) == ("agent", "turn", "call", "step")
 
 
@@ -157,15 +187,35 @@ def test_missing_identity_is_recovered_from_the_call_card() -> None:
 @requirement("identity.unanswerable")
 def test_identity_that_no_kernel_fact_gives_is_unanswerable(card: Any) -> None:
     with pytest.raises(Unanswerable) as refused:
-        identify(decode_command(delivery({})), card)
+        identify(V1R4.decode(delivery({})).identity, card)
     assert refused.value.terminate
 
 
-@requirement("identity.recovery")
+@pytest.mark.parametrize("name", ["author_id", "agent_turn_id"])
+@requirement("identity.headers")
+def test_an_id_of_the_card_that_no_index_takes_is_none(name: str) -> None:
+    card = call_card()
+    with pytest.raises(Unanswerable) as refused:
+        identify(V1R4.decode(delivery({})).identity, replace(card, metadata={**card.metadata, name: "a" * 513}))
+    assert refused.value.reason == "no_identity"
+
+
+@pytest.mark.parametrize("value", ["a" * 513, "\u00e9" * 257, ["a"], 10**30])
+@pytest.mark.parametrize("name", ["step_id", "trace_id", "parent_step_id"])
+@requirement("identity.headers")
+def test_lineage_that_no_index_takes_is_refused_and_not_copied(name: str, value: Any) -> None:
+    card = call_card()
+    card = replace(card, metadata={**card.metadata, name: value})
+    with pytest.raises(BadRequest, match=name):
+        read_tool_call(card, "call")
+    assert _card(call_card=card).metadata.get(name) != value
+
+
+@requirement("identity.headers")
 def test_the_card_of_another_call_gives_no_identity() -> None:
     headers = {"CG-Tool-Call-Id": "mine"}
     with pytest.raises(Unanswerable):
-        identify(decode_command(delivery(headers)), call_card(tool_call_id="other"))
+        identify(V1R4.decode(delivery(headers)).identity, call_card(tool_call_id="other"))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +235,7 @@ def test_an_unreadable_call_card_is_a_typed_failure(card: Any, error: type[ToolE
         read_tool_call(card, "call")
 
 
-@requirement("card.raw")
+@requirement("card.read")
 def test_raw_arguments_are_refused_and_say_why() -> None:
     with pytest.raises(BadRequest, match="JSON object"):
         read_tool_call(call_card({"_raw": "{broken"}), "call")
@@ -248,76 +298,65 @@ def test_only_a_missing_step_is_filled_from_the_header() -> None:
 
 @requirement("answer.precheck")
 def test_a_call_that_a_turn_waits_for_is_accepted() -> None:
-    accepted = accept(identity(), records(target=target(), request_edge=EDGE))
+    accepted = V1R4.accept(identity(), records(waiting_turn=waiting_turn(), request_edge=EDGE))
     assert accepted.depth == 0
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"target": None, "request_edge": EDGE}, "stale_turn"),
-        ({"target": target(), "request_edge": None}, "no_request_edge"),
-        ({"target": target(), "request_edge": RequestEdgeRecord("e", 1)}, "depth_mismatch"),
-        (
-            {"target": target(HEADERS | {"CG-Recursion-Depth": "20"}), "request_edge": RequestEdgeRecord("e", 20)},
-            "recursion_depth",
-        ),
-        ({"target": target(HEADERS | {"CG-Recursion-Depth": "x"}), "request_edge": EDGE}, "recursion_depth"),
-        ({"target": target(HEADERS | {"CG-Recursion-Depth": "-1"}), "request_edge": EDGE}, "recursion_depth"),
+        ({"waiting_turn": None, "request_edge": EDGE}, "stale_turn"),
+        ({"waiting_turn": waiting_turn(), "request_edge": None}, "no_request_edge"),
+        ({"waiting_turn": waiting_turn(), "request_edge": RequestEdgeRecord("e", 1)}, "depth_mismatch"),
+        ({"waiting_turn": _at_depth("20"), "request_edge": RequestEdgeRecord("e", 20)}, "recursion_depth"),
+        ({"waiting_turn": _at_depth("x"), "request_edge": EDGE}, "recursion_depth"),
+        ({"waiting_turn": _at_depth("-1"), "request_edge": EDGE}, "recursion_depth"),
     ],
 )
 @requirement("answer.precheck")
 def test_each_rule_of_the_report_refuses_with_its_reason(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ReportRefused) as refused:
-        accept(identity(), records(**changes))
+        V1R4.accept(identity(), records(**changes))
     assert refused.value.reason == reason
     assert not refused.value.terminate
 
 
 def test_depth_nineteen_is_the_last_that_is_accepted() -> None:
-    waiting = target(HEADERS | {"CG-Recursion-Depth": "19"})
-    assert accept(identity(), records(target=waiting, request_edge=RequestEdgeRecord("e", 19))).depth == 19
+    waiting = _at_depth("19")
+    assert V1R4.accept(identity(), records(waiting_turn=waiting, request_edge=RequestEdgeRecord("e", 19))).depth == 19
 
 
 @requirement("answer.trace")
 def test_the_inbound_span_is_the_parent_in_the_turns_own_trace() -> None:
-    link = trace_link(identity(tracestate="v=1"), target())
+    link = trace_link(identity(tracestate="v=1"), waiting_turn())
     assert (link.parent.span_id, link.link, link.tracestate) == ("b7ad6b7169203331", None, "v=1")
 
 
 @requirement("answer.trace")
 def test_a_foreign_trace_becomes_a_link_and_the_rows_trace_counts() -> None:
     foreign = SpanContext("a" * 32, "b" * 16)
-    link = trace_link(identity(trace=foreign), target(HEADERS | {"tracestate": "row=1"}))
+    link = trace_link(identity(trace=foreign), waiting_turn(HEADERS | {"tracestate": "row=1"}))
     assert (link.parent.trace_id, link.link, link.tracestate) == (TRACE_ID, foreign, "row=1")
 
 
 @requirement("answer.trace")
 def test_without_an_inbound_trace_the_row_gives_it() -> None:
-    link = trace_link(identity(trace=None), target())
+    link = trace_link(identity(trace=None), waiting_turn())
     assert (link.parent.traceparent(), link.link) == (TRACEPARENT, None)
 
 
 def test_without_any_trace_a_new_one_begins() -> None:
-    link = trace_link(identity(trace=None), target({}))
+    link = trace_link(identity(trace=None), waiting_turn({}))
     assert parse_traceparent(link.parent.traceparent()) == link.parent
 
 
-def _report(waiting: Any = None, **changes: Any) -> Any:
-    acceptance = accept(identity(), records(target=waiting or target(), request_edge=EDGE))
-    values: dict[str, Any] = {
-        "actor_id": "tool.openapi",
-        "identity": identity(),
-        "acceptance": acceptance,
-        "span": SpanContext(TRACE_ID, "c" * 16, "01"),
-        "tracestate": None,
-        "card_id": "result",
-        "card_content": {"status": "success", "after_execution": "terminate", "result": None, "error": None},
-    }
-    return build_report(**(values | changes))
+def _report(waiting: Any = None, tracestate: str | None = None) -> Report:
+    acceptance = V1R4.accept(identity(), records(waiting_turn=waiting or waiting_turn(), request_edge=EDGE))
+    content = {"status": "success", "after_execution": "terminate", "result": None, "error": None}
+    return V1R4.report(acceptance, SpanContext(TRACE_ID, "c" * 16, "01"), tracestate, "result", content)
 
 
-@requirement("identity.spelling")
+@requirement("identity.headers")
 def test_the_report_carries_the_targets_topology_and_the_new_span() -> None:
     report = _report(tracestate="v=1")
     assert report.context_headers == HEADERS | {"traceparent": f"00-{TRACE_ID}-{'c' * 16}-01", "tracestate": "v=1"}
@@ -326,7 +365,7 @@ def test_the_report_carries_the_targets_topology_and_the_new_span() -> None:
 
 def test_a_turn_row_gets_the_tool_call_id_and_keeps_the_parents() -> None:
     headers = {name: value for name, value in HEADERS.items() if name != "CG-Tool-Call-Id"}
-    waiting = target(headers | {"CG-Parent-Step-Id": "p", "CG-Parent-Agent-Id": "boss"}, message_type="turn")
+    waiting = waiting_turn(headers | {"CG-Parent-Step-Id": "p", "CG-Parent-Agent-Id": "boss"}, message_type="turn")
     report = _report(waiting)
     assert report.context_headers["CG-Tool-Call-Id"] == "call"
     assert report.parent_step_id == "p"
@@ -335,7 +374,8 @@ def test_a_turn_row_gets_the_tool_call_id_and_keeps_the_parents() -> None:
 
 @requirement("answer.doorbell")
 def test_the_doorbell_names_no_step_call_depth_or_parent() -> None:
-    headers = doorbell_headers(HEADERS | {"CG-Parent-Step-Id": "p", "tracestate": "v=1"})
+    wakeup = V1R4.wakeup("proj", "worker", HEADERS | {"CG-Parent-Step-Id": "p", "tracestate": "v=1"})
+    assert wakeup is not None
     wanted = {
         "CG-Project-Id",
         "CG-Channel-Id",
@@ -344,15 +384,20 @@ def test_the_doorbell_names_no_step_call_depth_or_parent() -> None:
         "CG-Turn-Epoch",
         "traceparent",
         "tracestate",
+        "CG-Timestamp",
+        "CG-Version",
+        "CG-Msg-Type",
+        "CG-Sender",
     }
-    assert headers.keys() == wanted
+    assert wakeup.headers.keys() == wanted
+    assert (wakeup.subject, wakeup.body) == ("cg.v1r4.proj.public.cmd.agent.worker.wakeup", b"{}")
 
 
 def test_span_ids_are_never_zero_and_always_sixteen_digits() -> None:
     assert all(re.fullmatch(r"[0-9a-f]{16}", new_span_id()) for _ in range(100))
 
 
-@requirement("card.storable")
+@requirement("card.result")
 def test_what_jsonb_refuses_is_replaced() -> None:
     replaced = "\N{REPLACEMENT CHARACTER}"
     dirty = {"a\x00": ["\ud800", "ok", 1.5, float("nan"), None, 2**70]}
@@ -369,8 +414,18 @@ json_values = st.recursive(
 )
 
 
+@requirement("arguments.checked")
+@pytest.mark.parametrize("depth", [1_025, 1_500, 20_000])
+def test_json_that_is_nested_too_deeply_is_refused_by_either_parser(depth: int) -> None:
+    nested = "[" * depth + "]" * depth
+    for text in (nested, f'["\\ud800", {nested}]', f"[1{'0' * 400}, {nested}]"):
+        with pytest.raises(ValueError, match=r"deeply|depth limit"):
+            loads(text)
+    assert loads('["\\ud800", ' + "[" * 900 + "]" * 900 + "]")
+
+
 @given(json_values)
-@requirement("card.storable")
+@requirement("card.result")
 def test_any_value_can_be_stored_once_it_is_storable(value: object) -> None:
     clean = storable(value)
     text = dumps(clean)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import errno
 import html
 import json
 import logging
@@ -17,9 +18,11 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 import httpx
+import nkeys
 import orjson
 import pytest
 from hypothesis import given
@@ -29,23 +32,24 @@ from pydantic import BaseModel, ValidationError, field_validator
 from typer.testing import CliRunner
 
 from openapi_tool import service
-from openapi_tool.bus.redacted import without_secrets
+from openapi_tool.bootstrap import build_bootstrap
+from openapi_tool.bus.dead_letter_record import without_secrets
 from openapi_tool.cli import app, call
-from openapi_tool.confidential import confidential, likely_secrets
-from openapi_tool.jina.budget import ByteBudget
+from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.local.caller import Answer
-from openapi_tool.prepared import prepare
 from openapi_tool.protocol.errors import ToolError, ToolMisconfigured
 from openapi_tool.settings import Settings, SettingsError, load_settings
+from openapi_tool.settings.libpq import DriverOptions
+from openapi_tool.settings.secret_values import confidential, likely_secrets
 from openapi_tool.telemetry import logs
 from openapi_tool.telemetry.logs import JsonFormatter
 from openapi_tool.telemetry.redact import MASK, MIN_SECRET_CHARS, Redactor, of_call
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.secrets import Secret, Secrets
-from tests.promises import requirement
-from tests.support import delivery
+from tests.requirements import requirement
+from tests.support import delivery, each
 
 AWKWARD = "ké y+/=%&\"'\\<p>~"
 NAMES = {"JINA_API_KEY", "EXTRA"}
@@ -93,11 +97,9 @@ ENCODINGS: dict[str, Callable[[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize(
-    "secret", [AWKWARD, "plain-secret", "päßwörter-и-ключи", "a/b?c>d~~~~~e", "jina_own_KEY_0-1", "\\\\srv\\[a]*_b_"]
-)
-@requirement("secrets.spelling")
+@each("encoding", ENCODINGS)
+@each("secret", [AWKWARD, "plain-secret", "päßwörter-и-ключи", "a/b?c>d~~~~~e", "jina_own_KEY_0-1", "\\\\srv\\[a]*_b_"])
+@requirement("secrets.output")
 def test_a_secret_is_masked_in_every_common_encoding(secret: str, encoding: str) -> None:
     text = "before " * 200 + ENCODINGS[encoding](secret) + " after"
     for some in (text, text[-len(text) + 1350 :]):
@@ -108,7 +110,7 @@ def test_a_secret_is_masked_in_every_common_encoding(secret: str, encoding: str)
 
 
 @given(before=st.binary(max_size=40), behind=st.binary(max_size=40), secret=st.text(min_size=8, max_size=60))
-@requirement("secrets.spelling")
+@requirement("secrets.output")
 def test_nothing_but_the_edges_of_base64_is_left(before: bytes, behind: bytes, secret: str) -> None:
     value = secret.encode("utf-8", "surrogatepass")
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
@@ -118,7 +120,7 @@ def test_nothing_but_the_edges_of_base64_is_left(before: bytes, behind: bytes, s
         assert len(masked) - len(MASK) <= len(encode(before)) + len(encode(behind)) + 4
 
 
-@requirement("secrets.spelling")
+@requirement("secrets.output")
 def test_a_key_that_is_in_no_setting_is_masked_as_markdown_writes_it_too() -> None:
     key = "jina_" + "0123456789abcdef" * 4
     for written in (key, key.replace("_", r"\_"), quote(key).replace("_", "%5F"), key + r"\_more-of\-it"):
@@ -126,7 +128,7 @@ def test_a_key_that_is_in_no_setting_is_masked_as_markdown_writes_it_too() -> No
 
 
 @given(before=st.integers(65_500, 65_560), text=st.sampled_from(["plain-secret", r"plain\-secret", "PLAIN%2DSECRET"]))
-@requirement("secrets.spelling")
+@requirement("secrets.output")
 def test_a_secret_on_the_edge_of_two_slices_is_masked(before: int, text: str) -> None:
     masked = Redactor(["plain-secret"]).text("x " * 32_740 + "y" * (before - 65_480) + text + " z" * 70_000)
     assert masked.count(MASK) == 1
@@ -136,7 +138,7 @@ def test_a_secret_on_the_edge_of_two_slices_is_masked(before: int, text: str) ->
 @given(
     chars=st.integers(0, 60), secret=st.sampled_from(["plain-secret", "päßwort"]), form=st.sampled_from([*ENCODINGS])
 )
-@requirement("secrets.cut")
+@requirement("secrets.output")
 def test_a_head_has_no_half_of_a_secret(chars: int, secret: str, form: str) -> None:
     written = ENCODINGS[form](secret)
     text = "b " * 10 + written + " e" * 100
@@ -147,14 +149,14 @@ def test_a_head_has_no_half_of_a_secret(chars: int, secret: str, form: str) -> N
     assert len(head) <= chars + len(MASK)
 
 
-@requirement("secrets.spelling")
+@requirement("secrets.output")
 def test_a_secret_that_comes_back_as_a_number_is_masked() -> None:
     redactor = Redactor(["12345678"])
     assert redactor.value({"pages": 12345678, "x": [1.5, 12345678.0]}) == {"pages": MASK, "x": [1.5, f"{MASK}.0"]}
     assert redactor.value([123, True]) == [123, True]
 
 
-@requirement("secrets.counted")
+@requirement("secrets.output")
 def test_what_is_masked_is_counted_by_where_it_was() -> None:
     def counted(where: str) -> float:
         return REGISTRY.get_sample_value("openapi_tool_masked_values_total", {"where": where}) or 0.0
@@ -181,7 +183,7 @@ HOSTILE_TEXTS = (
 
 
 @pytest.mark.parametrize("pump", HOSTILE_TEXTS)
-@requirement("secrets.spelling", "patterns.bounded")
+@requirement("secrets.output", "loop.answers")
 def test_no_text_makes_the_search_for_secrets_slow(pump: str) -> None:
     redactor = Redactor(["plain-secret", "\\\\a\\\\\\b", AWKWARD])
     steps = redactor.steps(pump * (300_000 // len(pump)))
@@ -191,7 +193,7 @@ def test_no_text_makes_the_search_for_secrets_slow(pump: str) -> None:
     assert longest < 0.15  # some 10 ms for a slice
 
 
-@requirement("secrets.spelling")
+@requirement("secrets.output")
 def test_values_that_are_no_json_are_masked_too() -> None:
     redactor = Redactor(["a-secret"])
     odd = {"bytes": b"a-secret", "path": Path("/x/a-secret"), "error": ValueError("a-secret"), 1: {"a-secret"}}
@@ -210,7 +212,7 @@ class Model(BaseModel):
         return key
 
 
-@requirement("secrets.type")
+@requirement("secrets.output")
 def test_a_secret_shows_in_no_text_json_or_traceback() -> None:
     secret = Secret(VALUE)
     model = Model(key=secret)
@@ -229,9 +231,9 @@ def test_a_secret_shows_in_no_text_json_or_traceback() -> None:
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@requirement("secrets.type")
+@requirement("secrets.output")
 def test_a_secret_is_not_pickled(protocol: int) -> None:
-    with pytest.raises(TypeError, match="not pickled"):
+    with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps({"a": Secret(VALUE)}, protocol)
     secret = Secret(VALUE)
     assert copy.deepcopy([secret])[0] is copy.copy(secret) is secret
@@ -244,8 +246,8 @@ OWN = (
 )
 
 
-@pytest.mark.parametrize("name", [*OWN, *(name.lower() for name in OWN)])
-@requirement("secrets.own_settings")
+@each("name", [*OWN, *(name.lower() for name in OWN)])
+@requirement("options.envs")
 def test_a_variable_of_the_executor_itself_is_never_handed_out(name: str) -> None:
     secrets = Secrets({name: VALUE}, {name})
     with pytest.raises(ToolMisconfigured, match=f"{name}.*never given"):
@@ -256,7 +258,7 @@ def test_a_variable_of_the_executor_itself_is_never_handed_out(name: str) -> Non
 @pytest.mark.parametrize(
     "name", ["JINA_API_KEY", "SEARCH_KEY_FILE", "MY_PG_KEY", "HTTP_PROXY_KEY", "SSL_KEY", "NATSUKI"]
 )
-@requirement("secrets.own_settings")
+@requirement("options.envs")
 def test_a_variable_that_only_looks_like_one_of_them_is_a_tools(name: str) -> None:
     assert Secrets({name: VALUE}, {name})(name).get_secret_value() == VALUE
 
@@ -278,6 +280,17 @@ def test_a_value_comes_from_the_file_that_its_variable_names(file: Path) -> None
     assert secrets("JINA_API_KEY").get_secret_value() == VALUE
 
 
+@requirement("secrets.files")
+def test_a_byte_order_mark_is_no_part_of_a_value(file: Path) -> None:
+    """Windows editors and PowerShell put one before a text; the key passed the start and failed in every call."""
+    for content in (b"\xef\xbb\xbf" + VALUE.encode(), b"\xef\xbb\xbf " + VALUE.encode() + b"\r\n"):
+        file.write_bytes(content)
+        secrets = Secrets({"JINA_API_KEY_FILE": str(file)}, NAMES)
+        assert (secrets.problems, secrets.values()) == ([], {"JINA_API_KEY": VALUE})
+    file.write_bytes(b"\xef\xbb\xbf")
+    assert "must hold one value" in Secrets({"JINA_API_KEY_FILE": str(file)}, NAMES).problems[0]
+
+
 def _unusable(file: Path) -> dict[str, tuple[dict[str, str], str]]:
     folder = file.parent
     for name, content in {"empty": b"\n", "no-text": b"\xff\xfe", "lines": b"a\nb", "huge": b"x" * 65_537}.items():
@@ -288,40 +301,47 @@ def _unusable(file: Path) -> dict[str, tuple[dict[str, str], str]]:
         "folder": ({"JINA_API_KEY_FILE": str(folder)}, "cannot be read: Is a directory"),
         "NUL": ({"JINA_API_KEY_FILE": "a\0b"}, "JINA_API_KEY_FILE: the file that it names cannot be read"),
         "empty": ({"JINA_API_KEY_FILE": str(folder / "empty")}, "must hold one value"),
-        "no-text": ({"JINA_API_KEY_FILE": str(folder / "no-text")}, "it is no UTF-8 text"),
+        "no-text": ({"JINA_API_KEY_FILE": str(folder / "no-text")}, "it is not UTF-8 text"),
         "huge": ({"JINA_API_KEY_FILE": str(folder / "huge")}, "must hold one value"),
-        "lines": ({"JINA_API_KEY_FILE": str(folder / "lines")}, "holds a line break"),
-        "variable": ({"JINA_API_KEY": "a\r\nX-Evil: 1"}, "holds a line break"),
+        "lines": ({"JINA_API_KEY_FILE": str(folder / "lines")}, "contains a line break"),
+        "variable": ({"JINA_API_KEY": "a\r\nX-Evil: 1"}, "contains a line break"),
+        "umlaut": ({"JINA_API_KEY": "X-Evil-schlüssel"}, "JINA_API_KEY: contains a non-ASCII character"),
+        "mark": ({"JINA_API_KEY": "\ufeffX-Evil"}, "JINA_API_KEY: contains a non-ASCII character"),
     }
 
 
-@pytest.mark.parametrize("case", ["both", "missing", "folder", "NUL", "empty", "no-text", "huge", "lines", "variable"])
+@pytest.mark.parametrize(
+    "case",
+    ["both", "missing", "folder", "NUL", "empty", "no-text", "huge", "lines", "variable", "umlaut", "mark"],
+)
 @requirement("secrets.files")
 def test_what_cannot_be_used_is_named_at_the_start_without_path_and_content(case: str, file: Path) -> None:
     environment, says = _unusable(file)[case]
     with pytest.raises(SettingsError, match=says) as wrong:
-        prepare(Settings.model_validate(DSN), environment)
+        build_bootstrap(Settings.model_validate(DSN), environment)
     assert "JINA_API_KEY" in str(wrong.value)
     assert str(file.parent) not in str(wrong.value)
     assert "X-Evil" not in str(wrong.value)
 
 
-@requirement("secrets.short")
+@requirement("secrets.output")
 def test_a_secret_that_is_too_short_to_be_masked_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     settings = Settings.model_validate({"postgres": {"dsn": "postgresql://u:pw@db/kernel"}})
-    prepared = prepare(settings, {"JINA_API_KEY": "x" * (MIN_SECRET_CHARS - 1)})
-    assert prepared.unmasked == ["JINA_API_KEY", "postgres.dsn"]
+    bootstrap = build_bootstrap(settings, {"JINA_API_KEY": "x" * (MIN_SECRET_CHARS - 1)})
+    assert bootstrap.unmasked == ["JINA_API_KEY", "postgres.dsn"]
     with caplog.at_level(logging.WARNING):
-        service._log_configuration(prepared)  # noqa: SLF001 - what it logs is the point
+        service._log_configuration(bootstrap, {})  # noqa: SLF001 - what it logs is the point
     warned = [record.getMessage() for record in caplog.records if getattr(record, "action", "") == "secret.short"]
-    assert [message.partition(" ")[0] for message in warned] == prepared.unmasked
-    assert prepare(Settings.model_validate(DSN), {"JINA_API_KEY": "x" * MIN_SECRET_CHARS}).unmasked == []
+    assert [message.partition(" ")[0] for message in warned] == bootstrap.unmasked
+    assert build_bootstrap(Settings.model_validate(DSN), {"JINA_API_KEY": "x" * MIN_SECRET_CHARS}).unmasked == []
 
 
-@requirement("secrets.known")
+@requirement("secrets.output")
 def test_every_value_in_use_is_known(tmp_path: Path) -> None:
     credentials = tmp_path / "user.creds"
-    credentials.write_text("-----BEGIN NATS USER JWT-----\neyJ0eXAi.the-jwt-of-a-user\n------END NATS USER JWT------\n")
+    seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER).decode()
+    token = "header.the-token-of-a-user.signature"
+    credentials.write_text(f"-----BEGIN NATS USER JWT-----\n{token}\n-----BEGIN USER NKEY SEED-----\n{seed}\n")
     environment = {
         "JINA_API_KEY": "key-of-jina",
         "SERVICE_KEY": "key-of-the-service",
@@ -330,7 +350,7 @@ def test_every_value_in_use_is_known(tmp_path: Path) -> None:
         "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20token-of-collector,x-key=key-of-collector",
     }
     sections = {
-        "postgres": {"dsn": "postgresql://u:p%40ss-word@db/kernel?password=password-of-query"},
+        "postgres": {"dsn": "postgresql://u:p%40ss-word@db/kernel?password=password-of-query&sslpassword=key-of%20key"},
         "nats": {"servers": ("nats://user:password-of-nats@bus",), "credentials_file": credentials},
         "tools": {"jina": {"envs": {"api_key": "SERVICE_KEY"}}},
         "session": {"key": "key-of-all-the-sessions"},
@@ -338,18 +358,19 @@ def test_every_value_in_use_is_known(tmp_path: Path) -> None:
         "telemetry": {"otlp_endpoint": "https://user:password-of-otlp@collector/v1/traces"},
     }
     settings = Settings.model_validate(sections)
-    prepared = prepare(settings, environment)
-    known = [value for _, value in confidential(settings, prepared.secrets, environment)]
+    bootstrap = build_bootstrap(settings, environment)
+    libpq = DriverOptions(settings.postgres.parsed, environment, None)
+    known = [value for _, value in confidential(settings, bootstrap.secrets, environment, libpq)]
     hidden = {
         *("key-of-jina", "key-of-the-service", "password-of-libpq", "token-of-collector", "key-of-collector"),
-        *("p%40ss-word", "p@ss-word", "password-of-query", "password-of-nats", "eyJ0eXAi.the-jwt-of-a-user"),
-        *("key-of-all-the-sessions", "password-of-proxy", "password-of-otlp"),
+        *("p%40ss-word", "p@ss-word", "password-of-query", "password-of-nats", token, seed),
+        *("key-of-all-the-sessions", "password-of-proxy", "password-of-otlp", "key-of key"),
     }
     assert hidden <= set(known)
     assert "not-ours" not in known
     shown = json.dumps(settings.shown())
     assert not [value for value in hidden if value in shown]
-    assert not [value for value in hidden if value in prepared.redactor.text(" ".join(hidden))]
+    assert not [value for value in hidden if value in bootstrap.redactor.text(" ".join(hidden))]
 
 
 @pytest.mark.parametrize("name", ["credentials_file", "nkey_seed_file"])
@@ -358,12 +379,20 @@ def test_a_login_file_that_cannot_be_read_is_named(name: str, tmp_path: Path, mo
     file = tmp_path / "login"
     file.touch()
     settings = Settings.model_validate({**DSN, "nats": {name: file}})
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may read everything
+
+    usual = Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:  # root may read everything
+        if path == file:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return usual(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(SettingsError, match=f"nats.{name}: cannot be read"):
-        prepare(settings, {})
+        build_bootstrap(settings, {})
 
 
-@requirement("settings.errors", "secrets.type")
+@requirement("settings.errors", "secrets.output")
 def test_no_error_of_the_settings_shows_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PG_DSN", "postgresql://u:the-password@db/x")
     monkeypatch.setenv("OPENAPI_TOOL__EGRESS__PROXY", "https://u:the-password@proxy:1")
@@ -412,7 +441,7 @@ def test_before_settings_are_read_whatever_looks_secret_is_known() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 422, 451, 200])
-@requirement("secrets.cut")
+@requirement("secrets.output")
 async def test_a_secret_is_masked_before_a_text_is_cut(status: int) -> None:
     for before in range(250, 300):
         said = {"code": 422 if status == 200 else status, "readableMessage": "x" * before + VALUE}
@@ -421,7 +450,7 @@ async def test_a_secret_is_masked_before_a_text_is_cut(status: int) -> None:
         client = JinaClient(transport, 10_000, Redactor([VALUE]))
         request = UpstreamRequest("POST", "s.jina.ai", "/", {}, b"{}")
         with pytest.raises(ToolError) as failed:
-            await client.fetch(request, Secret("a-key"), Deadline.after(5), ByteBudget(20_000).grant().room())
+            await client.fetch(request, Secret("a-key"), Deadline.after(5), ByteSemaphore(20_000).for_call().grant())
         assert VALUE[:6] not in failed.value.message
         assert before > 290 or MASK in failed.value.message
 
@@ -450,7 +479,7 @@ cli.main()
 
 
 @pytest.mark.parametrize("crash", CRASHES)
-@requirement("secrets.crash")
+@requirement("secrets.output")
 def test_however_the_process_crashes_its_output_shows_no_secret(crash: str) -> None:
     secret = "a-key-that-is 'quoted'"
     done = subprocess.run(  # noqa: S603 - our own code
@@ -466,7 +495,7 @@ def test_however_the_process_crashes_its_output_shows_no_secret(crash: str) -> N
     assert (MASK if crash != "log" else "could not be written") in done.stderr, done.stderr
 
 
-@requirement("secrets.crash")
+@requirement("secrets.output")
 def test_a_record_that_cannot_be_redacted_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:
     class Unprintable:
         def __str__(self) -> str:

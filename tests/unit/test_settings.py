@@ -20,7 +20,9 @@ from openapi_tool.settings import (
     SettingsError,
     load_settings,
 )
-from tests.promises import requirement
+from openapi_tool.settings.loading import ignored_variables
+from openapi_tool.settings.section import fields_of
+from tests.requirements import requirement
 
 FILE = """
 [nats]
@@ -31,7 +33,7 @@ concurrency = 10
 [tools.jina]
 envs = { api_key = "FILE_KEY" }
 [tools.jina.services.jina]
-envs = { other = "FILE_OTHER" }
+envs = { tenant_token = "FILE_OTHER" }
 """
 
 
@@ -73,7 +75,7 @@ def test_each_source_overrides_the_one_below(config: Path, monkeypatch: pytest.M
 
 
 def test_service_envs_of_the_target_win_over_those_of_all(config: Path) -> None:
-    assert load_settings().tools.jina.envs_of("jina") == {"api_key": "FILE_KEY", "other": "FILE_OTHER"}
+    assert load_settings().tools.jina.envs_of("jina") == {"api_key": "FILE_KEY", "tenant_token": "FILE_OTHER"}
     assert load_settings().tools.jina.envs_of("elsewhere") == {"api_key": "FILE_KEY"}
 
 
@@ -104,7 +106,9 @@ def test_a_file_that_is_missing_is_named(config: Path) -> None:
         load_settings()
 
 
-@pytest.mark.parametrize("url", ["nats://[abc", "nats://host:port", "nats://host:99999", "http://host:4222", "host"])
+@pytest.mark.parametrize(
+    "url", ["nats://[abc", "nats://host:port", "nats://host:99999", "http://host:4222", "bus-of-mine"]
+)
 @requirement("settings.errors")
 def test_a_server_that_is_no_url_is_named_and_not_shown(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("PG_DSN", "postgresql://db/kernel")
@@ -128,7 +132,7 @@ def test_settings_never_show_the_database_password(monkeypatch: pytest.MonkeyPat
     assert {"p%40ss-word", "p@ss-word", "token-of-nats"} <= {value for _, value in settings.confidential()}
 
 
-@requirement("egress.local")
+@requirement("egress.hosts")
 def test_no_setting_and_no_other_room_can_point_connects_elsewhere() -> None:
     package = Path(service.__file__).parent
     users = [
@@ -143,16 +147,21 @@ def test_no_setting_and_no_other_room_can_point_connects_elsewhere() -> None:
 BROKEN: list[tuple[dict[str, str], str]] = [
     ({"OPENAPI_TOOL__EXECUTOR__CONCURRENCY": "many"}, "executor.concurrency"),
     ({"OPENAPI_TOOL__EXECUTOR__CONCURRENCY": "0"}, "executor.concurrency"),
-    ({"OPENAPI_TOOL__EXECUTOR__CONCURENCY": "8"}, "executor.concurency: is no setting; did you mean 'concurrency'?"),
+    ({"OPENAPI_TOOL__EXECUTOR__CONCURENCY": "8"}, "executor.concurency: is not a setting; did you mean 'concurrency'?"),
     ({"OPENAPI_TOOL__EXECUTER__CONCURRENCY": "8"}, "did you mean 'executor'?"),
-    ({"OPENAPI_TOOL__EXECUTOR__MARGIN_S": "30"}, "executor: margin_s must be less than worker_default_s"),
-    ({"OPENAPI_TOOL__NATS__ACK_WAIT_S": "9"}, "nats.ack_wait_s times executor.max_attempts"),
-    ({"OPENAPI_TOOL__EXECUTOR__RETRY_DELAY_S": "27"}, "executor.retry_delay_s"),
-    ({"OPENAPI_TOOL__RETRY__FIRST_WAIT_S": "9"}, "retry: first_wait_s must not be more than max_wait_s"),
+    ({"OPENAPI_TOOL__EXECUTOR__COMMIT_MARGIN_S": "30"}, "executor: commit_margin_s must be less than worker_timeout_s"),
+    ({"OPENAPI_TOOL_EXECUTOR_CONCURRENCY": "8"}, "did you mean OPENAPI_TOOL__EXECUTOR__CONCURRENCY?"),
+    ({"openapi_tool_executor_concurrency": "8"}, "did you mean OPENAPI_TOOL__EXECUTOR__CONCURRENCY?"),
+    ({"OPENAPITOOL_NATS_SERVERS": "nats://x"}, "did you mean OPENAPI_TOOL__NATS__SERVERS?"),
+    ({"OPENAPI_TOOL__CONFIG": "/x"}, "there is no section 'config'"),
+    ({"NATS_SERVERS": ""}, "NATS_SERVERS: is empty; name a server"),
+    ({"NATS_SERVERS": " "}, "NATS_SERVERS: is empty; name a server"),
+    ({"OPENAPI_TOOL__EXECUTOR__REQUEUE_DELAY_S": "27"}, "executor.requeue_delay_s"),
+    ({"OPENAPI_TOOL__RETRY__INITIAL_BACKOFF_S": "9"}, "retry: initial_backoff_s must not be more than max_backoff_s"),
     ({"OPENAPI_TOOL__EGRESS__BODY_BUDGET_BYTES": "9999999"}, "egress: body_budget_bytes"),
     ({"PG_DSN": "postgresql://u:the-password@db/x?sslmode=sure"}, "postgres.dsn: sslmode"),
     ({"OPENAPI_TOOL__HEALTH__PORT": "65536"}, "health.port"),
-    ({"OPENAPI_TOOL__EXECUTOR__DRAIN_S": "-1"}, "executor.drain_s"),
+    ({"OPENAPI_TOOL__EXECUTOR__DRAIN_TIMEOUT_S": "-1"}, "executor.drain_timeout_s"),
     ({"OPENAPI_TOOL_CONFIG": "/nowhere.toml"}, "OPENAPI_TOOL_CONFIG=/nowhere.toml"),
     ({"CG_CONFIG_TOML": "/nowhere.toml"}, "CG_CONFIG_TOML=/nowhere.toml"),
     ({"SSL_CERT_FILE": "/nowhere.pem"}, "SSL_CERT_FILE"),
@@ -207,22 +216,38 @@ BROKEN: list[tuple[dict[str, str], str]] = [
             "userAgent",
             "custom_header",
             "apiKey",
+            "locale",
+            "site",
+            "X-Locale",
         )
+    ),
+    *(
+        ({"OPENAPI_TOOL__SECRETS__ENV_PARAMETERS": name}, "secrets.env_parameters.0: may not take a secret:")
+        for name in ("cookies", "headers", "nosuch", "tenant", "tenant_", "my_tenant_token")
     ),
     ({"OPENAPI_TOOL__SECRETS__ENV_PARAMETERS": "customHeader.X"}, "secrets.env_parameters.0: must be the name of one"),
     ({"OPENAPI_TOOL__SECRETS__ENV_PARAMETERS": "viewport.x"}, "secrets.env_parameters.0: must be the name of one"),
     ({"OPENAPI_TOOL__TOOLS__JINA__ENVS": '{"url": "A_KEY"}'}, "tools.jina.envs: url may never take a secret"),
+    ({"OPENAPI_TOOL__TOOLS__JINA__ENVS": '{"locale": "A_KEY"}'}, "tools.jina.envs: locale may never take a secret"),
+    ({"OPENAPI_TOOL__TOOLS__JINA__ENVS": '{"nosuch": "A_KEY"}'}, "tools.jina.envs: may not take a secret:"),
     ({"OPENAPI_TOOL__TOOLS__JINA__ENVS": '{"url.x": "A_KEY"}'}, "tools.jina.envs: must be the name of one"),
     (
         {"OPENAPI_TOOL__TOOLS__JINA__SERVICES": '{"jina": {"envs": {"cookie": "A_KEY"}}}'},
         "tools.jina.services.jina.envs: cookie may never take a secret",
     ),
-    ({"OPENAPI_TOOL__TARGETS__ALLOW": "wiki.corp,http://wiki.corp/"}, "targets.allow"),
-    ({"OPENAPI_TOOL__TARGETS__ALLOW": "*.corp"}, "targets.allow"),
-    ({"OPENAPI_TOOL__TARGETS__ALLOW": "."}, "targets.allow"),
-    ({"OPENAPI_TOOL__TARGETS__INTERNAL_SUFFIXES": "*.corp"}, "targets.internal_suffixes"),
+    ({"OPENAPI_TOOL__URL_POLICY__ALLOW": "wiki.corp,http://wiki.corp/"}, "url_policy.allow"),
+    ({"OPENAPI_TOOL__URL_POLICY__ALLOW": "*.corp"}, "url_policy.allow"),
+    ({"OPENAPI_TOOL__URL_POLICY__ALLOW": "."}, "url_policy.allow"),
+    ({"OPENAPI_TOOL__URL_POLICY__INTERNAL_SUFFIXES": "*.corp"}, "url_policy.internal_suffixes"),
     ({"OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "loud"}, "telemetry.log_level"),
     ({"OPENAPI_TOOL__TELEMETRY__OTLP_ENDPOINT": "collector:4318"}, "telemetry.otlp_endpoint"),
+    ({"OPENAPI_TOOL__SECRETS__ALLOWED_ENV": '["A","B"]'}, "secrets.allowed_env: must be comma-separated in the"),
+    ({"OPENAPI_TOOL__TOOLS__JINA": '{"envs": ["x"]}'}, 'tools.jina.envs: must be an object, such as {"key": "value"}'),
+    ({"OPENAPI_TOOL__RETRY": "[3]"}, 'retry: must be an object, such as {"key": "value"}'),
+    ({"OPENAPI_TOOL__POSTGRES": "[3]"}, 'postgres: must be an object, such as {"key": "value"}'),
+    ({"OPENAPI_TOOL__RETRY__MAX_RETRY": "3"}, "retry.max_retry: is not a setting; did you mean 'max_retries'?"),
+    ({"OPENAPI_TOOL__POLICY__PROJECTS": '{"a": {"denied": []}}'}, "policy.projects.a.denied: is not a setting"),
+    ({"OPENAPI_TOOL__SESSION__KEY": "too-short"}, "session.key: must have at least 16 characters"),
 ]
 
 
@@ -239,6 +264,15 @@ def test_serve_names_what_is_wrong_before_any_connection(
     assert says in result.stderr
     assert "the-password" not in result.output
     assert all(line.startswith("openapi-tool: ") for line in result.stderr.splitlines())
+
+
+@requirement("settings.errors")
+def test_one_mistake_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NATS_SERVERS", "http://bus:4222")
+    with pytest.raises(SettingsError) as wrong:
+        load_settings()
+    [problem] = wrong.value.problems
+    assert problem.startswith("nats.servers.0: ")
 
 
 @requirement("settings.errors")
@@ -275,11 +309,11 @@ template = ""
 [tools.jina]
 envs = {{ api_key = "KERNEL_KEY" }}
 [tools.jina.services.jina]
-envs = {{ other = "KERNEL_OTHER" }}
+envs = {{ tenant_token = "KERNEL_OTHER" }}
 """
 
 
-@requirement("settings.kernel_file")
+@requirement("settings.sources")
 def test_the_kernels_own_file_is_a_source_below_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ca.crt", "client.crt", "client.key"):
         (tmp_path / name).touch()
@@ -291,15 +325,94 @@ def test_the_kernels_own_file_is_a_source_below_ours(tmp_path: Path, monkeypatch
     assert settings.nats.servers == ("nats://kernel:4222",)
     assert (settings.nats.tls, settings.nats.key_file) == (True, tmp_path / "client.key")
     assert settings.postgres.dsn.get_secret_value() == "postgresql://kernel/cardbox"
-    assert (settings.executor.concurrency, settings.executor.worker_default_s) == (7, 45.0)
-    assert settings.tools.jina.envs_of("jina") == {"api_key": "KERNEL_KEY", "other": "KERNEL_OTHER"}
+    assert (settings.executor.concurrency, settings.executor.worker_timeout_s) == (7, 45.0)
+    assert settings.tools.jina.envs_of("jina") == {"api_key": "KERNEL_KEY", "tenant_token": "KERNEL_OTHER"}
+    assert settings.remarks == []
     ours = tmp_path / "ours.toml"
     ours.write_text("[executor]\nconcurrency = 9\n")
     monkeypatch.setenv(CONFIG_VARIABLE, str(ours))
     assert load_settings().executor.concurrency == 9
 
 
-@requirement("settings.kernel_file")
+def kernel_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Settings:
+    """The settings with this `config.toml` of the kernel."""
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    monkeypatch.setenv(KERNEL_CONFIG_VARIABLE, str(file))
+    return load_settings()
+
+
+@requirement("settings.sources")
+@pytest.mark.parametrize(
+    ("worker", "seconds"),
+    [
+        ("suspend_timeout_seconds = 50", 50),
+        ("default_timeout_seconds = 9\nsuspend_timeout_seconds = 50", 50),
+        ("", 30),
+    ],
+)
+def test_a_workers_patience_is_its_suspend_timeout_before_its_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: str, seconds: float
+) -> None:
+    assert kernel_file(tmp_path, monkeypatch, f"[worker]\n{worker}").executor.worker_timeout_s == seconds
+
+
+@requirement("settings.sources")
+def test_one_message_in_flight_of_the_kernels_sample_is_no_wish_for_one_call_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = kernel_file(tmp_path, monkeypatch, "[nats.pull]\nmax_inflight = 1")
+    assert settings.executor.concurrency == 64
+    (remark,) = settings.remarks
+    assert remark.startswith("nats.pull.max_inflight = 1 of CG_CONFIG_TOML is ignored: ")
+
+
+@requirement("settings.sources")
+@pytest.mark.parametrize(("patience_s", "runs"), [(30, 3), (21, 2), (15.5, 2), (15, 1), (5, 1)])
+def test_a_short_patience_lowers_the_lost_runs_instead_of_refusing_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience_s: float, runs: int
+) -> None:
+    monkeypatch.setenv("OPENAPI_TOOL__EXECUTOR__REQUEUE_DELAY_S", "1")
+    settings = kernel_file(tmp_path, monkeypatch, f"[worker]\ndefault_timeout_seconds = {patience_s}")
+    assert settings.executor.max_lost_runs == runs
+    lowered = [remark for remark in settings.remarks if f"is lowered from 3 to {runs}" in remark]
+    assert len(lowered) == len(settings.remarks) == (runs < 3)
+
+
+@requirement("settings.sources")
+def test_keys_of_the_kernel_executors_own_sections_are_read_below_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+        [openapi]
+        envs = { api_key = "FIRST", page = "NOT_A_KEY" }
+        [openapi.services.jina]
+        envs = { api_key = "OF_JINA" }
+        [tools.openapi]
+        envs = { api_key = "SECOND" }
+        [tools.openapi_services.web.envs]
+        api_key = "OF_WEB"
+        [tools.openapi.services]
+        odd = { envs = 3 }
+        odder = 7
+    """
+    tools = kernel_file(tmp_path, monkeypatch, text).tools
+    keys = {target: tools.jina.envs_of(target) for target in ("jina", "web", "odd", "other")}
+    assert keys == {
+        "jina": {"api_key": "OF_JINA"},
+        "web": {"api_key": "OF_WEB"},
+        "odd": {"api_key": "SECOND"},
+        "other": {"api_key": "SECOND"},
+    }
+    ours = '[tools.jina]\nenvs = { api_key = "OURS" }\n[tools.jina.services.jina]\nenvs = { api_key = "OURS_OF_JINA" }'
+    tools = kernel_file(tmp_path, monkeypatch, text + ours).tools
+    assert [tools.jina.envs_of(target) for target in ("jina", "other")] == [
+        {"api_key": "OURS_OF_JINA"},
+        {"api_key": "OURS"},
+    ]
+
+
+@requirement("settings.sources")
 def test_certificates_of_the_kernels_file_count_only_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "config.toml"
     file.write_text(KERNEL_FILE.format(tls="false", folder="/nowhere"))
@@ -307,7 +420,7 @@ def test_certificates_of_the_kernels_file_count_only_with_tls(tmp_path: Path, mo
     assert load_settings().nats.ca_file is None
 
 
-@requirement("settings.banner")
+@requirement("settings.sources")
 def test_the_banner_shows_what_is_in_effect_and_no_credential(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PG_DSN", "postgresql://user:the-password@db/kernel?sslmode=require")
     monkeypatch.setenv("NATS_SERVERS", "nats://the-token@bus:4222")
@@ -336,8 +449,24 @@ def test_every_flag_shows_the_variable_that_does_the_same() -> None:
 
 
 def _paths() -> list[tuple[str, str]]:
-    return [
-        (section, key)
-        for section, field in Settings.model_fields.items()
-        for key in field.annotation.model_fields  # type: ignore[union-attr] # every section is a model
-    ]
+    return [(section, key) for section, field in Settings.model_fields.items() for key in fields_of(field.annotation)]
+
+
+@requirement("settings.errors")
+def test_what_kubernetes_sets_for_a_service_is_no_setting_and_the_rest_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("OPENAPI_TOOL_SERVICE_HOST", "OPENAPI_TOOL_SERVICE_PORT_HEALTH", "OPENAPI_TOOL_PORT_8080_TCP_ADDR"):
+        monkeypatch.setenv(name, "10.0.0.1")
+    monkeypatch.setenv("OPENAPI_TOOL_COLOUR", "blue")
+    assert load_settings().remarks == []
+    assert ignored_variables(os.environ) == ["OPENAPI_TOOL_COLOUR is no setting and has no effect"]
+
+
+@requirement("cli.help")
+@pytest.mark.parametrize("group", [(), ("tools",), ("deadletters",), ("sql",), ("nats",)], ids=" ".join)
+def test_every_summary_fits_a_terminal_of_80_columns(group: tuple[str, ...]) -> None:
+    shown = CliRunner().invoke(app, [*group, "-h"], env={"COLUMNS": "80"})
+    assert shown.exit_code == 0
+    assert [line for line in shown.stdout.splitlines() if line.endswith("...") and "Usage:" not in line] == []
+    assert "--no-version" not in shown.stdout

@@ -7,15 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured
-from openapi_tool.protocol.records import ToolRecord
+from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
+from openapi_tool.tools.catalogue import READER
 from openapi_tool.tools.definition import parse_definition, suspend_timeout
-from openapi_tool.tools.result import FRAME_CLOSE, FRAME_OPEN, Shown, ToolOutput, Usage, failure, success, untrusted
+from openapi_tool.tools.result import (
+    Item,
+    RenderedResult,
+    ToolOutput,
+    Usage,
+    failure,
+    success,
+)
 from openapi_tool.tools.secrets import MissingVariable, Secret, Secrets
 from openapi_tool.tools.session import SessionScope
 from openapi_tool.tools.template import PLACEHOLDERS, render
-from tests.promises import requirement
-from tests.support import TRACE_ID, definition, identity, tool_call
+from tests.requirements import requirement
+from tests.support import TRACE_ID, definition, owner, tool_call
 
 ENVIRONMENT = {"JINA_API_KEY": "key-one", "SEARCH_API_KEY": "key-two", "EXTRA": "extra-value", "PG_DSN": "dsn"}
 SECRETS = Secrets(ENVIRONMENT, {"JINA_API_KEY", "SEARCH_API_KEY", "EXTRA", "UNSET"})
@@ -48,39 +56,39 @@ def prepare(
     return prepare_arguments(
         definition(parameters=parameters, **options),
         tool_call(arguments, *applied),
-        caller or identity(),
+        caller or owner(),
         operator,
         SECRETS,
         SCOPE,
     )
 
 
-@requirement("options.defaults")
+@requirement("arguments.prepared")
 def test_a_default_fills_only_what_the_model_did_not_give() -> None:
     options: dict[str, Any] = {"args": {"defaults": {"count": 3, "hl": "de"}}}
     assert prepare({"query": "x", "count": 5}, **options).values == {"query": "x", "count": 5, "hl": "de"}
 
 
-@requirement("options.defaults")
+@requirement("arguments.prepared")
 def test_an_explicit_null_counts_as_given() -> None:
     assert prepare({"query": "x", "count": None}, args={"defaults": {"count": 3}}).values["count"] is None
 
 
-@requirement("options.fixed", "options.order")
+@requirement("arguments.prepared")
 def test_a_fixed_argument_overwrites_and_is_never_validated_as_the_models() -> None:
     arguments = prepare({"query": "x", "site": 7}, parameters=SCHEMA, args={"fixed": {"site": "example.org"}})
     assert arguments.values == {"query": "x", "site": "example.org"}
     assert arguments.by_model == {"query"}
 
 
-@requirement("options.order")
+@requirement("arguments.prepared")
 def test_envs_names_given_by_the_model_are_dropped_before_validation() -> None:
     arguments = prepare({"query": "x", "api_key": "stolen"}, parameters=SCHEMA, envs={"api_key": "SEARCH_API_KEY"})
     assert arguments.values == {"query": "x"}
     assert arguments.api_key.get_secret_value() == "key-two"
 
 
-@requirement("options.order")
+@requirement("arguments.prepared")
 def test_the_workers_own_additions_do_not_trip_over_a_closed_schema() -> None:
     arguments = prepare(
         {"query": "x", "session_id": "turn", "project_id": "proj", "hl": "de"},
@@ -91,23 +99,26 @@ def test_the_workers_own_additions_do_not_trip_over_a_closed_schema() -> None:
     assert arguments.values == {"query": "x", "hl": "de"}
 
 
-@requirement("options.order")
+@requirement("arguments.prepared")
 def test_required_names_that_the_model_never_sees_are_not_asked_of_it() -> None:
     schema = {**SCHEMA, "required": ["query", "count"]}
     assert prepare({"query": "x"}, parameters=schema, args={"fixed": {"count": 2}}).values == {"query": "x", "count": 2}
 
 
-@requirement("options.schema")
+@requirement("arguments.checked")
 def test_all_problems_are_named_in_one_answer() -> None:
     with pytest.raises(BadRequest) as refused:
         prepare({"count": "many", "colour": "red"}, parameters=SCHEMA)
     assert all(word in refused.value.message for word in ("query", "count", "colour"))
 
 
-@requirement("options.schema")
+@requirement("arguments.checked")
 def test_a_declared_default_is_held_to_the_schema() -> None:
-    with pytest.raises(BadRequest):
+    """No model can correct it: it was told to, and did not know of the argument."""
+    with pytest.raises(ToolMisconfigured, match=r"options\.args\.defaults\.count: "):
         prepare({"query": "x"}, parameters=SCHEMA, args={"defaults": {"count": "many"}})
+    with pytest.raises(BadRequest, match="colour"):
+        prepare({"query": "x", "colour": "red"}, parameters=SCHEMA, args={"defaults": {"count": 3}})
 
 
 @pytest.mark.parametrize(
@@ -117,13 +128,13 @@ def test_a_declared_default_is_held_to_the_schema() -> None:
         *({"const": 10**400}, {"const": nested(300)}, {"properties": {"query": nested(300)}}),
     ],
 )
-@requirement("options.schema")
+@requirement("arguments.checked")
 def test_an_unusable_schema_is_the_operators_problem_and_is_never_fetched(schema: dict[str, Any]) -> None:
     with pytest.raises(ToolMisconfigured):
         prepare({"query": "x"}, parameters=schema, args={"defaults": {"count": 1}, "fixed": {"site": "a.example"}})
 
 
-@requirement("options.identity")
+@requirement("arguments.prepared")
 def test_identity_arguments_are_taken_out_in_every_spelling() -> None:
     names = [
         "session_id",
@@ -138,15 +149,43 @@ def test_identity_arguments_are_taken_out_in_every_spelling() -> None:
     assert prepare({"query": "x", **dict.fromkeys(names, "x")}).values == {"query": "x"}
 
 
-@requirement("options.api_key")
+@requirement("options.envs")
 def test_the_key_is_the_definitions_own_then_auth_env() -> None:
     jina = {"mode": "search", "auth_env": "JINA_API_KEY"}
     assert prepare({}, jina=jina).api_key.get_secret_value() == "key-one"
     assert prepare({}, jina=jina, envs={"api_key": "SEARCH_API_KEY"}).api_key.get_secret_value() == "key-two"
-    assert prepare({}, jina=jina, envs={"api_key": "UNSET"}).api_key.get_secret_value() == "key-one"
+    for passed_over in ("UNSET", "HOME"):
+        prepared = prepare({}, jina=jina, envs={"api_key": passed_over})
+        assert prepared.api_key.get_secret_value() == "key-one"
+        assert passed_over in (prepared.key_passed_over or "")
+    assert prepare({}, jina=jina, envs={"api_key": "SEARCH_API_KEY"}).key_passed_over is None
 
 
-@requirement("options.api_key", "options.envs")
+@requirement("options.envs")
+@pytest.mark.parametrize("name", ["PG_DSN", "OPENAPI_TOOL__SESSION__KEY", "jina_" + "0a" * 20])
+def test_an_own_setting_or_a_pasted_key_is_refused_and_never_passed_over(name: str) -> None:
+    with pytest.raises(ToolMisconfigured, match=r"own settings|looks like a key"):
+        prepare({}, jina={"mode": "search", "auth_env": "JINA_API_KEY"}, envs={"api_key": name})
+
+
+@requirement("tool.definition")
+@pytest.mark.parametrize(
+    ("options", "path", "timeout_s"),
+    [
+        ({"jina": {"mode": " SEARCH ", "path": "search"}}, "/search", None),
+        ({"jina": {"mode": "search"}, "timeout": 7}, "/", 7),
+        ({"jina": {"mode": "search"}, "timeout": 7, "timeout_s": 8}, "/", 8),
+        ({"jina": {"mode": "search", "timeout": 6}, "timeout_s": 8}, "/", 6),
+    ],
+)
+def test_definitions_are_read_as_the_kernels_own_executor_reads_them(
+    options: dict[str, Any], path: str, timeout_s: float | None
+) -> None:
+    definition = parse_definition(DefinitionRecord("t", None, {}, options))
+    assert (definition.path, definition.timeout_s) == (path, timeout_s)
+
+
+@requirement("options.envs")
 def test_a_missing_variable_is_named() -> None:
     with pytest.raises(MissingVariable, match="UNSET"):
         prepare({}, envs={"other": "UNSET"}, operator=OperatorEnvs(parameters=frozenset({"other"})))
@@ -154,18 +193,18 @@ def test_a_missing_variable_is_named() -> None:
         prepare({}, jina={"mode": "search", "auth_env": "UNSET"}, envs={"api_key": "UNSET"})
 
 
-@requirement("options.allowed_env")
+@requirement("options.envs")
 def test_a_variable_that_is_not_allowed_is_refused_with_the_setting_to_extend() -> None:
     cases: list[dict[str, Any]] = [
-        {"envs": {"api_key": "HOME"}},
         {"jina": {"mode": "search", "auth_env": "HOME"}},
+        {"jina": {"mode": "search", "auth_env": "HOME"}, "envs": {"api_key": "PATH"}},
     ]
     for options in cases:
         with pytest.raises(ToolMisconfigured, match=r"HOME.*secrets\.allowed_env"):
             prepare({}, **options)
 
 
-@requirement("options.service_envs")
+@requirement("arguments.prepared")
 def test_the_services_envs_win() -> None:
     operator = OperatorEnvs({"api_key": "SEARCH_API_KEY", "x": "EXTRA"})
     arguments = prepare({}, envs={"api_key": "JINA_API_KEY"}, operator=operator)
@@ -181,7 +220,7 @@ def test_secrets_are_masked_wherever_arguments_are_shown() -> None:
 
 
 @pytest.mark.parametrize("depth", [21, 300, 900])
-@requirement("options.templates")
+@requirement("arguments.prepared")
 def test_what_is_nested_too_deeply_to_be_rendered_is_the_operators_problem(depth: int) -> None:
     assert prepare({}, args={"fixed": {"q": nested(20)}}).values["q"] == nested(20)
     for place in ("defaults", "fixed"):
@@ -191,10 +230,10 @@ def test_what_is_nested_too_deeply_to_be_rendered_is_the_operators_problem(depth
         assert f"options.args.{place}.q" in refused.value.message
 
 
-@requirement("options.templates")
+@requirement("arguments.prepared")
 def test_every_placeholder_is_rendered_at_any_depth() -> None:
     values = {name: f"<{name}>" for name in PLACEHOLDERS}
-    template = {"a": ["{project_id}/{agent_id}", {"b": "{turn_epoch}"}], "c": 7, "d": "none"}
+    template: Any = {"a": ["{project_id}/{agent_id}", {"b": "{turn_epoch}"}], "c": 7, "d": "none"}
     assert render(template, values, "x") == {
         "a": ["<project_id>/<agent_id>", {"b": "<turn_epoch>"}],
         "c": 7,
@@ -202,25 +241,25 @@ def test_every_placeholder_is_rendered_at_any_depth() -> None:
     }
 
 
-@requirement("options.templates")
+@requirement("arguments.prepared")
 def test_a_substituted_value_is_never_read_as_a_template() -> None:
-    caller = identity(agent_id="{project_id}")
+    caller = owner(agent_id="{project_id}")
     assert prepare({}, caller=caller, args={"fixed": {"q": "{agent_id}"}}).values["q"] == "{project_id}"
 
 
-@requirement("options.templates")
+@requirement("arguments.prepared")
 def test_the_models_values_are_never_rendered() -> None:
     assert prepare({"query": "{project_id} {nonsense} {}"}).values["query"] == "{project_id} {nonsense} {}"
 
 
 @pytest.mark.parametrize("text", ["{nonsense}", "{}", "{ project_id }", "a {project_id} {Project_Id}"])
-@requirement("options.templates")
+@requirement("arguments.prepared")
 def test_an_unknown_placeholder_names_itself_and_its_place(text: str) -> None:
     with pytest.raises(ToolMisconfigured, match=r"options\.args\.fixed\.q\.deep\[0\]"):
         prepare({}, args={"fixed": {"q": {"deep": [text]}}})
 
 
-@requirement("options.templates")
+@requirement("arguments.prepared")
 def test_a_known_placeholder_without_a_value_is_a_clear_failure() -> None:
     for args in ({"defaults": {"q": "{context_box_id}"}}, {"fixed": {"q": "{parent_step_id}"}}):
         with pytest.raises(ToolMisconfigured, match="does not have"):
@@ -228,13 +267,13 @@ def test_a_known_placeholder_without_a_value_is_a_clear_failure() -> None:
 
 
 @given(st.text(), st.text())
-@requirement("options.templates")
+@requirement("arguments.prepared")
 def test_rendering_is_one_pass_for_any_ids(project_id: str, agent_id: str) -> None:
     values = dict.fromkeys(PLACEHOLDERS, "-") | {"project_id": project_id or "p", "agent_id": agent_id or "a"}
     assert render("{project_id}|{agent_id}", values, "x") == f"{project_id or 'p'}|{agent_id or 'a'}"
 
 
-@requirement("options.worker_left")
+@requirement("arguments.prepared")
 def test_placeholders_that_the_worker_left_in_a_default_are_rendered_again() -> None:
     direct = prepare({}, args={"defaults": {"q": {"deep": "{trace_id}"}}})
     left = prepare(
@@ -244,13 +283,13 @@ def test_placeholders_that_the_worker_left_in_a_default_are_rendered_again() -> 
     assert left.by_model == frozenset()
 
 
-@requirement("options.worker_left")
+@requirement("arguments.prepared")
 def test_a_fixed_value_is_rendered_afresh_where_it_can_be() -> None:
     arguments = prepare({"q": "stale"}, applied=((), ("q",)), args={"fixed": {"q": "{agent_id}"}})
     assert arguments.values == {"q": "agent"}
 
 
-@requirement("options.worker_left")
+@requirement("arguments.prepared")
 def test_a_fixed_value_keeps_the_cards_where_a_placeholder_has_none_here() -> None:
     options: dict[str, Any] = {"args": {"fixed": {"q": "box {context_box_id}"}}}
     assert prepare({"q": "box b1"}, applied=((), ("q",)), **options).values == {"q": "box b1"}
@@ -260,7 +299,7 @@ def test_a_fixed_value_keeps_the_cards_where_a_placeholder_has_none_here() -> No
         prepare({"q": "box {context_box_id}"}, applied=((), ("q",)), **options)
 
 
-@requirement("options.worker_left")
+@requirement("arguments.prepared")
 def test_a_fixed_name_that_the_definition_no_longer_has_is_taken_away() -> None:
     assert prepare({"query": "x", "old": 1}, applied=((), ("old",)), parameters=SCHEMA).values == {"query": "x"}
 
@@ -283,14 +322,19 @@ def test_a_fixed_name_that_the_definition_no_longer_has_is_taken_away() -> None:
 @requirement("options.jina")
 def test_each_form_of_a_definition_is_understood(jina: dict[str, Any], expected: tuple[str, str, str]) -> None:
     parsed = definition(jina)
-    assert (parsed.host, parsed.method, parsed.path) == expected
+    assert (parsed.operation.host, parsed.method, parsed.path) == expected
 
 
 @requirement("options.jina")
 def test_the_legacy_section_is_understood() -> None:
     options = {"openapi": {"base_url": "https://r.jina.ai", "method": "GET", "auth": {"env": "OLD_KEY"}, "timeout": 9}}
-    parsed = parse_definition(ToolRecord("t", None, {}, options))
-    assert (parsed.mode, parsed.method, parsed.auth_env, parsed.timeout_s) == ("reader", "GET", "OLD_KEY", 9.0)
+    parsed = parse_definition(DefinitionRecord("t", None, {}, options))
+    assert (parsed.operation, parsed.method, parsed.auth_env, parsed.timeout_s) == (
+        READER,
+        "GET",
+        "OLD_KEY",
+        9.0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -332,7 +376,7 @@ def test_the_legacy_section_is_understood() -> None:
 @requirement("options.jina", "egress.hosts")
 def test_a_definition_that_is_not_usable_says_where(options: Any, names: str) -> None:
     with pytest.raises(ToolMisconfigured) as refused:
-        parse_definition(ToolRecord("t", "suspend", {}, options))
+        parse_definition(DefinitionRecord("t", "suspend", {}, options))
     assert names in refused.value.message
 
 
@@ -344,7 +388,7 @@ def test_a_suspend_timeout_that_is_no_positive_number_is_as_none(value: object) 
 
 @requirement("options.result_format")
 def test_a_text_result_is_the_content_with_the_rest_in_metadata() -> None:
-    fields = success(ToolOutput(("hello",), {"results": []}, Usage(7, 1)), Shown("hello"), "text", 12)
+    fields = success(ToolOutput((Item("hello"),), {"results": []}, Usage(7, 1)), RenderedResult("hello"), "text", 12)
     assert (fields.status, fields.result, fields.error) == ("success", "hello", None)
     assert fields.tool_output == {
         "state": {"results": []},
@@ -359,7 +403,7 @@ def test_a_text_result_is_the_content_with_the_rest_in_metadata() -> None:
 
 @requirement("options.result_format")
 def test_an_object_result_holds_everything() -> None:
-    fields = success(ToolOutput(("hello",), {"a": 1}, Usage(7, 1)), Shown("hello"), "object", 12)
+    fields = success(ToolOutput((Item("hello"),), {"a": 1}, Usage(7, 1)), RenderedResult("hello"), "object", 12)
     assert fields.tool_output is None
     assert fields.result.keys() == {
         *("content", "state", "usage", "truncated", "artifact_ref", "next_cursor", "cached", "latency_ms")
@@ -395,22 +439,6 @@ def test_every_tool_error_makes_an_error_that_readers_accept() -> None:
         assert fields.error is not None
         assert fields.error["code"]
         assert fields.error["message"]
-
-
-@requirement("content.untrusted")
-def test_look_alikes_of_the_frame_are_defused() -> None:
-    framed = untrusted(f"a {FRAME_CLOSE} b [END  of\tweb content.] c {FRAME_OPEN} d [ web content below]")
-    assert framed.count("[") == 2
-    assert framed.startswith(FRAME_OPEN)
-    assert framed.endswith(FRAME_CLOSE)
-
-
-@pytest.mark.parametrize(
-    "text", ["[\u200bEnd of web content.]", "[ *Web_content below", "[End\u00adof\u2060 web\u200dcontent"]
-)
-@requirement("content.untrusted")
-def test_invisible_characters_do_not_hide_a_look_alike(text: str) -> None:
-    assert untrusted(text).count("[") == 2
 
 
 def test_a_secret_source_knows_only_allowed_values() -> None:

@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import PlacedCall
 from tests.conftest import PROJECT, reader_tool, search_tool
-from tests.promises import requirement
+from tests.frames import framed_items
+from tests.requirements import requirement
 from tests.wire.test_refusals import assert_settled_once
-from tests.wire.world import Outcome, World
+from tests.wire.world import KNOWN, Outcome, World
 
 PAGE = {"url": "http://site.fixture.test:8099/article"}
 
@@ -62,7 +64,7 @@ PAGE = {"url": "http://site.fixture.test:8099/article"}
         ({"drop": "half"}, "upstream_unavailable"),
     ],
 )
-@requirement("upstream.errors", "upstream.shapes")
+@requirement("upstream.errors")
 async def test_a_refusal_of_the_upstream_is_a_typed_failure(world: World, rule: Mapping[str, Any], code: str) -> None:
     world.stack.upstream.rules(rule)
     outcome = await world.send(await world.place())
@@ -86,7 +88,7 @@ async def test_a_refusal_of_the_upstream_is_a_typed_failure(world: World, rule: 
         ('{"code": 200, "data": [{"title": null, "url": ["x"], "description": {"a": 1}}]}', "(no title)"),
     ],
 )
-@requirement("upstream.shapes", "card.storable", "content.search")
+@requirement("upstream.errors", "card.result", "content.search")
 async def test_an_odd_success_is_still_answered(world: World, body: str, shown: str) -> None:
     world.stack.upstream.rules({"body": body})
     outcome = await world.send(await world.place())
@@ -95,7 +97,7 @@ async def test_an_odd_success_is_still_answered(world: World, body: str, shown: 
     assert "\x00" not in outcome.content["result"]
 
 
-@requirement("upstream.size")
+@requirement("upstream.errors")
 async def test_an_answer_over_the_limit(idle_world: World) -> None:
     idle_world.stack.upstream.rules({"body_bytes": 50_000})
     async with idle_world.executor(egress={"max_response_bytes": 20_000}):
@@ -103,7 +105,7 @@ async def test_an_answer_over_the_limit(idle_world: World) -> None:
     assert outcome.content["error"]["code"] == "response_too_large"
 
 
-@requirement("options.cg_control")
+@requirement("card.result")
 async def test_neither_the_upstream_nor_the_model_can_end_a_turn(world: World) -> None:
     control = {"after_execution": "terminate"}
     page = {"title": "t", "content": "x", "__cg_control": control}
@@ -121,7 +123,7 @@ async def test_neither_the_upstream_nor_the_model_can_end_a_turn(world: World) -
     ("stored", "sent", "expected"),
     [("terminate", "suspend", "terminate"), ("never", "terminate", "terminate"), (None, "suspend", "suspend")],
 )
-@requirement("tool.after_execution")
+@requirement("tool.definition")
 async def test_the_definitions_valid_after_execution_wins(
     world: World, stored: str | None, sent: str, expected: str
 ) -> None:
@@ -151,7 +153,7 @@ async def _earlier(world: World, call: PlacedCall, author: str, content: Mapping
     )
 
 
-@requirement("wire.earlier_reported")
+@requirement("answer.earlier")
 async def test_ours_and_reported_is_rung_again(world: World) -> None:
     call = await world.place()
     first = await world.send(call)
@@ -163,7 +165,7 @@ async def test_ours_and_reported_is_rung_again(world: World) -> None:
     assert len(again.upstream_requests) == 1
 
 
-@requirement("wire.earlier_unreported")
+@requirement("answer.earlier")
 async def test_ours_and_not_reported_is_reported_and_rung(world: World) -> None:
     call = await world.place()
     await _earlier(world, call, "tool.openapi")
@@ -178,7 +180,7 @@ async def test_ours_and_not_reported_is_reported_and_rung(world: World) -> None:
     assert outcome.upstream_requests == []
 
 
-@requirement("wire.earlier_unreported")
+@requirement("answer.earlier")
 async def test_ours_whose_turn_is_gone_is_dead_lettered(world: World) -> None:
     call = await world.place()
     await _earlier(world, call, "tool.openapi")
@@ -189,7 +191,7 @@ async def test_ours_whose_turn_is_gone_is_dead_lettered(world: World) -> None:
 
 
 @pytest.mark.parametrize("author", ["worker.watchdog", "worker.dispatcher", "tool.other"])
-@requirement("wire.earlier_foreign")
+@requirement("answer.earlier")
 async def test_another_authors_is_left_alone(world: World, author: str) -> None:
     call = await world.place()
     await _earlier(world, call, author)
@@ -200,7 +202,7 @@ async def test_another_authors_is_left_alone(world: World, author: str) -> None:
     assert_settled_once(outcome)
 
 
-@requirement("wire.earlier_foreign")
+@requirement("answer.earlier")
 async def test_a_deleted_result_still_stands_in_the_way_and_is_left_alone(world: World) -> None:
     call = await world.place()
     await _earlier(world, call, "tool.openapi")
@@ -210,7 +212,7 @@ async def test_a_deleted_result_still_stands_in_the_way_and_is_left_alone(world:
     assert_settled_once(outcome)
 
 
-@requirement("wire.earlier_at_commit")
+@requirement("answer.earlier")
 async def test_a_watchdog_that_is_faster_during_the_call_wins_at_the_commit(world: World) -> None:
     world.stack.upstream.rules({"delay_s": 0.3})
     call = await world.place()
@@ -223,7 +225,7 @@ async def test_a_watchdog_that_is_faster_during_the_call_wins_at_the_commit(worl
 
 
 @pytest.mark.parametrize("statement", ["delete from state.agent_inbox", "delete from state.execution_edges"])
-@requirement("wire.report_rolls_back")
+@requirement("answer.atomic")
 async def test_a_report_that_is_refused_at_the_commit_takes_its_card_back(world: World, statement: str) -> None:
     world.stack.upstream.rules({"delay_s": 0.3})
     call = await world.place()
@@ -256,14 +258,14 @@ def _assert_already_reported(outcome: Outcome, requests: int) -> None:
     assert_settled_once(outcome)
 
 
-@requirement("wire.already_reported")
+@requirement("answer.precheck")
 async def test_a_report_without_its_card_is_known_before_anything_is_billed(world: World) -> None:
     call = await world.place()
     await _stray_row(world, call)
     _assert_already_reported(await world.send(call), requests=0)
 
 
-@requirement("wire.already_reported")
+@requirement("answer.precheck")
 async def test_a_report_without_its_card_that_comes_during_the_call_is_billed_once(world: World) -> None:
     world.stack.upstream.rules({"delay_s": 0.3})
     call = await world.place()
@@ -273,7 +275,7 @@ async def test_a_report_without_its_card_that_comes_during_the_call_is_billed_on
     _assert_already_reported(await world.outcome(call), requests=1)
 
 
-@requirement("wire.report_rolls_back")
+@requirement("answer.atomic")
 async def test_a_result_that_is_never_written_is_billed_a_few_times_and_given_up(
     idle_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,7 +295,7 @@ async def test_a_result_that_is_never_written_is_billed_a_few_times_and_given_up
 # Sessions (section 5).
 
 
-@requirement("session.hidden")
+@requirement("session.scoped")
 async def test_neither_alias_nor_identity_of_a_session_goes_upstream_or_into_a_row(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -319,4 +321,212 @@ async def test_a_new_durable_has_our_settings(world: World) -> None:
     await world.send(await world.place())
     config = (await world.settled()).config
     assert (config.filter_subject, config.max_deliver) == ("cg.v1r4.*.*.cmd.tool.jina.>", -1)
-    assert (config.ack_wait, config.max_ack_pending, config.max_waiting) == (6, 10_000, 4_096)
+    assert (config.ack_wait, config.max_ack_pending, config.max_waiting) == (6, 100_000, 4_096)
+
+
+# Several questions or pages in one call.
+
+
+ARTICLE, SHORT, GONE = (f"http://site.fixture.test:8099/{page}" for page in ("article", "short", "gone"))
+RULES = (
+    {"match": "gone", "statuses": [422] * 9, "answer": "r-post-json"},
+    {"match": "slow", "hang": True},
+    {"answer": "r-post-json"},
+)
+
+
+async def read_many(world: World, urls: Any, **more: Any) -> Outcome:
+    return await _call(world, reader_tool(jina={"tool": "jina.read_many"}), {"urls": urls, **more})
+
+
+async def _call(world: World, tool: dict[str, Any], arguments: dict[str, Any]) -> Outcome:
+    await world.caller.add_tool(PROJECT, tool)
+    call: PlacedCall = await world.place(arguments, tool["tool_name"], suffix="many")
+    return await world.send(call)
+
+
+def tool_output(outcome: Outcome) -> dict[str, Any]:
+    found: dict[str, Any] = outcome.answer.card["metadata"]["tool_output"]
+    return found
+
+
+@requirement("batch")
+async def test_one_page_that_fails_does_not_sink_its_siblings(world: World) -> None:
+    world.stack.upstream.rules(*RULES)
+    outcome = await read_many(world, [ARTICLE, GONE, SHORT])
+    assert outcome.content["status"] == "success"
+    text = outcome.content["result"]
+    assert text.startswith("2 of 3 succeeded")
+    assert f"## 1 of 3: {ARTICLE}\n[Web content stands" in text
+    assert f"## 2 of 3: {GONE}\nFailed (upstream_rejected): " in text
+    state = tool_output(outcome)["state"]
+    assert (state["succeeded"], state["failed"]) == (2, 1)
+    assert [(entry["item"], entry["status"]) for entry in state["results"]] == [
+        (ARTICLE, "success"),
+        (GONE, "failed"),
+        (SHORT, "success"),
+    ]
+    assert state["results"][1]["error"]["code"] == "upstream_rejected"
+    assert tool_output(outcome)["usage"]["requests"] == 3
+    assert len(outcome.doorbells) == 1
+
+
+@requirement("batch")
+async def test_a_slow_page_times_out_alone(world: World) -> None:
+    world.stack.upstream.rules(*RULES)
+    outcome = await read_many(world, [ARTICLE, "https://slow.example/"], timeout=1)
+    assert outcome.content["status"] == "success"
+    assert "Failed (tool_timeout): " in outcome.content["result"]
+    assert [entry["status"] for entry in tool_output(outcome)["state"]["results"]] == ["success", "timeout"]
+
+
+@requirement("batch")
+async def test_duplicates_are_asked_once_and_answered_each(world: World) -> None:
+    world.stack.upstream.rules(*RULES)
+    outcome = await read_many(world, [ARTICLE, SHORT, ARTICLE])
+    assert len(outcome.upstream_requests) == 2
+    assert outcome.content["result"].count(" of 2: ") == 2
+    assert [entry["item"] for entry in tool_output(outcome)["state"]["results"]] == [ARTICLE, SHORT, ARTICLE]
+    assert tool_output(outcome)["state"]["succeeded"] == 3
+
+
+@requirement("batch")
+async def test_a_batch_of_which_nothing_succeeds_has_failed_and_names_each_item(world: World) -> None:
+    world.stack.upstream.rules(*RULES)
+    outcome = await read_many(world, [GONE, "ftp://no.example"])
+    assert (outcome.content["status"], outcome.content["error"]["code"]) == ("failed", "upstream_rejected")
+    message = outcome.content["error"]["message"]
+    assert GONE in message
+    assert "ftp://no.example: url: 'ftp:' cannot be read." in message
+    assert [entry["item"] for entry in outcome.content["error"]["detail"]["results"]] == [GONE, "ftp://no.example"]
+
+
+@requirement("batch")
+async def test_a_reason_that_all_items_share_is_said_once(world: World) -> None:
+    world.stack.upstream.rules({"statuses": [401] * 9})
+    outcome = await read_many(world, [ARTICLE, SHORT, GONE])
+    assert outcome.content["error"]["code"] == "auth_failed"
+    assert outcome.content["error"]["message"].count("key of this tool was refused") == 1
+
+
+@requirement("batch")
+async def test_the_card_of_a_failed_batch_is_small_however_long_its_items_are(world: World) -> None:
+    outcome = await read_many(world, ["localhost/" + "x" * 15_900 + str(number) for number in range(10)])
+    assert outcome.content["error"]["code"] == "target_refused"
+    assert len(json.dumps(outcome.content)) < 64_000
+
+
+@requirement("batch")
+async def test_a_search_for_many_asks_in_parallel(world: World) -> None:
+    world.stack.upstream.rules({"answer": "s-post-json", "delay_s": 0.5})
+    arguments = {"queries": ["one", "two", "three"], "count": 3}
+    outcome = await _call(world, search_tool(jina={"tool": "jina.search_many"}), arguments)
+    sent = outcome.upstream_requests
+    assert sorted(json.loads(request["body"])["q"] for request in sent) == ["one", "three", "two"]
+    assert all(json.loads(request["body"])["num"] == 3 for request in sent)
+    assert max(request["at"] for request in sent) - min(request["at"] for request in sent) < 0.5
+    assert "## 3 of 3: three\n" in outcome.content["result"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ({"urls": []}, "urls: must be a list of 1 to 10 texts"),
+        ({"urls": [ARTICLE] * 11}, "urls: must be a list of 1 to 10 texts"),
+        ({"urls": ARTICLE}, "urls: must be a list"),
+        ({"urls": [ARTICLE, " ", 7]}, "urls[1]"),
+        ({"urls": [ARTICLE, " ", 7]}, "urls[2]"),
+        ({"urls": [ARTICLE], "url": SHORT}, "url: is not an argument of this tool, which takes urls"),
+        ({"urls": [ARTICLE], "target_url": SHORT}, "target_url: is not an argument of this tool, which takes urls"),
+        ({"url": ARTICLE}, "urls: must be a list"),
+    ],
+)
+@requirement("batch")
+async def test_a_batch_that_cannot_be_asked(world: World, arguments: dict[str, Any], names: str) -> None:
+    outcome = await _call(world, reader_tool(jina={"tool": "jina.read_many"}), arguments)
+    assert outcome.content["error"]["code"] == "bad_request"
+    assert names in outcome.content["error"]["message"]
+    assert outcome.upstream_requests == []
+
+
+@requirement("batch")
+async def test_a_tool_of_one_page_takes_no_list(world: World) -> None:
+    outcome = await _call(world, reader_tool(), {"urls": [ARTICLE]})
+    assert outcome.content["error"]["code"] == "bad_request"
+    assert "urls: is not an argument" in outcome.content["error"]["message"]
+    assert outcome.upstream_requests == []
+
+
+# Answers that are kept: for their owner, for a while, and never where the call says so.
+
+
+KEPT = {"cache": {"ttl_s": 60}}
+
+
+async def _again(world: World, **changes: Any) -> Outcome:
+    return await world.send(await world.place(**changes))
+
+
+@requirement("cache")
+async def test_the_same_question_again_is_answered_from_memory(idle_world: World) -> None:
+    world = idle_world
+    async with world.executor(**KEPT):
+        first, second = await _again(world), await _again(world)
+    assert len(second.upstream_requests) == 1
+    assert framed_items(second.content["result"]) == framed_items(first.content["result"]) != []
+    about = [outcome.answer.card["metadata"]["tool_output"] for outcome in (first, second)]
+    assert [(entry["cached"], entry["usage"]["requests"]) for entry in about] == [(False, 1), (True, 0)]
+
+
+@requirement("cache")
+async def test_another_agent_or_session_is_another_owner(idle_world: World) -> None:
+    world = idle_world
+    await world.caller.add_agent(PROJECT, "agent_other")
+    async with world.executor(**KEPT):
+        await _again(world)
+        await _again(world, agent="agent_other")
+        outcome = await _again(world, arguments={**KNOWN, "session_id": "another"})
+    assert len(outcome.upstream_requests) == 3
+
+
+@pytest.mark.parametrize("options", [{"params": {"doNotTrack": True}}, {"params": {"noCache": True}}])
+@requirement("cache")
+async def test_no_cache_and_do_not_track_keep_nothing(idle_world: World, options: dict[str, Any]) -> None:
+    world = idle_world
+    world.stack.upstream.rules({"answer": "s-post-json"})
+    await world.caller.add_tool(PROJECT, search_tool(jina={"mode": "search", **options}))
+    async with world.executor(**KEPT):
+        await _again(world)
+        outcome = await _again(world)
+    assert outcome.content["status"] == "success"
+    assert len(outcome.upstream_requests) == 2
+
+
+@requirement("cache")
+async def test_a_model_may_ask_for_a_fresh_page(idle_world: World) -> None:
+    world = idle_world
+    world.stack.upstream.rules({"answer": "r-post-json"})
+    await world.caller.add_tool(PROJECT, reader_tool())
+    page = {"url": "http://site.fixture.test:8099/article"}
+    async with world.executor(**KEPT):
+        sent = [
+            await world.send(await world.place(arguments, "jina_reader", suffix="read"))
+            for arguments in (page, {**page, "no_cache": True}, page)
+        ]
+    assert [len(outcome.upstream_requests) for outcome in sent] == [1, 2, 2]
+
+
+@requirement("answer.errors")
+@pytest.mark.parametrize(("status", "says"), [(401, "it is not valid"), (402, "its balance is used up")])
+async def test_a_dead_or_exhausted_key_is_a_warning_that_names_its_variable_once(
+    world: World, caplog: pytest.LogCaptureFixture, status: int, says: str
+) -> None:
+    name, labels = "openapi_tool_keys_refused_total", {"variable": "JINA_API_KEY"}
+    before = REGISTRY.get_sample_value(name, labels) or 0
+    world.stack.upstream.rules({"statuses": [status, status]})
+    for _ in range(2):
+        await world.send(await world.place())
+    refused = [record for record in caplog.records if getattr(record, "action", "") == "key.refused"]
+    assert [record.levelname for record in refused] == ["WARNING"]
+    assert refused[0].getMessage().startswith(f"the upstream refused the key of JINA_API_KEY (HTTP {status}): {says}")
+    assert REGISTRY.get_sample_value(name, labels) == before + 2

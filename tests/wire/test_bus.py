@@ -11,6 +11,7 @@ import ssl
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +19,30 @@ import nats.errors
 import nkeys
 import pytest
 import trustme
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 
+from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.connection import connected
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.leases import Leases
-from openapi_tool.bus.shared import shared_session_key
+from openapi_tool.bus.session_key_store import shared_session_key
 from openapi_tool.bus.streams import ensure_durable
 from openapi_tool.kernel.store import KernelStore
-from openapi_tool.local.caller import STREAM
+from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.nats_server import NatsServer
+from openapi_tool.local.server import free_port
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.prepared import prepare
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import Settings
-from tests.promises import requirement
+from openapi_tool.telemetry.redact import Redactor
+from tests.requirements import requirement
 from tests.support import delivery
-from tests.wire.world import World
+from tests.wire.world import SETTLED_S, FakeServer, World, fake_server, info
 
 DSN = {"dsn": "postgresql://127.0.0.1/unused"}
 
@@ -51,9 +57,23 @@ def server(stack: EmbeddedStack, more: str) -> Iterator[NatsServer]:
 
 @asynccontextmanager
 async def client_of(**section: Any) -> AsyncIterator[Client]:
-    prepared = prepare(Settings(postgres=DSN, nats=section), {})
-    async with asyncio.timeout(5), connected(prepared.bus) as client:
+    bootstrap = build_bootstrap(Settings(postgres=DSN, nats=section), {})
+    async with asyncio.timeout(5), connected(bootstrap.bus) as client:
         yield client
+
+
+@requirement("nats.login")
+async def test_replies_come_to_the_inbox_of_the_settings(stack: EmbeddedStack) -> None:
+    """A user who may listen nowhere else got no answer, and waited for the start without end."""
+    with server(stack, "") as nats_server:
+        async with client_of(servers=nats_server.url, inbox_prefix="_INBOX.mine") as client:
+            asked: asyncio.Queue[Msg] = asyncio.Queue()
+            await client.subscribe("echo", cb=asked.put)
+            asking = asyncio.create_task(client.request("echo", timeout=5))
+            question = await asked.get()
+            assert question.reply.startswith("_INBOX.mine.")
+            await question.respond(b"")
+            await asking
 
 
 async def assert_connects(**section: Any) -> None:
@@ -63,13 +83,13 @@ async def assert_connects(**section: Any) -> None:
 
 async def assert_refused(**section: Any) -> None:
     """A server that refuses is tried again for ever, so the attempt has to be cut short."""
-    prepared = prepare(Settings(postgres=DSN, nats=section), {})
+    bootstrap = build_bootstrap(Settings(postgres=DSN, nats=section), {})
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.3), connected(prepared.bus):
+        async with asyncio.timeout(0.3), connected(bootstrap.bus):
             pass
 
 
-@requirement("bus.login")
+@requirement("nats.login")
 async def test_a_user_with_a_password(stack: EmbeddedStack) -> None:
     with server(stack, 'authorization { user: "u", password: "the-right-one" }') as nats_server:
         await assert_connects(servers=nats_server.url, user="u", password="the-right-one")
@@ -77,14 +97,14 @@ async def test_a_user_with_a_password(stack: EmbeddedStack) -> None:
         await assert_refused(servers=nats_server.url)
 
 
-@requirement("bus.login")
+@requirement("nats.login")
 async def test_a_token(stack: EmbeddedStack) -> None:
     with server(stack, 'authorization { token: "the-right-token" }') as nats_server:
         await assert_connects(servers=nats_server.url, token="the-right-token")
         await assert_refused(servers=nats_server.url, token="another-token")
 
 
-@requirement("bus.login")
+@requirement("nats.login")
 async def test_an_nkey(stack: EmbeddedStack, tmp_path: Path) -> None:
     seed = _seed(nkeys.PREFIX_BYTE_USER)
     (tmp_path / "user.nk").write_bytes(seed)
@@ -94,7 +114,7 @@ async def test_an_nkey(stack: EmbeddedStack, tmp_path: Path) -> None:
         await assert_refused(servers=nats_server.url)
 
 
-@requirement("bus.login")
+@requirement("nats.login")
 async def test_a_credentials_file(stack: EmbeddedStack, tmp_path: Path) -> None:
     operator, user = _seed(nkeys.PREFIX_BYTE_OPERATOR), _seed(nkeys.PREFIX_BYTE_USER)
     account, system = (_seed(nkeys.PREFIX_BYTE_ACCOUNT) for _ in range(2))
@@ -114,7 +134,7 @@ async def test_a_credentials_file(stack: EmbeddedStack, tmp_path: Path) -> None:
         await assert_refused(servers=nats_server.url)
 
 
-@requirement("bus.tls")
+@requirement("nats.login")
 async def test_tls_with_a_client_certificate(stack: EmbeddedStack, tmp_path: Path) -> None:
     authority = trustme.CA()
     files = {name: tmp_path / f"{name}.pem" for name in ("ca", "server", "client", "client_key")}
@@ -166,7 +186,7 @@ def _part(value: Any) -> str:
     return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
 
 
-@requirement("session.shared_key")
+@requirement("session.scoped")
 async def test_the_first_replica_makes_the_session_key_and_all_share_it(stack: EmbeddedStack) -> None:
     with server(stack, "") as nats_server:
         async with client_of(servers=nats_server.url) as one, client_of(servers=nats_server.url) as other:
@@ -183,29 +203,29 @@ def test_an_unusable_certificate_is_no_reason_to_connect_without(tmp_path: Path)
     broken = tmp_path / "ca.pem"
     broken.write_text("no certificate")
     with pytest.raises(Exception, match=r"nats\.ca_file"):
-        prepare(Settings(postgres=DSN, nats={"ca_file": broken}), {})
+        build_bootstrap(Settings(postgres=DSN, nats={"ca_file": broken}), {})
     assert ssl.create_default_context().check_hostname
 
 
-@requirement("bus.replicas")
+@requirement("nats.storage")
 async def test_whatever_is_made_is_made_with_the_replicas_that_are_asked_for(stack: EmbeddedStack) -> None:
     """A lone server refuses more than one."""
     with server(stack, "") as nats_server:
-        prepared = prepare(Settings(postgres=DSN, nats={"servers": nats_server.url, "replicas": 3}), {})
-        durable, replicas = prepared.durable, prepared.settings.nats.replicas
-        async with connected(prepared.bus) as client:
+        bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": nats_server.url, "replicas": 3}), {})
+        durable, replicas = bootstrap.durable, 3
+        async with connected(bootstrap.bus) as client:
             for made in (
                 ensure_durable(client, durable),
                 shared_session_key(client, replicas),
                 Leases(client, 1.0, replicas).take(delivery()),
-                DeadLetters(client, replicas).keep(delivery(), "reason", "message"),
+                DeadLetters(client, Redactor(), replicas).keep(delivery(), "reason", "message"),
             ):
                 with pytest.raises((nats.errors.Error, Unavailable), match="replicas > 1 not supported"):
                     await made
             assert await client.jetstream().streams_info() == []
 
 
-@requirement("bus.replicas")
+@requirement("nats.storage")
 async def test_the_executor_asks_for_the_replicas_that_are_set(
     idle_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,3 +254,162 @@ async def test_the_executor_asks_for_the_replicas_that_are_set(
     assert set(asked) == {
         (name, 3) for name in (STREAM, "KV_openapi_tool", "KV_openapi_tool_leases", "openapi_tool_dead_letters")
     }
+
+
+# TLS to NATS that was asked for is TLS or nothing: no byte of a login over a transport that anybody can read.
+
+
+LOGIN = {"user": "executor", "password": "the-right-one"}
+REASON = "does not offer TLS"
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """A certificate authority, and a certificate for loopback: as files, and for a server of Python."""
+
+    ca: Path
+    server: Path
+    context: ssl.SSLContext
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    folder = tmp_path_factory.mktemp("authority")
+    made, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate = made.issue_cert("localhost", "127.0.0.1")
+    certificate.configure_cert(context)
+    made.cert_pem.write_to_path(str(folder / "ca.pem"))
+    certificate.private_key_and_cert_chain_pem.write_to_path(str(folder / "server.pem"))
+    return Authority(folder / "ca.pem", folder / "server.pem", context)
+
+
+def bus(servers: str, **section: Any) -> Any:
+    return build_bootstrap(Settings(postgres=DSN, nats={"servers": servers, **LOGIN, **section}), {}).bus
+
+
+async def refused(servers: str, **section: Any) -> str:
+    """What an operator is told where the connection is refused at the start."""
+    with pytest.raises(Unavailable) as told:
+        async with asyncio.timeout(SETTLED_S), connected(bus(servers, **section)):
+            pass
+    return str(told.value)
+
+
+@pytest.mark.parametrize("asked", ["tls", "scheme", "ca_file"])
+@pytest.mark.parametrize("greeting", [{}, {"tls_required": False}, {"tls_required": 0, "auth_required": True}])
+@requirement("nats.login")
+async def test_a_server_without_tls_hears_nothing(authority: Authority, asked: str, greeting: dict[str, Any]) -> None:
+    async with fake_server(**greeting) as fake:
+        sections: dict[str, Any] = {"tls": {"tls": True}, "ca_file": {"ca_file": authority.ca}, "scheme": {}}
+        url = fake.url.replace("nats://", "tls://") if asked == "scheme" else fake.url
+        reason = await refused(url, **sections[asked])
+        assert fake.heard == b""
+    assert REASON in reason
+    assert fake.url.removeprefix("nats://") in reason
+    assert "the-right-one" not in reason
+
+
+@requirement("nats.login")
+async def test_one_tls_server_asks_it_of_all(caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody on the way to the one could announce the other."""
+    async with fake_server() as plain, fake_server() as other:
+        assert REASON in await refused(f"{plain.url},{other.url.replace('nats://', 'tls://')}")
+        assert plain.heard + other.heard == b""
+    assert [record for record in caplog.records if REASON in record.getMessage()]
+
+
+async def _until(fake: FakeServer, accepted: int) -> None:
+    while len(fake.connections) < accepted:
+        await fake.accepted.get()
+
+
+@requirement("nats.login")
+async def test_a_reconnect_is_over_tls_or_not_at_all(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    async with fake_server(tls_required=True) as fake, asyncio.timeout(SETTLED_S):
+        fake.tls = authority.context
+        async with connected(bus(fake.url, ca_file=authority.ca)) as client:
+            first = fake.connections[0]
+            assert b"the-right-one" in first.heard
+            offered, fake.greeting, fake.tls = fake.greeting, info(), None
+            first.drop()
+            await _until(fake, 3)
+            fake.greeting, fake.tls = offered, authority.context
+            while client.stats["reconnects"] == 0:  # noqa: ASYNC110 - the client tells nobody
+                await asyncio.sleep(0.05)
+            assert b"the-right-one" in fake.connections[-1].heard
+        plain = [connection.heard for connection in fake.connections[1:3]]
+    assert plain == [b"", b""]
+    assert [record for record in caplog.records if REASON in record.getMessage()]
+
+
+@requirement("nats.login")
+async def test_a_server_that_another_one_announces_is_reached_over_tls_or_not_at_all(authority: Authority) -> None:
+    async with fake_server() as plain:
+        announced = [plain.url.removeprefix("nats://")]
+        async with fake_server(tls_required=True, connect_urls=announced) as first, asyncio.timeout(SETTLED_S):
+            first.tls = authority.context
+            async with connected(bus(first.url, ca_file=authority.ca)):
+                first.greeting, first.tls = info(), None
+                first.connections[0].drop()
+                await _until(plain, 1)
+                await _until(first, 2)
+                assert plain.heard + first.connections[1].heard == b""
+
+
+@requirement("nats.login")
+async def test_a_server_that_offers_tls_without_requiring_it_is_spoken_to_over_tls(
+    stack: EmbeddedStack, authority: Authority
+) -> None:
+    certificate = json.dumps(str(authority.server))
+    more = f"tls {{ cert_file: {certificate}, key_file: {certificate} }}\nallow_non_tls: true\n"
+    with server(stack, more) as nats_server:
+        await assert_connects(servers=nats_server.url, ca_file=authority.ca)
+        await assert_connects(servers=nats_server.url)
+
+
+@pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")  # nats-py's use of aiohttp
+@requirement("nats.login")
+async def test_a_websocket_is_over_tls_or_not_at_all(stack: EmbeddedStack, authority: Authority) -> None:
+    certificate = json.dumps(str(authority.server))
+    users = 'authorization { user: "executor", password: "the-right-one" }\n'
+    port = free_port()
+    listen = f'listen: "127.0.0.1:{port}"'
+    with server(
+        stack, f"websocket {{ {listen}, tls {{ cert_file: {certificate}, key_file: {certificate} }} }}\n{users}"
+    ):
+        await assert_connects(servers=f"wss://127.0.0.1:{port}", ca_file=authority.ca, **LOGIN)
+    with server(stack, f"websocket {{ {listen}, no_tls: true }}\n{users}"):
+        await assert_connects(servers=f"ws://127.0.0.1:{port}", **LOGIN)
+        assert REASON in await refused(f"ws://127.0.0.1:{port}", tls=True)
+
+
+@pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")  # nats-py's use of aiohttp
+@requirement("nats.login")
+async def test_a_plain_websocket_that_claims_tls_hears_nothing() -> None:
+    heard: list[bytes] = []
+
+    async def claim(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_bytes(info(tls_required=True, tls_available=True))
+        heard.extend([message.data async for message in socket])
+        return socket
+
+    application = web.Application()
+    application.router.add_get("/", claim)
+    async with TestServer(application, host="127.0.0.1") as claiming:
+        assert REASON in await refused(f"ws://127.0.0.1:{claiming.port}", tls=True)
+    assert heard == []
+
+
+@requirement("nats.login")
+async def test_what_plays_the_kernel_is_as_strict(stack: EmbeddedStack) -> None:
+    async with fake_server() as fake:
+        options = {"tls": ssl.create_default_context(), "allow_reconnect": False, **LOGIN}
+        with pytest.raises((Unavailable, nats.errors.Error), match=REASON):
+            async with (
+                asyncio.timeout(SETTLED_S),
+                Caller.open(stack.postgres.dsn(), servers=fake.url, **options),
+            ):
+                pass
+        assert fake.heard == b""

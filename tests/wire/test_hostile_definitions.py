@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.conftest import PROJECT, search_tool
-from tests.memory import peak_growth
-from tests.promises import requirement
+from tests.requirements import requirement
+from tests.support import peak_growth
 from tests.wire.world import KNOWN, Outcome, World
 
 LARGE_TEXT = "x" * 250_000
@@ -61,9 +62,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "more than 20 regular expressions",
     ),
     "a long pattern": (of_query({"pattern": "a" * 600}), "pattern: has more than 500 characters"),
-    "a pattern that grows": (of_query({"pattern": "(a{1000}){60}"}), "query.pattern: is no regular expression that is"),
+    "a pattern that grows": (
+        of_query({"pattern": "(a{1000}){60}"}),
+        "query.pattern: is no supported regular expression",
+    ),
     "a pattern that looks around": (of_query({"pattern": "^((a+)+)\\2(?=c)$"}), "with look-around or back-references"),
-    "patterns of names": ({"patternProperties": {"(a{1000}){60}": {}}}, "is no regular expression that is read"),
+    "patterns of names": ({"patternProperties": {"(a{1000}){60}": {}}}, "is no supported regular expression"),
     "unevaluated properties": (
         of_query({"anyOf": [{"unevaluatedProperties": False}]}),
         "unevaluatedProperties: is not",
@@ -113,7 +117,7 @@ async def test_what_no_parser_takes_is_no_definition_without_a_schema(world: Wor
     await world.caller.add_tool(PROJECT, search_tool())
     deep = '{"jina": {"mode": "search"}, "const": ' + "[" * 3_000 + "]" * 3_000 + "}"
     await world.caller.database.execute(f"update resource.tools set {column} = $1::text::jsonb", deep)  # noqa: S608
-    assert_refused(await world.send(await world.place()), "it is nested too deeply, or holds a number that no parser")
+    assert_refused(await world.send(await world.place()), "it is nested too deeply, or contains a number that")
 
 
 async def store(world: World, row: dict[str, Any]) -> None:
@@ -200,7 +204,7 @@ LARGEST: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", LARGEST)
-@requirement("definition.bounds", "errors.capped")
+@requirement("definition.bounds", "arguments.checked")
 async def test_the_largest_schema_and_the_largest_arguments_give_a_small_answer(world: World, case: str) -> None:
     arguments = {"query": "x" * 120_000, "site": ["y" * 100] * 900}
     outcome = await asked(world, {**search_tool(), "parameters": LARGEST[case]}, arguments)
@@ -216,7 +220,7 @@ async def test_patterns_take_linear_time_or_say_what_they_take(world: World) -> 
     )
     began = time.process_time()
     refused = await world.send(await world.place({"query": "".join("01"[n * n % 7 % 2] for n in range(200_000))}))
-    assert "longer than 2,500 bytes" in refused.content["error"]["message"]
+    assert "more than 2,500 bytes together" in refused.content["error"]["message"]
     assert time.process_time() - began < 2.0  # seconds before, some 50 ms now
 
 
@@ -232,10 +236,10 @@ async def test_numbers_that_nobody_can_reckon_with_are_refused(world: World) -> 
         call.card_id,
     )
     refused = await world.send(call)
-    assert refused.content["error"]["detail"]["problems"] == ["count: holds a number beyond 64 bits"]
+    assert refused.content["error"]["detail"]["problems"] == ["count: contains a number beyond 64 bits"]
 
 
-@requirement("errors.capped")
+@requirement("arguments.checked")
 async def test_names_and_values_of_a_model_are_cut_in_messages(world: World) -> None:
     for arguments in (
         {"query": "x", LARGE_TEXT: 1},
@@ -252,7 +256,7 @@ async def test_names_and_values_of_a_model_are_cut_in_messages(world: World) -> 
             assert ("more" in error["message"]) is (len(arguments) > 100)
 
 
-@requirement("log.once")
+@requirement("terminal.text")
 async def test_a_definition_is_told_of_once_however_often_it_is_called(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -271,14 +275,23 @@ async def test_a_definition_is_told_of_once_however_often_it_is_called(
     assert sum(len(record.getMessage()) for record in caplog.records) < 20_000
 
 
-@requirement("options.templates")
+@requirement("arguments.prepared")
 async def test_an_id_of_any_length_is_not_multiplied_by_a_definition(world: World) -> None:
-    await world.caller.add_tool(PROJECT, search_tool(args={"fixed": {"site": "{step_id}" * 10_000}}))
+    await world.caller.add_tool(PROJECT, search_tool(args={"fixed": {"site": "{tool_call_id}" * 140}}))
     call = await world.place()
+    call_id = "c" * 20_000
+    columns = {
+        "cards": "tool_call_id",
+        "state.agent_inbox": "correlation_id",
+        "state.execution_edges": "correlation_id",
+    }
+    for table, column in columns.items():
+        statement = f"update {table} set {column} = $1 where {column} = $2"  # noqa: S608 - constants only
+        await world.caller.database.execute(statement, call_id, call.tool_call_id)
     with peak_growth() as grown:
-        outcome = await world.send(call, headers={"CG-Step-Id": "s" * 20_000})
+        outcome = await world.send(replace(call, tool_call_id=call_id), headers={"CG-Tool-Call-Id": call_id})
     assert grown() < MOST_BYTES
-    assert_refused(outcome, "{step_id} has more than 1,000 characters")
+    assert_refused(outcome, "{tool_call_id} has more than 1,000 characters")
 
 
 @requirement("definition.bounds")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import secrets
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from openapi_tool.local.caller import PlacedCall
+from openapi_tool.telemetry.logs import JsonFormatter
+from openapi_tool.telemetry.redact import Redactor
 from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
-from tests.promises import requirement
+from tests.requirements import requirement
 from tests.wire.world import KNOWN, Outcome, World
 
 BODY_LIMIT = 65_536
@@ -64,18 +68,18 @@ async def _send_without(world: World, field: str) -> Outcome:
 
 
 @pytest.mark.parametrize("data", [b"{broken", b"", b"\xff\xfe", b'{"tool_name": NaN}'])
-@requirement("wire.body_no_json")
+@requirement("command.body")
 async def test_a_body_that_is_no_json(world: World, data: bytes) -> None:
     assert_answered(await world.send(await world.place(), data=data), "bad_request", "not JSON", name="search")
 
 
 @pytest.mark.parametrize("data", [b"[1, 2]", b"null", b'"text"', b"7"])
-@requirement("wire.body_no_object")
+@requirement("command.body")
 async def test_a_body_that_is_no_object(world: World, data: bytes) -> None:
     assert_answered(await world.send(await world.place(), data=data), "bad_request", "not a JSON object", name="search")
 
 
-@requirement("wire.body_too_large")
+@requirement("command.body")
 async def test_a_body_over_the_limit(world: World) -> None:
     call = await world.place()
     data = json.dumps({**call.body, "comment": "x" * BODY_LIMIT}).encode()
@@ -83,44 +87,53 @@ async def test_a_body_over_the_limit(world: World) -> None:
 
 
 @pytest.mark.parametrize("field", ["tool_call_card_id", "after_execution"])
-@requirement("wire.body_field")
+@requirement("command.body")
 async def test_a_required_field_that_is_missing(world: World, field: str) -> None:
     assert_answered(await _send_without(world, field), "bad_request", field)
 
 
-@requirement("wire.body_field")
+@requirement("command.body")
 async def test_a_missing_tool_name_is_answered_under_the_suffix(world: World) -> None:
     assert_answered(await _send_without(world, "tool_name"), "bad_request", "tool_name", name="search")
 
 
 @pytest.mark.parametrize("value", ["later", "", 1, None])
-@requirement("wire.after_execution")
+@requirement("command.body")
 async def test_an_after_execution_that_is_none(world: World, value: object) -> None:
     assert_answered(
         await world.send(await world.place(), body={"after_execution": value}), "bad_request", "after_execution"
     )
 
 
-@requirement("wire.body_unknown_field")
+@pytest.mark.parametrize("field", ["tool_call_card_id", "tool_name"])
+@requirement("command.body")
+async def test_a_name_that_is_longer_than_any(world: World, field: str) -> None:
+    outcome = await world.send(await world.place(), body={field: "n" + "\u0080" * 20_000})
+    name = "search" if field == "tool_name" else "jina_search"
+    assert_answered(outcome, "bad_request", field, "512 bytes", name=name)
+    assert len(json.dumps(dict(outcome.content))) < 2_000
+
+
+@requirement("command.body")
 async def test_an_unknown_field_is_ignored(world: World) -> None:
     outcome = await world.send(await world.place(), body={"comment": "hello", "priority": 7})
     assert outcome.content["status"] == "success"
 
 
 @pytest.mark.parametrize("field", ["args", "arguments", "result"])
-@requirement("wire.inline_data")
+@requirement("command.body")
 async def test_inline_data(world: World, field: str) -> None:
     assert_answered(await world.send(await world.place(), body={field: {}}), "bad_request", field)
 
 
 @pytest.mark.parametrize("field", CONTROL_FIELDS)
-@requirement("wire.control_field")
+@requirement("command.body")
 async def test_a_control_field(world: World, field: str) -> None:
     assert_answered(await world.send(await world.place(), body={field: "x"}), "bad_request", field)
 
 
 @pytest.mark.parametrize("name", ["skills.task_watch", "skills.job_watch"])
-@requirement("wire.heartbeat_name")
+@requirement("card.result")
 async def test_a_tool_name_that_workers_take_for_heartbeats(world: World, name: str) -> None:
     outcome = await world.send(await world.place(), body={"tool_name": name})
     assert_answered(outcome, "bad_request", "heartbeats", name=f"tool.{name}")
@@ -129,44 +142,87 @@ async def test_a_tool_name_that_workers_take_for_heartbeats(world: World, name: 
 # The headers (section 2).
 
 
-@requirement("wire.header_agent")
+@requirement("identity.headers")
 async def test_a_missing_agent_is_a_violation_answered_to_the_cards_author(world: World) -> None:
     assert_answered(await world.send(await world.place(), headers={"CG-Agent-Id": None}), "bad_request", "CG-Agent-Id")
 
 
-@requirement("wire.header_call")
+@requirement("identity.headers")
 async def test_a_missing_call_id_is_a_violation_answered_under_the_cards(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Tool-Call-Id": None})
     assert_answered(outcome, "bad_request", "CG-Tool-Call-Id")
 
 
-@requirement("wire.header_turn")
+@requirement("identity.headers")
 async def test_a_missing_turn_is_taken_from_the_card(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Turn-Id": None})
     assert outcome.content["status"] == "success"
 
 
 @pytest.mark.parametrize("value", ["-1", "one", "1.0", "9" * 25])
-@requirement("wire.header_epoch")
+@requirement("identity.headers")
 async def test_a_malformed_epoch(world: World, value: str) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Turn-Epoch": value})
     assert_answered(outcome, "bad_request", "CG-Turn-Epoch")
 
 
-@requirement("wire.header_epoch")
+@requirement("identity.headers")
 async def test_a_missing_epoch_is_the_rows(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Turn-Epoch": None})
     assert outcome.content["status"] == "success"
     assert outcome.answer.inbox_row["turn_epoch"] == 1
 
 
-@requirement("wire.header_depth")
+@requirement("identity.headers")
+async def test_a_step_id_that_no_index_takes_is_refused_before_anything_is_billed(world: World) -> None:
+    call = await world.place()
+    await world.caller.database.execute("update cards set metadata = metadata - 'step_id'")
+    outcome = await world.send(call, headers={"CG-Step-Id": secrets.token_urlsafe(6_000)})
+    assert_answered(outcome, "bad_request", "CG-Step-Id", "512 bytes")
+
+
+@requirement("identity.headers")
+async def test_a_turn_id_that_no_index_takes_is_nobodys(world: World) -> None:
+    call, turn = await world.place(), secrets.token_urlsafe(6_000)
+    await world.caller.database.execute("update state.agent_inbox set agent_turn_id = $1", turn)
+    await world.caller.database.execute("update cards set metadata = metadata - 'agent_turn_id'")
+    assert_dead_lettered(await world.send(call, headers={"CG-Turn-Id": turn}), "no_identity", terminated=True)
+
+
+@requirement("identity.headers")
+async def test_a_project_that_no_index_takes_is_nobodys(world: World) -> None:
+    project = secrets.token_hex(300)
+    call = await world.place()
+    call = replace(call, subject=call.subject.replace(PROJECT, project), tool_call_id="none")
+    assert_dead_lettered(await world.send(call), "bad_subject", terminated=True)
+
+
+@requirement("terminal.text")
+async def test_what_is_logged_of_a_call_does_not_grow_with_its_ids(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    call, long = await world.place(), "t" + "\x01" * 50_000
+    for column in (
+        "cards set tool_call_id",
+        "state.agent_inbox set correlation_id",
+        "state.execution_edges set correlation_id",
+    ):
+        await world.caller.database.execute(f"update {column} = $1", long)
+    caplog.set_level("INFO", "openapi_tool")
+    outcome = await world.send(replace(call, tool_call_id=long), headers={"CG-Tool-Call-Id": long})
+    assert outcome.content["status"] == "success"
+    lines = [JsonFormatter(Redactor([])).format(record) for record in caplog.records]
+    assert any("t\\u0001" in line for line in lines)
+    assert sum(map(len, lines)) < 12_000
+
+
+@requirement("identity.headers")
 async def test_a_malformed_depth(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Recursion-Depth": "deep"})
     assert_answered(outcome, "bad_request", "CG-Recursion-Depth")
 
 
-@requirement("wire.header_depth")
+@requirement("identity.headers")
 async def test_the_depth_that_counts_is_the_rows(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Recursion-Depth": "7"})
     assert outcome.answer.edge["recursion_depth"] == 0
@@ -174,18 +230,18 @@ async def test_the_depth_that_counts_is_the_rows(world: World) -> None:
 
 
 @pytest.mark.parametrize("header", ["CG-Project-Id", "CG-Channel-Id"])
-@requirement("wire.header_tenant")
+@requirement("identity.headers")
 async def test_a_tenant_that_is_not_the_subjects(world: World, header: str) -> None:
     assert_answered(await world.send(await world.place(), headers={header: "elsewhere"}), "bad_request", header)
 
 
-@requirement("wire.header_tenant")
+@requirement("identity.headers")
 async def test_tenant_headers_may_be_missing(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Project-Id": None, "CG-Channel-Id": None})
     assert outcome.content["status"] == "success"
 
 
-@requirement("wire.header_case")
+@requirement("identity.headers")
 async def test_headers_in_any_case(world: World) -> None:
     call = await world.place()
     lower = dict.fromkeys(call.headers) | {name.lower(): value for name, value in call.headers.items()}
@@ -195,7 +251,7 @@ async def test_headers_in_any_case(world: World) -> None:
 
 
 @pytest.mark.parametrize("value", ["nonsense", f"00-{'0' * 32}-{'1' * 16}-01", f"ff-{'1' * 32}-{'1' * 16}-01"])
-@requirement("wire.traceparent")
+@requirement("identity.headers")
 async def test_a_malformed_traceparent(world: World, value: str) -> None:
     call = await world.place()
     outcome = await world.send(call, headers={"traceparent": value})
@@ -204,7 +260,7 @@ async def test_a_malformed_traceparent(world: World, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", [None, f"00-{'a' * 32}-{'b' * 16}-01"])
-@requirement("wire.trace_foreign")
+@requirement("answer.trace")
 async def test_a_foreign_or_missing_trace_leaves_the_turns_own(world: World, value: str | None) -> None:
     call = await world.place()
     outcome = await world.send(call, headers={"traceparent": value, "tracestate": "vendor=1"})
@@ -216,14 +272,14 @@ async def test_a_foreign_or_missing_trace_leaves_the_turns_own(world: World, val
     assert (outcome.doorbells[0].headers or {})["traceparent"] == headers["traceparent"]
 
 
-@requirement("wire.tracestate")
+@requirement("answer.trace")
 async def test_the_tracestate_passes_through(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"tracestate": "vendor=1"})
     assert outcome.answer.inbox_row["context_headers"]["tracestate"] == "vendor=1"
     assert (outcome.doorbells[0].headers or {})["tracestate"] == "vendor=1"
 
 
-@requirement("wire.nobody")
+@requirement("identity.unanswerable")
 async def test_a_command_that_nobody_could_be_answered_for(world: World) -> None:
     call = replace(await world.place(), tool_call_id="unknown")
     outcome = await world.send(call, headers=dict.fromkeys(call.headers), data=b"[]")
@@ -233,39 +289,39 @@ async def test_a_command_that_nobody_could_be_answered_for(world: World) -> None
 # The report (section 6).
 
 
-@requirement("wire.turn_stale")
+@requirement("answer.precheck")
 async def test_a_turn_that_no_row_knows(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Turn-Id": "an-old-turn"})
     assert_dead_lettered(outcome, "stale_turn", terminated=False)
 
 
-@requirement("wire.epoch_stale")
+@requirement("answer.precheck")
 async def test_an_epoch_that_is_not_the_turns(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Turn-Epoch": "2"})
     assert_dead_lettered(outcome, "stale_turn", terminated=False)
 
 
-@requirement("wire.agent_foreign")
+@requirement("answer.precheck")
 async def test_an_agent_that_did_not_call(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Agent-Id": "somebody-else"})
     assert_dead_lettered(outcome, "stale_turn", terminated=False)
 
 
-@requirement("wire.edge_missing")
+@requirement("answer.precheck")
 async def test_a_call_without_its_request_edge(world: World) -> None:
     call = await world.place()
     await world.caller.database.execute("delete from state.execution_edges")
     assert_dead_lettered(await world.send(call), "no_request_edge", terminated=False)
 
 
-@requirement("wire.depth_mismatch")
+@requirement("answer.precheck")
 async def test_a_depth_that_is_not_the_edges(world: World) -> None:
     call = await world.place()
     await world.caller.database.execute("update state.execution_edges set recursion_depth = 3")
     assert_dead_lettered(await world.send(call), "depth_mismatch", terminated=False)
 
 
-@requirement("wire.turn_headers")
+@requirement("answer.precheck")
 async def test_a_turn_whose_headers_are_larger_than_a_message(world: World) -> None:
     call = await world.place()
     await world.caller.database.execute(
@@ -274,14 +330,45 @@ async def test_a_turn_whose_headers_are_larger_than_a_message(world: World) -> N
     assert_dead_lettered(await world.send(call), "turn_headers", terminated=False)
 
 
-@requirement("wire.depth_limit")
+ONE_OF_TWO = "TEXTCOLLBYfGiJUETHQ4hAcKSMd5zYpgqf1YRDhkmxHkhPWptrkoyz28wnI9V0aHeAuaKnak"
+"""The other one has `4hE`; both have the same MD5."""
+
+
+@requirement("tenant.scoped")
+async def test_an_id_with_the_md5_of_an_answered_one_is_refused_before_anything_is_billed(world: World) -> None:
+    first = await _named(world, ONE_OF_TWO)
+    assert (await world.send(first, headers={"CG-Tool-Call-Id": ONE_OF_TWO})).content["status"] == "success"
+    await world.caller.database.execute("delete from state.execution_edges")
+    await world.caller.database.execute("delete from state.agent_inbox")
+    other = ONE_OF_TWO.replace("4hA", "4hE")
+    second = await _named(world, other)
+    outcome = await world.send(second, headers={"CG-Tool-Call-Id": other})
+    assert [letter["reason"] for letter in outcome.dead_letters] == ["id_collision"]
+    assert (outcome.answer.card, outcome.deliveries) == ({}, 2)
+    assert len(outcome.upstream_requests) == 1
+
+
+async def _named(world: World, tool_call_id: str) -> PlacedCall:
+    """A call with an id of its sender's choice."""
+    call = await world.place()
+    for column in (
+        "cards set tool_call_id",
+        "state.agent_inbox set correlation_id",
+        "state.execution_edges set correlation_id",
+    ):
+        name = column.rpartition(" ")[2]
+        await world.caller.database.execute(f"update {column} = $1 where {name} = $2", tool_call_id, call.tool_call_id)
+    return replace(call, tool_call_id=tool_call_id)
+
+
+@requirement("answer.precheck")
 async def test_a_depth_at_the_limit(world: World) -> None:
     call = await world.place()
     await _set_depth(world, 20)
     assert_dead_lettered(await world.send(call), "recursion_depth", terminated=False)
 
 
-@requirement("wire.depth_limit")
+@requirement("answer.precheck")
 async def test_the_last_depth_below_the_limit(world: World) -> None:
     call = await world.place()
     await _set_depth(world, 19)
@@ -297,64 +384,76 @@ async def _set_depth(world: World, depth: int) -> None:
     )
 
 
-@requirement("wire.roster_missing")
+@requirement("answer.doorbell")
 async def test_an_agent_that_is_not_in_the_roster(world: World, caplog: pytest.LogCaptureFixture) -> None:
     outcome = await world.send(await world.place(agent="unlisted"))
-    assert outcome.content["status"] == "success"
+    assert outcome.content["status"] == "failed"
+    assert "resource.project_agents" in outcome.content["error"]["message"]
+    assert outcome.upstream_requests == []
     assert outcome.answer.inbox_row["agent_id"] == "unlisted"
     assert outcome.doorbells == []
     assert_settled_once(outcome)
     assert "doorbell.impossible" in [getattr(record, "action", "") for record in caplog.records]
 
 
-@requirement("wire.doorbell_impossible")
+@requirement("answer.doorbell")
+@pytest.mark.parametrize("reader", ["message_type = 'ui_action'", "turn_epoch = 0"])
+async def test_a_caller_that_reads_the_inbox_itself_needs_no_roster(world: World, reader: str) -> None:
+    call = await world.place(agent="unlisted")
+    await world.caller.database.execute(f"update state.agent_inbox set {reader}")  # noqa: S608 - constants only
+    outcome = await world.send(call, headers={"CG-Turn-Epoch": "0"})
+    assert outcome.content["status"] == "success"
+    assert outcome.doorbells == []
+
+
+@requirement("answer.doorbell")
 async def test_a_worker_target_that_is_no_token_undoes_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
     await world.caller.add_agent(PROJECT, "odd", "a b.*")
     outcome = await world.send(await world.place(agent="odd"))
     assert outcome.answer.inbox_row["payload"]["status"] == "success"
     assert outcome.doorbells == []
     assert_settled_once(outcome)
-    assert "doorbell.failed" in [getattr(record, "action", "") for record in caplog.records]
+    assert "doorbell.impossible" in [getattr(record, "action", "") for record in caplog.records]
 
 
 # The card (section 3).
 
 
-@requirement("wire.card_unknown")
+@requirement("card.read")
 async def test_a_card_that_does_not_exist(world: World) -> None:
     outcome = await world.send(await world.place(), body={"tool_call_card_id": "nowhere"})
     assert_answered(outcome, "not_found", "card")
 
 
-@requirement("wire.card_unknown")
+@requirement("card.read")
 async def test_a_card_that_was_deleted(world: World) -> None:
     call = await world.place()
     await world.caller.database.execute("update cards set deleted_at = now()")
     assert_answered(await world.send(call), "not_found", "card")
 
 
-@requirement("wire.card_foreign")
+@requirement("card.read")
 async def test_a_card_of_another_project(world: World) -> None:
     call = await world.place()
     await world.caller.database.execute("update cards set tenant_id = 'another'")
     assert_answered(await world.send(call), "not_found", "card")
 
 
-@requirement("wire.card_type")
+@requirement("card.read")
 async def test_a_card_of_another_type(world: World) -> None:
     call = await world.place()
     await world.caller.database.execute("update cards set metadata = metadata || $1", {"type": "note"})
     assert_answered(await world.send(call), "bad_request", "tool.call")
 
 
-@requirement("wire.card_class")
+@requirement("card.read")
 async def test_a_card_of_another_class(world: World) -> None:
     call = await world.place()
     await world.caller.database.execute("update cards set content = $1", {"__type__": "TextContent", "text": "x"})
     assert_answered(await world.send(call), "bad_request", "ToolCallContent")
 
 
-@requirement("wire.card_call")
+@requirement("card.read")
 async def test_a_card_of_another_call(world: World) -> None:
     other, call = await world.place(), await world.place()
     outcome = await world.send(call, body={"tool_call_card_id": other.card_id})
@@ -362,24 +461,24 @@ async def test_a_card_of_another_call(world: World) -> None:
     assert outcome.answer.card["metadata"]["step_id"] == call.step_id
 
 
-@requirement("wire.arguments_raw")
+@requirement("card.read")
 async def test_arguments_that_were_no_object(world: World) -> None:
     assert_answered(await world.send(await world.place({"_raw": "{broken"})), "bad_request", "JSON object")
 
 
 @pytest.mark.parametrize("arguments", [[1], "text", 7])
-@requirement("wire.arguments_object")
+@requirement("card.read")
 async def test_arguments_of_another_kind(world: World, arguments: Any) -> None:
     assert_answered(await world.send(await world.place(arguments)), "bad_request", "JSON object")
 
 
-@requirement("wire.arguments_limits")
+@requirement("arguments.checked")
 async def test_too_many_arguments(world: World) -> None:
     arguments = {**KNOWN, "site": [f"{number}.org" for number in range(1001)]}
     assert_answered(await world.send(await world.place(arguments)), "bad_request", "1,000")
 
 
-@requirement("wire.arguments_limits")
+@requirement("arguments.checked")
 async def test_arguments_nested_too_deeply(world: World) -> None:
     nested: Any = "x"
     for _ in range(25):
@@ -387,7 +486,7 @@ async def test_arguments_nested_too_deeply(world: World) -> None:
     assert_answered(await world.send(await world.place({**KNOWN, "deep": nested})), "bad_request", "nested")
 
 
-@requirement("wire.arguments_limits")
+@requirement("arguments.checked")
 async def test_arguments_that_no_parser_takes(world: World) -> None:
     call = await world.place()
     deep = "[" * 2000 + "]" * 2000
@@ -398,7 +497,7 @@ async def test_arguments_that_no_parser_takes(world: World) -> None:
 
 
 @pytest.mark.parametrize("text", ["x" * 300_000, "".join(chr(33 + number * 7919 % 90) for number in range(300_000))])
-@requirement("wire.arguments_limits")
+@requirement("arguments.checked")
 async def test_arguments_that_are_too_large(world: World, text: str) -> None:
     assert_answered(await world.send(await world.place({"query": text})), "bad_request", "262,144 bytes")
 
@@ -406,13 +505,13 @@ async def test_arguments_that_are_too_large(world: World, text: str) -> None:
 # The tool (sections 4 and 5).
 
 
-@requirement("wire.tool_unknown")
+@requirement("tool.definition")
 async def test_a_tool_that_the_project_does_not_have(world: World) -> None:
     outcome = await world.send(await world.place(tool="jina_nothing"))
     assert_answered(outcome, "not_found", "jina_nothing", name="jina_nothing")
 
 
-@requirement("wire.tool_foreign")
+@requirement("tool.definition")
 async def test_a_tool_of_another_project(world: World) -> None:
     await world.caller.database.execute("update resource.tools set project_id = 'another'")
     assert_answered(await world.send(await world.place()), "not_found", "jina_search")
@@ -429,27 +528,84 @@ async def test_a_tool_of_another_project(world: World) -> None:
         ({"jina": {"base_url": "https://s.jina.ai:8443"}}, "base_url"),
         ({"jina": {"mode": "search"}, "args": {"fixed": {"x": "{nonsense}"}}}, "nonsense"),
         ({"jina": {"mode": "search"}, "args": {"fixed": {"x": "{context_box_id}"}}}, "context_box_id"),
-        ({"jina": {"mode": "search"}, "envs": {"api_key": "HOME"}}, "secrets.allowed_env"),
+        ({"jina": {"mode": "search", "auth_env": "HOME"}}, "secrets.allowed_env"),
         ({"jina": {"mode": "search", "auth_env": "UNSET"}}, "UNSET"),
         ({"jina": {"mode": "search"}, "envs": {"api_key": "PG_DSN"}}, "the executor's own settings"),
         ({"jina": {"mode": "search", "auth_env": "nats_password_file"}}, "the executor's own settings"),
     ],
 )
-@requirement("wire.definition")
+@requirement("tool.definition")
 async def test_a_definition_that_is_not_usable(world: World, options: Any, names: str) -> None:
     await world.caller.add_tool(PROJECT, {**search_tool(), "options": options})
     assert_answered(await world.send(await world.place()), "tool_misconfigured", names)
 
 
-@requirement("wire.arguments_schema")
+@requirement("arguments.checked")
 async def test_arguments_that_do_not_fit_the_schema(world: World) -> None:
     schema = {"type": "object", "required": ["query"], "properties": {"count": {"type": "integer"}}}
     await world.caller.add_tool(PROJECT, {**search_tool(), "parameters": schema})
     assert_answered(await world.send(await world.place({"count": "many"})), "bad_request", "query", "count")
 
 
-@requirement("wire.target_checked")
+@requirement("url.checked")
 async def test_a_page_address_that_is_none(world: World) -> None:
     await world.caller.add_tool(PROJECT, reader_tool())
     call = await world.place({"url": "ftp://a.example/x"}, "jina_reader", suffix="read")
     assert_answered(await world.send(call), "bad_request", "url", name="jina_reader")
+
+
+# Page addresses: repaired, refused before anything is billed, or let through where an operator says so.
+
+
+ANY_PAGE = {"answer": "r-post-json"}
+
+
+async def _read(world: World, url: str) -> Outcome:
+    world.stack.upstream.rules(ANY_PAGE)
+    await world.caller.add_tool(PROJECT, reader_tool())
+    return await world.send(await world.place({"url": url}, "jina_reader", suffix="read"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://localhost/", "http://0x7f.1/", "http://[::ffff:10.0.0.1]/", "http://db.svc", "http://169.254.169.254/"],
+)
+@requirement("url.checked")
+async def test_an_internal_target_is_refused_before_it_is_billed(world: World, url: str) -> None:
+    outcome = await _read(world, url)
+    assert outcome.content["error"]["code"] == "target_refused"
+    assert outcome.upstream_requests == []
+
+
+@pytest.mark.parametrize("url", ["<https://example.com/a>", "[a page](https://example.com/a)", "example.com/a"])
+@requirement("url.checked")
+async def test_an_address_whose_intent_is_plain_is_repaired(world: World, url: str) -> None:
+    [sent] = (await _read(world, url)).upstream_requests
+    assert json.loads(sent["body"])["url"] == "https://example.com/a"
+
+
+@pytest.mark.parametrize("group", ["fixed", "defaults"])
+@requirement("url.checked", "tool.definition")
+async def test_an_address_that_the_definition_sets_is_the_operators_mistake(world: World, group: str) -> None:
+    """The model was told to correct an address that it may not see, and was shown it."""
+    for jina, name, value in (
+        ({"mode": "reader"}, "url", "http://169.254.169.254/"),
+        ({"mode": "reader"}, "target_url", "not an address"),
+        ({"mode": "reader", "tool": "jina.read_many"}, "urls", ["http://169.254.169.254/"]),
+        ({"mode": "reader", "tool": "jina.read_many"}, "urls", "http://169.254.169.254/"),
+    ):
+        tool = {"tool_name": "a_tool", "parameters": {}}
+        await world.caller.add_tool(PROJECT, reader_tool(jina=jina, args={group: {name: value}}) | tool)
+        outcome = await world.send(await world.place({}, "a_tool", suffix="read"))
+        error = outcome.content["error"]
+        assert (error["code"], outcome.upstream_requests) == ("tool_misconfigured", [])
+        assert f"options.args.{group}.{name}" in error["message"]
+        assert "169.254" not in error["message"]
+
+
+@requirement("url.checked")
+async def test_an_operator_may_let_an_internal_host_through(idle_world: World) -> None:
+    async with idle_world.executor(url_policy={"allow": ("wiki.corp",)}):
+        allowed, refused = await _read(idle_world, "http://wiki.corp/x"), await _read(idle_world, "http://db.corp/x")
+    assert allowed.content["status"] == "success"
+    assert refused.content["error"]["code"] == "target_refused"

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from openapi_tool.bus.doorbell import Doorbell
-from openapi_tool.bus.leases import BUCKET, Busy, Lease, Leases
-from openapi_tool.jina.budget import ByteBudget, Grant, most_memory
-from openapi_tool.jina.tools import JinaTools
+from openapi_tool.bus.leases import BUCKET, Lease, Leases, LeaseTaken
+from openapi_tool.bus.wakeup_publisher import WakeupPublisher
+from openapi_tool.jina.backend import JinaBackend
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, CallMemory, most_memory
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.report import Report
 from tests.conftest import PROJECT, reader_tool
-from tests.promises import requirement
+from tests.requirements import requirement
 from tests.wire.world import World
 
 
@@ -51,7 +51,7 @@ def moments(requests: list[dict[str, Any]]) -> list[float]:
         ([524], 1, "failed"),
     ],
 )
-@requirement("retry.table")
+@requirement("upstream.retry")
 async def test_what_is_asked_again_and_how_often(world: World, statuses: list[int], asked: int, status: str) -> None:
     world.stack.upstream.rules({"statuses": statuses, "retry_after": "0"})
     outcome = await world.send(await world.place())
@@ -59,21 +59,21 @@ async def test_what_is_asked_again_and_how_often(world: World, statuses: list[in
     assert outcome.deliveries == 1
 
 
-@requirement("retry.table")
+@requirement("upstream.retry")
 async def test_a_connection_that_breaks_is_tried_again(world: World) -> None:
     world.stack.upstream.rules({"drop": "before"})
     outcome = await world.send(await world.place())
     assert (len(outcome.upstream_requests), outcome.content["error"]["code"]) == (4, "upstream_unavailable")
 
 
-@requirement("retry.after")
+@requirement("upstream.retry")
 async def test_retry_after_in_seconds_is_waited_for(world: World) -> None:
     world.stack.upstream.rules({"statuses": [429], "retry_after": "1"})
     first, second = moments((await world.send(await world.place())).upstream_requests)
     assert second - first >= 1
 
 
-@requirement("retry.after")
+@requirement("upstream.retry")
 async def test_retry_after_as_a_date_is_waited_for(world: World) -> None:
     then = format_datetime(datetime.now(UTC) + timedelta(seconds=3), usegmt=True)
     world.stack.upstream.rules({"statuses": [429], "retry_after": then})
@@ -81,7 +81,7 @@ async def test_retry_after_as_a_date_is_waited_for(world: World) -> None:
     assert second - first >= 1  # a date has no fractions of a second
 
 
-@requirement("retry.after")
+@requirement("upstream.retry")
 async def test_a_wait_past_the_deadline_is_not_begun(world: World) -> None:
     world.stack.upstream.rules({"statuses": [429], "retry_after": "3600"})
     began = time.monotonic()
@@ -109,16 +109,16 @@ async def test_a_redelivered_command_has_one_owner_until_its_lease_ends(idle_wor
     one, other = Leases(client, 0.4), Leases(client, 0.4)
     lease = await taken(one, delivery(1, 2))
     busy = await other.take(delivery(1, 3))
-    assert isinstance(busy, Busy)
+    assert isinstance(busy, LeaseTaken)
     assert 0 < busy.retry_in_s <= 0.4
     await asyncio.sleep(0.3)
     await one.renew(lease)
     await asyncio.sleep(0.2)
-    assert isinstance(await other.take(delivery(1, 3)), Busy)
+    assert isinstance(await other.take(delivery(1, 3)), LeaseTaken)
     await asyncio.sleep(0.4)
     await taken(other, delivery(1, 4))
     await one.renew(lease)  # too late, and without effect
-    assert isinstance(await one.take(delivery(1, 5)), Busy)
+    assert isinstance(await one.take(delivery(1, 5)), LeaseTaken)
     await other.forget(lease)
     await taken(one, delivery(1, 6))
 
@@ -130,7 +130,7 @@ async def test_of_many_that_want_a_lease_at_once_one_gets_it(idle_world: World) 
     assert sum(isinstance(result, Lease) for result in found) == 1
 
 
-@requirement("lease.lost")
+@requirement("lease.owner")
 async def test_runs_that_did_not_end_are_counted_and_those_handed_back_are_not(idle_world: World) -> None:
     leases = Leases(idle_world.caller.client, 5)
     lost = []
@@ -144,7 +144,7 @@ async def test_runs_that_did_not_end_are_counted_and_those_handed_back_are_not(i
 
 
 @pytest.mark.parametrize(("upstream_s", "heartbeats"), [(0.2, 0), (0.8, 1), (1.5, 2)])
-@requirement("run.heartbeat_due")
+@requirement("run.heartbeat")
 async def test_a_heartbeat_is_sent_only_once_the_server_has_not_heard_for_a_while(
     idle_world: World, upstream_s: float, heartbeats: int
 ) -> None:
@@ -162,26 +162,26 @@ async def test_a_heartbeat_is_sent_only_once_the_server_has_not_heard_for_a_whil
     assert len(heard) == heartbeats
 
 
-@requirement("lease.lost")
+@requirement("lease.owner")
 async def test_a_first_delivery_that_is_handed_back_is_not_a_lost_one(idle_world: World) -> None:
     leases = Leases(idle_world.caller.client, 5)
     await leases.give_back(delivery(4, 1), began=True)
     assert (await taken(leases, delivery(4, 2))).lost == 0
 
 
-@requirement("attempts.exhausted")
+@requirement("lease.owner")
 async def test_a_command_that_lost_too_many_executors_is_answered_without_a_run(
     idle_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs that never end and are never handed back, as after a crash: their messages simply come again."""
     world = idle_world
-    settings = {"nats": nats_settings(world, ack_wait_s=0.3), "executor": {"max_attempts": 2}}
+    settings = {"nats": nats_settings(world, ack_wait_s=0.3), "executor": {"max_lost_runs": 2}}
     call = await world.place()
     await world.caller.publish(call)
     for _ in range(2):
         async with world.executor(**settings) as consumer:
-            monkeypatch.setattr(consumer, "_handle", _never)
-            monkeypatch.setattr(consumer, "_hand_back", _crash)
+            monkeypatch.setattr(consumer._worker, "_handle", _never)  # noqa: SLF001 - a crash has to be put somewhere
+            monkeypatch.setattr(consumer._worker, "_hand_back", _crash)  # noqa: SLF001 - the same
             monkeypatch.setattr(consumer, "_keep_alive", _never)
             await _until(lambda: consumer.running == 1)
     async with world.executor(**settings):
@@ -207,7 +207,7 @@ async def _until(condition: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"{broken", b"[]", b'{"version": 2, "owner": "x"}', b'{"odd": 1}'])
-@requirement("lease.lost")
+@requirement("lease.owner")
 async def test_a_record_that_nobody_can_read_counts_as_none(idle_world: World, value: bytes) -> None:
     leases = Leases(idle_world.caller.client, 5)
     await leases.give_back(delivery(5, 1), began=True)
@@ -216,25 +216,26 @@ async def test_a_record_that_nobody_can_read_counts_as_none(idle_world: World, v
     assert (await taken(leases, delivery(5, 2))).lost == 1
 
 
-@requirement("attempts.exhausted")
+@requirement("lease.owner")
 async def test_a_call_that_hangs_beyond_every_limit_is_broken_off_and_counts_as_lost(
     idle_world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = idle_world
-    async with world.executor(nats=nats_settings(world, ack_wait_s=0.3), executor={"max_attempts": 2}) as consumer:
-        handle = consumer._handle  # noqa: SLF001 - a defect has to be put somewhere
+    async with world.executor(nats=nats_settings(world, ack_wait_s=0.3), executor={"max_lost_runs": 2}) as consumer:
+        worker = consumer._worker  # noqa: SLF001 - a defect has to be put somewhere
+        handle = worker._handle  # noqa: SLF001 - a defect has to be put somewhere
 
         async def hang_unless_exhausted(command: Delivery) -> Any:
             return await (handle(command) if command.exhausted else _never())
 
-        monkeypatch.setattr(consumer, "_handle", hang_unless_exhausted)
+        monkeypatch.setattr(worker, "_handle", hang_unless_exhausted)
         monkeypatch.setattr(consumer, "_options", replace(consumer._options, hold_s=0.2))  # noqa: SLF001 - the same
         outcome = await world.send(await world.place())
     assert outcome.content["error"]["code"] == "internal_error"
     assert [getattr(record, "action", "") for record in caplog.records].count("call.overdue") == 2
 
 
-@requirement("attempts.exhausted")
+@requirement("lease.owner")
 async def test_a_defect_before_a_call_can_be_answered_does_not_circle(
     idle_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,29 +243,29 @@ async def test_a_defect_before_a_call_can_be_answered_does_not_circle(
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(KernelStore, "load", broken)
-    async with idle_world.executor(executor={"max_attempts": 2, "retry_delay_s": 0.02}):
+    async with idle_world.executor(executor={"max_lost_runs": 2, "requeue_delay_s": 0.02}):
         outcome = await idle_world.send(await idle_world.place())
     assert [letter["reason"] for letter in outcome.dead_letters] == ["defect"]
     assert (outcome.deliveries, outcome.terminated, outcome.upstream_requests) == (3, 1, [])
 
 
-@requirement("attempts.exhausted")
+@requirement("lease.owner")
 async def test_rows_that_the_database_refuses_are_no_outage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     commit, refusals = KernelStore.commit, [True]
 
     async def refuse_once(self: KernelStore, *result: Any) -> bool:
         if refusals:
             refusals.pop()
-            async with self._connection() as connection:
+            async with self._connection("") as connection:
                 await connection.execute("select 1 / 0")
         return await commit(self, *result)
 
     monkeypatch.setattr(KernelStore, "commit", refuse_once)
     outcome = await world.send(await world.place())
-    assert (outcome.content["status"], outcome.deliveries, len(outcome.upstream_requests)) == ("success", 2, 2)
+    assert (outcome.content["status"], outcome.deliveries, len(outcome.upstream_requests)) == ("success", 2, 1)
 
 
-@requirement("call.twice")
+@requirement("answer.earlier")
 async def test_two_commands_of_one_call_give_one_result(world: World) -> None:
     world.stack.upstream.rules({"delay_s": 0.1})
     call = await world.place()
@@ -292,7 +293,7 @@ async def test_a_long_call_is_asked_once_and_delivered_once(idle_world: World) -
 # Outages.
 
 
-@requirement("outage.result_waits")
+@requirement("answer.parked")
 async def test_a_result_waits_for_a_database_that_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     commit, away = KernelStore.commit, [True, True, True]
 
@@ -307,7 +308,7 @@ async def test_a_result_waits_for_a_database_that_is_away(world: World, monkeypa
     assert (outcome.content["status"], outcome.deliveries, len(outcome.upstream_requests)) == ("success", 1, 1)
 
 
-@requirement("outage.backends")
+@requirement("outage")
 async def test_ended_backends_lose_nothing(world: World) -> None:
     world.stack.upstream.rules({"delay_s": 0.3})
     calls = [await world.place() for _ in range(8)]
@@ -323,7 +324,7 @@ async def test_ended_backends_lose_nothing(world: World) -> None:
     assert len(outcomes[-1].upstream_requests) == 8
 
 
-@requirement("outage.backends")
+@requirement("outage")
 async def test_calls_wait_for_a_connection_where_there_are_fewer_than_calls(idle_world: World) -> None:
     world = idle_world
     postgres = {"dsn": world.dsn, "pool_size": 1}
@@ -335,19 +336,19 @@ async def test_calls_wait_for_a_connection_where_there_are_fewer_than_calls(idle
     assert outcomes[-1].deliveries == 30
 
 
-@requirement("outage.doorbell")
+@requirement("answer.doorbell")
 async def test_a_doorbell_that_nats_did_not_take_is_rung_on_the_next_delivery(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ring, silent = Doorbell.ring, [True]
+    publish, silent = WakeupPublisher.publish, [True]
 
-    async def ring_later(self: Doorbell, *bell: Any) -> bool:
+    async def ring_later(self: WakeupPublisher, *bell: Any) -> bool:
         if silent:
             silent.pop()
             raise Unavailable("NATS: away")
-        return await ring(self, *bell)
+        return await publish(self, *bell)
 
-    monkeypatch.setattr(Doorbell, "ring", ring_later)
+    monkeypatch.setattr(WakeupPublisher, "publish", ring_later)
     outcome = await world.send(await world.place())
     assert (len(outcome.doorbells), outcome.deliveries, len(outcome.upstream_requests)) == (1, 2, 1)
 
@@ -355,7 +356,7 @@ async def test_a_doorbell_that_nats_did_not_take_is_rung_on_the_next_delivery(
 # Memory.
 
 
-@requirement("memory.budget")
+@requirement("memory.limit")
 async def test_answers_wait_for_room_instead_of_overrunning_it(idle_world: World) -> None:
     world = idle_world
     world.stack.upstream.rules({"match": "example", "answer": "s-post-json", "body_bytes": 300_000})
@@ -368,23 +369,23 @@ async def test_answers_wait_for_room_instead_of_overrunning_it(idle_world: World
     assert [outcome.content["status"] for outcome in outcomes] == ["success"] * 6
 
 
-@requirement("memory.covers")
+@requirement("memory.limit")
 async def test_memory_for_a_page_is_held_until_its_result_is_committed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit, memory = KernelStore.commit, JinaTools.memory
-    budgets: list[ByteBudget] = []
+    commit, memory = KernelStore.commit, JinaBackend.memory
+    budgets: list[ByteSemaphore] = []
     held: list[int] = []
 
-    def noted(self: JinaTools) -> Grant:
-        budgets.append(self.budget)
-        return memory(self)
+    def noted(self: JinaBackend, project_id: str) -> CallMemory:
+        budgets.append(self.semaphore)
+        return memory(self, project_id)
 
     async def looked(self: KernelStore, card: Card, report: Report, artifact: ArtifactCard | None = None) -> bool:
         held.append(whole - budgets[-1].free_bytes)
         return await commit(self, card, report, artifact)
 
-    monkeypatch.setattr(JinaTools, "memory", noted)
+    monkeypatch.setattr(JinaBackend, "memory", noted)
     monkeypatch.setattr(KernelStore, "commit", looked)
     whole = 256_000_000 - most_memory(10_000_000)
     world.stack.upstream.rules({"answer": "r-post-json", "body_bytes": 300_000})

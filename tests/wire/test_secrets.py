@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
+from nats.js.errors import NotFoundError
+from prometheus_client import generate_latest
 
-from tests.conftest import PROJECT, reader_tool, search_tool
-from tests.promises import requirement
+from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
+from openapi_tool.bus.dead_letters import SUBJECT
+from openapi_tool.local.caller import STREAM, PlacedCall
+from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
+from tests.requirements import requirement
+from tests.support import dead_letters
 from tests.wire.world import World
 
 SECRET = "tenant-value"
@@ -52,7 +61,7 @@ NO_PLACE_FOR_A_KEY = [
 
 
 @pytest.mark.parametrize("name", NO_PLACE_FOR_A_KEY, ids=lambda name: name[:20])
-@requirement("options.env_parameters")
+@requirement("options.envs")
 async def test_a_definition_puts_a_key_only_where_a_key_belongs(world: World, name: str) -> None:
     """Pages and third parties saw the key as the locale of their reader, as a query or as a header of its request."""
     for tool in (search_tool, reader_tool):
@@ -66,7 +75,7 @@ async def test_a_definition_puts_a_key_only_where_a_key_belongs(world: World, na
 
 
 @pytest.mark.parametrize("name", ["tenant_token", "Tenant-Token"])
-@requirement("options.env_parameters")
+@requirement("options.envs")
 async def test_what_the_operator_lists_may_take_a_secret_in_any_spelling(idle_world: World, name: str) -> None:
     secrets = {"allowed_env": ["TENANT_TOKEN"], "env_parameters": ["tenantToken"]}
     await idle_world.caller.add_tool(PROJECT, search_tool(envs={name: "TENANT_TOKEN"}))
@@ -75,7 +84,7 @@ async def test_what_the_operator_lists_may_take_a_secret_in_any_spelling(idle_wo
     assert json.loads(outcome.upstream_requests[-1]["body"])[name] == SECRET
 
 
-@requirement("options.env_parameters")
+@requirement("options.envs")
 async def test_what_the_operator_sets_himself_a_definition_may_name_too(idle_world: World) -> None:
     settings = {"tools": {"jina": {"envs": {"tenant_token": "TENANT_TOKEN"}}}}
     await idle_world.caller.add_tool(PROJECT, search_tool(envs={"tenant_token": "JINA_API_KEY"}))
@@ -91,7 +100,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-@requirement("input.data")
+@requirement("arguments.any")
 async def test_a_text_that_wants_to_be_more_is_data(
     world: World, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -107,3 +116,152 @@ async def test_a_text_that_wants_to_be_more_is_data(
     assert {name.lower() for name in second["headers"]} ^ {name.lower() for name in first["headers"]} <= usual
     assert "Traceback" not in caplog.text
     assert await world.caller.database.fetchval("select count(*) from cards") >= 4
+
+
+# SECURITY.md, "Personal data": where a call's words stay, and how they are deleted.
+
+
+WORD = "zq7personal"
+OTHER_AGENT = "agent_other"
+SECURITY = (Path(__file__).parents[2] / "SECURITY.md").read_text(encoding="utf-8")
+SQL = [block.split(";")[:-1] for block in re.findall(r"```sql\n(.*?)```", SECURITY, re.DOTALL)]
+PURGED = re.findall(rf"nats stream purge {DEAD_LETTERS} --subject (\S+) --force", SECURITY)
+
+
+async def _rows(world: World, table: str) -> str:
+    """All rows of a table as text; of cards only those that the executor wrote."""
+    own = "where metadata ->> 'author_id' = 'tool.openapi'" if table == "cards" else ""
+    rows = await world.caller.database.fetch(f"select to_jsonb(t)::text from {table} as t {own}")  # noqa: S608 - our own names
+    return "\n".join(row[0] for row in rows)
+
+
+async def _streams(world: World) -> str:
+    """Every message of every stream and bucket but the kernel's commands and the dead letters."""
+    jetstream, found = world.caller.client.jetstream(), ""
+    for stream in await jetstream.streams_info():
+        if stream.config.name not in (STREAM, DEAD_LETTERS):
+            for number in range(max(1, stream.state.first_seq), stream.state.last_seq + 1):
+                with suppress(NotFoundError):  # a bucket keeps only the last value of a key
+                    message = await jetstream.get_msg(str(stream.config.name), number)
+                    found += f"{message.subject} {message.headers} {message.data!r}"
+    return found
+
+
+async def _calls_with(world: World, word: str) -> None:
+    """Calls that end in every way, with a word in all that callers and pages may choose."""
+    await world.caller.add_tool(PROJECT, search_tool(args={"fixed": {"session_id": word}}))
+    await world.caller.add_tool(PROJECT, reader_tool())
+    page = {"title": word, "url": f"https://{word}.example/", "content": word * 5_000, "warning": word}
+    world.stack.upstream.rules(
+        {
+            "answer": "r-post-json",
+            "statuses": [503, 200, 422],
+            "body": json.dumps({"code": 200, "data": page, "readableMessage": word}),
+        }
+    )
+    for tool, arguments in [
+        *(("jina_reader", {"url": f"https://a.example/{word}"}),) * 3,
+        ("jina_search", {"query": word, "count": 3}),
+        ("jina_search", {"query": word, word: word, "count": word}),
+        ("jina_reader", {"url": f"http://{word}"}),
+        ("jina_none", {"query": word}),
+    ]:
+        await world.send(await world.place(arguments, tool))
+    lost = await world.place({"query": word})
+    await world.send(
+        lost, headers={**dict.fromkeys(lost.headers), "X-Words": word}, data=json.dumps({"words": word}).encode()
+    )
+
+
+@requirement("data.places")
+async def test_what_a_call_asks_and_gets_stays_in_cards_and_dead_letters_alone(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="openapi_tool")
+    await _calls_with(world, WORD)
+    cards = await _rows(world, "cards")
+    assert all(f'"status": "{status}"' in cards for status in ("success", "failed"))
+    assert all(f'"type": "{kind}"' in cards for kind in ("tool.result", "tool.artifact"))
+    assert WORD in cards
+    assert WORD in "".join(str(letter["headers"]) for letter in await dead_letters(world.caller))
+    assert len(caplog.records) > 8
+    assert WORD not in caplog.text + json.dumps([record.__dict__ for record in caplog.records], default=str)
+    assert WORD not in generate_latest().decode()
+    assert WORD not in "".join(f"{bell.subject} {bell.headers} {bell.data!r}" for bell in world.doorbells)
+    assert WORD not in await _rows(world, "state.agent_inbox") + await _rows(world, "state.execution_edges")
+    assert WORD not in await _streams(world)
+
+
+@requirement("data.places")
+async def test_the_upstream_hears_of_no_project_agent_turn_or_call(world: World) -> None:
+    call = await world.place()
+    outcome = await world.send(call)
+    assert len(outcome.upstream_requests) == 1
+    said = json.dumps(outcome.upstream_requests)
+    for name in ("project_id", "channel_id", "agent_id", "agent_turn_id", "tool_call_id", "step_id", "trace_id"):
+        assert getattr(call, name) not in said, name
+
+
+async def _long_page(world: World, agent: str) -> PlacedCall:
+    """A call of the agent whose result is cut, so that there are two cards of it."""
+    call = await world.place({"url": "https://a.example/"}, "jina_reader", agent=agent)
+    await world.send(call)
+    return call
+
+
+async def _kinds(world: World) -> list[tuple[str, str]]:
+    """Type and agent of every card of the executor's, by the call that it belongs to."""
+    rows = await world.caller.database.fetch(
+        "select own.metadata ->> 'type', call.metadata ->> 'author_id' from cards as own join cards as call "
+        "on call.tool_call_id = own.metadata ->> 'tool_call_id' and call.metadata ->> 'type' = 'tool.call' "
+        "where own.metadata ->> 'author_id' = 'tool.openapi' order by 1, 2"
+    )
+    return [(row[0], row[1]) for row in rows]
+
+
+async def _run(world: World, statements: list[str]) -> None:
+    for statement in statements:
+        await world.caller.database.execute(
+            statement.replace(":'project'", f"'{PROJECT}'").replace(":'agent'", f"'{AGENT}'")
+        )
+
+
+@requirement("data.places")
+async def test_the_sql_of_the_security_page_deletes_what_it_says_and_nothing_else(world: World) -> None:
+    of_agent, of_project = SQL
+    await world.caller.add_agent(PROJECT, OTHER_AGENT)
+    await world.caller.add_tool(PROJECT, reader_tool())
+    world.stack.upstream.rules(
+        {
+            "answer": "r-post-json",
+            "body": json.dumps({"code": 200, "data": {"title": "t", "content": "word " * 20_000}}),
+        }
+    )
+    for agent in (AGENT, OTHER_AGENT):
+        await _long_page(world, agent)
+    kinds = [(kind, agent) for kind in ("tool.artifact", "tool.result") for agent in sorted((AGENT, OTHER_AGENT))]
+    assert await _kinds(world) == kinds
+    await _run(world, of_agent)
+    assert await _kinds(world) == [entry for entry in kinds if entry[1] == OTHER_AGENT]
+    await _run(world, of_project[1:])
+    assert len(await _kinds(world)) == 2, "nothing has expired yet"
+    await world.caller.database.execute(
+        "update cards set expires_at = now() - interval '1 s' where expires_at is not null"
+    )
+    await _run(world, of_project[1:])
+    assert await _kinds(world) == [("tool.result", OTHER_AGENT)]
+    await _run(world, of_project[:1])
+    assert await _kinds(world) == []
+    assert await world.caller.database.fetchval("select count(*) from cards") == 2, "cards of calls are the kernel's"
+
+
+@requirement("data.places")
+async def test_the_subject_of_the_security_page_purges_the_dead_letters_of_one_project(world: World) -> None:
+    (subject,) = PURGED
+    jetstream = world.caller.client.jetstream()
+    call = await world.place()
+    await world.send(call, headers=dict.fromkeys(call.headers), data=b"[]")
+    await jetstream.publish(f"{SUBJECT}.another", json.dumps({"project_id": "another"}).encode())
+    assert await jetstream.purge_stream(DEAD_LETTERS, subject=subject.replace("PROJECT", PROJECT))
+    left = (await jetstream.stream_info(DEAD_LETTERS)).state.messages
+    assert left == 1

@@ -14,7 +14,7 @@ import pytest
 from openapi_tool.kernel.store import KernelStore, PoolOptions
 from openapi_tool.local.caller import PlacedCall
 from tests.conftest import AGENT, PROJECT, search_tool
-from tests.promises import requirement
+from tests.requirements import requirement
 from tests.wire.test_refusals import assert_answered, assert_dead_lettered
 from tests.wire.world import KNOWN, World
 
@@ -118,7 +118,8 @@ async def test_an_agent_that_only_another_projects_roster_has_is_not_rung_for(te
     await tenants.caller.database.execute("delete from resource.project_agents where project_id = $1", PROJECT)
     async with tenants.executor():
         outcome = await tenants.send(call)
-    assert (outcome.content["status"], outcome.doorbells) == ("success", [])
+    assert (outcome.content["error"]["code"], outcome.doorbells) == ("tool_misconfigured", [])
+    assert outcome.upstream_requests == []
 
 
 @pytest.mark.parametrize("author", ["tool.openapi", "worker.watchdog"])

@@ -1,0 +1,296 @@
+{{/* What the schema cannot say, or not in a sentence. Included by the Deployment, so that every render passes it. */}}
+{{- define "openapi-tool.check" -}}
+{{- include "openapi-tool.checkNames" . -}}
+{{- include "openapi-tool.checkServers" . -}}
+{{- include "openapi-tool.checkVolumes" . -}}
+{{- include "openapi-tool.checkTools" . -}}
+{{- include "openapi-tool.checkConfig" . -}}
+{{- range .Values.allowedEnv -}}
+{{- if regexMatch "(?i)^(PG.*|NATS_.*|OPENAPI_TOOL.*|OTEL_.*|(CG_CONFIG_TOML|HTTPS?_PROXY|ALL_PROXY|NO_PROXY|SSL_CERT_FILE|SSL_CERT_DIR)(_FILE)?)$" . -}}
+{{- fail (printf "allowedEnv: %s is one of the executor's own settings, which tools are never given. Take it out." .) -}}
+{{- end -}}
+{{- end -}}
+{{- $own := concat (.Values.allowedEnv | default list) (list
+    "JINA_API_KEY" "PG_DSN" "NATS_SERVERS" "OPENAPI_TOOL_CONFIG" "OPENAPI_TOOL__HEALTH__HOST" "OPENAPI_TOOL__HEALTH__PORT"
+    "OPENAPI_TOOL__POSTGRES__DSN" "OPENAPI_TOOL__NATS__PASSWORD" "OPENAPI_TOOL__NATS__TOKEN"
+    "OPENAPI_TOOL__NATS__SERVERS" "OPENAPI_TOOL__NATS__USER" "OPENAPI_TOOL__NATS__CA_FILE" "OPENAPI_TOOL__NATS__CERT_FILE"
+    "OPENAPI_TOOL__NATS__KEY_FILE" "OPENAPI_TOOL__NATS__CREDENTIALS_FILE" "OPENAPI_TOOL__NATS__NKEY_SEED_FILE"
+    "OPENAPI_TOOL__EGRESS__CA_FILE" "JINA_API_KEY_FILE"
+    "OPENAPI_TOOL__SESSION__KEY" "OPENAPI_TOOL__EGRESS__PROXY" "OPENAPI_TOOL__SECRETS__ALLOWED_ENV") -}}
+{{- range $place, $given := dict "config" .Values.config "toolsJob.definitions" .Values.toolsJob.definitions -}}
+{{- if regexMatch "jina_[A-Za-z0-9]{20}" (toJson $given) -}}
+{{- fail (printf "%s: holds what looks like a key, which everybody who may read the ConfigMap would see. Put it into a Secret and name its variable." $place) -}}
+{{- end -}}
+{{- end -}}
+{{- $postgres := .Values.secrets.postgres -}}
+{{- $seen := list -}}
+{{- range .Values.allowedEnv -}}
+{{- $own = concat $own (list (upper .) (printf "%s_FILE" (upper .))) -}}
+{{- if hasSuffix "_FILE" (upper .) -}}
+{{- fail (printf "allowedEnv: %s would name the file of another variable. Take it out, and use secrets.keys.asFiles for keys in files." .) -}}
+{{- end -}}
+{{- end -}}
+{{- range $variable, $key := dict "PGSSLROOTCERT" $postgres.caKey "PGSSLCERT" $postgres.certKey "PGSSLKEY" $postgres.keyKey -}}
+{{- if $key -}}{{- $own = append $own $variable -}}{{- end -}}
+{{- end -}}
+{{- range .Values.extraEnv -}}
+{{- if has .name $seen -}}
+{{- fail (printf "extraEnv: %s is there twice." .name) -}}
+{{- end -}}
+{{- $seen = append $seen .name -}}
+{{- if eq (hasKey . "value") (hasKey . "valueFrom") -}}
+{{- fail (printf "extraEnv: %s needs either value or valueFrom." .name) -}}
+{{- end -}}
+{{- if regexMatch "(?i)(jina_[a-z0-9]{20}|password=|passwd=|secret=|token=|key=|bearer |basic )" (.value | default "") -}}
+{{- fail (printf "extraEnv: the value of %s looks like a secret, which everybody who may read the Deployment would see. Use valueFrom with a Secret." .name) -}}
+{{- end -}}
+{{- if regexMatch "(://[^?#]*|^[^/@]+:[^/@]+)@" (.value | default "") -}}
+{{- fail (printf "extraEnv: %s holds a URL with user information, which everybody who may read the Deployment would see. Use valueFrom with a Secret." .name) -}}
+{{- end -}}
+{{- if has (upper .name) $own -}}
+{{- fail (printf "extraEnv: %s is set by the chart. Use nats, secrets, allowedEnv or config instead." .name) -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.extraEnv -}}
+{{- if and (hasKey . "value") (regexMatch "(?i)^(PGPASSWORD|.*_PASSWORD|.*SECRET.*|.*_HEADERS|.*_TOKEN|.*_API_KEY|OPENAPI_TOOL__(NATS|POSTGRES|SESSION|EGRESS|SECRETS)(__.*)?)$" .name) -}}
+{{- fail (printf "extraEnv: the value of %s would stand in the Deployment in clear. Use nats, secrets or config, or valueFrom with a Secret." .name) -}}
+{{- end -}}
+{{- if and (regexMatch "(?i)^OPENAPI_TOOL__" .name) (or (hasKey . "value") (ne .name "OPENAPI_TOOL__TELEMETRY__OTLP_ENDPOINT")) -}}
+{{- fail (printf "extraEnv: %s is a setting. Put it into config, from which memory limit and grace period follow." .name) -}}
+{{- end -}}
+{{- end -}}
+{{- range $setting, $instead := dict
+    "postgres.dsn" "secrets.postgres" "nats.password" "secrets.nats" "nats.token" "secrets.nats"
+    "session.key" "secrets.session" "egress.proxy" "secrets.proxy" -}}
+{{- $path := splitList "." $setting -}}
+{{- if hasKey (get ($.Values.config | default dict) (first $path) | default dict) (last $path) -}}
+{{- fail (printf "config.%s: a secret would stand in a ConfigMap. Put it into a Secret, and name that in %s." $setting $instead) -}}
+{{- end -}}
+{{- end -}}
+{{- range $setting, $instead := dict
+    "nats.servers" "nats.servers" "secrets.allowed_env" "allowedEnv" "nats.user" "secrets.nats.userKey"
+    "nats.ca_file" "secrets.natsTls" "nats.cert_file" "secrets.natsTls" "nats.key_file" "secrets.natsTls"
+    "nats.credentials_file" "secrets.nats.credentialsKey" "nats.nkey_seed_file" "secrets.nats.nkeySeedKey"
+    "egress.ca_file" "secrets.upstreamCa" -}}
+{{- $path := splitList "." $setting -}}
+{{- if hasKey (get ($.Values.config | default dict) (first $path) | default dict) (last $path) -}}
+{{- fail (printf "config.%s: the chart sets it from %s. Set that instead." $setting $instead) -}}
+{{- end -}}
+{{- end -}}
+{{- include "openapi-tool.checkLogin" . -}}
+{{- with .Values.autoscaling -}}
+{{- if gt (.minReplicas | int) (.maxReplicas | int) -}}
+{{- fail "autoscaling: minReplicas is more than maxReplicas." -}}
+{{- end -}}
+{{- if and (eq .kind "hpa") (lt (.minReplicas | int) 1) -}}
+{{- fail "autoscaling.minReplicas: a HorizontalPodAutoscaler needs at least 1." -}}
+{{- end -}}
+{{- if and (eq .kind "hpa") (not .hpa.metrics) (not (toString ($.Values.resources.requests.cpu | default ""))) -}}
+{{- fail "autoscaling.hpa: a target of CPU utilization needs resources.requests.cpu." -}}
+{{- end -}}
+{{- if and (eq .kind "keda") (not .keda.monitoringEndpoint) -}}
+{{- fail "autoscaling.keda.monitoringEndpoint is empty: KEDA asks NATS there how many commands wait, such as nats.nats.svc:8222." -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.monitoring.rules (eq .Values.autoscaling.kind "keda") (eq (.Values.autoscaling.minReplicas | int) 0) -}}
+{{- fail "monitoring.rules: an alert says that no pod is there, which autoscaling.minReplicas: 0 makes ordinary. Set minReplicas to 1, or rules to false." -}}
+{{- end -}}
+{{- with .Values.networkPolicy -}}
+{{- if and .enabled $.Values.secrets.proxy.name (not .proxy.enabled) -}}
+{{- fail "networkPolicy.proxy.enabled: secrets.proxy is set, and the policy lets nothing out to it. Set it to true, with the proxy's port." -}}
+{{- end -}}
+{{- if and .enabled ($.Values.config | default dict | dig "telemetry" "otlp_endpoint" "") (not .otlp.enabled) -}}
+{{- fail "networkPolicy.otlp.enabled: config.telemetry.otlp_endpoint is set, and the policy lets nothing out to it. Set it to true, with the collector's port." -}}
+{{- end -}}
+{{- if and .enabled (not .upstream.enabled) (not (and .proxy.enabled $.Values.secrets.proxy.name)) -}}
+{{- fail "networkPolicy.upstream.enabled: without it and without a proxy no call reaches Jina." -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq .Values.monitoring.monitor "service") (not .Values.monitoring.service) -}}
+{{- fail "monitoring.monitor: a ServiceMonitor needs monitoring.service: true." -}}
+{{- end -}}
+{{- with .Values.strategy -}}
+{{- $none := list "0" "0%" "00%" "000%" -}}
+{{- if and (has (toString .rollingUpdate.maxUnavailable) $none) (has (toString .rollingUpdate.maxSurge) $none) -}}
+{{- fail "strategy.rollingUpdate: maxUnavailable and maxSurge are both 0, so no pod could be replaced." -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "openapi-tool.checkNames" -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "openapi-tool.name" .)) -}}
+{{- fail (printf "%s is no name for a Service (RFC 1035: letters, digits and '-', a letter first). Choose another release name, or set fullnameOverride." (include "openapi-tool.name" .)) -}}
+{{- end -}}
+{{- $values := .Values -}}
+{{- range $where, $labels := dict
+    "commonLabels" $values.commonLabels "podLabels" $values.podLabels "monitoring.labels" $values.monitoring.labels
+    "monitoring.dashboardLabels" $values.monitoring.dashboardLabels -}}
+{{- range $key, $_ := $labels -}}
+{{- if regexMatch "^app[.]kubernetes[.]io/(name|instance|version|managed-by)$" $key -}}
+{{- fail (printf "%s: %s is set by the chart, whose selectors need it. Take it out." $where $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $where, $annotations := dict
+    "commonAnnotations" $values.commonAnnotations "annotations" $values.annotations "podAnnotations" $values.podAnnotations
+    "serviceAccount.annotations" $values.serviceAccount.annotations -}}
+{{- range $key, $_ := $annotations -}}
+{{- if regexMatch "^(checksum/config|helm[.]sh/hook.*|meta[.]helm[.]sh/.*)$" $key -}}
+{{- fail (printf "%s: %s is the chart's or Helm's own. Take it out." $where $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "openapi-tool.checkServers" -}}
+{{- $sockets := list -}}
+{{- range $at, $url := .Values.nats.servers -}}
+{{- if contains "@" $url -}}
+{{- fail "nats.servers: a URL holds user information, which everybody who may read the Deployment would see. Put user and password into a Secret, and name it in secrets.nats." -}}
+{{- end -}}
+{{- if not (regexMatch `^[a-z]+://(\[[0-9A-Fa-f:.]+\]|[^\s,/?#:%\[\]\\]+)(:[1-9][0-9]{0,4})?$` $url) -}}
+{{- fail (printf "nats.servers: entry %d is not one URL such as nats://host:4222. Give each server an entry of its own, its port without leading zeros, and nothing behind it." (add1 $at)) -}}
+{{- end -}}
+{{- if gt (include "openapi-tool.port" $url | int) 65535 -}}
+{{- fail (printf "nats.servers: entry %d: a port is a number from 1 to 65535." (add1 $at)) -}}
+{{- end -}}
+{{- $sockets = append $sockets (hasPrefix "ws" $url) -}}
+{{- end -}}
+{{- if gt (len (uniq $sockets)) 1 -}}
+{{- fail "nats.servers: must be all nats:// and tls://, or all ws:// and wss://." -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "openapi-tool.checkVolumes" -}}
+{{- $own := list "config" "postgres" "nats" "nats-tls" "upstream-ca" "keys" "tools" -}}
+{{- $names := list -}}
+{{- range .Values.extraVolumes -}}
+{{- if or (has .name $own) (has .name $names) -}}
+{{- fail (printf "extraVolumes: the name %s is taken. Choose another." .name) -}}
+{{- end -}}
+{{- if ne (len .) 2 -}}
+{{- fail (printf "extraVolumes: %s has not exactly one type, such as emptyDir, configMap or secret." .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- $paths := list -}}
+{{- range .Values.extraVolumeMounts -}}
+{{- if not (has .name $names) -}}
+{{- fail (printf "extraVolumeMounts: %s is none of extraVolumes." .name) -}}
+{{- end -}}
+{{- $path := clean .mountPath -}}
+{{- if or (eq $path "/") (regexMatch "^/(etc|opt)(/openapi-tool(/.*)?)?$" $path) -}}
+{{- fail (printf "extraVolumeMounts: %s would hide the executor or its settings. Choose another path." .mountPath) -}}
+{{- end -}}
+{{- if has $path $paths -}}
+{{- fail (printf "extraVolumeMounts: %s is there twice." .mountPath) -}}
+{{- end -}}
+{{- $paths = append $paths $path -}}
+{{- end -}}
+{{- end -}}
+
+{{/* `tools apply` checks definitions in full before it writes; here only what would be no definition at all. */}}
+{{- define "openapi-tool.checkTools" -}}
+{{- with .Values.toolsJob -}}
+{{- if and .enabled (not (and .projects .definitions)) -}}
+{{- fail "toolsJob: name at least one of projects and one of definitions, or switch it off." -}}
+{{- end -}}
+{{- if contains "@" (.api | default "") -}}
+{{- fail "toolsJob.api: a URL holds user information, which everybody who may read the Job would see." -}}
+{{- end -}}
+{{- if not (regexMatch `^(https?://[^\s/?#]+(/[^\s?#]*)?)?$` (.api | default "")) -}}
+{{- fail "toolsJob.api: must be a URL such as http://kernel:8000." -}}
+{{- end -}}
+{{- if and .api .postgresSecret -}}
+{{- fail "toolsJob: api and postgresSecret are two ways to register tools. Leave one out." -}}
+{{- end -}}
+{{- $names := list -}}
+{{- range $file, $text := .definitions -}}
+{{- $definition := fromYaml $text -}}
+{{- if hasKey $definition "Error" -}}
+{{- fail (printf "toolsJob.definitions: %s is not the YAML of one definition. `openapi-tool tools lint %s` says why." $file $file) -}}
+{{- end -}}
+{{- $name := get $definition "tool_name" -}}
+{{- if not (and $name (kindIs "string" $name)) -}}
+{{- fail (printf "toolsJob.definitions: %s names no tool (tool_name). `openapi-tool tools lint %s` names every mistake." $file $file) -}}
+{{- end -}}
+{{- if has $name $names -}}
+{{- fail (printf "toolsJob.definitions: more than one file defines %s." $name) -}}
+{{- end -}}
+{{- $names = append $names $name -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What the executor refuses of settings that do not fit together; its defaults stand here too, a test compares them.
+`openapi-tool check` (helm test) names the rest. */}}
+{{- define "openapi-tool.checkConfig" -}}
+{{- $config := .Values.config | default dict -}}
+{{- $health := get $config "health" | default dict -}}
+{{- if or (hasKey $health "host") (hasKey $health "port") -}}
+{{- fail "config.health: the chart sets host and port, which the probes need. Take them out." -}}
+{{- end -}}
+{{- $otlp := dig "telemetry" "otlp_endpoint" "" $config -}}
+{{- if contains "@" $otlp -}}
+{{- fail "config.telemetry.otlp_endpoint: a URL holds user information, which would stand in a ConfigMap. Put it into a Secret, and set OPENAPI_TOOL__TELEMETRY__OTLP_ENDPOINT from it by extraEnv." -}}
+{{- end -}}
+{{- if not (regexMatch `^((?i:https?)://[^\s/?#]+(/[^\s#]*)?)?$` $otlp) -}}
+{{- fail "config.telemetry.otlp_endpoint: must be a URL such as https://collector:4318/v1/traces." -}}
+{{- end -}}
+{{- $nats := get $config "nats" | default dict -}}
+{{- $protocol := get $config "protocol" | default dict -}}
+{{- if and (not (hasKey $nats "durable")) (or (ne (get $protocol "project" | default "*") "*") (ne (get $protocol "channel" | default "*") "*")) -}}
+{{- fail "config.nats.durable: must be set where protocol.project or protocol.channel narrows the filter." -}}
+{{- end -}}
+{{- if and .Values.secrets.proxy.name (dig "egress" "public_addresses_only" false $config) -}}
+{{- fail "config.egress.public_addresses_only: has no effect with secrets.proxy, which resolves the names. Remove one." -}}
+{{- end -}}
+{{- include "openapi-tool.checkNumbers" $config -}}
+{{- end -}}
+
+{{- define "openapi-tool.checkNumbers" -}}
+{{- $patience := subf (dig "executor" "worker_timeout_s" 30 . | float64) (dig "executor" "commit_margin_s" 3 . | float64) -}}
+{{- if le $patience 0.0 -}}
+{{- fail "config.executor.commit_margin_s: must be less than worker_timeout_s, or no call has time to run." -}}
+{{- end -}}
+{{- if ge (dig "executor" "requeue_delay_s" 2 . | float64) $patience -}}
+{{- fail (printf "config.executor.requeue_delay_s: must be less than executor.worker_timeout_s less executor.commit_margin_s (%v s)." $patience) -}}
+{{- end -}}
+{{- if gt (dig "tools" "default_timeout_s" 0 . | float64) (dig "tools" "max_timeout_s" 120 . | float64) -}}
+{{- fail "config.tools.default_timeout_s: must not be more than max_timeout_s." -}}
+{{- end -}}
+{{- if gt (dig "retry" "initial_backoff_s" 0.5 . | float64) (dig "retry" "max_backoff_s" 8 . | float64) -}}
+{{- fail "config.retry.initial_backoff_s: must not be more than max_backoff_s." -}}
+{{- end -}}
+{{- $least := add (mul (dig "egress" "max_response_bytes" 10000000 . | int64) 15) 20000000 -}}
+{{- if lt (dig "egress" "body_budget_bytes" 256000000 . | int64) $least -}}
+{{- fail (printf "config.egress.body_budget_bytes: must be at least %d, so that the largest response (max_response_bytes) fits." $least) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "openapi-tool.checkLogin" -}}
+{{- with .Values.secrets.natsTls -}}
+{{- if and (not .name) (or .certKey .keyKey) -}}
+{{- fail "secrets.natsTls: certKey and keyKey are keys of a Secret. Give its name." -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.secrets.nats -}}
+{{- $ways := list -}}
+{{- range list .userKey .tokenKey .credentialsKey .nkeySeedKey -}}{{- if . -}}{{- $ways = append $ways . -}}{{- end -}}{{- end -}}
+{{- if gt (len $ways) 1 -}}
+{{- fail "secrets.nats: only one of userKey, tokenKey, credentialsKey and nkeySeedKey may be set." -}}
+{{- end -}}
+{{- if ne (empty .userKey) (empty .passwordKey) -}}
+{{- fail "secrets.nats: userKey and passwordKey go together." -}}
+{{- end -}}
+{{- if ne (empty .name) (empty $ways) -}}
+{{- fail "secrets.nats: name and one way to log in (userKey and passwordKey, tokenKey, credentialsKey or nkeySeedKey) go together." -}}
+{{- end -}}
+{{- end -}}
+{{- range $where := list "natsTls" "postgres" -}}
+{{- $secret := get $.Values.secrets $where -}}
+{{- if ne (empty $secret.certKey) (empty $secret.keyKey) -}}
+{{- fail (printf "secrets.%s: certKey and keyKey go together." $where) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

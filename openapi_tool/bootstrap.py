@@ -1,0 +1,215 @@
+"""Build everything that needs no connection from the settings; report all mistakes in them."""
+
+from __future__ import annotations
+
+import inspect
+import ssl
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from openapi_tool.bus.connection import BusOptions
+from openapi_tool.bus.credentials import credentials_problem, seed_problem
+from openapi_tool.bus.streams import DurableOptions
+from openapi_tool.jina.egress import tls_context
+from openapi_tool.kernel.store import PoolOptions
+from openapi_tool.protocol.subject import command_filter
+from openapi_tool.settings import Settings, SettingsError
+from openapi_tool.settings.libpq import DriverOptions
+from openapi_tool.settings.model import SCHEMES, NatsSettings
+from openapi_tool.settings.secret_values import confidential, unmasked
+from openapi_tool.settings.urls import parse_url
+from openapi_tool.telemetry.health import Health
+from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.tools.arguments import OperatorEnvs, fold
+from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
+from openapi_tool.tools.policy import HOOKS_GROUP, Authorizer, Hook
+from openapi_tool.tools.secrets import Secrets
+
+NAME = "openapi-tool"
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """Settings and the objects built from them; `unmasked` names secrets that are too short to be masked."""
+
+    settings: Settings
+    secrets: Secrets
+    redactor: Redactor
+    unmasked: list[str]
+    upstream_tls: ssl.SSLContext
+    bus: BusOptions
+    pool: PoolOptions
+    durable: DurableOptions
+    authorizer: Authorizer
+    health: Health
+
+
+def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Bootstrap:
+    """Check what the types of the settings cannot: files, hooks, logins. Raises SettingsError naming every mistake."""
+    problems: list[str] = []
+    driver_options = _driver_options(settings, environment, problems)
+    secrets = tool_secrets(settings, environment)
+    problems += [*secrets.problems, *_login_problems(settings.nats)]
+    upstream_tls = _tried(lambda: _upstream_tls(settings, environment), "egress.ca_file or SSL_CERT_FILE", problems)
+    bus_tls = _tried(lambda: _bus_tls(settings.nats), "nats.ca_file, nats.cert_file or nats.key_file", problems)
+    hooks = _hooks(settings.policy.hooks, problems)
+    if problems or upstream_tls is None or driver_options is None:
+        raise SettingsError(problems)
+    named = confidential(settings, secrets, environment, driver_options)
+    redactor = Redactor(value for _, value in named)
+    return Bootstrap(
+        settings=settings,
+        secrets=secrets,
+        redactor=redactor,
+        unmasked=unmasked(named),
+        upstream_tls=upstream_tls,
+        bus=_bus_options(settings.nats, bus_tls),
+        pool=_pool_options(settings),
+        durable=durable_options(settings),
+        authorizer=Authorizer(settings.policy, hooks),
+        health=Health(redact=redactor.at("health").text),
+    )
+
+
+def _hooks(names: Iterable[str], problems: list[str]) -> dict[str, Hook]:
+    """Load the hooks of these names from the entry points of installed packages."""
+    offered = {point.name: point for point in entry_points(group=HOOKS_GROUP)}
+    found: dict[str, Hook] = {}
+    for at, name in enumerate(names):
+        try:
+            found[name] = offered[name].load()
+        except KeyError:
+            problems.append(
+                f"policy.hooks.{at}: no installed package has this entry point in the group {HOOKS_GROUP}; "
+                f"available: {', '.join(offered) or 'none'}"
+            )
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything while it is imported
+            problems.append(f"policy.hooks: {name} cannot be loaded: {type(error).__name__}: {error}")
+    problems += [
+        f"policy.hooks: {name} is not an async callable" for name, hook in found.items() if not _is_async(hook)
+    ]
+    return found
+
+
+def _is_async(hook: Hook) -> bool:
+    return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None))  # noqa: B004
+
+
+def _tried(make: Callable[[], ssl.SSLContext | None], settings: str, problems: list[str]) -> ssl.SSLContext | None:
+    try:
+        return make()
+    except (OSError, ssl.SSLError) as error:
+        problems.append(f"{settings}: cannot be used: {error}")
+        return None
+
+
+def database_dsn(settings: Settings, environment: Mapping[str, str]) -> str:
+    """Return the checked connection string, for commands that need only the database. Raises SettingsError."""
+    problems: list[str] = []
+    _driver_options(settings, environment, problems)
+    if problems:
+        raise SettingsError(problems)
+    return settings.postgres.dsn.get_secret_value()
+
+
+def _driver_options(settings: Settings, environment: Mapping[str, str], problems: list[str]) -> DriverOptions | None:
+    """Return the driver's options, None if they cannot be read; add mistakes to `problems`."""
+    try:
+        driver_options = DriverOptions(settings.postgres.parsed, environment, _home())
+        problems += driver_options.problems()
+    except ValueError as problem:
+        problems.append(str(problem))
+        return None
+    return driver_options
+
+
+def _home() -> Path | None:
+    try:
+        return Path.home()
+    except RuntimeError:  # no HOME, and no such user
+        return None
+
+
+def _login_problems(nats: NatsSettings) -> Iterator[str]:
+    checks = (
+        ("credentials_file", nats.credentials_file, credentials_problem),
+        ("nkey_seed_file", nats.nkey_seed_file, seed_problem),
+    )
+    for name, file, check in checks:
+        if file and (problem := check(file)):
+            yield f"nats.{name}: {problem}"
+
+
+def tool_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
+    """Return the variables that definitions may name, with their values."""
+    return Secrets(environment, _allowed_variables(settings))
+
+
+def _allowed_variables(settings: Settings) -> set[str]:
+    service_envs = settings.tools.jina.envs_of(settings.protocol.target)
+    return {DEFAULT_AUTH_ENV, *settings.secrets.allowed_env, *service_envs.values()}
+
+
+def operator_envs(settings: Settings) -> OperatorEnvs:
+    """Return the operator's `envs` for this target, and the arguments that definitions may map to a secret."""
+    variables = settings.tools.jina.envs_of(settings.protocol.target)
+    parameters = frozenset(fold(name) for name in (*settings.secrets.env_parameters, *variables))
+    return OperatorEnvs(variables, parameters)
+
+
+def _upstream_tls(settings: Settings, environment: Mapping[str, str]) -> ssl.SSLContext:
+    return tls_context(str(settings.egress.ca_file or environment.get("SSL_CERT_FILE") or "") or None)
+
+
+def _bus_tls(nats: NatsSettings) -> ssl.SSLContext | None:
+    if not nats.tls and nats.ca_file is None and not any(url.startswith(("tls:", "wss:")) for url in nats.servers):
+        return None
+    context = ssl.create_default_context(cafile=nats.ca_file)
+    if nats.cert_file and nats.key_file:
+        context.load_cert_chain(nats.cert_file, nats.key_file)
+    context.check_hostname = nats.tls_check_hostname
+    return context
+
+
+def _bus_options(nats: NatsSettings, tls: ssl.SSLContext | None) -> BusOptions:
+    where = ", ".join(parse_url(url, SCHEMES).where for url in nats.servers)
+    return BusOptions(nats.servers, NAME, tls, _login(nats), nats.jetstream_domain, nats.inbox_prefix, where=where)
+
+
+def _login(nats: NatsSettings) -> dict[str, str]:
+    """Return the configured login under nats-py's option names."""
+    ways: dict[str, str | Path | None] = {
+        "user": nats.user,
+        "password": nats.password.get_secret_value() if nats.password else None,
+        "token": nats.token.get_secret_value() if nats.token else None,
+        "user_credentials": nats.credentials_file,
+        "nkeys_seed": nats.nkey_seed_file,
+    }
+    return {name: str(value) for name, value in ways.items() if value}
+
+
+def _pool_options(settings: Settings) -> PoolOptions:
+    postgres = settings.postgres
+    return PoolOptions(
+        dsn=postgres.dsn.get_secret_value(),
+        size=postgres.pool_size,
+        timeout_s=postgres.timeout_s,
+        prepared_statements=postgres.prepared_statements,
+        where=postgres.parsed.where,
+    )
+
+
+def durable_options(settings: Settings) -> DurableOptions:
+    """Return name and configuration of the durable."""
+    protocol = settings.protocol
+    return DurableOptions(
+        version=protocol.version,
+        name=settings.durable,
+        filter_subject=command_filter(protocol.version, protocol.project, protocol.channel, protocol.target),
+        ack_wait_s=settings.nats.ack_wait_s,
+        max_ack_pending=settings.nats.max_ack_pending,
+        replicas=settings.nats.replicas,
+        create_stream=settings.nats.create_stream,
+    )

@@ -1,0 +1,87 @@
+"""Acknowledgement floor of the durable, stored in KV.
+
+A durable that is deleted and created again resumes there; otherwise it would redeliver every command of the last day.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict, dataclass
+
+import orjson
+from nats.aio.client import Client
+from nats.js.errors import BucketNotFoundError, KeyNotFoundError, KeyWrongLastSequenceError
+
+from openapi_tool.bus.client import Denied
+from openapi_tool.bus.session_key_store import BUCKET
+
+log = logging.getLogger(__name__)
+
+KEYS = "floor"
+
+
+@dataclass(frozen=True, slots=True)
+class AckFloor:
+    """All commands up to `sequence` of a stream that match the filter are settled.
+
+    `created` tells a stream from an earlier one of the same name, whose sequences mean nothing now.
+    """
+
+    stream: str
+    created: str
+    filter_subject: str
+    sequence: int
+
+    def is_of(self, other: AckFloor) -> bool:
+        """Return whether both refer to the same stream and filter."""
+        return (self.stream, self.created, self.filter_subject) == (other.stream, other.created, other.filter_subject)
+
+
+async def load_ack_floor(client: Client, durable: str, now: AckFloor) -> int:
+    """Return the stored sequence for the stream and filter of `now`, 0 if there is none.
+
+    Raises nats.errors.Error in an outage.
+    """
+    try:
+        bucket = await client.jetstream().key_value(BUCKET)
+        kept = _read((await bucket.get(_key(durable))).value)
+    except (BucketNotFoundError, KeyNotFoundError):
+        return 0
+    except Denied as denied:
+        log.warning(
+            "cannot read the ack floor; the durable starts at the first command of the stream: %s",
+            denied,
+            extra={"action": "ack_floor.denied"},
+        )
+        return 0
+    return kept.sequence if kept and kept.is_of(now) else 0
+
+
+async def save_ack_floor(client: Client, durable: str, now: AckFloor) -> None:
+    """Store `now` if it is ahead of the stored floor; on a conflict the other one wins. Raises nats.errors.Error."""
+    bucket = await client.jetstream().key_value(BUCKET)
+    revision, kept = 0, None
+    try:
+        entry = await bucket.get(_key(durable))
+        revision, kept = entry.revision or 0, _read(entry.value)
+    except KeyNotFoundError as missing:
+        revision = (missing.entry.revision or 0) if missing.entry else 0
+    if kept is not None and kept.is_of(now) and kept.sequence >= now.sequence:
+        return
+    try:
+        await bucket.update(_key(durable), orjson.dumps(asdict(now)), last=revision)
+    except KeyWrongLastSequenceError:
+        log.debug("another replica stored the ack floor", extra={"action": "ack_floor.raced"})
+
+
+def _key(durable: str) -> str:
+    return f"{KEYS}.{durable}"
+
+
+def _read(value: bytes | None) -> AckFloor | None:
+    """Decode a stored floor; return None for anything else."""
+    try:
+        found = orjson.loads(value or b"null")
+        return AckFloor(found["stream"], found["created"], found["filter_subject"], int(found["sequence"]))
+    except (TypeError, ValueError, KeyError):
+        return None

@@ -1,0 +1,214 @@
+"""Operations of `openapi-tool deadletters`: list records, find abandoned commands, replay commands."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+import nats.errors
+import orjson
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.errors import APIError, NotFoundError
+
+from openapi_tool.bus.client import Denied
+from openapi_tool.bus.dead_letter_record import DeadLetter, decode
+from openapi_tool.bus.dead_letters import STREAM
+from openapi_tool.bus.delivery import delivery_of
+from openapi_tool.bus.streams import DurableOptions
+from openapi_tool.bus.wire import Headers, parse_headers, shown_subject
+from openapi_tool.protocol.command import BodyDigest, Delivery
+
+UNREADABLE = "unreadable"
+_TIMEOUT_S = 5.0
+_BATCH, _BATCH_S = 100, 10.0
+_NANOSECONDS = 1_000_000_000
+_HOPELESS = {
+    "bad_subject": "its subject is not that of a command; no executor would receive it",
+    UNREADABLE: "the record cannot be read",
+}
+_REFUSED = (nats.errors.BadHeaderError, nats.errors.BadSubjectError, nats.errors.MaxPayloadError, APIError)
+"""Errors that concern one dead letter only; the next ones can still be replayed."""
+
+_SERVERS_PREFIX = "nats-"
+_DIRECT_HEADERS = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp")
+
+
+class NotReplayable(Exception):
+    """The command of a dead letter cannot be replayed; the message says why."""
+
+
+async def dead_letters(client: Client) -> AsyncIterator[DeadLetter]:
+    """Yield all records, oldest first. Do not collect them: they may be 512 MiB together. Raises nats.errors.Error."""
+    async for message in _messages(client, STREAM):
+        yield _letter(message)
+
+
+async def abandoned_commands(
+    client: Client,
+    options: DurableOptions,
+    recorded: Collection[int],
+    answered: Callable[[str, Mapping[str, str]], Awaitable[bool]],
+) -> list[DeadLetter]:
+    """Return the commands below the durable's ack floor that have neither a result nor a dead letter.
+
+    JetStream never redelivers a command that used up its deliveries (`max_deliver` of another executor's durable).
+    `recorded` are the stream sequences of commands with a dead letter; `answered(subject, headers)` returns whether a
+    result exists. Raises nats.errors.Error.
+    """
+    jetstream = client.jetstream()
+    stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
+    floor = (await jetstream.consumer_info(stream, options.name)).ack_floor
+    found = []
+    async for message in _messages(client, stream, options.filter_subject):
+        number = message.metadata.sequence.stream
+        if floor is None or number > floor.stream_seq:
+            break
+        delivery = delivery_of(message)
+        if number not in recorded and not await answered(delivery.subject, delivery.headers):
+            found.append(_abandoned(delivery))
+    return found
+
+
+async def replay(client: Client, letter: DeadLetter) -> None:
+    """Publish the command again and delete its record.
+
+    Headers that control the server (`Nats-…`) are left out: with one of them the sender could make the server refuse
+    the message or drop it as a duplicate. Raises NotReplayable or nats.errors.Error; the record stays then.
+    """
+    if letter.reason in _HOPELESS:
+        raise NotReplayable(_HOPELESS[letter.reason])
+    command = letter if letter.whole else await _original(client, letter)
+    jetstream = client.jetstream()
+    headers = {name: value for name, value in command.headers.items() if not name.lower().startswith(_SERVERS_PREFIX)}
+    try:
+        await jetstream.publish(command.subject, command.data, headers=headers or None, timeout=_TIMEOUT_S)
+    except _REFUSED as error:
+        raise NotReplayable(f"NATS refuses it: {error}") from error
+    if not letter.abandoned:
+        with suppress(NotFoundError):  # deleted by another process meanwhile
+            await jetstream.delete_msg(STREAM, letter.number)
+
+
+class _Stored(NamedTuple):
+    """A message as its stream holds it."""
+
+    subject: str
+    headers: Headers
+    data: bytes
+
+
+async def _original(client: Client, letter: DeadLetter) -> DeadLetter:
+    """Read the whole command from its stream. Raises NotReplayable if it is gone or replaced."""
+    place = f"{letter.stream}, message {letter.stream_sequence}"
+    stored = await _stored(client, letter.stream, letter.stream_sequence)
+    if stored is None:
+        raise NotReplayable(f"its record holds only a part of it, and its stream no longer holds it ({place})")
+    if BodyDigest.of(stored.data) != BodyDigest(letter.size, letter.sha256) or stored.subject != letter.subject:
+        raise NotReplayable(f"its record holds only a part of it, and its stream holds another message now ({place})")
+    if not stored.headers.complete:
+        raise NotReplayable("it has more headers than the executor reads, and would be refused again")
+    return replace(letter, headers=stored.headers, data=stored.data)
+
+
+async def _stored(client: Client, stream: str, number: int) -> _Stored | None:
+    """Return a message of a stream, None if it is gone; use a direct get if only that is permitted."""
+    request = orjson.dumps({"seq": number})
+    try:
+        reply = await client.request(f"$JS.API.STREAM.MSG.GET.{stream}", request, timeout=_TIMEOUT_S)
+    except Denied:
+        return _direct(await client.request(f"$JS.API.DIRECT.GET.{stream}", request, timeout=_TIMEOUT_S))
+    answer = orjson.loads(reply.data)
+    message = answer.get("message")
+    if message is None:
+        return None
+    headers = parse_headers(base64.b64decode(message.get("hdrs", "")))
+    return _Stored(message["subject"], headers, base64.b64decode(message.get("data", "")))
+
+
+def _direct(message: Msg) -> _Stored | None:
+    headers = message.headers if isinstance(message.headers, Headers) else Headers()
+    subject = headers.get("Nats-Subject")
+    if subject is None:
+        return None
+    for name in _DIRECT_HEADERS:
+        headers.pop(name, None)
+    return _Stored(subject, headers, message.data)
+
+
+async def _messages(client: Client, stream: str, subject: str | None = None) -> AsyncIterator[Msg]:
+    """Yield the messages that a stream holds now; nothing if there is no such stream.
+
+    Does not use nats-py's `fetch`, which takes a `Status` header that a sender wrote for one of the server.
+    """
+    name = f"deadletters-{secrets.token_hex(8)}"
+    config = ConsumerConfig(
+        name=name, ack_policy=AckPolicy.NONE, filter_subject=subject, inactive_threshold=_BATCH_S * 2
+    )
+    try:
+        left = (await client.jetstream().add_consumer(stream, config)).num_pending or 0
+    except NotFoundError:
+        return
+    inbox = client.new_inbox()
+    replies = await client.subscribe(inbox)
+    try:
+        while left > 0:
+            batch = min(left, _BATCH)
+            request = {"batch": batch, "expires": int(_BATCH_S * _NANOSECONDS)}
+            await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}", orjson.dumps(request), inbox)
+            for _ in range(batch):
+                message = await replies.next_msg(timeout=_BATCH_S)
+                if not message.reply:
+                    return  # a status message: the remaining ones expired or were deleted meanwhile
+                left -= 1
+                yield message
+    finally:
+        await replies.unsubscribe()
+
+
+def _abandoned(delivery: Delivery) -> DeadLetter:
+    body = delivery.cut or BodyDigest.of(delivery.data)
+    return DeadLetter(
+        number=delivery.stream_sequence,
+        reason="abandoned",
+        message="its deliveries were used up without a result",
+        subject=shown_subject(delivery.subject),
+        headers=delivery.headers,
+        data=delivery.data,
+        size=body.size,
+        sha256=body.sha256,
+        whole=delivery.cut is None and delivery.headers_complete,
+        published_at=delivery.published_at.isoformat(timespec="seconds"),
+        stream=delivery.stream,
+        stream_sequence=delivery.stream_sequence,
+        abandoned=True,
+    )
+
+
+def _letter(message: Msg) -> DeadLetter:
+    """Decode a record; a foreign or damaged one becomes a letter with the reason `unreadable`."""
+    metadata = message.metadata
+    try:
+        return decode(message.data, metadata.sequence.stream)
+    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
+        body = BodyDigest.of(message.data)
+        return DeadLetter(
+            number=metadata.sequence.stream,
+            reason=UNREADABLE,
+            message=f"not a dead letter record: {type(error).__name__}",
+            subject=shown_subject(message.subject),
+            headers={},
+            data=message.data,
+            size=body.size,
+            sha256=body.sha256,
+            whole=False,
+            published_at=metadata.timestamp.isoformat(timespec="seconds"),
+            stream="",
+            stream_sequence=0,
+        )

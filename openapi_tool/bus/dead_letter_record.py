@@ -1,0 +1,176 @@
+"""Format of dead letter records: masking, size limits, encoding and decoding."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import orjson
+
+from openapi_tool.bus.wire import shown_subject
+from openapi_tool.protocol.command import BodyDigest, Delivery
+from openapi_tool.protocol.identity import TOPOLOGY, TRACEPARENT, read_identity
+from openapi_tool.protocol.subject import CommandSubject
+from openapi_tool.telemetry.redact import Redactor
+
+_WHOLE_BYTES = 160 * 1024
+"""Limit of a record with the whole command. A body of 64 KiB fits in base64, with headers of ordinary text in JSON."""
+
+_HEAD_BYTES = 4 * 1024
+_HEADERS_BYTES = 16 * 1024
+_VALUE_CHARS = 1_024
+_ID_CHARS = 256
+_MESSAGE_CHARS = 2_000
+_IDENTITY = {name.lower() for name in (*TOPOLOGY, TRACEPARENT)}
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A command whose result cannot reach any turn.
+
+    `number` is the sequence of the record in the dead letter stream, 0 before it is stored. `stream` and
+    `stream_sequence` locate the command. If not `whole`, `data` holds the first bytes of the body, and headers may be
+    cut or missing; `size` (bytes) and `sha256` always describe the received body. Times are ISO 8601.
+
+    An `abandoned` letter has no record: another executor used up the command's deliveries. Its `number` is the
+    sequence in the command stream.
+    """
+
+    number: int
+    reason: str
+    message: str
+    subject: str
+    headers: Mapping[str, str]
+    data: bytes
+    size: int
+    sha256: str
+    whole: bool
+    published_at: str
+    stream: str
+    stream_sequence: int
+    attempt: int = 0
+    abandoned: bool = False
+
+    @property
+    def id(self) -> str:
+        """Id on the command line."""
+        return f"command-{self.number}" if self.abandoned else str(self.number)
+
+    def identity(self) -> dict[str, str | None]:
+        """Return the caller's ids from subject and headers, cut to a bound; None where missing."""
+        tokens = [*self.subject.split(".", 4), "", "", "", ""]
+        claimed = read_identity(CommandSubject(tokens[1], tokens[2], tokens[3], "", ""), self.headers)
+        known = {
+            "project_id": claimed.project_id or None,
+            "channel_id": claimed.channel_id or None,
+            "agent_id": claimed.agent_id,
+            "agent_turn_id": claimed.agent_turn_id,
+            "tool_call_id": claimed.tool_call_id,
+        }
+        return {name: value and value[:_ID_CHARS] for name, value in known.items()}
+
+
+Kept = TypeVar("Kept", Delivery, DeadLetter)
+
+
+def without_secrets(kept: Kept, redactor: Redactor) -> Kept:
+    """Return a command with this executor's secrets masked: a sender may have put one into it."""
+    return replace(
+        kept,
+        subject=redactor.text(kept.subject),
+        headers=redactor.value(dict(kept.headers)),
+        data=redactor.text(kept.data.decode(errors="surrogateescape")).encode(errors="surrogateescape"),
+    )
+
+
+def dead_letter(delivery: Delivery, reason: str, message: str, redactor: Redactor) -> DeadLetter:
+    """Make the dead letter of a delivery, secrets masked; size and hash are of the received body."""
+    body = delivery.cut or BodyDigest.of(delivery.data)
+    whole = delivery.cut is None and delivery.headers_complete
+    clean = without_secrets(delivery, redactor) if whole else _beginning_without_secrets(delivery, redactor)
+    return DeadLetter(
+        number=0,
+        reason=reason,
+        message=redactor.text(message)[:_MESSAGE_CHARS],
+        subject=shown_subject(clean.subject),
+        headers=clean.headers,
+        data=clean.data,
+        size=body.size,
+        sha256=body.sha256,
+        whole=whole,
+        published_at=delivery.published_at.isoformat(),
+        stream=delivery.stream,
+        stream_sequence=delivery.stream_sequence,
+        attempt=delivery.attempt,
+    )
+
+
+def encode(letter: DeadLetter, most: int) -> bytes:
+    """Encode a letter in at most about `most` bytes: the whole command if it fits, else what identifies it."""
+    if letter.whole:
+        record = _encoded(letter)
+        if len(record) <= min(most, _WHOLE_BYTES):
+            return record
+    cut = replace(letter, whole=False, headers=_most_telling(letter.headers), data=letter.data[:_HEAD_BYTES])
+    return _encoded(cut)
+
+
+def _encoded(letter: DeadLetter) -> bytes:
+    """Encode as JSON; the body in base64, since it may be binary."""
+    fields = asdict(letter)
+    del fields["number"], fields["abandoned"]
+    fields["data_base64"] = base64.b64encode(fields.pop("data")).decode()
+    return orjson.dumps(fields | letter.identity() | {"recorded_at": datetime.now(UTC)})
+
+
+def _beginning_without_secrets(delivery: Delivery, redactor: Redactor) -> Delivery:
+    """Cut a command that is not recorded whole, and mask its secrets; searching the whole body would take long."""
+    beginning = redactor.head(delivery.data.decode(errors="surrogateescape"), _HEAD_BYTES)
+    return replace(
+        delivery,
+        subject=redactor.text(delivery.subject),
+        headers=_most_telling(delivery.headers, redactor.head),
+        data=beginning.encode(errors="surrogateescape"),
+    )
+
+
+def _cut(text: str, chars: int) -> str:
+    return text[:chars]
+
+
+def _most_telling(headers: Mapping[str, str], head: Callable[[str, int], str] = _cut) -> dict[str, str]:
+    """Return headers up to a size bound, identity headers first; `head` cuts each value."""
+    kept: dict[str, str] = {}
+    left = _HEADERS_BYTES
+    for name in sorted(headers, key=lambda name: name.lower() not in _IDENTITY):
+        kept_name, value = head(name, _VALUE_CHARS), head(headers[name], _VALUE_CHARS)
+        left -= len(orjson.dumps((kept_name, value)))
+        if left < 0:
+            break
+        kept[kept_name] = value
+    return kept
+
+
+def decode(record: bytes, number: int) -> DeadLetter:
+    """Decode a record, also one of the first format (always whole). Raises ValueError, KeyError or TypeError."""
+    fields: dict[str, Any] = orjson.loads(record)
+    data = base64.b64decode(fields["data_base64"])
+    body = BodyDigest.of(data)
+    return DeadLetter(
+        number=number,
+        reason=fields["reason"],
+        message=fields["message"],
+        subject=fields["subject"],
+        headers=fields["headers"],
+        data=data,
+        size=fields.get("size", body.size),
+        sha256=fields.get("sha256", body.sha256),
+        whole=fields.get("whole", True),
+        published_at=fields["published_at"],
+        stream=fields.get("stream", ""),
+        stream_sequence=fields["stream_sequence"],
+        attempt=fields["attempt"],
+    )

@@ -1,0 +1,231 @@
+"""Check connection and durable once a second, and restore settings of the durable."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from typing import Protocol
+
+import nats.errors
+
+from openapi_tool.bus.ack_floor import AckFloor, save_ack_floor
+from openapi_tool.bus.client import BusClient
+from openapi_tool.bus.durable_state import DurableMissing, DurableState, NotAnswered, observe
+from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.bus.streams import UNLIMITED, Durable, DurableOptions, reset_durable, restore_settings
+from openapi_tool.telemetry.health import CONSUMER, NATS, Health
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+_PREPARING_EVERY_S = 0.1
+"""Interval until the durable is found or created; with EVERY_S a start would take a second longer."""
+
+_RECONNECT_AFTER = 3
+"""Failed checks before a reconnect; after 2, 4, 8, … times as many again: reconnecting may not help."""
+
+_SILENCE_S = 15.0
+_ACT_AGAIN_S = 60.0
+_SAVE_FLOOR_S = 10.0
+
+
+class Consumer(Protocol):
+    """The methods of CommandConsumer that the watch uses."""
+
+    @property
+    def durable(self) -> Durable | None:
+        """The durable, None until it is found or created."""
+
+    @property
+    def trouble(self) -> str:
+        """Why it could not be found or created, empty if unknown."""
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the server last answered the open pull request."""
+
+    def renew_pull(self) -> None:
+        """Replace the open pull request: the server may have lost it."""
+
+    def prepare_again(self, reason: str) -> None:
+        """Look up or create the durable again."""
+
+    def follow_ack_wait(self, seconds: float) -> None:
+        """Adopt this AckWait for heartbeats and leases."""
+
+
+class DurableMonitor:
+    """Records in `health` whether commands can arrive, updates `clock`, and restores settings of the durable."""
+
+    def __init__(
+        self, client: BusClient, options: DurableOptions, consumer: Consumer, clock: ServerClock, health: Health
+    ) -> None:
+        self._client = client
+        self._options = options
+        self._consumer = consumer
+        self._clock = clock
+        self._health = health
+        self._unanswered = 0
+        self._troubled = False
+        self._leader = ""
+        self._seen: DurableState | None = None
+        self._acted_at = 0.0
+        self._full_at = -math.inf
+        self._saved_floor = 0
+        self._saved_at = -math.inf
+        self._good_floor = 0
+
+    async def run(self) -> None:
+        """Check once a second, more often until the durable is found or created, until cancelled."""
+        while True:
+            began = time.monotonic()
+            await self.check()
+            every_s = _PREPARING_EVERY_S if self._consumer.durable is None else EVERY_S
+            await asyncio.sleep(max(0.0, began + every_s - time.monotonic()))
+
+    async def check(self) -> None:
+        """Check once, and act on the result."""
+        if not self._client.is_connected:
+            self._unanswered = 0
+            self._record("no connection", "no connection")
+            return
+        durable = self._consumer.durable
+        if durable is None:
+            self._record("", self._consumer.trouble or "the durable is not found or created yet")
+            return
+        try:
+            state = await observe(self._client, durable, self._clock)
+            self._unanswered = 0
+            self._record("", self._problem(state))
+            await self._act_on(durable, state)
+        except DurableMissing as error:
+            self._saved_floor = 0
+            self._record("", f"the durable {durable.name} is missing")
+            self._consumer.prepare_again(str(error))
+        except (NotAnswered, nats.errors.NoRespondersError) as error:
+            self._record("", f"JetStream cannot answer: {error}")
+        except (nats.errors.Error, OSError) as error:
+            await self._no_answer(error)
+        self._health.clock_offset_s = self._clock.local_offset_s
+
+    def _problem(self, state: DurableState) -> str:
+        """Return why no command can arrive, empty if one can."""
+        if state.paused_until:
+            return f"the durable is paused until {state.paused_until}; `nats consumer resume` ends that"
+        if not state.quorum:
+            return "the durable has no quorum: most of its servers are unavailable"
+        if state.filters != (self._options.filter_subject,):
+            return f"the durable has the wrong filter: {', '.join(state.filters)}"
+        if self._consumer.silence_s > _SILENCE_S:
+            return "the server does not answer the pull request"
+        return ""
+
+    def _record(self, connection: str, consumer: str) -> None:
+        self._health.record(NATS, ok=not connection, reason=connection)
+        self._health.record(CONSUMER, ok=not consumer, reason=consumer)
+        if consumer:
+            self._troubled = True
+
+    async def _no_answer(self, error: Exception) -> None:
+        """Reconnect after several checks without a reply: TCP notices a half-open connection only after minutes."""
+        self._unanswered += 1
+        reason = f"no answer to a request: {type(error).__name__}"
+        self._record(reason, reason)
+        rounds, rest = divmod(self._unanswered, _RECONNECT_AFTER)
+        if rest == 0 and rounds.bit_count() == 1:
+            log.warning(
+                "NATS does not answer; reconnecting",
+                extra={"action": "nats.silent", "unanswered": self._unanswered},
+            )
+            await self._client.start_over()
+
+    async def _act_on(self, durable: Durable, state: DurableState) -> None:
+        """Renew the pull request after a problem, adopt the AckWait, and restore settings."""
+        if self._troubled or state.leader != self._leader:  # a new leader does not know open requests
+            self._consumer.renew_pull()
+        self._troubled, self._leader = False, state.leader
+        self._warn_if_full(state)
+        await self._save_floor(durable, state)
+        if state.ack_wait_s > 0:
+            self._consumer.follow_ack_wait(state.ack_wait_s)
+        seen, self._seen = self._seen, state
+        changed = seen is None or _settings(seen) != _settings(state)
+        if changed or time.monotonic() - self._acted_at >= _ACT_AGAIN_S:
+            self._acted_at = time.monotonic()
+            self._log_differences(state, changed=changed)
+            if state.max_deliver != UNLIMITED or state.filters != (self._options.filter_subject,):
+                await self._restore(durable, state)
+
+    def _warn_if_full(self, state: DurableState) -> None:
+        """Log once a minute if `max_ack_pending` is reached: nothing else would show that delivery has stopped."""
+        full = state.pending > 0 and 0 < state.max_ack_pending <= state.ack_pending
+        if not full or time.monotonic() - self._full_at < _ACT_AGAIN_S:
+            return
+        self._full_at = time.monotonic()
+        log.warning(
+            "%s commands wait or were handed back, the maximum of the durable: commands of other projects behind them "
+            "are not delivered; raise nats.max_ack_pending",
+            state.ack_pending,
+            extra={"action": "durable.full", "pending": state.pending, "max_ack_pending": state.max_ack_pending},
+        )
+
+    async def _save_floor(self, durable: Durable, state: DurableState) -> None:
+        """Store the durable's ack floor, in case somebody deletes the durable."""
+        now = time.monotonic()
+        if state.filters != (self._options.filter_subject,):
+            return  # the floor of a wrong filter is beyond commands that it skipped
+        self._good_floor = state.ack_floor
+        if not durable.created or state.ack_floor <= self._saved_floor or now - self._saved_at < _SAVE_FLOOR_S:
+            return
+        self._saved_at = now
+        floor = AckFloor(durable.stream, durable.created, self._options.filter_subject, state.ack_floor)
+        try:
+            await save_ack_floor(self._client, durable.name, floor)
+        except (nats.errors.Error, OSError) as error:
+            log.info("cannot store the durable's ack floor: %s", error, extra={"action": "ack_floor.not_stored"})
+        else:
+            self._saved_floor = state.ack_floor
+
+    def _log_differences(self, state: DurableState, *, changed: bool) -> None:
+        """Log once that AckWait or `max_ack_pending` differ; an executor with other settings may have set them."""
+        if changed and (state.ack_wait_s, state.max_ack_pending) != (
+            self._options.ack_wait_s,
+            self._options.max_ack_pending,
+        ):
+            log.warning(
+                "the durable's AckWait or max_ack_pending was changed; heartbeats adapt to it",
+                extra={
+                    "action": "durable.differs",
+                    "ack_wait_s": state.ack_wait_s,
+                    "max_ack_pending": state.max_ack_pending,
+                },
+            )
+
+    async def _restore(self, durable: Durable, state: DurableState) -> None:
+        log.warning(
+            "the durable was changed so that calls would be lost; restoring its settings",
+            extra={"action": "durable.restored", "filters": state.filters, "max_deliver": state.max_deliver},
+        )
+        try:
+            await restore_settings(self._client, durable, self._options)
+            if state.filters != (self._options.filter_subject,):
+                await self._redeliver_skipped(durable)
+        except (nats.errors.Error, OSError) as error:
+            log.warning("cannot restore the durable's settings: %s", error, extra={"action": "durable.not_restored"})
+
+    async def _redeliver_skipped(self, durable: Durable) -> None:
+        try:
+            await reset_durable(self._client, durable, self._good_floor)
+        except (nats.errors.Error, OSError) as error:
+            log.warning(
+                "cannot redeliver commands that arrived while the filter was wrong: %s; "
+                "`openapi-tool deadletters list --abandoned` finds them",
+                error,
+                extra={"action": "durable.passed_over"},
+            )
+
+
+def _settings(state: DurableState) -> tuple[object, ...]:
+    return state.filters, state.max_deliver, state.ack_wait_s, state.max_ack_pending

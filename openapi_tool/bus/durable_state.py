@@ -1,0 +1,107 @@
+"""Consumer info of the durable, and the server's time from the same reply."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import nats.errors
+import orjson
+
+from openapi_tool.bus.client import BusClient
+from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.bus.streams import Durable
+
+ANSWER_S = 2.0
+_NANOSECONDS = 1_000_000_000
+_NOT_FOUND = 404
+_ACTIVE_NS = 3 * _NANOSECONDS
+"""Followers answer a heartbeat every second. The server does not report a frozen one as offline."""
+
+
+class DurableMissing(nats.errors.Error):
+    """The durable or its stream does not exist."""
+
+
+class NotAnswered(nats.errors.Error):
+    """JetStream answered with an error, for example that it has no leader."""
+
+
+@dataclass(frozen=True, slots=True)
+class DurableState:
+    """Configuration and progress of a durable; durations in seconds.
+
+    `filters` are its filter subjects; `paused_until` (RFC 3339) is empty unless it is paused; `leader` is empty on a
+    single server. Without a `quorum` its leader still answers, but delivers nothing.
+    """
+
+    filters: tuple[str, ...]
+    ack_wait_s: float
+    max_deliver: int
+    max_ack_pending: int
+    paused_until: str
+    leader: str
+    pending: int
+    ack_pending: int
+    ack_floor: int
+    quorum: bool
+
+
+async def observe(client: BusClient, durable: Durable, clock: ServerClock) -> DurableState:
+    """Return the state of the durable, and pass the server's time to `clock`.
+
+    Raises DurableMissing, NotAnswered, or another nats.errors.Error or OSError without a reply within ANSWER_S.
+    """
+    asked = time.monotonic()
+    reply = await client.request(f"$JS.API.CONSUMER.INFO.{durable.stream}.{durable.name}", b"", timeout=ANSWER_S)
+    answered = time.monotonic()
+    answer = _read(reply.data)
+    if error := answer.get("error"):
+        kind = DurableMissing if error.get("code") == _NOT_FOUND else NotAnswered
+        raise kind(f"{error.get('description')} ({error.get('err_code')})")
+    if timestamp := answer.get("ts"):  # absent before nats-server 2.10
+        clock.observe(_seconds(timestamp), asked, answered)
+    return _state(answer)
+
+
+def _read(data: bytes) -> Mapping[str, Any]:
+    try:
+        answer = orjson.loads(data)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        raise NotAnswered("the reply is not a JSON object")
+    return answer
+
+
+def _seconds(timestamp: object) -> float:
+    try:
+        return datetime.fromisoformat(str(timestamp)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise NotAnswered("the reply's timestamp `ts` cannot be parsed") from None
+
+
+def _state(answer: Mapping[str, Any]) -> DurableState:
+    config = answer.get("config") or {}
+    filters = config.get("filter_subjects") or [config.get("filter_subject", "")]
+    return DurableState(
+        filters=tuple(filters),
+        ack_wait_s=config.get("ack_wait", 0) / _NANOSECONDS,
+        max_deliver=config.get("max_deliver", 0),
+        max_ack_pending=config.get("max_ack_pending", 0),
+        paused_until=config.get("pause_until", "") if answer.get("paused") else "",
+        leader=(answer.get("cluster") or {}).get("leader", ""),
+        pending=answer.get("num_pending", 0),
+        ack_pending=answer.get("num_ack_pending", 0),
+        ack_floor=(answer.get("ack_floor") or {}).get("stream_seq", 0),
+        quorum=_has_quorum((answer.get("cluster") or {}).get("replicas") or []),
+    )
+
+
+def _has_quorum(followers: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the leader and its recently active `followers` are a majority."""
+    active = [peer for peer in followers if not peer.get("offline") and peer.get("active", 0) < _ACTIVE_NS]
+    return 2 * (1 + len(active)) > 1 + len(followers)

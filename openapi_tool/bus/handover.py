@@ -1,0 +1,81 @@
+"""Hand-over of the durable to the kernel's own executor, which needs its own settings on it (protocol section 12)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nats.errors
+from nats.aio.client import Client
+from nats.js.api import ConsumerInfo
+from nats.js.errors import NotFoundError
+
+from openapi_tool.bus.durable_state import DurableMissing
+from openapi_tool.bus.streams import DurableOptions
+
+KERNEL_ACK_WAIT_S, KERNEL_MAX_DELIVER = 30.0, 3
+"""The kernel executor's own settings of the durable (protocol section 1)."""
+
+
+class StillPulled(nats.errors.Error):
+    """An executor still pulls from the durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class DurableShown:
+    """The durable as people see it; `waiting` commands were never delivered."""
+
+    durable: str
+    stream: str
+    filter_subject: str
+    ack_wait_s: float
+    max_deliver: int
+    waiting: int
+    unacknowledged: int
+    open_pull_requests: int
+
+
+async def durable_shown(client: Client, options: DurableOptions) -> DurableShown:
+    """Return the durable. Raises DurableMissing, or another nats.errors.Error."""
+    return _shown(await _info(client, options))
+
+
+async def hand_to_kernel(client: Client, options: DurableOptions) -> tuple[DurableShown, DurableShown]:
+    """Give the durable the settings that the kernel's own executor works with; return it before and after.
+
+    With ours a command that was answered and whose acknowledgement was lost comes back every few seconds and without
+    end; the kernel's executor fails on it each time, and its later calls time out.
+
+    Raises StillPulled while pull requests are open, DurableMissing, or another nats.errors.Error.
+    """
+    before = await _info(client, options)
+    if before.num_waiting:
+        raise StillPulled(f"the durable {options.name!r} still has open pull requests ({before.num_waiting})")
+    config = before.config.evolve(
+        name=options.name, ack_wait=KERNEL_ACK_WAIT_S, max_deliver=KERNEL_MAX_DELIVER, backoff=None
+    )
+    after = await client.jetstream().add_consumer(before.stream_name, config)
+    return _shown(before), _shown(after)
+
+
+async def _info(client: Client, options: DurableOptions) -> ConsumerInfo:
+    jetstream = client.jetstream()
+    try:
+        stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
+        info: ConsumerInfo = await jetstream.consumer_info(stream, options.name)
+    except NotFoundError:
+        raise DurableMissing(f"there is no durable {options.name!r} for {options.filter_subject}") from None
+    return info
+
+
+def _shown(info: ConsumerInfo) -> DurableShown:
+    config = info.config
+    return DurableShown(
+        durable=info.name,
+        stream=info.stream_name,
+        filter_subject=config.filter_subject or ", ".join(config.filter_subjects or ()),
+        ack_wait_s=config.ack_wait or 0.0,
+        max_deliver=config.max_deliver or 0,
+        waiting=info.num_pending or 0,
+        unacknowledged=info.num_ack_pending or 0,
+        open_pull_requests=info.num_waiting or 0,
+    )

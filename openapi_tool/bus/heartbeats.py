@@ -1,0 +1,71 @@
+"""Heartbeats of held commands, sent before their AckWait or lease ends.
+
+A heartbeat is due after 0.45 of AckWait; due ones are checked for every 1/12 of AckWait. A failed one is retried at the
+next check. Several tries fit into the rest of AckWait, even if each hangs until its timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+import nats.errors
+
+from openapi_tool.bus.held import Held
+from openapi_tool.bus.leases import LeaseLost, Leases
+
+log = logging.getLogger(__name__)
+
+_DUE_SHARE = 0.45
+"""Fraction of AckWait after the last acknowledged progress at which a heartbeat is due."""
+
+_CHECK_SHARE = 1 / 12
+"""Fraction of AckWait between two checks for due heartbeats."""
+
+_LIMIT_SHARE = 1 / 10
+"""Timeout of one heartbeat as a fraction of AckWait: 0.45 + 2 * (1/12 + 1/10) is less than 1."""
+
+_AT_ONCE = 64
+"""Concurrent heartbeats. Hundreds are due together after a stall; sent one by one, the last would be too late."""
+
+
+class Heartbeats:
+    """Sends progress acknowledgements and renews leases; `ack_wait_s` is the durable's AckWait."""
+
+    def __init__(self, leases: Leases, ack_wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.ack_wait_s = ack_wait_s
+        self._leases = leases
+        self._clock = clock
+
+    @property
+    def check_every_s(self) -> float:
+        """Seconds between two checks."""
+        return self.ack_wait_s * _CHECK_SHARE
+
+    async def send(self, running: Iterable[Held]) -> None:
+        """Send the heartbeats that are due, longest overdue first."""
+        due_before = self._clock() - self.ack_wait_s * _DUE_SHARE
+        due = [work for work in running if work.last_progress_ack <= due_before and not work.message.is_acked]
+        due.sort(key=lambda work: work.last_progress_ack)
+        at_once = asyncio.Semaphore(_AT_ONCE)
+        await asyncio.gather(*(self._beat(work, at_once) for work in due))
+
+    async def _beat(self, work: Held, at_once: asyncio.Semaphore) -> None:
+        try:
+            async with asyncio.timeout(self.ack_wait_s * _LIMIT_SHARE), at_once:
+                sent_at = self._clock()
+                await work.message.in_progress()
+                if work.lease is not None:
+                    await self._leases.renew(work.lease)
+                work.last_progress_ack = sent_at  # only on success: a failed heartbeat must stay due
+        except (nats.errors.Error, OSError, LeaseLost) as error:
+            log.warning(
+                "cannot send a heartbeat; retrying",
+                extra={
+                    "action": "heartbeat.failed",
+                    "error": f"{type(error).__name__}: {error}",
+                    "stream_sequence": work.delivery.stream_sequence,
+                },
+            )

@@ -1,0 +1,62 @@
+"""Held command: received and not settled yet; it waits for a slot or runs in one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from nats.aio.msg import Msg
+
+from openapi_tool.bus.leases import Lease
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.identity import AGENT
+
+_PROJECT_TOKEN = 2  # index in a subject
+_OVERHEAD_BYTES = 1_024
+"""Memory of a held command beside subject, headers and body: objects, reply subject, queue entries."""
+
+
+class FetchMode(Enum):
+    """Commands that may be fetched: as many as can be held (FREE), a single PROBE, or NONE."""
+
+    FREE = auto()
+    PROBE = auto()
+    NONE = auto()
+
+
+@dataclass(slots=True)
+class Held:
+    """A received command; times are on the monotonic clock, in seconds.
+
+    `last_progress_ack` is the time of its delivery or of the last heartbeat sent. These are True if:
+    `stale`: the server may have redelivered the command elsewhere since.
+    `forgive_on_hand_back`: handing it back takes this run off the count of lost runs.
+    `settling`: its settlement is decided and under way.
+    `probe`: it was fetched to test whether calls can be committed again.
+
+    `flow` is (project, agent) for fair scheduling; `size` is its memory in bytes.
+    """
+
+    message: Msg
+    delivery: Delivery
+    since: float
+    last_progress_ack: float
+    stale: bool = False
+    forgive_on_hand_back: bool = True
+    settling: bool = False
+    probe: bool = False
+    lease: Lease | None = None
+    flow: tuple[str, str] = field(init=False)
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Compute flow and size from the delivery."""
+        subject, headers = self.delivery.subject, self.delivery.headers
+        self.flow = project_of(subject), headers.get(AGENT, "")
+        self.size = _OVERHEAD_BYTES + len(subject) + len(self.delivery.data) + sum(map(len, headers.values()))
+
+
+def project_of(subject: str) -> str:
+    """Return the project in a command's subject, empty if it has none."""
+    tokens = subject.split(".", _PROJECT_TOKEN + 1)
+    return tokens[_PROJECT_TOKEN] if len(tokens) > _PROJECT_TOKEN else ""

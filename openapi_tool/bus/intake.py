@@ -1,0 +1,146 @@
+"""Intake: holds received commands from delivery to settlement.
+
+A waiting command costs memory and heartbeats, no other I/O. More commands are fetched than can be held: otherwise the
+backlog of one project at the head of the stream would block the projects behind it. The surplus is handed back.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+
+from nats.aio.msg import Msg
+
+from openapi_tool.bus.delivery import delivery_of, metadata_of
+from openapi_tool.bus.held import Held, project_of
+from openapi_tool.bus.returns import Publish, ReturnDelays, Returns
+from openapi_tool.bus.scheduler import Scheduler
+from openapi_tool.options import ExecutorOptions
+from openapi_tool.telemetry import metrics
+
+log = logging.getLogger(__name__)
+
+_MAX_WAITING_BYTES = 16 * 2**20
+_LOOK_BEHIND = 512
+"""Commands that are fetched even if no more can wait, to find those of other projects behind a backlog."""
+
+_LOG_EVERY_S = 60.0
+
+
+class Intake:
+    """The commands that this process holds, by stream sequence; `scheduler` orders the waiting ones."""
+
+    def __init__(self, options: ExecutorOptions, scheduler: Scheduler, publish: Publish) -> None:
+        self._options = options
+        self._scheduler = scheduler
+        self.held: dict[int, Held] = {}
+        self.returns = Returns(publish, self.forget)
+        self._delays = ReturnDelays(options.concurrency)
+        self._logged_at = -_LOG_EVERY_S
+
+    @property
+    def waiting(self) -> int:
+        """Number of waiting commands."""
+        return len(self._scheduler)
+
+    @property
+    def look_ahead(self) -> int:
+        """Number of commands to fetch while all slots are busy."""
+        return max(self._options.max_held - self.waiting, _LOOK_BEHIND)
+
+    @property
+    def full(self) -> bool:
+        """True if no further command can wait."""
+        return self.waiting >= self._options.max_held or self._scheduler.size >= _MAX_WAITING_BYTES
+
+    def refuse(self, message: Msg) -> bool:
+        """Hand back a message that the scheduler would evict at once; return False if it may be held.
+
+        Decides from subject and reply subject, without decoding: there may be tens of thousands of such messages.
+        Raises ForeignMessage.
+        """
+        project = project_of(message.subject)
+        if not self.full or not self._scheduler.gives_way(project):
+            return False
+        place = metadata_of(message)
+        if place.sequence.stream in self.held:
+            return False
+        self._send_back(message, project, None, never_run=self.returns.never_run(place))
+        return True
+
+    def take(self, message: Msg, *, stale: bool) -> Held | None:
+        """Hold the command of a message; return None if it is already held. Raises ForeignMessage."""
+        delivery = delivery_of(message)
+        sequence = delivery.stream_sequence
+        if sequence in self.held:
+            log.info(
+                "received a redelivery of a command that is held here; ignored",
+                extra={"action": "call.overlapping", "stream_sequence": sequence},
+            )
+            return None
+        if delivery.attempt > 1 and self.returns.never_run(message.metadata):
+            delivery = replace(delivery, attempt=1)
+        now = time.monotonic()
+        work = self.held[sequence] = Held(message, delivery, now, now, stale=stale)
+        return work
+
+    def wait(self, work: Held) -> None:
+        """Queue a command. If the queue was full, evict one of the largest project and hand it back."""
+        full = self.full
+        self._scheduler.offer(work)
+        if full:
+            surplus = self._scheduler.crowded_out()
+            self._send_back(surplus.message, surplus.flow[0], surplus, never_run=_never_run(surplus))
+        metrics.WAITING.set(self.waiting)
+
+    def next(self) -> Held | None:
+        """Remove and return the waiting command to run now, None if none waits."""
+        work = self._scheduler.next()
+        if work is not None:
+            metrics.WAITING.set(self.waiting)
+        return work
+
+    def finished(self, work: Held, duration_s: float) -> None:
+        """Forget a command that ran for `duration_s` seconds and is settled or handed back."""
+        self.forget(work)
+        self._delays.finished(duration_s)
+        self._scheduler.finished(work, cost=1)
+
+    def forget(self, work: Held) -> None:
+        """Stop holding a command."""
+        self.held.pop(work.delivery.stream_sequence, None)
+
+    def mark_stale(self) -> None:
+        """Mark all held commands as possibly redelivered elsewhere: a waiting one then needs a lease to run."""
+        for work in self.held.values():
+            work.stale = True
+
+    def give_back_waiting(self) -> None:
+        """Hand back all waiting commands for immediate redelivery."""
+        for work in self._scheduler.withdraw():
+            self.give_back(work)
+        metrics.WAITING.set(0)
+
+    def give_back(self, work: Held) -> None:
+        """Hand back a command that was not run, for immediate redelivery."""
+        self.returns.add(work.message, work, never_run=_never_run(work))
+
+    def _send_back(self, message: Msg, project: str, work: Held | None, *, never_run: bool) -> None:
+        metrics.RETURNED.inc()
+        self._log_surplus(project)
+        self.returns.add(message, work, self._delays.next(project, self.waiting), never_run=never_run)
+
+    def _log_surplus(self, project: str) -> None:
+        if time.monotonic() - self._logged_at < _LOG_EVERY_S:
+            return
+        self._logged_at = time.monotonic()
+        log.warning(
+            "more commands wait than executor.max_held allows; the largest project's are handed back with a delay",
+            extra={"action": "intake.full", "project_id": project},
+        )
+
+
+def _never_run(work: Held) -> bool:
+    """Return whether no delivery of a waiting command was ever run, as far as this process knows."""
+    return work.delivery.attempt == 1 and not work.stale

@@ -1,0 +1,102 @@
+"""Look-ahead: fetch commands while all slots are busy, so that the scheduler can choose among projects.
+
+Without it the backlog of one project blocks the commands of others (head-of-line blocking). The requests use `no_wait`.
+They take no command from an executor with a free slot: that one has a pull request open, which the server serves first
+(NATS ADR-13).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import orjson
+from nats.aio.msg import Msg
+from nats.js.api import Header
+
+from openapi_tool.bus.client import BusClient
+from openapi_tool.bus.pull_consumer import unsubscribe
+
+_EVERY_S = 0.05
+"""Seconds until the next request after one that found fewer commands than it asked for."""
+
+_LIMIT_S = 1.0
+"""Seconds until the next request if the server does not answer."""
+
+_IN_ONE_GO_S = 0.01
+"""Seconds of receiving messages before the event loop gets a turn."""
+
+_MAX_BYTES = 8 * 2**20
+"""Byte limit of one request: nats-py buffers its messages until they are received."""
+
+_CONFLICT = "409"
+
+
+class LookAhead:
+    """Fetches `batch()` commands at a time while that is more than 0, and passes each to `receive`."""
+
+    def __init__(
+        self,
+        client: BusClient,
+        stream: str,
+        durable: str,
+        batch: Callable[[], int],
+        receive: Callable[[Msg], None],
+    ) -> None:
+        self._client = client
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
+        self._batch = batch
+        self._receive = receive
+        self._left = 0
+        self._yielded_at = 0.0
+        self._answered = asyncio.Event()
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """Start fetching: all slots are busy."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Fetch until cancelled; messages already sent by the server are still received."""
+        inbox = self._client.new_inbox()
+        subscription = await self._client.subscribe(inbox, cb=self._on_message)
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while batch := self._batch():
+                    await self._look(batch, inbox)
+        finally:
+            await unsubscribe(self._client, subscription)
+
+    async def _look(self, batch: int, inbox: str) -> None:
+        self._left = batch
+        self._answered.clear()
+        if self._client.is_connected:
+            request = {"batch": batch, "no_wait": True, "max_bytes": _MAX_BYTES}
+            await self._client.publish(self._subject, orjson.dumps(request), inbox)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LIMIT_S):
+                    await self._answered.wait()
+        if self._left:
+            await asyncio.sleep(_EVERY_S)
+
+    async def _on_message(self, message: Msg) -> None:
+        status = message.headers.get(Header.STATUS) if message.headers and not message.reply else None
+        if status is None:
+            self._receive(message)
+            self._left = max(0, self._left - 1)
+        elif status == _CONFLICT:
+            self._left = 0  # `max_bytes` reached: more commands are there
+        if status is not None or not self._left:
+            self._answered.set()
+        await self._yield()
+
+    async def _yield(self) -> None:
+        """Give the event loop a turn after `_IN_ONE_GO_S` of receiving."""
+        now = time.monotonic()
+        if now - self._yielded_at > _IN_ONE_GO_S:
+            await asyncio.sleep(0)
+            self._yielded_at = time.monotonic()

@@ -1,0 +1,210 @@
+"""Pull consumer with an open request for exactly as many messages as there are free slots.
+
+One request covers all free slots and stays open; a further request covers slots that become free. So a
+single message is delivered at once, a burst in one batch, and no message is fetched without a free slot
+(NATS ADR-13, pull consumers; our ADR 2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Callable
+
+import nats.errors
+import orjson
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js.api import Header, StatusCode
+
+from openapi_tool.bus.client import BusClient
+
+log = logging.getLogger(__name__)
+
+EXPIRES_S = 30.0
+HEARTBEAT_S = 5.0
+_GOODBYE_S = 2.0
+_SILENCE_S = 2.5 * HEARTBEAT_S
+"""Without a message or heartbeat for this long, assume that the server has lost the open request."""
+
+_MAX_BYTES = 4 * 2**20
+"""Bytes of messages per request; the server ends it with 409 then. What it sends at once arrives before the answers to
+our publications, on the same connection: of 64 large commands that was a fifth of a second."""
+
+_COMPLETE = ("batch completed", "message size exceeds maxbytes")  # both with status 409
+_ENDINGS = (StatusCode.REQUEST_TIMEOUT, StatusCode.NO_MESSAGES)
+_NANOSECONDS = 1_000_000_000
+_HEARTBEAT = "100"
+_PENDING = "Nats-Pending-Messages"
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_TOP_UP = 4
+"""Request more once a 1/4 of all slots is free and not yet requested: fewer, larger requests."""
+
+
+class ConsumerGone(Exception):
+    """The server reports that the durable does not exist (any more)."""
+
+
+class PullConsumer:
+    """Keeps requests open for `free_slots()` messages; `receive` returns False for one that JetStream did not send."""
+
+    def __init__(
+        self,
+        client: BusClient,
+        stream: str,
+        durable: str,
+        free_slots: Callable[[], int],
+        receive: Callable[[Msg], bool],
+    ) -> None:
+        self._client = client
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
+        self._free_slots = free_slots
+        self._receive = receive
+        self._inbox = ""
+        self._subscription: Subscription | None = None
+        self._asked = 0
+        self._largest = 1
+        self._requested_at = time.monotonic()
+        self._unanswered_since: float | None = None
+        self._renew = False
+        self._wake = asyncio.Event()
+        self._gone: str | None = None
+        self._reconnects = 0
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the server last answered an open request, also by heartbeat; 0 without an open request.
+
+        Sending another request does not reset it: an unresponsive server must not look alive.
+        """
+        return 0.0 if self._unanswered_since is None else time.monotonic() - self._unanswered_since
+
+    def wake(self) -> None:
+        """Compare free slots with requested messages again: a slot became free."""
+        self._wake.set()
+
+    def renew(self) -> None:
+        """Withdraw the open request and send a new one, because the server may have lost it."""
+        self._renew = True
+        self._wake.set()
+
+    def give_up(self, reason: str) -> None:
+        """End `run` with ConsumerGone, because the durable is missing."""
+        self._gone = reason
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Pull until cancelled, across connection losses. Raises ConsumerGone."""
+        self._gone = None
+        await self._subscribe()
+        try:
+            while self._gone is None:
+                self._wake.clear()
+                if self._must_resubscribe():
+                    await self._resubscribe()
+                await self._top_up()
+                await self._rest()
+            raise ConsumerGone(self._gone)
+        finally:
+            await self._unsubscribe()
+
+    def _must_resubscribe(self) -> bool:
+        """Return whether the open request may be lost, or exceeds the free slots: a request cannot be reduced."""
+        reconnected = self._reconnects != self._client.stats["reconnects"]
+        return self._renew or reconnected or 0 < self._asked > self._free_slots()
+
+    async def _subscribe(self) -> None:
+        self._reconnects = self._client.stats["reconnects"]
+        self._inbox = self._client.new_inbox()
+        self._subscription = await self._client.subscribe(self._inbox, cb=self._on_message)
+
+    async def _resubscribe(self) -> None:
+        """Subscribe to a new inbox, so that the server drops the open request for the old one.
+
+        With a second request for the same inbox it would serve both, which exceeds the free slots. Messages already
+        sent to the old inbox are received first and take their slots.
+        """
+        self._renew = False
+        await self._unsubscribe()
+        self._asked = 0
+        if not self._free_slots():
+            self._unanswered_since = None
+        await self._subscribe()
+
+    async def _unsubscribe(self) -> None:
+        """Withdraw the open request: the server drops a request whose inbox has no subscriber."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await unsubscribe(self._client, subscription)
+
+    async def _top_up(self) -> None:
+        free = self._free_slots()
+        self._largest = max(self._largest, free)
+        missing = free - self._asked
+        if missing <= 0 or not self._client.is_connected:
+            return
+        if self._asked and missing * _TOP_UP < self._largest:
+            return
+        request = {
+            "batch": missing,
+            "expires": int(EXPIRES_S * _NANOSECONDS),
+            "idle_heartbeat": int(HEARTBEAT_S * _NANOSECONDS),
+            "max_bytes": max(_MAX_BYTES, 2 * self._client.max_payload),
+        }
+        self._asked += missing
+        self._requested_at = time.monotonic()
+        self._unanswered_since = self._unanswered_since or self._requested_at
+        await self._client.publish(self._subject, orjson.dumps(request), self._inbox)
+
+    async def _rest(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HEARTBEAT_S):
+                await self._wake.wait()
+        if self._asked and time.monotonic() - self._last_sign > _SILENCE_S:
+            self._renew = True
+
+    @property
+    def _last_sign(self) -> float:
+        """Time when a request was last answered or sent, whichever is later."""
+        return max(self._unanswered_since or 0.0, self._requested_at)
+
+    async def _on_message(self, message: Msg) -> None:
+        status = message.headers.get(Header.STATUS) if message.headers and not message.reply else None
+        if status is None:
+            self._asked = max(0, self._asked - self._receive(message))
+        elif status != _HEARTBEAT:
+            self._request_ended(status, message.headers or {})
+        self._unanswered_since = time.monotonic() if self._asked else None
+        if self._free_slots() > self._asked:
+            self._wake.set()
+
+    def _request_ended(self, status: str, headers: dict[str, str]) -> None:
+        """Handle a request that expired or was refused: its remaining messages are no longer requested."""
+        description = headers.get(Header.DESCRIPTION, "")
+        remaining = headers.get(_PENDING, "")
+        self._asked = max(0, self._asked - int(remaining)) if _NUMBER.fullmatch(remaining) else 0
+        if status == StatusCode.SERVICE_UNAVAILABLE or "consumer deleted" in description.lower():
+            self._gone = description or "no responders"
+        elif status not in _ENDINGS and description.lower() not in _COMPLETE:
+            log.warning(
+                "the server ended a pull request",
+                extra={"action": "pull.ended", "status": status, "description": description},
+            )
+
+
+async def unsubscribe(client: BusClient, subscription: Subscription) -> None:
+    """End a subscription; messages already sent by the server are still received."""
+    try:
+        if client.is_connected:
+            async with asyncio.timeout(_GOODBYE_S):
+                await subscription.drain()  # type: ignore[no-untyped-call]
+    except (nats.errors.Error, OSError) as error:
+        log.info(
+            "cannot unsubscribe; messages in transit are redelivered after AckWait",
+            extra={"action": "pull.broken_off", "error": f"{type(error).__name__}: {error}"},
+        )
+    finally:
+        client.drop(subscription)

@@ -1,0 +1,123 @@
+"""Hand commands that did not run back to the stream (NAK), each with its own redelivery delay.
+
+The delays spread redeliveries to the pace at which calls end here. A whole backlog redelivered at once, and handed back
+again, would cost more CPU than the calls themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from openapi_tool.bus.held import Held
+
+log = logging.getLogger(__name__)
+
+Publish = Callable[[str, bytes], Awaitable[None]]
+
+_MAX_REMEMBERED = 20_000
+"""Handed-back commands that are remembered; some 100 bytes each."""
+
+_IN_ONE_GO = 32
+"""Commands handed back before the event loop gets a turn."""
+
+_LIMIT_S = 2.0
+"""Timeout in seconds for one such batch."""
+
+_MIN_DELAY_S, _MAX_DELAY_S = 0.1, 30.0
+_MEAN_OF = 64
+"""Weight of the moving average of call durations, in calls."""
+
+
+class Returns:
+    """Hands messages back, and calls `forget` for each that was held."""
+
+    def __init__(self, publish: Publish, forget: Callable[[Held], None]) -> None:
+        self._publish = publish
+        self._forget = forget
+        self._queue: deque[tuple[Msg, Held | None, float]] = deque()
+        self._wake = asyncio.Event()
+        self._deliveries: OrderedDict[int, int] = OrderedDict()
+
+    def add(self, message: Msg, work: Held | None, delay_s: float = 0.0, *, never_run: bool) -> None:
+        """Hand back a message for redelivery after `delay_s` seconds; `work` is its command if it was held.
+
+        `never_run` means that no delivery of the command, including this one, was ever run.
+        """
+        self._queue.append((message, work, delay_s))
+        self._wake.set()
+        if never_run:
+            place = message.metadata
+            self._deliveries[place.sequence.stream] = place.num_delivered
+            if len(self._deliveries) > _MAX_REMEMBERED:
+                self._deliveries.popitem(last=False)
+
+    def never_run(self, place: Msg.Metadata) -> bool:
+        """Return whether no earlier delivery of a command was run, and drop the note of it.
+
+        That is known only if this process received and handed back all of them. Such a redelivery needs no lease
+        (ADR 4).
+        """
+        attempt = place.num_delivered
+        return attempt == 1 or self._deliveries.pop(place.sequence.stream, 0) + 1 == attempt
+
+    async def run(self) -> None:
+        """Hand back added messages until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Hand back everything that was added."""
+        while self._queue:
+            try:
+                async with asyncio.timeout(_LIMIT_S):
+                    for _ in range(min(_IN_ONE_GO, len(self._queue))):
+                        await self._give_back(*self._queue.popleft())
+            except (nats.errors.Error, OSError, TimeoutError) as error:
+                log.warning(
+                    "cannot hand a command back; the server redelivers it after AckWait",
+                    extra={"action": "call.unsettled", "error": f"{type(error).__name__}: {error}"},
+                )
+            await asyncio.sleep(0)
+
+    async def _give_back(self, message: Msg, work: Held | None, delay_s: float) -> None:
+        try:
+            await self._publish(message.reply, b'-NAK {"delay":%d}' % (delay_s * 1e9) if delay_s else b"-NAK")
+        finally:
+            if work is not None:
+                self._forget(work)
+
+
+class ReturnDelays:
+    """Redelivery delays of surplus commands: after those of the project that wait here or were handed back before.
+
+    The assumed pace is `slots` divided by the mean duration of a call. A command redelivered too early is handed back
+    again.
+    """
+
+    def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._slots = slots
+        self._clock = clock
+        self._mean_s = 0.1
+        self._next_at: dict[str, float] = {}
+
+    def finished(self, duration_s: float) -> None:
+        """Add the duration of a call in seconds to the moving average."""
+        self._mean_s += (duration_s - self._mean_s) / _MEAN_OF
+
+    def next(self, project: str, waiting: int) -> float:
+        """Return the redelivery delay in seconds for the next command of a project; `waiting` commands wait here."""
+        now, each_s = self._clock(), self._mean_s / self._slots
+        at = max(self._next_at.get(project, 0.0), now + waiting * each_s) + each_s
+        self._next_at[project] = min(at, now + _MAX_DELAY_S)
+        if len(self._next_at) > _MAX_REMEMBERED:
+            self._next_at = {name: due for name, due in self._next_at.items() if due > now}
+        return min(max(at - now, _MIN_DELAY_S), _MAX_DELAY_S)

@@ -1,0 +1,200 @@
+"""Order in which held commands get a slot, and which of them is evicted if too many are held.
+
+To change the order, write another class with the methods of `Scheduler` and use it in `bus/consumer.py`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import Protocol
+
+from openapi_tool.bus.held import Held
+
+_MAX_IDLE_FLOWS = 4_096
+"""Flows (projects or agents) without a waiting command whose charge is remembered, at each level."""
+
+
+class Scheduler(Protocol):
+    """Queue of the commands that wait for a slot; `size` is their memory in bytes."""
+
+    size: int
+
+    def __len__(self) -> int:
+        """Return the number of waiting commands."""
+
+    def offer(self, work: Held) -> None:
+        """Enqueue a command."""
+
+    def next(self) -> Held | None:
+        """Remove and return the command that runs next, or None if none waits."""
+
+    def finished(self, work: Held, cost: float) -> None:
+        """Charge a command that has run with `cost` upstream requests; `next` has charged one of them."""
+
+    def crowded_out(self) -> Held:
+        """Remove and return the command to evict if too many wait. Raises ValueError if none waits."""
+
+    def gives_way(self, project: str) -> bool:
+        """Return whether a further command of a project would be the one to evict."""
+
+    def withdraw(self) -> list[Held]:
+        """Remove and return all waiting commands."""
+
+
+class FairScheduler:
+    """Fair queueing over projects, within a project over agents, and FIFO within an agent.
+
+    The next slot goes to the project that was charged least, so a project that queues thousands of commands delays only
+    its own. An idle project gets no credit for the time in which it sent nothing. If too many commands wait, the newest
+    one of the largest project is evicted.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._length = 0
+        self._projects = _FairQueue(levels=2)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def offer(self, work: Held) -> None:
+        """Enqueue a command."""
+        self._projects.push(work.flow, work)
+        self._length += 1
+        self.size += work.size
+
+    def next(self) -> Held | None:
+        """Remove and return the command that runs next, or None if none waits."""
+        return self._removed(self._projects.pop()) if self._length else None
+
+    def finished(self, work: Held, cost: float) -> None:
+        """Charge project and agent with the cost of a command beyond the one request that `next` has charged."""
+        self._projects.charge(work.flow, cost - 1)
+
+    def crowded_out(self) -> Held:
+        """Remove and return the newest command of the largest agent in the largest project, by memory."""
+        return self._removed(self._projects.drop())
+
+    def gives_way(self, project: str) -> bool:
+        """Return whether a project is the largest, by memory."""
+        return self._length > 0 and self._projects.largest() == project
+
+    def withdraw(self) -> list[Held]:
+        """Remove and return all waiting commands, in the order in which they would have run."""
+        return [self._removed(self._projects.pop()) for _ in range(self._length)]
+
+    def _removed(self, work: Held) -> Held:
+        self._length -= 1
+        self.size -= work.size
+        return work
+
+
+class _Fifo:
+    """The commands of one agent."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Held] = deque()
+
+    def push(self, _: tuple[str, ...], work: Held) -> None:
+        self._waiting.append(work)
+
+    def pop(self) -> Held:
+        return self._waiting.popleft()
+
+    def drop(self) -> Held:
+        return self._waiting.pop()
+
+    def charge(self, _: tuple[str, ...], __: float) -> None:
+        """Do nothing: within one agent the order does not depend on cost."""
+
+
+class _Flow:
+    """Flow of a fair queue: one project, or one agent of it.
+
+    `size` is the memory in bytes of its waiting commands, `start` the virtual time at which the next of them is due,
+    `queued` whether the heap of the fair queue has an entry for it.
+    """
+
+    __slots__ = ("queue", "queued", "size", "start")
+
+    def __init__(self, queue: _Fifo | _FairQueue, start: float) -> None:
+        self.queue = queue
+        self.start = start
+        self.size = 0
+        self.queued = False
+
+
+class _FairQueue:
+    """Start-time fair queueing (Goyal, Vin and Cheng, 1996) over flows of equal weight.
+
+    The flow with the earliest start is served next, and its start advances by the cost. Virtual time (`_now`) is the
+    start of the flow served last. A flow that was empty starts there again, or later if its charge lies beyond it. With
+    `levels` above 1 each flow is itself a fair queue, over the next element of the path.
+    """
+
+    def __init__(self, levels: int) -> None:
+        self._levels = levels
+        self._now = 0.0
+        self._flows: dict[str, _Flow] = {}
+        # Heap of (start, number of the entry, flow). A charge does not move its entry, so the start may be outdated.
+        self._due: list[tuple[float, int, str]] = []
+        self._entries = 0
+
+    def push(self, path: tuple[str, ...], work: Held) -> None:
+        name = path[0]
+        flow = self._flows.get(name)
+        if flow is None:
+            flow = self._flows[name] = _Flow(_FairQueue(self._levels - 1) if self._levels > 1 else _Fifo(), self._now)
+        flow.queue.push(path[1:], work)
+        flow.size += work.size
+        if not flow.queued:
+            flow.start = max(flow.start, self._now)
+            self._enqueue(name, flow)
+
+    def pop(self) -> Held:
+        flow, name = self._earliest()
+        self._now = flow.start
+        work = flow.queue.pop()
+        flow.size -= work.size
+        flow.start += 1
+        if flow.size:
+            self._enqueue(name, flow)
+        elif len(self._flows) > len(self._due) + _MAX_IDLE_FLOWS:
+            self._forget_idle()
+        return work
+
+    def drop(self) -> Held:
+        flow = self._flows[self.largest()]
+        work = flow.queue.drop()
+        flow.size -= work.size
+        return work
+
+    def largest(self) -> str:
+        return max((name for _, _, name in self._due), key=lambda name: self._flows[name].size)
+
+    def charge(self, path: tuple[str, ...], cost: float) -> None:
+        if flow := self._flows.get(path[0]):
+            flow.start += cost
+            flow.queue.charge(path[1:], cost)
+
+    def _enqueue(self, name: str, flow: _Flow) -> None:
+        flow.queued = True
+        self._entries += 1
+        heapq.heappush(self._due, (flow.start, self._entries, name))  # FIFO among equal starts
+
+    def _earliest(self) -> tuple[_Flow, str]:
+        """Remove and return the flow to serve; drop entries of empty flows, reinsert those of flows charged since."""
+        while True:
+            start, _, name = heapq.heappop(self._due)
+            flow = self._flows[name]
+            flow.queued = False
+            if not flow.size:
+                continue
+            if flow.start <= start:
+                return flow, name
+            self._enqueue(name, flow)
+
+    def _forget_idle(self) -> None:
+        """Forget flows without a waiting command; a client may invent any number of project and agent names."""
+        self._flows = {name: flow for name, flow in self._flows.items() if flow.queued}

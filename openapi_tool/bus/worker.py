@@ -1,0 +1,173 @@
+"""Run one command in a slot: take its lease if redelivered, handle it, settle it or hand it back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import nats.errors
+
+from openapi_tool.bus.dead_letters import DeadLetters
+from openapi_tool.bus.held import Held, project_of
+from openapi_tool.bus.leases import Lease, LeaseLost, Leases, LeaseTaken
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.identity import AGENT, TOOL_CALL, TURN
+from openapi_tool.protocol.settlement import Acknowledge, DeadLetter, Requeue, Settlement
+from openapi_tool.shielding import shielded
+from openapi_tool.telemetry import metrics
+from openapi_tool.tools.problems import short
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Delivery], Awaitable[Settlement]]
+
+_ID_HEADERS = {"agent_id": AGENT, "agent_turn_id": TURN, "tool_call_id": TOOL_CALL}
+_SHOWN_CHARS = 128
+
+_ACK_TIMEOUT_S = 5.0
+_HAND_BACK_S = 2.0
+_SETTLE_S = 6.0
+"""Seconds that a settlement may still take after its task is cancelled; longer than _ACK_TIMEOUT_S."""
+
+_SUSPECT_RUNS = 2
+"""After this many runs lost with their executor, a command is suspected of killing it."""
+
+_SUSPECTS_SHARE = 1 / 4
+"""Fraction of the slots for suspects. One that kills the executor loses few other runs with it; if the executors died
+of something else, all suspects still run soon."""
+
+_SUSPECT_RETRY_S = 0.5
+"""Redelivery delay in seconds of a suspect for which no slot is free."""
+
+
+class Worker:
+    """Runs commands with `handle` and settles them. The caller runs at most `slots` at once.
+
+    A command whose executor died `max_lost_runs` times is answered with an error without being run.
+    """
+
+    def __init__(
+        self, leases: Leases, dead_letters: DeadLetters, handle: Handler, slots: int, max_lost_runs: int
+    ) -> None:
+        self._leases = leases
+        self._dead_letters = dead_letters
+        self._handle = handle
+        self._max_lost_runs = max_lost_runs
+        self._suspect_slots = max(1, int(slots * _SUSPECTS_SHARE))
+        self._suspects = 0
+
+    async def run(self, work: Held) -> None:
+        """Handle and settle a command; a cancellation does not interrupt a settlement that is decided."""
+        try:
+            await shielded(self._settle(work, await self._own_and_handle(work)), _SETTLE_S)
+        except asyncio.CancelledError as broken_off:
+            if work.settling:
+                _log_unsettled(work, broken_off)
+            else:
+                await shielded(self._hand_back(work), _HAND_BACK_S)
+            raise
+        except (nats.errors.Error, OSError, LeaseLost) as error:
+            _log_unsettled(work, error)
+
+    async def _own_and_handle(self, work: Held) -> Settlement | LeaseTaken:
+        """Handle a command; from its second delivery on take its lease first."""
+        if work.delivery.attempt == 1 and not work.stale:
+            return await self._handle(work.delivery)
+        work.forgive_on_hand_back = False
+        lease = await self._leases.take(work.delivery)
+        _log_redelivery(work.delivery, lease)
+        if isinstance(lease, LeaseTaken):
+            return lease
+        if lease.lost < _SUSPECT_RUNS:
+            return await self._begin_and_handle(work, lease)
+        if self._suspects >= self._suspect_slots:
+            await self._leases.give_back(work.delivery, began=False)
+            return LeaseTaken(_SUSPECT_RETRY_S)  # waiting here would block a slot for other calls
+        self._suspects += 1
+        try:
+            return await self._begin_and_handle(work, lease)
+        finally:
+            self._suspects -= 1
+
+    async def _begin_and_handle(self, work: Held, lease: Lease) -> Settlement:
+        work.lease = lease
+        await shielded(self._begin(work, lease), _HAND_BACK_S)
+        work.delivery = replace(work.delivery, exhausted=lease.lost >= self._max_lost_runs)
+        return await self._handle(work.delivery)
+
+    async def _begin(self, work: Held, lease: Lease) -> None:
+        await self._leases.begin(lease)
+        work.forgive_on_hand_back = True
+
+    async def _settle(self, work: Held, settlement: Settlement | LeaseTaken) -> None:
+        work.settling, message = True, work.message
+        match settlement:
+            case Acknowledge():
+                await message.ack()  # if the ack is lost, the redelivered command finds its stored result
+            case Requeue(delay_s, defect):
+                await self._leases.give_back(work.delivery, began=work.forgive_on_hand_back and not defect)
+                await message.nak(delay=delay_s)
+            case LeaseTaken(retry_in_s) if not work.stale:
+                await message.nak(delay=retry_in_s)
+            case LeaseTaken():
+                # Stale: while this process was stopped the server redelivered the command to the executor that holds
+                # the lease. That one settles it; an answer from here would end or repeat its delivery (ADR 4).
+                pass
+            case DeadLetter(reason, text, terminate):
+                await self._dead_letters.keep(work.delivery, reason, text)
+                if terminate:
+                    await message.term()
+                else:
+                    await message.ack_sync(timeout=_ACK_TIMEOUT_S)
+        if work.lease is not None and isinstance(settlement, (Acknowledge, DeadLetter)):
+            await self._leases.forget(work.lease)
+
+    async def _hand_back(self, work: Held) -> None:
+        """Hand the command back for immediate redelivery. In an outage AckWait redelivers it later."""
+        try:
+            async with asyncio.timeout(_HAND_BACK_S):
+                await self._leases.give_back(work.delivery, began=work.forgive_on_hand_back)
+                if not work.message.is_acked:
+                    await work.message.nak()
+            log.info("handed a command back", extra={"action": "call.handed_back"} | _ids(work.delivery))
+        except (nats.errors.Error, OSError, LeaseLost, TimeoutError) as error:
+            log.warning(
+                "cannot hand a command back; the server redelivers it after AckWait",
+                extra={"action": "call.unsettled", "error": f"{type(error).__name__}: {error}"},
+            )
+
+
+def _log_unsettled(work: Held, error: BaseException) -> None:
+    log.warning(
+        "cannot settle a command; the server redelivers it",
+        extra={
+            "action": "call.unsettled",
+            "error": f"{type(error).__name__}: {error}",
+            "stream_sequence": work.delivery.stream_sequence,
+        },
+    )
+
+
+def _ids(delivery: Delivery) -> dict[str, Any]:
+    """Return what the subject and the headers say of a command's identity, each cut to 128 characters."""
+    claimed = {name: delivery.headers.get(header, "") for name, header in _ID_HEADERS.items()}
+    found = {"project_id": project_of(delivery.subject), **claimed}
+    shown = {name: short(value, _SHOWN_CHARS) for name, value in found.items()}
+    return {"stream_sequence": delivery.stream_sequence, **shown}
+
+
+def _log_redelivery(delivery: Delivery, lease: Lease | LeaseTaken) -> None:
+    metrics.REDELIVERED.inc()
+    log.info(
+        "command redelivered",
+        extra={
+            "action": "call.redelivered",
+            "attempt": delivery.attempt,
+            "lost": lease.lost if isinstance(lease, Lease) else None,
+            "busy_s": round(lease.retry_in_s, 3) if isinstance(lease, LeaseTaken) else None,
+        }
+        | _ids(delivery),
+    )

@@ -1,0 +1,69 @@
+"""Database availability: combines health checks and the circuit breaker into fetch mode and readiness."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from openapi_tool.bus.held import FetchMode
+from openapi_tool.kernel.breaker import CircuitBreaker
+from openapi_tool.kernel.failures import located
+from openapi_tool.kernel.store import KernelStore
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.telemetry.health import POSTGRES, Health
+
+_SLOW_S = 3.0  # a hanging check ends only after several timeouts of the driver, so do not wait for its end
+_SILENT = Unavailable(f"PostgreSQL: no answer within {_SLOW_S:.0f} s")
+
+
+class DatabaseMonitor:
+    """State of the database from health checks and from the loads and commits of calls.
+
+    `wake` is called on every change; the consumer sets it.
+    """
+
+    def __init__(self, health: Health, where: str = "") -> None:
+        self._health = health
+        self._where = where
+        self._outage = ""
+        self.wake: Callable[[], None] = lambda: None
+        self.breaker = CircuitBreaker(self._changed)
+
+    def fetch_mode(self) -> FetchMode:
+        """Return which commands may be fetched now."""
+        if self._outage:
+            return FetchMode.NONE
+        if not self.breaker.reason:
+            return FetchMode.FREE
+        return FetchMode.PROBE if self.breaker.may_probe else FetchMode.NONE
+
+    async def check(self, kernel: KernelStore, *, idle: bool) -> None:
+        """Run a health check. An open breaker needs a thorough one, and is reset only if the executor is idle."""
+        slow = asyncio.get_running_loop().call_later(_SLOW_S, self.mark_unavailable, _SILENT)
+        try:
+            await kernel.ping(thorough=bool(self.breaker.reason))
+        except Unavailable as error:
+            self.mark_unavailable(error)
+            return
+        finally:
+            slow.cancel()
+        if idle:
+            self.breaker.close_if_quiet()
+        self.mark_available()
+
+    def mark_available(self) -> None:
+        """Record that the database is available."""
+        if self._outage:
+            self.breaker.probe_soon()
+        self._outage = ""
+        self._changed()
+
+    def mark_unavailable(self, error: Unavailable) -> None:
+        """Record that the database is unavailable."""
+        self._outage = located(str(error), self._where)
+        self._changed()
+
+    def _changed(self) -> None:
+        reason = self._outage or self.breaker.reason
+        self._health.record(POSTGRES, ok=not reason, reason=reason)
+        self.wake()

@@ -1,0 +1,68 @@
+"""Delay of answers that would come before their worker has suspended the turn (section 12, ADR 8)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from openapi_tool.executor.ports import Clock, Slots
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.protocol.records import WaitingTurnRecord
+
+_MOST_S = 1.0
+"""Longest delay in seconds: a worker defers a row that comes too early for as long."""
+
+_MAX_STEPS = 4_096
+
+_Step = tuple[str, str, str, str | None]
+
+
+class AnswerHold:
+    """Holds answers until `min_answer_s` seconds after the newest command of their step, a second at most.
+
+    A worker suspends a turn once it has sent all calls of the step. A row that comes earlier is deferred for a second,
+    and may make it block the model's next step. Nobody suspends for a UI action or in epoch 0.
+    """
+
+    def __init__(self, min_answer_s: float, clock: Clock, slots: Slots) -> None:
+        self._min_answer_s = min_answer_s
+        self._clock = clock
+        self._slots = slots
+        self._newest: dict[_Step, float] = {}
+
+    def note(self, delivery: Delivery, identity: CallIdentity) -> None:
+        """Note that a step has sent a command."""
+        if self._min_answer_s:
+            step, at = _step(identity), delivery.published_at.timestamp()
+            self._newest[step] = max(at, self._newest.get(step, at))
+            if len(self._newest) > _MAX_STEPS:
+                self._forget_old()
+
+    async def wait(self, delivery: Delivery, identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> None:
+        """Wait, without a slot, until the worker should have suspended the turn."""
+        if not self._min_answer_s or not waiting_turn.suspends:
+            return
+        step, published_at = _step(identity), delivery.published_at.timestamp()
+        left_s = self._left_s(step, published_at)
+        if left_s <= 0:
+            return
+        self._slots.release(delivery.stream_sequence)
+        now = asyncio.get_running_loop().time
+        give_up_at = now() + _MOST_S
+        while left_s > 0 and now() < give_up_at:
+            await asyncio.sleep(min(left_s, self._min_answer_s))
+            left_s = self._left_s(step, published_at)
+
+    def _left_s(self, step: _Step, published_at: float) -> float:
+        due = self._newest.get(step, published_at) + self._min_answer_s
+        return min(due, published_at + _MOST_S) - self._clock.time()
+
+    def _forget_old(self) -> None:
+        """Forget steps whose answers need no delay any more; all of them where a flood leaves no other way."""
+        since = self._clock.time() - _MOST_S
+        kept = {step: at for step, at in self._newest.items() if at > since}
+        self._newest = kept if len(kept) < _MAX_STEPS else {}
+
+
+def _step(identity: CallIdentity) -> _Step:
+    return identity.project_id, identity.agent_id, identity.agent_turn_id, identity.step_id

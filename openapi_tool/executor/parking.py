@@ -1,0 +1,129 @@
+"""Parked results: paid for, but not committed; stored in KV until the next delivery of the command commits them.
+
+A record holds the text for the model. Its name and its seal are HMACs over project, agent, turn and tool call id, with
+a key that only executors share. So no other call can read a record, and nobody else can forge one (ADR 5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from openapi_tool.executor.ids import ids
+from openapi_tool.executor.ports import ResultStore
+from openapi_tool.protocol.cards import ArtifactCard
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.tools.result import ResultFields
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 256 * 1024
+_WITHIN_S = 2.0
+_VERSION = 1
+_SEAL_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """Fields of the result card, and the artifact card if the output was cut."""
+
+    fields: ResultFields
+    artifact: ArtifactCard | None = None
+    parked: bool = False
+
+
+class ParkedResults:
+    """Store of parked results, sealed with a `key` that all executors share; its failures never fail a call."""
+
+    def __init__(self, store: ResultStore, key: bytes) -> None:
+        self._store = store
+        self._key = hmac.digest(key, b"parked answer", hashlib.sha256)
+
+    async def park(self, identity: CallIdentity, result: CallResult) -> bool:
+        """Store a result unless it is too large; return within two seconds whether it is stored."""
+        record = _encode(result)
+        if len(record) > MAX_BYTES:
+            self._log("a result is too large to be parked; its call will be run again", identity, len(record))
+            return False
+        try:
+            async with asyncio.timeout(_WITHIN_S):
+                await self._store.put(self._name(identity), self._seal(identity, record) + record)
+        except (Unavailable, TimeoutError) as error:
+            self._log(f"cannot park a result; its call will be run again: {error}", identity, len(record))
+            return False
+        self._log("parked a result that could not be committed", identity, len(record))
+        return True
+
+    async def find(self, identity: CallIdentity) -> CallResult | None:
+        """Return the result that was parked for this call, None if there is none or it cannot be read."""
+        try:
+            async with asyncio.timeout(_WITHIN_S):
+                kept = await self._store.get(self._name(identity))
+        except (Unavailable, TimeoutError):
+            return None
+        if kept is None:
+            return None
+        seal, record = kept[:_SEAL_BYTES], kept[_SEAL_BYTES:]
+        if not hmac.compare_digest(seal, self._seal(identity, record)):
+            return None
+        return _decode(record, identity.project_id)
+
+    async def forget(self, identity: CallIdentity) -> None:
+        """Delete the parked result; if that fails, it expires later."""
+        try:
+            async with asyncio.timeout(_WITHIN_S):
+                await self._store.delete(self._name(identity))
+        except (Unavailable, TimeoutError):
+            log.debug("cannot delete a parked result; it will expire", extra={"action": "result.left_parked"})
+
+    def _name(self, identity: CallIdentity) -> str:
+        return self._digest(b"name", identity, b"").hex()
+
+    def _seal(self, identity: CallIdentity, record: bytes) -> bytes:
+        return self._digest(b"seal", identity, record)
+
+    def _digest(self, purpose: bytes, identity: CallIdentity, record: bytes) -> bytes:
+        whose = [identity.project_id, identity.agent_id, identity.agent_turn_id, identity.tool_call_id]
+        return hmac.digest(self._key, b"\n".join((purpose, orjson.dumps(whose), record)), hashlib.sha256)
+
+    def _log(self, message: str, identity: CallIdentity, size: int) -> None:
+        log.warning("%s", message, extra={"action": "result.parked", "bytes": size} | ids(identity))
+
+
+def _encode(result: CallResult) -> bytes:
+    fields, card = result.fields, result.artifact
+    artifact = card and {
+        "card_id": card.card_id,
+        "content": orjson.Fragment(bytes(card.content)),
+        "metadata": card.metadata,
+        "ttl_s": card.ttl_s,
+    }
+    return orjson.dumps(
+        {
+            "version": _VERSION,
+            "status": fields.status,
+            "result": fields.result,
+            "error": fields.error,
+            "tool_output": fields.tool_output,
+            "artifact": artifact,
+        }
+    )
+
+
+def _decode(record: bytes, project_id: str) -> CallResult | None:
+    """Decode a record of any executor; return None for another version."""
+    kept: dict[str, Any] = orjson.loads(record)
+    if kept.pop("version") != _VERSION:
+        return None
+    card = kept.pop("artifact")
+    if card is not None:
+        card["content"] = bytearray(orjson.dumps(card["content"]))
+    artifact = None if card is None else ArtifactCard(tenant_id=project_id, **card)
+    return CallResult(ResultFields(**kept), artifact, parked=True)

@@ -1,0 +1,199 @@
+"""Run one tool call for any front end: arguments, policy, deadline, cursor, upstream, result.
+
+A front end decides owner, definition and deadline, and stores the outcome. The kernel's front end is
+executor/pipeline.py; this module does not know cards, inbox or turns.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from openapi_tool.executor.continuation import Continuation, requested_cursor, requested_tokens
+from openapi_tool.executor.ids import owner_ids
+from openapi_tool.executor.ports import Memory, ToolBackend
+from openapi_tool.protocol.cards import KeptText, ToolCall
+from openapi_tool.protocol.errors import (
+    AuthFailed,
+    BudgetExceeded,
+    InternalError,
+    ToolError,
+    ToolMisconfigured,
+    ToolTimeout,
+    Unavailable,
+)
+from openapi_tool.shielding import raise_if_cancelled
+from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.once import Once
+from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, SecretSource, prepare_arguments
+from openapi_tool.tools.deadline import Deadline
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.policy import Authorizer
+from openapi_tool.tools.problems import short
+from openapi_tool.tools.result import RenderedResult, ResultFields, ToolOutput, failure, success
+from openapi_tool.tools.session import SessionScope
+
+log = logging.getLogger(__name__)
+
+_KEY_REFUSED = {401: "it is not valid; set another one", 402: "its balance is used up; top it up or set another one"}
+_REPEAT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """Dependencies of every call.
+
+    `authorizer` applies the policy, `envs` are the operator's mappings of arguments to variables, `secret` reads a
+    variable, `scope` derives session identities, `redact` masks all known secrets in the JSON value of a failure.
+    """
+
+    authorizer: Authorizer
+    envs: OperatorEnvs
+    secret: SecretSource
+    scope: SessionScope
+    redact: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallRequest:
+    """A tool call: owner, definition, the model's arguments, deadline."""
+
+    owner: CallOwner
+    definition: ToolDefinition
+    call: ToolCall
+    deadline: Deadline
+
+
+class ToolRunner:
+    """Runs tool calls; every failure of a call becomes its result."""
+
+    def __init__(self, options: RunnerOptions, backend: ToolBackend[Any], continuation: Continuation) -> None:
+        self._options = options
+        self._backend = backend
+        self._continuation = continuation
+        self._logged = Once()
+        self._refused_keys: dict[str, float] = {}
+
+    def use(self, authorizer: Authorizer, secret: SecretSource) -> None:
+        """Replace policy and secrets for all calls that start from now on (SIGHUP)."""
+        self._options = replace(self._options, authorizer=authorizer, secret=secret)
+
+    def memory(self, project_id: str) -> Memory:
+        """Return the memory reservation for a call: a context manager to leave once the result is stored."""
+        memory: Memory = self._backend.memory(project_id)
+        return memory
+
+    async def run(self, request: ToolCallRequest, memory: Memory) -> tuple[ResultFields, KeptText | None]:
+        """Run a call within `memory`; return its result, and the whole text if it was truncated.
+
+        Raises Unavailable, and CancelledError if the call was cancelled.
+        """
+        started = time.monotonic()
+        definition = request.definition
+        try:
+            output, shown, kept = await self._run(request, memory)
+            return success(output, shown, definition.result_format, _ms_since(started)), kept
+        except Exception as cause:  # noqa: BLE001 - logged there
+            return self.failed(request.owner, definition.tool_name, cause, memory, started), None
+
+    def failed(
+        self, owner: CallOwner, tool_name: str, cause: Exception, memory: Memory, started: float
+    ) -> ResultFields:
+        """Return the result of a failed call; `started` is its start on the monotonic clock, in seconds.
+
+        Raises `cause` if it is Unavailable, and CancelledError if the call was cancelled.
+        """
+        if isinstance(cause, Unavailable):
+            raise cause
+        error = cause if isinstance(cause, ToolError) else _defect(owner, cause)
+        error.tokens, error.requests = memory.spent.tokens, memory.spent.requests
+        if isinstance(error, ToolMisconfigured):
+            self._log_misconfigured(owner, tool_name, error)
+        fields, redact = failure(error, _ms_since(started)), self._options.redact
+        return replace(fields, result=redact(fields.result), error=redact(fields.error))
+
+    async def _run(
+        self, request: ToolCallRequest, memory: Memory
+    ) -> tuple[ToolOutput, RenderedResult, KeptText | None]:
+        """Return the output, what the model is shown, and the whole text if it was cut."""
+        owner, definition, deadline = request.owner, request.definition, request.deadline
+        options = self._options
+        arguments = prepare_arguments(definition, request.call, owner, options.envs, options.secret, options.scope)
+        if arguments.key_passed_over is not None:
+            self._log_key_passed_over(owner, definition, arguments.key_passed_over)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("running", extra={"action": "call.running", "session": arguments.session} | owner_ids(owner))
+        await options.authorizer.authorize(definition, owner, arguments)
+        if not deadline.remaining():
+            raise ToolTimeout("The tool executor received this call too late to run it; call again.")
+        cursor, most_tokens = requested_cursor(definition, arguments), requested_tokens(arguments)
+        if cursor is not None:
+            output, shown = await self._continuation.resume(cursor, definition, owner, most_tokens)
+            return output, _with_repairs(shown, arguments), None
+        try:
+            output = await self._backend.run(definition, arguments, deadline, memory)
+        except (AuthFailed, BudgetExceeded) as refusal:
+            self._log_refused_key(arguments.key_variable, refusal)
+            raise
+        shown, kept = await self._continuation.render(output, definition, owner, most_tokens)
+        return output, _with_repairs(shown, arguments), kept
+
+    def _log_misconfigured(self, owner: CallOwner, tool_name: str, error: ToolMisconfigured) -> None:
+        """Log once per project, tool and reason; the log line of each call has the error code."""
+        if self._logged.first(owner.project_id, tool_name, error.message):
+            log.warning(
+                "a tool cannot be called until an operator corrects it: %s",
+                error.message,
+                extra={
+                    "action": "tool.misconfigured",
+                    "project_id": owner.project_id,
+                    "tool_name": short(tool_name),
+                },
+            )
+
+    def _log_refused_key(self, variable: str, refusal: ToolError) -> None:
+        """Warn of a key that is dead (401) or exhausted (402), once a minute per variable."""
+        if refusal.http_status not in _KEY_REFUSED:
+            return
+        metrics.KEYS_REFUSED.labels(variable).inc()
+        now = time.monotonic()
+        if now - self._refused_keys.get(variable, -_REPEAT_S) >= _REPEAT_S:
+            self._refused_keys[variable] = now
+            log.warning(
+                "the upstream refused the key of %s (HTTP %s): %s",
+                variable,
+                refusal.http_status,
+                _KEY_REFUSED[refusal.http_status],
+                extra={"action": "key.refused", "variable": variable, "http_status": refusal.http_status},
+            )
+
+    def _log_key_passed_over(self, owner: CallOwner, definition: ToolDefinition, reason: str) -> None:
+        """Log once per project, tool and reason."""
+        if self._logged.first(owner.project_id, definition.tool_name, reason):
+            log.warning(
+                "the key of auth_env (%s) is used instead of the definition's own: %s",
+                short(definition.auth_env),
+                reason,
+                extra={
+                    "action": "tool.key_passed_over",
+                    "project_id": owner.project_id,
+                    "tool_name": short(definition.tool_name),
+                },
+            )
+
+
+def _with_repairs(shown: RenderedResult, arguments: Arguments) -> RenderedResult:
+    return replace(shown, repaired=arguments.repaired) if arguments.repaired else shown
+
+
+def _defect(owner: CallOwner, cause: Exception) -> InternalError:
+    raise_if_cancelled(cause)
+    log.error("internal error in a call", exc_info=cause, extra={"action": "call.broken"} | owner_ids(owner))
+    return InternalError("The tool executor failed on this call; its operator finds the cause in its log.")
+
+
+def _ms_since(started: float) -> int:
+    return round((time.monotonic() - started) * 1000)

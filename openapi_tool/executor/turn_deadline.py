@@ -1,0 +1,67 @@
+"""Deadline of a call that its turn shares: a result resets it to the worker's default wait from then (section 7)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from types import TracebackType
+from typing import Self
+
+from openapi_tool.executor.ids import ids
+from openapi_tool.executor.ports import Kernel
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.identity import CallIdentity
+from openapi_tool.tools.deadline import TimeLimits, TurnLimit
+
+log = logging.getLogger(__name__)
+
+
+class TurnDeadline:
+    """Looks once, when the worker's default wait ends, whether another call of the step was answered.
+
+    `suspend_timeout_seconds` raises the turn's deadline only until then: the answer sets it to its own time plus the
+    default. What a call in time costs is one timer. A context around the run of the call.
+    """
+
+    def __init__(self, kernel: Kernel, limits: TimeLimits, identity: CallIdentity, look_in_s: float) -> None:
+        self.limit = TurnLimit()
+        self._kernel = kernel
+        self._limits = limits
+        self._identity = identity
+        self._look_in_s = look_in_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._look: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._timer = asyncio.get_running_loop().call_later(self._look_in_s, self._begin)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._look is not None:
+            self._look.cancel()
+            await asyncio.wait([self._look])
+
+    def _begin(self) -> None:
+        self._look = asyncio.create_task(self._shorten())
+
+    async def _shorten(self) -> None:
+        identity = self._identity
+        try:
+            age_s = await self._kernel.last_answer_s(
+                identity.project_id, identity.agent_turn_id, identity.step_id or ""
+            )
+        except Unavailable as outage:
+            log.debug("cannot look for other answers of the step: %s", outage, extra={"action": "turn.unknown"})
+            return
+        if age_s is not None:
+            left_s = self._limits.default_left_s(age_s)
+            self.limit.shorten(time.monotonic() + left_s)
+            log.info(
+                "another call of the step was answered, which ends the turn's wait earlier",
+                extra={"action": "turn.shortened", "left_s": round(left_s, 3)} | ids(identity),
+            )

@@ -1,0 +1,81 @@
+"""Semaphore with fair shares per project, so that the queue of one project does not delay the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+_RESERVED_SHARE = 1 / 8
+"""Fraction of the permits that a single project cannot take; another project gets one of them without waiting."""
+
+
+class FairSemaphore:
+    """Semaphore whose next permit goes to the waiting project that holds the fewest.
+
+    FIFO within a project, and between projects that hold equally many. A task that holds a permit must not wait for
+    another one, or tasks may deadlock.
+    """
+
+    def __init__(self, permits: int) -> None:
+        self._free = permits
+        self._most = permits - int(permits * _RESERVED_SHARE)  # permits of one project
+        self._held: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def permit(self, project: str) -> AsyncIterator[None]:
+        """Hold a permit for the duration of the context."""
+        await self.take(project)
+        try:
+            yield
+        finally:
+            self.give(project)
+
+    async def take(self, project: str) -> None:
+        """Acquire a permit, waiting for one if necessary; release it with `give`. A cancelled wait acquires none."""
+        if self._free and self._held[project] < self._most:
+            self._grant(project)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(project, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give(project)  # granted in the same iteration of the event loop as the cancellation
+            else:
+                self._leave(project, turn)
+            raise
+
+    def give(self, project: str) -> None:
+        """Release a permit of a project and grant free permits to waiting projects."""
+        self._free += 1
+        self._held[project] -= 1
+        if not self._held[project]:
+            del self._held[project]
+        while self._waiting and self._free and (following := self._next()) is not None:
+            queue = self._waiting.pop(following)
+            turn = queue.popleft()
+            if queue:
+                self._waiting[following] = queue  # last in the dictionary, so that equals take turns
+            if not turn.done():  # else the wait was cancelled in this iteration and has not removed it yet
+                self._grant(following)
+                turn.set_result(None)
+
+    def _grant(self, project: str) -> None:
+        self._free -= 1
+        self._held[project] += 1
+
+    def _next(self) -> str | None:
+        """Return the waiting project that is served next, or None if each holds its maximum."""
+        project = min(self._waiting, key=self._held.__getitem__, default=None)
+        return project if project is not None and self._held[project] < self._most else None
+
+    def _leave(self, project: str, turn: asyncio.Future[None]) -> None:
+        queue = self._waiting.get(project, deque())
+        with suppress(ValueError):
+            queue.remove(turn)
+        if not queue:
+            self._waiting.pop(project, None)

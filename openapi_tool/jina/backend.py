@@ -1,0 +1,240 @@
+"""Backend of the built-in tools: runs search and reader calls against the upstream."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from openapi_tool.cooperative import TimeSlicer
+from openapi_tool.jina.batch import batch_items, batch_output, item_arguments, without_secrets
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, CallMemory, MemoryGrant, most_memory
+from openapi_tool.jina.cache import ResponseCache, cache_key
+from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.content import Masks
+from openapi_tool.jina.endpoints import endpoint_of
+from openapi_tool.jina.failures import NOTHING_SECRET
+from openapi_tool.jina.meter import Meter
+from openapi_tool.jina.parameter_mapping import (
+    ResolvedParameters,
+    resolve_parameters,
+    with_checked_url,
+    with_max_tokens,
+)
+from openapi_tool.jina.request import UpstreamRequest, build_request
+from openapi_tool.jina.retry import with_retries
+from openapi_tool.jina.url_policy import UrlPolicy
+from openapi_tool.options import CacheOptions, RetryOptions, ToolOptions
+from openapi_tool.protocol.errors import ToolError
+from openapi_tool.shielding import shielded
+from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.redact import Redactor, of_call
+from openapi_tool.tools.arguments import Arguments
+from openapi_tool.tools.deadline import Deadline
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.result import ToolOutput, Usage
+
+_ONE_REQUEST = Usage(requests=1)
+_END_S = 1.0
+"""Seconds that the items of a cancelled call may take to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class JinaBackendOptions:
+    """Settings sections for upstream calls, and the memory limit of all responses in bytes."""
+
+    retry: RetryOptions
+    cache: CacheOptions
+    tools: ToolOptions
+    url_policy: UrlPolicy
+    body_budget_bytes: int
+
+
+class JinaBackend:
+    """Runs search and reader calls, of one item or of a batch.
+
+    In responses the secrets sent with their call are masked, in errors all secrets of `redactor`.
+    """
+
+    def __init__(
+        self,
+        client: JinaClient,
+        options: JinaBackendOptions,
+        redactor: Redactor = NOTHING_SECRET,
+        slicer: TimeSlicer | None = None,
+    ) -> None:
+        self._client = client
+        self._options = options
+        self._redactor = redactor
+        self._slicer = slicer or TimeSlicer()
+        self.semaphore = ByteSemaphore(options.body_budget_bytes, most_memory(client.max_response_bytes))
+        self._cache = ResponseCache(options.cache, self._slicer)
+
+    def memory(self, project_id: str) -> CallMemory:
+        """Return the memory of a call: a context manager to leave once its result is committed."""
+        return self.semaphore.for_call(project_id)
+
+    async def run(
+        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, memory: CallMemory
+    ) -> ToolOutput:
+        """Send the upstream requests and render the responses, within `memory`. Raises ToolError."""
+        items = batch_items(definition, arguments, self._options.tools.max_batch_items)
+        if items is None:
+            return await self._run_one(definition, arguments, deadline, memory)
+        tasks = {
+            item: asyncio.create_task(
+                self._try(definition, item_arguments(definition, arguments, item), deadline, memory)
+            )
+            for item in dict.fromkeys(items)
+        }
+        await _together(list(tasks.values()))
+        outcomes = {item: task.result() for item, task in tasks.items()}
+        return batch_output(items, outcomes, _masks_of(arguments, self._redactor).answer)
+
+    async def _try(
+        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, memory: CallMemory
+    ) -> ToolOutput | ToolError:
+        """Run one item of a batch; return its error, so that the other items go on."""
+        try:
+            return await self._run_one(definition, arguments, deadline, memory)
+        except ToolError as error:
+            return without_secrets(error, self._redactor)
+
+    async def _run_one(
+        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, memory: CallMemory
+    ) -> ToolOutput:
+        """Run one item; report its cost in output or error, and to `memory`, also if it is cancelled."""
+        spent = Meter()
+        try:
+            output = await self._answered(definition, arguments, deadline, memory, spent)
+        except ToolError as error:
+            failed = _charged(error, spent.usage)
+        else:
+            return _with_cost(output, spent.usage)
+        finally:
+            memory.charge(spent.usage)
+        raise failed  # here, where it does not keep the error that it was copied from, and its frames
+
+    async def _answered(
+        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, memory: CallMemory, spent: Meter
+    ) -> ToolOutput:
+        resolved = resolve_parameters(definition, arguments)
+        resolved = with_checked_url(resolved, definition, self._options.url_policy)
+        resolved = with_max_tokens(resolved, self._options.tools.default_max_tokens)
+        deadline = deadline.shortened(definition.timeout_s).shortened(resolved.timeout_s)
+        deadline = deadline.shortened(endpoint_of(definition).timeouts.longest_s(resolved.parameters))
+
+        request = build_request(definition, resolved)
+
+        async def ask(meter: Meter) -> ToolOutput:
+            with memory:  # also where this call is given up, but another waits for the same answer
+                return await self._ask(definition, resolved, request, arguments, deadline, memory.grant(), meter)
+
+        if resolved.parameters.get("noCache") or resolved.parameters.get("doNotTrack"):
+            return await ask(spent)
+        return await self._cache.get(cache_key(definition, arguments, request), deadline, ask, memory.grant(), spent)
+
+    async def _ask(
+        self,
+        definition: ToolDefinition,
+        resolved: ResolvedParameters,
+        request: UpstreamRequest,
+        arguments: Arguments,
+        deadline: Deadline,
+        grant: MemoryGrant,
+        meter: Meter,
+    ) -> ToolOutput:
+        """Send the request, with retries, and render the response; `meter` counts each attempt, also failed ones.
+
+        Each attempt sends `request` with the remaining time as the upstream's `timeout`.
+        """
+        endpoint = endpoint_of(definition)
+
+        patient = resolved.timeout_s is not None or definition.timeout_s is not None
+
+        async def fetch() -> dict[str, Any]:
+            timed = endpoint.timeouts.within(resolved.parameters, deadline.remaining(), patient=patient)
+            sent = (
+                request
+                if timed is resolved.parameters
+                else build_request(definition, replace(resolved, parameters=timed))
+            )
+            meter.add(_ONE_REQUEST)
+            metrics.UPSTREAM_REQUESTS.inc()
+            try:
+                return await self._client.fetch(sent, arguments.api_key, deadline, grant)
+            except ToolError as error:
+                grant.clear()  # before the wait for the next request
+                raise _without_frames(error) from None
+
+        masks = _masks_of(arguments, self._redactor)
+        try:
+            envelope = await with_retries(
+                fetch, self._options.retry, deadline, endpoint.timeouts.least_s(resolved.parameters)
+            )
+            rendering = endpoint.render(envelope, resolved.parameters, masks)
+            del envelope
+            output = await self._slicer.run(rendering, grant.body_bytes)
+        except ToolError as error:
+            grant.clear()
+            meter.add(Usage(tokens=error.tokens))
+            metrics.UPSTREAM_TOKENS.inc(error.tokens)
+            raise _without_frames(error) from None
+        meter.add(Usage(tokens=output.usage.tokens))
+        metrics.UPSTREAM_TOKENS.inc(output.usage.tokens)
+        if resolved.parameters.get("respondWith") == "markdown":
+            output = replace(output, state={**output.state, "format": "markdown"})
+        return replace(output, keep=False) if resolved.parameters.get("doNotTrack") else output
+
+
+async def _together(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Wait for all tasks; if one raises, or the call is cancelled, cancel the others.
+
+    Not a TaskGroup: before Python 3.13 it leaves its task marked as cancelled after a failure, and the command of a
+    cancelled call is handed back instead of getting an error result.
+    """
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        if not all(task.done() for task in tasks):
+            for task in tasks:
+                task.cancel()
+            await shielded(_ended(tasks), _END_S)
+    defects = [defect for task in tasks if not task.cancelled() and (defect := task.exception())]
+    if defects:
+        raise defects[0]
+
+
+async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    await asyncio.wait(tasks)
+
+
+def _with_cost(output: ToolOutput, usage: Usage) -> ToolOutput:
+    """Return the output with the cost of this call."""
+    cached = output.cached and not usage.requests
+    if (output.usage, output.cached) == (usage, cached):
+        return output
+    return replace(output, usage=usage, cached=cached)
+
+
+def _charged(error: ToolError, usage: Usage) -> ToolError:
+    """Return a copy of the error with the cost of this call: calls that share a request get the same error object."""
+    charged = copy.copy(error)
+    charged.tokens, charged.requests = usage.tokens, usage.requests
+    return charged
+
+
+def _without_frames(error: ToolError) -> ToolError:
+    """Remove the traceback, whose frames keep the response alive.
+
+    Error, traceback, task and waiting calls form a cycle, which is only freed by garbage collection.
+    """
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)
+
+
+def _masks_of(arguments: Arguments, redactor: Redactor) -> Masks:
+    sent = (arguments.api_key, *arguments.secrets.values())
+    return Masks(of_call(secret.get_secret_value() for secret in sent), redactor)

@@ -1,0 +1,284 @@
+"""Limit of the memory that upstream responses use: a FIFO byte semaphore with a reserve.
+
+Responses of up to 64 kB take no memory from it, so they never wait behind large ones. `CallMemory` is the memory of one
+call, from its first large response until its result is committed; a `MemoryGrant` is the part for one response.
+
+Deadlock: two calls that hold memory and need more could wait for each other. So the reserve, as much as any call may
+need, goes to one such call at a time: it never waits again, ends, and releases the reserve for the next.
+
+Fairness: one project holds at most half of the rest, so that deliberately slow responses cannot block other projects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from openapi_tool.jina.answer_json import MOST_VALUES
+from openapi_tool.tools.result import NO_USAGE, Usage
+
+_ASCII, _WIDE, _WIDEST = 6, 8, 14
+"""Bytes of memory per byte of a body until the result is committed: parsed, rendered, as JSON, in the driver.
+
+Python stores a string with one, two or four bytes per character, depending on its widest: one emoji makes 40 MB of a
+page of 10 MB. Measured by scripts/answer_costs.py, and rounded up.
+"""
+_FOUR_BYTES = tuple(bytes([first]) for first in range(0xF0, 0xF5))  # first bytes of such characters in UTF-8
+_ESCAPED_PAIRS = (rb"\ud", rb"\uD")
+_BYTES_PER_VALUE = 250
+"""Memory of a value beside its text: the object, and its slot in a list or dictionary."""
+
+
+def memory_of(body: bytes | bytearray, values: int = 0) -> int:
+    """Return the bytes of memory that a response with this many values needs until its result is committed."""
+    return len(body) * _bytes_per_byte(body) + values * _BYTES_PER_VALUE
+
+
+def _bytes_per_byte(body: bytes | bytearray) -> int:
+    if body.isascii() and rb"\u" not in body:
+        return _ASCII
+    return _WIDEST if any(mark in body for mark in (*_FOUR_BYTES, *_ESCAPED_PAIRS)) else _WIDE
+
+
+def most_memory(max_response_bytes: int) -> int:
+    """Return the most bytes of memory that the responses of one call may need."""
+    return max_response_bytes * _WIDEST + MOST_VALUES * _BYTES_PER_VALUE
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    memory: CallMemory
+    size: int
+    turn: asyncio.Future[None]
+
+
+class ByteSemaphore:
+    """`total_bytes` for the process, of which `reserve_bytes` are reserved for one call that already holds memory.
+
+    FIFO with two exceptions: calls that hold memory come before those that hold none, since they release it sooner; and
+    no call waits behind calls of a project that has used up its share.
+    """
+
+    def __init__(self, total_bytes: int, reserve_bytes: int = 0) -> None:
+        self._free = total_bytes - reserve_bytes
+        self._share = self._free // 2
+        self._reserve_is_free = reserve_bytes > 0
+        self._reserve_was_of: str | None = None
+        self._waiting: deque[_Waiter] = deque()
+        self._held_by: Counter[str | None] = Counter()
+
+    @property
+    def free_bytes(self) -> int:
+        """Free bytes, not counting the reserve."""
+        return self._free
+
+    def for_call(self, project: str | None = None) -> CallMemory:
+        """Return the memory of a new call: a context manager that releases it. `project` None has no share limit."""
+        return CallMemory(self, project)
+
+    async def take(self, memory: CallMemory, size: int) -> None:
+        """Wait until `memory` holds `size` bytes more. A cancelled wait takes nothing."""
+        if self.try_take(memory, size):
+            return
+        waiter = _Waiter(memory, size, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        self._serve()
+        try:
+            await waiter.turn
+        except asyncio.CancelledError:
+            if waiter.turn.done() and not waiter.turn.cancelled():
+                self.give(memory, size)  # granted in the same loop iteration in which the wait was cancelled
+            else:
+                with suppress(ValueError):
+                    self._waiting.remove(waiter)
+                self._serve()
+            raise
+
+    def try_take(self, memory: CallMemory, size: int) -> bool:
+        """Take `size` bytes more for `memory` if that needs no wait; return whether it did."""
+        if memory.has_reserve:
+            return True
+        if size > self._free or not self._within_share(memory, size) or self._must_queue(memory):
+            return False
+        self._move(memory, size)
+        return True
+
+    def give(self, memory: CallMemory, size: int) -> None:
+        """Release `size` bytes of `memory`, at most all that it holds."""
+        self._move(memory, -min(size, memory.held))
+        self._serve()
+
+    def give_all(self, memory: CallMemory) -> None:
+        """Release everything."""
+        self._reserve_is_free |= memory.has_reserve
+        memory.has_reserve = False
+        self.give(memory, memory.held)
+
+    def keep(self, memory: CallMemory, size: int) -> None:
+        """Release all but `size` bytes of `memory`; the reserve only if `size` bytes are free without it."""
+        if memory.has_reserve:
+            if size > self._free:
+                return
+            memory.has_reserve, self._reserve_is_free = False, True
+            self._move(memory, size)
+        self.give(memory, max(0, memory.held - size))
+
+    def _serve(self) -> None:
+        while self._waiting and (waiter := self._next()):
+            if not waiter.memory.has_reserve:
+                if waiter.size <= self._free and self._within_share(waiter.memory, waiter.size):
+                    self._move(waiter.memory, waiter.size)
+                else:
+                    self._hand_over_reserve(waiter.memory)
+            self._waiting.remove(waiter)
+            waiter.turn.set_result(None)
+
+    def _hand_over_reserve(self, memory: CallMemory) -> None:
+        """Give the reserve to a call. It covers all that the call may need, so release what it held."""
+        self._reserve_is_free, self._reserve_was_of = False, memory.project
+        memory.has_reserve = True
+        self._move(memory, -memory.held)
+
+    def _next(self) -> _Waiter | None:
+        """Return the next waiter whose project is within its share; None if there is not enough free memory."""
+        held_back: set[str | None] = set()
+        for waiter in self._in_order():
+            memory = waiter.memory
+            if memory.has_reserve or (memory.held and self._reserve_is_free):
+                return waiter
+            if memory.project not in held_back and self._within_share(memory, waiter.size):
+                return waiter if waiter.size <= self._free else None
+            held_back.add(memory.project)
+        return None
+
+    def _in_order(self) -> Iterator[_Waiter]:
+        """Yield waiters that are not cancelled: with the reserve, holding memory, the others.
+
+        Of those that hold memory, the project that had the reserve last comes last; else it could keep it forever.
+        """
+        for rank in range(4):
+            yield from (
+                waiter for waiter in self._waiting if not waiter.turn.done() and self._rank(waiter.memory) == rank
+            )
+
+    def _rank(self, memory: CallMemory) -> int:
+        if memory.has_reserve:
+            return 0
+        if not memory.held:
+            return 3
+        return 2 if memory.project is not None and memory.project == self._reserve_was_of else 1
+
+    def _within_share(self, memory: CallMemory, size: int) -> bool:
+        """Return whether a project may hold `size` bytes more; one that holds nothing always may."""
+        held = self._held_by[memory.project]
+        return memory.project is None or not held or held + size <= self._share
+
+    def _must_queue(self, memory: CallMemory) -> bool:
+        """Return whether a call must wait behind others; it passes those of other projects over their share."""
+        return any(
+            waiter.memory.project == memory.project or self._within_share(waiter.memory, waiter.size)
+            for waiter in self._waiting
+            if not waiter.turn.done()
+        )
+
+    def _move(self, memory: CallMemory, size: int) -> None:
+        """Move `size` bytes (may be negative) from free to `memory`."""
+        self._free -= size
+        memory.held += size
+        if memory.project is not None:
+            self._held_by[memory.project] += size
+            if not self._held_by[memory.project]:
+                del self._held_by[memory.project]
+
+
+class CallMemory:
+    """Memory of one call, the body bytes of its responses, and its upstream cost so far (`spent`).
+
+    Released when the last `with` block is left: a shared request may outlive the call that started it.
+    """
+
+    def __init__(self, semaphore: ByteSemaphore, project: str | None = None) -> None:
+        self._semaphore = semaphore
+        self._users = 0
+        self.project = project
+        self.held = 0
+        self.has_reserve = False
+        self.body_bytes = 0
+        self.spent = NO_USAGE
+
+    @property
+    def holds(self) -> bool:
+        """True if another call may wait for memory of this one."""
+        return self.has_reserve or self.held > 0
+
+    def __enter__(self) -> Self:
+        self._users += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._users -= 1
+        if not self._users:
+            self._semaphore.give_all(self)
+
+    def charge(self, usage: Usage) -> None:
+        """Add the cost of an item of the call, also of a failed one."""
+        self.spent += usage
+
+    def grant(self) -> MemoryGrant:
+        """Return the part for one more response."""
+        return MemoryGrant(self, self._semaphore)
+
+    def keep(self, size: int) -> None:
+        """Release all but `size` bytes, once the responses are rendered."""
+        self._semaphore.keep(self, size)
+
+
+class MemoryGrant:
+    """Part of a call's memory for one response."""
+
+    def __init__(self, memory: CallMemory, semaphore: ByteSemaphore) -> None:
+        self._memory = memory
+        self._semaphore = semaphore
+        self._held = 0
+        self.body_bytes = 0
+
+    @property
+    def project(self) -> str | None:
+        """The project that it counts for."""
+        return self._memory.project
+
+    async def hold(self, size: int) -> None:
+        """Hold `size` bytes; wait if that is more than before."""
+        if size > self._held:
+            await self._semaphore.take(self._memory, size - self._held)
+        elif size < self._held:
+            self._semaphore.give(self._memory, self._held - size)
+        self._held = size
+
+    def try_hold(self, size: int) -> bool:
+        """Hold `size` bytes if that needs no wait; return whether it did."""
+        if size > self._held and not self._semaphore.try_take(self._memory, size - self._held):
+            return False
+        self._held = max(size, self._held)
+        return True
+
+    def count(self, size: int) -> int:
+        """Count `size` more body bytes of the response; return those of all responses of the call."""
+        self.body_bytes += size
+        self._memory.body_bytes += size
+        return self._memory.body_bytes
+
+    def clear(self) -> None:
+        """Release everything and reset the count, before a retry."""
+        self._memory.body_bytes -= self.body_bytes
+        self.body_bytes = 0
+        if self._held:
+            self._semaphore.give(self._memory, self._held)
+            self._held = 0

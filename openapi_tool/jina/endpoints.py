@@ -1,0 +1,99 @@
+"""Endpoints: everything that a call of an upstream operation needs.
+
+To add one: an `Operation` in tools/catalogue.py, a table in jina/parameters.py and an `Endpoint` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from openapi_tool.cooperative import Steps
+from openapi_tool.jina import parameters as tables
+from openapi_tool.jina.content import Masks, page_steps, search_steps
+from openapi_tool.jina.failures import FAILURES, SEARCH_FAILURES, FailureTable
+from openapi_tool.jina.parameters import MODEL_FORMATS, WITH_CONTENT, Parameter, by_name
+from openapi_tool.jina.upstream_timeouts import READER_TIMEOUTS, SEARCH_TIMEOUTS, Parameters, Timeouts
+from openapi_tool.jina.url_policy import UrlPolicy, checked_url
+from openapi_tool.tools.arguments import fold
+from openapi_tool.tools.catalogue import READER, SEARCH, Operation
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.result import ToolOutput
+
+Renderer = Callable[[Mapping[str, Any], Parameters, Masks], Steps[ToolOutput]]
+"""Renders a response envelope, given the parameters of its request, with secrets masked."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One operation of the upstream: parameters, timeouts, rendering of responses, meaning of errors.
+
+    `own` are arguments of the built-in tools that set a parameter with other values, under their aliases. `formats` are
+    the values of `respondWith` that a model may use. `defaults` are sent if nothing else sets them. `implied` values
+    are not sent, since they are the upstream's defaults. `checked` checks and repairs the main parameter if it
+    is an address.
+    """
+
+    operation: Operation
+    parameters: tuple[Parameter, ...]
+    timeouts: Timeouts
+    render: Renderer
+    failures: FailureTable
+    formats: tuple[str, ...] = MODEL_FORMATS
+    own: tuple[Parameter, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    implied: Mapping[str, Any] = field(default_factory=dict)
+    checked: Callable[[str, UrlPolicy], str] | None = None
+
+    def find(self, name: str) -> Parameter | None:
+        """Return the parameter with this name, alias or header, None if there is none."""
+        return self._by_name.get(fold(name).replace(".", ""))
+
+    def own_argument(self, name: str) -> Parameter | None:
+        """Return the parameter that a built-in tool's own argument sets, None if there is none."""
+        return self._own_by_alias.get(fold(name))
+
+    @cached_property
+    def _own_by_alias(self) -> Mapping[str, Parameter]:
+        return {fold(alias): parameter for parameter in self.own for alias in parameter.aliases}
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Parameter]:
+        return by_name(self.parameters)
+
+
+def _render_search(envelope: Mapping[str, Any], parameters: Parameters, masks: Masks) -> Steps[ToolOutput]:
+    with_pages = parameters.get("respondWith") != "no-content"
+    query, max_tokens = str(parameters.get("q", "")), parameters.get("maxTokens")
+    return search_steps(envelope, query, with_pages=with_pages, max_tokens=max_tokens, masks=masks)
+
+
+def _render_page(envelope: Mapping[str, Any], parameters: Parameters, masks: Masks) -> Steps[ToolOutput]:
+    return page_steps(envelope, parameters.get("maxTokens"), masks)
+
+
+ENDPOINTS: Mapping[str, Endpoint] = {
+    endpoint.operation.name: endpoint
+    for endpoint in (
+        Endpoint(
+            SEARCH,
+            tables.SEARCH,
+            SEARCH_TIMEOUTS,
+            _render_search,
+            SEARCH_FAILURES,
+            formats=(*MODEL_FORMATS, "no-content"),
+            own=(WITH_CONTENT,),
+            defaults={"respondWith": "no-content"},
+            implied={"respondWith": "content"},
+        ),
+        Endpoint(READER, tables.READER, READER_TIMEOUTS, _render_page, FAILURES, checked=checked_url),
+    )
+}
+"""Every endpoint by the name of its operation."""
+
+
+def endpoint_of(definition: ToolDefinition) -> Endpoint:
+    """Return the endpoint that a tool calls."""
+    return ENDPOINTS[definition.built_in.operation.name]

@@ -1,0 +1,384 @@
+"""URL policy: check page addresses before anything is billed, without DNS.
+
+A URL is parsed as browsers and the reader do (WHATWG URL): `0x7f.1`, `①27.0.0.1` and `%31%32%37.0.0.1` are
+all 127.0.0.1. A valid URL is sent byte for byte; only its host is checked. The addresses of public names are
+not known here; the reader checks them itself (jina-api section 7).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import unicodedata
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Annotated
+from urllib.parse import unquote
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_settings import NoDecode
+
+from openapi_tool.jina.addresses import is_public
+from openapi_tool.options import Options, split
+from openapi_tool.protocol.errors import BadRequest, TargetRefused
+
+MAX_URL_CHARS = 16_000
+
+# Without `.example` (RFC 6761): no internal host has such a name, but examples of tools and documents use it.
+INTERNAL_SUFFIXES = (
+    ".alt",  # RFC 9476
+    ".arpa",  # infrastructure and reverse zones; holds .home.arpa (RFC 8375) and ipv4only.arpa (RFC 8880)
+    ".cluster",
+    ".consul",
+    ".corp",
+    ".home",
+    ".internal",
+    ".intranet",
+    ".invalid",  # RFC 6761
+    ".kube",
+    ".lan",
+    ".local",  # RFC 6762
+    ".localdomain",
+    ".localhost",  # RFC 6761
+    ".mail",  # with .corp and .home never delegated, because so many networks use it
+    ".onion",  # RFC 7686
+    ".private",
+    ".svc",
+    ".test",  # RFC 6761
+)
+"""Suffixes that no public host has; `UrlPolicy.internal_suffixes` adds to them."""
+
+_METADATA_NAMES = frozenset({"metadata.google.internal", "metadata.goog", "metadata.tencentyun.com"})
+# The reader and the search service: r.jina.ai, eu.r.jina.ai, eu-r-beta.jina.ai.
+_READER = re.compile(r"(?:.+\.)?(?:[a-z0-9]+-)?r(?:-[a-z0-9]+)?\.jina\.ai")
+_SEARCH = re.compile(r"(?:.+\.)?(?:[a-z0-9]+-)?s(?:-[a-z0-9]+)?\.jina\.ai")
+_MAX_READER_PREFIXES = 3
+_LABELS = re.compile(r"\.?[^\s.:/?#@*%\[\]\\]+(?:\.[^\s.:/?#@*%\[\]\\]+)*\.?")
+
+_BLANKS = " \t\r\n\f\v\u00a0\u200b\u2060\u3000\ufeff"
+_PAIRS = {'"': '"', "'": "'", "`": "`", "<": ">", "\u201c": "\u201d", "\u2018": "\u2019", "«": "»", "*": "*"}
+_LINK = re.compile(r"""!?\[.*\]\(\s*(\S+)(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)""", re.DOTALL)
+# ASCII, because with IGNORECASE `s` also matches U+017F, which would pass an unknown scheme.
+_SCHEME = re.compile(r"(?:https?:/*){,2}(https?):/*", re.IGNORECASE | re.ASCII)
+_ENCODED_SCHEME = re.compile(r"https?%3a", re.IGNORECASE | re.ASCII)
+_OTHER_SCHEME = re.compile(r"(?!localhost:)[a-z][a-z0-9+-]*:", re.IGNORECASE)  # no dot: `host.name:80` is none
+_URL = re.compile(r"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
+_FORBIDDEN = re.compile(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # white space, Cc, Cs
+_PLACE = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
+_MAX_PORT, _MAX_BYTE = 65_535, 255
+
+_MAX_NAME_CHARS, _MAX_LABEL_CHARS = 253, 63
+# Allows for percent-encoding. A limit, because NFKC sorts combining marks in quadratic time: 0.4 s for 16,000.
+_MAX_ENCODED_NAME_CHARS = 1_024
+_ENCODED_LABEL = "xn--"
+_ASCII_OF_LABEL = re.compile(r"[a-z0-9_-]")
+_LAST_IS_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", re.DOTALL)
+_NUMBER = re.compile(r"0x[0-9a-f]*|0[0-7]*|[1-9][0-9]*")
+_V4_PARTS = 4
+# Characters that the mapping of international names (UTS 46) removes: Default_Ignorable_Code_Point of Unicode.
+_IGNORED = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+_SHOWN_CHARS, _MAX_SHOWN_CHARS = 80, 160
+
+
+def _name(entry: str) -> str:
+    if not _LABELS.fullmatch(entry):
+        raise ValueError("must be names such as wiki.lan, or suffixes such as .lan, without scheme, port and wildcard")
+    return entry
+
+
+def _name_or_address(entry: str) -> str:
+    try:
+        return str(ip_address(entry.strip("[]")))
+    except ValueError:
+        return _name(entry)
+
+
+@dataclass(frozen=True, slots=True)
+class UrlPolicy(Options):
+    """Page URLs that may be read, decided from the URL alone, without DNS."""
+
+    internal_suffixes: Annotated[
+        tuple[Annotated[str, AfterValidator(_name)], ...],
+        NoDecode,
+        BeforeValidator(split),
+        Field(
+            description="Suffixes of host names that are not public, beside the built-in ones (`.local`, `.internal`, "
+            "…); comma-separated in the environment."
+        ),
+    ] = ()
+    allow: Annotated[
+        tuple[Annotated[str, AfterValidator(_name_or_address)], ...],
+        NoDecode,
+        BeforeValidator(split),
+        Field(
+            description="Host names, addresses, or suffixes with a leading dot (`.lan`) that may be read although they "
+            "look internal."
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A URL, its host as a browser would read it (IPv6 in brackets), and what follows the host."""
+
+    url: str
+    host: str
+    rest: str
+
+
+def checked_url(text: str, rules: UrlPolicy) -> str:
+    """The URL to send: what was given, repaired where the intent is plain.
+
+    Time is linear in the text. Raises BadRequest where it is no web address, TargetRefused where its host is
+    not public.
+    """
+    target = _parsed(_checked(_unwrapped(_bounded(text))))
+    for _ in range(_MAX_READER_PREFIXES):
+        if not _READER.fullmatch(target.host):
+            break
+        target = _parsed(_behind_reader(target))
+    if _READER.fullmatch(target.host):
+        raise BadRequest(
+            f"url: names the reader more than {_MAX_READER_PREFIXES} times. Give the address of the page itself."
+        )
+    if _SEARCH.fullmatch(target.host):
+        raise BadRequest(f"url: {_shown(target.host)} is a search service, no page. Give the address of a page.")
+    _check_host(target.host, rules)
+    return _bounded(target.url)
+
+
+def _bounded(text: str) -> str:
+    if len(text) > MAX_URL_CHARS:
+        raise BadRequest(f"url: has {len(text)} characters, at most {MAX_URL_CHARS} are read. Give a shorter address.")
+    return text
+
+
+def _unwrapped(text: str) -> str:
+    """Without the blanks, quotes, angle brackets and markdown around it."""
+    text = text.strip(_BLANKS)
+    while inside := _inside(text):
+        text = inside
+    if not text:
+        raise BadRequest("url: is empty. Give the full address of a page, such as https://example.com/page.")
+    return text
+
+
+def _inside(text: str) -> str:
+    """Text inside the outermost wrapper, without the punctuation behind it; empty where there is none.
+
+    Takes a run of the same wrapper (`**…**`) off at once; one by one would be quadratic. A comma or semicolon at
+    the inner end goes too; a dot stays, since addresses do end in dots (`/Acme_Inc.`).
+    """
+    wrapped = text.rstrip(".,;:!?")
+    link = _LINK.fullmatch(wrapped) if wrapped.count("](") == 1 else None
+    if link:
+        return link[1].rstrip(",;")
+    opening, closing = wrapped[:1], wrapped[-1:]
+    if _PAIRS.get(opening) != closing or closing in wrapped.strip(opening + closing):
+        return ""
+    inner = max(len(wrapped.lstrip(opening)), len(wrapped.rstrip(closing)))
+    run = min(len(wrapped) - inner, len(wrapped) // 2)
+    return wrapped[run:-run].strip(_BLANKS).rstrip(",;") if run else ""
+
+
+def _behind_reader(reader: _Target) -> str:
+    """The target of a reader URL (`r.jina.ai/https://example.com`). Raises BadRequest where there is none."""
+    target = reader.rest.lstrip("/")
+    if not reader.rest.startswith("/") or not target or target[0] in "?#":
+        raise BadRequest(f"url: {_shown(reader.host)} is the reader itself, no page. Give the address of a page.")
+    return target
+
+
+def _parsed(text: str) -> _Target:
+    """Split a text of checked characters. Raises BadRequest where it is no http or https URL with a host."""
+    url = _with_scheme(text)
+    parts = _URL.fullmatch(url)
+    authority, rest = parts.groups() if parts else ("", "")
+    if "@" in authority:
+        raise BadRequest("url: holds a user name or password before '@'. Give the address without it.")
+    place = _PLACE.fullmatch(authority)
+    if (
+        not place
+        or len(place[1]) > _MAX_ENCODED_NAME_CHARS
+        or int(place[2] or _MAX_PORT) not in range(1, _MAX_PORT + 1)
+    ):
+        raise _no_host(authority)
+    host = _folded(_decoded(place[1]))
+    if host.startswith("[") != place[1].startswith("["):
+        raise _no_host(authority)
+    return _Target(url, host, rest)
+
+
+def _with_scheme(text: str) -> str:
+    """With `http://` or `https://` exactly once; the latter where there was none."""
+    text = text.removeprefix("//")
+    if _ENCODED_SCHEME.match(text):
+        text = _checked(_decoded(text))
+    if scheme := _SCHEME.match(text):
+        return f"{scheme[1]}://{text[scheme.end() :]}"
+    if other := _OTHER_SCHEME.match(text):
+        raise BadRequest(f"url: {_shown(other[0])} cannot be read. Give an http:// or https:// address.")
+    return f"https://{text}"
+
+
+def _checked(text: str) -> str:
+    """The text without blanks at its end. Raises BadRequest for a character that no URL holds."""
+    text = text.rstrip(_BLANKS)
+    if _FORBIDDEN.search(text):
+        raise BadRequest("url: holds blanks, line breaks or control characters. Write one address, blanks as %20.")
+    if "\\" in text:
+        raise BadRequest("url: holds a backslash. Write / between parts, or %5C where a backslash is meant.")
+    return text
+
+
+def _decoded(text: str) -> str:
+    """Percent-decoded once. Raises BadRequest where that gives no UTF-8."""
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        raise BadRequest(f"url: the escapes in {_shown(text)} are no UTF-8. Give the plain address.") from None
+
+
+def _folded(host: str) -> str:
+    """A host as names are compared (UTS 46), with `xn--` labels in their own letters and without one trailing dot.
+
+    Only for judging: it folds a little more than names do (ß), never less.
+    """
+    return ".".join(map(_international, _mapped(host).split("."))).removesuffix(".")
+
+
+def _mapped(text: str) -> str:
+    """Compatibility forms, case, ignored characters and full stops made one."""
+    mapped = unicodedata.normalize("NFKC", text).casefold()
+    return unicodedata.normalize("NFKC", _IGNORED.sub("", mapped)).replace("\u3002", ".")
+
+
+def _international(label: str) -> str:
+    """What an `xn--` label stands for; one that stands for nothing is left, and is no label then."""
+    if not label.startswith(_ENCODED_LABEL) or len(label) > _MAX_LABEL_CHARS:
+        return label
+    try:
+        decoded = label.removeprefix(_ENCODED_LABEL).encode("ascii").decode("punycode")
+    except UnicodeError:
+        return label
+    return label if decoded.isascii() else _mapped(decoded)
+
+
+def _check_host(host: str, rules: UrlPolicy) -> None:
+    """Raises BadRequest for a host that cannot exist, TargetRefused for an internal one."""
+    if host.startswith("["):
+        _check_v6(host.strip("[]"), rules)
+    elif _LAST_IS_NUMBER.fullmatch(host):
+        _check_v4(host, rules)
+    else:
+        _check_name(host, rules)
+
+
+def _check_v6(text: str, rules: UrlPolicy) -> None:
+    literal, zone, _ = text.partition("%")
+    try:
+        address = IPv6Address(literal)
+    except ValueError:
+        raise BadRequest(f"url: {_shown(text)} is no IPv6 address. Use the page's host name.") from None
+    _check_address(address, rules)
+    if zone:
+        raise BadRequest(f"url: {_shown(text)} names a network interface. Use the page's host name.")
+
+
+def _check_v4(host: str, rules: UrlPolicy) -> None:
+    """An unusual spelling of a public address is refused too: not every program reads it alike."""
+    address = _v4(host)
+    _check_address(address, rules)
+    if str(address) != host:
+        raise BadRequest(f"url: {_shown(host)} is an unusual spelling. Write {address}, or the page's host name.")
+
+
+def _v4(host: str) -> IPv4Address:
+    """Any spelling: one to four parts, each decimal, octal (0…) or hexadecimal (0x…). Raises BadRequest."""
+    parts = host.split(".")
+    if len(host) <= _MAX_NAME_CHARS and len(parts) <= _V4_PARTS and all(map(_NUMBER.fullmatch, parts)):
+        *front, last = map(_number, parts)
+        if max(front, default=0) <= _MAX_BYTE and last < 256 ** (_V4_PARTS - len(front)):
+            return IPv4Address(last + sum(byte << 8 * (3 - place) for place, byte in enumerate(front)))
+    raise BadRequest(f"url: {_shown(host)} is neither a host name nor an IPv4 address. Use the page's host name.")
+
+
+def _number(part: str) -> int:
+    if part.startswith("0x"):
+        return int(part[2:] or "0", 16)
+    return int(part, 8 if part.startswith("0") else 10)
+
+
+def _check_address(address: IPv4Address | IPv6Address, rules: UrlPolicy) -> None:
+    if not is_public(address) and str(address) not in _compiled(rules).hosts:
+        raise _refused(str(address), "is a private, local or reserved address")
+
+
+def _check_name(host: str, rules: UrlPolicy) -> None:
+    if len(host) > _MAX_NAME_CHARS or not all(map(_is_label, host.split("."))):
+        raise _no_host(host)
+    compiled, dotted = _compiled(rules), f".{host}"
+    if host in compiled.hosts or dotted.endswith(compiled.allowed):
+        return
+    if "." not in host:
+        raise _refused(host, "has no dot and so names no public site")
+    if host in _METADATA_NAMES or dotted.endswith(compiled.internal):
+        raise _refused(host, "is an internal name")
+
+
+def _is_label(label: str) -> bool:
+    """Letters, digits, hyphens, underscores, and what international names hold: nothing invisible or unassigned."""
+    if not 0 < len(label) <= _MAX_LABEL_CHARS or label.startswith(_ENCODED_LABEL):
+        return False
+    return all(_ASCII_OF_LABEL.match(char) or _is_visible(char) for char in label)
+
+
+def _is_visible(char: str) -> bool:
+    return not char.isascii() and unicodedata.category(char)[0] not in "CZ"
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """The rules folded: allowed hosts, allowed suffixes, internal suffixes; each suffix with its leading dot."""
+
+    hosts: frozenset[str]
+    allowed: tuple[str, ...]
+    internal: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=4)  # a service has one set of rules; folding them again would cost every call
+def _compiled(rules: UrlPolicy) -> _Compiled:
+    return _Compiled(
+        hosts=frozenset(_canonical(entry) for entry in rules.allow if not entry.startswith(".")),
+        allowed=tuple(_suffix(entry) for entry in rules.allow if entry.startswith(".")),
+        internal=tuple(map(_suffix, (*INTERNAL_SUFFIXES, *rules.internal_suffixes))),
+    )
+
+
+def _suffix(entry: str) -> str:
+    return "." + _folded(entry).removeprefix(".")
+
+
+def _canonical(entry: str) -> str:
+    """An address in its one shortest spelling, a name folded."""
+    try:
+        return str(ip_address(entry.strip("[]")))
+    except ValueError:
+        return _folded(entry)
+
+
+def _no_host(text: str) -> BadRequest:
+    return BadRequest(f"url: {_shown(text)} is no host name. Give an address such as https://example.com/page.")
+
+
+def _refused(host: str, why: str) -> TargetRefused:
+    return TargetRefused(f"url: {_shown(host)} {why}; such targets are not read. Use the address of a public page.")
+
+
+def _shown(text: str) -> str:
+    """Quoted, cut to a line, with whatever cannot be printed escaped."""
+    shown = repr(text[:_SHOWN_CHARS])
+    return shown if len(shown) <= _MAX_SHOWN_CHARS else f"{shown[:_MAX_SHOWN_CHARS]}…"

@@ -1,0 +1,153 @@
+"""Classification of PostgreSQL errors.
+
+- *defect*: caused by the values of one call. The driver's error is raised unchanged; the retry counts as a lost run.
+- *outage*: temporary. Raised as Unavailable; the call waits, and no lost run is counted.
+- *operator*: a missing grant, migration or setting. Raised as NeedsOperator with the remedy; otherwise as an outage.
+
+A SQLSTATE that is not listed is a defect, because lost runs are limited: retrying an unknown error as an outage might
+never end.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Literal
+
+import asyncpg
+
+from openapi_tool.protocol.errors import NeedsOperator, Unavailable
+
+Kind = Literal["defect", "outage", "operator"]
+
+KINDS: dict[str, Kind] = {
+    "08": "outage",  # connection
+    "28": "outage",  # login; a rotated password is refused until its new value is everywhere
+    "40": "outage",  # serialization, deadlock
+    "42": "operator",  # privileges, tables, columns
+    "53": "outage",  # disk full, memory, connections
+    "57": "outage",  # shutdown, cancelled, statement_timeout
+    "58": "outage",  # the server's own files
+    "25006": "outage",  # read-only
+    "26000": "operator",  # prepared statement does not exist
+    "3D000": "operator",  # no such database
+    "3F000": "operator",  # no such schema
+    "42P05": "operator",  # prepared statement exists already
+    "55P03": "outage",  # lock not available
+}
+"""Kind of each SQLSTATE (five characters) or class of them (two); the SQLSTATE has precedence."""
+
+_MEND = "An operator must correct this: "
+GRANTS = f"{_MEND}grant what `openapi-tool sql grants` prints"
+MIGRATIONS = f"{_MEND}check that it is the kernel's database of protocol v1r4, with all its migrations"
+_POOLER = f"{_MEND}a pooler in transaction mode is in between; set postgres.prepared_statements = false"
+_POOLED = ("26000", "42P05")
+_CONTENDED = ("40", "55P03", "57014")
+_READ_ONLY, _DENIED, _NO_DATABASE = "25006", "42501", "3D000"
+_CHECK = "check postgres.dsn (PG_DSN)"
+_CAUGHT = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
+
+
+class ReadOnly(Unavailable):
+    """The database takes no writes: a standby, the old primary after a failover, or a setting."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "PostgreSQL: read-only (a standby, or default_transaction_read_only); with several hosts use "
+            "target_session_attrs=read-write, so that connections find the primary"
+        )
+
+
+class Contended(Unavailable):
+    """A statement met a lock, a conflict or its time limit.
+
+    One error does not show whether only its own rows are locked or the whole database is slow (see `breaker`).
+    """
+
+
+def kind_of(sqlstate: str | None) -> Kind:
+    """Return the kind of an error by its SQLSTATE; None, of an error without one, is a defect."""
+    state = sqlstate or ""
+    return KINDS.get(state) or KINDS.get(state[:2]) or "defect"
+
+
+class _Translation:
+    """Context manager that raises the Unavailable that `translated` returns for an error of the driver.
+
+    If `translated` returns None, the error is raised unchanged. A class, because a generator costs more, and every
+    call enters six of these.
+    """
+
+    def __init__(self, translated: Callable[[Exception], Unavailable | None]) -> None:
+        self._translated = translated
+
+    def __enter__(self) -> None:
+        """Keep no state, so that one instance serves all tasks."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, _CAUGHT) and (translated := self._translated(error)) is not None:
+            raise translated from error
+
+
+def translate_connection_errors() -> AbstractContextManager[None]:
+    """Translate errors while a connection is opened, prepared or released; none is a defect. Raises Unavailable."""
+    return _CONNECTION
+
+
+def translate_statement_errors() -> AbstractContextManager[None]:
+    """Translate errors of a statement. Raises Unavailable, or the driver's own error for a defect of the call."""
+    return _STATEMENT
+
+
+def _statement_error(error: Exception) -> Unavailable | None:
+    if isinstance(error, asyncpg.PostgresError) and kind_of(error.sqlstate) == "defect":
+        return None
+    if isinstance(error, TimeoutError) or (_sqlstate(error) or "").startswith(_CONTENDED):
+        return Contended(f"PostgreSQL: {type(error).__name__}: {error}")
+    return _waited_for(error)
+
+
+def _sqlstate(error: Exception) -> str | None:
+    return error.sqlstate if isinstance(error, asyncpg.PostgresError) else None
+
+
+def _waited_for(error: Exception) -> Unavailable:
+    state = _sqlstate(error)
+    if state == _READ_ONLY:
+        return ReadOnly()
+    if kind_of(state) == "operator":
+        return NeedsOperator(f"PostgreSQL: {error} (SQLSTATE {state})", _remedy(state))
+    return Unavailable(f"PostgreSQL: {_words(error)}")
+
+
+def _words(error: Exception) -> str:
+    """Return what failed in words, with the setting to check."""
+    state = _sqlstate(error) or ""
+    if state.startswith("28"):
+        return f"{error} (SQLSTATE {state}); check user and password in postgres.dsn (PG_DSN)"
+    if isinstance(error, socket.gaierror):
+        return f"the host's name cannot be resolved; {_CHECK}"
+    if isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
+        return f"connection refused; {_CHECK}"
+    if isinstance(error, TimeoutError):
+        return f"no answer in time; {_CHECK}"
+    if isinstance(error, OSError) and "SSL upgrade" in str(error):
+        return f"it does not speak PostgreSQL's protocol, or not with TLS; {_CHECK}"
+    return f"{type(error).__name__}: {error}"
+
+
+def located(problem: str, where: str) -> str:
+    """Return a problem with the server and database that it is about."""
+    return problem.replace("PostgreSQL:", f"PostgreSQL at {where}:", 1) if where else problem
+
+
+def _remedy(sqlstate: str | None) -> str:
+    if sqlstate == _NO_DATABASE:
+        return f"{_MEND}check the database's name in postgres.dsn (PG_DSN)"
+    if sqlstate in _POOLED:
+        return _POOLER
+    return GRANTS if sqlstate == _DENIED else MIGRATIONS
+
+
+_CONNECTION, _STATEMENT = _Translation(_waited_for), _Translation(_statement_error)

@@ -1,0 +1,96 @@
+"""Checks of the database before commands are fetched: privileges, tables, columns, unique indexes, writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import asyncpg
+
+from openapi_tool.kernel import v1r4
+from openapi_tool.kernel.failures import GRANTS, MIGRATIONS, ReadOnly
+from openapi_tool.kernel.grants import MISSING
+from openapi_tool.protocol.errors import NeedsOperator
+
+_LOOK = f"select ({MISSING}) as missing, current_setting('transaction_read_only') = 'on' as read_only"
+
+# From the catalogue, which every role may read: whether a table is missing, or only a grant on it.
+_ABSENT = """
+select string_agg(needed.name, ', ')
+from unnest(array['cards', 'resource.tools', 'resource.project_agents', 'state.agent_inbox', 'state.execution_edges'])
+    as needed (name)
+where not exists (
+    select from pg_catalog.pg_class as c join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
+    where c.relkind in ('r', 'p', 'v', 'f') and c.relname = split_part('.' || needed.name, '.', -1)
+        and (needed.name not like '%.%' or n.nspname = split_part(needed.name, '.', 1))
+)
+"""
+
+_UNIQUE = """
+select
+    needed.name,
+    array(select pg_get_indexdef(i.indexrelid, n, true) from generate_series(1, i.indnkeyatts) as n) as keys,
+    coalesce(pg_get_expr(i.indpred, i.indrelid, true), '') as predicate
+from (values ('cards'), ('state.agent_inbox'), ('state.execution_edges')) as needed (name)
+join pg_index as i on i.indrelid = to_regclass(needed.name)
+where i.indisunique and i.indisvalid
+"""
+_DECORATION = re.compile(r"::(?:text|character varying)|\bmd5\b|[\s()]")
+_NOT_NULL = "tool_call_idisnotnulland"
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueIndex:
+    """Unique index by its columns, hashed or not; `predicate` is empty for a full index."""
+
+    table: str
+    keys: frozenset[str]
+    predicate: str = ""
+
+    def __str__(self) -> str:
+        where = f" where {self.predicate}" if self.predicate else ""
+        return f"{self.table} ({', '.join(sorted(self.keys))}){where}"
+
+
+# Without them a call could get two results. The kernel may name them as it likes, so compare their columns.
+NEEDED = (
+    UniqueIndex("cards", frozenset({"tenant_id", "tool_call_id"}), "metadata->>'type'='tool.result'"),
+    UniqueIndex("state.agent_inbox", frozenset({"project_id", "message_type", "correlation_id"})),
+    UniqueIndex("state.execution_edges", frozenset({"project_id", "correlation_id", "primitive", "edge_phase"})),
+)
+
+
+async def check_access(connection: asyncpg.Connection, timeout_s: float | None = None) -> None:
+    """Check privileges, tables and that the database is writable, in one statement. Raises Unavailable."""
+    row = await connection.fetchrow(_LOOK, timeout=timeout_s)
+    if row["missing"] and (absent := await connection.fetchval(_ABSENT, timeout=timeout_s)):
+        raise NeedsOperator(f"PostgreSQL: missing: table {absent}", MIGRATIONS)
+    if row["missing"]:
+        raise NeedsOperator(f"PostgreSQL: missing: {row['missing']}", GRANTS)
+    if row["read_only"]:
+        raise ReadOnly
+
+
+async def inspect(connection: asyncpg.Connection, timeout_s: float | None = None) -> None:
+    """Check columns and unique indexes, after `check_access`. Raises Unavailable.
+
+    Statements are prepared without a name, because a pooler in transaction mode loses named ones.
+    """
+    await check_access(connection, timeout_s)
+    for statement in (v1r4.LOAD, v1r4.COMMIT):
+        await connection.prepare(statement, name="", timeout=timeout_s)
+    rows = await connection.fetch(_UNIQUE, timeout=timeout_s)
+    there = {unique_index(row["name"], row["keys"], row["predicate"]) for row in rows}
+    if missing := [str(index) for index in NEEDED if index not in there]:
+        raise NeedsOperator(f"PostgreSQL: missing: unique index on {'; '.join(missing)}", MIGRATIONS)
+
+
+def unique_index(table: str, keys: Iterable[str], predicate: str) -> UniqueIndex:
+    """Normalize an index as printed by PostgreSQL: no casts, hashes, brackets and implied NOT NULL."""
+    return UniqueIndex(table, frozenset(map(_plain, keys)), _plain(predicate).removeprefix(_NOT_NULL))
+
+
+def _plain(expression: str) -> str:
+    """Return an expression without decoration. PostgreSQL prints NOT NULL in upper case and literals as they are."""
+    return _DECORATION.sub("", expression).replace("ISNOTNULLAND", "isnotnulland")

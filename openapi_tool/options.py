@@ -1,0 +1,201 @@
+"""Settings sections that components take as their options.
+
+pydantic validates them when the settings are loaded. A section that code constructs itself, as tests do, is a plain
+dataclass and is not validated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
+
+_UNUSABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are no UTF-8
+_MAX_CHARS = 16_000
+
+MIN_MAX_TOKENS = 500
+TERABYTE = 1_000_000_000_000
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+CallSeconds = Annotated[float, Field(ge=1, le=86_400)]
+
+
+def one_line(value: Any) -> Any:
+    """Return a value with its text stripped. Raises ValueError for a text of several lines or over 16,000 characters.
+
+    Environment variables may contain any byte. Drivers would send it to the server, or crash with the value in the
+    message.
+    """
+    value = value.strip() if isinstance(value, str) else value
+    if any(len(text) > _MAX_CHARS for text in _texts(value)):
+        raise ValueError(f"is longer than {_MAX_CHARS} characters")
+    if any(map(_UNUSABLE.search, _texts(value))):
+        raise ValueError("contains a line break, another control character or invalid UTF-8; remove it")
+    return value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in a value, at any depth, keys included."""
+    if isinstance(value, str | SecretStr):
+        yield value if isinstance(value, str) else value.get_secret_value()
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _texts(name)
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def split(value: object) -> object:
+    """Return the entries of a comma-separated text; any other value unchanged. Raises ValueError for a JSON list."""
+    if isinstance(value, str) and value.lstrip().startswith(('["', "['")):
+        raise ValueError("must be comma-separated in the environment, such as A,B; it is JSON")
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Base of all sections: unknown keys are refused, texts are stripped and must be one line."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_one_line(cls, value: Any) -> Any:
+        return one_line(value)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorOptions(Options):
+    """Execution of calls."""
+
+    concurrency: Annotated[int, Field(ge=1, le=512, description="Most concurrent calls of one process.")] = 64
+    max_held: Annotated[
+        int, Field(ge=1, le=10_000, description="Commands that wait in one process for a free slot.")
+    ] = 512
+    min_answer_s: Annotated[
+        float,
+        Field(ge=0, le=1, description="Least seconds from a command to its result: workers first suspend; 0 is off."),
+    ] = 0.06
+    worker_timeout_s: Annotated[Seconds, Field(description="Default wait of the kernel's workers in seconds.")] = 30
+    commit_margin_s: Annotated[Seconds, Field(description="Seconds of the worker's wait reserved for the commit.")] = 3
+    requeue_delay_s: Annotated[Seconds, Field(description="Seconds until a requeued command is delivered again.")] = 2
+    commit_retry_timeout_s: Annotated[Seconds, Field(description="Seconds for which a failed commit is retried.")] = 60
+    max_lost_runs: Annotated[
+        int, Field(ge=1, le=100, description="Lost runs after which a command is answered without a run.")
+    ] = 3
+    drain_timeout_s: Annotated[
+        Seconds, Field(description="Seconds that running calls get to finish after SIGTERM.")
+    ] = 25
+
+    @model_validator(mode="after")
+    def _leaves_time_to_run(self) -> ExecutorOptions:
+        if self.commit_margin_s >= self.worker_timeout_s:
+            raise ValueError("commit_margin_s must be less than worker_timeout_s, or no call has time to run")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOptions(Options):
+    """Limits of tool calls."""
+
+    default_timeout_s: Annotated[
+        CallSeconds | None,
+        Field(description="Time limit in seconds of calls whose definition sets none; by default the worker's wait."),
+    ] = None
+    max_timeout_s: Annotated[CallSeconds, Field(description="Longest time limit of any call, in seconds.")] = 120
+    max_batch_items: Annotated[int, Field(ge=1, le=100, description="Most items of a batch call.")] = 10
+    default_max_tokens: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=2_000_000,
+            description="Tokens at which the upstream cuts each page where neither definition nor call says otherwise, "
+            "which lowers its charge; 0 for no limit, else at least 500.",
+        ),
+    ] = 20_000
+    cost_note_tokens: Annotated[
+        int, Field(ge=0, le=1_000_000_000, description="Tokens above which a result's text says what it cost.")
+    ] = 10_000
+    max_result_tokens: Annotated[
+        int,
+        Field(
+            ge=500,
+            le=2_500_000,
+            description="Most tokens of a result by estimate, which a definition may change; a cursor reads on.",
+        ),
+    ] = 10_000
+    max_result_chars: Annotated[
+        int,
+        Field(
+            ge=2_000,
+            le=10_000_000,
+            description="Most characters of a result, an outer bound of its tokens; a cursor reads on.",
+        ),
+    ] = 40_000
+    max_uncontinued_chars: Annotated[
+        int | None,
+        Field(
+            ge=2_000,
+            le=10_000_000,
+            description="The same where the definition's schema takes no cursor; by default twice as many.",
+        ),
+    ] = None
+    artifact_ttl_s: Annotated[
+        int,
+        Field(ge=60, le=31_536_000, description="Seconds for which the whole text of a truncated result is stored."),
+    ] = 604_800
+
+    @model_validator(mode="after")
+    def _default_fits(self) -> ToolOptions:
+        if self.default_timeout_s is not None and self.default_timeout_s > self.max_timeout_s:
+            raise ValueError("default_timeout_s must not be more than max_timeout_s")
+        return self
+
+    @model_validator(mode="after")
+    def _upstream_takes_the_limit(self) -> ToolOptions:
+        if 0 < self.default_max_tokens < MIN_MAX_TOKENS:
+            raise ValueError(f"default_max_tokens must be 0 or at least {MIN_MAX_TOKENS}")
+        return self
+
+    @model_validator(mode="after")
+    def _shows_no_less_without_a_cursor(self) -> ToolOptions:
+        if self.max_uncontinued_chars is not None and self.max_uncontinued_chars < self.max_result_chars:
+            raise ValueError("max_uncontinued_chars must not be less than max_result_chars")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class RetryOptions(Options):
+    """Retries of upstream requests, within the deadline of the call."""
+
+    max_retries: Annotated[
+        int, Field(ge=0, le=10, description="Most retries of one upstream request; 0 disables them.")
+    ] = 3
+    initial_backoff_s: Annotated[
+        Seconds, Field(description="Initial back-off in seconds, doubled with each retry; Retry-After wins.")
+    ] = 0.5
+    max_backoff_s: Annotated[
+        Seconds, Field(description="Longest back-off in seconds; Retry-After may ask for more.")
+    ] = 8
+
+    @model_validator(mode="after")
+    def _waits_grow(self) -> RetryOptions:
+        if self.initial_backoff_s > self.max_backoff_s:
+            raise ValueError("initial_backoff_s must not be more than max_backoff_s")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions(Options):
+    """Response cache, scoped to project, agent and session."""
+
+    ttl_s: Annotated[
+        float, Field(ge=0, le=86_400, description="Seconds that a response is cached; 0 disables the cache.")
+    ] = 300
+    max_bytes: Annotated[int, Field(ge=0, le=TERABYTE, description="Memory of the cache in one process, in bytes.")] = (
+        4_000_000
+    )

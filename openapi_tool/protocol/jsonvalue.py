@@ -1,0 +1,41 @@
+"""Types of JSON values, and of the objects in a tool.result card (protocol section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NotRequired, TypedDict
+
+from pydantic import JsonValue as JsonValue  # noqa: PLC0414 - re-exported
+
+JsonObject = dict[str, JsonValue]
+
+
+class ErrorObject(TypedDict):
+    """`error` of a failed result."""
+
+    code: str
+    message: str
+    source: str
+    retryable: bool
+    detail: NotRequired[object]
+    http_status: NotRequired[int]
+
+
+class UsageObject(TypedDict):
+    """Cost of a call upstream."""
+
+    tokens: int
+    requests: int
+
+
+class ToolOutputObject(TypedDict, total=False):
+    """`metadata.tool_output` of a result; a failure has only `usage` and `latency_ms`."""
+
+    state: Mapping[str, Any]
+    usage: UsageObject
+    truncated: bool
+    artifact_ref: Mapping[str, Any] | None
+    next_cursor: str | None
+    cached: bool
+    latency_ms: int
+    repaired: list[str]

@@ -1,0 +1,256 @@
+"""Protocol v1r4: decode commands, accept and build reports, build doorbells (sections 2 and 6)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, cast
+
+from openapi_tool.protocol import identity as header
+from openapi_tool.protocol.cards import new_id
+from openapi_tool.protocol.command import (
+    AFTER_EXECUTION,
+    HEARTBEAT_NAMES,
+    MAX_BODY_BYTES,
+    MAX_HEADER_BYTES,
+    MAX_HEADER_LINES,
+    AfterExecution,
+    Command,
+    Delivery,
+)
+from openapi_tool.protocol.errors import BadRequest, ReportRefused
+from openapi_tool.protocol.identity import CallIdentity, read_identity
+from openapi_tool.protocol.jsontext import loads, storable_text
+from openapi_tool.protocol.jsonvalue import JsonObject, JsonValue
+from openapi_tool.protocol.records import CallRecords
+from openapi_tool.protocol.report import MAX_DEPTH, Acceptance, Report, ResultContent, Wakeup
+from openapi_tool.protocol.subject import MAX_ID_BYTES, is_too_long, parse_command_subject, wakeup_subject
+from openapi_tool.protocol.trace import SpanContext
+
+INLINE_DATA = frozenset({"args", "arguments", "result"})
+CONTROL_FIELDS = frozenset(
+    {
+        "project_id",
+        "channel_id",
+        "channel",
+        "agent_id",
+        "agent_turn_id",
+        "turn_epoch",
+        "step_id",
+        "tool_call_id",
+        "trace_id",
+        "traceparent",
+        "tracestate",
+        "parent_agent_id",
+        "parent_agent_turn_id",
+        "parent_step_id",
+        "parent_traceparent",
+        "recursion_depth",
+    }
+)
+
+_WAKEUP_HEADERS = (
+    header.PROJECT,
+    header.CHANNEL,
+    header.AGENT,
+    header.TURN,
+    header.EPOCH,
+    header.TRACEPARENT,
+    header.TRACESTATE,
+)
+
+
+class V1r4:
+    """Dialect of protocol v1r4; `actor_id` is the author of reports, `sender` that of doorbells."""
+
+    version = "v1r4"
+
+    def __init__(self, actor_id: str, sender: str) -> None:
+        self._actor_id = actor_id
+        self._sender = sender
+
+    def decode(self, delivery: Delivery) -> Command:
+        """Decode a delivery. Raises Unanswerable only if its subject is not that of a tool command."""
+        subject = parse_command_subject(delivery.subject)
+        identity = read_identity(subject, delivery.headers)
+        body, problems = _read_body(delivery)
+        if not delivery.headers_complete:
+            problems = [f"the headers have more than {MAX_HEADER_LINES} lines or {MAX_HEADER_BYTES:,} bytes", *problems]
+        problems = [*identity.problems, *problems]
+        after_execution = body.get("after_execution")
+        return Command(
+            identity=identity,
+            suffix=subject.suffix,
+            card_id=_name(body.get("tool_call_card_id")),
+            tool_name=_name(body.get("tool_name")),
+            after_execution=cast("AfterExecution", after_execution) if after_execution in AFTER_EXECUTION else None,
+            violation=_violation(problems) if problems else None,
+        )
+
+    def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:
+        """Check, before anything is billed, that the kernel will take the report.
+
+        Raises ReportRefused: the call is reported without a card, no turn waits for it, the turn's headers are too
+        large, or the request edge is missing or differs.
+        """
+        if records.earlier is None and records.reported_inbox_id is not None:
+            raise ReportRefused(
+                "already_reported", f"row {records.reported_inbox_id!r} reports the call without a card"
+            )
+        turn, edge = records.waiting_turn, records.request_edge
+        if turn is None:
+            raise ReportRefused(
+                "stale_turn", f"no turn {identity.agent_turn_id!r} of the agent waits for this tool call"
+            )
+        if turn.oversized:
+            raise ReportRefused("turn_headers", "the headers of the turn that waits are larger than any message's")
+        depth = _depth(turn.context_headers)
+        if depth is None or depth >= MAX_DEPTH:
+            raise ReportRefused("recursion_depth", f"the turn's recursion depth is no number below {MAX_DEPTH}")
+        if edge is None:
+            raise ReportRefused("no_request_edge", "the call has no request edge")
+        if edge.recursion_depth != depth:
+            raise ReportRefused(
+                "depth_mismatch", f"the turn's recursion depth {depth} is not the request edge's {edge.recursion_depth}"
+            )
+        return Acceptance(identity, records.worker_target, turn, edge, depth)
+
+    def report(
+        self, acceptance: Acceptance, span: SpanContext, tracestate: str | None, card_id: str, content: ResultContent
+    ) -> Report:
+        """Build the report of a result card with the kernel's field names, and its doorbell."""
+        identity, turn = acceptance.identity, acceptance.waiting_turn
+        context = _topology(acceptance)
+        headers = context | _trace_headers(span, tracestate)
+        inbox_id = new_id("inbox_")
+        return Report(
+            inbox_id=inbox_id,
+            edge_id=new_id("edge_"),
+            project_id=identity.project_id,
+            channel_id=turn.channel_id,
+            agent_id=identity.agent_id,
+            agent_turn_id=turn.agent_turn_id,
+            turn_epoch=turn.turn_epoch,
+            tool_call_id=identity.tool_call_id,
+            actor_id=self._actor_id,
+            depth=acceptance.depth,
+            trace_id=span.trace_id,
+            parent_step_id=context.get(header.PARENT_STEP),
+            context_headers=headers,
+            payload={
+                "after_execution": content["after_execution"],
+                "status": content["status"],
+                "tool_result_card_id": card_id,
+            },
+            edge_metadata={
+                "message_type": "tool_result",
+                "inbox_id": inbox_id,
+                "recursion_depth": acceptance.depth,
+                "cg_ctx": _edge_context(context, turn.turn_epoch, acceptance.depth, span.trace_id),
+            },
+            waiting_inbox_id=turn.inbox_id,
+            request_edge_id=acceptance.edge.edge_id,
+            wakeup=self.wakeup(identity.project_id, acceptance.worker_target, headers),
+        )
+
+    def wakeup(
+        self, project_id: str, worker_target: str | None, context_headers: Mapping[str, JsonValue]
+    ) -> Wakeup | None:
+        """Build the doorbell; None if no worker can be addressed.
+
+        Its headers are project, channel, agent, turn, epoch and trace, but not the step.
+        """
+        headers = {name: str(context_headers[name]) for name in _WAKEUP_HEADERS if context_headers.get(name)}
+        if worker_target is None or header.CHANNEL not in headers:
+            return None
+        try:
+            subject = wakeup_subject(self.version, project_id, headers[header.CHANNEL], worker_target)
+        except ValueError:
+            return None
+        sent = {"CG-Timestamp": str(time.time_ns() // 1_000_000), "CG-Version": self.version, "CG-Msg-Type": "dict"}
+        return Wakeup(subject, headers | sent | {"CG-Sender": self._sender}, b"{}")
+
+
+def _read_body(delivery: Delivery) -> tuple[JsonObject, list[str]]:
+    if delivery.cut is not None:
+        return {}, [f"the body is larger than {MAX_BODY_BYTES:,} bytes"]
+    try:
+        body = loads(delivery.data)
+    except ValueError:
+        return {}, ["the body is not JSON"]
+    if not isinstance(body, dict):
+        return {}, ["the body is not a JSON object"]
+    return body, _body_problems(body)
+
+
+def _body_problems(body: JsonObject) -> list[str]:
+    problems = [
+        f"body field {name} must be a non-empty string of at most {MAX_ID_BYTES} bytes"
+        for name in ("tool_call_card_id", "tool_name")
+        if _name(body.get(name)) is None
+    ]
+    if _name(body.get("tool_name")) in HEARTBEAT_NAMES:
+        problems.append("body field tool_name is reserved: workers treat results of this name as heartbeats")
+    if body.get("after_execution") not in AFTER_EXECUTION:
+        problems.append("body field after_execution must be 'suspend' or 'terminate'")
+    inline = sorted(INLINE_DATA & body.keys())
+    if inline:
+        problems.append(f"inline data is forbidden in the body ({', '.join(inline)}): it belongs in the tool.call card")
+    control = sorted(CONTROL_FIELDS & body.keys())
+    if control:
+        problems.append(f"control fields are forbidden in the body ({', '.join(control)}): they belong in CG-* headers")
+    return problems
+
+
+def _name(value: object) -> str | None:
+    text = storable_text(value).strip() if isinstance(value, str) else ""
+    return text if text and not is_too_long(text) else None
+
+
+def _violation(problems: list[str]) -> BadRequest:
+    return BadRequest(
+        "The tool call's command breaks the protocol; the calling system must correct it: " + "; ".join(problems) + ".",
+        detail={"problems": problems},
+    )
+
+
+def _depth(headers: Mapping[str, Any]) -> int | None:
+    value = str(headers.get(header.DEPTH, "0"))
+    return int(value) if value.isascii() and value.isdigit() and len(value) <= len(str(MAX_DEPTH)) else None
+
+
+def _topology(acceptance: Acceptance) -> dict[str, str]:
+    """Return the waiting turn's headers in full topology: every CG-* header that has a value."""
+    identity, turn = acceptance.identity, acceptance.waiting_turn
+    known = {name: str(turn.context_headers.get(name) or "") for name in header.TOPOLOGY} | {
+        header.PROJECT: identity.project_id,
+        header.CHANNEL: turn.channel_id,
+        header.AGENT: identity.agent_id,
+        header.TURN: turn.agent_turn_id,
+        header.EPOCH: str(turn.turn_epoch),
+        header.TOOL_CALL: identity.tool_call_id,
+        header.DEPTH: str(acceptance.depth),
+    }
+    return {name: value for name, value in known.items() if value}
+
+
+def _trace_headers(span: SpanContext, tracestate: str | None) -> dict[str, str]:
+    headers = {header.TRACEPARENT: span.traceparent()}
+    return headers | {header.TRACESTATE: tracestate} if tracestate else headers
+
+
+def _edge_context(context: Mapping[str, str], epoch: int, depth: int, trace_id: str) -> dict[str, Any]:
+    return {
+        "project_id": context[header.PROJECT],
+        "channel_id": context[header.CHANNEL],
+        "agent_id": context[header.AGENT],
+        "agent_turn_id": context[header.TURN],
+        "turn_epoch": epoch,
+        "step_id": context.get(header.STEP),
+        "tool_call_id": context[header.TOOL_CALL],
+        "trace_id": trace_id,
+        "recursion_depth": depth,
+        "parent_agent_id": context.get(header.PARENT_AGENT),
+        "parent_agent_turn_id": context.get(header.PARENT_TURN),
+        "parent_step_id": context.get(header.PARENT_STEP),
+    }

@@ -1,0 +1,79 @@
+"""Secret values to mask in all output, with the name of their source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import unquote
+
+from openapi_tool.settings import Settings
+from openapi_tool.settings.dsn import parse_dsn
+from openapi_tool.settings.libpq import DriverOptions
+from openapi_tool.settings.model import SCHEMES
+from openapi_tool.settings.urls import parse_url
+from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
+from openapi_tool.tools.secrets import Secrets
+
+Named = tuple[str, str]
+"""Source of a value, and the value."""
+
+_COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|HEADERS|DSN|SERVERS|PROXY|ENDPOINT", re.IGNORECASE)
+_DELIMITER = re.compile(r"[:/?#@\[\]&=,;\s]+")
+_NOT_SECRET = ("", "postgres", "postgresql", *SCHEMES)  # common words; masking them would spoil every message
+_LONG_LINE = re.compile(r"^[A-Za-z0-9._=-]{20,}$", re.MULTILINE)  # in a credentials file: JWT and seed
+
+
+def confidential(
+    settings: Settings, secrets: Secrets, environment: Mapping[str, str], driver_options: DriverOptions
+) -> list[Named]:
+    """Return the secrets for the redactor: of the settings, of tools, and of files and variables that drivers read."""
+    return [
+        *secrets.values().items(),
+        *settings.confidential(),
+        *((option.where, option.value) for option in driver_options.passwords()),
+        *_of_files(settings.nats.credentials_file, settings.nats.nkey_seed_file),
+        *_of_collector(environment),
+    ]
+
+
+def unmasked(named: list[Named]) -> list[str]:
+    """Return the names of values that are too short to be masked."""
+    return sorted({name for name, value in named if len(value) < MIN_SECRET_CHARS})
+
+
+def likely_secrets(environment: Mapping[str, str]) -> list[str]:
+    """Return likely secrets of an environment, to mask before the settings are loaded; false positives do no harm."""
+    likely = [value.strip() for name, value in environment.items() if _SECRET_NAME.search(name)]
+    return [part for value in likely for part in (_of_urls(value) if "://" in value else [value])]
+
+
+def _of_urls(value: str) -> list[str]:
+    """Return the credentials in a connection string or in URLs; of a text that is neither, the whole and its parts.
+
+    A library that fails to parse such a text may show a part of it in its error.
+    """
+    try:
+        return list(parse_dsn(value).credentials)
+    except ValueError:
+        pass
+    try:
+        return [part for url in value.split(",") for part in parse_url(url.strip(), SCHEMES).credentials]
+    except ValueError:
+        return [value, *(part for part in _DELIMITER.split(value) if part.lower() not in _NOT_SECRET)]
+
+
+def _of_files(*files: Path | None) -> Iterator[Named]:
+    for file in filter(None, files):
+        for line in _LONG_LINE.findall(file.read_text(encoding="utf-8", errors="replace")):
+            yield str(file), line
+
+
+def _of_collector(environment: Mapping[str, str]) -> Iterator[Named]:
+    """Return the values of the collector's headers: `name=value,name=value`, percent-encoded."""
+    for variable in _COLLECTOR_VARIABLES:
+        for pair in filter(None, environment.get(variable, "").split(",")):
+            value = unquote(pair.partition("=")[2]).strip()
+            yield variable, value
+            yield variable, value.rpartition(" ")[2]

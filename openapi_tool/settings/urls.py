@@ -1,0 +1,122 @@
+"""Strict parser of the URLs of servers (NATS, proxy, collector); no error shows any part of one.
+
+A user name or password with an unescaped `/`, `?`, `#` or `@` makes programs take a part of it for host, port or
+path, and show that in errors and name look-ups. Such a URL is refused before anything else reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from ipaddress import IPv6Address
+from urllib.parse import unquote, urlsplit
+
+_NOT_PRINTED = r"\s\x00-\x1f\x7f-\x9f\ud800-\udfff"
+_URL = re.compile(
+    r"(?P<scheme>[a-z]+)://"
+    rf"(?:(?P<user>[^{_NOT_PRINTED}/?#@:\[\]]*)(?::(?P<password>[^{_NOT_PRINTED}/?#@\[\]]*))?@)?"
+    rf"(?P<host>\[[0-9A-Fa-f:.]+\]|[^{_NOT_PRINTED}/?#@:\[\]\\%]+)(?::(?P<port>[0-9]{{1,5}}))?"
+    rf"(?P<path>/[^{_NOT_PRINTED}?#@]*)?(?:\?(?P<query>[^{_NOT_PRINTED}#@]*))?",
+    re.IGNORECASE,
+)
+_NO_NAME = re.compile(r"[\s\x00-\x1f\x7f,/?#@:\[\]\\%]")
+MAX_PORT = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUrl:
+    """A URL in its parts as they are written; `host` of IPv6 in brackets, `path` and `query` empty where absent."""
+
+    scheme: str
+    host: str
+    port: int | None
+    path: str
+    user: str | None = field(repr=False)
+    password: str | None = field(repr=False)
+    query: str = field(repr=False)
+
+    @property
+    def credentials(self) -> list[str]:
+        """The password as written and decoded; the user name where it stands alone, as a token does."""
+        secret = self.password or self.user
+        return [secret, unquote(secret)] if secret else []
+
+    @property
+    def where(self) -> str:
+        """Host and port, that of NATS where there is none."""
+        return f"{self.host}:{self.port or 4222}"
+
+    @property
+    def shown(self) -> str:
+        """The URL with `***` for user and password, and without its query."""
+        login = "***@" if self.user or self.password else ""
+        port = "" if self.port is None else f":{self.port}"
+        return f"{self.scheme}://{login}{self.host}{port}{self.path}"
+
+
+def parse_url(text: str, schemes: Collection[str]) -> ServerUrl:
+    """Read a URL of one of `schemes`.
+
+    Raises ValueError, whose message holds no part of the text, for anything that not every program would read alike.
+    """
+    found = _URL.fullmatch(text)
+    if not found or found["scheme"].lower() not in schemes:
+        raise ValueError("is no such URL")
+    port = None if found["port"] is None else checked_port(found["port"])
+    try:
+        urlsplit(text)  # drivers call it, and it refuses still more
+    except ValueError:
+        raise ValueError("is no such URL") from None
+    return ServerUrl(
+        scheme=found["scheme"].lower(),
+        host=_checked_host(found["host"]),
+        port=port,
+        path=found["path"] or "",
+        user=found["user"],
+        password=found["password"],
+        query=found["query"] or "",
+    )
+
+
+def checked_port(text: str) -> int:
+    """Return the port number. Raises ValueError."""
+    port = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(MAX_PORT)) else 0
+    if not 0 < port <= MAX_PORT:
+        raise ValueError(f"a port is no number from 1 to {MAX_PORT}")
+    return port
+
+
+def check_name(host: str) -> None:
+    """Raise ValueError for what is no host name: the look-up would raise UnicodeError, which no driver expects."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ValueError("a host name has an empty or too long part") from None
+    if _NO_NAME.search(host):
+        raise ValueError("a host name holds a character that none can hold")
+
+
+def check_v6(literal: str) -> None:
+    """Raise ValueError for what is no IPv6 address (without brackets)."""
+    try:
+        IPv6Address(literal)
+    except ValueError:
+        raise ValueError("an address with colons is no IPv6 address") from None
+
+
+def checked_address(host: str) -> str:
+    """Return a host name or an address (of IPv6 without brackets). Raises ValueError."""
+    if ":" in host:
+        check_v6(host)
+    else:
+        check_name(host)
+    return host
+
+
+def _checked_host(host: str) -> str:
+    if host.startswith("["):
+        check_v6(host.strip("[]"))
+    else:
+        check_name(host)
+    return host

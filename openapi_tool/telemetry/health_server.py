@@ -1,0 +1,142 @@
+"""HTTP server for probes and metrics, bounded against hostile clients.
+
+Clients do not authenticate, and their sockets use file descriptors that calls need, too. So a connection carries one
+request and lasts a few seconds, and the oldest is closed when there are too many: a complete probe is answered beside
+any number of half-sent ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, cast
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from openapi_tool.telemetry.health import Health
+
+MAX_CONNECTIONS = 64
+"""Limit of open connections; a new one closes the oldest."""
+LIFE_S = 5.0
+"""Lifetime of a connection in seconds, for request and response."""
+MAX_REQUEST_BYTES = 128 * 1024
+"""Limit of all bytes that a connection sends; the other limits allow a request of at most 70 kB."""
+METRICS_KEPT_S = 1.0
+"""Seconds for which the text of /metrics is cached."""
+_BACKLOG = 32  # below MAX_CONNECTIONS: connections accepted together never close each other before being read
+_LIMITS: dict[str, Any] = {"max_line_size": 2_048, "max_field_size": 2_048, "max_headers": 32, "lingering_time": 0}
+
+
+@asynccontextmanager
+async def health_server(host: str, port: int, health: Health) -> AsyncIterator[int]:
+    """Serve /livez, /readyz and /metrics; yields the port. Raises OSError when it cannot listen."""
+    app = web.Application(middlewares=[_close_afterwards])
+    app.add_routes([web.get(path, handler) for path, handler in _handlers(health).items()])
+    runner = web.AppRunner(app, access_log=None, handle_signals=False, **_LIMITS)
+    await runner.setup()
+    connections: dict[_Connection, None] = {}
+    serve = cast("Callable[[], asyncio.Protocol]", runner.server)
+    loop = asyncio.get_running_loop()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(runner.cleanup)
+        listening = await loop.create_server(lambda: _Connection(serve(), connections), host, port, backlog=_BACKLOG)
+        stack.callback(listening.close)
+        yield listening.sockets[0].getsockname()[1]
+
+
+class _Connection(asyncio.Protocol):
+    """aiohttp connection with limits of time, number and bytes; by itself aiohttp waits an hour for a request."""
+
+    def __init__(self, inner: asyncio.Protocol, connections: dict[_Connection, None]) -> None:
+        self._inner = inner
+        self._connections = connections
+        self._transport: asyncio.Transport | None = None
+        self._end: asyncio.TimerHandle | None = None
+        self._received_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            next(iter(self._connections)).cut()
+        self._connections[self] = None
+        self._transport = cast("asyncio.Transport", transport)
+        self._end = asyncio.get_running_loop().call_later(LIFE_S, self.cut)
+        self._inner.connection_made(transport)
+
+    def cut(self) -> None:
+        """Close the connection immediately; drop unread and unsent bytes."""
+        self._connections.pop(self, None)
+        if self._transport:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.pop(self, None)
+        if self._end:
+            self._end.cancel()
+        self._inner.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass data on, up to a limit: aiohttp buffers everything that follows a request which it has refused."""
+        self._received_bytes += len(data)
+        if self._received_bytes > MAX_REQUEST_BYTES:
+            self.cut()
+        else:
+            self._inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inner.resume_writing()
+
+
+@web.middleware
+async def _close_afterwards(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Close the connection after each response, so that no client can keep one or reuse it a thousand times."""
+    try:
+        response = await handler(request)
+    except web.HTTPException as error:
+        error.force_close()
+        raise
+    response.force_close()
+    return response
+
+
+class _Metrics:
+    """Text of /metrics, generated at most once a second: that blocks the event loop for milliseconds."""
+
+    def __init__(self) -> None:
+        self._text = b""
+        self._made_at = -math.inf
+
+    def text(self) -> bytes:
+        """Return the text, at most METRICS_KEPT_S old."""
+        now = time.monotonic()
+        if now - self._made_at >= METRICS_KEPT_S:
+            self._text, self._made_at = generate_latest(), now
+        return self._text
+
+
+def _handlers(health: Health) -> dict[str, Callable[[web.Request], Any]]:
+    metrics = _Metrics()
+
+    async def live(request: web.Request) -> web.Response:
+        del request
+        return web.json_response({"live": True})
+
+    async def ready(request: web.Request) -> web.Response:
+        del request
+        return web.json_response(health.shown(), status=200 if health.ready else 503)
+
+    async def scrape(request: web.Request) -> web.Response:
+        del request
+        return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    return {"/livez": live, "/readyz": ready, "/metrics": scrape}

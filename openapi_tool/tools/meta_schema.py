@@ -1,0 +1,273 @@
+"""JSON meta-schema of tool definitions, for the linter and for stored rows.
+
+Two keywords of our own: `says` is the message for a violation of the keywords beside it; `warning` makes the violation
+a warning. `$defs`:
+
+- `definition`: a definition's file (protocol sections 4 and 5), stricter than the parser of stored rows.
+- `schema`: the subset of JSON Schema that `parameters` may use (tool-design section 2).
+- `row`: limits of keywords in stored `parameters`, checked at run time. Validation takes linear time: the value of a
+  refused keyword is not validated, and no error repeats the object around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import jsonschema_rs
+
+from openapi_tool.protocol.jsonvalue import JsonObject, JsonValue
+from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean
+
+MAX_SUSPEND_S = 3_600
+
+MAX_PROPERTIES = 200
+"""Names in one `properties`; model providers accept at most 100 to 128 arguments of a tool."""
+
+MAX_ENUM_VALUES = 500
+"""Values of one `enum`, more than there are countries; the validator compares each item of a list with all of them."""
+
+TYPES = ("object", "string", "number", "integer", "boolean", "array", "null")
+_FORMATS: list[JsonValue] = ["date", "date-time", "email", "hostname", "ipv4", "ipv6", "regex", "time", "uri", "uuid"]
+
+
+def _refused(message: str, *words: str) -> JsonObject:
+    return {word: {"not": {}, "says": message} for word in words}
+
+
+_UNBOUNDED = {
+    **_refused("references are not read; write the schema out", "$ref", "$dynamicRef", "$recursiveRef"),
+    **_refused(
+        "is not read: what it costs grows with the product of branches and values",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+        "propertyNames",
+    ),
+}
+REFUSED_KEYWORDS = frozenset(_UNBOUNDED)
+"""Keywords that no stored row may use."""
+
+# Below the root they could select a draft of JSON Schema with other keywords and asserted formats.
+_ROOT_ONLY = _refused("is read only at the root of parameters; take it out", "$schema", "$id")
+_BELOW: JsonObject = {"$ref": "#/$defs/below"}
+
+
+def _row(refused: JsonObject) -> JsonObject:
+    names = f"has more than {MAX_PROPERTIES} names; take some out"
+    values = f"has more than {MAX_ENUM_VALUES} values; take some out, or use a pattern"
+    return {
+        "properties": {
+            **refused,
+            "properties": {**_BELOW, "maxProperties": MAX_PROPERTIES, "says": names},
+            "enum": {**_BELOW, "maxItems": MAX_ENUM_VALUES, "says": values},
+        },
+        "additionalProperties": _BELOW,
+        "items": _BELOW,
+    }
+
+
+_NOT_IN_SUBSET: JsonObject = {
+    **_UNBOUNDED,
+    **_refused("references are not read; write the schema out", "$defs", "definitions"),
+    **_refused("alternatives are not read; an optional field is left out of `required`", "anyOf"),
+    **_refused("alternatives are not read; say in the descriptions which fields exclude each other", "oneOf"),
+    **_refused("combinations are not read; write one schema", "allOf"),
+    **_refused("negations are not read", "not"),
+    **_refused("conditionals are not read", "if", "then", "else", "dependentRequired", "dependentSchemas"),
+    **_refused("name every property in `properties`", "patternProperties"),
+}
+_BAD_NAME = "must be 1 to 64 letters, digits, '_', '-' or '.'"
+_ONE_TYPE = "must be one type; an optional field is left out of `required`, never null"
+_NUMBER: JsonObject = {"type": "number", "says": "must be a number"}
+_LENGTH: JsonObject = {"type": "integer", "minimum": 0, "says": "must be a whole number from 0"}
+_PROSE: JsonObject = {"type": "string", "pattern": r"\S", "says": "must be a text that is not empty"}
+_CHOICES = "must be a list of at least one value, each once"
+_SUBSCHEMA: JsonObject = {"$ref": "#/$defs/schema"}
+_ARGUMENT: JsonObject = {"$ref": "#/$defs/argument"}
+_OF_ANY_TYPE: JsonObject = {
+    "type": {"if": {"type": "array"}, "then": {"not": {}, "says": _ONE_TYPE}, "else": {"enum": [*TYPES]}},
+    **dict.fromkeys(("title", "description"), _PROSE),
+    **{word: {} for word in ("default", "const", "examples", "deprecated")},
+    "enum": {"type": "array", "minItems": 1, "uniqueItems": True, "says": _CHOICES},
+}
+_NUMBERS: JsonObject = dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _NUMBER)
+_PROPERTIES: JsonObject = {
+    "type": "object",
+    "additionalProperties": _ARGUMENT,
+    "patternProperties": {"^(?![A-Za-z0-9_.-]{1,64}$)": {**_ARGUMENT, "not": {}, "says": _BAD_NAME}},
+}
+_CLOSED: JsonObject = {"const": False, "says": "may only be false"}
+_OF_TYPE: Mapping[str, JsonObject] = {
+    "object": {"properties": _PROPERTIES, "required": {"type": "array"}, "additionalProperties": _CLOSED},
+    "string": {"minLength": _LENGTH, "maxLength": _LENGTH, "pattern": {"type": "string"}, "format": {"enum": _FORMATS}},
+    **dict.fromkeys(("number", "integer"), _NUMBERS),
+    **dict.fromkeys(("boolean", "null"), JsonObject()),
+    "array": {"items": _SUBSCHEMA, "minItems": _LENGTH, "maxItems": _LENGTH},
+}
+_TYPED: JsonObject = {word: rule for words in _OF_TYPE.values() for word, rule in words.items()}
+
+
+def _is(kind: str) -> JsonObject:
+    return {"properties": {"type": {"const": kind}}, "required": ["type"]}
+
+
+def _only(kind: str) -> JsonObject:
+    """Return the rules for one type: keywords of other types are refused, and `enum` values must be of the type."""
+    foreign = _refused(f"says nothing about type {kind!r}", *sorted(_TYPED.keys() - _OF_TYPE[kind].keys()))
+    values: JsonObject = {"items": {"type": kind, "says": f"is not of type {kind!r}"}}
+    return {"if": _is(kind), "then": {"properties": {**foreign, "enum": values}}}
+
+
+def _schema() -> JsonObject:
+    untyped: JsonObject = {"anyOf": [{"required": [word]} for word in ("enum", "const", *_NOT_IN_SUBSET)]}
+    no_type, no_items = (
+        f"is missing; it is one of {any_of(TYPES)}",
+        "is missing; the kernel refuses an array without it",
+    )
+    return {
+        "type": "object",
+        "says": "must be a schema, which is an object with a `type`",
+        "$ref": "#/$defs/keywords",
+        "allOf": [
+            {"if": {"not": untyped}, "then": {"required": ["type"], "says": no_type}},
+            {"if": _is("array"), "then": {"required": ["items"], "says": no_items}},
+            *map(_only, TYPES),
+        ],
+    }
+
+
+def _parameters() -> JsonObject:
+    lax = "lacks `additionalProperties: false`, so a model may give what is not declared"
+    rules: JsonObject = {**_SUBSCHEMA, "anyOf": [{"required": ["additionalProperties"]}], "says": lax, "warning": True}
+    return {
+        "type": ["object", "null"],
+        "minProperties": 1,
+        "says": "must be an object with the schema of each argument; leave it out to take the built-in tool's own",
+        "if": {"type": "object", "minProperties": 1, "properties": {"type": {"const": "object"}}},
+        "then": rules,
+        "else": {"properties": _refused("must be 'object': arguments are named", "type")},
+    }
+
+
+_HIDDEN = "is no option: of a partial result a model would see only the error; what succeeded is a success here"
+_TEXT: JsonObject = {"type": "string", "minLength": 1, "says": "must be a text that is not empty"}
+_TEXT_OR_NULL: JsonObject = {**_TEXT, "type": ["string", "null"]}
+_ANY_TEXT: JsonObject = {"type": ["string", "null"], "says": "must be a text"}
+_SECONDS: JsonObject = {
+    "type": ["number", "null"],
+    "exclusiveMinimum": 0,
+    "maximum": MAX_SUSPEND_S,
+    "says": f"must be a number of seconds above 0, at most {MAX_SUSPEND_S}",
+}
+
+
+def _closed(**properties: JsonValue) -> JsonObject:
+    partial = _refused(_HIDDEN, "(?i)partial")
+    return {"properties": properties, "patternProperties": partial, "additionalProperties": False}
+
+
+# Only the JSON types are checked here; `tools.definition` checks the values, at run time and for the linter.
+_EMPTY = "is empty; give it a value or take it out"
+_TEXTS: JsonObject = {"type": "object", "says": "must be an object"}
+_VALUES: JsonObject = {**_TEXTS, "additionalProperties": {"not": {"type": "null"}, "says": _EMPTY}}
+_JINA: JsonObject = {
+    **dict.fromkeys(("mode", "tool", "base_url", "method", "endpoint_template", "auth_env"), _TEXT_OR_NULL),
+    **dict.fromkeys(("path", "accept"), _ANY_TEXT),
+    **dict.fromkeys(("params", "defaults"), _VALUES),
+    **dict.fromkeys(("timeout_s", "timeout"), _SECONDS),
+    "headers": _TEXTS,
+}
+_ARGS: JsonObject = {"defaults": _VALUES, "fixed": _VALUES}
+_SECTIONS: Mapping[str, JsonObject] = {
+    "options.args": _ARGS,
+    "options.jina": _JINA,
+    "options": {
+        "args": {**_closed(**_ARGS), **_TEXTS},
+        "envs": _TEXTS,
+        "jina": _closed(**_JINA),
+        "openapi": _closed(**_JINA, auth={**_closed(env=_TEXT), "type": ["object", "null"], "required": ["env"]}),
+        **dict.fromkeys(("suspend_timeout_seconds", "timeout_s", "timeout"), _SECONDS),
+        "result_format": _TEXT_OR_NULL,
+        "max_result_tokens": {"type": ["integer", "null"], "says": "must be an integer"},
+        "ui_allowed": {"type": ["boolean", "null"], "says": "must be true or false"},
+    },
+}
+_DEFINITION: JsonObject = _closed(
+    **dict.fromkeys(("tool_name", "name", "target_subject"), _TEXT),
+    after_execution={"enum": ["suspend", "terminate"]},
+    description=_TEXT_OR_NULL,
+    parameters=_parameters(),
+    options={**_closed(**_SECTIONS["options"]), "type": "object"},
+) | {
+    "required": ["target_subject", "after_execution", "options"],
+    "if": {"required": ["name"]},
+    "then": {
+        "dependentSchemas": {"tool_name": {"properties": _refused("says the same as tool_name; give only one", "name")}}
+    },
+    "else": {"required": ["tool_name"]},
+}
+META_SCHEMA: JsonObject = {
+    "$defs": {
+        "definition": _DEFINITION,
+        "schema": _schema(),
+        "keywords": {"properties": {**_OF_ANY_TYPE, **_TYPED, **_NOT_IN_SUBSET}, "additionalProperties": False},
+        "argument": {
+            "$ref": "#/$defs/schema",
+            "anyOf": [{"required": ["description"]}, {"not": {"type": "object"}}],
+            "says": "has no description for the model to read",
+            "warning": True,
+        },
+        "row": _row(_UNBOUNDED),
+        "below": _row({**_UNBOUNDED, **_ROOT_ONLY}),
+    }
+}
+
+
+_KINDS = {"object": "an object", "array": "a list", "string": "a text"}
+
+
+def violations(part: str, value: object, path: Path) -> Iterator[Problem]:
+    """Yield the violations of one of the `$defs` by a value; `path` is the value's place in the definition."""
+    try:
+        errors = _validator(part).iter_errors(value)
+    except ValueError:  # lone surrogates, keys that are not texts, more than 255 levels
+        yield Problem(path, "is nested too deeply, or not JSON")
+        return
+    for error in errors:
+        *places, keyword = error.schema_path
+        rule: Any = META_SCHEMA
+        for place in places:
+            rule = rule[place]
+        for where, given in _places(error):
+            message = rule.get("says") or _message(rule, keyword, given)
+            yield Problem((*path, *error.instance_path, *where), message, warning="warning" in rule)
+
+
+@cache
+def _validator(part: str) -> jsonschema_rs.Draft202012Validator:
+    return jsonschema_rs.Draft202012Validator(META_SCHEMA | {"$ref": f"#/$defs/{part}"}, offline=True)
+
+
+def _places(error: jsonschema_rs.ValidationError) -> list[tuple[Path, object]]:
+    """Return path and value of each mistake below the error's own path: one per missing or unexpected name."""
+    match error.kind:
+        case jsonschema_rs.ValidationErrorKind.Required(property=name):
+            return [((name,), name)]
+        case jsonschema_rs.ValidationErrorKind.AdditionalProperties(unexpected=names):
+            return [((name,), name) for name in names]
+    return [((), error.instance)]
+
+
+def _message(rule: Mapping[str, Any], keyword: str | int, given: object) -> str:
+    match keyword:
+        case "required":
+            return "is missing"
+        case "enum":
+            return f"must be {any_of(rule['enum'])}{did_you_mean(str(given), rule['enum'])}"
+        case "additionalProperties":
+            known = rule["properties"]
+            home = next((place for place, names in _SECTIONS.items() if given in names and names is not known), None)
+            hint = f"; {given!r} belongs in {home}" if home else did_you_mean(str(given), known)
+            return f"is not known here{hint or '; known are ' + any_of(sorted(known))}"
+    return f"must be {_KINDS[rule['type'][0] if isinstance(rule['type'], list) else rule['type']]}"

@@ -1,0 +1,87 @@
+"""`serve` with fail points: places in the path of a call where the process kills itself on request.
+
+The request is a file named like a point, in the folder that `FOLDER_VARIABLE` names. The first process that reaches
+the point removes the file and dies of SIGKILL. A call whose arguments hold `KILLER` kills every executor that is
+about to run it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from openapi_tool.bus.wakeup_publisher import WakeupPublisher
+from openapi_tool.jina.backend import JinaBackend
+from openapi_tool.kernel.store import KernelStore
+from openapi_tool.local.executor import main as serve
+
+FOLDER_VARIABLE = "CHAOS_FAIL_POINTS"
+KILLER = "kills its executor"
+DEATHS = "deaths"
+POINTS = ("before_upstream", "after_upstream", "after_commit", "after_doorbell")
+
+
+def main() -> None:
+    """Serve against the double, with fail points in the folder that the environment names."""
+    install(Path(os.environ[FOLDER_VARIABLE]))
+    serve()
+
+
+def install(folder: Path) -> None:
+    """Wrap the methods that a call goes through, so that they look for requests in `folder`."""
+    patched: Mapping[tuple[type, str], tuple[str | None, str]] = {
+        (JinaBackend, "run"): ("before_upstream", "after_upstream"),
+        (KernelStore, "commit"): (None, "after_commit"),
+        (WakeupPublisher, "publish"): (None, "after_doorbell"),
+    }
+    for (owner, name), (before, after) in patched.items():
+        setattr(owner, name, _dying_around(folder, getattr(owner, name), before, after))
+    JinaBackend.run = _killed(folder, JinaBackend.run)  # type: ignore[assignment,method-assign]
+
+
+def _dying_around(
+    folder: Path, method: Callable[..., Awaitable[Any]], before: str | None, after: str | None
+) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(method)
+    async def dying(*arguments: Any, **named: Any) -> Any:
+        _reach(folder, before)
+        result = await method(*arguments, **named)
+        _reach(folder, after)
+        return result
+
+    return dying
+
+
+def _killed(folder: Path, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(method)
+    async def killed(self: Any, definition: Any, arguments: Any, *more: Any) -> Any:
+        if KILLER in str(arguments):
+            _die(folder, "killer")
+        return await method(self, definition, arguments, *more)
+
+    return killed
+
+
+def _reach(folder: Path, point: str | None) -> None:
+    if point is None:
+        return
+    try:
+        (folder / point).unlink()
+    except FileNotFoundError:
+        return
+    _die(folder, point)
+
+
+def _die(folder: Path, point: str) -> None:
+    with (folder / DEATHS).open("a") as deaths:
+        deaths.write(f"{time.time()} {point}\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

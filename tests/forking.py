@@ -1,0 +1,175 @@
+"""Start `python -m openapi_tool…` and `python -m tests…` by forking a process that has the package imported already.
+
+Imports are most of what such a process costs. A child is as good as a fresh interpreter: it has a session, descriptors,
+an environment and arguments of its own, and runs its module as `__main__`. Linux only: children are handed to the test
+process by PR_SET_CHILD_SUBREAPER, so that `subprocess.Popen` waits for them as for its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import inspect
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+_PRELOADED = ("openapi_tool.cli", "openapi_tool.local.executor", "openapi_tool.local.double")
+_PACKAGES = ("openapi_tool", "tests")
+_PR_SET_CHILD_SUBREAPER = 36
+_INTERPRETER = ("PYTHON", "LC_", "LANG")  # what only a fresh interpreter obeys
+_STREAMS = ("p2cread", "c2pwrite", "errwrite")
+_PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+_NOT_FORKED = ("executable", "preexec_fn", "pass_fds", "shell", "gid", "gids", "uid")
+_DEFAULTS = (None, False, ())
+_Popen = subprocess.Popen
+_EXECUTE = inspect.signature(_Popen._execute_child)  # type: ignore[attr-defined]  # noqa: SLF001 - taking its place is the purpose
+
+
+class _Template:
+    """The process that is forked; it ends with the socket to it."""
+
+    def __init__(self) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._socket, theirs = socket.socketpair()
+        command = [sys.executable, "-c", f"from tests.forking import serve; serve({theirs.fileno()})"]
+        root = Path(__file__).parents[1]
+        environment = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(root)}
+        self._process = _Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        theirs.close()
+        self._lock = threading.Lock()
+
+    def fork(self, request: Mapping[str, Any], streams: Sequence[int]) -> int:
+        """Return the process id of a new child."""
+        with self._lock:
+            text = json.dumps(request).encode()
+            socket.send_fds(self._socket, [len(text).to_bytes(4)], list(streams))
+            self._socket.sendall(text)
+            return int.from_bytes(_exactly(self._socket, 4))
+
+    def close(self) -> None:
+        """End the template; children go on."""
+        self._socket.close()
+        self._process.wait()
+
+
+class _Forked(_Popen[Any]):
+    """A Popen that forks the template for modules of ours."""
+
+    template: _Template
+
+    def _execute_child(self, *arguments: Any) -> None:
+        """Take the place of fork and exec, which is what CPython calls from 3.11 to 3.14."""
+        asked = _EXECUTE.bind(self, *arguments).arguments
+        environment = os.environ if asked["env"] is None else asked["env"]
+        if any(asked[name] not in _DEFAULTS for name in _NOT_FORKED) or not _is_ours(asked["args"], environment):
+            super()._execute_child(*arguments)  # type: ignore[misc]
+            return
+        streams = {number: asked[name] for number, name in enumerate(_STREAMS) if asked[name] >= 0}
+        _, _, module, *words = asked["args"]
+        request = {
+            "module": module,
+            "arguments": [os.fspath(word) for word in words],
+            "environment": dict(environment),
+            "folder": os.fspath(asked["cwd"] or Path.cwd()),
+            "new_session": bool(asked["start_new_session"]),
+            "streams": list(streams),
+        }
+        self.pid = self.template.fork(request, list(streams.values()))
+        self._child_created = True
+        self._close_pipe_fds(*(asked[name] for name in _PIPES))  # type: ignore[attr-defined]
+
+
+def _is_ours(command: Any, environment: Mapping[str, str]) -> bool:
+    """Return whether a command runs a module of ours, in an environment that a forked interpreter can take on."""
+    if isinstance(command, str | bytes) or len(command) <= 2 or list(command[:2]) != [sys.executable, "-m"]:
+        return False
+    return command[2].split(".")[0] in _PACKAGES and not any(name.startswith(_INTERPRETER) for name in environment)
+
+
+@contextmanager
+def forking() -> Iterator[None]:
+    """Let `subprocess` fork a template for modules of ours."""
+    _Forked.template = _Template()
+    subprocess.Popen = _Forked  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        subprocess.Popen = _Popen  # type: ignore[misc]
+        _Forked.template.close()
+
+
+def serve(number: int) -> None:
+    """Be the template: import everything, then fork a child for each request on this socket."""
+    for module in _PRELOADED:
+        __import__(module)
+    os.environ.pop("PYTHONPATH")
+    gc.collect()
+    gc.freeze()
+    with socket.socket(fileno=number) as asked:
+        while True:
+            head, streams, _, _ = socket.recv_fds(asked, 4, len(_STREAMS))
+            if not head:
+                return
+            request = json.loads(_exactly(asked, int.from_bytes(head)))
+            read, write = os.pipe()
+            if not (between := os.fork()):  # its child's parent is, once it has ended, the test process
+                os.close(read)
+                if child := os.fork():
+                    os.write(write, child.to_bytes(4))
+                    os._exit(0)
+                os.close(write)
+                break
+            os.close(write)
+            child_id = os.read(read, 4)
+            os.waitpid(between, 0)
+            asked.sendall(child_id)
+            for fd in (read, *streams):
+                os.close(fd)
+    _become(request, streams)
+
+
+def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
+    """Take on a request's session, descriptors, folder, environment and arguments, and run its module."""
+    if request["new_session"]:
+        os.setsid()
+    for number, fd in zip(request["streams"], streams, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    sys.stdin, sys.stdout = _stream(0, "r", "surrogateescape"), _stream(1, "w", "surrogateescape")
+    sys.stderr = _stream(2, "w", "backslashreplace", line_buffering=True)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.path[0] = request["folder"]
+    sys.argv = [request["module"], *request["arguments"]]
+    if request["module"] != "openapi_tool":  # runpy warns of a module that was imported and is now run
+        sys.modules.pop(request["module"], None)
+    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+
+
+def _stream(number: int, mode: str, errors: str, *, line_buffering: bool = False) -> TextIO:
+    """Open a standard stream afresh: the template's own says whether the template has a terminal."""
+    stream = open(number, mode, errors=errors, closefd=False)  # noqa: SIM115 - a descriptor, for good
+    if isinstance(stream, TextIOWrapper) and line_buffering:
+        stream.reconfigure(line_buffering=True)
+    return cast("TextIO", stream)
+
+
+def _exactly(source: socket.socket, size: int) -> bytes:
+    """Read so many bytes. Raises EOFError."""
+    data = b""
+    while len(data) < size:
+        if not (piece := source.recv(size - len(data))):
+            raise EOFError("the other process has ended")
+        data += piece
+    return data

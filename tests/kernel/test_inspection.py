@@ -1,0 +1,221 @@
+"""What a new connection asks of the database, on a real PostgreSQL with the kernel's tables."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from openapi_tool.kernel.inspection import NEEDED, unique_index
+from openapi_tool.kernel.store import KernelStore, PoolOptions
+from openapi_tool.local.caller import Caller
+from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.protocol.errors import NeedsOperator, Unavailable
+from tests.requirements import requirement
+from tests.support import V1R4, delivery, dsn_of
+
+COMMAND = V1R4.decode(delivery())
+
+
+@pytest.fixture(params=[True, False], ids=["prepared", "unprepared"])
+def options(stack: EmbeddedStack, database: str, request: pytest.FixtureRequest) -> PoolOptions:
+    return PoolOptions(dsn_of(stack, database), 2, 5.0, prepared_statements=request.param)
+
+
+@pytest.fixture
+async def store(options: PoolOptions) -> AsyncIterator[KernelStore]:
+    store = await KernelStore.open(options)
+    yield store
+    await store.aclose()
+
+
+@pytest.mark.parametrize(
+    ("mishap", "says"),
+    [
+        (
+            "alter table state.execution_edges rename column metadata to meta",
+            r'column "metadata" of relation "execution_edges" does not exist \(SQLSTATE 42703\).*protocol v1r4',
+        ),
+        (
+            "alter table resource.project_agents rename column worker_target to worker",
+            r'column "worker_target" does not exist \(SQLSTATE 42703\).*protocol v1r4',
+        ),
+        (
+            "drop table state.execution_edges",
+            "missing: table state.execution_edges.*check that it is the kernel.s database",
+        ),
+        ("revoke insert on cards from openapi_tool", "missing: insert on cards.*sql grants"),
+        (
+            "drop index uniq_cards_tool_result_call",
+            r"missing: unique index on cards \(tenant_id, tool_call_id\) where metadata.*protocol v1r4",
+        ),
+        (
+            (
+                "drop index state.idx_agent_inbox_unique; "
+                "create index on state.agent_inbox (project_id, message_type, md5(correlation_id))"
+            ),
+            r"missing: unique index on state.agent_inbox \(correlation_id, message_type, project_id\)",
+        ),
+        (
+            (
+                "drop index state.idx_execution_edges_unique; "
+                "create unique index on state.execution_edges (project_id, md5(correlation_id), primitive)"
+                " where edge_phase = 'x'"
+            ),
+            "missing: unique index on state.execution_edges",
+        ),
+    ],
+)
+@requirement("postgres.failures")
+async def test_what_is_missing_is_named_at_the_start_and_when_a_look_is_thorough(
+    options: PoolOptions, store: KernelStore, caller: Caller, mishap: str, says: str
+) -> None:
+    await caller.database.execute(mishap)
+    with pytest.raises(NeedsOperator, match=says):
+        await KernelStore.open(options)
+    with pytest.raises(NeedsOperator, match=says):
+        await store.ping(thorough=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "alter index uniq_cards_tool_result_call rename to another",
+        (
+            "drop index uniq_cards_tool_result_call; create unique index on cards (md5(tool_call_id), tenant_id) "
+            "where metadata ->> 'type' = 'tool.result'"
+        ),
+        (
+            "drop index state.idx_agent_inbox_unique; "
+            "create unique index on state.agent_inbox (correlation_id, project_id, message_type)"
+        ),
+    ],
+)
+@requirement("postgres.failures")
+async def test_an_index_is_known_by_what_it_covers_not_by_its_name(
+    options: PoolOptions, caller: Caller, change: str
+) -> None:
+    await caller.database.execute(change)
+    await (await KernelStore.open(options)).aclose()
+
+
+@requirement("postgres.failures")
+def test_an_index_that_covers_more_rows_or_fewer_columns_is_another() -> None:
+    where = "tool_call_id IS NOT NULL AND (metadata ->> 'type'::text) = 'tool.result'::text"
+    assert unique_index("cards", ["tenant_id", "md5(tool_call_id)"], where) == NEEDED[0]
+    assert unique_index("cards", ["tenant_id", "md5(tool_call_id)"], "") != NEEDED[0]
+    assert unique_index("cards", ["tenant_id"], where) != NEEDED[0]
+    assert unique_index("cards", ["tenant_id", "tool_call_id"], where.replace(".result", ".call")) != NEEDED[0]
+
+
+@requirement("postgres.failures")
+async def test_a_database_that_turns_read_only_is_named_and_its_connections_are_left(
+    store: KernelStore, caller: Caller, database: str
+) -> None:
+    await store.load(COMMAND)
+    before = await _backends(caller)
+    await caller.database.execute(f'alter database "{database}" set default_transaction_read_only = on')
+    await store.ping()  # a setting of the database reaches new connections only
+    await caller.database.execute("select pg_terminate_backend(pid) from pg_stat_activity where pid = any($1)", before)
+    with pytest.raises(Unavailable, match=r"read-only .*target_session_attrs=read-write"):
+        await _until_reconnected(store)
+    await caller.database.execute("set default_transaction_read_only = off")
+    await caller.database.execute(f'alter database "{database}" reset default_transaction_read_only')
+    await store.ping()
+    await store.load(COMMAND)
+
+
+async def _until_reconnected(store: KernelStore) -> None:
+    """A connection that was ended fails once in other words."""
+    try:
+        await store.load(COMMAND)
+    except Unavailable as error:
+        if "read-only" in str(error):
+            raise
+    await store.load(COMMAND)
+
+
+@requirement("postgres.failures")
+async def test_a_look_that_finds_it_read_only_makes_new_connections_next(store: KernelStore, caller: Caller) -> None:
+    async with store._connection("") as connection:  # noqa: SLF001 - a setting of one session, as on a demoted primary
+        await connection.execute("set default_transaction_read_only = on")
+        before = connection.get_server_pid()
+    with pytest.raises(Unavailable, match="read-only"):
+        await store.ping()
+    await store.ping()
+    assert before not in await _backends(caller)
+
+
+@requirement("postgres.failures")
+async def test_nothing_is_concluded_from_what_a_read_only_database_lacks(store: KernelStore) -> None:
+    async with store._connection("") as connection:  # noqa: SLF001 - a setting of one session, as on a demoted primary
+        await connection.execute("set default_transaction_read_only = on")
+    with pytest.raises(Unavailable, match="read-only"):
+        await store.load(COMMAND)
+    assert (await store.load(COMMAND)).waiting_turn is None
+
+
+@requirement("postgres.failures")
+async def test_a_text_that_the_driver_cannot_send_is_no_outage(store: KernelStore) -> None:
+    with pytest.raises(asyncpg.DataError, match="query argument"):
+        await store.answered("project", "\ud800")
+
+
+@requirement("postgres.connection")
+async def test_an_idle_pool_shrinks_to_one_connection(
+    options: PoolOptions, caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openapi_tool.kernel.store._IDLE_S", 0.2)
+    store = await KernelStore.open(options)
+    async with store._connection("a"), store._connection("b"):  # noqa: SLF001 - two calls at once
+        assert len(await _backends(caller)) == 2
+    while len(await _backends(caller)) > 1:
+        await store.ping()
+    await store.ping()
+    assert len(await _backends(caller)) == 1
+    await store.aclose()
+
+
+async def _backends(caller: Caller) -> list[int]:
+    """Connections of executors to this database."""
+    rows: list[asyncpg.Record] = await caller.database.fetch(
+        "select pid from pg_stat_activity where application_name = 'openapi-tool' and datname = current_database()"
+    )
+    return [row["pid"] for row in rows]
+
+
+@requirement("fair.projects")
+async def test_a_connection_goes_to_the_next_project_before_the_rest_of_a_queue(options: PoolOptions) -> None:
+    store = await KernelStore.open(replace(options, size=1))
+    answered: list[str] = []
+
+    async def ask(project: str) -> None:
+        await store.answered(project, "call")
+        answered.append(project)
+
+    async with asyncio.TaskGroup() as group, store._connection("large"):  # noqa: SLF001 - as a long statement would
+        for project in ("large", "large", "large", "small"):
+            group.create_task(ask(project))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    await store.aclose()
+    assert answered == ["large", "small", "large", "large"]
+
+
+@requirement("postgres.failures")
+async def test_calls_share_the_connections_that_are_there_where_no_further_one_is_allowed(
+    stack: EmbeddedStack, options: PoolOptions, caller: Caller
+) -> None:
+    """Readiness would come and go with each call that found none."""
+    role = await caller.database.fetchval("select quote_ident($1)", urlsplit(options.dsn).username)
+    store = await KernelStore.open(replace(options, size=8))
+    await caller.database.execute(f"alter role {role} connection limit 1")
+    try:
+        await asyncio.gather(*(store.answered(f"project {number}", "call") for number in range(20)))
+    finally:
+        await caller.database.execute(f"alter role {role} connection limit -1")
+        await store.aclose()

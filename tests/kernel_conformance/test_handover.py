@@ -1,0 +1,86 @@
+"""The durable is taken over from the kernel's own executor, and given back to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from nats.js.api import AckPolicy, ConsumerConfig
+from typer.testing import CliRunner, Result
+
+from openapi_tool.cli import app
+from openapi_tool.local.caller import STREAM
+from tests.requirements import requirement
+from tests.wire.world import DURABLE, World
+
+KERNELS_FILTER = "cg.v1r4.*.*.cmd.tool.jina.*"
+
+
+async def durable(world: World, *arguments: str) -> Result:
+    """Run the command beside the loop."""
+    environment = {"NATS_SERVERS": world.stack.nats.url}
+    return await asyncio.to_thread(CliRunner().invoke, app, ["nats", "durable", *arguments], env=environment)
+
+
+async def settings_of(world: World) -> tuple[float, int]:
+    config = (await world.caller.client.jetstream().consumer_info(STREAM, DURABLE)).config
+    return config.ack_wait or 0, config.max_deliver or 0
+
+
+@requirement("handover")
+async def test_the_durable_goes_to_this_executor_and_back_with_each_ones_settings(world: World) -> None:
+    kernels = ConsumerConfig(
+        durable_name=DURABLE, filter_subject=KERNELS_FILTER, ack_policy=AckPolicy.EXPLICIT, ack_wait=30, max_deliver=3
+    )
+    await world.caller.client.jetstream().add_consumer(STREAM, kernels)
+    async with world.executor():
+        assert (await world.send(await world.place())).content["status"] == "success"
+        assert await settings_of(world) == (6, -1)
+        refused = await durable(world, "--restore")
+        assert refused.exit_code == 1
+        assert "still has open pull requests (1): stop every replica of the executor first" in refused.stderr
+        assert await settings_of(world) == (6, -1)
+    unsettled = await world.place()
+    await world.caller.publish(unsettled)
+    given_back = await durable(world, "--restore", "--json")
+    assert given_back.exit_code == 0, given_back.output
+    told = json.loads(given_back.stdout)
+    assert [told[when]["max_deliver"] for when in ("before", "after")] == [-1, 3]
+    assert await settings_of(world) == (30, 3)
+    subscription = await world.caller.client.jetstream().pull_subscribe_bind(DURABLE, STREAM)
+    (message,) = await subscription.fetch(1, timeout=5)
+    assert (message.headers or {})["CG-Tool-Call-Id"] == unsettled.tool_call_id
+    await message.ack_sync()
+
+
+@requirement("handover")
+async def test_without_restore_nothing_changes(world: World) -> None:
+    missing = await durable(world)
+    assert (missing.exit_code, missing.stderr.count("\n")) == (2, 1)
+    assert "no executor has used it yet, or nats.durable names another" in missing.stderr
+    async with world.executor():
+        await world.settled()
+    shown = await durable(world)
+    assert (shown.exit_code, shown.stdout.splitlines()[3:5]) == (0, ["ack_wait_s: 6.0", "max_deliver: -1"])
+    assert await settings_of(world) == (6, -1)
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """A server that accepts and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"nats://127.0.0.1:{server.getsockname()[1]}"
+
+
+@requirement("cli.ends")
+@pytest.mark.parametrize("command", [["nats", "durable"], ["deadletters", "list"]], ids=" ".join)
+def test_a_nats_that_says_nothing_is_one_line(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openapi_tool.cli.nats_connection.CONNECT_S", 0.2)
+    with silent() as url:
+        found = CliRunner().invoke(app, command, env={"NATS_SERVERS": url, "PG_DSN": "postgresql://nobody/x"})
+    assert (found.exit_code, found.stderr.count("\n")) == (2, 1)
+    assert "no answer within 0.2 s; check nats.servers (NATS_SERVERS)" in found.stderr

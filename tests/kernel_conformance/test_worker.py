@@ -1,0 +1,126 @@
+"""Turns of a worker that does what protocol sections 7 and 12 say, with a real executor behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from openapi_tool.executor import answer_hold
+from tests.conftest import AGENT, PROJECT, search_tool
+from tests.kernel_conformance.worker import Turn, Worker
+from tests.requirements import requirement
+from tests.wire.world import KNOWN, World
+
+AT_ONCE = ("jina_search", {"quary": "no such argument"})
+"""A call that is answered without any upstream."""
+
+
+def executor_with(min_answer_s: float, **more: Any) -> dict[str, Any]:
+    return {"executor": {"requeue_delay_s": 0.05, "min_answer_s": min_answer_s, **more}}
+
+
+async def step(world: World, number: int, min_answer_s: float, suspend_s: float = 0.04) -> Turn:
+    async with world.executor(**executor_with(min_answer_s)), Worker.running(world, suspend_s=suspend_s) as worker:
+        return await worker.ended(await worker.step(PROJECT, AGENT, [AT_ONCE] * number))
+
+
+@requirement("answer.hold")
+async def test_an_answer_before_the_worker_has_suspended_is_deferred(world: World) -> None:
+    turn = await step(world, 1, min_answer_s=0, suspend_s=0.9)
+    assert (turn.head, turn.deferrals) == ("suspended", 1)
+
+
+@requirement("answer.hold")
+@pytest.mark.parametrize("number", [1, 30])
+async def test_a_held_answer_finds_the_turn_suspended_also_in_a_group(
+    world: World, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_hold, "_MOST_S", 15.0)  # a busy machine may take more than a second for 30 calls
+    turn = await step(world, number, min_answer_s=1)
+    assert (turn.head, turn.deferrals, len(turn.results)) == ("suspended", 0, number)
+
+
+@requirement("answer.hold")
+async def test_a_hundred_calls_of_one_step_are_all_answered(world: World) -> None:
+    turn = await step(world, 100, min_answer_s=0.06)
+    assert (turn.head, len(turn.results)) == ("suspended", 100)
+    assert {card["content"]["error"]["code"] for card in turn.results.values()} == {"bad_request"}
+
+
+@requirement("answer.hold")
+async def test_each_call_of_a_step_gets_its_own_result(world: World) -> None:
+    calls = [("jina_search", KNOWN), AT_ONCE, ("no_such_tool", {})]
+    async with world.executor(), Worker.running(world) as worker:
+        turn = await worker.ended(await worker.step(PROJECT, AGENT, calls))
+    statuses = [turn.results[call.tool_call_id]["content"]["status"] for call in turn.calls]
+    assert statuses == ["success", "failed", "failed"]
+
+
+SLOW = "https://slow.example/"
+READER: dict[str, Any] = {
+    "tool_name": "jina_reader",
+    "target_subject": "cg.v1r4.{project_id}.{channel_id}.cmd.tool.jina.read",
+    "options": {"jina": {"mode": "reader"}, "suspend_timeout_seconds": 60},
+}
+SHORT: dict[str, Any] = {"worker_timeout_s": 4, "commit_margin_s": 1.5, "requeue_delay_s": 0.05}
+
+
+async def with_a_slow_call(world: World, others: list[tuple[str, Any]]) -> Turn:
+    """A step with a call that takes longer than the worker's default wait, beside others."""
+    world.stack.upstream.rules({"match": "slow", "answer": "r-post-json", "delay_s": 6}, {"answer": "r-post-json"})
+    await world.caller.add_tool(PROJECT, READER)
+    calls = [("jina_reader", {"url": SLOW}), *others]
+    async with world.executor(executor=SHORT), Worker.running(world, default_s=4) as worker:
+        return await worker.ended(await worker.step(PROJECT, AGENT, calls, suspend_timeout_s=60))
+
+
+@requirement("run.turn_deadline")
+async def test_a_slow_call_beside_an_answered_one_ends_before_the_turns_new_deadline(world: World) -> None:
+    turn = await with_a_slow_call(world, [AT_ONCE])
+    slow, fast = (turn.results[call.tool_call_id]["content"] for call in turn.calls)
+    assert turn.head == "suspended"
+    assert (slow["status"], fast["status"]) == ("timeout", "failed")
+
+
+@requirement("run.turn_deadline")
+async def test_a_slow_call_alone_has_all_of_its_own_time(world: World) -> None:
+    turn = await with_a_slow_call(world, [])
+    assert [turn.results[call.tool_call_id]["content"]["status"] for call in turn.calls] == ["success"]
+
+
+@requirement("run.turn_deadline")
+async def test_the_items_that_were_read_in_time_are_kept_of_a_batch(world: World) -> None:
+    options = {**READER["options"], "jina": {"mode": "reader", "tool": "jina.read_many"}}
+    await world.caller.add_tool(PROJECT, {**READER, "tool_name": "many", "options": options})
+    world.stack.upstream.rules({"match": "slow", "answer": "r-post-json", "delay_s": 6}, {"answer": "r-post-json"})
+    calls = [("many", {"urls": [SLOW, "https://fast.example/"]}), AT_ONCE]
+    async with world.executor(executor=SHORT), Worker.running(world, default_s=4) as worker:
+        turn = await worker.ended(await worker.step(PROJECT, AGENT, calls, suspend_timeout_s=60))
+    batch = turn.results[turn.calls[0].tool_call_id]
+    assert (turn.head, batch["content"]["status"]) == ("suspended", "success")
+    state = batch["metadata"]["tool_output"]["state"]
+    assert (state["succeeded"], state["failed"]) == (1, 1)
+
+
+@requirement("card.result")
+async def test_a_terminating_call_beside_a_suspending_one_ends_the_turn(world: World) -> None:
+    final = {**search_tool(), "tool_name": "final", "after_execution": "terminate"}
+    await world.caller.add_tool(PROJECT, final)
+    async with world.executor(), Worker.running(world) as worker:
+        turn = await worker.ended(await worker.step(PROJECT, AGENT, [("final", KNOWN), AT_ONCE]))
+        await world.settled()
+    assert turn.head == "terminated"
+    ending = turn.results[turn.calls[0].tool_call_id]["content"]
+    assert (ending["status"], ending["after_execution"]) == ("success", "terminate")
+
+
+@requirement("answer.earlier")
+async def test_what_the_watchdog_has_answered_is_neither_asked_nor_answered_again(world: World) -> None:
+    async with Worker.running(world, default_s=0.2) as worker:
+        turn = await worker.ended(await worker.step(PROJECT, AGENT, [("jina_search", KNOWN)]))
+        assert turn.head == "timed out"
+        async with world.executor():
+            outcome = await world.outcome(turn.calls[0])
+    assert outcome.answer.card["metadata"]["author_id"] == "worker.watchdog"
+    assert (outcome.answer.inbox_row, outcome.upstream_requests, outcome.doorbells) == ({}, [], [])

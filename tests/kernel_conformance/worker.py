@@ -1,0 +1,220 @@
+"""The kernel's agent worker, as protocol sections 7 and 12 describe it: deferral, per-turn deadline, watchdog.
+
+Written from the protocol alone, so that what it does with our rows and doorbells is not what we think it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nats.aio.msg import Msg
+
+from openapi_tool.local.caller import VERSION, Caller, PlacedCall, new_call
+from tests.wire.world import World
+
+DEFERRAL_S = 1.0
+MAX_DEFERRALS = 3
+MAX_DEPTH = 20
+_TICK_S = 0.02
+
+
+@dataclass(slots=True)
+class Turn:
+    """An agent's turn in one step: what it waits for, and what became of it."""
+
+    project_id: str
+    agent_id: str
+    turn_id: str
+    step_id: str
+    epoch: int = 1
+    head: str = "running"
+    deadline: float = 0.0
+    calls: list[PlacedCall] = field(default_factory=list)
+    waiting: dict[str, str] = field(default_factory=dict)
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    deferrals: int = 0
+
+
+class Worker:
+    """Suspends a turn on its calls, takes their results from the inbox, and gives up at the turn's deadline."""
+
+    def __init__(self, caller: Caller, inbox: Caller, default_s: float, suspend_s: float) -> None:
+        self._caller = caller
+        self._inbox = inbox.database
+        self._default_s = default_s
+        self._suspend_s = suspend_s
+        self.turns: dict[tuple[str, str], Turn] = {}
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, world: World, default_s: float = 30.0, suspend_s: float = 0.04) -> AsyncIterator[Worker]:
+        """Hear doorbells, scan for due rows and watch deadlines; steps are suspended after `suspend_s`."""
+        dsn = world.stack.postgres.dsn(world.database)
+        async with Caller.open(dsn, servers=world.stack.nats.url) as inbox:
+            worker = cls(world.caller, inbox, default_s, suspend_s)
+            await inbox.client.subscribe(f"cg.{VERSION}.*.*.cmd.agent.worker_generic.wakeup", cb=worker._hear)
+            await inbox.client.flush()
+            ticking = asyncio.create_task(worker._tick())
+            try:
+                yield worker
+            finally:
+                ticking.cancel()
+                await asyncio.wait([ticking])
+
+    async def step(
+        self, project_id: str, agent_id: str, calls: Sequence[tuple[str, Any]], suspend_timeout_s: float = 0.0
+    ) -> Turn:
+        """Send the calls of a step one after another, then suspend the turn on them."""
+        turn = Turn(project_id, agent_id, f"turn_{uuid.uuid4().hex}", f"step_{uuid.uuid4().hex}")
+        self.turns[project_id, agent_id] = turn
+        for tool, arguments in calls:
+            turn.calls.append(await self._send(turn, tool, arguments))
+        await asyncio.sleep(self._suspend_s)
+        async with self._lock:
+            for call in turn.calls:
+                turn.waiting[call.tool_call_id] = "waiting"
+            turn.deadline = time.monotonic() + max(self._default_s, suspend_timeout_s)
+            turn.head = "suspended"
+        return turn
+
+    async def ended(self, turn: Turn, within_s: float = 20.0) -> Turn:
+        """Wait until every call of a turn has its result, or the turn failed. Raises TimeoutError."""
+        async with asyncio.timeout(within_s):
+            while turn.head == "running" or (turn.head == "suspended" and len(turn.results) < len(turn.calls)):  # noqa: ASYNC110 - it ends in several ways
+                await asyncio.sleep(_TICK_S)
+        return turn
+
+    async def _send(self, turn: Turn, tool: str, arguments: Any) -> PlacedCall:
+        subject = f"cg.{VERSION}.{turn.project_id}.public.cmd.tool.jina.call"
+        body = {"tool_name": tool, "after_execution": "suspend"}
+        call = new_call(turn.project_id, "public", turn.agent_id, subject, body)
+        headers = {**call.headers, "CG-Turn-Id": turn.turn_id, "CG-Step-Id": turn.step_id}
+        call = replace(call, agent_turn_id=turn.turn_id, step_id=turn.step_id, headers=headers)
+        await self._caller.save(call, arguments, {})
+        await self._caller.publish(call)
+        return call
+
+    async def _hear(self, message: Msg) -> None:
+        headers = message.headers or {}
+        turn = self.turns.get((headers.get("CG-Project-Id", ""), headers.get("CG-Agent-Id", "")))
+        if turn is not None:
+            await self._claim(turn)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            for turn in list(self.turns.values()):
+                if turn.deferrals:
+                    await self._claim(turn)
+                if turn.head == "suspended" and time.monotonic() > turn.deadline:
+                    await self._give_up(turn)
+
+    async def _claim(self, turn: Turn) -> None:
+        """Take the due rows of an agent: deferred while the turn runs, consumed silently where it is another one's."""
+        async with self._lock:
+            rows = await self._inbox.fetch(
+                "select * from state.agent_inbox where project_id = $1 and agent_id = $2 "
+                "and status in ('pending', 'deferred') and next_retry_at <= now() order by created_at",
+                turn.project_id,
+                turn.agent_id,
+            )
+            for row in rows:
+                if turn.head == "running":
+                    await self._defer(turn, row)
+                    continue
+                await self._inbox.execute(
+                    "update state.agent_inbox set status = 'consumed' where inbox_id = $1", row["inbox_id"]
+                )
+                if row["agent_turn_id"] == turn.turn_id and row["turn_epoch"] == turn.epoch:
+                    await self._take(turn, row)
+
+    async def _defer(self, turn: Turn, row: Mapping[str, Any]) -> None:
+        turn.deferrals += 1
+        await self._inbox.execute(
+            "update state.agent_inbox set status = 'deferred', retry_count = retry_count + 1, "
+            "defer_reason = 'turn_running_not_suspended', next_retry_at = now() + make_interval(secs => $2) "
+            "where inbox_id = $1",
+            row["inbox_id"],
+            DEFERRAL_S,
+        )
+        if row["retry_count"] + 1 > MAX_DEFERRALS:
+            turn.head = "failed"
+
+    async def _take(self, turn: Turn, row: Mapping[str, Any]) -> None:
+        """Read a result as a worker must: pointer, author, class, invariants, trace and depth."""
+        call_id = row["correlation_id"]
+        card = await self._caller.card(turn.project_id, call_id, "tool.result")
+        content, metadata, headers = card["content"], card["metadata"], row["context_headers"]
+        sent = next(call for call in turn.calls if call.tool_call_id == call_id)
+        assert row["payload"]["tool_result_card_id"] == card["card_id"]
+        assert content.keys() == {"__type__", "status", "after_execution", "result", "error"}
+        assert (content["error"] is None) == (content["status"] == "success")
+        assert metadata["step_id"] == turn.step_id
+        assert metadata["function_name"] == sent.body["tool_name"]
+        assert headers["traceparent"].split("-")[1] == sent.trace_id
+        assert int(headers["CG-Recursion-Depth"]) < MAX_DEPTH
+        assert turn.waiting.get(call_id) == "waiting"
+        turn.waiting[call_id] = "received"
+        turn.results[call_id] = card
+        turn.order.append(call_id)
+        turn.deadline = time.monotonic() + self._default_s
+        if content["after_execution"] == "terminate":
+            turn.head = "terminated"
+
+    async def _give_up(self, turn: Turn) -> None:
+        """Write the watchdog's results of what was not answered; what has a result by now is left alone."""
+        async with self._lock:
+            for call in turn.calls:
+                if turn.waiting[call.tool_call_id] == "waiting":
+                    turn.waiting[call.tool_call_id] = "expired"
+                    await self._write_timeout(turn, call)
+            turn.head = "timed out"
+
+    async def _write_timeout(self, turn: Turn, call: PlacedCall) -> None:
+        """Save the watchdog's card and its row, which is none of type `tool_result`."""
+        content = {
+            "__type__": "ToolResultContent",
+            "status": "timeout",
+            "after_execution": "suspend",
+            "result": None,
+            "error": {"code": "tool_timeout", "message": "the tool did not answer in time"},
+        }
+        metadata = {
+            "type": "tool.result",
+            "author_id": "worker.watchdog",
+            "tool_call_id": call.tool_call_id,
+            "agent_turn_id": turn.turn_id,
+            "step_id": turn.step_id,
+            "function_name": call.body["tool_name"],
+            "role": "tool",
+        }
+        async with self._inbox.transaction():
+            written = await self._inbox.fetchval(
+                "insert into cards (card_id, tenant_id, content, tool_call_id, metadata) values ($1, $2, $3, $4, $5) "
+                "on conflict do nothing returning card_id",
+                uuid.uuid4().hex,
+                turn.project_id,
+                content,
+                call.tool_call_id,
+                metadata,
+            )
+            if written:
+                await self._inbox.execute(
+                    "insert into state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id, "
+                    "agent_turn_id, turn_epoch, payload, status) "
+                    "values ($1, $2, $3, 'timeout', $4, $5, $6, '{}', 'consumed')",
+                    f"inbox_{uuid.uuid4().hex}",
+                    turn.project_id,
+                    turn.agent_id,
+                    call.tool_call_id,
+                    turn.turn_id,
+                    turn.epoch,
+                )

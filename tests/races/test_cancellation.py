@@ -1,0 +1,458 @@
+"""A call that is cancelled at any await is answered and acknowledged, or handed back: never both, never neither."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from contextlib import suppress
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openapi_tool.bootstrap import build_bootstrap
+from openapi_tool.bus import consumer as consumer_module
+from openapi_tool.bus.consumer import CommandConsumer, SideTaskEnded
+from openapi_tool.executor import pipeline as pipeline_module
+from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
+from openapi_tool.jina.byte_semaphore import most_memory
+from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.url_policy import UrlPolicy
+from openapi_tool.options import CacheOptions, ExecutorOptions, RetryOptions, ToolOptions
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.errors import BadRequest
+from openapi_tool.protocol.records import DefinitionRecord
+from openapi_tool.protocol.settlement import Acknowledge, Settlement
+from openapi_tool.service import _consumer_options
+from openapi_tool.settings import Settings
+from openapi_tool.shielding import shielded
+from openapi_tool.telemetry.traces import WireTracer, shut_down
+from openapi_tool.tools.deadline import TimeLimits, longest_call_s
+from openapi_tool.tools.policy import Authorizer, Policy
+from openapi_tool.tools.result import Item, ToolOutput
+from tests.races.fakes import FakeTools, Run, Scene, Schedule, turns
+from tests.requirements import requirement
+
+
+async def _refused(_: Schedule) -> ToolOutput:
+    raise BadRequest("Correct the query and call again.")
+
+
+async def _batch_with_a_defect(schedule: Schedule) -> ToolOutput:
+    """Several items, of which one ends with a defect when it is cancelled, as a defect in a `finally` does."""
+
+    async def item() -> None:
+        await schedule.step("item")
+
+    async def broken() -> None:
+        try:
+            await schedule.step("broken item")
+        except asyncio.CancelledError:
+            raise RuntimeError("a defect") from None
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(item())
+        group.create_task(broken())
+    return ToolOutput((Item("text"),))
+
+
+ANSWERS = {"success": None, "failure": _refused, "batch": _batch_with_a_defect}
+PATHS = {"first": 1, "redelivered": 2}
+
+
+async def _outcome(answer: str, attempt: int, cancels: tuple[int, ...]) -> list[str]:
+    """One call, cancelled at these awaits; the awaits that it had."""
+    schedule = Schedule()
+    scene = Scene(schedule, tools=FakeTools(schedule, ANSWERS[answer]))
+
+    def cancel() -> None:
+        task.cancel()
+
+    schedule.acts = dict.fromkeys(cancels, cancel)
+    task = scene.deliver(attempt=attempt)
+    await scene.ended(task)
+    where = f"cancelled at {[schedule.seen[number - 1] for number in cancels if number <= len(schedule.seen)]}"
+    acknowledged, handed_back = scene.bus.sent(b""), scene.bus.sent(b"-NAK")
+    assert (len(acknowledged), len(handed_back)) in {(1, 0), (0, 1)}, where
+    assert len(scene.kernel.committed) == len(scene.publisher.published) == len(acknowledged), where
+    statuses = {card.content["status"] for card in scene.kernel.committed}
+    assert statuses <= {"failed" if answer == "failure" else "success"}, where
+    if handed_back:
+        assert scene.bus.lost(1) == attempt - 1, where  # a run that is handed back is not a lost one
+    assert task.cancelled() == any(number <= len(schedule.seen) for number in cancels), where
+    return schedule.seen
+
+
+@pytest.mark.parametrize("attempt", PATHS.values(), ids=PATHS)
+@pytest.mark.parametrize("answer", ANSWERS)
+@requirement("cancel.once")
+def test_a_call_cancelled_at_any_await_is_acknowledged_or_handed_back(answer: str, attempt: int, run: Run) -> None:
+    async def check() -> None:
+        awaits = len(await _outcome(answer, attempt, ()))
+        for number in range(1, awaits + 1):
+            await _outcome(answer, attempt, (number,))
+
+    run(check())
+
+
+@pytest.mark.parametrize("attempt", PATHS.values(), ids=PATHS)
+@requirement("cancel.once")
+def test_a_second_cancellation_changes_nothing(attempt: int, run: Run) -> None:
+    async def check() -> None:
+        awaits = len(await _outcome("success", attempt, ()))
+        for first in range(1, awaits + 1):
+            for second in range(first + 1, awaits + 8):
+                await _outcome("success", attempt, (first, second))
+
+    run(check())
+
+
+class Pages(JinaBackend):
+    """The tools over an upstream whose every page is an await of the schedule, one of two large and one refused."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        async def answer(request: httpx.Request) -> httpx.Response:
+            await schedule.step("upstream asked")
+            place = json.loads(request.content)["url"].rpartition("/")[2]
+            await schedule.step("upstream done")
+            if place == "refused":
+                return httpx.Response(501)
+            return httpx.Response(
+                200, json={"code": 200, "data": {"content": "x" * 100_000, "url": "https://a.example"}}
+            )
+
+        options = JinaBackendOptions(
+            RetryOptions(0, 0.01, 0.01),
+            CacheOptions(60, 10_000),
+            ToolOptions(),
+            UrlPolicy(),
+            most_memory(1_000_000) + 700_000,
+        )
+        super().__init__(JinaClient(httpx.MockTransport(answer), 1_000_000), options)
+
+
+PAGES = {"urls": [f"https://a.example/{place}" for place in ("one", "two", "refused", "one")]}
+MANY = DefinitionRecord("jina_search", None, {}, {"jina": {"mode": "reader", "tool": "jina.read_many"}})
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+@requirement("cancel.once", "memory.limit")
+def test_a_batch_cancelled_at_any_await_gives_all_memory_back_and_is_no_defect(calls: int, run: Run) -> None:
+    """A drain without grace; two calls with the same pages share requests and wait for memory."""
+
+    async def play(at: int) -> int:
+        schedule = Schedule()
+        tools = Pages(schedule)
+        whole = tools.semaphore.free_bytes
+        scene = Scene(schedule, tools=tools)
+        scene.kernel.tool, scene.kernel.arguments = MANY, PAGES
+        scene.consumer.start()
+        drains = list[asyncio.Task[None]]()
+        schedule.acts = {at: lambda: drains.append(asyncio.create_task(scene.consumer.stop(0)))}
+        await asyncio.wait([scene.deliver(number + 1) for number in range(calls)])
+        await (drains[0] if drains else scene.consumer.stop(0))
+        acknowledged, handed_back = scene.bus.sent(b""), scene.bus.sent(b"-NAK")
+        assert len(acknowledged) + len(handed_back) == calls
+        assert len(scene.kernel.committed) == len(acknowledged)
+        assert {card.content["status"] for card in scene.kernel.committed} <= {"success"}
+        assert tools.semaphore.free_bytes == whole
+        return len(schedule.seen)
+
+    async def check() -> None:
+        for at in range(1, await play(0) + 1):
+            await play(at)
+
+    run(check())
+
+
+@requirement("cancel.once")
+def test_a_result_that_still_waits_for_the_database_is_handed_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_module, "_FINISH_S", 0.0)
+
+    async def check() -> None:
+        scene, waiting = Scene(), asyncio.Event()
+
+        async def away() -> None:
+            waiting.set()
+            await asyncio.Event().wait()
+
+        scene.kernel.before_commit = away
+        task = scene.deliver()
+        await waiting.wait()
+        task.cancel()
+        await scene.ended(task)
+        assert (scene.bus.sent(), scene.kernel.committed, scene.bus.lost(1)) == ([b"-NAK"], [], 0)
+
+    run(check())
+
+
+# The drain.
+
+
+@requirement("cancel.once")
+def test_a_command_that_comes_in_the_iteration_of_the_drains_end_is_handed_back(run: Run) -> None:
+    async def check() -> None:
+        scene = Scene()
+        scene.deliver()
+        await scene.consumer._break_off_all()  # noqa: SLF001 - the drain, between two awaits of it
+        assert scene.bus.sent() == [b"-NAK"]
+
+    run(check())
+
+
+@requirement("run.stop")
+def test_a_call_that_cannot_be_cancelled_does_not_hold_the_drain_up(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(consumer_module, "_LAST_WAIT_S", 0.0)
+
+    async def check() -> None:
+        enough = asyncio.Event()
+
+        async def deaf(_: Delivery) -> Settlement:
+            while not enough.is_set():
+                with suppress(asyncio.CancelledError):
+                    await enough.wait()
+            return Acknowledge()
+
+        scene = Scene(handle=deaf)
+        scene.consumer.start()
+        task = scene.deliver()
+        await turns()
+        try:
+            async with asyncio.timeout(5):
+                await scene.consumer.stop(0)
+            assert not task.done()
+            assert "call.stuck" in [getattr(record, "action", "") for record in caplog.records]
+        finally:
+            enough.set()
+            await asyncio.wait([task])
+
+    run(check())
+
+
+@pytest.mark.parametrize("name", ["pull", "heartbeat"])
+@pytest.mark.parametrize("error", [RuntimeError("a defect"), asyncio.CancelledError(), None])
+@requirement("run.side_tasks")
+def test_a_side_task_that_ends_however_it_does_ends_the_process(
+    name: str, error: BaseException | None, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def die(_: object) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(CommandConsumer, {"pull": "_keep_pulling", "heartbeat": "_keep_alive"}[name], die)
+
+    async def check() -> None:
+        scene = Scene()
+        scene.consumer.start()
+        with pytest.raises(SideTaskEnded, match=name):
+            await scene.consumer.failed()
+
+    run(check())
+
+
+@requirement("run.side_tasks")
+def test_a_heartbeat_that_dies_in_the_drain_ends_its_grace_and_the_process(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without heartbeats the calls would be delivered to others and run twice."""
+    die = asyncio.Event()
+
+    async def keep_alive(_: object) -> None:
+        await die.wait()
+        raise RuntimeError("a defect")
+
+    async def hang(_: Delivery) -> Settlement:
+        await asyncio.Event().wait()
+        return Acknowledge()
+
+    monkeypatch.setattr(CommandConsumer, "_keep_alive", keep_alive)
+
+    async def check() -> None:
+        scene = Scene(handle=hang)
+        scene.consumer.start()
+        scene.deliver()
+        drain = asyncio.create_task(scene.consumer.stop(3600))
+        await turns()
+        assert not drain.done()
+        die.set()
+        with pytest.raises(SideTaskEnded, match="heartbeat"):
+            await drain
+        assert scene.bus.sent() == [b"-NAK"]
+
+    run(check())
+
+
+# Shielded work: never orphaned, its end never lost, the cancellation of its caller never swallowed.
+
+
+class Work:
+    """Waits for `go`, then ends; knows whether it was broken off."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.go, self.error = asyncio.Event(), error
+        self.broken_off = self.ended = False
+
+    async def run(self) -> str:
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.broken_off = True
+            raise
+        self.ended = True
+        if self.error is not None:
+            raise self.error
+        return "settled"
+
+
+@pytest.mark.parametrize("cancels", [1, 2, 5])
+@requirement("cancel.once")
+def test_what_became_of_it_is_recorded_before_the_cancellation_is_honoured(cancels: int, run: Run) -> None:
+    async def check() -> None:
+        work, recorded = Work(), list[str]()
+
+        async def call() -> None:
+            recorded.append(await shielded(work.run(), 60))
+            await asyncio.sleep(0)
+            recorded.append("went on")
+
+        task = asyncio.create_task(call())
+        for _ in range(cancels):
+            await turns(3)
+            task.cancel()
+        await turns(3)
+        assert not task.done()
+        work.go.set()
+        await asyncio.wait([task])
+        assert (recorded, task.cancelled(), work.broken_off) == (["settled"], True, False)
+
+    run(check())
+
+
+@requirement("cancel.once")
+def test_an_error_after_a_cancellation_reaches_the_caller_who_still_ends_as_cancelled(run: Run) -> None:
+    async def check() -> None:
+        work, recorded = Work(LookupError("why")), list[str]()
+
+        async def call() -> None:
+            try:
+                await shielded(work.run(), 60)
+            except LookupError as error:
+                recorded.append(str(error))
+
+        task = asyncio.create_task(call())
+        for _ in range(2):
+            await turns(3)
+            task.cancel()
+        work.go.set()
+        await asyncio.wait([task])
+        assert (recorded, task.cancelled()) == (["why"], True)
+
+    run(check())
+
+
+@pytest.mark.parametrize("cancels", [1, 2])
+@requirement("cancel.once")
+def test_what_outlasts_its_grace_is_broken_off_and_has_ended_when_the_caller_goes_on(cancels: int, run: Run) -> None:
+    async def check() -> None:
+        work = Work()
+        task = asyncio.create_task(shielded(work.run(), 0))
+        for _ in range(cancels):
+            await turns(1)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert work.broken_off
+        assert not work.ended
+
+    run(check())
+
+
+@requirement("cancel.once")
+def test_a_cancellation_in_the_iteration_in_which_it_ends_is_remembered(run: Run) -> None:
+    async def check() -> None:
+        work, recorded = Work(), list[str]()
+
+        async def call() -> None:
+            recorded.append(await shielded(work.run(), 60))
+
+        task = asyncio.create_task(call())
+        await turns(3)
+        work.go.set()
+        for _ in range(6):
+            task.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait([task])
+        assert (recorded, task.cancelled()) == (["settled"], True)
+
+    run(check())
+
+
+# What ends a call or the process has a limit, and blocks nothing.
+
+
+@given(
+    maximum_s=st.floats(1, 3_600),
+    statement_s=st.floats(0.1, 600),
+    commit_retry_timeout_s=st.floats(0.1, 3_600),
+)
+@requirement("answer.time")
+def test_a_call_is_never_broken_off_before_all_its_limits_have_passed(
+    maximum_s: float, statement_s: float, commit_retry_timeout_s: float
+) -> None:
+    settings = Settings(
+        postgres={"dsn": "postgresql://127.0.0.1/unused", "timeout_s": statement_s},
+        tools={"max_timeout_s": maximum_s},
+        executor={"commit_retry_timeout_s": commit_retry_timeout_s},
+    )
+    hold_s = _consumer_options(build_bootstrap(settings, {}), 1).hold_s
+    load_s = commit_s = last_commit_s = reload_s = 2 * statement_s  # connection and statement
+    assert hold_s > load_s + maximum_s + commit_s + commit_retry_timeout_s + last_commit_s + reload_s
+
+
+@requirement("answer.time")
+def test_the_hooks_of_a_call_are_within_its_time() -> None:
+    async def hook(_: object) -> None:
+        """Allow everything."""
+
+    limits = TimeLimits(ExecutorOptions(), ToolOptions())
+    without = longest_call_s(limits, Authorizer(), 5)
+    assert longest_call_s(limits, Authorizer(Policy(hook_timeout_s=30), {"one": hook, "two": hook}), 5) == without + 60
+
+
+class _Stuck:
+    """A tracer whose collector never answers."""
+
+    def __init__(self) -> None:
+        self.go, self.ended = threading.Event(), threading.Event()
+
+    def shutdown(self) -> None:
+        self.go.wait(20)
+        self.ended.set()
+
+
+@requirement("run.stop")
+def test_the_last_spans_block_neither_the_event_loop_nor_the_end_of_the_process(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracer = _Stuck()
+    began = time.monotonic()
+    run(shut_down(tracer, 0.01))  # the loop is closed, too
+    assert time.monotonic() - began < 10  # not the 20 s of the collector
+    assert [getattr(record, "action", "") for record in caplog.records] == ["traces.dropped"]
+    tracer.go.set()
+    assert tracer.ended.wait(20)
+
+
+@requirement("run.stop")
+def test_spans_that_are_left_are_exported_before_the_process_ends(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    tracer = _Stuck()
+    tracer.go.set()
+    run(shut_down(tracer, 20))
+    assert tracer.ended.is_set()
+    run(shut_down(WireTracer()))
+    assert caplog.records == []

@@ -1,0 +1,152 @@
+"""Answers that would come before the worker has suspended: held, without a slot, and no longer than useful."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from openapi_tool.executor.answer_hold import AnswerHold
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.records import WaitingTurnRecord
+from tests.races.virtual import run_virtually
+from tests.requirements import requirement
+from tests.support import delivery, identity, waiting_turn
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class LoopClock:
+    """The server's clock, on the event loop's."""
+
+    behind_s = 0.0
+
+    def time(self) -> float:
+        return START.timestamp() + asyncio.get_running_loop().time() - self.behind_s
+
+
+@dataclass
+class Released:
+    """Slots that were given up."""
+
+    sequences: list[int] = field(default_factory=list)
+
+    def release(self, sequence: int) -> None:
+        self.sequences.append(sequence)
+
+
+@dataclass
+class Scene:
+    """A hold of 60 ms, and when answers were let through, in ms since START."""
+
+    min_answer_s: float = 0.06
+    clock: LoopClock = field(default_factory=LoopClock)
+    slots: Released = field(default_factory=Released)
+
+    def __post_init__(self) -> None:
+        self.hold = AnswerHold(self.min_answer_s, self.clock, self.slots)
+
+    async def answered(self, command: Delivery, waiting: WaitingTurnRecord | None = None, **of: Any) -> int:
+        who = identity(**of)
+        self.hold.note(command, who)
+        await self.hold.wait(command, who, waiting or waiting_turn())
+        return round(asyncio.get_running_loop().time() * 1000)
+
+
+def sent(after_ms: float = 0, sequence: int = 1) -> Delivery:
+    return replace(delivery(), published_at=START + timedelta(milliseconds=after_ms), stream_sequence=sequence)
+
+
+@requirement("answer.hold")
+def test_an_early_answer_waits_without_a_slot_until_the_worker_has_suspended() -> None:
+    async def check() -> None:
+        scene = Scene()
+        assert await scene.answered(sent(sequence=7)) == 60
+        assert scene.slots.sequences == [7]
+
+    run_virtually(check())
+
+
+@requirement("answer.hold")
+def test_a_late_answer_neither_waits_nor_gives_up_its_slot() -> None:
+    async def check() -> None:
+        scene = Scene()
+        await asyncio.sleep(0.08)
+        assert await scene.answered(sent()) == 80
+        assert scene.slots.sequences == []
+
+    run_virtually(check())
+
+
+@requirement("answer.hold")
+@pytest.mark.parametrize(
+    "waiting", [waiting_turn(message_type="ui_action"), waiting_turn(turn_epoch=0)], ids=["ui", "epoch 0"]
+)
+def test_nobody_waits_where_nobody_suspends(waiting: WaitingTurnRecord) -> None:
+    async def check() -> None:
+        scene = Scene()
+        assert await scene.answered(sent(), waiting) == 0
+        assert scene.slots.sequences == []
+
+    run_virtually(check())
+
+
+def test_zero_switches_it_off() -> None:
+    async def check() -> None:
+        assert await Scene(min_answer_s=0).answered(sent()) == 0
+
+    run_virtually(check())
+
+
+@requirement("answer.hold")
+def test_answers_of_a_step_wait_for_its_newest_call() -> None:
+    async def check() -> None:
+        scene = Scene()
+
+        async def call(after_ms: float) -> int:
+            await asyncio.sleep(after_ms / 1000)
+            return await scene.answered(sent(after_ms))
+
+        assert await asyncio.gather(*(call(20 * number) for number in range(10))) == [240] * 10
+
+    run_virtually(check())
+
+
+@requirement("answer.hold")
+def test_calls_of_another_step_or_agent_delay_nothing() -> None:
+    async def check() -> None:
+        scene = Scene()
+        for other in ({"step_id": "next"}, {"agent_id": "other"}, {"project_id": "other"}, {"agent_turn_id": "other"}):
+            scene.hold.note(sent(50), identity(**other))
+        assert await scene.answered(sent()) == 60
+
+    run_virtually(check())
+
+
+@requirement("answer.hold")
+@pytest.mark.parametrize("behind_s", [0.0, 28.0])
+def test_a_step_without_end_or_a_wrong_clock_delays_an_answer_by_a_second_at_most(behind_s: float) -> None:
+    async def check() -> None:
+        scene = Scene()
+        scene.clock.behind_s = behind_s
+        scene.hold.note(sent(3_600_000), identity())
+        assert await scene.answered(sent()) == 1000 + 20 * bool(behind_s)
+
+    run_virtually(check())
+
+
+def test_what_is_known_of_steps_is_bounded() -> None:
+    async def check() -> None:
+        scene = Scene()
+        for number in range(10_000):
+            scene.hold.note(sent(), identity(step_id=f"step-{number}"))
+        assert len(scene.hold._newest) <= 4_096  # noqa: SLF001 - memory shows nowhere else
+        await asyncio.sleep(2)
+        for number in range(5_000):
+            scene.hold.note(sent(2_000), identity(step_id=f"later-{number}"))
+        assert len(scene.hold._newest) <= 4_096  # noqa: SLF001 - the same
+
+    run_virtually(check())

@@ -1,0 +1,338 @@
+"""The client's parser (any bytes, in any pieces), the order of commands, and the record of a dead letter."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import count, islice, pairwise
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nats.aio.msg import Msg
+from nats.errors import ProtocolError
+
+from openapi_tool.bus.client import LogBackoff
+from openapi_tool.bus.dead_letter_record import dead_letter, decode, encode
+from openapi_tool.bus.delivery import delivery_of
+from openapi_tool.bus.held import Held
+from openapi_tool.bus.scheduler import FairScheduler
+from openapi_tool.bus.wire import Handlers, Parser, parse_headers, shown_subject
+from openapi_tool.protocol.command import HEAD_BYTES, BodyDigest, Delivery
+from openapi_tool.telemetry.redact import Redactor
+from tests.requirements import requirement
+from tests.support import HEADERS, SUBJECT, delivery
+from tests.wire.world import header_block
+
+STREAM = (
+    b'INFO {"max_payload": 7}\r\nPING\r\nMSG a.b 1 5\r\nhello\r\n+OK\r\nHMSG a\x0bb\xff 2 the.reply 12 14\r\n'
+    b"NATS/1.0\r\n\r\nhi\r\nPONG\r\n-ERR 'Some \xffthing'\r\nMSG a\t 1  r 2\r\n\r\n\r\n"
+)
+EVENTS = [
+    ("info", {"max_payload": 7}),
+    ("ping",),
+    ("message", 1, b"a.b", b"", b"hello", b""),
+    ("message", 2, b"a\x0bb\xff", b"the.reply", b"hi", b"NATS/1.0\r\n\r\n"),
+    ("pong",),
+    ("error", "'some \\xffthing'"),
+    ("message", 1, b"a", b"r", b"\r\n", b""),
+]
+
+
+def parsed(pieces: Sequence[bytes]) -> list[tuple[Any, ...]]:
+    """What the parser makes of bytes that arrive in these pieces. Raises ProtocolError."""
+    events: list[tuple[Any, ...]] = []
+
+    def handler(kind: str) -> Any:
+        async def handle(*arguments: Any) -> None:
+            events.append((kind, *arguments))
+
+        return handle
+
+    async def parse() -> None:
+        parser = Parser(Handlers(*map(handler, ("message", "ping", "pong", "error", "info"))))
+        for piece in pieces:
+            await parser.parse(piece)
+
+    asyncio.run(parse())
+    return events
+
+
+@given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=8))
+@requirement("command.any")
+def test_bytes_mean_the_same_in_whatever_pieces_they_arrive(cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(STREAM)]
+    assert parsed([STREAM[start:end] for start, end in pairwise(edges)]) == EVENTS
+
+
+@given(data=st.binary(max_size=300) | st.lists(st.sampled_from(STREAM.split(b" ")), max_size=20).map(b" ".join))
+@requirement("command.any")
+def test_any_bytes_are_messages_or_a_protocol_error(data: bytes) -> None:
+    try:
+        events = parsed([data])
+    except ProtocolError:
+        return
+    assert all(event[0] in ("message", "ping", "pong", "error", "info") for event in events)
+
+
+@requirement("command.any")
+def test_a_control_line_without_an_end_is_not_kept_for_ever() -> None:
+    with pytest.raises(ProtocolError):
+        parsed([b"x" * 30_000] * 10)
+
+
+@given(block=st.binary(max_size=400))
+@requirement("command.any")
+def test_any_header_block_gives_headers_of_plain_names(block: bytes) -> None:
+    headers = parse_headers(block)
+    assert headers.complete
+    assert all(name.isascii() and name == name.strip() for name in headers)
+
+
+@pytest.mark.parametrize(
+    ("block", "headers"),
+    [
+        (b"NATS/1.0\r\nA: 1\r\nB:2\r\nA:\t3 \r\n\r\n", {"A": "3", "B": "2"}),
+        (b"NATS/1.0 404 No Messages\r\nA: b\r\n\r\n", {"Status": "404", "Description": "No Messages", "A": "b"}),
+        (b"NATS/1.0 100\r\n\r\n", {"Status": "100"}),
+        (b"NATS/1.0 4\xff4 x\r\nA: \xff\r\n: b\r\nc d: e\r\n\xff: f\r\nno colon", {"A": "\ufffd"}),
+        (b"X", {}),
+    ],
+)
+@requirement("command.any")
+def test_headers_and_inline_status_are_read(block: bytes, headers: dict[str, str]) -> None:
+    assert parse_headers(block) == headers
+
+
+@pytest.mark.parametrize(("lines", "complete"), [(255, True), (256, True), (257, False)])
+@requirement("command.any")
+def test_headers_are_read_up_to_a_number_of_lines(lines: int, complete: bool) -> None:  # noqa: FBT001 - a parameter
+    headers = parse_headers(b"NATS/1.0\r\n" + b"".join(b"n%d: v\r\n" % number for number in range(lines)) + b"\r\n")
+    assert (len(headers), headers.complete) == (min(lines, 256), complete)
+
+
+@requirement("command.any")
+def test_headers_are_read_up_to_a_number_of_bytes_and_never_half_a_line() -> None:
+    headers = parse_headers(b"NATS/1.0\r\nA: b\r\nC: " + b"x" * 70_000 + b"\r\n\r\n")
+    assert (headers, headers.complete) == ({"A": "b"}, False)
+
+
+@requirement("command.any")
+def test_a_subject_is_shown_with_its_odd_bytes_escaped() -> None:
+    assert shown_subject(b"a.\xffb\xc3\xa9".decode("utf-8", "surrogateescape")) == "a.\\xffbé"
+
+
+@requirement("outage")
+def test_an_outage_is_logged_at_once_and_then_ever_more_seldom() -> None:
+    """Twice a second a client tried again, and wrote a line each time."""
+    repeats = LogBackoff()
+    logged = [second for second in range(3600) if repeats.should_log("refused", second)]
+    assert logged[:5] == [0, 5, 15, 35, 75]
+    assert len(logged) < 20
+    assert repeats.should_log("another reason", 3600)
+    assert not repeats.should_log("another reason", 3601)
+    assert repeats.should_log("another reason", 10_000)
+    assert not repeats.should_log("another reason", 10_001)
+    assert repeats.should_log("another reason", 10_005)
+
+
+# Fair queueing: who runs next, who gives way, and that made-up names cost no memory.
+
+
+_SEQUENCES = count(1)
+FLOWS = st.tuples(st.sampled_from("abc"), st.sampled_from("xy"))
+
+
+def held(project: str, agent: str = "agent", size: int = 0) -> Held:
+    subject = f"cg.v1r4.{project}.public.cmd.tool.jina.search"
+    delivery = Delivery(
+        subject, {"CG-Agent-Id": agent}, b" " * size, datetime.now(UTC), attempt=1, stream_sequence=next(_SEQUENCES)
+    )
+    message: Any = None
+    return Held(message, delivery, 0.0, 0.0)
+
+
+def run(scheduler: FairScheduler, calls: int) -> list[str]:
+    """Projects of the next calls."""
+    return [work.flow[0] for work in islice(iter(scheduler.next, None), calls)]
+
+
+def offer(scheduler: FairScheduler, project: str, calls: int, agent: str = "agent") -> None:
+    for _ in range(calls):
+        scheduler.offer(held(project, agent))
+
+
+@requirement("intake")
+def test_a_project_behind_the_backlog_of_another_runs_next() -> None:
+    scheduler = FairScheduler()
+    offer(scheduler, "large", 500)
+    run(scheduler, 100)
+    offer(scheduler, "small", 2)
+    assert run(scheduler, 4).count("small") == 2
+
+
+@requirement("intake")
+def test_slots_go_round_by_project_and_within_a_project_by_agent() -> None:
+    scheduler = FairScheduler()
+    offer(scheduler, "one", 90, "first")
+    offer(scheduler, "one", 90, "second")
+    offer(scheduler, "other", 90)
+    flows = Counter(work.flow for work in islice(iter(scheduler.next, None), 60))
+    assert flows == {("one", "first"): 15, ("one", "second"): 15, ("other", "agent"): 30}
+
+
+@requirement("intake")
+def test_a_project_that_was_idle_gets_no_credit_for_it() -> None:
+    scheduler = FairScheduler()
+    offer(scheduler, "idle", 1)
+    offer(scheduler, "busy", 300)
+    run(scheduler, 200)
+    offer(scheduler, "idle", 100)
+    assert Counter(run(scheduler, 100)) == {"busy": 50, "idle": 50}
+
+
+@requirement("intake")
+def test_what_a_call_cost_beyond_one_request_is_charged_to_its_project() -> None:
+    scheduler = FairScheduler()
+    offer(scheduler, "batches", 100)
+    offer(scheduler, "single", 100)
+    served = Counter[str]()
+    for _ in range(44):
+        work = scheduler.next()
+        assert work is not None
+        served[work.flow[0]] += 1
+        scheduler.finished(work, 10 if work.flow[0] == "batches" else 1)
+    assert served == {"batches": 4, "single": 40}
+
+
+@requirement("intake")
+def test_the_newest_command_of_the_largest_agent_in_the_largest_project_gives_way() -> None:
+    scheduler = FairScheduler()
+    offer(scheduler, "small", 5)
+    offer(scheduler, "large", 3, "few")
+    offer(scheduler, "large", 9, "many")
+    newest = held("large", "many")
+    scheduler.offer(newest)
+    assert scheduler.crowded_out() is newest
+    scheduler.offer(held("fat", size=100_000))
+    assert scheduler.crowded_out().flow[0] == "fat"
+
+
+@requirement("intake")
+@given(st.lists(st.one_of(FLOWS, st.sampled_from(["next", "drop"])), max_size=60))
+def test_every_command_leaves_once_and_those_of_an_agent_in_order(steps: list[Any]) -> None:
+    scheduler, inside, left = FairScheduler(), list[Held](), list[Held]()
+    for step in steps:
+        if isinstance(step, tuple):
+            inside.append(held(*step))
+            scheduler.offer(inside[-1])
+        elif len(scheduler):
+            work = scheduler.next() if step == "next" else scheduler.crowded_out()
+            assert work is not None
+            inside.remove(work)
+            if step == "next":
+                left.append(work)
+        assert (len(scheduler), scheduler.size) == (len(inside), sum(work.size for work in inside))
+    rest = scheduler.withdraw()
+    assert sorted(rest, key=id) == sorted(inside, key=id)
+    assert scheduler.next() is None
+    for flow in {work.flow for work in left}:
+        numbers = [work.delivery.stream_sequence for work in left if work.flow == flow]
+        assert numbers == sorted(numbers)
+
+
+@requirement("intake")
+def test_names_that_are_made_up_are_forgotten() -> None:
+    scheduler = FairScheduler()
+    for number in range(20_000):
+        scheduler.offer(held(f"project{number}"))
+        scheduler.next()
+    assert len(scheduler._projects._flows) < 5_000  # noqa: SLF001 - what is bounded
+
+
+# The record of a dead letter: bounded whatever the command, and readable in every shape that was ever written.
+
+
+MAX_PAYLOAD = 1_048_576
+MOST = 180_000
+NOTHING = Redactor()
+
+
+def message(body: bytes, block: bytes = b"") -> Msg:
+    headers = parse_headers(block) if block else None
+    return Msg(None, SUBJECT, "$JS.ACK.commands.durable.2.7.1.1700000000000000000.0", body, headers)  # type: ignore[arg-type]
+
+
+def of(body: bytes, block: bytes = b"") -> Delivery:
+    delivered = delivery_of(message(body, block))
+    assert delivered is not None
+    return delivered
+
+
+@given(
+    body=st.sampled_from([b"", b"{}", b"\xff" * 65_536, b"x" * 65_537, b"x" * 900_000]),
+    name=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=8),
+    value=st.sampled_from([b"v", b"\x01", "é".encode(), b"\xff"]),
+    count=st.integers(0, 300),
+    length=st.integers(0, 65_000),
+    reason=st.text(max_size=20),
+)
+@requirement("deadletters")
+def test_a_record_is_bounded_whatever_the_command(
+    body: bytes, name: str, value: bytes, count: int, length: int, reason: str
+) -> None:
+    lines = [f"{name}{number}: ".encode() + value * (length // (count or 1)) for number in range(count)]
+    delivered = of(body, header_block(HEADERS, *lines))
+    letter = dead_letter(delivered, reason, "m" * 9_000, NOTHING)
+    record = encode(letter, MAX_PAYLOAD)
+    assert len(record) <= MOST
+    read = decode(record, 3)
+    assert (read.size, read.sha256) == (len(body), BodyDigest.of(body).sha256)
+    assert (read.id, read.reason, read.stream, read.stream_sequence, read.attempt) == ("3", reason, "commands", 7, 2)
+    assert {name: text for name, text in read.headers.items() if name in HEADERS} == HEADERS
+    assert orjson.loads(record)["tool_call_id"] == "call"
+    assert not read.whole or (read.headers, read.data) == (letter.headers, body)
+    assert read.whole or read.data == body[:4096]
+    smaller = encode(letter, 30_000)
+    assert len(smaller) <= MOST // 6
+
+
+@requirement("deadletters")
+def test_a_message_keeps_neither_body_nor_headers_while_it_is_worked_on() -> None:
+    """Sixty-four of them are held at once, each for as long as its call runs."""
+    large = message(b"x" * 790_000, header_block(HEADERS, b"x-other: " + b"v" * 50_000))
+    delivered = delivery_of(large)
+    assert delivered is not None
+    assert (large.data, large.headers) == (b"", None)
+    assert len(delivered.data) == HEAD_BYTES
+    assert delivered.cut == BodyDigest.of(b"x" * 790_000)
+    whole = of(b"x" * 65_536)
+    assert (len(whole.data), whole.cut) == (65_536, None)
+
+
+@requirement("deadletters", "secrets.output")
+def test_a_secret_across_the_cut_is_masked_before_it_is_cut() -> None:
+    secret = "a-secret-of-the-test"
+    body = b"x" * (4096 - 10) + secret.encode() + b"x" * 100_000
+    block = header_block(HEADERS, b"x-other: " + b"v" * (1024 - 10) + secret.encode() + b"v" * 20_000)
+    letter = dead_letter(of(body, block), "reason", f"a message with {secret}", Redactor([secret]))
+    record = encode(letter, MAX_PAYLOAD)
+    read = decode(record, 1)
+    assert read.data.endswith(b"x[redacted]"[:11])
+    assert read.headers["x-other"] == f"{'v' * 1014}[redacted]"
+    assert "a-secret" not in read.message + read.data.decode()
+    assert read.sha256 == BodyDigest.of(body).sha256
+
+
+@requirement("deadletters")
+def test_a_record_without_the_later_fields_is_a_whole_command() -> None:
+    letter = dead_letter(delivery(), "reason", "message", NOTHING)
+    fields = orjson.loads(encode(letter, MAX_PAYLOAD))
+    first = ("reason", "message", "subject", "headers", "data_base64", "stream_sequence", "attempt", "published_at")
+    read = decode(orjson.dumps({name: fields[name] for name in first}), 5)
+    assert read == replace(letter, number=5)

@@ -1,0 +1,503 @@
+"""Memory for answers: who waits, who is served, and that nothing of it is ever lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import httpx
+import pytest
+import uvloop
+from pydantic import SecretStr
+
+from openapi_tool.jina.answer_json import MOST_VALUES
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, CallMemory, MemoryGrant, memory_of, most_memory
+from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.request import UpstreamRequest
+from openapi_tool.options import CacheOptions
+from openapi_tool.protocol.errors import ToolError, UpstreamUnavailable
+from openapi_tool.tools.deadline import Deadline
+from tests.answering import MOST_BYTES, Answering, serving
+from tests.requirements import requirement
+from tests.upstream import assert_for_a_model
+
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]], None]:
+    """Runs a coroutine on each of the two event loops."""
+
+    def run(work: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+            runner.run(asyncio.wait_for(work, 20))
+
+    return run
+
+
+async def _soon() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+@requirement("memory.limit")
+async def test_who_finds_no_room_waits_until_another_gives_some_back() -> None:
+    semaphore = ByteSemaphore(100)
+    with semaphore.for_call() as first, semaphore.for_call() as second:
+        grant = first.grant()
+        await grant.hold(70)
+        waiting = asyncio.create_task(second.grant().hold(60))
+        await _soon()
+        assert not waiting.done()
+        await grant.hold(40)
+        await waiting
+        assert semaphore.free_bytes == 0
+    assert semaphore.free_bytes == 100
+
+
+@requirement("memory.limit")
+async def test_nobody_overtakes_who_waits_for_much() -> None:
+    semaphore, order = ByteSemaphore(100), []
+
+    async def hold(name: str, size: int) -> None:
+        with semaphore.for_call() as memory:
+            await memory.grant().hold(size)
+            order.append(name)
+
+    with semaphore.for_call() as memory:
+        await memory.grant().hold(60)
+        large = asyncio.create_task(hold("large", 90))
+        await _soon()
+        small = asyncio.create_task(hold("small", 10))
+        await _soon()
+        assert not memory.grant().try_hold(1_000)
+        assert order == []
+    await asyncio.gather(large, small)
+    assert order == ["large", "small"]
+    assert semaphore.free_bytes == 100
+
+
+@requirement("memory.limit")
+async def test_who_holds_memory_and_needs_more_comes_before_who_holds_none() -> None:
+    semaphore, order = ByteSemaphore(100), []
+    with semaphore.for_call() as first, semaphore.for_call() as second, semaphore.for_call() as third:
+        kept, growing = first.grant(), second.grant()
+        await kept.hold(60)
+        await growing.hold(30)
+
+        async def hold(name: str, memory: CallMemory, size: int) -> None:
+            await memory.grant().hold(size)
+            order.append(name)
+
+        newcomer = asyncio.create_task(hold("newcomer", third, 50))
+        await _soon()
+        grower = asyncio.create_task(hold("grower", second, 20))
+        await _soon()
+        await kept.hold(0)
+        await asyncio.gather(newcomer, grower)
+    assert order == ["grower", "newcomer"]
+
+
+@requirement("memory.limit")
+async def test_calls_that_hold_memory_and_need_more_never_wait_for_each_other_for_good() -> None:
+    """Each holds some and needs more than is left; the reserve goes from one to the next."""
+    semaphore, ended = ByteSemaphore(200, reserve_bytes=100), []
+
+    async def call(name: int) -> None:
+        with semaphore.for_call() as memory:
+            await memory.grant().hold(20)
+            await asyncio.sleep(0)
+            await asyncio.gather(*(memory.grant().hold(40) for _ in range(2)))
+            await asyncio.sleep(0)
+            ended.append(name)
+
+    async with asyncio.timeout(5):
+        await asyncio.gather(*map(call, range(12)))
+    assert sorted(ended) == list(range(12))
+    assert semaphore.free_bytes == 100
+
+
+@requirement("memory.limit")
+def test_a_wait_that_is_cancelled_holds_nothing_and_blocks_nobody(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
+    async def check() -> None:
+        semaphore = ByteSemaphore(100)
+        with semaphore.for_call() as first, semaphore.for_call() as second, semaphore.for_call() as third:
+            kept = first.grant()
+            await kept.hold(60)
+            given_up = asyncio.create_task(second.grant().hold(90))
+            waiting = asyncio.create_task(third.grant().hold(40))
+            await _soon()
+            given_up.cancel()
+            await asyncio.wait([given_up])
+            await waiting
+        assert semaphore.free_bytes == 100
+
+    run(check())
+
+
+@pytest.mark.parametrize("first", ["holder", "waiter"])
+@requirement("memory.limit")
+def test_nothing_is_lost_where_holder_and_waiter_end_in_one_iteration_of_the_loop(
+    first: str, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    """A batch at its deadline, a drain: both are cancelled before either runs again."""
+
+    async def check() -> None:
+        semaphore, never = ByteSemaphore(100, reserve_bytes=40), asyncio.Event()
+
+        async def hold(sizes: tuple[int, ...]) -> None:
+            with semaphore.for_call() as memory:
+                for size in sizes:
+                    await memory.grant().hold(size)
+                await never.wait()
+
+        for sizes in ((60,), (30, 30)):
+            holder = asyncio.create_task(hold((50,)))
+            await _soon()
+            waiters = [asyncio.create_task(hold(sizes)) for _ in range(3)]
+            await _soon()
+            for task in [holder, *waiters] if first == "holder" else [*reversed(waiters), holder]:
+                task.cancel()
+            await asyncio.wait([holder, *waiters])
+            assert all(task.cancelled() for task in [holder, *waiters]), "one of them failed instead"
+            assert semaphore.free_bytes == 60
+            with semaphore.for_call() as memory:
+                assert memory.grant().try_hold(60)
+
+    run(check())
+
+
+@pytest.mark.parametrize("seed", range(10))
+@requirement("memory.limit")
+def test_whatever_is_cancelled_when_all_memory_comes_back(
+    seed: int, run: Callable[[Coroutine[Any, Any, None]], None]
+) -> None:
+    async def check() -> None:
+        semaphore, dice = ByteSemaphore(300, reserve_bytes=120), random.Random(seed)  # noqa: S311 - a test's dice
+
+        async def call() -> None:
+            with semaphore.for_call() as memory:
+                for _ in range(dice.randint(1, 3)):
+                    grant = memory.grant()
+                    await grant.hold(dice.randint(1, 20))
+                    await asyncio.sleep(0)
+                    await grant.hold(dice.randint(0, 40))
+                    if dice.random() < 0.3:
+                        grant.clear()
+
+        for _ in range(60):
+            tasks = [asyncio.create_task(call()) for _ in range(dice.randint(1, 30))]
+            for _ in range(dice.randint(0, 6)):
+                await asyncio.sleep(0)
+            for task in tasks:
+                if dice.random() < 0.6:
+                    task.cancel()
+            await asyncio.wait(tasks)
+            assert semaphore.free_bytes == 180
+            assert not any(task.exception() for task in tasks if not task.cancelled())
+
+    run(check())
+
+
+@requirement("hostile.neighbour")
+async def test_a_project_holds_at_most_half_and_holds_up_nobody_else() -> None:
+    semaphore = ByteSemaphore(100)
+    with (
+        semaphore.for_call("a") as one,
+        semaphore.for_call("a") as two,
+        semaphore.for_call("a") as three,
+        semaphore.for_call("b") as other,
+    ):
+        await one.grant().hold(40)
+        waiting = asyncio.create_task(two.grant().hold(20))
+        await _soon()
+        assert not three.grant().try_hold(5), "a call overtakes another one of its project"
+        assert other.grant().try_hold(30)
+        async with asyncio.timeout(5):
+            await other.grant().hold(20)
+        assert not waiting.done()
+        semaphore.give_all(one)
+        await waiting
+    assert semaphore.free_bytes == 100
+
+
+@requirement("hostile.neighbour")
+async def test_a_project_that_holds_nothing_may_take_more_than_its_share_for_one_answer() -> None:
+    with ByteSemaphore(100).for_call("a") as memory:
+        assert memory.grant().try_hold(90)
+
+
+@requirement("hostile.neighbour", "memory.limit")
+async def test_projects_take_turns_with_the_reserve() -> None:
+    semaphore, order = ByteSemaphore(200, reserve_bytes=100), []
+
+    async def call(project: str) -> None:
+        with semaphore.for_call(project) as memory:
+            await memory.grant().hold(8)
+            await asyncio.sleep(0)
+            await memory.grant().hold(90)
+            order.append(project)
+            await _soon()
+
+    async with asyncio.timeout(5):
+        await asyncio.gather(*map(call, "aaaab"))
+    assert order.index("b") < 2
+    assert semaphore.free_bytes == 100
+
+
+@requirement("memory.limit")
+async def test_what_a_call_with_the_reserve_still_waits_for_is_served_before_all_others() -> None:
+    """Else it waits for one that waits for the reserve."""
+    semaphore, ended = ByteSemaphore(110, reserve_bytes=100), []
+
+    async def hold(memory: CallMemory, size: int) -> None:
+        await memory.grant().hold(size)
+        ended.append(memory)
+
+    with semaphore.for_call() as first, semaphore.for_call() as one, semaphore.for_call() as two:
+        for memory, size in ((first, 2), (one, 3), (two, 5), (first, 50)):  # the last of which is the reserve
+            await memory.grant().hold(size)
+        tasks = [asyncio.create_task(hold(memory, 50)) for memory in (one, two, one)]
+        await _soon()
+        assert ended == []
+        semaphore.give_all(first)
+        await _soon()
+        assert ended == [one, one]
+        semaphore.give_all(one)
+        await asyncio.gather(*tasks)
+
+
+@requirement("memory.limit")
+async def test_memory_is_held_as_long_as_anybody_needs_it() -> None:
+    semaphore = ByteSemaphore(100)
+    memory = semaphore.for_call()
+    with memory:
+        await memory.grant().hold(30)
+        with memory:
+            pass
+        assert semaphore.free_bytes == 70
+    assert semaphore.free_bytes == 100
+
+
+# What a body is made into.
+
+
+@pytest.mark.parametrize(
+    ("body", "times"),
+    [
+        (b"x" * 100, 6),
+        ("\u0436".encode() * 50, 8),
+        (b"x" * 96 + "\U0001f600".encode(), 14),
+        (rb"\u0436" + b"x" * 94, 8),
+        (rb"\uD83D\uDE00" + b"x" * 88, 14),
+    ],
+)
+@requirement("memory.limit")
+def test_memory_is_asked_for_by_the_widest_character(body: bytes, times: int) -> None:
+    assert memory_of(body) == times * 100
+    assert memory_of(body, 7) - memory_of(body) == 7 * 250
+    assert memory_of(body * 1_000, MOST_VALUES) <= most_memory(100_000)
+
+
+@requirement("memory.limit")
+async def test_memory_is_held_from_the_answer_to_the_commit_and_given_back_by_a_failure() -> None:
+    text = "word " * 200_000
+    answering = Answering(serving(json.dumps({"data": {"content": text}}).encode()))
+    whole = answering.tools.semaphore.free_bytes
+    with answering.tools.memory("proj") as memory:
+        output = await answering.output(memory=memory)
+        assert whole - answering.tools.semaphore.free_bytes >= 6 * len(text)
+        del output
+    assert answering.tools.semaphore.free_bytes == whole
+    failing = Answering(serving(b'"' * 100_000, 503))
+    with failing.tools.memory("proj") as memory:
+        with pytest.raises(ToolError):
+            await failing.output(memory=memory)
+        assert (memory.held, memory.body_bytes) == (0, 0)
+
+
+class _Chunks(httpx.AsyncByteStream):
+    """A body whose length is not said, in parts; `pause` is asked for before each."""
+
+    def __init__(self, parts: list[bytes], pause: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+        self._parts = parts
+        self._pause = pause
+
+    async def __aiter__(self) -> Any:
+        for number, part in enumerate(self._parts):
+            await self._pause(number)
+            yield part
+
+
+@requirement("memory.limit")
+async def test_an_answer_of_unknown_length_takes_little_until_it_turns_out_to_be_large() -> None:
+    taken: list[int] = []
+
+    async def look(_: int) -> None:
+        taken.append(whole - answering.tools.semaphore.free_bytes)
+
+    body = json.dumps({"data": {"content": "y" * 300_000}}).encode()
+    parts = [body[start : start + 50_000] for start in range(0, len(body), 50_000)]
+    answering = Answering(lambda _: httpx.Response(200, stream=_Chunks(parts, look)))
+    whole = answering.tools.semaphore.free_bytes
+    await answering.card()
+    assert taken[:6] == [0, 0, 131_072, 262_144, 262_144, 262_144]
+    assert answering.tools.semaphore.free_bytes == whole
+
+
+@pytest.mark.parametrize("declared", ["9999999", None])
+@requirement("memory.limit")
+async def test_an_answer_takes_memory_for_what_has_arrived_whatever_it_says(declared: str | None) -> None:
+    taken: list[int] = []
+
+    async def look(number: int) -> None:
+        taken.append(whole - answering.tools.semaphore.free_bytes)
+        if number == 2:
+            raise httpx.ReadError("broke off")
+
+    headers = {"Content-Length": declared} if declared else {}
+    answering = Answering(lambda _: httpx.Response(200, headers=headers, stream=_Chunks([b"x" * 35_000] * 3, look)))
+    whole = answering.tools.semaphore.free_bytes
+    with pytest.raises(ToolError), answering.tools.memory("proj") as memory:
+        await answering.output(memory=memory)
+    assert taken == [0, 0, 131_072]
+    assert answering.tools.semaphore.free_bytes == whole
+
+
+class _Paced:
+    """A client of an upstream that sends `parts`, and awaits `pause` before each."""
+
+    def __init__(self, parts: list[bytes], pause: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+        answer = httpx.Response(200, stream=_Chunks(parts, pause))
+        self._client = JinaClient(httpx.MockTransport(lambda _: answer), MOST_BYTES, pace_s=0.05)
+
+    async def fetch(self, grant: MemoryGrant) -> Any:
+        request = UpstreamRequest("POST", "r.jina.ai", "/", {}, b"{}")
+        return await self._client.fetch(request, SecretStr("a-key"), Deadline.after(20), grant)
+
+
+@requirement("memory.limit")
+async def test_who_holds_memory_and_sends_nothing_more_is_given_up() -> None:
+    async def hang(number: int) -> None:
+        await asyncio.sleep(0 if number < 2 else 3_600)
+
+    semaphore = ByteSemaphore(1_000_000)
+    with semaphore.for_call() as memory:
+        with pytest.raises(UpstreamUnavailable, match="too slowly") as failed:
+            await _Paced([b"x" * 60_000] * 3, hang).fetch(memory.grant())
+        assert (failed.value.repeats, failed.value.retryable) == (0, True)
+    assert_for_a_model(failed.value)
+
+
+@requirement("memory.limit")
+async def test_a_small_answer_may_come_as_slowly_as_its_call_allows() -> None:
+    async def slowly(_: int) -> None:
+        await asyncio.sleep(0.1)
+
+    with ByteSemaphore(1_000_000).for_call() as memory:
+        assert await _Paced([b'{"data":', b"{}}"], slowly).fetch(memory.grant()) == {"data": {}}
+
+
+@requirement("memory.limit")
+async def test_the_wait_for_memory_is_not_the_upstreams() -> None:
+    async def never(_: int) -> None:
+        pass
+
+    text = b"x" * 70_000
+    semaphore = ByteSemaphore(1_000_000)
+    with semaphore.for_call() as other, semaphore.for_call() as memory:
+        grant = other.grant()
+        await grant.hold(1_000_000)
+        fetching = asyncio.create_task(_Paced([b'{"data":"', text, b'"}'], never).fetch(memory.grant()))
+        await asyncio.sleep(0.2)
+        assert not fetching.done()
+        await grant.hold(0)
+        assert await fetching == {"data": text.decode()}
+
+
+@requirement("memory.limit")
+async def test_a_small_answer_never_waits_behind_large_ones() -> None:
+    small = Answering(serving(json.dumps({"data": {"content": "y" * 60_000}}).encode()))
+    with small.tools.memory("proj") as all_of_it, small.tools.memory("proj") as waiting:
+        await all_of_it.grant().hold(small.tools.semaphore.free_bytes)
+        large = asyncio.create_task(waiting.grant().hold(1))
+        await _soon()
+        async with asyncio.timeout(5):
+            await small.card()
+        assert not large.done()
+        large.cancel()
+
+
+@requirement("memory.limit", "upstream.errors")
+async def test_the_pages_of_one_call_are_not_larger_together_than_one_may_be() -> None:
+    body = json.dumps({"data": {"content": "y" * 3_000_000}}).encode()
+    answering = Answering(serving(body))
+    whole = answering.tools.semaphore.free_bytes
+    output = await answering.output(urls=[f"https://a.example/{number}" for number in range(6)])
+    assert (output.state["succeeded"], output.state["failed"]) == (3, 3)
+    failures = [entry["error"] for entry in output.state["results"] if entry["status"] == "failed"]
+    assert {failure["code"] for failure in failures} == {"response_too_large"}
+    assert "all pages of a call together" in failures[0]["message"]
+    assert answering.tools.semaphore.free_bytes == whole
+
+
+@requirement("memory.limit")
+async def test_many_batches_of_large_pages_at_once_all_end() -> None:
+    body = json.dumps({"data": {"content": "y" * 2_000_000 + "\U0001f600"}}, ensure_ascii=False).encode()
+    answering = Answering(serving(body))
+    whole = answering.tools.semaphore.free_bytes
+
+    async def call(number: int) -> None:
+        fields, _, _ = await answering.card(urls=[f"https://a.example/{number}/{page}" for page in range(4)])
+        assert fields.status == "success"
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*map(call, range(8)))
+    assert answering.tools.semaphore.free_bytes == whole
+
+
+@requirement("memory.limit", "cache")
+async def test_a_kept_answer_and_one_on_its_way_take_memory_too() -> None:
+    body = json.dumps({"data": {"content": "y" * 1_000_000}}).encode()
+    asked = 0
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        return httpx.Response(200, content=body)
+
+    answering = Answering(answer, options={"cache": CacheOptions(60.0)})
+    whole = answering.tools.semaphore.free_bytes
+    grants = [answering.tools.memory("proj") for _ in range(4)]
+    for memory in grants:
+        memory.__enter__()
+    outputs = await asyncio.gather(*(answering.output(memory=memory) for memory in grants[:3]))
+    outputs.append(await answering.output(memory=grants[3]))
+    assert asked == 1
+    assert all(memory.held >= 5 * len(body) - 1_000 for memory in grants)
+    assert len({output.content for output in outputs}) == 1
+    for memory in grants:
+        memory.__exit__(None, None, None)
+    assert answering.tools.semaphore.free_bytes == whole
+
+
+@requirement("memory.limit", "cache")
+async def test_a_call_that_finds_no_memory_for_an_answer_on_its_way_waits_without_it() -> None:
+    body = json.dumps({"data": {"content": "y" * 5_000_000}}).encode()
+    asked = 0
+
+    def answer(_: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        return httpx.Response(200, content=body)
+
+    answering = Answering(answer, options={"cache": CacheOptions(60.0), "body_budget_bytes": 210_000_000})
+    async with asyncio.timeout(30):
+        cards = await asyncio.gather(*(answering.card() for _ in range(6)))
+    assert all(artifact is not None for _, _, artifact in cards)
+    assert asked > 1

@@ -1,0 +1,594 @@
+"""The Helm chart: what values render, which are refused, and that it stays true to settings and metrics."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import kubernetes_validate
+import prometheus_client
+import pytest
+import yaml
+from kubernetes_validate import utils
+from pydantic import ValidationError
+
+from openapi_tool.protocol.subject import command_stream
+from openapi_tool.settings import Settings
+from openapi_tool.tools import secrets
+from scripts.chart import Value, chart_readme, settings_schema, values
+from scripts.docs import ROOT
+from tests.charts import CHART, notes, objects_of, rendered
+from tests.requirements import requirement
+from tests.support import each, memory_limit
+
+POSTGRES = {"postgres": {"dsn": "postgresql://127.0.0.1/kernel"}}
+DOCUMENTS = list(yaml.safe_load_all((Path(__file__).parents[1] / "data" / "chart.yaml").read_text(encoding="utf-8")))
+FEATURES = [document for document in DOCUMENTS if "feature" in document]
+REFUSED = [document for document in DOCUMENTS if "refused" in document]
+VERSIONS = ("1.25.0", "1.29.0", "1.33.0", "1.37.0")
+CUSTOM = ("ServiceMonitor", "PodMonitor", "PrometheusRule", "ScaledObject")
+
+NO_NAMES = {"fullnameOverride": "", "serviceAccount": {}}
+FIRST_SELECTOR = {"app.kubernetes.io/name": "openapi-tool", "app.kubernetes.io/instance": "r"}
+FIRST_NAMES = {
+    ("ConfigMap", "r-openapi-tool"),
+    ("ConfigMap", "r-openapi-tool-dashboard"),
+    ("ConfigMap", "r-openapi-tool-tools"),
+    ("Deployment", "r-openapi-tool"),
+    ("HorizontalPodAutoscaler", "r-openapi-tool"),
+    ("Job", "r-openapi-tool-tools"),
+    ("NetworkPolicy", "r-openapi-tool"),
+    ("Pod", "r-openapi-tool-check"),
+    ("PodDisruptionBudget", "r-openapi-tool"),
+    ("PodMonitor", "r-openapi-tool"),
+    ("PrometheusRule", "r-openapi-tool"),
+    ("ScaledObject", "r-openapi-tool"),
+    ("Service", "r-openapi-tool"),
+    ("ServiceAccount", "r-openapi-tool"),
+    ("ServiceMonitor", "r-openapi-tool"),
+}
+"""What the first version renders for the release `r`; entries may be added, none may change."""
+
+features = pytest.mark.parametrize("feature", FEATURES, ids=[document["feature"] for document in FEATURES])
+
+
+def matches(expected: Any, found: Any) -> bool:
+    """Return whether everything expected is there; an expected item of a list stands anywhere in it."""
+    if isinstance(expected, dict):
+        return isinstance(found, dict) and all(
+            key in found and matches(value, found[key]) for key, value in expected.items()
+        )
+    if isinstance(expected, list):
+        return isinstance(found, list) and all(any(matches(item, other) for other in found) for item in expected)
+    return bool(expected == found)
+
+
+def pod_specs(documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Every pod: its own, and those of Deployment and Job."""
+    for document in documents:
+        if document["kind"] == "Pod":
+            yield document["spec"]
+        elif document["kind"] in ("Deployment", "Job"):
+            yield document["spec"]["template"]["spec"]
+
+
+def deployment(values: dict[str, Any] | None = None) -> dict[str, Any]:
+    (found,) = objects_of(values)["Deployment"]
+    return found
+
+
+def container(values: dict[str, Any] | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = deployment(values)["spec"]["template"]["spec"]["containers"][0]
+    return found
+
+
+@features
+@requirement("chart.values")
+def test_a_feature_renders_what_matters(feature: dict[str, Any]) -> None:
+    documents = rendered(feature["values"])
+    for expected in feature["expect"]:
+        assert any(matches(expected, document) for document in documents), expected
+    for unexpected in feature.get("absent", ()):
+        assert not any(matches(unexpected, document) for document in documents), unexpected
+
+
+@requirement("chart.values")
+def test_the_chart_passes_the_strict_lint() -> None:
+    for feature in FEATURES:
+        report = helm_python.lint(CHART, feature["values"], strict=True)
+        assert report["errors"] == []
+        assert [message for message in report["messages"] if message["severity"] > 1] == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@requirement("chart.values")
+def test_every_manifest_is_valid(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utils, "schema_contents", cache(utils.schema_contents))  # else a megabyte for each object
+    manifests = [document for feature in FEATURES for document in rendered(feature["values"])]
+    distinct = {json.dumps(document, sort_keys=True): document for document in manifests}
+    for document in distinct.values():
+        if document["kind"] not in CUSTOM:
+            kubernetes_validate.validate(document, version, strict=True)
+
+
+@features
+@requirement("chart.restricted")
+def test_every_pod_satisfies_the_restricted_profile(feature: dict[str, Any]) -> None:
+    """https://kubernetes.io/docs/concepts/security/pod-security-standards/#restricted, and a read-only root."""
+    for spec in pod_specs(rendered(feature["values"])):
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        assert spec["automountServiceAccountToken"] is False
+        pod = spec["securityContext"]
+        assert pod["runAsNonRoot"] is True
+        assert pod["runAsUser"] > 0
+        assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert all(volume.keys() - {"name"} <= {"configMap", "secret", "emptyDir"} for volume in spec["volumes"])
+        for container in [*spec["containers"], *spec.get("initContainers", [])]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert not any("hostPort" in port for port in container.get("ports", []))
+
+
+@features
+@requirement("chart.values")
+def test_every_path_is_in_a_mount(feature: dict[str, Any]) -> None:
+    for spec in pod_specs(rendered(feature["values"])):
+        (each,) = spec["containers"]
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        files = {"/etc/openapi-tool/config/openapi-tool.toml"}
+        for mount in each["volumeMounts"]:
+            items = volumes[mount["name"]].get("secret", {}).get("items", [])
+            files |= {f"{mount['mountPath']}/{item['path']}" for item in items}
+        named = {entry["value"] for entry in each["env"] if entry.get("value", "").startswith("/")}
+        assert named <= files
+
+
+@requirement("chart.names")
+def test_names_and_selectors_are_those_of_the_first_version() -> None:
+    """A Deployment's selector cannot be changed, and another name would be another release's object."""
+    documents = [document for feature in FEATURES for document in rendered({**feature["values"], **NO_NAMES})]
+    assert {(document["kind"], document["metadata"]["name"]) for document in documents} == FIRST_NAMES
+    selectors = [
+        document["spec"]["selector"].get("matchLabels", document["spec"]["selector"])
+        for document in documents
+        if document["kind"] in ("Deployment", "Service", "PodDisruptionBudget", "ServiceMonitor", "PodMonitor")
+    ]
+    assert [selector for selector in selectors if selector != FIRST_SELECTOR] == []
+    for document in documents:
+        if document["kind"] == "Deployment":
+            (executor,) = document["spec"]["template"]["spec"]["containers"]
+            assert executor["name"] == "executor"
+
+
+@requirement("chart.names")
+def test_pods_of_jobs_are_not_selected_as_executors() -> None:
+    job_values = {"toolsJob": {"enabled": True, "projects": ["p"], "definitions": {"a.yaml": "tool_name: a"}}}
+    objects = objects_of(job_values)
+    selector = objects["Deployment"][0]["spec"]["selector"]["matchLabels"]
+    labels = objects["Job"][0]["spec"]["template"]["metadata"]["labels"]
+    assert not selector.items() <= labels.items()
+    assert not selector.items() <= objects["Pod"][0]["metadata"]["labels"].items()
+
+
+@requirement("chart.names")
+def test_names_of_a_long_release_fit() -> None:
+    tools = {"toolsJob": {"enabled": True, "projects": ["p"], "definitions": {"a.yaml": "tool_name: a"}}}
+    names = [document["metadata"]["name"] for document in rendered(tools, name="r" * 53)]
+    assert max(map(len, names)) <= 63
+    assert all(re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) for name in names)
+
+
+@pytest.mark.parametrize("document", REFUSED, ids=[document["refused"] for document in REFUSED])
+@requirement("chart.refused")
+def test_values_that_cannot_work_are_refused_in_a_sentence(document: dict[str, Any]) -> None:
+    with pytest.raises(helm_python.HelmError) as refused:
+        rendered(document["values"])
+    assert document["refused"] in str(refused.value)
+
+
+@requirement("chart.refused")
+@pytest.mark.parametrize(
+    "variable",
+    [*sorted(secrets._OWN_NAMES), *(f"{prefix}X" for prefix in secrets._OWN_PREFIXES), "http_proxy_file"],  # noqa: SLF001 - all of them
+)
+def test_no_variable_of_the_executor_is_handed_to_tools(variable: str) -> None:
+    assert secrets.is_executors_own(variable)
+    with pytest.raises(helm_python.HelmError, match="one of the executor's own settings"):
+        rendered({"allowedEnv": [variable]})
+
+
+def configured(config: dict[str, Any]) -> Settings:
+    """The settings that an executor reads from the rendered ConfigMap."""
+    (config_map,) = objects_of({"config": config})["ConfigMap"]
+    return Settings.model_validate({**POSTGRES, **tomllib.loads(config_map["data"]["openapi-tool.toml"])})
+
+
+def test_config_becomes_toml_that_says_the_same() -> None:
+    config = {
+        "executor": {"concurrency": 8, "drain_timeout_s": 12.5},
+        "egress": {"body_budget_bytes": 512_000_000, "public_addresses_only": True},
+        "retry": {"initial_backoff_s": 1e-7},
+        "policy": {"allow": ["jina.*"], "projects": {'a "b" \\ é.c': {"deny": ["tag:search"]}}},
+        "tools": {"jina": {"envs": {"api_key": "SEARCH_API_KEY"}, "services": {"jina": {"envs": {}}}}},
+        "telemetry": {"otlp_endpoint": "https://collector:4318/v1/traces"},
+    }
+    assert configured(config) == Settings.model_validate({**POSTGRES, **config})
+    (config_map,) = objects_of({"config": config})["ConfigMap"]
+    assert "concurrency = 8\n" in config_map["data"]["openapi-tool.toml"]
+
+
+@requirement("chart.refused")
+def test_the_schema_of_config_is_that_of_the_settings() -> None:
+    schema = settings_schema()
+    assert schema["properties"].keys() == Settings.model_fields.keys()
+    assert "$ref" not in json.dumps(schema)
+    defaults = Settings.model_validate(POSTGRES).model_dump(mode="json", exclude_none=True)
+    del defaults["postgres"], defaults["nats"]["servers"], defaults["secrets"]["allowed_env"], defaults["health"]
+    assert configured(defaults) == Settings.model_validate(POSTGRES)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"protocol": {"target": "search"}}, {"nats": {"durable": "mine"}, "protocol": {"project": "proj"}}],
+)
+def test_keda_asks_for_the_stream_and_durable_of_the_settings(config: dict[str, Any]) -> None:
+    autoscaling = {"kind": "keda", "keda": {"monitoringEndpoint": "nats:8222"}}
+    (scaled,) = objects_of({"autoscaling": autoscaling, "config": config})["ScaledObject"]
+    asked = scaled["spec"]["triggers"][0]["metadata"]
+    settings = Settings.model_validate({**POSTGRES, **config})
+    assert asked["consumer"] == settings.durable
+    assert asked["stream"] == command_stream(settings.protocol.version)[0]
+
+
+def limit_of(**sections: Any) -> str:
+    """The pod's memory limit that settings ask for."""
+    settings = Settings.model_validate({**POSTGRES, **sections})
+    kept = settings.egress.body_budget_bytes + settings.cache.max_bytes
+    return f"{-(-memory_limit(kept, settings.executor.concurrency) // 2**20)}Mi"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"egress": {"body_budget_bytes": 512_000_000}},
+        {"cache": {"max_bytes": 0}, "executor": {"concurrency": 8}},
+    ],
+)
+@requirement("memory.limit")
+def test_the_memory_limit_of_the_pod_follows_from_the_settings(config: dict[str, Any]) -> None:
+    found = container({"config": config})["resources"]
+    assert found == {"limits": {"memory": limit_of(**config)}, "requests": {"cpu": "250m", "memory": "128Mi"}}
+
+
+def test_a_memory_limit_that_is_set_counts() -> None:
+    assert container({"resources": {"limits": {"memory": "1Gi"}}})["resources"]["limits"] == {"memory": "1Gi"}
+
+
+def test_another_config_starts_other_pods() -> None:
+    checksums = {
+        deployment({"config": config})["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+        for config in ({}, {"executor": {"concurrency": 8}})
+    }
+    assert len(checksums) == 2
+
+
+@requirement("chart.metrics")
+def test_alerts_and_dashboard_name_metrics_that_exist() -> None:
+    importlib.import_module("openapi_tool.telemetry.metrics")  # registers them
+    text = (CHART / "files" / "alerts.yaml").read_text() + (CHART / "files" / "dashboard.json").read_text()
+    known = {
+        f"{family.name}{suffix}"
+        for family in prometheus_client.REGISTRY.collect()
+        for suffix in {"counter": ("_total",), "histogram": ("_bucket",)}.get(family.type, ("",))
+    }
+    used = set(re.findall(r"\b(?:openapi_tool|process)_[a-z_]+(?=[{\[,)])", text))
+    assert len(used) > 10
+    assert used - known == set()
+
+
+@requirement("chart.metrics")
+def test_alerts_are_of_this_release_and_say_what_to_do() -> None:
+    (rule,) = objects_of({"monitoring": {"rules": True}})["PrometheusRule"]
+    for alert in rule["spec"]["groups"][0]["rules"]:
+        assert '{namespace="n",pod=~"r-openapi-tool-[a-z0-9]+-[a-z0-9]+"' in alert["expr"]
+        assert alert["labels"]["severity"] in ("critical", "warning")
+        assert len(alert["annotations"]["description"]) > 20
+
+
+def test_the_readme_alone_is_enough_to_render_a_release() -> None:
+    """The example has a NATS with password and TLS, PostgreSQL and keys, in under 20 lines."""
+    readme = chart_readme()
+    example = re.findall(r"```yaml\n(.*?)```", readme, re.DOTALL)[0]
+    assert len(example.splitlines()) < 20
+    environment = {entry["name"] for entry in container(yaml.safe_load(example))["env"]}
+    assert {"PG_DSN", "JINA_API_KEY", "OPENAPI_TOOL__NATS__PASSWORD", "OPENAPI_TOOL__NATS__CA_FILE"} <= environment
+    assert example in (CHART / "README.md").read_text(encoding="utf-8")
+    assert "helm/openapi-tool/README.md" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_notes_give_the_next_commands() -> None:
+    assert "kubectl --namespace n rollout status deployment/r-openapi-tool\n" in notes()
+    assert "helm test r --namespace n --logs\n" in notes()
+    assert "openapi-tool tools apply" in notes()
+    tools = {"enabled": True, "projects": ["p"], "definitions": {"a.yaml": "tool_name: a"}}
+    assert "openapi-tool tools apply" not in notes({"toolsJob": tools})
+
+
+@requirement("chart.values")
+def test_every_value_is_described() -> None:
+    assert [value.path for value in every(values()) if not value.description] == []
+
+
+def every(found: Iterable[Value]) -> Iterator[Value]:
+    for value in found:
+        yield value
+        yield from every(value.children)
+
+
+# Values of the chart beyond single features: null, names, settings that do not fit together, two releases.
+
+
+NAMED = next(document for document in FEATURES if document["feature"].startswith("names, labels and numbers"))
+PODS = {"bcd": "4b", "56f8d9c7b4": "x2zkq", "7d4": "bbbbb"}
+"""Hash of a ReplicaSet and suffix of a pod, as Kubernetes makes them up."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _schemas_read_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(utils, "schema_contents", cache(utils.schema_contents))  # else a megabyte for each object
+        yield
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """Return `value` at a path."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    found: dict[str, Any] = value
+    return found
+
+
+@requirement("chart.refused")
+@each("value", every(values()))
+def test_null_is_the_default_where_that_is_empty_and_refused_elsewhere(value: Value) -> None:
+    if value.default in ("", [], {}, None):
+        assert rendered(nested(value.path, None)) == rendered()
+    else:
+        with pytest.raises(helm_python.HelmValuesError, match=f"missing property '{value.key}'"):
+            rendered(nested(value.path, None))
+
+
+def merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return both values files as Helm merges them."""
+    both = {
+        key: merged(values[key], value)
+        for key, value in more.items()
+        if isinstance(value, dict) and isinstance(values.get(key), dict)
+    }
+    return {**values, **more, **both}
+
+
+EVERYTHING = {
+    "autoscaling": {"kind": "keda", "keda": {"monitoringEndpoint": "nats:8222"}},
+    "monitoring": {"monitor": "service", "rules": True, "dashboard": True},
+    "networkPolicy": {"enabled": True},
+    "secrets": {"nats": {"name": "nats", "credentialsKey": "creds"}, "natsTls": {"name": "tls"}, "proxy": {"name": ""}},
+    "toolsJob": {"enabled": True, "projects": ["p"], "definitions": {"a.yaml": "tool_name: a"}},
+}
+ODD: tuple[Any, ...] = ("a b", "x\n  y: z", "1234", -1, 1e18, [{}], {"a": 1})
+TEMPLATE_ERRORS = ("nil pointer", "error calling", "wrong type", "can't evaluate", "incompatible types", "executing")
+
+
+@requirement("chart.refused")
+@each(("path", "odd"), [(value.path, odd) for value in every(values()) if not value.children for odd in ODD])
+def test_an_odd_value_is_refused_in_a_sentence_or_renders_what_kubernetes_accepts(path: str, odd: Any) -> None:
+    try:
+        documents = rendered(merged(EVERYTHING, nested(path, odd)))
+    except helm_python.HelmError as refused:
+        assert [text for text in TEMPLATE_ERRORS if text in str(refused)] == []
+    else:
+        assert [problem for document in documents for problem in refused_by_kubernetes(json.dumps(document))] == []
+
+
+@cache
+def refused_by_kubernetes(text: str) -> list[str]:
+    """Return why Kubernetes would refuse an object; nothing for kinds that it does not know itself."""
+    document = json.loads(text)
+    try:
+        if document["kind"] not in CUSTOM:
+            kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return [error.message]
+    return []
+
+
+@requirement("chart.names")
+@pytest.mark.parametrize("release", ["r", "true", "1e3"])
+def test_names_and_labels_are_strings_whatever_they_look_like(release: str) -> None:
+    for document in rendered(NAMED["values"], name=release):
+        assert [(path, text) for path, text in strings(document) if not isinstance(text, str)] == []
+
+
+def strings(found: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what Kubernetes wants as strings: names, keys of Secrets, labels, annotations, values of variables."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            wanted = path.endswith((".labels", ".annotations", ".matchLabels", ".nodeSelector", ".data", ".metadata"))
+            wanted = wanted or key in ("name", "value", "key", "path", "secretName", "account")
+            wanted = wanted or key.endswith(("ClassName", "AccountName"))
+            if wanted and not isinstance(value, dict | list):
+                yield f"{path}.{key}", value
+            yield from strings(value, f"{path}.{key}")
+    if isinstance(found, list):
+        for item in found:
+            yield from strings(item, path)
+
+
+@requirement("chart.names")
+@pytest.mark.parametrize("release", ["1st", "a.b", "1234"])
+def test_a_release_that_no_service_can_be_called_after_needs_a_name(release: str) -> None:
+    with pytest.raises(helm_python.HelmError, match="is no name for a Service"):
+        rendered(name=release)
+    assert rendered({"fullnameOverride": "tools"}, name=release)
+
+
+def pods_of(deployment: str) -> list[str]:
+    """Names of pods of a Deployment, cut as Kubernetes does (k8s.io/apiserver names.SimpleNameGenerator)."""
+    return [f"{f'{deployment}-{digest}-'[:58]}{suffix}" for digest, suffix in PODS.items()]
+
+
+@requirement("chart.metrics")
+@pytest.mark.parametrize("length", range(1, 64))
+def test_alerts_match_the_pods_of_this_release_however_long_its_name(length: int) -> None:
+    name = "tools".ljust(length, "x")[:length]
+    values = {"fullnameOverride": name, "monitoring": {"rules": True}}
+    expression = objects_of(values)["PrometheusRule"][0]["spec"]["groups"][0]["rules"][0]["expr"]
+    (pattern,) = re.findall('pod=~"([^"]*)"', expression)
+    assert all(re.fullmatch(pattern, pod) for pod in pods_of(name))
+    assert not any(re.fullmatch(pattern, pod) for pod in pods_of("y" + name))
+    if length <= 42:  # above, the names of the other's pods are cut until they look like these
+        assert not any(re.fullmatch(pattern, pod) for pod in pods_of(f"{name}-two"))
+
+
+@requirement("chart.metrics")
+def test_dashboards_of_two_releases_are_two() -> None:
+    values = {"monitoring": {"dashboard": True}}
+    found = [
+        document["data"]
+        for release in ("one", "two")
+        for document in rendered(values, name=release)
+        if document["metadata"]["name"].endswith("-dashboard")
+    ]
+    assert len({file for data in found for file in data}) == 2
+    dashboards = [json.loads(text) for data in found for text in data.values()]
+    for key in ("uid", "title", "panels"):
+        assert dashboards[0][key] != dashboards[1][key]
+    assert all(len(dashboard["uid"]) <= 40 for dashboard in dashboards)
+    for dashboard in dashboards:
+        assert "$namespace" not in json.dumps(dashboard)
+        assert [variable["name"] for variable in dashboard["templating"]["list"]] == ["datasource"]
+
+
+@requirement("chart.restricted")
+def test_the_job_gets_only_the_secrets_that_it_needs() -> None:
+    values = {
+        "allowedEnv": ["SEARCH_API_KEY"],
+        "envFrom": [{"secretRef": {"name": "more"}}],
+        "extraEnv": [{"name": "PGSSLMODE", "value": "require"}, {"name": "TZ", "value": "UTC"}],
+        "extraVolumes": [{"name": "extra", "secret": {"secretName": "extra"}}],
+        "extraVolumeMounts": [{"name": "extra", "mountPath": "/extra"}],
+        "secrets": {
+            "postgres": {"caKey": "ca.crt"},
+            "nats": {"name": "nats", "credentialsKey": "user.creds"},
+            "natsTls": {"name": "nats-tls"},
+            "session": {"name": "session"},
+            "proxy": {"name": "proxy"},
+            "upstreamCa": {"name": "upstream-ca"},
+            "keys": {"asFiles": True},
+        },
+    }
+    tools = {"enabled": True, "projects": ["p"], "definitions": {"a.yaml": "tool_name: a"}}
+    assert job_secrets({**values, "toolsJob": {**tools, "postgresSecret": "writer"}}) == {
+        "writer",
+        "openapi-tool-postgres",
+    }
+    assert job_secrets({**values, "toolsJob": {**tools, "api": "http://kernel:8000"}}) == set()
+    (job,) = objects_of({**values, "toolsJob": tools})["Job"]
+    variables = {entry["name"] for entry in job["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert variables == {"OPENAPI_TOOL_CONFIG", "PG_DSN", "PGSSLROOTCERT", "PGSSLMODE"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"config": {"telemetry": {"otlp_endpoint": "https://collector/?key=KEY"}}},
+        {"toolsJob": {"enabled": True, "projects": ["p"], "definitions": {"a.yaml": "tool_name: a\nkey: KEY\n"}}},
+        {"extraEnv": [{"name": "SEARCH", "value": "KEY"}]},
+    ],
+    ids=["config", "definitions", "extraEnv"],
+)
+@requirement("chart.refused")
+def test_what_looks_like_a_key_stands_in_no_manifest(values: dict[str, Any]) -> None:
+    key = f"jina_{'0a' * 16}"
+    given = json.loads(json.dumps(values).replace("KEY", key))
+    with pytest.raises(helm_python.HelmError, match="looks like a") as refused:
+        objects_of(given)
+    assert key not in str(refused.value)
+
+
+def job_secrets(values: dict[str, Any]) -> set[str]:
+    """Names of the Secrets that the Job's pod refers to."""
+    (job,) = objects_of(values)["Job"]
+    text = json.dumps(job["spec"]["template"]["spec"])
+    assert "envFrom" not in text
+    return set(re.findall(r'"(?:secretName|secretKeyRef)": (?:\{[^}]*"name": )?"([^"]+)"', text))
+
+
+CROSS = [
+    ("executor", "worker_timeout_s", (3, 3.5, 20, 29, 30)),
+    ("executor", "commit_margin_s", (1, 29, 30)),
+    ("executor", "requeue_delay_s", (26.9, 27)),
+    ("executor", "max_lost_runs", (1, 4, 5)),
+    ("nats", "ack_wait_s", (8.9, 9, 27)),
+    ("tools", "default_timeout_s", (120, 121)),
+    ("tools", "max_timeout_s", (1, 60)),
+    ("retry", "initial_backoff_s", (8, 8.1)),
+    ("retry", "max_backoff_s", (0.4, 0.5)),
+    ("egress", "max_response_bytes", (15_733_333, 15_733_334)),
+    ("egress", "body_budget_bytes", (169_999_999, 170_000_000)),
+    ("protocol", "project", ("*", "one")),
+    ("protocol", "channel", ("*", "one")),
+]
+
+
+@requirement("chart.refused")
+@each("config", [{section: {key: value}} for section, key, found in CROSS for value in found])
+def test_the_chart_refuses_numbers_that_the_executor_refuses_and_no_others(config: dict[str, Any]) -> None:
+    try:
+        Settings.model_validate({**POSTGRES, **config})
+    except ValidationError:
+        with pytest.raises(helm_python.HelmError, match=r"config\.[a-z_.]+: "):
+            rendered({"config": config})
+    else:
+        assert rendered({"config": config})
+
+
+README = chart_readme()
+INSTALLED, *EXAMPLES = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", README, re.DOTALL))
+
+
+@requirement("chart.values")
+@pytest.mark.parametrize("example", EXAMPLES, ids=[", ".join(example) for example in EXAMPLES])
+def test_examples_of_the_readme_render_beside_that_of_the_installation(example: dict[str, Any]) -> None:
+    if "toolsJob" in example:
+        file = re.search(r"--set-file 'toolsJob\.definitions\.(\w+)\\\.yaml=(\S+)'", README)
+        assert file
+        definition = {f"{file[1]}.yaml": (ROOT / file[2]).read_text(encoding="utf-8")}
+        example = {"toolsJob": {**example["toolsJob"], "definitions": definition}}
+    documents = rendered(merged(INSTALLED, example), name="openapi-tool")
+    assert len(documents) > len(rendered(INSTALLED, name="openapi-tool"))
+
+
+@requirement("chart.names")
+def test_commands_of_the_readme_name_objects_of_its_release() -> None:
+    tools = {"toolsJob": {"enabled": True, "projects": ["p"], "definitions": {"a.yaml": "tool_name: a"}}}
+    documents = rendered({**INSTALLED, **tools}, name="openapi-tool")
+    known = {f"{document['kind'].lower()}/{document['metadata']['name']}" for document in documents}
+    named = set(re.findall(r"\b(?:deployment|job)/[a-z-]+", README))
+    assert len(named) == 2
+    assert named <= known
+    selector = re.findall(r"--selector \S*\s*(\S+)\);", README)
+    (deployment,) = [document for document in documents if document["kind"] == "Deployment"]
+    labels = deployment["spec"]["selector"]["matchLabels"]
+    assert [dict(part.split("=") for part in text.split(",")) for text in selector] == [labels]

@@ -1,0 +1,333 @@
+"""Raw bytes on a connection to the upstream that no server should send, over TLS on loopback, on both event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import trustme
+import uvloop
+from aiohttp.client_proto import ResponseHandler
+
+from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.egress import ALLOWED_HOSTS, EgressTransport, tls_context
+from openapi_tool.jina.transport import AiohttpTransport
+from openapi_tool.local.executor import LoopbackResolver
+from openapi_tool.protocol.errors import UpstreamUnavailable
+from tests.requirements import requirement
+from tests.unit.test_http import fetch
+
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+PATIENCE_S = 10
+
+
+def answer(content: str = "c", *, headers: bytes = b"") -> bytes:
+    """A whole response."""
+    body = json.dumps({"code": 200, "data": content}).encode()
+    return b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n%b" % (headers, len(body), body)
+
+
+class Peer:
+    """The server's end of one connection; `gone` is set once the client has dropped it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.gone = asyncio.Event()
+
+    def send(self, data: bytes) -> None:
+        """Put bytes into the client's socket."""
+        self._writer.write(data)
+
+    def end(self) -> None:
+        """Close politely once everything is sent."""
+        self._writer.close()
+
+    async def request(self) -> None:
+        """Wait for one more request."""
+        await self._reader.readuntil(b'\r\n\r\n{"q":"x"}')
+
+
+Script = Callable[[Peer], Awaitable[None]]
+
+
+class Upstream:
+    """A TLS server whose every connection plays a script after its first request."""
+
+    def __init__(self, folder: Path, script: Script) -> None:
+        authority = trustme.CA()
+        self._ca = folder / "ca.pem"
+        authority.cert_pem.write_to_path(str(self._ca))
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert(*ALLOWED_HOSTS).configure_cert(self._tls)
+        self._script = script
+        self.peers: list[Peer] = []
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
+        port = self._server.sockets[0].getsockname()[1]
+        transport = AiohttpTransport(tls_context(str(self._ca)), 10, LoopbackResolver(port))
+        self.client = JinaClient(EgressTransport(transport), 1_000_000)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.aclose()
+        self._server.close()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*(peer.gone.wait() for peer in self.peers))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Peer(reader, writer)
+        self.peers.append(peer)
+        with suppress(OSError, asyncio.IncompleteReadError):
+            await peer.request()
+            await self._script(peer)
+            await reader.read()
+        peer.gone.set()
+        writer.transport.abort()
+
+    async def asked(self) -> Any:
+        """What the answer to one more request says."""
+        return (await fetch(self.client, seconds=PATIENCE_S))["data"]
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]], None]:
+    """Runs a coroutine on each of the two event loops."""
+
+    def run(work: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+            runner.run(asyncio.wait_for(work, 2 * PATIENCE_S))
+
+    return run
+
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.mark.parametrize("unasked", [answer("smuggled"), b"HTTP/1.1 200", b"\r\n"], ids=["whole", "begun", "blank"])
+@pytest.mark.parametrize("seen_by", ["the loop", "the system"])
+@requirement("egress.response")
+def test_an_answer_that_nobody_asked_for_goes_to_no_later_request(
+    unasked: bytes, seen_by: str, run: Run, tmp_path: Path
+) -> None:
+    async def once(peer: Peer) -> None:
+        peer.send(answer(f"of connection {len(upstream.peers)}"))
+
+    async def check() -> None:
+        async with upstream:
+            assert await upstream.asked() == "of connection 1"
+            upstream.peers[0].send(unasked)
+            if seen_by == "the loop":
+                async with asyncio.timeout(PATIENCE_S):
+                    await upstream.peers[0].gone.wait()
+            assert await upstream.asked() == "of connection 2"
+
+    upstream = Upstream(tmp_path, once)
+    run(check())
+
+
+@requirement("egress.response")
+def test_a_second_answer_in_one_piece_with_the_first_goes_to_no_later_request(run: Run, tmp_path: Path) -> None:
+    async def twice(peer: Peer) -> None:
+        head, _, body = answer(f"of connection {len(upstream.peers)}").partition(b"\r\n\r\n")
+        peer.send(head + b"\r\n\r\n" + body[:5])
+        await asyncio.sleep(0)
+        peer.send(body[5:] + answer("smuggled"))
+
+    async def check() -> None:
+        async with upstream:
+            for number in range(1, 4):
+                assert await upstream.asked() == f"of connection {number}"
+
+    upstream = Upstream(tmp_path, twice)
+    run(check())
+
+
+@requirement("egress.response")
+def test_a_connection_that_keeps_to_its_answers_is_used_again(run: Run, tmp_path: Path) -> None:
+    async def always(peer: Peer) -> None:
+        peer.send(answer("0", headers=b"X: y\r\n"))
+        for number in range(1, 4):
+            await peer.request()
+            peer.send(b"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n" + answer(str(number)))
+
+    async def check() -> None:
+        async with upstream:
+            assert [await upstream.asked() for _ in range(4)] == ["0", "1", "2", "3"]
+            assert len(upstream.peers) == 1
+
+    upstream = Upstream(tmp_path, always)
+    run(check())
+
+
+HINT = b"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n"
+
+
+@pytest.mark.parametrize("number", [8, 9])
+@requirement("egress.response")
+def test_eight_informational_responses_may_come_before_an_answer(number: int, run: Run, tmp_path: Path) -> None:
+    async def hint(peer: Peer) -> None:
+        peer.send(HINT * number + answer())
+
+    async def check() -> None:
+        async with upstream:
+            if number == 8:
+                assert await upstream.asked() == "c"
+                return
+            with pytest.raises(UpstreamUnavailable):
+                await upstream.asked()
+
+    upstream = Upstream(tmp_path, hint)
+    run(check())
+
+
+@pytest.mark.parametrize("before", [b"", answer()[:-5]], ids=["instead of an answer", "after one"])
+@requirement("egress.response")
+def test_informational_responses_without_end_are_parsed_in_small_pieces_and_broken_off(
+    before: bytes, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def flood(peer: Peer) -> None:
+        peer.send(before)
+        peer.send((answer()[-5:] if before else b"") + HINT * 50_000)
+
+    parsed: list[int] = []
+
+    def data_received(self: ResponseHandler, data: bytes) -> None:
+        parsed.append(len(data))
+        original(self, data)
+
+    async def check() -> None:
+        async with upstream:
+            if before:
+                assert await upstream.asked() == "c"
+            else:
+                with pytest.raises(UpstreamUnavailable):
+                    await upstream.asked()
+            async with asyncio.timeout(PATIENCE_S):
+                await upstream.peers[0].gone.wait()
+            assert max(parsed) <= 16_384
+            assert sum(parsed) <= 3 * 16_384
+
+    original = ResponseHandler.data_received
+    monkeypatch.setattr(ResponseHandler, "data_received", data_received)
+    upstream = Upstream(tmp_path, flood)
+    run(check())
+
+
+@requirement("egress.response")
+def test_an_answer_of_many_pieces_arrives_whole_however_slowly_it_is_read(run: Run, tmp_path: Path) -> None:
+    text = "abcdefghij" * 80_000
+
+    async def whole(peer: Peer) -> None:
+        peer.send(answer(text))
+
+    async def chunked(peer: Peer) -> None:
+        body = json.dumps({"code": 200, "data": text}).encode()
+        parts = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (body[:7], body[7:500_000], body[500_000:]))
+        peer.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + parts + b"0\r\n\r\n")
+
+    async def closed(peer: Peer) -> None:
+        peer.send(answer(text, headers=b"Connection: close\r\n"))
+        peer.end()
+
+    async def check(script: Script) -> None:
+        async with Upstream(tmp_path, script) as upstream:
+            assert await upstream.asked() == text
+
+    for script in (whole, chunked, closed):
+        run(check(script))
+
+
+LINE = b"X: " + b"h" * 8_000 + b"\r\n"
+LARGE: dict[str, tuple[bytes, bool]] = {
+    "a head of 24 kB": (answer(headers=3 * LINE), True),
+    "a head of 96 kB": (answer(headers=12 * LINE), False),
+    "a head of 96 kB that does not end": (b"HTTP/1.1 200 OK\r\n" + 12 * LINE, False),
+    "trailers of 96 kB that do not end": (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + 12 * LINE,
+        False,
+    ),
+    "a chunk's extension that does not end": (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;" + b"x" * 96_000,
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LARGE)
+@requirement("egress.response")
+def test_what_an_answer_has_beside_its_body_is_bounded_as_a_whole(case: str, run: Run, tmp_path: Path) -> None:
+    sent, fits = LARGE[case]
+
+    async def send(peer: Peer) -> None:
+        peer.send(sent)
+
+    async def check() -> None:
+        async with upstream:
+            if fits:
+                assert await upstream.asked() == "c"
+                return
+            with pytest.raises(UpstreamUnavailable):
+                await upstream.asked()
+
+    upstream = Upstream(tmp_path, send)
+    run(check())
+
+
+@pytest.mark.parametrize("piece", [b"1\r\n \r\n", b"8;" + b"x" * 200 + b"\r\n        \r\n"], ids=["tiny", "extended"])
+@requirement("egress.response")
+def test_a_body_in_chunks_that_are_mostly_framing_is_broken_off(piece: bytes, run: Run, tmp_path: Path) -> None:
+    """500,000 chunks of one byte were a second of the event loop's time for half a megabyte."""
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    async def in_chunks(peer: Peer) -> None:
+        body = b'{"code":200,"data":"c"}'
+        peer.send(head + piece * (1_000_000 // len(piece)) + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+
+    async def check() -> None:
+        async with Upstream(tmp_path, in_chunks) as upstream:
+            with pytest.raises(UpstreamUnavailable):
+                await upstream.asked()
+
+    run(check())
+
+
+@requirement("egress.response")
+def test_a_body_in_many_chunks_of_a_usual_size_is_read(run: Run, tmp_path: Path) -> None:
+    body = json.dumps({"code": 200, "data": "c" * 500_000}).encode()
+    chunks = [body[start : start + 64] for start in range(0, len(body), 64)]
+
+    async def in_chunks(peer: Peer) -> None:
+        framed = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+        peer.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + framed + b"0\r\n\r\n")
+
+    async def check() -> None:
+        async with Upstream(tmp_path, in_chunks) as upstream:
+            assert await upstream.asked() == "c" * 500_000
+
+    run(check())
+
+
+@requirement("egress.response")
+def test_a_small_answer_after_a_large_one_on_the_same_connection_is_read(run: Run, tmp_path: Path) -> None:
+    async def large_then_small(peer: Peer) -> None:
+        peer.send(answer("l" * 500_000))
+        await peer.request()
+        peer.send(answer("s", headers=b"X-Padding: " + b"x" * 4_000 + b"\r\n")[:-10])
+        await asyncio.sleep(0.1)
+        peer.send(answer("s")[-10:])
+
+    async def check() -> None:
+        async with Upstream(tmp_path, large_then_small) as upstream:
+            assert await upstream.asked() == "l" * 500_000
+            assert await upstream.asked() == "s"
+            assert len(upstream.peers) == 1
+
+    run(check())

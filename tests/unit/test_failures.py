@@ -1,0 +1,525 @@
+"""What each failure of PostgreSQL means for the call that met it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http import HTTPStatus
+from typing import Any
+
+import asyncpg
+import pytest
+from asyncpg.exceptions import _base
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from openapi_tool.jina.failures import BY_HTTP, BY_STATUS, SEARCH_FAILURES, upstream_failure
+from openapi_tool.kernel.failures import (
+    KINDS,
+    Contended,
+    ReadOnly,
+    kind_of,
+    translate_connection_errors,
+    translate_statement_errors,
+)
+from openapi_tool.local.recordings import error_classes, load_recordings
+from openapi_tool.protocol.errors import NeedsOperator, ToolError, Unavailable, UpstreamRejected
+from tests.requirements import requirement
+from tests.support import each
+from tests.upstream import assert_for_a_model, fetched, retry
+
+
+@pytest.mark.parametrize(
+    ("kind", "states"),
+    [
+        ("defect", "22001 22P02 22021 23505 23514 21000 54000 P0001 XX000 F0000"),
+        ("outage", "08006 08P01 28P01 28000 40001 40P01 53100 53200 53300 57P01 57014 58030 25006 55P03"),
+        ("operator", "42501 42703 42P01 42883 3D000 3F000 26000 42P05"),
+    ],
+)
+@requirement("postgres.failures")
+def test_every_sqlstate_is_of_one_kind_and_an_unknown_one_is_the_calls(kind: str, states: str) -> None:
+    assert {kind_of(state) for state in states.split()} == {kind}
+    assert kind_of(None) == "defect"
+
+
+def _all_errors() -> list[type[asyncpg.PostgresError]]:
+    return [
+        found
+        for found in vars(asyncpg.exceptions).values()
+        if isinstance(found, type) and issubclass(found, asyncpg.PostgresError) and getattr(found, "sqlstate", None)
+    ]
+
+
+@requirement("postgres.failures")
+def test_the_table_names_only_states_that_the_driver_knows() -> None:
+    known = {error.sqlstate for error in _all_errors()} | {(error.sqlstate or "")[:2] for error in _all_errors()}
+    assert set(KINDS) <= known
+
+
+@each("error", _all_errors())
+@requirement("postgres.failures")
+def test_every_error_of_the_driver_is_raised_or_waited_for(error: type[asyncpg.PostgresError]) -> None:
+    kind = kind_of(error.sqlstate)
+    expected = {"defect": error, "outage": Unavailable, "operator": NeedsOperator}[kind]
+    with pytest.raises(expected) as caught, translate_statement_errors():
+        raise error("what was said")
+    assert isinstance(caught.value, NeedsOperator) == (kind == "operator")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("no route"),
+        TimeoutError(),
+        asyncpg.InterfaceError("connection is closed"),
+        asyncpg.InternalClientError("unexpected"),
+        _base.TargetServerAttributeNotMatched("None of the hosts match"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@requirement("postgres.failures")
+def test_a_connection_that_breaks_is_an_outage(error: Exception) -> None:
+    with pytest.raises(Unavailable), translate_statement_errors():
+        raise error
+
+
+@requirement("postgres.failures")
+def test_a_value_that_the_driver_cannot_send_is_the_calls() -> None:
+    with pytest.raises(asyncpg.DataError), translate_statement_errors():
+        raise asyncpg.DataError("invalid input for query argument $1")
+
+
+@pytest.mark.parametrize("error", [asyncpg.DataError("x"), _base.ClientConfigurationError("y")])
+@requirement("postgres.failures")
+def test_what_keeps_us_from_connecting_is_never_a_calls(error: Exception) -> None:
+    with pytest.raises(Unavailable), translate_connection_errors():
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (asyncpg.InsufficientPrivilegeError, "sql grants"),
+        (asyncpg.UndefinedColumnError, "protocol v1r4, with all its migrations"),
+        (asyncpg.InvalidCatalogNameError, "check the database's name"),
+        (asyncpg.InvalidSQLStatementNameError, "set postgres.prepared_statements = false"),
+        (asyncpg.DuplicatePreparedStatementError, "set postgres.prepared_statements = false"),
+    ],
+)
+@requirement("postgres.failures")
+def test_what_an_operator_mends_is_said_with_its_remedy(error: type[asyncpg.PostgresError], remedy: str) -> None:
+    with (
+        pytest.raises(NeedsOperator, match=rf"PostgreSQL: so it is \(SQLSTATE .*An operator must.*{remedy}"),
+        translate_statement_errors(),
+    ):
+        raise error("so it is")
+
+
+@requirement("postgres.failures")
+def test_a_database_without_writes_is_named_with_the_setting_that_finds_the_primary() -> None:
+    with pytest.raises(ReadOnly, match=r"read-only .*target_session_attrs=read-write"), translate_statement_errors():
+        raise asyncpg.ReadOnlySQLTransactionError("cannot execute INSERT in a read-only transaction")
+
+
+@pytest.mark.parametrize(
+    ("error", "contended"),
+    [
+        (asyncpg.QueryCanceledError("statement timeout"), True),
+        (asyncpg.LockNotAvailableError("lock timeout"), True),
+        (asyncpg.SerializationError("concurrent update"), True),
+        (asyncpg.DeadlockDetectedError("deadlock"), True),
+        (TimeoutError(), True),
+        (asyncpg.AdminShutdownError("shutting down"), False),
+        (asyncpg.DiskFullError("no space"), False),
+        (ConnectionResetError(), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@requirement("breaker")
+def test_a_statement_that_waited_for_its_rows_is_told_from_an_outage(error: Exception, contended: bool) -> None:  # noqa: FBT001
+    with pytest.raises(Unavailable) as caught, translate_statement_errors():
+        raise error
+    assert isinstance(caught.value, Contended) == contended
+
+
+@requirement("breaker")
+def test_a_connection_that_does_not_come_in_time_is_an_outage() -> None:
+    with pytest.raises(Unavailable) as caught, translate_connection_errors():
+        raise TimeoutError
+    assert not isinstance(caught.value, Contended)
+
+
+# The error table of jina-api section 4, row by row, through the client: kind, retry, and what the model reads.
+
+
+JSON = {"Content-Type": "application/json; charset=utf-8"}
+HTML = {"Content-Type": "text/html; charset=UTF-8"}
+TEXT = {"Content-Type": "text/plain; charset=utf-8"}
+WORDS = "example message"
+"""What the recorded error classes say."""
+STREAM = {"Content-Type": "text/event-stream"}
+AWAY = "upstream_unavailable"
+PAGE = b"<!DOCTYPE html><html><head><title>Attention Required! | Cloudflare</title></head><body>Ray ID</body></html>"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table for one `status`; `does` is the remedy, `words` whether the upstream's own may be shown."""
+
+    http: int
+    status: int
+    code: str
+    retry: str
+    does: str
+    words: bool = True
+
+
+# fmt: off
+TABLE = (
+    Row(400, 40001, "bad_request", "no", "correct the arguments"),
+    Row(400, 40003, AWAY, "once", "try again"),
+    Row(400, 40004, "upstream_rejected", "no", "use another source"),
+    Row(401, 40102, "auth_failed", "no", "an operator must set a valid one", words=False),
+    Row(401, 40103, "auth_failed", "no", "an operator must set a valid one", words=False),
+    Row(401, 40104, "auth_failed", "no", "an operator must verify it", words=False),
+    Row(402, 40201, "budget_exceeded", "no", "until an operator acts"),
+    Row(402, 40202, "auth_failed", "no", "call without it"),
+    Row(402, 40203, "budget_exceeded", "no", "until an operator acts"),
+    Row(403, 40301, "target_refused", "later", "use another, or try again when that is over"),
+    Row(403, 40302, "auth_failed", "no", "until an operator acts"),
+    Row(403, 40303, "auth_failed", "no", "until an operator acts"),
+    Row(403, 40304, "auth_failed", "no", "until an operator acts"),
+    Row(404, 40401, "upstream_rejected", "no", "an operator must check"),
+    Row(404, 40402, "upstream_rejected", "no", "an operator must check"),
+    Row(404, 40403, "upstream_rejected", "no", "an operator must check"),
+    Row(405, 40501, "upstream_rejected", "no", "an operator must check"),
+    Row(405, 40502, "upstream_rejected", "no", "an operator must check"),
+    Row(408, 40801, "upstream_unavailable", "yes", "try again"),
+    Row(408, 40802, "upstream_unavailable", "yes", "try again"),
+    Row(409, 40901, "upstream_unavailable", "yes", "try again"),
+    Row(409, 40902, "target_refused", "no", "use another source"),
+    Row(409, 40903, "upstream_unavailable", "yes", "try again"),
+    Row(409, 40904, "budget_exceeded", "no", "read a smaller page"),
+    Row(412, 41201, "bad_request", "no", "ask for fewer"),
+    Row(413, 41301, "bad_request", "no", "shorten it"),
+    Row(413, 41302, "upstream_rejected", "no", "use another source"),
+    Row(422, 42201, "upstream_rejected", "no", "use another source"),
+    Row(422, 42202, "upstream_rejected", "no", "use another source"),
+    Row(422, 42203, "upstream_rejected", "no", "use another source"),
+    Row(422, 42204, "upstream_unavailable", "yes", "try again"),
+    Row(422, 42205, "upstream_unavailable", "yes", "try again"),
+    Row(422, 42206, "upstream_rejected", "no", "use another source"),
+    Row(429, 42901, "rate_limited", "yes", "wait, then call again", words=False),
+    Row(429, 42902, "rate_limited", "yes", "wait, then call again", words=False),
+    Row(429, 42903, "rate_limited", "yes", "wait, then call again", words=False),
+    Row(451, 45101, "target_refused", "no", "use another source"),
+    Row(451, 45102, "target_refused", "no", "use a public page"),
+    Row(451, 45103, "target_refused", "no", "use another source"),
+    Row(451, 45104, "target_refused", "no", "use another source"),
+    Row(451, 45105, "target_refused", "no", "use another source"),
+    Row(500, 50000, "upstream_unavailable", "once", "try again", words=False),
+    Row(500, 50001, "upstream_unavailable", "once", "try again", words=False),
+    Row(500, 50002, "upstream_unavailable", "once", "try again", words=False),
+    Row(500, 50003, "upstream_unavailable", "once", "try again", words=False),
+    Row(500, 50004, "upstream_unavailable", "once", "try again", words=False),
+    Row(500, 50005, "upstream_unavailable", "once", "try again", words=False),
+    Row(500, 50006, "upstream_unavailable", "once", "try again", words=False),
+    Row(501, 50101, "upstream_rejected", "no", "use another source", words=False),
+    Row(501, 50102, "upstream_rejected", "no", "use another source", words=False),
+    Row(503, 50301, "upstream_unavailable", "yes", "try again", words=False),
+    Row(503, 50302, "upstream_unavailable", "yes", "try again", words=False),
+    Row(503, 50303, "upstream_unavailable", "yes", "try again", words=False),
+    Row(503, 50304, "upstream_unavailable", "yes", "try again", words=False),
+    Row(503, 50305, "upstream_unavailable", "yes", "try again", words=False),
+)
+
+WITHOUT_ENVELOPE: tuple[tuple[int, Mapping[str, str], bytes, str, str, str], ...] = (
+    # HTTP, headers, body, code, retry, remedy
+    (302, HTML, PAGE, "upstream_rejected", "no", "an operator must check"),
+    (400, TEXT, b"Bad Request", "bad_request", "no", "correct the arguments"),
+    (401, TEXT, b"AuthenticationRequiredError: Authentication is required", "auth_failed", "no", "operator must set"),
+    (403, HTML, PAGE, AWAY, "once", "try again"),
+    (403, {}, b"", AWAY, "once", "try again"),
+    (404, TEXT, b"Not Found", "upstream_rejected", "no", "an operator must check"),
+    (405, TEXT, b"Method Not Allowed", "upstream_rejected", "no", "an operator must check"),
+    (405, {}, b"", "upstream_rejected", "no", "an operator must check"),
+    (413, HTML, PAGE, "bad_request", "no", "shorten it"),
+    (418, TEXT, b"short and stout", "upstream_rejected", "no", "use another source"),
+    (429, HTML, PAGE, "rate_limited", "yes", "wait, then call again"),
+    (431, {}, b"", "bad_request", "no", "use a shorter one"),
+    (500, TEXT, b"Error: ENOENT at /srv/app/index.js", AWAY, "once", "try again"),
+    (500, JSON, b'{"code":500,"status":50000,"message":"at /srv/app","name":"Error"}', AWAY, "once", "try again"),
+    (500, JSON, b'{"code":"ENOENT","message":"open \'/srv/app/data.mmdb\'","name":"Error"}', AWAY, "once", "try again"),
+    (502, HTML, PAGE, AWAY, "yes", "try again"),
+    (503, HTML, PAGE, AWAY, "yes", "try again"),
+    (520, HTML, PAGE, AWAY, "yes", "try again"),
+    (524, HTML, PAGE, AWAY, "later", "ask for less"),
+    (200, HTML, PAGE, AWAY, "once", "try again"),
+    (200, STREAM, b'event: error\ndata: {"code":422}\n\n', AWAY, "once", "try again"),
+)
+# fmt: on
+
+
+def _body(row: Row) -> Mapping[str, Any]:
+    for entry in error_classes().values():
+        if entry["body"]["status"] == row.status:
+            assert entry["http"] == row.http
+            body: Mapping[str, Any] = entry["body"]
+            return body
+    return {
+        "data": None,
+        "code": row.http,
+        "name": "UnlistedError",
+        "status": row.status,
+        "message": WORDS,
+        "readableMessage": f"UnlistedError: {WORDS}",
+    }
+
+
+async def failure(status: int, headers: Mapping[str, str], body: object) -> ToolError:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with pytest.raises(ToolError) as failed:
+        await fetched(status, headers, data)
+    assert_for_a_model(failed.value)
+    return failed.value
+
+
+@each("row", TABLE)
+@requirement("upstream.errors", "upstream.retry")
+async def test_each_status_of_the_table(row: Row) -> None:
+    error = await failure(row.http, JSON, _body(row))
+    assert (error.code, retry(error), error.http_status) == (row.code, row.retry, row.http)
+    assert row.does in error.message
+    assert (f'The service says: "{WORDS}"' in error.message) == row.words
+
+
+@each(("http", "headers", "body", "code", "again", "does"), WITHOUT_ENVELOPE)
+@requirement("upstream.errors", "upstream.retry")
+async def test_answers_without_an_envelope(
+    http: int, headers: Mapping[str, str], body: bytes, code: str, again: str, does: str
+) -> None:
+    error = await failure(http, headers, body)
+    assert (error.code, retry(error)) == (code, again)
+    assert error.http_status == (None if http == HTTPStatus.OK else http)
+    assert does in error.message
+    assert "The service says" not in error.message
+    assert not any(word in json.dumps(error.as_error()) for word in ("/srv", "ENOENT", "Cloudflare", "Ray ID", "stout"))
+
+
+@requirement("upstream.errors")
+def test_the_table_has_every_class_of_the_server_and_every_rule() -> None:
+    statuses = {row.status for row in TABLE}
+    assert {entry["body"]["status"] for entry in error_classes().values()} | set(BY_STATUS) <= statuses
+    assert set(BY_HTTP) <= {row.http for row in TABLE} | {http for http, *_ in WITHOUT_ENVELOPE}
+    assert len(statuses) == len(TABLE)
+
+
+@each("row", TABLE)
+@requirement("upstream.errors")
+async def test_an_error_inside_a_200_is_the_same_error(row: Row) -> None:
+    inside = await failure(200, JSON, _body(row))
+    assert inside.as_error() == (await failure(row.http, JSON, _body(row))).as_error()
+
+
+@requirement("upstream.errors")
+async def test_internals_of_a_500_never_reach_the_model() -> None:
+    recording = load_recordings()["s-upstream-quota"]
+    error = await failure(500, recording.headers, recording.body)
+    assert not any(word in json.dumps(error.as_error()) for word in ("127.0.0.1", "credits", "config", "dispatcher"))
+
+
+# 422, which is told apart by its text.
+
+
+def refusal(text: str, **changes: Any) -> dict[str, Any]:
+    name = "AssertionFailureError"
+    envelope = {"data": None, "code": 422, "name": name, "status": 42206, "message": text}
+    return {**envelope, "readableMessage": f"{name}: {text}", **changes}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Failed to goto https://a.example/: TimeoutError: Navigation timeout of 15000 ms exceeded",
+        "Failed to goto https://a.example/: Error: net::ERR_CONNECTION_REFUSED at https://a.example/",
+        "Failed to goto https://a.example/: Error: net::ERR_CONNECTION_RESET at https://a.example/",
+        "Failed to goto https://a.example/: Error: net::ERR_TIMED_OUT at https://a.example/",
+        "Failed to goto https://a.example/: Error: net::ERR_ADDRESS_UNREACHABLE at https://a.example/",
+        "Failed to goto https://a.example/: Error: net::ERR_EMPTY_RESPONSE at https://a.example/",
+        "Failed to connect to a.example port 443: Could not connect to server",
+        "Operation timed out after 3000 milliseconds with 0 bytes received",
+        "Recv failure: Connection reset by peer",
+        "Empty reply from server",
+        "SSL connection timeout",
+        "Timeout was reached",
+    ],
+)
+@requirement("upstream.errors", "upstream.retry")
+async def test_a_page_that_was_slow_or_away_is_asked_for_once_more(text: str) -> None:
+    error = await failure(422, JSON, refusal(text))
+    assert (error.code, retry(error)) == ("upstream_unavailable", "once")
+    assert "try again later or use another source" in error.message
+    assert text.rpartition("Error: ")[2] in error.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Failed to goto https://a.example/: Error: net::ERR_TOO_MANY_REDIRECTS at https://a.example/",
+        "Failed to goto https://a.example/: Error: net::ERR_CERT_DATE_INVALID at https://a.example/",
+        "Failed to goto https://a.example/: Error: net::ERR_SSL_PROTOCOL_ERROR at https://a.example/",
+        "Failed to goto https://a.example/: Error: net::ERR_NAME_NOT_RESOLVED at https://a.example/",
+        "Failed to goto https://a.example/: Error: net::ERR_ABORTED at https://a.example/net::ERR_TIMED_OUT",
+        "SSL certificate problem: certificate has expired",
+        "TLS connect error: error:0A000438:SSL routines::tlsv1 alert internal error",
+        "No content available for URL https://connect.example/?connection=refused with target selector #x",
+        "No content available for URL https://a.example/ with target selector .timeout exceeded",
+        "Failed to interpret https://timeout.example/bin: unexpected content type application/octet-stream",
+        "Failed to process the page: Expected name, found [",
+        "Could not resolve host: connect.example",
+    ],
+)
+@requirement("upstream.errors", "upstream.retry")
+async def test_a_page_that_failed_for_good_is_not_asked_for_again(text: str) -> None:
+    error = await failure(422, JSON, refusal(text))
+    assert (error.code, retry(error)) == ("upstream_rejected", "no")
+    assert "use another source" in error.message
+    assert text.replace("Error: net", "net") in error.message
+
+
+@pytest.mark.parametrize("text", ["No search results available for query foo", "No search results available"])
+@requirement("upstream.errors", "content.search")
+async def test_a_search_that_found_nothing_is_no_failure(text: str) -> None:
+    answer = json.dumps(refusal(text)).encode()
+    assert await fetched(422, JSON, answer, SEARCH_FAILURES) == {"code": 200, "data": []}
+    with pytest.raises(UpstreamRejected):
+        await fetched(422, JSON, answer)  # of a page it is one
+
+
+# The upstream's own words.
+
+
+@requirement("upstream.errors")
+async def test_the_time_that_unblocks_a_page_is_told() -> None:
+    text = "This URL has failed too often. Blocked until Sat Nov 21 2026 12:00:00 GMT+0000"
+    body = {
+        **error_classes()["OperationNotAllowedError"]["body"],
+        "readableMessage": f"OperationNotAllowedError: {text}",
+    }
+    assert f'"{text}"' in (await failure(403, JSON, body)).message
+
+
+@pytest.mark.parametrize(
+    ("readable", "shown"),
+    [
+        ("ParamValidationError(num): Rejected by validator.", "num: its value is not accepted"),
+        ("ParamValidationError(undefined): No URL provided", "No URL provided"),
+        ("ParamValidationError(targetSelector[0]): TypeError: bad", "targetSelector[0]: bad"),
+        ("ParamValidationError(url): Error: ENOTFOUND", "url: ENOTFOUND"),
+        ('Not "one" of\nthese:\t\x00\u2028"two"', "Not 'one' of these: 'two'"),
+        ("long " * 200, ("long " * 200)[:300]),
+    ],
+)
+@requirement("upstream.errors")
+async def test_the_upstreams_words_are_one_quoted_line_without_class_names(readable: str, shown: str) -> None:
+    body = {"data": None, "code": 400, "status": 40001, "message": "40001", "readableMessage": readable}
+    assert (await failure(400, JSON, body)).message.endswith(f' The service says: "{shown}"')
+
+
+@pytest.mark.parametrize("readable", [None, 7, "", "  ", "ParamValidationError", ["a"]])
+@requirement("upstream.errors")
+async def test_without_words_the_sentence_stands_alone(readable: Any) -> None:
+    body = {"data": None, "code": 400, "status": 40001, "message": "secret internals", "readableMessage": readable}
+    error = await failure(400, JSON, body)
+    assert "says" not in error.message
+    assert "secret" not in error.message
+
+
+# Retry-After.
+
+
+def _in(seconds: int) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "seconds"),
+    [
+        ("17", {}, 17),
+        (" 17 ", {"retryAfter": 9}, 17),
+        ("0", {"retryAfter": 9}, 0),
+        (format_datetime(_in(3600), usegmt=True), {"retryAfter": 9}, 3600),
+        ("Wed, 21 Oct 2015 07:28:00 GMT", {}, 0),
+        (None, {"retryAfter": 9, "retryAfterDate": "2015-10-21T07:28:00.000Z"}, 9),
+        (None, {"retryAfter": 2.5}, 2.5),
+        (None, {"retryAfter": -3}, 0),
+        (None, {"retryAfterDate": _in(3600).isoformat(timespec="milliseconds").replace("+00:00", "Z")}, 3600),
+        (None, {"retryAfterDate": "2015-10-21T07:28:00.000Z"}, 0),
+        ("soon", {"retryAfter": 9}, 9),
+        ("soon", {}, None),
+        ("\u00b2", {}, None),
+        ("Wed, 21 Oct 2015 07:28:00", {}, None),
+        (None, {"retryAfter": True, "retryAfterDate": 7}, 7),
+        (None, {"retryAfter": None, "retryAfterDate": "tomorrow"}, None),
+        (None, {}, None),
+        ("9" * 400, {}, 1e9),
+        (None, {"retryAfter": 10**400}, 1e9),
+    ],
+    ids=itertools.count(),  # some texts are of this second
+)
+@requirement("upstream.errors", "upstream.retry")
+async def test_how_long_to_wait_is_read_from_header_or_body(
+    header: str | None, body: Any, seconds: float | None
+) -> None:
+    known = error_classes()["TooManyRequestsError"]["body"]
+    error = await failure(429, JSON | ({"Retry-After": header} if header else {}), known | body)
+    assert (error.code, retry(error)) == ("rate_limited", "yes")
+    assert error.retry_after == (
+        None if seconds is None else pytest.approx(seconds, abs=1800 if seconds == 3600 else 0)
+    )
+
+
+@requirement("upstream.errors", "upstream.retry")
+async def test_a_wait_is_read_where_no_envelope_came() -> None:
+    assert (await failure(429, HTML | {"Retry-After": "17"}, PAGE)).retry_after == 17
+    assert (await failure(503, HTML | {"Retry-After": "17"}, PAGE)).retry_after == 17
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=40) | st.datetimes().map(str)
+BODIES = (
+    st.none()
+    | st.lists(SCALARS)
+    | st.dictionaries(
+        st.sampled_from(["code", "status", "name", "message", "readableMessage", "retryAfter", "retryAfterDate"]),
+        SCALARS,
+    )
+)
+
+
+@example(100, {"retryAfter": float("nan")}, None)
+@given(st.integers(100, 999), BODIES, st.none() | st.text(max_size=40) | st.datetimes().map(format_datetime))
+@requirement("upstream.errors")
+def test_any_refusal_is_a_typed_error_with_a_sentence(http: int, body: Any, header: str | None) -> None:
+    error = upstream_failure(http, body, header)
+    assert error.message.isprintable()
+    assert error.retryable >= bool(error.repeats)
+    assert error.retry_after is None or error.retry_after >= 0
+
+
+HOSTILE_MESSAGES = ("a", "A", "a://", "Error(", "AError", "Error(a ", "net::ERR_A", " with target selector ", " ", "\n")
+
+
+@pytest.mark.parametrize("pump", HOSTILE_MESSAGES)
+@requirement("upstream.errors", "loop.answers")
+def test_a_message_of_any_length_is_read_in_no_time(pump: str) -> None:
+    body = {"status": 42206, "readableMessage": pump * (1_000_000 // len(pump)), "retryAfter": "9" * 1_000_000}
+    began = time.process_time()
+    error = upstream_failure(422, body, None)
+    assert time.process_time() - began < 0.5  # some 1 ms; a quadratic pattern takes hours
+    assert len(error.message) < 550

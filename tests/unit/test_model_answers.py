@@ -1,0 +1,354 @@
+"""Cases in which an answer cost a model turns, tokens or a wrong conclusion; a test of each, by its number."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from openapi_tool.executor.continuation import requested_tokens
+from openapi_tool.jina.content import page_output, search_output
+from openapi_tool.jina.endpoints import ENDPOINTS
+from openapi_tool.jina.parameter_mapping import resolve_parameters, with_max_tokens
+from openapi_tool.jina.request import UpstreamRequest, build_request
+from openapi_tool.local.recordings import load_recordings
+from openapi_tool.options import RetryOptions, ToolOptions
+from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured, UpstreamUnavailable
+from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
+from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, Usage, success
+from openapi_tool.tools.schema import schema_problems
+from openapi_tool.tools.session import SessionScope
+from openapi_tool.tools.tokens import estimated
+from tests.answering import OWNER, Answering, serving
+from tests.requirements import requirement
+from tests.support import definition, each, owner, tool_call
+
+READER, SEARCH = {"mode": "reader"}, {"mode": "search"}
+
+
+def arguments(values: dict[str, Any]) -> Arguments:
+    return Arguments(values, frozenset(values), {}, SecretStr("a-key-of-the-test"), session="")
+
+
+def sent(tool: ToolDefinition, **values: Any) -> dict[str, Any]:
+    """The upstream parameters of a call."""
+    return dict(resolve_parameters(tool, arguments(values)).parameters)
+
+
+# 2, 3: what was paid, and what the upstream cut.
+
+
+@pytest.mark.parametrize(
+    ("jina", "values", "expected"),
+    [
+        (READER, {"url": "https://a.example/"}, 20_000),
+        (READER, {"url": "https://a.example/", "max_tokens": 700}, 700),
+        ({**READER, "params": {"maxTokens": 90_000}}, {"url": "https://a.example/"}, 90_000),
+        (SEARCH, {"query": "x", "with_content": True}, 20_000),
+        ({**SEARCH, "params": {"maxTokens": 20_000}}, {"query": "x"}, None),
+        (SEARCH, {"query": "x"}, None),
+    ],
+)
+@requirement("upstream.request")
+def test_case_2_a_page_has_a_limit_of_tokens_where_nobody_sets_one(
+    jina: dict[str, Any], values: dict[str, Any], expected: int | None
+) -> None:
+    resolved = resolve_parameters(definition(jina), arguments(values))
+    assert with_max_tokens(resolved, 20_000).parameters.get("maxTokens") == expected
+    assert with_max_tokens(resolved, 0).parameters.get("maxTokens") == (None if expected == 20_000 else expected)
+
+
+@requirement("upstream.request")
+async def test_case_2_the_limit_of_tokens_reaches_the_upstream() -> None:
+    bodies = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        return httpx.Response(200, json={"code": 200, "data": {"content": "x"}})
+
+    await Answering(answer).output()
+    await Answering(answer, options={"tools": ToolOptions(default_max_tokens=0)}).output()
+    assert [body.get("maxTokens") for body in bodies] == [20_000, None]
+
+
+@requirement("usage.exact")
+@pytest.mark.parametrize("chars", [100, 60_000])
+async def test_case_2_a_result_that_cost_much_says_what_it_cost(chars: int) -> None:
+    continuation = Answering(serving(b"")).continuation
+    for tokens in (10_000, 86_126):
+        output = ToolOutput((Item("x" * chars),), usage=Usage(tokens, 1))
+        shown, _ = await continuation.render(output, definition(READER), OWNER)
+        assert len(shown.content) <= 40_000
+        assert ("[This result cost 86,126 tokens." in shown.content) == (tokens == 86_126)
+
+
+@requirement("content.kept")
+@each("name", ["o-max-tokens-500", "o-max-tokens-trim-long"])
+def test_case_3_a_page_that_the_upstream_cut_says_so_and_how_to_go_on(name: str) -> None:
+    page = json.loads(load_recordings()[name].body)
+    output = page_output(page, 500)
+    assert output.items[-1].heading.startswith("[The page goes on: it was cut at max_tokens = 500")
+    assert "larger max_tokens" in output.content
+    assert output.state["cut_at_tokens"] == 500
+    for other in (None, 400, 506):
+        whole = page_output(page, other)
+        assert "The page goes on" not in whole.content
+        assert "cut_at_tokens" not in whole.state
+
+
+@requirement("content.kept")
+def test_case_3_results_whose_pages_the_upstream_cut_are_named() -> None:
+    data = [{"title": str(tokens), "content": "x", "usage": {"tokens": tokens}} for tokens in (499, 500, 12, 510)]
+    output = search_output({"data": data}, "a query", with_pages=True, max_tokens=500)
+    assert "[The pages of results 2, 4 go on: they were cut at max_tokens = 500" in output.content
+    assert [result.get("cut_at_tokens") for result in output.state["results"]] == [None, 500, None, 500]
+    assert "go on" not in search_output({"data": data}, "a query", max_tokens=500).content
+
+
+# 4: tokens, not characters.
+
+
+_DATA = Path(__file__).parents[1] / "data" / "o200k.jsonl"
+COUNTED = [json.loads(line) for line in _DATA.read_text("utf-8").splitlines()]
+"""Texts of at least 200 tokens in 85 languages, code, tables and recorded pages, counted with the o200k ranks of npm's
+js-tiktoken 1.0.21. The languages are those of the Universal Declaration of Human Rights."""
+
+
+@requirement("content.cursor")
+def test_case_4_the_estimate_of_tokens_knows_the_script() -> None:
+    errors = sorted((estimated(text["text"]) - text["tokens"]) / text["tokens"] for text in COUNTED)
+    assert len(errors) > 100
+    assert sorted(map(abs, errors))[int(0.95 * len(errors))] <= 0.20
+    assert errors[0] >= -0.35
+
+
+@requirement("content.cursor")
+@pytest.mark.parametrize("kind", ["udhr-jpn", "udhr-eng", "udhr-amh", "python", "table"])
+async def test_case_4_a_result_keeps_its_limit_of_tokens_in_every_script(kind: str) -> None:
+    text = next(text for text in COUNTED if text["kind"] == kind)
+    a_time = estimated(text["text"])
+    output = ToolOutput((Item("Title: x", text["text"] * 40),))
+    answering = Answering(serving(b""), max_chars=1_000_000)
+    for own, asked, most in ((None, None, 10_000), (6_000, None, 6_000), (6_000, 900, 900), (None, 20_000, 10_000)):
+        tool = definition(READER, max_result_tokens=own)
+        shown, _ = await answering.continuation.render(output, tool, OWNER, asked)
+        assert estimated(shown.content) <= most
+        assert shown.truncated == (40 * a_time > most)
+        assert not shown.truncated or estimated(shown.content) > 0.6 * (most - 300)
+
+
+@requirement("content.cursor")
+@pytest.mark.parametrize("wrong", [499, "900", True, 1.5])
+def test_case_4_a_limit_that_is_too_low_is_refused(wrong: Any) -> None:
+    with pytest.raises(BadRequest, match="max_result_tokens: must be an integer of at least 500"):
+        requested_tokens(arguments({"max_result_tokens": wrong}))
+    with pytest.raises(ToolMisconfigured, match="max_result_tokens"):
+        definition(READER, max_result_tokens=wrong)
+
+
+def test_case_4_the_limit_of_a_call_is_not_sent_upstream() -> None:
+    assert sent(definition(SEARCH), query="x", max_result_tokens=900) == sent(definition(SEARCH), query="x")
+
+
+# 6 to 8: what the upstream makes of a request.
+
+
+@requirement("upstream.request")
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"remove_selector": "nav"}, "markdown"),
+        ({"remove_selector": "nav", "format": "text"}, "text"),
+        ({"remove_selector": "nav", "format": "content"}, "content"),
+        ({"target_selector": "main"}, None),
+    ],
+)
+def test_case_6_what_the_default_format_passes_over_is_asked_for_as_markdown(
+    values: dict[str, Any], expected: str | None
+) -> None:
+    assert sent(definition(READER), url="https://a.example/", **values).get("respondWith") == expected
+    for operators in ("withIframe", "withShadowDom"):
+        tool = definition({**READER, "params": {operators: True}})
+        assert sent(tool, url="https://a.example/")["respondWith"] == "markdown"
+    assert sent(definition(SEARCH), query="x", remove_selector="nav")["respondWith"] == "no-content"
+
+
+@requirement("content.reader")
+async def test_case_6_the_state_says_that_a_page_came_as_markdown() -> None:
+    answering = Answering(serving(json.dumps({"code": 200, "data": {"content": "x"}}).encode()))
+    assert (await answering.output(url="https://a.example/", remove_selector="nav")).state["format"] == "markdown"
+    assert "format" not in (await answering.output(url="https://a.example/")).state
+
+
+@requirement("upstream.request")
+def test_case_7_a_get_says_things_as_the_server_reads_them_in_headers() -> None:
+    def get(**values: Any) -> UpstreamRequest:
+        tool = definition({**READER, "method": "GET", "params": {"doNotTrack": True}})
+        return build_request(tool, resolve_parameters(tool, arguments({"url": "https://a.example/", **values})))
+
+    assert get().headers["DNT"] == "1"
+    assert get(target_selector="main, article").method == "POST"
+    assert get(target_selector=["main", "article"]).headers["X-Target-Selector"] == "main, article"
+
+
+@requirement("upstream.request")
+@pytest.mark.parametrize(
+    ("mode", "left_s", "parameters", "patient", "stage_s"),
+    [
+        ("reader", 117, {}, False, 15),
+        ("reader", 117, {}, True, 57),
+        ("reader", 117, {"timeout": 40}, False, 40),
+        ("reader", 23, {}, False, 10),
+        ("search", 117, {"q": "x"}, False, 25),
+    ],
+)
+def test_case_8_a_stage_takes_no_longer_than_usual_unless_it_is_asked_to(
+    mode: str, left_s: float, parameters: dict[str, Any], *, patient: bool, stage_s: int
+) -> None:
+    within = ENDPOINTS[mode].timeouts.within(parameters, left_s, patient=patient)
+    assert within["timeout"] == stage_s
+
+
+@requirement("upstream.retry")
+@pytest.mark.parametrize(("values", "expected"), [({"timeout": 5.5}, 1), ({"timeout": 30}, 2)])
+async def test_case_8_no_attempt_with_too_little_time_hides_the_true_reason(
+    values: dict[str, Any], expected: int
+) -> None:
+    asked = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        time_out = "Error: Navigation timeout of 15000 ms exceeded"
+        return httpx.Response(422, json={"code": 422, "status": 42206, "readableMessage": time_out})
+
+    answering = Answering(answer, options={"retry": RetryOptions(3, 0.6, 0.6)})
+    with pytest.raises(UpstreamUnavailable, match="15000 ms"):
+        await answering.output(url="https://a.example/", **values)
+    assert len(asked) == expected
+
+
+# 9, 14: arguments in the upstream's words, errors in the model's.
+
+
+@requirement("upstream.request")
+@pytest.mark.parametrize(
+    ("language", "country", "expected"),
+    [
+        ("DE", "DE", ("de", "de")),
+        ("zh-CN", "UK", ("zh-cn", "gb")),
+        ("en-US", "us", ("en", "us")),
+        ("pt_BR", "br", ("pt-br", "br")),
+        ("zh-Hant", "tw", ("zh-tw", "tw")),
+        ("tlh", "zz", ("tlh", "zz")),
+    ],
+)
+def test_case_9_languages_and_countries_are_written_as_the_upstream_does(
+    language: str, country: str, expected: tuple[str, str]
+) -> None:
+    asked = sent(definition(SEARCH), query="x", language=language, country=country)
+    assert (asked["hl"], asked["gl"]) == expected
+
+
+@requirement("answer.errors")
+@pytest.mark.parametrize(
+    ("name", "values", "says"),
+    [
+        ("s-hl-bad", {"query": "x", "language": "xx"}, "language: the value 'xx' is not accepted"),
+        ("s-hl-bad", {"query": "x", "hl": "xx"}, "hl: the value 'xx' is not accepted"),
+        ("s-gl-bad", {"query": "x", "country": "zz"}, "country: the value 'zz' is not accepted"),
+        ("e-md-bad", {"query": "x"}, "linkStyle: Type casting failed ['inlined' | 'referenced' | 'discarded']."),
+    ],
+)
+async def test_case_9_a_refused_value_is_told_under_the_arguments_own_name(
+    name: str, values: dict[str, Any], says: str
+) -> None:
+    recording = load_recordings()[name]
+    answering = Answering(serving(recording.body, recording.status))
+    with pytest.raises(BadRequest) as refused:
+        await answering.output("search", **values)
+    assert refused.value.message.endswith(f'The service says: "{says}"')
+
+
+@requirement("arguments.checked")
+@pytest.mark.parametrize(
+    ("tool", "values", "says"),
+    [
+        ("jina.read_many", {"urls": ["https://a.example/" + "x" * 300] * 11}, "urls: must have at most 10 items"),
+        ("jina.read", {"url": "u", "format": "pdf"}, "format: must be one of content, markdown, text, html"),
+        ("jina.search", {"query": "x", "count": 21}, "count: must be at most 20"),
+        ("jina.search", {"query": "x" * 3_000}, "query: must have at most 2000 characters"),
+    ],
+)
+def test_case_14_an_error_says_the_rule_before_the_value(tool: str, values: dict[str, Any], says: str) -> None:
+    assert schema_problems(CATALOGUE[tool].schema(), values) == [says]
+
+
+# 13: lenient where the intent is plain.
+
+
+def prepared(schema: dict[str, Any], values: dict[str, Any], **args: Any) -> Arguments:
+    tool = definition(READER, parameters=schema, args=args)
+    source = {"JINA_API_KEY": SecretStr("a-key-of-the-test")}.__getitem__
+    return prepare_arguments(tool, tool_call(values), owner(), OperatorEnvs(), source, SessionScope(b"k" * 32))
+
+
+@requirement("arguments.checked")
+@pytest.mark.parametrize(
+    ("tool", "values", "expected"),
+    [
+        ("jina.search", {"query": "x", "count": "3"}, {"count": 3}),
+        ("jina.search", {"query": "x", "with_content": "True"}, {"with_content": True}),
+        ("jina.search", {"query": "x", "site": "a.example"}, {"site": ["a.example"]}),
+        ("jina.search", {"query": ["x"]}, {"query": "x"}),
+        ("jina.search", {"query": "x", "country": "", "page": None}, {"country": None, "page": None}),
+        ("jina.read", {"url": "https://a.example/", "timeout": "7.5"}, {"timeout": 7.5}),
+        ("jina.read_many", {"urls": "https://a.example/"}, {"urls": ["https://a.example/"]}),
+        ("jina.search", {"query": "3"}, {}),
+    ],
+)
+def test_case_13_a_value_whose_intent_is_plain_is_repaired(
+    tool: str, values: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    found = prepared(CATALOGUE[tool].schema(), values)
+    assert found.values == values | expected
+    assert found.repaired == tuple(sorted(expected))
+
+
+@requirement("arguments.checked")
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({"query": "x", "count": "99"}, "count: "),
+        ({"query": "x", "count": "three"}, "count: "),
+        ({"query": ""}, "query: "),
+        ({"query": ["x", "y"]}, "query: "),
+        ({"query": "x", "with_content": "yes"}, "with_content: "),
+    ],
+)
+def test_case_13_a_value_that_the_schema_refuses_repaired_too_is_refused(values: dict[str, Any], names: str) -> None:
+    with pytest.raises(BadRequest, match=names):
+        prepared(CATALOGUE["jina.search"].schema(), values)
+
+
+@requirement("arguments.prepared")
+def test_case_13_null_counts_as_not_given_for_the_schema_and_as_given_for_defaults() -> None:
+    schema = CATALOGUE["jina.search"].schema()
+    assert prepared(schema, {"query": "x", "count": None}, defaults={"count": 5}).values["count"] is None
+    assert prepared(schema, {"query": "x"}, defaults={"count": 5}).values["count"] == 5
+
+
+@requirement("arguments.checked")
+def test_case_13_what_was_repaired_is_listed_in_the_result() -> None:
+    shown = RenderedResult("x", repaired=("count",))
+    fields = success(ToolOutput((Item("x"),)), shown, "text", 1)
+    assert fields.tool_output is not None
+    assert fields.tool_output["repaired"] == ["count"]
+    plain = success(ToolOutput((Item("x"),)), RenderedResult("x"), "text", 1).tool_output
+    assert plain is not None
+    assert "repaired" not in plain

@@ -1,0 +1,387 @@
+"""Packages, supply chain and patterns: chart, image and metadata true to the code, licences, time of each pattern."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+import time
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import openapi_tool
+from openapi_tool.jina.parameters import READER, SEARCH
+from openapi_tool.protocol import errors
+from openapi_tool.protocol.errors import ToolError
+from openapi_tool.settings import Settings
+from openapi_tool.settings.section import fields_of
+from scripts import audit, sbom
+from scripts.audit import CLEAN, NOT_CHECKED, VULNERABLE, verdict
+from scripts.locked import ELSEWHERE, LOCK, acceptable, licence, packages
+from tests.requirements import requirement
+
+ROOT = Path(__file__).parent.parent.parent
+POSTGRES = {"postgres": {"dsn": "postgresql://127.0.0.1/kernel"}}
+CHART = ROOT / "helm" / "openapi-tool"
+WHEEL_BYTES = 500_000
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def test_the_dockerfile_passes_its_lint() -> None:
+    hadolint = Path(sys.executable).parent / "hadolint"
+    done = subprocess.run(  # noqa: S603 - the pinned linter
+        [hadolint, ROOT / "Dockerfile"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_one_version_everywhere() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert PROJECT["version"] == openapi_tool.__version__ == chart["appVersion"]
+    assert f"[{openapi_tool.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_every_dependency_is_explained() -> None:
+    explained = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    groups = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    names = [re.split(r"[<>=;\[ ]", requirement, maxsplit=1)[0] for group in groups for requirement in group]
+    assert [name for name in names if f"`{name}`" not in explained] == []
+
+
+@requirement("supply.locked")
+def test_the_wheel_is_small_and_holds_the_package_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)  # noqa: S603 - the pinned build backend
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        sources = {name: archive.read(name) for name in archive.namelist() if name.endswith(".py")}
+    assert wheel.stat().st_size < WHEEL_BYTES
+    assert {name.split("/")[0] for name in sources} == {"openapi_tool"}
+    assert [name for name, source in sources.items() if b"os.kill(os.getpid()" in source] == [], "fail points"
+
+
+def test_lock_files_pin_every_package_with_hashes() -> None:
+    for name in ("requirements.lock", "requirements-build.lock", "requirements-dev.lock"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        packages = re.findall(r"^([a-z0-9][\w.-]*)==", text, re.MULTILINE)
+        assert len(packages) >= 7
+        assert text.count("--hash=sha256:") >= len(packages)
+        assert "://" not in text, "a lock file names no index"
+
+
+def _documented(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, field in fields_of(section).items():
+        kind: Any = field.annotation
+        if fields_of(kind):
+            yield from _documented(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+@requirement("settings.sources")
+def test_the_sample_shows_every_setting_with_its_default() -> None:
+    text = (ROOT / "config" / "openapi-tool.toml").read_text(encoding="utf-8")
+    shown = tomllib.loads(re.sub(r"^#(?=[\w\[])", "", text, flags=re.MULTILINE))
+    defaults = Settings.model_validate(POSTGRES).model_dump(mode="json")
+    for path, field in _documented(Settings):
+        sample: Any = shown
+        default: Any = defaults
+        for part in path.split("."):
+            assert part in sample, f"{path} is not in config/openapi-tool.toml"
+            sample, default = sample[part], default[part]
+        assert field.description, path
+        if default is not None and path not in (
+            "postgres.dsn",
+            "tools.jina.envs",
+            "tools.jina.services",
+            "policy.projects",
+        ):
+            assert sample == default, path
+
+
+def test_every_error_code_and_parameter_is_documented() -> None:
+    text = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
+    codes = {kind.code for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ToolError)}
+    assert [code for code in sorted(codes) if f"`{code}`" not in text] == []
+    names = {parameter.name for parameter in (*SEARCH, *READER) if not parameter.name.startswith("markdown.")}
+    assert [name for name in sorted(names) if f"`{name}`" not in text] == []
+
+
+# What an image is made of: pinned, licensed, listed, and audited without false comfort.
+
+
+FOUND = {"id": "PYSEC-1", "fix_versions": ["2.0"], "aliases": [], "description": ""}
+
+
+def looked_up(name: str, *vulnerabilities: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "version": "1.0", "vulns": list(vulnerabilities)}
+
+
+def skipped(name: str) -> dict[str, Any]:
+    return {"name": name, "skip_reason": "not found and could not be audited"}
+
+
+@requirement("supply.locked")
+def test_the_image_installs_only_what_the_lock_pins() -> None:
+    installs = re.findall(
+        r"pip (?:--python \S+ )?(?:install|wheel) ([^&\n]+)", (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    )
+    assert len(installs) == 4
+    for arguments in installs:
+        assert arguments.startswith(("--require-hashes -r requirements", "--no-deps --no-")), arguments
+
+
+@requirement("supply.locked")
+def test_every_package_of_the_lock_is_read() -> None:
+    found = list(packages())
+    assert [package.name for package in found] == re.findall(r"^([a-z0-9][\w.-]*)", LOCK.read_text(), re.MULTILINE)
+    assert sum(len(package.hashes) for package in found) == LOCK.read_text().count("--hash=sha256:")
+
+
+@requirement("supply.locked")
+def test_every_licence_is_known_and_may_be_used() -> None:
+    assert [(package.name, package.licence) for package in packages() if not acceptable(package.licence)] == []
+    assert {name for name in ELSEWHERE if licence(name)} <= ({"colorama"} if sys.platform == "win32" else set())
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("MIT", True),
+        ("MPL-2.0 AND (Apache-2.0 OR MIT)", True),
+        ("GPL-3.0-only OR MIT", True),
+        ("GPL-3.0-only", False),
+        ("MIT AND GPL-2.0-or-later", False),
+        ("MIT AND (GPL-2.0-only OR AGPL-3.0-only)", False),
+        ("LGPL-3.0-only", False),
+        ("Proprietary", False),
+        ("", False),
+    ],
+)
+@requirement("supply.locked")
+def test_a_licence_is_taken_only_where_every_part_of_it_is_known(expression: str, expected: bool) -> None:  # noqa: FBT001
+    assert acceptable(expression) is expected
+
+
+@requirement("supply.locked")
+def test_the_sbom_names_every_file_of_the_lock_and_nothing_of_the_machine() -> None:
+    document = sbom.sbom()
+    assert document == sbom.sbom()
+    assert [(part["name"], part["version"]) for part in document["components"]] == [
+        (package.name, package.version) for package in packages()
+    ]
+    hashes = [entry["content"] for part in document["components"] for entry in part["externalReferences"][0]["hashes"]]
+    assert sorted(hashes) == sorted(re.findall(r"sha256:(\w{64})", LOCK.read_text()))
+    assert all(part["licenses"] for part in document["components"])
+    assert str(ROOT) not in json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "says"),
+    [
+        ([looked_up("a"), looked_up("b")], CLEAN, "2 packages, nothing known"),
+        ([looked_up("a"), looked_up("b", FOUND)], VULNERABLE, "b: PYSEC-1, fixed in 2.0"),
+        ([skipped("a"), looked_up("b", FOUND)], VULNERABLE, "NOT CHECKED: no vulnerability data for 1 of 2"),
+        ([looked_up("a"), skipped("b")], NOT_CHECKED, "NOT CHECKED: no vulnerability data for 1 of 2"),
+        ([looked_up("a")], NOT_CHECKED, "for 1 of 2"),
+        ([], NOT_CHECKED, "for 2 of 2"),
+    ],
+)
+@requirement("supply.locked")
+def test_an_audit_is_clean_only_where_every_package_was_looked_up(
+    found: list[dict[str, Any]], expected: int, says: str
+) -> None:
+    code, text = verdict(found, {"a", "b"})
+    assert code == expected
+    assert says in text
+
+
+@pytest.mark.parametrize("output", ["", "Traceback", "[]", '{"dependencies": []}', "{}"])
+@requirement("supply.locked")
+def test_an_auditor_that_fails_is_no_clean_bill(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool = tmp_path / "pip-audit"
+    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\n", encoding="utf-8")
+    tool.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", ["audit", str(tool)])
+    assert audit.main() == NOT_CHECKED
+    assert capsys.readouterr().out.startswith("NOT CHECKED")
+
+
+# Every regular expression of the package: how long its input may be, and why that takes linear time.
+
+
+PACKAGE = Path(openapi_tool.__file__).parent
+WAYS = {"search", "match", "fullmatch", "split", "findall", "finditer", "sub", "subn"}
+FUNCTIONS = {f"re.{name}" for name in ("compile", *WAYS)}
+ONCE = "every part is tried once: neighbours share no character"
+ONE_CLASS = "one class of characters"
+LITERALS = "literal texts only"
+RUST = "pydantic's engine is linear for any pattern"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """`chars`: most characters that it is given, None where its engine is linear; `why`: what makes it linear."""
+
+    chars: int | None
+    why: str
+
+
+# fmt: off
+TABLE: dict[str, Bound] = {
+    "bus/client.py _DENIAL": Bound(8_192, '`[^"]*` ends at the quotation mark; NATS bounds its errors'),
+    "bus/credentials.py _TOKEN": Bound(65_536, "parts end at dots, which they do not hold"),
+    "bus/dead_letters.py _PLAIN_TOKEN": Bound(65_536, ONE_CLASS),
+    "bus/pull_consumer.py _NUMBER": Bound(65_536, ONE_CLASS),
+    "cli/nats.py _STREAM": Bound(1_000, ONE_CLASS),
+    "settings/secret_values.py _DELIMITER": Bound(131_072, ONE_CLASS),
+    "settings/secret_values.py _LONG_LINE": Bound(1_000_000, "one class between line ends; a credentials file"),
+    "settings/secret_values.py _SECRET_NAME": Bound(10_000, LITERALS),
+    "jina/answer_json.py _HIGH_SURROGATE": Bound(6, "fixed lengths"),
+    "jina/answer_json.py _SURROGATE": Bound(65_536, "fixed lengths; in slices of 64 kB"),
+    "jina/content.py _JOINED_PAIR": Bound(18_000, "a scheme holds no comma, so each comma is tried once"),
+    "jina/egress.py _CONTROL": Bound(16_000, ONE_CLASS),
+    "jina/failures.py _CHANCE": Bound(4_000, "`\\w*` begins behind a literal text that it does not hold"),
+    "jina/failures.py _ERROR_NAME": Bound(4_000, "`\\b` lets a word begin once; `[^()]*` ends at the next bracket"),
+    "jina/failures.py _NOT_THE_CAUSE": Bound(4_000, "`\\b` lets a word begin once, `++` gives nothing back"),
+    "jina/parameters.py _DIGITS": Bound(4_300, ONE_CLASS),
+    "jina/url_policy.py _ASCII_OF_LABEL": Bound(1, ONE_CLASS),
+    "jina/url_policy.py _ENCODED_SCHEME": Bound(16_000, LITERALS),
+    "jina/url_policy.py _FORBIDDEN": Bound(16_000, ONE_CLASS),
+    "jina/url_policy.py _IGNORED": Bound(16_000, ONE_CLASS),
+    "jina/url_policy.py _LAST_IS_NUMBER": Bound(16_000, "`.*\\.` is tried from the last dot back, none stands behind"),
+    "jina/url_policy.py _LINK": Bound(16_000, "only where `](` stands once, so `.*` ends in one place"),
+    "jina/url_policy.py _NUMBER": Bound(16_000, ONCE),
+    "jina/url_policy.py _OTHER_SCHEME": Bound(16_000, ONCE),
+    "jina/url_policy.py _PLACE": Bound(16_000, ONCE),
+    "jina/url_policy.py _READER": Bound(1_024, "`.+\\.` is tried from the last dot back, what follows holds none"),
+    "jina/url_policy.py _SCHEME": Bound(16_000, "each repeat begins with http, which no other part holds"),
+    "jina/url_policy.py _SEARCH": Bound(1_024, "as `_READER`"),
+    "jina/url_policy.py _URL": Bound(16_000, ONCE),
+    "local/dev.py _SUBJECT": Bound(1_000, ONCE),
+    "protocol/subject.py _NO_TEXT": Bound(65_536, ONE_CLASS),
+    "protocol/subject.py _TOKEN": Bound(65_536, ONE_CLASS),
+    "protocol/trace.py _TRACEPARENT": Bound(65_536, "fixed lengths, then the rest"),
+    "kernel/inspection.py _DECORATION": Bound(10_000, "literal texts and one class; of an index's definition"),
+    "settings/dsn.py _FORBIDDEN": Bound(131_072, ONE_CLASS),
+    "settings/dsn.py _HOST": Bound(131_072, ONCE),
+    "settings/libpq.py _FIELD_END": Bound(65_536, LITERALS),
+    "settings/model.py _TOKEN": Bound(None, RUST),
+    "settings/model.py ^[A-Za-z0-9_-]+$": Bound(None, RUST),
+    "settings/model.py ^[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+)*$": Bound(None, RUST),
+    "settings/model.py ^tool\\.\\S+$": Bound(None, RUST),
+    "settings/secrets.py _PARAMETER": Bound(10_000, ONCE),
+    "settings/secrets.py _VARIABLE": Bound(None, RUST),
+    "options.py _UNUSABLE": Bound(16_000, ONE_CLASS),
+    "jina/url_policy.py _LABELS": Bound(10_000, "`\\.` ends each repeat"),
+    "settings/urls.py _NO_NAME": Bound(131_072, ONE_CLASS),
+    "settings/urls.py _URL": Bound(131_072, "each part ends at a character that it does not hold"),
+    "telemetry/logs.py _CREDENTIALS": Bound(100_000, "every repeat begins behind a literal text and is tried once"),
+    "telemetry/logs.py _QUERY": Bound(100_000, ONE_CLASS),
+    "telemetry/logs.py _USER_INFO": Bound(100_000, "the scheme has 21 characters at most, the rest ends at a slash"),
+    "telemetry/printable.py _BREAK": Bound(10_000_000, LITERALS),
+    "telemetry/printable.py _UNSAFE": Bound(10_000_000, ONE_CLASS),
+    "telemetry/encodings.py _HEX": Bound(10_000, ONE_CLASS),
+    "telemetry/encodings.py self.source": Bound(65_536, "repeats of 40 at most; in slices of 64 kB (test_secrets.py)"),
+    "tools/catalogue.py _NOT_BLANK": Bound(None, RUST),
+    "tools/lint.py \\{[^{}]*\\}?": Bound(10_000, ONCE),
+    "tools/pasted_keys.py [^A-Za-z0-9]": Bound(100_000, ONE_CLASS),
+    "tools/pasted_keys.py _KEY_CHUNK": Bound(10_000, "two looks ahead of one class each, from the start only"),
+    "tools/pasted_keys.py PREFIXED_KEY": Bound(100_000, "every repeat begins behind a literal text and is tried once"),
+    "tools/lint.py _SUBJECT": Bound(10_000, "tokens end at dots, which they do not hold"),
+    "tools/lint.py _VARIABLE": Bound(10_000, ONCE),
+    "tools/naming.py _ALLOWED": Bound(10_000, ONCE),
+    "tools/naming.py _WORD_END": Bound(10_000, ONCE),
+    "tools/lenient.py _INTEGER": Bound(262_144, "a repeat of 12 at most"),
+    "tools/lenient.py _NUMBER": Bound(262_144, "repeats of 12 at most"),
+    "tools/tokens.py _WORD": Bound(10_000_000, "its repeat gives nothing back"),
+    "tools/tokens.py _DIGITS": Bound(10_000_000, "a repeat of 3 at most"),
+    "tools/tokens.py _SIGN": Bound(10_000_000, ONCE),
+    "tools/tokens.py _LINE_END": Bound(10_000_000, "its repeat gives nothing back"),
+    "tools/tokens.py _NOT_ASCII": Bound(10_000_000, ONCE),
+    "tools/truncation.py _FENCE": Bound(10_000_000, "its repeats give nothing back and end with their line"),
+    "tools/template.py PLACEHOLDER": Bound(65_536, ONCE),
+}
+# fmt: on
+
+
+def patterns() -> Iterator[str]:
+    """`file name` of every pattern; an unnamed one stands for itself."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        names = _patterns(path.read_text(encoding="utf-8"))
+        yield from (f"{path.relative_to(PACKAGE).as_posix()} {name}" for name in names)
+
+
+def _patterns(source: str) -> Iterator[str]:
+    nodes = list(ast.walk(ast.parse(source)))
+    assigned = {id(node.value): node.targets[0] for node in nodes if isinstance(node, ast.Assign)}
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            yield from _names(node, assigned)
+
+
+def _names(call: ast.Call, assigned: dict[int, ast.expr]) -> Iterator[str]:
+    function = call.func
+    if ast.unparse(function) in FUNCTIONS:
+        yield _name(assigned.get(id(call), call.args[0]))
+    yield from (_name(keyword.value) for keyword in call.keywords if keyword.arg == "pattern")
+
+
+def _name(node: ast.expr) -> str:
+    return str(node.value) if isinstance(node, ast.Constant) else ast.unparse(node)
+
+
+@requirement("loop.answers")
+def test_every_pattern_has_its_line_and_every_line_its_pattern() -> None:
+    assert sorted({*patterns()}) == sorted(TABLE)
+
+
+@requirement("loop.answers")
+def test_a_pattern_is_found_however_it_is_used() -> None:
+    source = 'import re\n_A = re.compile("a")\nre.sub(r"b+", "", x)\nField(pattern="c")\nx.split("d")\n'
+    assert sorted(_patterns(source)) == ["_A", "b+", "c"]
+
+
+NAMED = [where for where, bound in TABLE.items() if bound.chars and re.fullmatch(r"\S+ _[A-Z_]+", where)]
+
+
+@pytest.mark.parametrize("where", NAMED)
+@requirement("loop.answers")
+def test_no_pattern_takes_long_for_the_longest_text_that_it_is_given(where: str) -> None:
+    """Texts that repeat the pattern's own letters and words; not a proof, but what was found was found like this."""
+    file, name = where.split(" ")
+    pattern = getattr(importlib.import_module(f"openapi_tool.{file[:-3].replace('/', '.')}"), name)
+    binary = isinstance(pattern.pattern, bytes)
+    chars = min(TABLE[where].chars or 0, 100_000)
+    ways = [getattr(pattern, way) for way in _ways(file, name)]
+    assert ways
+    for pump in _pumps(pattern.pattern.decode("latin-1") if binary else pattern.pattern):
+        text: Any = (pump * chars)[:chars].encode() if binary else (pump * chars)[:chars]
+        began = time.process_time()
+        for way in ways:
+            way(*([b"" if binary else ""] if way.__name__ == "sub" else []), text)
+        assert time.process_time() - began < 0.5, pump  # a few ms; wide, because coverage and load lengthen it
+
+
+def _ways(file: str, name: str) -> list[str]:
+    """How the module uses its pattern: `sub`, `fullmatch`, …"""
+    text = (PACKAGE / file).read_text(encoding="utf-8")
+    return sorted({way for way in re.findall(rf"\b{name}\.(\w+)", text) if way in WAYS})
+
+
+def _pumps(source: str) -> set[str]:
+    words = {word for word in re.split(r"[^A-Za-z0-9:/_-]+", source) if word}
+    plain = {*words, *(word.lower() for word in words), *"aA0 .:/,'\"?=@[](){}%\\_-<\n"}
+    return plain | {word + mark for word in words for mark in " :(=/.'"} | {"a ", "a.", "a:", "](", "[(", "(a"}

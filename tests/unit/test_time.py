@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.jina.endpoints import ENDPOINTS
+from openapi_tool.jina.upstream_timeouts import MARGIN_S
+from openapi_tool.options import ExecutorOptions, ToolOptions
+from openapi_tool.tools.deadline import TimeLimits
+from tests.requirements import requirement
+
+LIMITS = TimeLimits(ExecutorOptions(), ToolOptions())
+
+
+def left_s(age_s: float, suspend_s: float | None, limits: TimeLimits = LIMITS, timeout_s: float | None = None) -> float:
+    return limits.deadline(age_s, suspend_s, timeout_s).remaining()
+
+
+@pytest.mark.parametrize(
+    ("age_s", "suspend_s", "expected"),
+    [(0, None, 27), (0, 10, 27), (0, 60, 57), (20, 60, 37), (0, 500, 120), (100, 500, 20), (-5, None, 27)],
+)
+@requirement("answer.time")
+def test_a_call_has_what_the_worker_waits_less_the_margin_and_the_age(
+    age_s: float, suspend_s: float | None, expected: float
+) -> None:
+    assert left_s(age_s, suspend_s) == pytest.approx(expected, abs=0.5)
+
+
+@pytest.mark.parametrize(("age_s", "suspend_s"), [(27, None), (28, 10), (57, 60), (120, 500)])
+@requirement("answer.time")
+def test_a_call_that_cannot_end_in_time_has_none_left(age_s: float, suspend_s: float | None) -> None:
+    assert left_s(age_s, suspend_s) == 0
+
+
+# The upstream's own time limit, from what is left of a call.
+
+
+IDLE = {"respondTiming": "resource-idle"}
+
+
+def asked(mode: str, left_s: float, **parameters: Any) -> dict[str, Any]:
+    return dict(ENDPOINTS[mode].timeouts.within(parameters, left_s, patient=True))
+
+
+@requirement("upstream.request")
+@pytest.mark.parametrize(
+    ("mode", "left_s", "given_parameters", "added"),
+    [
+        ("reader", 27, {}, {"timeout": 12}),
+        ("reader", 26.9, {}, {"timeout": 11}),
+        ("reader", 2, {}, {"timeout": 1}),
+        ("reader", 42.9, {}, {"timeout": 19}),
+        ("reader", 43, {}, {"timeout": 20, **IDLE}),
+        ("reader", 1_000, {}, {"timeout": 180, **IDLE}),
+        ("reader", 27, {"engine": "browser"}, {"timeout": 24, **IDLE}),
+        ("reader", 27, {"engine": "auto"}, {"timeout": 12}),
+        ("reader", 63, {"respondWith": "pageshot"}, {"timeout": 30, "respondTiming": "media-idle"}),
+        ("reader", 63, {"withIframe": True}, {"timeout": 30}),
+        ("reader", 63, {"respondTiming": "html"}, {"timeout": 30}),
+        ("reader", 63, {"timeout": 5}, {"timeout": 5}),
+        ("reader", 63, {"timeout": 25}, {"timeout": 25}),
+        ("reader", 13, {"timeout": 25}, {"timeout": 5}),
+        ("search", 27, {}, {"timeout": 24}),
+        ("search", 63, {"respondWith": "markdown"}, {"timeout": 60}),
+        ("search", 63, {"respondWith": "no-content"}, {}),
+    ],
+)
+def test_a_stage_gets_its_share_of_what_is_left(
+    mode: str, left_s: float, given_parameters: dict[str, Any], added: dict[str, Any]
+) -> None:
+    assert asked(mode, left_s, **given_parameters) == given_parameters | added
+
+
+@requirement("upstream.request")
+@given(left_s=st.floats(0, 5_000), engine=st.sampled_from(["auto", "curl"]), own=st.none() | st.integers(1, 180))
+def test_the_upstream_is_done_before_the_call_is(left_s: float, engine: str, own: int | None) -> None:
+    parameters = {"engine": engine} | ({"timeout": own} if own else {})
+    timed = asked("reader", left_s, **parameters)
+    assert 1 <= timed["timeout"] <= 180
+    assert own is None or timed["timeout"] <= own
+    done_s = ENDPOINTS["reader"].timeouts.longest_s(timed)
+    assert done_s is not None
+    assert done_s <= max(left_s, 2 + MARGIN_S)
+
+
+# The server's clock: right whatever the local wall clock says, and whatever single answers say.
+
+
+SERVER_S = 1_800_000_000.0
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Both local clocks, to be moved by hand; the wall clock is 28 s ahead."""
+    clocks = {"monotonic": 1000.0, "time": SERVER_S + 28}
+    for name in ("monotonic", "time"):
+        monkeypatch.setattr(time, name, lambda name=name: clocks[name])
+    return clocks
+
+
+def move(local: dict[str, float], seconds: float) -> None:
+    for name in local:
+        local[name] += seconds
+
+
+@requirement("answer.time")
+def test_before_any_answer_the_local_clock_counts_and_that_is_said_once(
+    local: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ServerClock()
+    assert [clock.time(), clock.time()] == [local["time"]] * 2
+    assert clock.local_offset_s is None
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+@requirement("answer.time")
+def test_the_answer_with_the_shortest_round_trip_counts(local: dict[str, float]) -> None:
+    clock = ServerClock()
+    clock.observe(SERVER_S, 999.99, 1000.01)
+    clock.observe(SERVER_S + 0.5, 1000.0, 1001.4)  # half the round trip was not half of it
+    assert clock.time() == pytest.approx(SERVER_S)
+    move(local, 20)
+    assert clock.time() == pytest.approx(SERVER_S + 20)
+    assert clock.local_offset_s == pytest.approx(28)
+
+
+@requirement("answer.time")
+def test_a_jump_of_the_local_wall_clock_changes_nothing_and_is_logged_once(
+    local: dict[str, float], caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ServerClock()
+    local["time"] = SERVER_S
+    clock.observe(SERVER_S, 1000.0, 1000.0)
+    assert not caplog.records
+    local["time"] += 3600
+    assert clock.time() == pytest.approx(SERVER_S)
+    for _ in range(3):
+        move(local, 1)
+        clock.observe(SERVER_S + local["monotonic"] - 1000, local["monotonic"], local["monotonic"])
+    assert [getattr(record, "action", "") for record in caplog.records] == ["clock.offset"]
+    assert "3600.0 s ahead of that of NATS" in caplog.text
+
+
+@requirement("answer.time")
+def test_an_old_answer_does_not_count_after_half_a_minute(local: dict[str, float]) -> None:
+    clock = ServerClock()
+    clock.observe(SERVER_S, 1000.0, 1000.0)
+    move(local, 31)
+    clock.observe(SERVER_S + 31.02, 1030.9, 1031.0)  # this clock drifts
+    assert clock.time() == pytest.approx(SERVER_S + 31.07)
+
+
+@requirement("answer.time")
+def test_a_monotonic_clock_that_stood_still_is_noticed_with_the_next_answer(local: dict[str, float]) -> None:
+    clock = ServerClock()
+    clock.observe(SERVER_S, 1000.0, 1000.0)
+    move(local, 1)
+    clock.observe(SERVER_S + 600, 1000.9, 1001.0)  # the machine was suspended
+    assert clock.time() == pytest.approx(SERVER_S + 600.05)

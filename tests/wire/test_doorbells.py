@@ -1,0 +1,112 @@
+"""Doorbells that nobody takes for a while, or at all, and doorbells that nobody needs any more."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from nats.js.api import StreamConfig
+from prometheus_client import REGISTRY
+
+from openapi_tool.bootstrap import build_bootstrap
+from openapi_tool.bus import wakeup_publisher
+from openapi_tool.bus.connection import connected
+from openapi_tool.local.caller import STREAM
+from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.report import Wakeup
+from openapi_tool.settings import Settings
+from tests.requirements import requirement
+from tests.wire.test_bus import DSN, server
+from tests.wire.test_intake import until
+from tests.wire.world import World
+
+COMMANDS = "cg.v1r4.*.*.cmd.tool.*.>"
+EVERYTHING = "cg.v1r4.*.*.cmd.*.*.>"
+IMPATIENT: dict[str, Any] = {"worker_timeout_s": 3, "commit_margin_s": 0.5, "requeue_delay_s": 0.05}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wakeup_publisher, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(wakeup_publisher, "_PATIENCE_S", 0.2)
+
+
+async def take(world: World, subjects: str) -> None:
+    """Let the stream take these subjects only."""
+    jetstream = world.caller.client.jetstream()
+    await jetstream.update_stream(StreamConfig(name=STREAM, subjects=[subjects], max_age=24 * 3600))
+
+
+async def rung(world: World) -> int:
+    info = await world.caller.client.jetstream().stream_info(STREAM, subjects_filter="cg.v1r4.*.*.cmd.agent.*.wakeup")
+    return sum((info.state.subjects or {}).values())
+
+
+def missed() -> float:
+    return REGISTRY.get_sample_value("openapi_tool_doorbells_missed_total") or 0.0
+
+
+def settings(world: World) -> dict[str, Any]:
+    return {"nats": {"servers": world.stack.nats.url, "ack_wait_s": 0.5}, "executor": IMPATIENT}
+
+
+@requirement("answer.doorbell")
+async def test_a_stream_that_takes_no_doorbell_for_a_while_gets_it_later(
+    idle_world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, before = idle_world, missed()
+    caplog.set_level(logging.DEBUG, "openapi_tool")
+    await take(world, COMMANDS)
+    async with world.executor(**settings(world)):
+        call = await world.place()
+        await world.caller.publish(call)
+        await until(lambda: "command.requeued" in [getattr(record, "action", "") for record in caplog.records])
+        await take(world, EVERYTHING)
+        outcome = await world.outcome(call)
+    assert await rung(world) == 1
+    assert outcome.deliveries > 1
+    assert len(outcome.upstream_requests) == 1
+    assert missed() == before
+
+
+@requirement("answer.doorbell")
+async def test_that_nobody_answers_is_an_outage_and_no_refusal(stack: EmbeddedStack) -> None:
+    """While a stream elects a leader its subjects have no responders: 29 of 500 doorbells were given up then."""
+    with server(stack, "") as nats_server:
+        bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": nats_server.url}), {})
+        async with connected(bootstrap.bus) as client:
+            with pytest.raises(Unavailable, match="NoStreamResponseError"):
+                await wakeup_publisher.WakeupPublisher(client).publish(
+                    Wakeup("cg.v1r4.proj.public.cmd.agent.worker.wakeup", {}, b"{}")
+                )
+
+
+@requirement("answer.doorbell")
+async def test_once_nobody_waits_a_doorbell_is_left_to_the_scan_logged_and_counted(
+    idle_world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, before = idle_world, missed()
+    await take(world, COMMANDS)
+    async with world.executor(**settings(world)):
+        outcome = await world.send(await world.place())
+    await take(world, EVERYTHING)
+    assert outcome.answer.inbox_row["payload"]["status"] == "success"
+    assert len(outcome.upstream_requests) == 1
+    assert missed() == before + 1
+    found = [record for record in caplog.records if getattr(record, "action", "") == "doorbell.missed"]
+    assert [record.levelno for record in found] == [logging.ERROR]
+
+
+@pytest.mark.parametrize(("status", "doorbells"), [("pending", 2), ("deferred", 2), ("consumed", 1), ("processing", 1)])
+@requirement("answer.doorbell")
+async def test_a_repeat_rings_only_while_the_row_is_unclaimed(world: World, status: str, doorbells: int) -> None:
+    """A durable that was made again repeats a day of commands; each rang its worker."""
+    call = await world.place()
+    await world.send(call)
+    await world.caller.database.execute(
+        "update state.agent_inbox set status = $1 where inbox_id like 'inbox_%'", status
+    )
+    await world.send(call)
+    assert await rung(world) == doorbells

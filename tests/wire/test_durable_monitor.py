@@ -1,0 +1,383 @@
+"""What is noticed of connection and durable within seconds, and what is put back."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import nats
+import pytest
+from nats.js import JetStreamContext
+
+from openapi_tool.bootstrap import build_bootstrap
+from openapi_tool.bus import durable_monitor
+from openapi_tool.bus.client import BusClient
+from openapi_tool.bus.connection import connected
+from openapi_tool.bus.durable_monitor import DurableMonitor
+from openapi_tool.bus.durable_state import _has_quorum
+from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.bus.session_key_store import ensure_bucket
+from openapi_tool.bus.streams import Durable, DurableOptions, ensure_durable
+from openapi_tool.local.nats_server import NatsServer
+from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.settings import Settings
+from openapi_tool.telemetry.health import CONSUMER, NATS, Health
+from tests.chaos.profiles import until_led
+from tests.chaos.servers import NatsCluster
+from tests.requirements import requirement
+from tests.wire.test_bus import DSN, server
+from tests.wire.test_intake import until
+from tests.wire.test_storage import makes_commands
+
+REACTION_S = 6.0
+
+
+@dataclass
+class FakeConsumer:
+    """Notes what it is told."""
+
+    durable: Durable | None
+    silence_s: float = 0.0
+    trouble: str = ""
+    told: list[str] = field(default_factory=list)
+    ack_wait_s: float = 0.0
+
+    def renew_pull(self) -> None:
+        self.told.append("renew")
+
+    def prepare_again(self, reason: str) -> None:
+        self.told.append(f"prepare again: {reason}")
+
+    def follow_ack_wait(self, seconds: float) -> None:
+        self.ack_wait_s = seconds
+
+
+@dataclass
+class Watched:
+    server: NatsServer
+    client: BusClient
+    admin: JetStreamContext
+    options: DurableOptions
+    durable: Durable
+    consumer: FakeConsumer
+    health: Health
+    monitor: DurableMonitor
+
+    async def info(self) -> Any:
+        return await self.admin.consumer_info(self.durable.stream, self.durable.name)
+
+    async def change(self, **changes: Any) -> None:
+        config = (await self.info()).config
+        await self.admin.add_consumer(self.durable.stream, config.evolve(**changes, name=self.durable.name))
+
+    async def pause(self) -> None:
+        until_then = (datetime.now(UTC) + timedelta(seconds=60)).isoformat()
+        await self.admin.pause_consumer(self.durable.stream, self.durable.name, until_then)
+
+    def reason(self, part: str = CONSUMER) -> str:
+        found = self.health.dependencies[part]
+        assert found.ok == (not found.reason)
+        return found.reason
+
+
+@pytest.fixture
+async def watched(stack: EmbeddedStack) -> AsyncIterator[Watched]:
+    async with _watched(stack) as found:
+        yield found
+
+
+@asynccontextmanager
+async def _watched(stack: EmbeddedStack) -> AsyncIterator[Watched]:
+    with server(stack, "") as nats_server:
+        bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": nats_server.url}), {})
+        admin = await nats.connect(nats_server.url)
+        async with connected(bootstrap.bus) as client:
+            durable, health = await ensure_durable(client, bootstrap.durable), Health()
+            consumer = FakeConsumer(durable)
+            monitor = DurableMonitor(client, bootstrap.durable, consumer, ServerClock(), health)
+            await monitor.check()
+            consumer.told.clear()
+            yield Watched(nats_server, client, admin.jetstream(), bootstrap.durable, durable, consumer, health, monitor)
+        await admin.close()
+
+
+@requirement("nats.watched")
+async def test_a_durable_as_it_should_be_is_ready_and_tells_the_servers_time(watched: Watched) -> None:
+    assert (watched.reason(NATS), watched.reason()) == ("", "")
+    assert watched.health.clock_offset_s == pytest.approx(0, abs=1)
+    assert watched.consumer.ack_wait_s == watched.options.ack_wait_s
+
+
+@requirement("nats.watched", "chart.runs")
+async def test_a_start_is_not_held_up_by_the_monitor(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readiness waited for the next look, a second later, although the durable was prepared within milliseconds."""
+    pauses: list[float] = []
+
+    async def prepared_meanwhile(delay_s: float) -> None:
+        pauses.append(delay_s)
+        watched.consumer.durable = watched.durable
+        if len(pauses) == 2:
+            raise asyncio.CancelledError
+
+    watched.consumer.durable = None
+    monkeypatch.setattr("openapi_tool.bus.durable_monitor.asyncio.sleep", prepared_meanwhile)
+    with pytest.raises(asyncio.CancelledError):
+        await watched.monitor.run()
+    assert pauses[0] <= 0.1
+    assert watched.reason() == ""
+
+
+@pytest.mark.parametrize(
+    "changed", [{"max_deliver": 3}, {"filter_subject": "cg.v1r4.*.*.cmd.tool.other.>"}], ids=["max_deliver", "filter"]
+)
+@requirement("nats.watched")
+async def test_what_calls_are_lost_without_is_put_back(watched: Watched, changed: dict[str, Any]) -> None:
+    await watched.change(**changed)
+    await watched.monitor.check()
+    config = (await watched.info()).config
+    assert (config.max_deliver, config.filter_subject) == (-1, watched.options.filter_subject)
+    assert ("the wrong filter" in watched.reason()) == ("filter_subject" in changed)
+    await watched.monitor.check()
+    assert watched.reason() == ""
+
+
+@requirement("nats.watched")
+async def test_a_durable_whose_filter_was_wrong_delivers_again_what_it_may_have_passed_over(watched: Watched) -> None:
+    """42 of 757 calls were lost in four changes of the filter, each put back within a second."""
+    await settle(watched, 5, 2)
+    await watched.monitor.check()
+    await settle(watched, 0, 3)
+    await watched.change(filter_subject="cg.v1r4.*.*.cmd.tool.other.>")
+    await watched.monitor.check()
+    assert (await watched.info()).num_pending == 3
+
+
+@requirement("nats.watched")
+async def test_a_server_that_cannot_go_back_says_where_the_commands_are(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def unknown(*_: Any) -> None:
+        raise nats.errors.NoRespondersError  # before nats-server 2.14
+
+    monkeypatch.setattr(durable_monitor, "reset_durable", unknown)
+    await watched.change(filter_subject="cg.v1r4.*.*.cmd.tool.other.>")
+    await watched.monitor.check()
+    assert "deadletters list --abandoned" in caplog.text
+    assert (await watched.info()).config.filter_subject == watched.options.filter_subject
+
+
+@requirement("nats.watched")
+async def test_what_another_replica_may_have_set_is_followed_and_said_once(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    await watched.change(ack_wait=1.0, max_ack_pending=77)
+    for _ in range(3):
+        await watched.monitor.check()
+    config = (await watched.info()).config
+    assert (config.ack_wait, config.max_ack_pending, watched.consumer.ack_wait_s) == (1.0, 77, 1.0)
+    assert [getattr(record, "action", "") for record in caplog.records].count("durable.differs") == 1
+    assert watched.reason() == ""
+
+
+@requirement("intake")
+async def test_a_durable_that_delivers_nothing_more_is_warned_of_once_a_minute(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    await watched.change(max_ack_pending=2)
+    for _ in range(2):
+        await watched.client.jetstream().publish("cg.v1r4.proj.public.cmd.tool.jina.search", b"{}")
+    pull = await watched.admin.pull_subscribe_bind(watched.durable.name, watched.durable.stream)
+    await pull.fetch(2)
+    await watched.monitor.check()
+    assert "nats.max_ack_pending" not in caplog.text  # nobody waits behind these
+    await watched.client.jetstream().publish("cg.v1r4.other.public.cmd.tool.jina.search", b"{}")
+    for _ in range(3):
+        await watched.monitor.check()
+    assert [getattr(record, "action", "") for record in caplog.records].count("durable.full") == 1
+
+
+@requirement("nats.watched")
+async def test_settings_that_somebody_insists_on_are_put_back_once_a_minute(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[float] = []
+
+    async def refused(*_: Any) -> None:
+        tried.append(time.monotonic())
+
+    monkeypatch.setattr(durable_monitor, "restore_settings", refused)
+    await watched.change(max_deliver=3)
+    for _ in range(4):
+        await watched.monitor.check()
+    assert len(tried) == 1
+    monkeypatch.setattr(durable_monitor, "_ACT_AGAIN_S", 0.0)
+    await watched.monitor.check()
+    assert len(tried) == 2
+
+
+@requirement("nats.watched")
+async def test_a_paused_durable_is_not_ready_and_never_resumed(watched: Watched) -> None:
+    await watched.pause()
+    await watched.change(max_deliver=3)
+    await watched.monitor.check()
+    assert "paused until" in watched.reason()
+    await ensure_durable(watched.client, watched.options)
+    await watched.monitor.check()
+    assert "paused until" in watched.reason()
+    assert (await watched.info()).config.max_deliver == -1
+
+
+@requirement("nats.watched")
+async def test_a_durable_that_was_deleted_is_prepared_again(watched: Watched) -> None:
+    await watched.admin.delete_consumer(watched.durable.stream, watched.durable.name)
+    await watched.monitor.check()
+    assert "is missing" in watched.reason()
+    assert [told.partition(":")[0] for told in watched.consumer.told] == ["prepare again"]
+    await ensure_durable(watched.client, watched.options)
+    await watched.monitor.check()
+    assert (watched.reason(), watched.consumer.told[-1]) == ("", "renew")
+
+
+async def settle(watched: Watched, commands: int, settled: int) -> None:
+    """Send commands, and settle the first ones."""
+    for number in range(commands):
+        await watched.admin.publish(f"cg.v1r4.p.c.cmd.tool.jina.{number}", b"{}")
+    pull = await watched.admin.pull_subscribe_bind(watched.durable.name, watched.durable.stream)
+    for message in await pull.fetch(settled, timeout=5):
+        await message.ack_sync()
+    await pull.unsubscribe()
+
+
+async def pending_after_deletion(watched: Watched) -> int:
+    """What a durable that is made again will deliver."""
+    await ensure_bucket(watched.client)
+    await watched.monitor.check()
+    await watched.admin.delete_consumer(watched.durable.stream, watched.durable.name)
+    await ensure_durable(watched.client, watched.options)
+    return int((await watched.info()).num_pending)
+
+
+@requirement("nats.watched")
+async def test_a_durable_that_is_made_again_goes_on_where_the_old_one_ended(watched: Watched) -> None:
+    """It began with the first command of the day: 20,000 were repeated."""
+    await settle(watched, 5, 3)
+    assert await pending_after_deletion(watched) == 2
+
+
+@requirement("nats.watched")
+async def test_in_a_stream_that_was_made_again_a_durable_begins_with_the_first_command(watched: Watched) -> None:
+    await settle(watched, 5, 3)
+    await pending_after_deletion(watched)
+    config = (await watched.admin.stream_info(watched.durable.stream)).config
+    await watched.admin.delete_stream(watched.durable.stream)
+    await watched.admin.add_stream(config)
+    await ensure_durable(watched.client, watched.options)
+    await settle(watched, 5, 1)
+    assert (await watched.info()).num_pending == 4
+
+
+@requirement("nats.watched")
+async def test_a_floor_of_another_filter_does_not_count(watched: Watched) -> None:
+    await settle(watched, 5, 3)
+    await pending_after_deletion(watched)
+    await watched.admin.delete_consumer(watched.durable.stream, watched.durable.name)
+    await ensure_durable(watched.client, replace(watched.options, filter_subject="cg.v1r4.p.*.cmd.tool.jina.>"))
+    assert (await watched.info()).num_pending == 5
+
+
+@pytest.mark.parametrize("kept", [b"", b"[]", b"{broken", b'{"stream": "x"}'])
+@requirement("nats.watched")
+async def test_a_floor_that_nobody_can_read_counts_as_none(watched: Watched, kept: bytes) -> None:
+    await (await ensure_bucket(watched.client)).put(f"floor.{watched.durable.name}", kept)
+    await settle(watched, 5, 3)
+    assert await pending_after_deletion(watched) == 2
+
+
+@requirement("nats.watched")
+async def test_a_floor_that_cannot_be_kept_is_tried_again_later(watched: Watched) -> None:
+    await settle(watched, 5, 3)
+    await watched.monitor.check()  # there is no bucket
+    assert watched.reason() == ""
+
+
+@requirement("nats.watched")
+async def test_a_leader_without_a_majority_is_not_ready_although_it_answers(stack: EmbeddedStack) -> None:
+    """For ten seconds and more it answered as if nothing were wrong, while nothing could be delivered or stored."""
+    cluster = NatsCluster(stack)
+    await cluster.start()
+    try:
+        await until_led(cluster.urls, makes_commands)
+        bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": ",".join(cluster.urls)}), {})
+        async with connected(bootstrap.bus) as client:
+            durable = await ensure_durable(client, bootstrap.durable)
+            info = await client.jetstream().consumer_info(durable.stream, durable.name)
+        assert info.cluster is not None
+        leader = str(info.cluster.leader)
+        bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": cluster.nodes[leader].url}), {})
+        async with connected(bootstrap.bus) as client:
+            health = Health()
+            monitor = DurableMonitor(client, bootstrap.durable, FakeConsumer(durable), ServerClock(), health)
+            await monitor.check()
+            assert health.dependencies[CONSUMER].reason == ""
+            followers = [node for name, node in cluster.nodes.items() if name != leader]
+            await asyncio.gather(*(asyncio.to_thread(node.stop) for node in followers))
+            async with asyncio.timeout(REACTION_S):
+                while not health.dependencies[CONSUMER].reason:
+                    await monitor.check()
+            assert (
+                health.dependencies[CONSUMER].reason == "the durable has no quorum: most of its servers are unavailable"
+            )
+    finally:
+        await asyncio.gather(*(asyncio.to_thread(node.stop) for node in cluster.nodes.values()))
+
+
+@pytest.mark.parametrize(
+    ("followers", "quorum"),
+    [
+        ([], True),
+        ([{"active": 10**9}, {"active": 10**9}], True),
+        ([{"active": 10**9}, {"active": 5 * 10**9}], True),
+        ([{"active": 5 * 10**9}, {"active": 5 * 10**9}], False),
+        ([{"active": 0, "offline": True}], False),
+        ([{"active": 0, "offline": True}] * 2 + [{"active": 0}] * 2, True),
+    ],
+)
+@requirement("nats.watched")
+def test_a_majority_is_of_those_heard_from_lately(followers: list[dict[str, Any]], quorum: bool) -> None:  # noqa: FBT001
+    assert _has_quorum(followers) == quorum
+
+
+@requirement("nats.watched")
+async def test_a_pull_that_nobody_answers_is_not_ready(watched: Watched) -> None:
+    watched.consumer.silence_s = 16
+    await watched.monitor.check()
+    assert "does not answer the pull request" in watched.reason()
+
+
+@requirement("nats.watched")
+async def test_a_server_that_says_nothing_is_noticed_and_connected_to_again(watched: Watched) -> None:
+    """A connection that is half open looks like a quiet one; TCP alone notices after many minutes."""
+    process = watched.server.process
+    assert process is not None
+    running = asyncio.create_task(watched.monitor.run())
+    process.signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        await until(lambda: watched.reason(NATS))
+        assert time.monotonic() - began < REACTION_S
+        await until(lambda: not watched.client.is_connected)
+    finally:
+        process.signal(signal.SIGCONT)
+    began = time.monotonic()
+    await until(lambda: not watched.reason(NATS) and not watched.reason())
+    assert time.monotonic() - began < REACTION_S
+    assert watched.client.stats["reconnects"] == 1
+    assert "renew" in watched.consumer.told
+    running.cancel()
+    await asyncio.wait([running])

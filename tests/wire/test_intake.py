@@ -1,0 +1,456 @@
+"""What is fetched while calls cannot be finished: over a real NATS server, and with a database that refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.errors import BucketNotFoundError, NoKeysError, NotFoundError
+
+from openapi_tool.bootstrap import build_bootstrap
+from openapi_tool.bus import pull_consumer as pull_module
+from openapi_tool.bus.client import INBOX, BusClient
+from openapi_tool.bus.connection import connected
+from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
+from openapi_tool.bus.dead_letters import DeadLetters
+from openapi_tool.bus.held import FetchMode
+from openapi_tool.bus.pull_consumer import PullConsumer
+from openapi_tool.bus.streams import DurableOptions
+from openapi_tool.local.caller import STREAM
+from openapi_tool.local.server import free_port
+from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.options import ExecutorOptions
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.settlement import Acknowledge, Settlement
+from openapi_tool.settings import Settings
+from openapi_tool.telemetry.redact import Redactor
+from tests.conftest import StartExecutor
+from tests.requirements import requirement
+from tests.wire.test_bus import DSN, server
+from tests.wire.world import DURABLE, World
+
+OPTIONS = DurableOptions("v1r4", DURABLE, "cg.v1r4.*.*.cmd.tool.jina.>", 6.0, 1_000)
+SUBJECT = "cg.v1r4.proj.public.cmd.tool.jina.search"
+OTHERS = "cg.v1r4.others.public.cmd.tool.jina.search"
+WITHIN_S = 10.0
+
+
+class Bench:
+    """A consumer whose intake a test sets, and what it handled; `go_on` lets handlers end."""
+
+    def __init__(self, world: World, client: BusClient, intake: FetchMode) -> None:
+        self.world = world
+        self.intake: Callable[[], FetchMode] = lambda: intake
+        self.handled: list[Delivery] = []
+        self.go_on = asyncio.Event()
+        letters = DeadLetters(client, Redactor(), 1)
+        options = ConsumerOptions(OPTIONS, ExecutorOptions(concurrency=8), 60.0)
+        self.consumer = CommandConsumer(client, options, letters, self._handle, self._intake)
+
+    def _intake(self) -> FetchMode:
+        return self.intake()
+
+    async def _handle(self, delivery: Delivery) -> Settlement:
+        self.handled.append(delivery)
+        await self.go_on.wait()
+        return Acknowledge()
+
+    def set(self, intake: FetchMode) -> None:
+        self.intake = lambda: intake
+        self.consumer.wake()
+
+    async def publish(self, count: int, subject: str = SUBJECT) -> None:
+        for _ in range(count):
+            await self.world.caller.client.jetstream().publish(subject, b"{}")
+
+    async def info(self, condition: Callable[[Any], bool]) -> Any:
+        """The durable once it is as said. Raises TimeoutError."""
+        async with asyncio.timeout(WITHIN_S):
+            while True:
+                try:
+                    info = await self.world.caller.client.jetstream().consumer_info(STREAM, DURABLE)
+                except NotFoundError:  # the consumer has not got so far
+                    continue
+                if condition(info):
+                    return info
+
+
+@asynccontextmanager
+async def running(world: World, intake: FetchMode) -> AsyncIterator[Bench]:
+    bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": world.stack.nats.url}), {})
+    async with connected(bootstrap.bus) as client:
+        bench = Bench(world, client, intake)
+        bench.consumer.start()
+        yield bench
+        bench.go_on.set()
+        await bench.consumer.stop(1.0)
+
+
+@requirement("outage")
+async def test_while_nothing_may_be_fetched_no_request_is_open_and_nothing_is_delivered(idle_world: World) -> None:
+    async with running(idle_world, FetchMode.FREE) as bench:
+        await bench.info(lambda info: info.num_waiting == 1)
+        bench.set(FetchMode.NONE)
+        await bench.info(lambda info: info.num_waiting == 0)
+        await bench.publish(3)
+        info = await bench.info(lambda info: info.num_pending == 3)
+        assert (info.delivered.consumer_seq, info.num_waiting, bench.handled) == (0, 0, [])
+        bench.go_on.set()
+        bench.set(FetchMode.FREE)
+        info = await bench.info(lambda info: info.ack_floor.consumer_seq == 3)
+        assert info.delivered.consumer_seq == 3
+        assert [delivery.attempt for delivery in bench.handled] == [1, 1, 1]
+
+
+@requirement("outage")
+async def test_what_was_on_its_way_is_given_back_at_once_and_needs_no_lease(idle_world: World) -> None:
+    async with running(idle_world, FetchMode.NONE) as bench:
+        await bench.info(lambda _: True)
+        await bench.publish(6)
+        stopped = False
+
+        def until_the_first() -> FetchMode:
+            nonlocal stopped
+            stopped = stopped or bool(bench.consumer.running)
+            return FetchMode.NONE if stopped else FetchMode.FREE
+
+        bench.intake = until_the_first
+        bench.consumer.wake()
+        await bench.info(lambda info: info.delivered.stream_seq == 6 and info.num_waiting == 0)
+        assert len(bench.handled) == 1
+        bench.go_on.set()
+        bench.set(FetchMode.FREE)
+        await bench.info(lambda info: info.ack_floor.stream_seq == 6)
+        assert [delivery.attempt for delivery in bench.handled] == [1] * 6
+    with pytest.raises((NoKeysError, BucketNotFoundError)):
+        await (await idle_world.caller.client.jetstream().key_value("openapi_tool_leases")).keys()
+
+
+@requirement("intake")
+async def test_a_command_behind_the_backlog_of_another_project_runs_next(idle_world: World) -> None:
+    async with running(idle_world, FetchMode.FREE) as bench:
+        await bench.info(lambda info: info.num_waiting == 1)
+        await bench.publish(700)
+        await bench.info(lambda info: info.delivered.consumer_seq >= 700)
+        await bench.publish(1, OTHERS)
+        await bench.info(lambda info: info.delivered.stream_seq == 701)
+        running_before = len(bench.handled)
+        bench.go_on.set()
+        info = await bench.info(lambda info: info.ack_floor.stream_seq == 701)
+        assert OTHERS in {delivery.subject for delivery in bench.handled[: running_before + 2]}
+        assert len(bench.handled) == 701
+        assert info.delivered.consumer_seq < 701 * 2  # what went back came again about once
+
+
+@requirement("intake")
+async def test_an_executor_whose_slots_are_busy_takes_nothing_from_one_with_free_slots(idle_world: World) -> None:
+    async with running(idle_world, FetchMode.FREE) as busy:
+        await busy.info(lambda info: info.num_waiting == 1)
+        await busy.publish(8)
+        await busy.info(lambda _: len(busy.handled) == 8)
+        async with running(idle_world, FetchMode.FREE) as free:
+            await free.info(lambda info: info.num_waiting == 1)
+            for _ in range(5):
+                await free.publish(1)
+                await asyncio.sleep(0.1)  # longer than a look takes
+            await free.info(lambda _: len(free.handled) == 5)
+            assert len(busy.handled) == 8
+            free.go_on.set()
+        busy.go_on.set()
+
+
+@requirement("breaker")
+async def test_probes_are_fetched_one_after_the_other(idle_world: World) -> None:
+    async with running(idle_world, FetchMode.PROBE) as bench:
+        await bench.info(lambda info: info.num_waiting == 1)
+        await bench.publish(4)
+        await bench.info(lambda info: info.delivered.consumer_seq == 1 and info.num_waiting == 0)
+        assert len(bench.handled) == 1
+        bench.go_on.set()
+        await bench.info(lambda info: info.ack_floor.consumer_seq == 4)
+        assert len(bench.handled) == 4
+
+
+NO_SPACE = """
+create function public.no_space() returns trigger language plpgsql as $$ begin
+  if current_user = 'openapi_tool' then
+    raise exception 'could not extend file' using errcode = '53100';
+  end if;
+  return new;
+end $$;
+create trigger no_space before insert on cards for each row execute function public.no_space()
+"""
+
+
+@pytest.mark.parametrize(
+    ("mishap", "mend", "says"),
+    [
+        (NO_SPACE, "drop function public.no_space() cascade", "DiskFullError: could not extend file"),
+        (
+            "alter table state.execution_edges rename column metadata to meta",
+            "alter table state.execution_edges rename column meta to metadata",
+            'column "metadata" of relation "execution_edges" does not exist',
+        ),
+    ],
+    ids=["disk full", "column renamed"],
+)
+@requirement("breaker", "postgres.failures", "health")
+async def test_while_commits_fail_nothing_is_fetched_readiness_says_why_and_afterwards_all_is_answered(
+    idle_world: World, start_executor: StartExecutor, mishap: str, mend: str, says: str
+) -> None:
+    world, port = idle_world, free_port()
+    executor = start_executor(
+        {"OPENAPI_TOOL__HEALTH__PORT": str(port), "OPENAPI_TOOL__HEALTH__CHECK_INTERVAL_S": "0.1"}
+    )
+    await readiness(port, lambda shown: shown["ready"])
+    await world.caller.database.execute(mishap)
+    first = await world.place()
+    await world.caller.publish(first)
+    shown = await readiness(port, lambda shown: not shown["ready"])
+    assert says in shown["dependencies"]["postgres"]["reason"]
+    assert shown["dependencies"]["postgres"]["since"] <= time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+    jetstream = world.caller.client.jetstream()
+    async with asyncio.timeout(WITHIN_S):
+        while (await jetstream.consumer_info(STREAM, DURABLE)).num_waiting:
+            pass
+    others = [await world.place() for _ in range(5)]
+    for call in others:
+        await world.caller.publish(call)
+    info = await jetstream.consumer_info(STREAM, DURABLE)
+    assert (info.num_pending, info.num_waiting) == (5, 0)
+    assert len(await asyncio.to_thread(world.stack.upstream.requests)) == 1
+    await world.caller.database.execute(mend)
+    for call in (first, *others):
+        assert (await world.caller.answer(call, WITHIN_S)).card["content"]["status"] == "success"
+    await readiness(port, lambda shown: shown["ready"])
+    assert len(await asyncio.to_thread(world.stack.upstream.requests)) == 6
+    assert executor.log_text().count("postgres is unavailable") == 1
+
+
+async def readiness(port: int, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The body of /readyz once it is as said. Raises TimeoutError."""
+    async with asyncio.timeout(WITHIN_S), ClientSession() as session:
+        while True:
+            async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
+                shown: dict[str, Any] = await answer.json()
+            if condition(shown):
+                return shown
+            await asyncio.sleep(0.02)
+
+
+@requirement("breaker")
+async def test_a_call_whose_rows_are_refused_stops_nobody(idle_world: World) -> None:
+    world = idle_world
+    poisoned = await world.place()
+    await world.caller.database.execute(
+        "create function public.poison() returns trigger language plpgsql as $$ begin "
+        f"if new.tool_call_id = '{poisoned.tool_call_id}' then "
+        "raise exception 'no such value' using errcode = '22P02'; end if; return new; end $$; "
+        "create trigger poison before insert on cards for each row execute function public.poison()"
+    )
+    async with world.executor(executor={"max_lost_runs": 2, "requeue_delay_s": 0.02}) as consumer:
+        await world.caller.publish(poisoned)
+        calls = [await world.place() for _ in range(10)]
+        for call in calls:
+            await world.caller.publish(call)
+            assert consumer._mode() is FetchMode.FREE  # noqa: SLF001 - nobody else is told
+        outcomes = [await world.outcome(call) for call in calls]
+    assert {outcome.content["status"] for outcome in outcomes} == {"success"}
+    assert [letter["reason"] for letter in outcomes[-1].dead_letters] == ["defect"]
+    assert outcomes[-1].deliveries == 10 + 3
+
+
+@requirement("breaker")
+async def test_a_call_whose_commit_is_cancelled_again_and_again_stops_nobody(idle_world: World) -> None:
+    """Somebody else locks its rows: nothing was fetched for as long as its result waited, up to a minute."""
+    world = idle_world
+    slow = await world.place()
+    await world.caller.database.execute(
+        "create function public.slow() returns trigger language plpgsql as $$ begin "
+        f"if new.tool_call_id = '{slow.tool_call_id}' then "
+        "raise exception 'canceling statement due to statement timeout' using errcode = '57014'; end if; "
+        "return new; end $$; "
+        "create trigger slow before insert on cards for each row execute function public.slow()"
+    )
+    async with world.executor(executor={"commit_retry_timeout_s": 30.0}) as consumer:
+        await world.caller.publish(slow)
+        assert len(await asyncio.to_thread(world.stack.upstream.requests, 1)) == 1
+        await asyncio.sleep(0.5)  # it fails, and is tried again
+        for _ in range(5):
+            call = await world.place()
+            await world.caller.publish(call)
+            assert (await world.caller.answer(call, 3.0)).card["content"]["status"] == "success"
+            assert consumer._mode() is FetchMode.FREE  # noqa: SLF001 - nobody else is told
+            await asyncio.sleep(0.2)
+        await world.caller.database.execute("drop function public.slow() cascade")
+        assert (await world.caller.answer(slow, WITHIN_S)).card["content"]["status"] == "success"
+    assert len(await asyncio.to_thread(world.stack.upstream.requests)) == 6
+
+
+# The standing pull: however often it is renewed, no more is fetched than there is room for.
+
+
+STREAM_PULL, DURABLE_PULL, ROOM = "work", "puller", 4
+
+
+class Pulling:
+    """A pull that has room for four messages and settles none of them."""
+
+    def __init__(self, client: BusClient) -> None:
+        self.client = client
+        self.received: list[Msg] = []
+        self.pull = PullConsumer(client, STREAM_PULL, DURABLE_PULL, self.room, self.receive)
+
+    def room(self) -> int:
+        return max(0, ROOM - len(self.received))
+
+    def receive(self, message: Msg) -> bool:
+        self.received.append(message)
+        return True
+
+    @property
+    def jetstream(self) -> JetStreamContext:
+        return self.client.jetstream()
+
+    async def fetched_of(self, messages: int) -> int:
+        """How many of so many messages are fetched, once the server has nothing more to send."""
+        for _ in range(messages):
+            await self.jetstream.publish(STREAM_PULL)
+        await until(lambda: len(self.received) >= ROOM)
+        await self.waiting(0)
+        await self.client.flush()
+        return len(self.received)
+
+    async def renewed(self) -> None:
+        """Renew, and wait until that is done."""
+        pull, inbox = self.pull, self.pull._inbox  # noqa: SLF001 - the server is told of it, nobody else
+        pull.renew()
+        await until(lambda: pull._inbox != inbox and pull._asked == ROOM)  # noqa: SLF001 - the same
+
+    async def reconnected(self) -> None:
+        """Reconnect, and wait until that is done."""
+        before = self.client.stats["reconnects"]
+        await self.client.force_reconnect()
+        await until(lambda: self.client.stats["reconnects"] > before)
+        self.pull.wake()
+        await self.waiting(1)
+
+    async def waiting(self, requests: int) -> None:
+        """Until the server knows of so many open requests. Raises TimeoutError."""
+        async with asyncio.timeout(10):
+            while (await self.jetstream.consumer_info(STREAM_PULL, DURABLE_PULL)).num_waiting != requests:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def pulling(stack: EmbeddedStack) -> AsyncIterator[Pulling]:
+    with server(stack, "") as nats_server:
+        bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": nats_server.url}), {})
+        async with connected(bootstrap.bus) as client:
+            jetstream = client.jetstream()
+            await jetstream.add_stream(name=STREAM_PULL, subjects=[STREAM_PULL])
+            durable = ConsumerConfig(durable_name=DURABLE_PULL, ack_policy=AckPolicy.EXPLICIT, max_ack_pending=1000)
+            await jetstream.add_consumer(STREAM_PULL, durable)
+            found = Pulling(client)
+            task = asyncio.create_task(found.pull.run())
+            await found.waiting(1)
+            yield found
+            task.cancel()
+            await asyncio.wait([task])
+
+
+@requirement("run.concurrency")
+async def test_a_doorbell_tells_nothing_of_the_inbox_of_the_pull(stack: EmbeddedStack) -> None:
+    async with pulling(stack) as found:
+        told: list[Msg] = []
+
+        async def hear(message: Msg) -> None:
+            told.append(message)
+
+        await found.client.subscribe(STREAM_PULL, cb=hear)
+        for _ in range(2):
+            await found.jetstream.publish(STREAM_PULL)
+        await until(lambda: len(told) == 2)
+        prefix, first, second = INBOX.count(".") + 1, told[0].reply.split("."), told[1].reply.split(".")
+        inbox = found.pull._inbox.split(".")  # noqa: SLF001 - nobody else knows it
+        assert inbox[:prefix] == first[:prefix]
+        for token in (*first[prefix:], *second[prefix:]):
+            assert token[:8] != inbox[prefix][:8]
+        assert first[-1][:8] != second[-1][:8]
+
+
+@requirement("run.concurrency")
+async def test_a_pull_that_is_renewed_leaves_one_request_open(stack: EmbeddedStack) -> None:
+    async with pulling(stack) as found:
+        for _ in range(3):
+            await found.renewed()
+        assert await found.fetched_of(6 * ROOM) == ROOM
+
+
+@requirement("run.concurrency")
+async def test_a_request_from_before_a_reconnect_is_not_open_beside_the_new_one(stack: EmbeddedStack) -> None:
+    async with pulling(stack) as found:
+        for _ in range(3):
+            await found.reconnected()
+        assert await found.fetched_of(6 * ROOM) == ROOM
+
+
+@requirement("run.concurrency")
+async def test_silence_lasts_however_often_the_server_is_asked(
+    stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked again after 13 s, a server that said nothing looked alive until 30 s had passed."""
+    async with pulling(stack) as found:
+        monkeypatch.setattr(pull_module, "_SILENCE_S", 0.05)
+        asked: list[float] = []
+        publish = found.client.publish
+
+        async def to_all_but_the_pulls(subject: str, *message: Any, **options: Any) -> None:
+            asked.append(found.pull.silence_s)
+            if "MSG.NEXT" not in subject:
+                await publish(subject, *message, **options)
+
+        monkeypatch.setattr(found.client, "publish", to_all_but_the_pulls)
+        found.pull.renew()
+        async with asyncio.timeout(10):
+            while len(asked) < 4:
+                found.pull.wake()
+                await asyncio.sleep(0.02)
+        assert asked == sorted(asked)
+        assert found.pull.silence_s > asked[-1] > 0.05
+
+
+@requirement("subject.durable")
+async def test_a_request_brings_no_more_bytes_than_may_lie_before_other_answers(
+    stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server ends it then, which is no trouble: the rest is asked for at once."""
+    monkeypatch.setattr(pull_module, "_MAX_BYTES", 1)
+    async with pulling(stack) as it:
+        asked: list[Msg] = []
+
+        async def count(request: Msg) -> None:
+            asked.append(request)
+
+        await it.client.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM_PULL}.{DURABLE_PULL}", cb=count)
+        sent = [number.to_bytes() * (it.client.max_payload - 200) for number in range(ROOM)]
+        for data in sent:
+            await it.jetstream.publish(STREAM_PULL, data)
+        await until(lambda: len(it.received) == ROOM)
+        assert sorted(message.data for message in it.received) == sent
+        assert asked
+        assert not caplog.records

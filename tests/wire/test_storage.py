@@ -1,0 +1,362 @@
+"""Buckets and streams of executors: made at the start, as safe as commands, opened again, named where they are full."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import nats
+import nats.errors
+import pytest
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, KeyValueConfig, StreamConfig
+from nats.js.errors import NotFoundError
+from typer.testing import CliRunner
+
+from openapi_tool.bootstrap import build_bootstrap
+from openapi_tool.bus import dead_letters, leases, parked_results, session_key_store
+from openapi_tool.bus.client import BusClient, routed
+from openapi_tool.bus.connection import connected
+from openapi_tool.bus.dead_letters import DeadLetters
+from openapi_tool.bus.leases import Lease, Leases
+from openapi_tool.bus.parked_results import ParkedResultStore
+from openapi_tool.bus.session_key_store import shared_session_key
+from openapi_tool.bus.storage import Storage
+from openapi_tool.bus.streams import StreamMissing, ensure_durable, replica_count
+from openapi_tool.cli import app
+from openapi_tool.local.caller import STREAM, Caller
+from openapi_tool.local.nats_server import NatsServer
+from openapi_tool.local.server import free_port
+from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.settings import Settings
+from openapi_tool.telemetry.health import JETSTREAM, Health
+from openapi_tool.telemetry.redact import Redactor
+from tests.chaos.profiles import until_led
+from tests.chaos.servers import NatsCluster
+from tests.requirements import requirement
+from tests.support import delivery
+from tests.wire.test_bus import DSN, server
+from tests.wire.world import World, open_world
+
+LEASES, SESSIONS, ANSWERS = f"KV_{leases.BUCKET}", f"KV_{session_key_store.BUCKET}", f"KV_{parked_results.BUCKET}"
+STREAMS = {LEASES, SESSIONS, ANSWERS, dead_letters.STREAM}
+
+
+@dataclass
+class Stored:
+    client: BusClient
+    leases: Leases
+    answers: ParkedResultStore
+    storage: Storage
+    health: Health
+
+    @property
+    def jetstream(self) -> JetStreamContext:
+        return self.client.jetstream()
+
+    def reason(self) -> str:
+        found = self.health.dependencies[JETSTREAM]
+        assert found.ok == (not found.reason)
+        return found.reason
+
+    async def shrink(self, stream: str, max_bytes: int) -> None:
+        config = (await self.jetstream.stream_info(stream)).config
+        await self.jetstream.update_stream(config.evolve(max_bytes=max_bytes, discard=DiscardPolicy.NEW))
+
+
+def redelivered(sequence: int) -> Delivery:
+    return replace(delivery(), attempt=2, stream_sequence=sequence)
+
+
+async def stored_on(client: BusClient, replicas: int = 1) -> Stored:
+    health, kept, answers = Health(), Leases(client, 5.0, replicas), ParkedResultStore(client, replicas)
+    key = await shared_session_key(client, replicas)
+    storage = Storage(client, kept, answers, DeadLetters(client, Redactor(), replicas), key, replicas, health)
+    return Stored(client, kept, answers, storage, health)
+
+
+@pytest.fixture
+async def stored(stack: EmbeddedStack) -> AsyncIterator[Stored]:
+    with server(stack, "") as nats_server:
+        bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": nats_server.url}), {})
+        async with connected(bootstrap.bus) as client:
+            yield await stored_on(client)
+
+
+@requirement("nats.storage")
+async def test_everything_is_made_at_the_start(stored: Stored) -> None:
+    await stored.storage.check()
+    assert stored.reason() == ""
+    assert {info.config.name for info in await stored.jetstream.streams_info()} == STREAMS
+
+
+@requirement("nats.storage")
+async def test_a_bucket_that_was_deleted_is_opened_again(stored: Stored) -> None:
+    """Redelivered calls failed until a restart."""
+    assert isinstance(await stored.leases.take(redelivered(1)), Lease)
+    await stored.jetstream.delete_stream(LEASES)
+    assert isinstance(await stored.leases.take(redelivered(2)), Lease)
+
+
+@requirement("nats.storage")
+async def test_a_bucket_that_somebody_made_again_in_another_way_is_opened_again(stored: Stored) -> None:
+    await stored.jetstream.create_key_value(KeyValueConfig(bucket=leases.BUCKET, direct=True))
+    assert isinstance(await stored.leases.take(redelivered(1)), Lease)
+    await stored.jetstream.delete_stream(LEASES)
+    await stored.storage.check()
+    assert isinstance(await stored.leases.take(redelivered(2)), Lease)
+
+
+@requirement("nats.storage")
+async def test_a_bucket_of_parked_answers_that_was_deleted_is_used_again(stored: Stored) -> None:
+    await stored.storage.check()
+    await stored.answers.put("one", b"answer")
+    await stored.jetstream.delete_stream(ANSWERS)
+    await stored.storage.check()
+    assert ANSWERS in {info.config.name for info in await stored.jetstream.streams_info()}
+    assert await stored.answers.get("one") is None
+    await stored.answers.put("two", b"answer")
+    assert await stored.answers.get("two") == b"answer"
+
+
+@requirement("nats.storage")
+async def test_a_bucket_of_answers_that_another_version_makes_meanwhile_is_used(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two replicas with other limits start at once: the server refuses the second one's."""
+    asked = ParkedResultStore._bucket  # noqa: SLF001 - the moment between asking and making has no other name
+    others = [KeyValueConfig(bucket=parked_results.BUCKET, ttl=7200)]
+
+    async def made_meanwhile(answers: ParkedResultStore) -> Any:
+        try:
+            return await asked(answers)
+        finally:
+            if others:
+                await stored.jetstream.create_key_value(others.pop())
+
+    monkeypatch.setattr(ParkedResultStore, "_bucket", made_meanwhile)
+    await stored.answers.put("one", b"answer")
+    assert await stored.answers.get("one") == b"answer"
+
+
+@requirement("nats.storage")
+async def test_a_session_key_whose_bucket_was_deleted_is_put_back(stored: Stored) -> None:
+    before = await shared_session_key(stored.client)
+    await stored.jetstream.delete_stream(SESSIONS)
+    await stored.storage.check()
+    assert await shared_session_key(stored.client) == before
+
+
+@requirement("nats.storage")
+async def test_a_session_key_that_is_another_by_now_is_said(stored: Stored, caplog: pytest.LogCaptureFixture) -> None:
+    await stored.jetstream.delete_stream(SESSIONS)
+    assert await shared_session_key(stored.client) != stored.storage.session_key
+    await session_key_store.restore_session_key(stored.client, stored.storage.session_key or b"")
+    assert [getattr(record, "action", "") for record in caplog.records] == ["session_key.differs"]
+
+
+@pytest.mark.parametrize("stream", sorted(STREAMS))
+@requirement("nats.storage")
+async def test_what_is_full_is_named_until_it_is_not(stored: Stored, stream: str) -> None:
+    await stored.storage.check()
+    await stored.shrink(stream, 1)
+    await stored.storage.check()
+    assert f"{stream} is full" in stored.reason()
+    await stored.shrink(stream, -1)
+    await stored.storage.check()
+    assert stored.reason() == ""
+
+
+@requirement("nats.storage")
+async def test_a_stream_that_is_full_of_messages_is_named(stored: Stored) -> None:
+    await stored.storage.check()
+    config = (await stored.jetstream.stream_info(dead_letters.STREAM)).config
+    await stored.jetstream.update_stream(config.evolve(max_msgs=1))
+    await stored.jetstream.publish(f"{dead_letters.SUBJECT}.proj", b"{}")
+    await stored.storage.check()
+    assert f"{dead_letters.STREAM} is full" in stored.reason()
+
+
+@requirement("nats.storage")
+async def test_fewer_copies_than_commands_have_are_warned_of_once(
+    stored: Stored, caplog: pytest.LogCaptureFixture
+) -> None:
+    await stored.storage.check()
+    stored.storage.replicas = 3
+    caplog.set_level(logging.WARNING)
+    for _ in range(2):
+        await stored.storage.check()
+    found = [record.getMessage() for record in caplog.records if getattr(record, "action", "") == "storage.replicas"]
+    assert len(found) == len(STREAMS)
+    assert any(f"nats stream edit {LEASES} --replicas 3" in line for line in found)
+    assert stored.reason() == ""
+
+
+@requirement("nats.storage")
+async def test_what_is_made_is_as_safe_as_the_commands_and_outlives_its_leader(stack: EmbeddedStack) -> None:
+    """The bucket of leases was on one server: when that died, 12 of 40 calls stayed unanswered."""
+    cluster = NatsCluster(stack)
+    await cluster.start()
+    try:
+        await until_led(cluster.urls, makes_commands)
+        bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": ",".join(cluster.urls)}), {})
+        async with connected(bootstrap.bus) as client:
+            replicas = await replica_count(client, bootstrap.durable)
+            stored = await stored_on(client, replicas)
+            await stored.storage.check()
+            infos = {info.config.name: info for info in await stored.jetstream.streams_info()}
+            assert {name: infos[name].config.num_replicas for name in STREAMS} == dict.fromkeys(STREAMS, 3)
+            leader = infos[LEASES].cluster
+            assert leader is not None
+            await asyncio.to_thread(cluster.nodes[str(leader.leader)].stop)
+            async with asyncio.timeout(20):
+                assert isinstance(await _taken_at_last(stored.leases), Lease)
+    finally:
+        await asyncio.gather(*(asyncio.to_thread(node.stop) for node in cluster.nodes.values()))
+
+
+async def makes_commands(jetstream: JetStreamContext) -> bool:
+    await jetstream.add_stream(StreamConfig(name="cg_cmd_v1r4", subjects=["cg.v1r4.*.*.cmd.*.*.>"], num_replicas=3))
+    return True
+
+
+async def _taken_at_last(kept: Leases) -> Any:
+    while True:
+        try:
+            return await kept.take(redelivered(1))
+        except (nats.errors.Error, OSError):  # there is no leader yet
+            await asyncio.sleep(0.1)
+
+
+# An executor on a leaf node, whose JetStream is not the kernel's.
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    hub: NatsServer
+    leaf: NatsServer
+
+    def settings(self, **changes: Any) -> Settings:
+        return Settings(postgres=DSN, nats={"servers": self.leaf.url, **changes})
+
+
+@pytest.fixture
+async def tree(stack: EmbeddedStack) -> AsyncIterator[Tree]:
+    """A hub, and a leaf node with a JetStream domain of its own."""
+    port, run = free_port(), uuid.uuid4().hex[:8]
+    hub = _server(stack, run, "hub", f'leafnodes {{ listen: "127.0.0.1:{port}" }}')
+    leaf = _server(stack, run, "leaf", f'leafnodes {{ remotes: [ {{ url: "nats-leaf://127.0.0.1:{port}" }} ] }}')
+    for one in (hub, leaf):
+        await asyncio.to_thread(one.start)
+    await _joined(leaf)
+    yield Tree(hub, leaf)
+    for one in (leaf, hub):
+        await asyncio.to_thread(one.stop)
+
+
+def _server(stack: EmbeddedStack, run: str, domain: str, more: str) -> NatsServer:
+    store = json.dumps(str(stack.folder / f"{run}-{domain}-store"))
+    return stack.another_nats(f"{run}-{domain}", f"\njetstream {{ store_dir: {store}, domain: {domain} }}\n{more}\n")
+
+
+async def _joined(leaf: NatsServer) -> None:
+    """Wait until the leaf's clients reach the hub's JetStream. Raises TimeoutError."""
+    client = await nats.connect(leaf.url)
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await client.request("$JS.hub.API.INFO", b"", timeout=1)
+                break
+            except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
+                await asyncio.sleep(0.05)
+    await client.close()
+
+
+@asynccontextmanager
+async def kernel_on(server: NatsServer, stack: EmbeddedStack, database: str) -> AsyncIterator[World]:
+    async with Caller.open(stack.postgres.dsn(database), servers=server.url) as kernel:
+        await kernel.make_stream()
+        async with open_world(stack, kernel, database) as world:
+            yield world
+
+
+@requirement("nats.login")
+async def test_a_leaf_node_gets_no_command_stream_of_its_own(tree: Tree) -> None:
+    """It would never get a command, and the executor would look ready."""
+    bootstrap = build_bootstrap(tree.settings(), {})
+    async with connected(bootstrap.bus) as client:
+        with pytest.raises(StreamMissing, match=r"JetStream domain 'leaf' of this server: set nats\.jetstream_domain"):
+            await ensure_durable(client, bootstrap.durable)
+        with pytest.raises(NotFoundError):
+            await client.jetstream().stream_info(STREAM)
+
+
+@requirement("nats.login")
+async def test_an_operator_can_forbid_that_the_stream_is_made(tree: Tree) -> None:
+    bootstrap = build_bootstrap(tree.settings(jetstream_domain="leaf", create_stream=False), {})
+    async with connected(bootstrap.bus) as client:
+        with pytest.raises(StreamMissing, match=r"nats\.create_stream is off"):
+            await ensure_durable(client, bootstrap.durable)
+    bootstrap = build_bootstrap(tree.settings(jetstream_domain="leaf"), {})
+    async with connected(bootstrap.bus) as client:
+        assert (await ensure_durable(client, bootstrap.durable)).stream == STREAM
+
+
+@requirement("nats.login")
+async def test_from_a_leaf_node_calls_of_the_hub_are_answered(
+    tree: Tree, stack: EmbeddedStack, caller: Caller, database: str
+) -> None:
+    del caller  # it has made project and agent
+    async with kernel_on(tree.hub, stack, database) as world:
+        settings = {"servers": tree.leaf.url, "jetstream_domain": "hub", "inbox_prefix": "_INBOX.mine"}
+        async with world.executor(nats=settings):
+            outcome = await world.send(await world.place())
+            stale = await world.send(await world.place(), headers={"CG-Turn-Id": "an-old-turn"})
+        assert outcome.content["status"] == "success"
+        assert len(outcome.doorbells) == 1
+        assert [letter["reason"] for letter in stale.dead_letters] == ["stale_turn"]
+        bootstrap = build_bootstrap(tree.settings(jetstream_domain="hub"), {})
+        async with connected(bootstrap.bus) as client:
+            assert isinstance(await Leases(client, 5).take(redelivered(1)), Lease)
+            assert await shared_session_key(client) == await shared_session_key(world.caller.client)
+            await client.jetstream().stream_info("KV_openapi_tool_leases")
+        names = {info.config.name for info in await world.caller.client.jetstream().streams_info()}
+        assert names == {STREAM, "KV_openapi_tool", "KV_openapi_tool_leases", "openapi_tool_dead_letters"}
+
+
+@pytest.mark.parametrize(
+    ("subject", "reached"),
+    [
+        ("$JS.API.STREAM.INFO.x", "$JS.hub.API.STREAM.INFO.x"),
+        ("$KV.bucket.key", "$JS.hub.API.$KV.bucket.key"),
+        ("$JS.ACK.x.y.1", "$JS.ACK.x.y.1"),
+        ("$JS.hub.API.INFO", "$JS.hub.API.INFO"),
+        ("cg.v1r4.p.c.cmd.agent.w.wakeup", "cg.v1r4.p.c.cmd.agent.w.wakeup"),
+    ],
+)
+@requirement("nats.login")
+def test_only_subjects_of_jetstream_lead_to_its_domain(subject: str, reached: str) -> None:
+    assert routed(subject, "hub") == reached
+    assert routed(subject, None) == subject
+
+
+@requirement("nats.login", "privilege.subjects")
+def test_permissions_follow_domain_and_inbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    def printed() -> Mapping[str, Any]:
+        found: Mapping[str, Any] = json.loads(CliRunner().invoke(app, ["nats", "permissions", "--json"]).stdout)
+        return found
+
+    usual = printed()["publish"]["allow"]
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__JETSTREAM_DOMAIN", "hub")
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__INBOX_PREFIX", "_INBOX.mine")
+    there = printed()
+    assert there["publish"]["allow"] == [routed(subject, "hub") for subject in usual]
+    assert not [subject for subject in there["publish"]["allow"] if subject.startswith(("$JS.API", "$KV"))]
+    assert there["subscribe"]["allow"] == ["_INBOX.mine.>"]
