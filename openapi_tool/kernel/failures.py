@@ -116,6 +116,8 @@ def _waited_for(error: Exception) -> Unavailable:
     state = _sqlstate(error)
     if state == _READ_ONLY:
         return ReadOnly()
+    if state in _POOLED:  # in the same words for both and for every statement, so that it is logged once
+        return NeedsOperator(f"PostgreSQL: prepared statements are lost (SQLSTATE {' or '.join(_POOLED)})", _POOLER)
     if kind_of(state) == "operator":
         return NeedsOperator(f"PostgreSQL: {error} (SQLSTATE {state})", _remedy(state))
     return Unavailable(f"PostgreSQL: {_words(error)}")
@@ -145,8 +147,6 @@ def located(problem: str, where: str) -> str:
 def _remedy(sqlstate: str | None) -> str:
     if sqlstate == _NO_DATABASE:
         return f"{_MEND}check the database's name in postgres.dsn (PG_DSN)"
-    if sqlstate in _POOLED:
-        return _POOLER
     return GRANTS if sqlstate == _DENIED else MIGRATIONS
 
 

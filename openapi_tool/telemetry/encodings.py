@@ -21,7 +21,8 @@ REACH_CHARS = 40
 
 _SHORTEST_MARK = 3
 _BASE64_BITS, _BYTE_BITS, _BLOCK_BYTES = 6, 8, 3
-_FLOAT_DIGITS = 15
+_FLOAT_DIGITS, _DIGITS_BEHIND_THE_POINT = 15, (14, 15, 16)
+_LEAST_DIGITS = 5  # shorter ones are in too many other numbers
 _HEX = re.compile(r"[0-9a-f]{2,}")
 
 # Nested escapes: JSON in JSON doubles backslashes, a URL in a URL escapes percent signs, HTML in HTML ampersands.
@@ -67,10 +68,18 @@ def encodings(secret: str) -> tuple[Encoding, ...]:
 
 
 def _rounded(secret: str) -> Iterator[Encoding]:
-    """Yield the encoding of a long decimal secret as a float: JSON parsers keep at least the first 15 digits."""
+    """Yield the encodings of a long decimal secret as a float, of which writers keep 15 to 17 digits, rounded."""
     if secret.isascii() and secret.isdecimal() and len(secret) > _FLOAT_DIGITS:
-        first, others = secret[0], secret[1:_FLOAT_DIGITS]
-        yield Encoding((others,), rf"{first}\.?{others}\d{{0,40}}(?:e\+?\d{{1,3}})?")
+        number = float(secret)
+        texts = (secret, f"{number:.0f}", *(f"{number:.{digits}e}" for digits in _DIGITS_BEHIND_THE_POINT), repr(number))
+        for first, others in sorted({(digits[0], digits[1:]) for digits in map(_leading_digits, texts)}):
+            if len(others) >= _LEAST_DIGITS:
+                yield Encoding((others,), rf"{first}\.?{others}\d{{0,40}}(?:e\+?\d{{1,3}})?")
+
+
+def _leading_digits(number: str) -> str:
+    """Return the digits that every text of this number begins with; a text may leave out zeros at the end."""
+    return number.partition("e")[0].replace(".", "")[:_FLOAT_DIGITS].rstrip("0")
 
 
 def _escaped(text: str, instead: Mapping[str, str] = MappingProxyType({}), *, any_case: bool = True) -> Encoding:

@@ -108,8 +108,6 @@ def test_what_keeps_us_from_connecting_is_never_a_calls(error: Exception) -> Non
         (asyncpg.InsufficientPrivilegeError, "sql grants"),
         (asyncpg.UndefinedColumnError, "protocol v1r4, with all its migrations"),
         (asyncpg.InvalidCatalogNameError, "check the database's name"),
-        (asyncpg.InvalidSQLStatementNameError, "set postgres.prepared_statements = false"),
-        (asyncpg.DuplicatePreparedStatementError, "set postgres.prepared_statements = false"),
     ],
 )
 @requirement("postgres.failures")
@@ -119,6 +117,21 @@ def test_what_an_operator_mends_is_said_with_its_remedy(error: type[asyncpg.Post
         translate_statement_errors(),
     ):
         raise error("so it is")
+
+
+@pytest.mark.parametrize("error", [asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError])
+@pytest.mark.parametrize("statement", ["1", "2"])
+@requirement("postgres.failures")
+def test_lost_prepared_statements_are_named_in_the_same_words_each_time(
+    error: type[asyncpg.PostgresError], statement: str
+) -> None:
+    """Whatever differs between two of them would be another line of the log."""
+    with pytest.raises(NeedsOperator) as raised, translate_statement_errors():
+        raise error(f'prepared statement "__asyncpg_stmt_{statement}__"')
+    assert str(raised.value) == (
+        "PostgreSQL: prepared statements are lost (SQLSTATE 26000 or 42P05). An operator must correct this: a pooler in "
+        "transaction mode is in between; set postgres.prepared_statements = false"
+    )
 
 
 @requirement("postgres.failures")

@@ -156,6 +156,16 @@ def test_a_secret_that_comes_back_as_a_number_is_masked() -> None:
     assert redactor.value([123, True]) == [123, True]
 
 
+@pytest.mark.parametrize("secret", ["123456789012345999999999", "41777631706690749", "1234567890129999999"])
+@pytest.mark.parametrize("form", ["r", ".0f", ".14e", ".15e", ".16e"])
+@requirement("secrets.output")
+def test_a_long_number_is_masked_however_it_is_rounded(secret: str, form: str) -> None:
+    """With a carry, the rounded digits are not those of the secret."""
+    number = float(secret)
+    text = f"pages: {number!r}" if form == "r" else f"pages: {number:{form}}"
+    assert Redactor([secret]).text(text) == f"pages: {MASK}"
+
+
 @requirement("secrets.output")
 def test_what_is_masked_is_counted_by_where_it_was() -> None:
     def counted(where: str) -> float:
