@@ -11,7 +11,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import nats.errors
@@ -19,10 +19,11 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport, WebSocketTransport
+from nats.protocol.command import hpub_cmd
 from nats.protocol.parser import PERMISSIONS_ERR
 
 from openapi_tool.bus.obstacles import connection_obstacle
-from openapi_tool.bus.wire import Handlers, Headers, Parser, parse_headers
+from openapi_tool.bus.wire import Handlers, Headers, Parser, header_block, parse_headers
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.shielding import interruptible
 
@@ -40,8 +41,6 @@ _ROUTED = ("$JS.API.", "$KV.")
 
 _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
 _FIRST_REPEAT_S, _LONGEST_REPEAT_S = 5.0, 300.0
-_HEADER_LINE_BYTES = len(": \r\n")
-_HEADER_FRAME_BYTES = len("NATS/1.0\r\n\r\n")
 
 
 class LogBackoff:
@@ -323,10 +322,21 @@ class BusClient(Client):
     async def _send_publish(
         self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, Any] | None
     ) -> None:
-        """Publish. Raises MaxPayloadError, counting headers: nats-py does not, and the server would disconnect."""
-        if headers and payload_size + _header_bytes(headers) > self._max_payload:
+        """Publish. Raises MaxPayloadError, counting headers: nats-py does not, and the server would disconnect.
+
+        nats-py's own encoder of headers takes a tenth of what a call costs in NATS.
+        """
+        if not headers:
+            await super()._send_publish(subject, reply, payload, payload_size, None)
+            return
+        block = header_block(headers)
+        if payload_size + len(block) > self._max_payload:
             raise nats.errors.MaxPayloadError
-        await super()._send_publish(subject, reply, payload, payload_size, headers)
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += payload_size
+        await self._send_command(hpub_cmd(subject, reply, block, payload))
+        if self._flush_queue is not None and self._flush_queue.empty():
+            await self._flush_pending()
 
 
 def routed(subject: str, domain: str | None) -> str:
@@ -345,8 +355,3 @@ async def _within(timeout_s: float, answer: asyncio.Future[Msg]) -> Msg:
             return await answer
     except TimeoutError:
         raise nats.errors.TimeoutError from None
-
-
-def _header_bytes(headers: Mapping[str, str]) -> int:
-    text = "".join([*headers, *headers.values()])
-    return _HEADER_FRAME_BYTES + len(headers) * _HEADER_LINE_BYTES + len(text.encode())

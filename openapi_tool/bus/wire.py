@@ -7,15 +7,17 @@ Source: NATS client protocol, docs.nats.io/reference/reference-protocols/nats-pr
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import orjson
-from nats.errors import ProtocolError
+from nats.errors import BadHeaderError, ProtocolError
 from nats.js.api import Header
 
 from openapi_tool.protocol.command import MAX_HEADER_BYTES, MAX_HEADER_LINES
+from openapi_tool.protocol.identity import TOPOLOGY, TRACEPARENT, TRACESTATE
 
 _MAX_LINE_BYTES = 256 * 1024
 """Limit of a control line. INFO of a large cluster is the longest; the server limits all others to 4 KiB."""
@@ -25,6 +27,9 @@ _BEFORE_SIZES = 2  # tokens of subject and subscription id
 _CRLF = b"\r\n"
 _VERSION = b"NATS/1.0"
 _STATUS_DIGITS = 3
+_BLANKS = " \t\n\r\x0b\x0c"
+_NAMES = frozenset({*TOPOLOGY, TRACEPARENT, TRACESTATE, *(header.value for header in Header)})
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,17 +165,36 @@ def parse_headers(block: bytes) -> Headers:
     and its description become the headers `Status` and `Description`.
     """
     head, _, rest = block[:MAX_HEADER_BYTES].partition(_CRLF)
-    lines = rest.split(_CRLF, MAX_HEADER_LINES)
+    lines = rest.decode("utf-8", "replace").split("\r\n", MAX_HEADER_LINES)
     headers = Headers(_status(head))
     if len(lines) > MAX_HEADER_LINES or len(block) > MAX_HEADER_BYTES:
         unread = lines.pop()  # further lines, or half a line
-        headers.complete = len(block) <= MAX_HEADER_BYTES and not unread.strip()
+        headers.complete = len(block) <= MAX_HEADER_BYTES and not unread.strip(_BLANKS)
     for line in lines:
-        before, colon, value = line.partition(b":")
-        name = before.strip().decode("ascii", "replace")  # U+FFFD makes `isascii` False
-        if colon and name and name.isascii() and name.isprintable() and " " not in name:
-            headers[name] = value.strip().decode("utf-8", "replace")
+        name, colon, value = line.partition(":")
+        if name not in _NAMES:
+            name = name.strip(_BLANKS)
+            if not (name and name.isascii() and name.isprintable() and " " not in name):
+                continue
+        if colon:
+            headers[name] = value.strip(_BLANKS)
     return headers
+
+
+def header_block(headers: Mapping[str, str]) -> bytes:
+    """Encode headers as a block that ends with an empty line; line breaks in values become blanks.
+
+    Raises BadHeaderError for a name that is not a token of visible ASCII.
+    """
+    if not _NAMES.issuperset(headers):
+        for name in headers:
+            if not _NAME.fullmatch(name):
+                raise BadHeaderError(name)
+    lines = list(map(": ".join, headers.items()))  # nats-py's names are members of an enum, whose format is another
+    text = "\r\n".join(lines)
+    if text.count("\r") + text.count("\n") > 2 * (len(lines) - 1):
+        text = "\r\n".join([line.replace("\r", " ").replace("\n", " ") for line in lines])
+    return b"NATS/1.0\r\n%b\r\n\r\n" % text.encode()
 
 
 def shown_subject(subject: str) -> str:

@@ -118,7 +118,7 @@ class Continuation:
     ) -> Steps[tuple[RenderedResult, KeptText | None]]:
         items = []
         for item in output.items:
-            items.append(Item(storable_text(item.head), storable_text(item.body), storable_text(item.heading)))
+            items.append(Item(*map(storable_text, item)))
             yield
         cost = _cost_note(output.usage.tokens, self._cost_note_tokens)
         limit = self._limit(definition, most_tokens).less(len(cost))

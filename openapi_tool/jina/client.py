@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from functools import lru_cache
 from typing import Any, cast
 
@@ -80,11 +81,7 @@ class JinaClient:
     async def _exchange(
         self, request: UpstreamRequest, api_key: SecretStr, grant: MemoryGrant
     ) -> tuple[int, str | None, bytearray]:
-        headers = {**request.headers, "Authorization": f"Bearer {api_key.get_secret_value()}"}
-        url = _url(request.host, request.target)
-        extensions = {PROJECT: grant.project or ""}
-        outgoing = httpx.Request(request.method, url, headers=headers, content=request.body, extensions=extensions)
-        response = await self._transport.handle_async_request(outgoing)
+        response = await self._transport.handle_async_request(_outgoing(request, api_key, grant.project or ""))
         try:
             body = await self._read(response, grant)
         finally:
@@ -123,21 +120,33 @@ class JinaClient:
 
         Raises TimeoutError if it is too slow, ResponseTooLarge.
         """
-        held, due, most, now = SMALL, 0, self._largest(response), asyncio.get_running_loop().time
+        chunks = aiter(cast("httpx.AsyncByteStream", response.stream))
+        async for chunk in chunks:
+            self._check_size(grant.count(len(chunk)))
+            if grant.body_bytes > SMALL:  # up to it no reservation: small responses never wait behind large ones
+                await self._fill_large(body, chunk, chunks, self._largest(response), grant)
+            else:
+                body += chunk
+
+    async def _fill_large(
+        self, body: bytearray, chunk: bytes, chunks: AsyncIterator[bytes], largest: int, grant: MemoryGrant
+    ) -> None:
+        """Read the rest of a large body, beginning with `chunk`."""
+        held, due, now = SMALL, 0, asyncio.get_running_loop().time
         async with asyncio.timeout(None) as pace:
-            async for chunk in cast("httpx.AsyncByteStream", response.stream):
-                self._check_size(grant.count(len(chunk)))
-                if grant.body_bytes > held:  # up to SMALL no reservation: small responses never wait behind large ones
-                    held, due = max(min(2 * held, most), grant.body_bytes), 0
+            while chunk:
+                if grant.body_bytes > held:
+                    held, due = max(min(2 * held, largest), grant.body_bytes), 0
                     pace.reschedule(None)  # do not count the wait for memory against the upstream
                     await grant.hold(held)
                 body += chunk
-                if held > SMALL:
-                    if len(body) >= due:
-                        due = len(body) + _PACE_BYTES
-                        pace.reschedule(now() + self._pace_s)
-                    async with self._large_reads:  # at most _LARGE_READS responses go on in one iteration
-                        await asyncio.sleep(0)
+                if len(body) >= due:
+                    due = len(body) + _PACE_BYTES
+                    pace.reschedule(now() + self._pace_s)
+                async with self._large_reads:  # at most _LARGE_READS responses go on in one iteration
+                    await asyncio.sleep(0)
+                chunk = await anext(chunks, b"")
+                self._check_size(grant.count(len(chunk)))
 
     def _check_size(self, size: int) -> None:
         if size > self.max_response_bytes:
@@ -166,6 +175,20 @@ class JinaClient:
     async def aclose(self) -> None:
         """Close every connection."""
         await self._transport.aclose()
+
+
+def _outgoing(request: UpstreamRequest, api_key: SecretStr, project: str) -> httpx.Request:
+    """Return the request with every header: with `content` httpx would build, copy and search them several times."""
+    url, body = _url(request.host, request.target), request.body or b""
+    headers = [(b"Host", url.netloc)]
+    headers += [(name.encode("ascii"), value.encode("ascii")) for name, value in request.headers.items()]
+    headers.append((b"Authorization", f"Bearer {api_key.get_secret_value()}".encode("ascii")))
+    if request.body is not None:
+        headers.append((b"Content-Length", b"%d" % len(body)))
+    extensions = {PROJECT: project}
+    outgoing = httpx.Request(request.method, url, headers=headers, stream=httpx.ByteStream(body), extensions=extensions)
+    outgoing.read()  # sets its `content`
+    return outgoing
 
 
 @lru_cache(maxsize=64)

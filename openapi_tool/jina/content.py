@@ -212,6 +212,8 @@ class _Page:
         facts: dict[str, Any] = {}
         for field in fields:
             value = item.get(field)
+            if value is None:
+                continue
             if isinstance(value, str):
                 if value:
                     facts[field] = self._short(value, _MOST_URL_CHARS if field in _URLS else _MOST_CHARS)
@@ -221,26 +223,32 @@ class _Page:
 
     def warnings(self, item: Mapping[str, Any]) -> tuple[str, ...]:
         """Return one warning per line of the upstream's text, which includes errors of the page (jina-api 3.1)."""
-        lines = self._short(_text(item.get("warning")), _MOST_WARNING_CHARS).splitlines()
+        text = _text(item.get("warning"))
+        if not text:
+            return ()
+        lines = self._short(text, _MOST_WARNING_CHARS).splitlines()
         shown = tuple(filter(None, map(self.line, lines[:_MOST_WARNINGS])))
         left = len(lines) - _MOST_WARNINGS
         return (*shown, f"({left:,} more lines)") if left > 0 else shown
 
     def bodies(self, page: Mapping[str, Any]) -> Iterator[str]:
         """Yield all forms of the body in a fixed order; chunks only without content, which they repeat."""
-        texts = [text for field in _BODY_FIELDS if (text := _text(page.get(field)).strip())]
+        given = [field for field in _BODY_FIELDS if page.get(field)]
+        texts = [text for field in given if (text := _text(page[field]).strip())]
         chunks = page.get("chunks")
         if isinstance(chunks, list) and not _text(page.get("content")).strip():
             texts += [chunk for chunk in chunks if isinstance(chunk, str) and chunk.strip()]
         yield from texts
         for field, label in _SHOTS.items():
-            if url := self.line(page.get(field), _MOST_URL_CHARS):
+            if page.get(field) and (url := self.line(page[field], _MOST_URL_CHARS)):
                 yield f"{label}: {url}"
 
     def lists(self, page: Mapping[str, Any]) -> Steps[list[str]]:
         """Render the lists of links and images."""
         found = []
         for title, field in (("Links", "links"), ("Images", "images")):
+            if not page.get(field):
+                continue
             lines = [f"{title}:"]
             for text, url in islice(_pairs(page.get(field)), _MOST_LINKS):
                 lines.append(self._link(text, url))

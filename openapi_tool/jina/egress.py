@@ -23,6 +23,7 @@ ALLOWED_HEADERS = OUTGOING_HEADERS | {
     "host",
     "user-agent",
 }
+_ALLOWED_NAMES = frozenset(name.encode() for name in ALLOWED_HEADERS)
 _HTTPS_PORT = 443
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
@@ -49,18 +50,13 @@ class EgressTransport(httpx.AsyncBaseTransport):
 
 
 def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
-    hosts, unknown, split = [], [], []
-    for name, value in headers:
-        known = name.decode("latin-1").lower()
-        if known == "host":
-            hosts.append(value.decode("latin-1"))
-        elif known not in ALLOWED_HEADERS:
-            unknown.append(known)
-        if _CONTROL.search(value):
-            split.append(known)
-    if unknown or len(hosts) != 1 or hosts[0] not in ALLOWED_HOSTS:
+    names = [name.lower() for name, _ in headers]
+    hosts = [value for name, value in headers if name.lower() == b"host"]
+    unknown = [name.decode("latin-1") for name in names if name not in _ALLOWED_NAMES]
+    if unknown or len(hosts) != 1 or hosts[0].decode("latin-1") not in ALLOWED_HOSTS:
         raise EgressRefused(f"headers that are not allowed: {unknown or 'host'}")
-    if split:
+    if _CONTROL.search(b"".join([value for _, value in headers])):
+        split = [name.decode("latin-1").lower() for name, value in headers if _CONTROL.search(value)]
         raise EgressRefused(f"headers with a line break or another control character: {split}")
 
 

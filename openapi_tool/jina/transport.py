@@ -11,7 +11,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
-from functools import partial
+from functools import lru_cache, partial
 from ipaddress import ip_address
 from typing import Any, cast
 
@@ -82,6 +82,11 @@ def _log_certificate(host: str, error: aiohttp.ClientConnectorCertificateError) 
         reason,
         extra={"action": "egress.certificate_refused", "host": host, "reason": reason},
     )
+
+
+@lru_cache(maxsize=64)
+def _yarl(url: str) -> yarl.URL:
+    return yarl.URL(url, encoded=True)
 
 
 class _Body(httpx.AsyncByteStream):
@@ -205,7 +210,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         try:
             response = await self._session.request(
                 request.method,
-                yarl.URL(str(request.url), encoded=True),
+                _yarl(str(request.url)),
                 headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers.raw],
                 data=request.content or None,
                 allow_redirects=False,

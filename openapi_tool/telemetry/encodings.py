@@ -71,7 +71,12 @@ def _rounded(secret: str) -> Iterator[Encoding]:
     """Yield the encodings of a long decimal secret as a float, of which writers keep 15 to 17 digits, rounded."""
     if secret.isascii() and secret.isdecimal() and len(secret) > _FLOAT_DIGITS:
         number = float(secret)
-        texts = (secret, f"{number:.0f}", *(f"{number:.{digits}e}" for digits in _DIGITS_BEHIND_THE_POINT), repr(number))
+        texts = (
+            secret,
+            f"{number:.0f}",
+            *(f"{number:.{digits}e}" for digits in _DIGITS_BEHIND_THE_POINT),
+            repr(number),
+        )
         for first, others in sorted({(digits[0], digits[1:]) for digits in map(_leading_digits, texts)}):
             if len(others) >= _LEAST_DIGITS:
                 yield Encoding((others,), rf"{first}\.?{others}\d{{0,40}}(?:e\+?\d{{1,3}})?")

@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 from datetime import UTC, datetime
+from itertools import filterfalse
 from typing import Any, Literal, TextIO
 
 import orjson
@@ -56,7 +57,8 @@ class _Formatter(logging.Formatter):
         self._redactor = redactor
 
     def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
-        extra = {name: value for name, value in vars(record).items() if name not in _STANDARD and value is not None}
+        fields = vars(record)
+        extra = {name: fields[name] for name in filterfalse(_STANDARD.__contains__, fields) if fields[name] is not None}
         return {"action": "log", **extra}
 
     def _message(self, record: logging.LogRecord) -> str:
@@ -132,6 +134,7 @@ def configure_logging(level: str, log_format: LogFormat, redactor: Redactor) -> 
 
     `level` is that of our own records; those of libraries are shown from WARNING on.
     """
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no line shows them
     handler = _Handler(sys.stderr)
     handler.setFormatter(JsonFormatter(redactor) if log_format == "json" else ConsoleFormatter(redactor))
     root = logging.getLogger()

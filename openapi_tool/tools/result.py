@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 from openapi_tool.protocol.errors import Status, ToolError
@@ -85,7 +86,7 @@ class ToolOutput:
 
 def items_chars(items: Iterable[Item]) -> int:
     """Return about how many characters items have together."""
-    return sum(len(item.heading) + item.chars for item in items)
+    return sum(map(len, chain.from_iterable(items)))
 
 
 def texts(items: Iterable[Item]) -> Iterator[str]:

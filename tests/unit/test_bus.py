@@ -15,19 +15,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nats.aio.msg import Msg
-from nats.errors import ProtocolError
+from nats.errors import BadHeaderError, ProtocolError
+from nats.js.api import Header
 
 from openapi_tool.bus.client import LogBackoff
 from openapi_tool.bus.dead_letter_record import dead_letter, decode, encode
 from openapi_tool.bus.delivery import delivery_of
 from openapi_tool.bus.held import Held
 from openapi_tool.bus.scheduler import FairScheduler
-from openapi_tool.bus.wire import Handlers, Parser, parse_headers, shown_subject
+from openapi_tool.bus.wire import Handlers, Parser, header_block, parse_headers, shown_subject
 from openapi_tool.protocol.command import HEAD_BYTES, BodyDigest, Delivery
 from openapi_tool.telemetry.redact import Redactor
 from tests.requirements import requirement
 from tests.support import HEADERS, SUBJECT, delivery
-from tests.wire.world import header_block
+from tests.wire.world import header_block as raw_header_block
 
 STREAM = (
     b'INFO {"max_payload": 7}\r\nPING\r\nMSG a.b 1 5\r\nhello\r\n+OK\r\nHMSG a\x0bb\xff 2 the.reply 12 14\r\n'
@@ -107,6 +108,31 @@ def test_any_header_block_gives_headers_of_plain_names(block: bytes) -> None:
 @requirement("command.any")
 def test_headers_and_inline_status_are_read(block: bytes, headers: dict[str, str]) -> None:
     assert parse_headers(block) == headers
+
+
+NAMES = st.text("ab-~_!", min_size=1, max_size=4)
+
+
+@given(headers=st.dictionaries(NAMES, st.text("ab \r\n\té: ", max_size=6), max_size=4))
+@requirement("command.any")
+def test_any_headers_are_read_as_they_were_written_in_one_line_each(headers: dict[str, str]) -> None:
+    blank = str.maketrans("\r\n", "  ")
+    read = parse_headers(header_block(headers))
+    assert read == {name: value.translate(blank).strip(" \t") for name, value in headers.items()}
+
+
+@requirement("command.any")
+def test_a_header_named_by_the_libraries_enumeration_is_written_by_its_value() -> None:
+    assert header_block({Header.EXPECTED_LAST_SUBJECT_SEQUENCE: "0"}) == (
+        b"NATS/1.0\r\nNats-Expected-Last-Subject-Sequence: 0\r\n\r\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["", " ", "a b", "a:", "a\r\nb", "é", "a\x00"])
+@requirement("command.any")
+def test_a_header_whose_name_is_no_token_is_not_sent(name: str) -> None:
+    with pytest.raises(BadHeaderError):
+        header_block({"a": "1", name: "2"})
 
 
 @pytest.mark.parametrize(("lines", "complete"), [(255, True), (256, True), (257, False)])
@@ -287,7 +313,7 @@ def test_a_record_is_bounded_whatever_the_command(
     body: bytes, name: str, value: bytes, count: int, length: int, reason: str
 ) -> None:
     lines = [f"{name}{number}: ".encode() + value * (length // (count or 1)) for number in range(count)]
-    delivered = of(body, header_block(HEADERS, *lines))
+    delivered = of(body, raw_header_block(HEADERS, *lines))
     letter = dead_letter(delivered, reason, "m" * 9_000, NOTHING)
     record = encode(letter, MAX_PAYLOAD)
     assert len(record) <= MOST
@@ -305,7 +331,7 @@ def test_a_record_is_bounded_whatever_the_command(
 @requirement("deadletters")
 def test_a_message_keeps_neither_body_nor_headers_while_it_is_worked_on() -> None:
     """Sixty-four of them are held at once, each for as long as its call runs."""
-    large = message(b"x" * 790_000, header_block(HEADERS, b"x-other: " + b"v" * 50_000))
+    large = message(b"x" * 790_000, raw_header_block(HEADERS, b"x-other: " + b"v" * 50_000))
     delivered = delivery_of(large)
     assert delivered is not None
     assert (large.data, large.headers) == (b"", None)
@@ -319,7 +345,7 @@ def test_a_message_keeps_neither_body_nor_headers_while_it_is_worked_on() -> Non
 def test_a_secret_across_the_cut_is_masked_before_it_is_cut() -> None:
     secret = "a-secret-of-the-test"
     body = b"x" * (4096 - 10) + secret.encode() + b"x" * 100_000
-    block = header_block(HEADERS, b"x-other: " + b"v" * (1024 - 10) + secret.encode() + b"v" * 20_000)
+    block = raw_header_block(HEADERS, b"x-other: " + b"v" * (1024 - 10) + secret.encode() + b"v" * 20_000)
     letter = dead_letter(of(body, block), "reason", f"a message with {secret}", Redactor([secret]))
     record = encode(letter, MAX_PAYLOAD)
     read = decode(record, 1)

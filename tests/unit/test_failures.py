@@ -129,8 +129,8 @@ def test_lost_prepared_statements_are_named_in_the_same_words_each_time(
     with pytest.raises(NeedsOperator) as raised, translate_statement_errors():
         raise error(f'prepared statement "__asyncpg_stmt_{statement}__"')
     assert str(raised.value) == (
-        "PostgreSQL: prepared statements are lost (SQLSTATE 26000 or 42P05). An operator must correct this: a pooler in "
-        "transaction mode is in between; set postgres.prepared_statements = false"
+        "PostgreSQL: prepared statements are lost (SQLSTATE 26000 or 42P05). An operator must correct this: "
+        "a pooler in transaction mode is in between; set postgres.prepared_statements = false"
     )
 
 

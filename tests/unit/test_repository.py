@@ -245,6 +245,7 @@ TABLE: dict[str, Bound] = {
     "bus/credentials.py _TOKEN": Bound(65_536, "parts end at dots, which they do not hold"),
     "bus/dead_letters.py _PLAIN_TOKEN": Bound(65_536, ONE_CLASS),
     "bus/pull_consumer.py _NUMBER": Bound(65_536, ONE_CLASS),
+    "bus/wire.py _NAME": Bound(1_000_000, ONE_CLASS),
     "cli/nats.py _STREAM": Bound(1_000, ONE_CLASS),
     "settings/secret_values.py _DELIMITER": Bound(131_072, ONE_CLASS),
     "settings/secret_values.py _LONG_LINE": Bound(1_000_000, "one class between line ends; a credentials file"),
