@@ -56,6 +56,11 @@ class Endpoint:
         return self._own_by_alias.get(fold(name))
 
     @cached_property
+    def joined(self) -> Mapping[str, str]:
+        """Return the separators of the parameters that are sent within the main one, by name."""
+        return {parameter.name: parameter.joined for parameter in self.parameters if parameter.joined}
+
+    @cached_property
     def _own_by_alias(self) -> Mapping[str, Parameter]:
         return {fold(alias): parameter for parameter in self.own for alias in parameter.aliases}
 

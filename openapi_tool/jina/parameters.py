@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 from openapi_tool.jina.url_policy import MAX_URL_CHARS
@@ -28,7 +29,8 @@ class Parameter:
     """One upstream parameter: `name` in a JSON body (dots nest), `header` in a GET request.
 
     Without a header a GET request has it in the query. A model may set it if `model`, and with
-    `declared` only if the definition's `parameters` declare it (such parameters cost more).
+    `declared` only if the definition's `parameters` declare it (such parameters cost more). With `joined` the upstream
+    has no such parameter: the value is appended to the query or page address after that separator.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Parameter:
     model: bool = False
     declared: bool = False
     header_only: bool = False
+    joined: str = ""
 
 
 def _text(limit: int = MAX_TEXT_CHARS) -> Convert:
@@ -56,6 +59,44 @@ def _texts(value: Any) -> str | list[str]:
     if any(len(item) > MAX_TEXT_CHARS for item in items):
         raise ValueError(f"must hold at most {MAX_TEXT_CHARS} characters in each text")
     return [item.strip() for item in items] if isinstance(value, list) else value.strip()
+
+
+def _each(write: Callable[[str], str]) -> Convert:
+    """Return a conversion of a text or a list of texts that writes each of them as an operator's value."""
+
+    def convert(value: Any) -> str | list[str]:
+        texts = _texts(value)
+        return write(texts) if isinstance(texts, str) else list(map(write, texts))
+
+    return convert
+
+
+def _phrase(text: str) -> str:
+    """Return words as one phrase: `intitle:annual report` would look for the first of them only."""
+    return f'"{" ".join(text.split())}"' if " " in text and '"' not in text else text
+
+
+def _excluded_sites(value: Any) -> str:
+    """Return operators such as `-site:a.example -site:b.example`."""
+    texts = _texts(value)
+    sites = [_site(text) for text in ([texts] if isinstance(texts, str) else texts)]
+    if any(" " in site for site in sites):
+        raise ValueError('must be names of sites, such as ["example.com"]')
+    return " ".join(f"-site:{site}" for site in sites)
+
+
+def _site(text: str) -> str:
+    """Return the name of a site, given as an address or an operator; a text without a name as it is."""
+    site = " ".join(text.removeprefix("-").removeprefix("site:").rpartition("://")[2].rstrip("/").split())
+    return site or text
+
+
+def _after(value: Any) -> str:
+    """Return the operator `after:YYYY-MM-DD`."""
+    try:
+        return f"after:{date.fromisoformat(value):%Y-%m-%d}"
+    except (TypeError, ValueError):
+        raise ValueError("must be a date such as 2025-12-31") from None
 
 
 def _integer(low: int, high: int) -> Convert:
@@ -129,6 +170,7 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 _MAX_SECONDS = 180
 _MAX_TOKENS = 2_000_000
+_MAX_PDF_PAGE = 100_000
 _WEEK_S = 7 * 24 * 3600
 _style = _text(128)
 
@@ -186,6 +228,7 @@ _PAGE = (
 READER: tuple[Parameter, ...] = (
     Parameter("url", _text(MAX_URL_CHARS), aliases=("target_url",), model=True),
     Parameter("respondWith", _text(80), "X-Respond-With", ("format", "return_format", "X-Return-Format"), model=True),
+    Parameter("pdf_page", _integer(1, _MAX_PDF_PAGE), model=True, joined="#"),
     *_PAGE,
 )
 
@@ -198,8 +241,10 @@ SEARCH: tuple[Parameter, ...] = (
     Parameter("location", _text(200), model=True),
     Parameter("site", _texts, aliases=("X-Site",), model=True),
     Parameter("ext", _texts, aliases=("X-Ext",), model=True),
-    Parameter("filetype", _texts, aliases=("X-Filetype",), model=True),
-    Parameter("intitle", _texts, aliases=("X-Intitle",), model=True),
+    Parameter("filetype", _each(lambda text: text.lstrip(".") or text), aliases=("X-Filetype",), model=True),
+    Parameter("intitle", _each(_phrase), aliases=("X-Intitle", "title_words"), model=True),
+    Parameter("exclude_sites", _excluded_sites, model=True, joined=" "),
+    Parameter("after", _after, model=True, joined=" "),
     Parameter("loc", _texts, aliases=("X-Loc",), model=True),
     Parameter("type", _choice("web", "images", "news"), model=True, declared=True),
     Parameter("provider", _choice("google", "bing", "reader")),

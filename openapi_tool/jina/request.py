@@ -7,7 +7,7 @@ fit: secrets never go into a URL, and some texts fit into no header.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -44,9 +44,23 @@ class UpstreamRequest:
 def build_request(definition: ToolDefinition, resolved: ResolvedParameters) -> UpstreamRequest:
     """Return the request of a call, in the form that its definition asks for."""
     endpoint = endpoint_of(definition)
+    if not endpoint.joined.keys().isdisjoint(resolved.parameters):
+        resolved = replace(resolved, parameters=_joined(endpoint, resolved.parameters))
     if definition.method == "GET" and (request := _get(endpoint, definition.path, resolved)) is not None:
         return request
     return _post(endpoint, definition.path, resolved)
+
+
+def _joined(endpoint: Endpoint, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the parameters with those that the upstream only takes within the query or page address in there."""
+    name = endpoint.operation.main_parameter
+    text = parameters[name]
+    for other, separator in endpoint.joined.items():
+        if other in parameters:
+            start = text.partition("#")[0] if separator == "#" else text  # an address has one fragment
+            text = f"{start}{separator}{parameters[other]}"
+    rest = {other: value for other, value in parameters.items() if other not in endpoint.joined}
+    return {**rest, name: text}
 
 
 def _post(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> UpstreamRequest:

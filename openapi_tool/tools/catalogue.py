@@ -34,7 +34,10 @@ Page = Annotated[int, Field(ge=1, le=1_000)]
 Tokens = Annotated[int, Field(ge=500, le=2_000_000)]
 ShownTokens = Annotated[int, Field(ge=500)]
 Timeout = Annotated[float, Field(gt=0, le=3_600)]
+Word = Annotated[str, Field(min_length=1, max_length=20)]
+PdfPage = Annotated[int, Field(ge=1, le=100_000)]
 Sites = Annotated[list[Text], Field(min_length=1, max_length=20)]
+Names = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=20)]
 _ITEMS = Field(min_length=1, max_length=MAX_ITEMS)
 
 
@@ -51,18 +54,22 @@ class _Options(_Arguments):
 
 
 class _SearchOptions(_Options):
-    count: Count | LeftOut = Field(None, description="How many results; 10 when left out. Over 10 costs twice as much.")
+    count: Count | LeftOut = Field(None, description="How many results, by default 10. Over 10 costs twice as much.")
     page: Page | LeftOut = Field(
         None, description="Which page of results, from 1; for more results of the same search."
     )
-    country: Country | LeftOut = Field(None, description="Two-letter code of the country to search from, such as de.")
-    language: Language | LeftOut = Field(None, description="Language code of the results, such as en or zh-cn.")
+    country: Country | LeftOut = Field(None, description="Code of the country to search from, such as de.")
+    language: Language | LeftOut = Field(None, description="Language of the results, such as en or zh-cn.")
     location: Place | LeftOut = Field(None, description="City or region to search from, such as Berlin.")
     site: Sites | LeftOut = Field(None, description='Only results from these sites, such as ["example.com"].')
+    exclude_sites: Names | LeftOut = Field(None, description="No results from these sites.")
+    after: Word | LeftOut = Field(None, description="Only pages from after this date, such as 2025-12-31.")
+    file_type: Word | LeftOut = Field(None, description="Only files of this type, such as pdf.")
+    title_words: Names | LeftOut = Field(None, description="Only titles with one of these.")
     with_content: bool | LeftOut = Field(
         None,
-        description="True to read every result's page, too: much slower and longer. Left out or false gives titles, "
-        "addresses and snippets, which is mostly enough to choose the pages to read.",
+        description="True to read every result's page, too: much slower and longer. Without it: titles, addresses and "
+        "snippets, mostly enough to choose pages to read.",
     )
     max_tokens: Tokens | LeftOut = Field(None, description="With with_content: cut each page to about so many tokens.")
 
@@ -86,19 +93,19 @@ class _ReadOptions(_Options):
         "html: the source.",
     )
     target_selector: Text | LeftOut = Field(
-        None, description="CSS selector: read only these parts of the page. An error when nothing matches."
+        None, description="CSS selector: read only these parts. An error when nothing matches."
     )
-    remove_selector: Text | LeftOut = Field(None, description="CSS selector: leave these parts of the page out.")
+    remove_selector: Text | LeftOut = Field(None, description="CSS selector: leave these parts out.")
     wait_for_selector: Text | LeftOut = Field(
         None, description="CSS selector: wait until this shows, for pages that load late."
     )
     with_links: bool | LeftOut = Field(None, description="True to add a list of the page's links.")
     with_images: bool | LeftOut = Field(None, description="True to add a list of the page's images.")
-    retain_links: Literal["none", "all", "text"] | LeftOut = Field(
-        None, description="Links inside the text: all (the default), only their text, or none of both."
+    retain_links: Literal["none", "all", "text", "gpt-oss"] | LeftOut = Field(
+        None, description="Links in the text: all (the default), only their text, none of both, or gpt-oss: numbers."
     )
     retain_images: Literal["none", "all", "alt"] | LeftOut = Field(
-        None, description="Images inside the text: all (the default), only their descriptions, or none."
+        None, description="Images in the text: all (the default), only their descriptions, or none."
     )
     link_style: Literal["inlined", "referenced", "discarded"] | LeftOut = Field(
         None, description="How links are written; discarded keeps their text and saves much room."
@@ -106,12 +113,8 @@ class _ReadOptions(_Options):
     max_tokens: Tokens | LeftOut = Field(
         None, description="Cut the page to about so many tokens, which also costs less."
     )
-    no_cache: bool | LeftOut = Field(
-        None, description="True to load the page afresh; pages may otherwise be up to an hour old."
-    )
-    timeout: Timeout | LeftOut = Field(
-        None, description="Seconds that the whole call may take; only shortens the time it has."
-    )
+    no_cache: bool | LeftOut = Field(None, description="True to load the page afresh; it may otherwise be an hour old.")
+    timeout: Timeout | LeftOut = Field(None, description="Most seconds for the whole call; only shortens its time.")
 
 
 class ReadArguments(_ReadOptions):
@@ -125,6 +128,7 @@ class ReadArguments(_ReadOptions):
         description="Goes on with a result that was cut, from the cursor that it named; costs nothing. "
         "Give exactly one of url and cursor.",
     )
+    pdf_page: PdfPage | LeftOut = Field(None, description="Read only this page of a PDF, from 1; costs less.")
 
 
 class ReadManyArguments(_ReadOptions):

@@ -31,7 +31,7 @@ OWN = {
 NOT_OFFERED = {
     "search": {
         *("type", "respondWith"),  # where a definition declares it; with_content says it
-        *("ext", "filetype", "intitle", "loc"),  # operators of the query text
+        *("ext", "loc"),  # operators of the query text that hardly anybody asks for
         *("targetSelector", "waitForSelector", "removeSelector", "retainImages", "retainLinks"),
         *("withLinksSummary", "withImagesSummary", "markdown.linkStyle", "noCache"),
     },
@@ -81,7 +81,7 @@ def test_what_is_offered_is_what_a_model_may_set(tool: BuiltInTool) -> None:
         assert parameter is not None, name
         assert parameter.model, name
         offered.add(parameter.name)
-    subject = set() if tool.items is None else {"q", "url"}
+    subject = set() if tool.items is None else {"q", "url", "pdf_page"}  # of one document
     may_set = {entry.name for entry in endpoint.parameters if entry.model}
     assert may_set - NOT_OFFERED[tool.operation.name] - subject == offered
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import httpx
 import pytest
@@ -21,6 +22,7 @@ from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured, Upstream
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.exports import all_built_in, openai_functions
 from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, Usage, success
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.session import SessionScope
@@ -287,6 +289,95 @@ async def test_case_9_a_refused_value_is_told_under_the_arguments_own_name(
 )
 def test_case_14_an_error_says_the_rule_before_the_value(tool: str, values: dict[str, Any], says: str) -> None:
     assert schema_problems(CATALOGUE[tool].schema(), values) == [says]
+
+
+# 10: helpers of a query, a page of a PDF.
+
+
+@requirement("upstream.request")
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"exclude_sites": ["a.example", "https://b.example/x/"]}, {"q": "x -site:a.example -site:b.example/x"}),
+        ({"exclude_sites": "-site:a.example"}, {"q": "x -site:a.example"}),
+        ({"after": "2025-12-31"}, {"q": "x after:2025-12-31"}),
+        (
+            {"after": "2025-12-31", "exclude_sites": ["a.example"], "site": ["b.example"]},
+            {"q": "x -site:a.example after:2025-12-31", "site": ["b.example"]},
+        ),
+        ({"file_type": ".pdf"}, {"q": "x", "filetype": "pdf"}),
+        ({"title_words": ["report", "annual  report"]}, {"q": "x", "intitle": ["report", '"annual report"']}),
+    ],
+)
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_case_10_helpers_of_a_query_are_mapped_onto_what_the_upstream_takes(
+    values: dict[str, Any], expected: dict[str, Any], method: str
+) -> None:
+    tool = definition({**SEARCH, "method": method})
+    request = build_request(tool, resolve_parameters(tool, arguments({"query": "x", **values})))
+    if request.body is None:
+        pairs = parse_qsl(request.target.partition("?")[2], strict_parsing=True)
+        asked: dict[str, Any] = {name: [value for other, value in pairs if other == name] for name, _ in pairs}
+        assert asked == {name: value if isinstance(value, list) else [value] for name, value in expected.items()}
+    else:
+        assert json.loads(request.body) == {**expected, "respondWith": "no-content"}
+
+
+@requirement("upstream.request")
+@each("url", ["https://a.example/x.pdf", "https://a.example/x.pdf#page=7", "<https://a.example/x.pdf>"])
+async def test_case_10_a_page_of_a_pdf_is_asked_for_by_its_number(url: str) -> None:
+    asked = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content))
+        return httpx.Response(200, json={"code": 200, "data": {"content": "x"}})
+
+    await Answering(answer).output(url=url, pdf_page=2)
+    assert [(body["url"], "pdf_page" in body) for body in asked] == [("https://a.example/x.pdf#2", False)]
+
+
+@requirement("arguments.checked")
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("exclude_sites", ["a b"], "exclude_sites: must be names of sites"),
+        ("after", "2025-13-01", "after: must be a date such as 2025-12-31"),
+        ("after", "last week", "after: must be a date such as 2025-12-31"),
+        ("retain_links", "some", "retain_links: must be one of none, all, text, gpt-oss"),
+    ],
+)
+def test_case_10_a_helper_that_cannot_be_sent_is_refused(name: str, value: Any, says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        sent(definition(SEARCH), query="x", **{name: value})
+
+
+@requirement("content.reader")
+def test_case_10_numbered_links_come_with_their_addresses() -> None:
+    page = json.loads(load_recordings()["o-retain-links-gpt-oss"].body)
+    text = page_output(page).content
+    assert "【2†absolute link†other.fixture.test】" in text
+    assert "- 2: http://other.fixture.test:8099/page#frag" in text
+    for tool in ("jina.read", "jina.read_many"):
+        assert "gpt-oss" in CATALOGUE[tool].schema()["properties"]["retain_links"]["enum"]
+
+
+# What the definitions cost.
+
+_LATER = frozenset({"max_result_tokens", "exclude_sites", "after", "file_type", "title_words", "pdf_page"})
+"""Arguments that were added after the definitions were measured."""
+
+
+@requirement("definition.exports")
+def test_the_definitions_cost_no_more_than_before_and_little_for_each_new_argument() -> None:
+    functions = openai_functions(all_built_in())
+    properties = [item for one in functions for item in one["function"]["parameters"]["properties"].items()]
+    new = [_compact({name: rule}) - 1 for name, rule in properties if name in _LATER]  # a comma, no braces
+    assert _compact(functions) - sum(new) <= 7_918
+    assert max(new) <= 150
+
+
+def _compact(value: Any) -> int:
+    return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 # 13: lenient where the intent is plain.
