@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,7 +13,14 @@ from pathlib import Path
 from openapi_tool.bus.connection import BusOptions
 from openapi_tool.bus.credentials import credentials_problem, seed_problem
 from openapi_tool.bus.streams import DurableOptions
-from openapi_tool.jina.egress import tls_context
+from openapi_tool.cooperative import TimeSlicer
+from openapi_tool.executor.continuation import Continuation
+from openapi_tool.executor.ports import Artifacts
+from openapi_tool.executor.runner import RunnerOptions, ToolRunner
+from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
+from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.egress import EgressTransport, tls_context
+from openapi_tool.jina.retry import Sleep
 from openapi_tool.kernel.store import PoolOptions
 from openapi_tool.protocol.subject import command_filter
 from openapi_tool.settings import Settings, SettingsError
@@ -23,9 +31,11 @@ from openapi_tool.settings.urls import parse_url
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import OperatorEnvs, fold
+from openapi_tool.tools.cursor import Cursors
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 from openapi_tool.tools.policy import HOOKS_GROUP, Authorizer, Hook
 from openapi_tool.tools.secrets import Secrets
+from openapi_tool.tools.session import SessionScope
 
 NAME = "openapi-tool"
 
@@ -71,6 +81,33 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
         authorizer=Authorizer(settings.policy, hooks),
         health=Health(redact=redactor.at("health").text),
     )
+
+
+def build_runner(
+    bootstrap: Bootstrap,
+    transport: EgressTransport,
+    artifacts: Artifacts,
+    session_key: bytes,
+    sleep: Sleep = asyncio.sleep,
+) -> ToolRunner:
+    """Build the runner of tool calls; `session_key` derives session identities and signs cursors.
+
+    Only tests pass `sleep`, which waits between attempts.
+    """
+    settings, slicer, errors = bootstrap.settings, TimeSlicer(), bootstrap.redactor.at("error")
+    client = JinaClient(transport, settings.egress.max_response_bytes, errors, slicer)
+    upstream = JinaBackendOptions(
+        settings.retry, settings.cache, settings.tools, settings.url_policy, settings.egress.body_budget_bytes
+    )
+    options = RunnerOptions(
+        authorizer=bootstrap.authorizer,
+        envs=operator_envs(settings),
+        secret=bootstrap.secrets,
+        scope=SessionScope(session_key),
+        redact=errors.value,
+    )
+    backend = JinaBackend(client, upstream, errors, slicer, sleep)
+    return ToolRunner(options, backend, Continuation(artifacts, Cursors(session_key), settings.tools, slicer))
 
 
 def _hooks(names: Iterable[str], problems: list[str]) -> dict[str, Hook]:

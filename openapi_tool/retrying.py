@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ async def retried(
     wait: Callable[[RetryCallState], float],
     stop: Callable[[RetryCallState], bool] = stop_never,
     before_sleep: Callable[[RetryCallState], Any] | None = None,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> T:
     """Return the result of `attempt`, repeated after each exception of a type in `on`; raise the last one.
 
@@ -33,6 +35,6 @@ async def retried(
         return await attempt()
 
     retrying = AsyncRetrying(
-        retry=retry_if_exception_type(on), wait=wait, stop=stop, before_sleep=before_sleep, reraise=True
+        retry=retry_if_exception_type(on), sleep=sleep, wait=wait, stop=stop, before_sleep=before_sleep, reraise=True
     )
     return await retrying(again)

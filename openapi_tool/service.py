@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tenacity import wait_exponential_jitter
 
 from openapi_tool import __version__
-from openapi_tool.bootstrap import NAME, Bootstrap, build_bootstrap, operator_envs
+from openapi_tool.bootstrap import NAME, Bootstrap, build_bootstrap, build_runner
 from openapi_tool.bus.connection import BusClient, connected, outage_as_unavailable
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
@@ -30,14 +30,10 @@ from openapi_tool.bus.slots import Slots
 from openapi_tool.bus.storage import Storage
 from openapi_tool.bus.streams import DurableOptions, replica_count
 from openapi_tool.bus.wakeup_publisher import WakeupPublisher
-from openapi_tool.cooperative import TimeSlicer
 from openapi_tool.database_monitor import DatabaseMonitor
-from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.parking import ParkedResults
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
-from openapi_tool.executor.runner import RunnerOptions, ToolRunner
-from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
-from openapi_tool.jina.client import JinaClient
+from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.kernel.guarded import GuardedStore
@@ -54,9 +50,7 @@ from openapi_tool.telemetry.health_server import health_server
 from openapi_tool.telemetry.logs import configure_logging
 from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
 from openapi_tool.telemetry.traces import WireTracer, shut_down
-from openapi_tool.tools.cursor import Cursors
 from openapi_tool.tools.deadline import TimeLimits, longest_call_s
-from openapi_tool.tools.session import SessionScope
 
 try:
     import uvloop
@@ -167,22 +161,14 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolv
     bus = replace(bootstrap.bus, on_trouble=nats_trouble)
     client = await _until_available(lambda: stack.enter_async_context(connected(bus)), nats_unavailable)
     health.record(NATS, ok=True)
-    slicer, errors = TimeSlicer(), bootstrap.redactor.at("error")
-    jina = JinaClient(_transport(bootstrap, resolver), settings.egress.max_response_bytes, errors, slicer)
-    stack.push_async_callback(jina.aclose)
+    transport = _transport(bootstrap, resolver)
+    stack.push_async_callback(transport.aclose)
     tracer, clock, slots = _tracer(bootstrap), ServerClock(), Slots(settings.executor.concurrency)
     stack.push_async_callback(shut_down, tracer)
     replicas = await _until_available(lambda: _replica_count(client, bootstrap.durable), nats_unavailable)
     session_key = await _session_key(settings, client, replicas, nats_unavailable)
     guarded, answers = GuardedStore(kernel, database.breaker), ParkedResultStore(client, replicas)
-    upstream = JinaBackendOptions(
-        settings.retry, settings.cache, settings.tools, settings.url_policy, settings.egress.body_budget_bytes
-    )
-    runner = ToolRunner(
-        _runner_options(bootstrap, SessionScope(session_key)),
-        JinaBackend(jina, upstream, errors, slicer),
-        Continuation(guarded, Cursors(session_key), settings.tools, slicer),
-    )
+    runner = build_runner(bootstrap, transport, guarded, session_key)
     pipeline = Pipeline(
         PipelineOptions(settings.protocol.actor_id, settings.executor, settings.tools),
         V1r4(settings.protocol.actor_id, NAME),
@@ -268,16 +254,6 @@ def _log_configuration(bootstrap: Bootstrap, environment: Mapping[str, str]) -> 
         log.warning("%s", remark, extra={"action": "setting.changed"})
     if settings.executor.concurrency == 1:
         log.warning("executor.concurrency is 1: calls run one after another", extra={"action": "concurrency.low"})
-
-
-def _runner_options(bootstrap: Bootstrap, scope: SessionScope) -> RunnerOptions:
-    return RunnerOptions(
-        authorizer=bootstrap.authorizer,
-        envs=operator_envs(bootstrap.settings),
-        secret=bootstrap.secrets,
-        scope=scope,
-        redact=bootstrap.redactor.at("error").value,
-    )
 
 
 def _transport(bootstrap: Bootstrap, resolver: Resolver | None) -> EgressTransport:

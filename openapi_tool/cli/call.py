@@ -18,8 +18,9 @@ from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.cli.common import fail, plain, say
 from openapi_tool.entry import INTERRUPTED
-from openapi_tool.local.caller import ERRORS, VERSION, Answer, Caller, PlacedCall, as_model_reads
+from openapi_tool.local.caller import ERRORS, VERSION, Answer, Caller, PlacedCall
 from openapi_tool.local.dev import DevError, Wanted, find_target, running_dev
+from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.subject import default_durable, parse_command_subject
 from openapi_tool.settings import SettingsError, load_settings
 from openapi_tool.shielding import interruptible

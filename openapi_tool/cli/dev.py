@@ -27,7 +27,7 @@ from openapi_tool.cli.common import (
     say,
     tell,
 )
-from openapi_tool.local.caller import ERRORS, Caller, as_model_reads
+from openapi_tool.local.caller import ERRORS, Caller
 from openapi_tool.local.dev import (
     AGENT,
     DATABASE,
@@ -41,6 +41,7 @@ from openapi_tool.local.dev import (
     state_path,
     tools_of,
 )
+from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.settings import CONFIG_VARIABLE, KERNEL_CONFIG_VARIABLE, PREFIX, SHORT_NAMES
 from openapi_tool.tools.result import one_line
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from openapi_tool.cooperative import Steps, TimeSlicer
-from openapi_tool.executor.ports import Kernel
+from openapi_tool.executor.ports import Artifacts
 from openapi_tool.options import ToolOptions
 from openapi_tool.protocol.cards import KeptText
 from openapi_tool.protocol.errors import BadRequest
@@ -93,10 +93,10 @@ class Continuation:
     """Truncates long results, and returns the next part to the agent that owns the result."""
 
     def __init__(
-        self, kernel: Kernel, cursors: Cursors, options: ToolOptions, slicer: TimeSlicer | None = None
+        self, artifacts: Artifacts, cursors: Cursors, options: ToolOptions, slicer: TimeSlicer | None = None
     ) -> None:
         self._slicer = slicer or TimeSlicer()
-        self._kernel = kernel
+        self._artifacts = artifacts
         self._cursors = cursors
         self._max_chars = options.max_result_chars
         self._max_tokens = options.max_result_tokens
@@ -166,7 +166,7 @@ class Continuation:
 
     async def _text(self, owner: CallOwner, card_id: str, start: int, chars: int) -> Artifact:
         """Return characters of a stored text. Raises NotFound where there are none."""
-        artifact = await self._kernel.artifact(owner.project_id, owner.agent_id, card_id, start, chars)
+        artifact = await self._artifacts.artifact(owner.project_id, owner.agent_id, card_id, start, chars)
         if artifact is None or not artifact.text:
             raise unknown_cursor()
         return artifact

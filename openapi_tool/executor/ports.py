@@ -40,7 +40,14 @@ class Memory(Protocol):
 MemoryT = TypeVar("MemoryT", bound=Memory)
 
 
-class Kernel(Protocol):
+class Artifacts(Protocol):
+    """Whole texts of truncated results."""
+
+    async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
+        """Return at most `chars` characters from `start` of an agent's artifact; None if missing or exhausted."""
+
+
+class Kernel(Artifacts, Protocol):
     """The kernel's tables. Every method raises Unavailable while the database is unavailable."""
 
     async def load(self, command: Command) -> CallRecords:
@@ -57,9 +64,6 @@ class Kernel(Protocol):
 
     async def report(self, card_id: str, report: Report) -> bool:
         """Write inbox row and edge for an existing result card."""
-
-    async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
-        """Return at most `chars` characters from `start` of an agent's artifact; None if missing or exhausted."""
 
 
 class ToolBackend(Protocol[MemoryT]):

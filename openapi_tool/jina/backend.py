@@ -24,7 +24,7 @@ from openapi_tool.jina.parameter_mapping import (
     with_max_tokens,
 )
 from openapi_tool.jina.request import UpstreamRequest, build_request
-from openapi_tool.jina.retry import with_retries
+from openapi_tool.jina.retry import Sleep, with_retries
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options import CacheOptions, RetryOptions, ToolOptions
 from openapi_tool.protocol.errors import ToolError
@@ -55,7 +55,8 @@ class JinaBackendOptions:
 class JinaBackend:
     """Runs search and reader calls, of one item or of a batch.
 
-    In responses the secrets sent with their call are masked, in errors all secrets of `redactor`.
+    In responses the secrets sent with their call are masked, in errors all secrets of `redactor`. Only tests pass
+    `sleep`, which waits between attempts.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class JinaBackend:
         options: JinaBackendOptions,
         redactor: Redactor = NOTHING_SECRET,
         slicer: TimeSlicer | None = None,
+        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._client = client
+        self._sleep = sleep
         self._options = options
         self._redactor = redactor
         self._slicer = slicer or TimeSlicer()
@@ -171,9 +174,8 @@ class JinaBackend:
 
         masks = _masks_of(arguments, self._redactor)
         try:
-            envelope = await with_retries(
-                fetch, self._options.retry, deadline, endpoint.timeouts.least_s(resolved.parameters)
-            )
+            least_s = endpoint.timeouts.least_s(resolved.parameters)
+            envelope = await with_retries(fetch, self._options.retry, deadline, least_s, self._sleep)
             rendering = endpoint.render(envelope, resolved.parameters, masks)
             del envelope
             output = await self._slicer.run(rendering, grant.body_bytes)

@@ -5,6 +5,7 @@ Search and reader requests are idempotent.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable
@@ -22,9 +23,16 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+Sleep = Callable[[float], Awaitable[None]]
+"""Wait for so many seconds."""
+
 
 async def with_retries(
-    ask: Callable[[], Awaitable[T]], options: RetryOptions, deadline: Deadline, least_s: float = 0.0
+    ask: Callable[[], Awaitable[T]],
+    options: RetryOptions,
+    deadline: Deadline,
+    least_s: float = 0.0,
+    sleep: Sleep = asyncio.sleep,
 ) -> T:
     """Return the result of `ask`, retried as its ToolErrors allow; raise the last one rather than miss the deadline.
 
@@ -38,7 +46,8 @@ async def with_retries(
             or (state.upcoming_sleep or 0.0) + least_s >= deadline.remaining()
         )
 
-    return await retried(ask, on=ToolError, wait=_wait(options), stop=hopeless, before_sleep=_log_retry)
+    wait = _wait(options)
+    return await retried(ask, on=ToolError, wait=wait, stop=hopeless, before_sleep=_log_retry, sleep=sleep)
 
 
 @functools.lru_cache(maxsize=4)  # a service has one set of options

@@ -337,12 +337,6 @@ class Caller:
         return dict(row) if row else {}
 
 
-def as_model_reads(content: Mapping[str, Any]) -> str:
-    """Return the text that a worker shows the model for a result card's content (section 7)."""
-    shown = content.get("result") if content.get("status") == "success" else {"error": content.get("error")}
-    return shown if isinstance(shown, str) else orjson.dumps(shown).decode()
-
-
 def _shown(message: Msg) -> dict[str, Any]:
     return {"subject": message.subject, "headers": message.headers, "data": message.data.decode()}
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import orjson
 import uuid_utils
 
 from openapi_tool.protocol.command import AfterExecution
@@ -188,6 +189,12 @@ def artifact_card(
         **_lineage(identity, call_card),
     }
     return ArtifactCard(kept.card_id, identity.project_id, kept.content, metadata, ttl_s)
+
+
+def as_model_reads(content: Mapping[str, Any]) -> str:
+    """Return the text that a worker shows the model for a result card's content (section 7)."""
+    shown = content.get("result") if content.get("status") == "success" else {"error": content.get("error")}
+    return shown if isinstance(shown, str) else orjson.dumps(shown).decode()
 
 
 def _now() -> str:

@@ -40,13 +40,8 @@ SUCCESS = {"code": 200, "data": []}
 
 
 @pytest.fixture
-def router() -> respx.Router:
-    return respx.Router(assert_all_called=False)
-
-
-@pytest.fixture
-async def client(router: respx.Router) -> AsyncIterator[JinaClient]:
-    client = JinaClient(EgressTransport(httpx.MockTransport(router.async_handler)), max_response_bytes=1000)
+async def client(jina: respx.Router) -> AsyncIterator[JinaClient]:
+    client = JinaClient(EgressTransport(httpx.MockTransport(jina.async_handler)), max_response_bytes=1000)
     yield client
     await client.aclose()
 
@@ -55,10 +50,8 @@ async def fetch(client: JinaClient, request: UpstreamRequest = SEARCH, seconds: 
     return await client.fetch(request, KEY, Deadline.after(seconds), ByteSemaphore(20_000_000).for_call().grant())
 
 
-async def test_a_request_leaves_as_it_was_built_with_the_key_as_bearer(
-    router: respx.Router, client: JinaClient
-) -> None:
-    route = router.post("https://s.jina.ai/").respond(json=SUCCESS)
+async def test_a_request_leaves_as_it_was_built_with_the_key_as_bearer(jina: respx.Router, client: JinaClient) -> None:
+    route = jina.post("https://s.jina.ai/").respond(json=SUCCESS)
     assert await fetch(client) == SUCCESS
     sent = route.calls.last.request
     assert sent.content == b'{"q":"x"}'
@@ -68,8 +61,8 @@ async def test_a_request_leaves_as_it_was_built_with_the_key_as_bearer(
 
 
 @requirement("upstream.request")
-async def test_escapes_in_a_target_are_sent_as_they_are(router: respx.Router, client: JinaClient) -> None:
-    route = router.route(host="r.jina.ai").respond(json=SUCCESS)
+async def test_escapes_in_a_target_are_sent_as_they_are(jina: respx.Router, client: JinaClient) -> None:
+    route = jina.route(host="r.jina.ai").respond(json=SUCCESS)
     target = "/http%3A%2F%2Fa.example%2F%3Fq%3Da%2520b%23f"
     await fetch(client, UpstreamRequest("GET", "r.jina.ai", target, {}, None))
     assert route.calls.last.request.url.raw_path == target.encode()
@@ -91,9 +84,9 @@ async def test_escapes_in_a_target_are_sent_as_they_are(router: respx.Router, cl
     ],
 )
 @requirement("egress.hosts")
-async def test_no_other_destination_passes_the_egress(url: str, router: respx.Router) -> None:
-    route = router.route().respond(json=SUCCESS)
-    async with httpx.AsyncClient(transport=EgressTransport(httpx.MockTransport(router.async_handler))) as http:
+async def test_no_other_destination_passes_the_egress(url: str, jina: respx.Router) -> None:
+    route = jina.route().respond(json=SUCCESS)
+    async with httpx.AsyncClient(transport=EgressTransport(httpx.MockTransport(jina.async_handler))) as http:
         with pytest.raises(EgressRefused):
             await http.send(httpx.Request("GET", url))
     assert not route.called
@@ -103,18 +96,18 @@ async def test_no_other_destination_passes_the_egress(url: str, router: respx.Ro
     "headers", [{"X-Evil": "1"}, {"Cookie": "a=b"}, {"X-Forwarded-For": "8.8.8.8"}, {"Host": "x.org"}]
 )
 @requirement("egress.hosts")
-async def test_no_other_header_passes_the_egress(headers: dict[str, str], router: respx.Router) -> None:
-    route = router.route().respond(json=SUCCESS)
-    async with httpx.AsyncClient(transport=EgressTransport(httpx.MockTransport(router.async_handler))) as http:
+async def test_no_other_header_passes_the_egress(headers: dict[str, str], jina: respx.Router) -> None:
+    route = jina.route().respond(json=SUCCESS)
+    async with httpx.AsyncClient(transport=EgressTransport(httpx.MockTransport(jina.async_handler))) as http:
         with pytest.raises(EgressRefused):
             await http.send(httpx.Request("GET", "https://s.jina.ai/", headers=headers))
     assert not route.called
 
 
 @requirement("egress.hosts")
-async def test_a_redirect_is_a_typed_error_and_is_not_followed(router: respx.Router, client: JinaClient) -> None:
-    router.post("https://s.jina.ai/").respond(302, headers={"Location": "https://evil.example/"})
-    other = router.route(host="evil.example").respond(json=SUCCESS)
+async def test_a_redirect_is_a_typed_error_and_is_not_followed(jina: respx.Router, client: JinaClient) -> None:
+    jina.post("https://s.jina.ai/").respond(302, headers={"Location": "https://evil.example/"})
+    other = jina.route(host="evil.example").respond(json=SUCCESS)
     with pytest.raises(UpstreamRejected, match="redirect"):
         await fetch(client)
     assert not other.called
@@ -122,11 +115,11 @@ async def test_a_redirect_is_a_typed_error_and_is_not_followed(router: respx.Rou
 
 @requirement("egress.hosts")
 async def test_proxies_of_the_environment_are_not_used(
-    monkeypatch: pytest.MonkeyPatch, router: respx.Router, client: JinaClient
+    monkeypatch: pytest.MonkeyPatch, jina: respx.Router, client: JinaClient
 ) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
-    router.post("https://s.jina.ai/").respond(json=SUCCESS)
+    jina.post("https://s.jina.ai/").respond(json=SUCCESS)
     assert await fetch(client) == SUCCESS
 
 
@@ -146,9 +139,9 @@ async def test_proxies_of_the_environment_are_not_used(
 )
 @requirement("upstream.errors")
 async def test_what_is_not_the_json_asked_for_is_unavailable(
-    answer: httpx.Response, router: respx.Router, client: JinaClient
+    answer: httpx.Response, jina: respx.Router, client: JinaClient
 ) -> None:
-    router.post("https://s.jina.ai/").mock(return_value=answer)
+    jina.post("https://s.jina.ai/").mock(return_value=answer)
     with pytest.raises(UpstreamUnavailable) as failed:
         await fetch(client)
     assert failed.value.retryable
@@ -166,35 +159,35 @@ async def test_an_answer_that_is_nested_too_deeply_to_be_parsed_is_unavailable(d
 
 
 @requirement("upstream.errors")
-async def test_an_error_inside_a_200_is_the_error_that_it_says(router: respx.Router, client: JinaClient) -> None:
-    router.post("https://s.jina.ai/").respond(json={"code": 429, "data": None, "retryAfter": 3})
+async def test_an_error_inside_a_200_is_the_error_that_it_says(jina: respx.Router, client: JinaClient) -> None:
+    jina.post("https://s.jina.ai/").respond(json={"code": 429, "data": None, "retryAfter": 3})
     with pytest.raises(RateLimited) as limited:
         await fetch(client)
     assert limited.value.retry_after == 3.0
 
 
 @requirement("content.search")
-async def test_nothing_found_is_no_error(router: respx.Router, client: JinaClient) -> None:
+async def test_nothing_found_is_no_error(jina: respx.Router, client: JinaClient) -> None:
     body = {"data": None, "code": 422, "status": 42206, "message": "No search results available for query x"}
-    router.post("https://s.jina.ai/").respond(422, json=body)
+    jina.post("https://s.jina.ai/").respond(422, json=body)
     assert (await fetch(client))["data"] == []
 
 
 @pytest.mark.parametrize("length", ["\u00b2", "-1", "ten", "9" * 5_000])
 @requirement("upstream.errors")
 async def test_a_length_that_is_none_is_as_if_nothing_were_said(
-    length: str, router: respx.Router, client: JinaClient
+    length: str, jina: respx.Router, client: JinaClient
 ) -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b'{"code": 200, "data": []}'
 
     headers = httpx.Headers({"Content-Length": length}, encoding="utf-8")
-    router.post("https://s.jina.ai/").mock(return_value=httpx.Response(200, headers=headers, content=body()))
+    jina.post("https://s.jina.ai/").mock(return_value=httpx.Response(200, headers=headers, content=body()))
     assert await fetch(client) == SUCCESS
 
 
 @requirement("upstream.errors")
-async def test_a_body_over_the_limit_is_not_read_to_its_end(router: respx.Router, client: JinaClient) -> None:
+async def test_a_body_over_the_limit_is_not_read_to_its_end(jina: respx.Router, client: JinaClient) -> None:
     sent = 0
 
     async def body() -> AsyncIterator[bytes]:
@@ -203,26 +196,26 @@ async def test_a_body_over_the_limit_is_not_read_to_its_end(router: respx.Router
             sent += 400
             yield b"x" * 400
 
-    router.post("https://s.jina.ai/").mock(return_value=httpx.Response(200, content=body()))
+    jina.post("https://s.jina.ai/").mock(return_value=httpx.Response(200, content=body()))
     with pytest.raises(ResponseTooLarge, match="1,000 bytes"):
         await fetch(client)
     assert sent <= 1600
 
 
 @requirement("answer.time")
-async def test_an_upstream_that_hangs_ends_with_the_deadline(router: respx.Router, client: JinaClient) -> None:
+async def test_an_upstream_that_hangs_ends_with_the_deadline(jina: respx.Router, client: JinaClient) -> None:
     async def hang(_: httpx.Request) -> httpx.Response:
         await asyncio.Event().wait()
         raise AssertionError
 
-    router.post("https://s.jina.ai/").mock(side_effect=hang)
+    jina.post("https://s.jina.ai/").mock(side_effect=hang)
     with pytest.raises(ToolTimeout):
         await fetch(client, seconds=0.05)
 
 
 @requirement("upstream.errors")
-async def test_a_network_failure_shows_no_address(router: respx.Router, client: JinaClient) -> None:
-    router.post("https://s.jina.ai/").mock(side_effect=httpx.ConnectError("https://s.jina.ai/?key=secret refused"))
+async def test_a_network_failure_shows_no_address(jina: respx.Router, client: JinaClient) -> None:
+    jina.post("https://s.jina.ai/").mock(side_effect=httpx.ConnectError("https://s.jina.ai/?key=secret refused"))
     with pytest.raises(UpstreamUnavailable) as failed:
         await fetch(client)
     assert "secret" not in str(failed.value.as_error())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 import httpx
 import pytest
+import respx
 from pydantic import SecretStr
 
 from openapi_tool.executor.continuation import requested_tokens
@@ -17,8 +19,8 @@ from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.parameter_mapping import resolve_parameters, with_max_tokens
 from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.local.recordings import load_recordings
-from openapi_tool.options import RetryOptions, ToolOptions
-from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured, UpstreamUnavailable
+from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
+from openapi_tool.testing import InProcessExecutor, ToolResult, recorded
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition
@@ -32,6 +34,7 @@ from tests.requirements import requirement
 from tests.support import definition, each, owner, tool_call
 
 READER, SEARCH = {"mode": "reader"}, {"mode": "search"}
+PAGE, PLACE = {"code": 200, "data": {"content": "x"}}, {"url": "https://a.example/"}
 
 
 def arguments(values: dict[str, Any]) -> Arguments:
@@ -67,16 +70,11 @@ def test_case_2_a_page_has_a_limit_of_tokens_where_nobody_sets_one(
 
 
 @requirement("upstream.request")
-async def test_case_2_the_limit_of_tokens_reaches_the_upstream() -> None:
-    bodies = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        bodies.append(json.loads(request.content))
-        return httpx.Response(200, json={"code": 200, "data": {"content": "x"}})
-
-    await Answering(answer).output()
-    await Answering(answer, options={"tools": ToolOptions(default_max_tokens=0)}).output()
-    assert [body.get("maxTokens") for body in bodies] == [20_000, None]
+async def test_case_2_the_limit_of_tokens_reaches_the_upstream(jina: respx.Router) -> None:
+    jina.post("https://r.jina.ai/").respond(json=PAGE)
+    for settings, expected in ((None, 20_000), ({"tools": {"default_max_tokens": 0}}, None)):
+        result = await InProcessExecutor(jina, settings=settings).run_tool(definition(READER), PLACE)
+        assert json.loads(result.requests[0].content).get("maxTokens") == expected
 
 
 @requirement("usage.exact")
@@ -182,10 +180,14 @@ def test_case_6_what_the_default_format_passes_over_is_asked_for_as_markdown(
 
 
 @requirement("content.reader")
-async def test_case_6_the_state_says_that_a_page_came_as_markdown() -> None:
-    answering = Answering(serving(json.dumps({"code": 200, "data": {"content": "x"}}).encode()))
-    assert (await answering.output(url="https://a.example/", remove_selector="nav")).state["format"] == "markdown"
-    assert "format" not in (await answering.output(url="https://a.example/")).state
+def test_case_6_the_state_says_that_a_page_came_as_markdown(
+    jina: respx.Router, run_tool: Callable[..., ToolResult]
+) -> None:
+    jina.post("https://r.jina.ai/").respond(json=PAGE)
+    for more, expected in (({"remove_selector": "nav"}, "markdown"), ({}, None)):
+        about = run_tool(definition(READER), {**PLACE, **more}).fields.tool_output
+        assert about is not None
+        assert about["state"].get("format") == expected
 
 
 @requirement("upstream.request")
@@ -219,20 +221,14 @@ def test_case_8_a_stage_takes_no_longer_than_usual_unless_it_is_asked_to(
 
 @requirement("upstream.retry")
 @pytest.mark.parametrize(("values", "expected"), [({"timeout": 5.5}, 1), ({"timeout": 30}, 2)])
-async def test_case_8_no_attempt_with_too_little_time_hides_the_true_reason(
-    values: dict[str, Any], expected: int
+def test_case_8_no_attempt_with_too_little_time_hides_the_true_reason(
+    values: dict[str, Any], expected: int, jina: respx.Router, run_tool: Callable[..., ToolResult]
 ) -> None:
-    asked = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request)
-        time_out = "Error: Navigation timeout of 15000 ms exceeded"
-        return httpx.Response(422, json={"code": 422, "status": 42206, "readableMessage": time_out})
-
-    answering = Answering(answer, options={"retry": RetryOptions(3, 0.6, 0.6)})
-    with pytest.raises(UpstreamUnavailable, match="15000 ms"):
-        await answering.output(url="https://a.example/", **values)
-    assert len(asked) == expected
+    time_out = "Error: Navigation timeout of 15000 ms exceeded"
+    jina.post("https://r.jina.ai/").respond(422, json={"code": 422, "status": 42206, "readableMessage": time_out})
+    result = run_tool(definition(READER), {**PLACE, **values})
+    assert "15000 ms" in result.text
+    assert len(result.requests) == expected
 
 
 # 9, 14: arguments in the upstream's words, errors in the model's.
@@ -267,14 +263,13 @@ def test_case_9_languages_and_countries_are_written_as_the_upstream_does(
         ("e-md-bad", {"query": "x"}, "linkStyle: Type casting failed ['inlined' | 'referenced' | 'discarded']."),
     ],
 )
-async def test_case_9_a_refused_value_is_told_under_the_arguments_own_name(
-    name: str, values: dict[str, Any], says: str
+def test_case_9_a_refused_value_is_told_under_the_arguments_own_name(
+    name: str, values: dict[str, Any], says: str, jina: respx.Router, run_tool: Callable[..., ToolResult]
 ) -> None:
-    recording = load_recordings()[name]
-    answering = Answering(serving(recording.body, recording.status))
-    with pytest.raises(BadRequest) as refused:
-        await answering.output("search", **values)
-    assert refused.value.message.endswith(f'The service says: "{says}"')
+    jina.post("https://s.jina.ai/").mock(recorded(name))
+    error = run_tool(definition(SEARCH), values).error
+    assert error is not None
+    assert error["message"].endswith(f'The service says: "{says}"')
 
 
 @requirement("arguments.checked")

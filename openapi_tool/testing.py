@@ -1,0 +1,327 @@
+"""Test tool definitions without servers: the executor's own runner, with a respx router in place of Jina.
+
+    executor = InProcessExecutor(router)
+    result = await executor.run_tool("tools/product_docs.yaml", {"query": "install"})
+
+The router answers below the egress checks, so that `result.requests` are those that would leave. In pytest the
+fixtures of `openapi_tool.pytest_plugin` do the same in one line. docs/developing.md describes both; the extra [testing]
+has what they need.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import orjson
+import respx
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+from respx.models import AllMockedAssertionError
+
+from openapi_tool.bootstrap import build_bootstrap, build_runner, operator_envs
+from openapi_tool.executor.runner import ToolCallRequest
+from openapi_tool.jina.definition_lint import definition_problems
+from openapi_tool.jina.egress import EgressTransport
+from openapi_tool.local.recordings import (
+    RECORDED_HOSTS,
+    Recording,
+    UnknownRequest,
+    error_classes,
+    load_recordings,
+    read_question,
+    recorded_answers,
+)
+from openapi_tool.protocol.cards import KeptText, ToolCall, as_model_reads
+from openapi_tool.protocol.jsonvalue import ErrorObject, UsageObject
+from openapi_tool.protocol.records import Artifact
+from openapi_tool.settings import Settings
+from openapi_tool.tools.arguments import CallOwner
+from openapi_tool.tools.deadline import TimeLimits
+from openapi_tool.tools.definition import DEFAULT_AUTH_ENV, ToolDefinition, parse_definition, stored_record
+from openapi_tool.tools.exports import complete
+from openapi_tool.tools.lint import LintLimits
+from openapi_tool.tools.result import ResultFields
+from openapi_tool.tools.source import Source, read_source
+
+PROJECT, AGENT = "proj_test", "agent_test"
+KEY = "key-of-the-test"
+"""Value of JINA_API_KEY unless `environment` has another."""
+
+_IDS: Mapping[str, str | None] = {
+    "channel_id": "public",
+    "agent_turn_id": "turn_test",
+    "step_id": "step_test",
+    "tool_call_id": "tc_test",
+    "parent_step_id": None,
+    "trace_id": "0" * 31 + "1",
+    "turn_epoch": "1",
+    "context_box_id": None,
+}
+_DEFAULTS: dict[str, Any] = {
+    "postgres": {"dsn": "postgresql://127.0.0.1/none"},
+    "url_policy": {"allow": (RECORDED_HOSTS,)},  # pages of the recordings
+}
+_NOT_RETRIED = 400
+_SESSION_KEY = b"session-key-of-the-test-of-tools"
+
+Definition = str | Path | Mapping[str, Any] | ToolDefinition
+"""A tool: a YAML file, such a file's document, or a parsed definition, which is taken without a lint."""
+
+
+class InvalidDefinition(AssertionError):
+    """`tools lint` reports errors in the definition; the message has all of them."""
+
+
+class UnansweredRequest(AssertionError):
+    """No route of the router and no recording answers a request; the message says what to add."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """Result of a call.
+
+    - `text`: what the model reads.
+    - `fields`: the parts of the result card (`status`, `result`, `error`, `tool_output`).
+    - `requests`: what the call sent upstream, as it would leave.
+    - `waits_s`: seconds between attempts, which are not waited for.
+    """
+
+    text: str
+    fields: ResultFields
+    requests: tuple[httpx.Request, ...]
+    waits_s: tuple[float, ...]
+
+    @property
+    def status(self) -> str:
+        """`success`, `failed` or `timeout`."""
+        return self.fields.status
+
+    @property
+    def error(self) -> ErrorObject | None:
+        """The error of a failed call, None for a success."""
+        return self.fields.error
+
+    @property
+    def error_code(self) -> str | None:
+        """The error's code, None for a success."""
+        return self.fields.error_code
+
+    @property
+    def usage(self) -> UsageObject:
+        """Tokens charged and requests sent."""
+        return cast("UsageObject", self._about["usage"])
+
+    @property
+    def cursor(self) -> str | None:
+        """Argument `cursor` of the call that returns the next part; None if nothing is left."""
+        return cast("str | None", self._about.get("next_cursor"))
+
+    @property
+    def _about(self) -> Mapping[str, Any]:
+        """Return what the card says about the result: beside it, or with `result_format: object` in it."""
+        return cast("Mapping[str, Any]", self.fields.tool_output or self.fields.result)
+
+
+@dataclass(slots=True)
+class _Traffic:
+    """What one call sends and waits for."""
+
+    requests: list[httpx.Request] = field(default_factory=list)
+    waits_s: list[float] = field(default_factory=list)
+    unanswered: UnansweredRequest | None = None
+
+
+_traffic: ContextVar[_Traffic] = ContextVar("traffic")  # tasks of a call inherit it
+
+
+class InProcessExecutor:
+    """Runs tool calls as `serve` does, without NATS and PostgreSQL; `router` answers in place of Jina.
+
+    `settings` are those of `serve` by section; settings of the shell's environment and of files do not count.
+    `environment` has the variables that definitions may name; JINA_API_KEY has a value. A request without a route is
+    answered by the recording of the same request. Waits between attempts are skipped. Raises SettingsError.
+    """
+
+    def __init__(
+        self,
+        router: respx.Router,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._settings = _OwnSettings(**(_DEFAULTS | dict(settings or {})))
+        bootstrap = build_bootstrap(self._settings, {DEFAULT_AUTH_ENV: KEY, **(environment or {})})
+        self._artifacts = _Artifacts()
+        transport = EgressTransport(_RouterTransport(router))
+        self._runner = build_runner(bootstrap, transport, self._artifacts, _SESSION_KEY, _skip)
+
+    async def run_tool(
+        self,
+        definition: Definition,
+        arguments: Mapping[str, Any],
+        *,
+        project: str = PROJECT,
+        agent: str = AGENT,
+        ids: Mapping[str, str | None] | None = None,
+    ) -> ToolResult:
+        """Call a tool with a model's arguments, as `agent` of `project`; `ids` replaces values of placeholders.
+
+        Raises InvalidDefinition, and UnansweredRequest if nothing answers a request of the call.
+        """
+        parsed = self._parsed(definition)
+        owner = CallOwner(project, agent, {**_IDS, "project_id": project, "agent_id": agent, **(ids or {})})
+        limits = TimeLimits(self._settings.executor, self._settings.tools)
+        deadline = limits.deadline(0, parsed.suspend_timeout_s, parsed.timeout_s)
+        traffic = _Traffic()
+        token = _traffic.set(traffic)
+        try:
+            with self._runner.memory(project) as memory:
+                request = ToolCallRequest(owner, parsed, ToolCall(arguments), deadline)
+                fields, kept = await self._runner.run(request, memory)
+        finally:
+            _traffic.reset(token)
+        if traffic.unanswered is not None:
+            raise traffic.unanswered
+        if kept is not None:
+            self._artifacts.keep(owner, kept)
+        text = as_model_reads({"status": fields.status, "result": fields.result, "error": fields.error})
+        return ToolResult(text, fields, tuple(traffic.requests), tuple(traffic.waits_s))
+
+    def _parsed(self, definition: Definition) -> ToolDefinition:
+        """Return the definition as the executor would load it. Raises InvalidDefinition."""
+        if isinstance(definition, ToolDefinition):
+            return definition
+        source = _read(definition)
+        problems = source.problems or definition_problems(source.document, self._lint_limits())
+        errors = [problem for problem in problems if not problem.warning]
+        if errors:
+            file = "definition" if isinstance(definition, Mapping) else definition
+            lines = [(*source.position(problem.path), problem) for problem in errors]
+            places = [f"{file}:{line}:{column}: error: {one.where}: {one.message}" for line, column, one in lines]
+            raise InvalidDefinition("\n".join(places))
+        document = cast("Mapping[str, Any]", source.document)
+        return parse_definition(stored_record(complete(document, parse_definition(stored_record(document)).built_in)))
+
+    def _lint_limits(self) -> LintLimits:
+        settings = self._settings
+        targets = frozenset({settings.protocol.target, *settings.tools.jina.services})
+        return LintLimits(settings.executor, settings.tools, targets, operator_envs(settings).parameters)
+
+
+def recorded(name: str) -> httpx.Response:
+    """Return a recorded answer of Jina by its name, or an error by the name of Jina's error class.
+
+    The names are those of `recordings()` and `error_names()`. Raises LookupError with the nearest name.
+    """
+    if name in error_classes():
+        error = error_classes()[name]
+        return httpx.Response(error["http"], headers=error.get("headers"), json=error["body"])
+    if name not in load_recordings():
+        near = difflib.get_close_matches(name, [*load_recordings(), *error_classes()], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise LookupError(f"no recorded answer is named {name!r}{hint}")
+    return _response(load_recordings()[name])
+
+
+def recordings() -> Sequence[str]:
+    """Return the names of all recorded answers: `s-…` of searches, the others of pages."""
+    return sorted(load_recordings())
+
+
+def error_names() -> Sequence[str]:
+    """Return the names of Jina's error classes."""
+    return sorted(error_classes())
+
+
+def _response(recording: Recording) -> httpx.Response:
+    headers = {name: value for name, value in recording.headers.items() if name.lower() == "content-type"}
+    return httpx.Response(recording.status, headers=headers, content=recording.body)
+
+
+def _read(definition: str | Path | Mapping[str, Any]) -> Source:
+    if isinstance(definition, Mapping):
+        return Source(dict(definition), [], {})
+    return read_source(Path(definition).read_text(encoding="utf-8"))
+
+
+class _OwnSettings(Settings):
+    """Settings from the constructor alone."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the values of the constructor as the only source."""
+        del settings_cls, env_settings, dotenv_settings, file_secret_settings
+        return (init_settings,)
+
+
+class _RouterTransport(httpx.AsyncBaseTransport):
+    """Answers from the router's routes, then from the recordings."""
+
+    def __init__(self, router: respx.Router) -> None:
+        self._router = router
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        traffic = _traffic.get()
+        traffic.requests.append(request)
+        try:
+            return await self._router.async_handler(request)
+        except AllMockedAssertionError:
+            recording = _same_request(request)
+        if recording is not None:
+            return _response(recording)
+        traffic.unanswered = _unanswered(request)
+        return httpx.Response(_NOT_RETRIED)  # an exception here would be logged as a defect of the executor
+
+
+def _same_request(request: httpx.Request) -> Recording | None:
+    headers = dict(request.headers)
+    target = request.url.raw_path.decode("ascii")
+    try:
+        question = read_question(request.url.host, request.method, target, headers, request.content)
+    except UnknownRequest:
+        return None
+    return recorded_answers().get(question) or recorded_answers().get(question.without_patience())
+
+
+def _unanswered(request: httpx.Request) -> UnansweredRequest:
+    url = request.url.copy_with(raw_path=b"/")
+    return UnansweredRequest(
+        f"nothing answers {request.method} {request.url} {request.content.decode()}; add a route, such as "
+        f'jina.{request.method.lower()}("{url}").mock(recorded("NAME"))'
+    )
+
+
+async def _skip(seconds: float) -> None:
+    _traffic.get().waits_s.append(seconds)
+
+
+class _Artifacts:
+    """Whole texts of truncated results, in memory."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str, str], tuple[KeptText, str]] = {}
+
+    def keep(self, owner: CallOwner, kept: KeptText) -> None:
+        """Store a text for its owner."""
+        text = orjson.loads(kept.content)["text"]
+        self._kept[owner.project_id, owner.agent_id, kept.card_id] = kept, text
+
+    async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
+        """Return a part of a text, as the database does."""
+        found = self._kept.get((project_id, agent_id, card_id))
+        if found is None:
+            return None
+        kept, text = found
+        return Artifact(card_id, kept.chars, kept.sha256, text[start : start + chars], kept.items)
