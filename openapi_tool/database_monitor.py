@@ -58,10 +58,11 @@ class DatabaseMonitor:
         self._outage = ""
         self._changed()
 
-    def mark_unavailable(self, error: Unavailable) -> None:
-        """Record that the database is unavailable."""
+    def mark_unavailable(self, error: Unavailable) -> str:
+        """Record that the database is unavailable; return why, with its server and name."""
         self._outage = located(str(error), self._where)
         self._changed()
+        return self._outage
 
     def _changed(self) -> None:
         reason = self._outage or self.breaker.reason

@@ -45,6 +45,7 @@ from openapi_tool.reload import Reloader
 from openapi_tool.retrying import retried
 from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.settings.loading import ignored_variables
+from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.health import NATS, monitor_loop_lag
 from openapi_tool.telemetry.health_server import health_server
 from openapi_tool.telemetry.logs import configure_logging
@@ -149,14 +150,14 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolv
     stack.push_async_callback(kernel.aclose)
     database.mark_available()
 
-    def nats_unavailable(error: Unavailable) -> None:
+    def nats_unavailable(error: Unavailable) -> str:
         health.record(NATS, ok=False, reason=str(error))
+        return str(error)
 
-    reminder = _Reminder()
+    reminder = Reminder()
 
     def nats_trouble(reason: str) -> None:
-        nats_unavailable(Unavailable(reason))
-        reminder.log(Unavailable(reason))
+        reminder.log(nats_unavailable(Unavailable(reason)))
 
     bus = replace(bootstrap.bus, on_trouble=nats_trouble)
     client = await _until_available(lambda: stack.enter_async_context(connected(bus)), nats_unavailable)
@@ -234,6 +235,8 @@ def _log_configuration(bootstrap: Bootstrap, environment: Mapping[str, str]) -> 
     """Log the settings in effect, credentials masked, and which keys are set; warn of weak settings."""
     settings, missing = bootstrap.settings, bootstrap.secrets.missing()
     keys = {variable: "missing" if variable in missing else "set" for variable in sorted(bootstrap.secrets.allowed)}
+    for variable in keys:
+        metrics.KEYS_REFUSED.labels(variable)  # start at 0, so that an alert sees the first increase
     log.info(
         "openapi-tool %s",
         __version__,
@@ -271,37 +274,37 @@ def _transport(bootstrap: Bootstrap, resolver: Resolver | None) -> EgressTranspo
 
 
 async def _session_key(
-    settings: Settings, client: BusClient, replicas: int, on_unavailable: Callable[[Unavailable], None]
+    settings: Settings, client: BusClient, replicas: int, on_unavailable: Callable[[Unavailable], str]
 ) -> bytes:
     if settings.session.key is not None:
         return settings.session.key.get_secret_value().encode()
     return await _until_available(lambda: shared_session_key(client, replicas), on_unavailable)
 
 
-class _Reminder:
-    """Logs once a minute why the start waits; the first time is the health record's."""
+class Reminder:
+    """Logs once a minute why the start waits; the first time is the health record's. `clock` is in seconds."""
 
-    def __init__(self) -> None:
-        self._last = time.monotonic()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = clock()
 
-    def log(self, error: Unavailable) -> None:
+    def log(self, reason: str) -> None:
         """Log, if a minute has passed."""
-        now = time.monotonic()
+        now = self._clock()
         if now - self._last >= _REMIND_S:
             self._last = now
-            log.warning("still waiting to start: %s", error, extra={"action": "service.waiting"})
+            log.warning("still waiting to start: %s", reason, extra={"action": "service.waiting"})
 
 
-async def _until_available(attempt: Callable[[], Awaitable[T]], on_unavailable: Callable[[Unavailable], None]) -> T:
-    """Retry until a dependency is available; call `on_unavailable` with each failure, and log one a minute."""
-    reminder = _Reminder()
+async def _until_available(attempt: Callable[[], Awaitable[T]], on_unavailable: Callable[[Unavailable], str]) -> T:
+    """Retry until a dependency is available. `on_unavailable` records a failure and returns its line of each minute."""
+    reminder = Reminder()
 
     async def trial() -> T:
         try:
             return await attempt()
         except Unavailable as error:
-            on_unavailable(error)
-            reminder.log(error)
+            reminder.log(on_unavailable(error))
             raise
 
     return await retried(trial, on=Unavailable, wait=wait_exponential_jitter(multiplier=0.2, max=5, jitter=0.2))

@@ -22,7 +22,7 @@ from nats.aio.transport import TcpTransport, WebSocketTransport
 from nats.protocol.command import hpub_cmd
 from nats.protocol.parser import PERMISSIONS_ERR
 
-from openapi_tool.bus.obstacles import connection_obstacle
+from openapi_tool.bus.obstacles import LoginRefusal, connection_obstacle
 from openapi_tool.bus.wire import Handlers, Headers, Parser, header_block, parse_headers
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.shielding import interruptible
@@ -41,6 +41,7 @@ _ROUTED = ("$JS.API.", "$KV.")
 
 _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
 _FIRST_REPEAT_S, _LONGEST_REPEAT_S = 5.0, 300.0
+_LONGEST_WAIT_S = 5.0  # between attempts of the first connection
 
 
 class LogBackoff:
@@ -120,11 +121,13 @@ class BusClient(Client):
         self._on_trouble = on_trouble
         self._outage = LogBackoff()
         self.reported_error: Exception | None = None
+        self._login = LoginRefusal()
         self._domain = domain
         self._inbox = inbox
         self._tls_required = tls_required
         self._without_tls: set[str] = set()
         self._was_connected = False
+        self._reconnect_wait_s: float | None = None
         handlers = Handlers(
             message=self._process_msg,
             ping=self._process_ping,
@@ -164,9 +167,10 @@ class BusClient(Client):
         """Log an error of the client; fail the pending requests that a denial concerns (callback of nats-py)."""
         denied = _DENIAL.search(str(error).lower())
         if denied is None:
-            self.reported_error = error
-            cause = connection_obstacle(error, self.where)
+            self.reported_error = self._login.reason_of(error)
+            cause = connection_obstacle(self.reported_error, self.where)
             if self._on_trouble is not None and not self._was_connected:
+                self._wait_longer()
                 self._on_trouble(cause)  # which logs it
             elif not self._quiet and self._outage.should_log(cause, time.monotonic()):
                 log.warning("%s", cause, extra={"action": "nats.error", "error": type(error).__name__})
@@ -174,6 +178,12 @@ class BusClient(Client):
         kind, subject = denied.groups()
         subject = self._fail_requests(subject) if kind == "publish" else self._fail_all_requests(subject)
         log.error("NATS: %s", Denied(subject, self._listed_by), extra={"action": "nats.denied", "subject": subject})
+
+    def _wait_longer(self) -> None:
+        """Back off before the next attempt of the first connection; later ones reconnect at the usual pace."""
+        wait_s = self.options["reconnect_time_wait"]
+        self._reconnect_wait_s = self._reconnect_wait_s or wait_s
+        self.options["reconnect_time_wait"] = min(2 * wait_s, _LONGEST_WAIT_S)
 
     async def start_over(self) -> None:
         """Reconnect and abort the old socket: a graceful close of a half-open connection would never end."""
@@ -262,6 +272,9 @@ class BusClient(Client):
                 raise
             raise nats.errors.Error(f"nats: the server's greeting cannot be read: {type(error).__name__}") from error
         self._was_connected = True
+        self._login.forget()
+        if self._reconnect_wait_s is not None:
+            self.options["reconnect_time_wait"] = self._reconnect_wait_s
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002
         """Use TLS if the server offers it, even if the server does not require it. Raises TlsNotOffered."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Any
 
 from nats.aio.msg import Msg
 
 from openapi_tool.bus.leases import Lease
 from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.identity import AGENT
+from openapi_tool.protocol.identity import AGENT, TOOL_CALL, TURN
+from openapi_tool.tools.problems import short
 
+_ID_HEADERS = {"agent_id": AGENT, "agent_turn_id": TURN, "tool_call_id": TOOL_CALL}
+_SHOWN_CHARS = 128
 _PROJECT_TOKEN = 2  # index in a subject
 _OVERHEAD_BYTES = 1_024
 """Memory of a held command beside subject, headers and body: objects, reply subject, queue entries."""
@@ -60,3 +64,11 @@ def project_of(subject: str) -> str:
     """Return the project in a command's subject, empty if it has none."""
     tokens = subject.split(".", _PROJECT_TOKEN + 1)
     return tokens[_PROJECT_TOKEN] if len(tokens) > _PROJECT_TOKEN else ""
+
+
+def ids_of(delivery: Delivery) -> dict[str, Any]:
+    """Return what subject and headers say of a command's identity, for log lines; each cut to 128 characters."""
+    claimed = {name: delivery.headers.get(header, "") for name, header in _ID_HEADERS.items()}
+    found = {"project_id": project_of(delivery.subject), **claimed}
+    shown = {name: short(value, _SHOWN_CHARS) for name, value in found.items()}
+    return {"stream_sequence": delivery.stream_sequence, **shown}

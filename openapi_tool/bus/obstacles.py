@@ -8,8 +8,36 @@ import socket
 import nats.errors
 from nats.js.errors import NoStreamResponseError, ServiceUnavailableError
 
+_CLOSED = (ConnectionResetError, BrokenPipeError, asyncio.IncompleteReadError, nats.errors.UnexpectedEOF)
 _SERVERS = "check nats.servers (NATS_SERVERS)"
 _LOGIN = "check nats.user, nats.token or the file that holds the login"
+
+
+class LoginRefusal:
+    """Keeps a refused login as the reason of the lost connections that follow.
+
+    The server closes the socket behind its refusal, which nats-py may report as a second error of the same attempt.
+    Without this the reason would alternate, and the useful one be gone from the health report half of the time.
+    """
+
+    def __init__(self) -> None:
+        self._refusal: Exception | None = None
+
+    def reason_of(self, error: Exception) -> Exception:
+        """Return the refusal of the login if `error` only says that the server closed, else the error itself."""
+        if _refuses_login(error):
+            self._refusal = error
+        elif not isinstance(error, _CLOSED):
+            self._refusal = None
+        return self._refusal or error
+
+    def forget(self) -> None:
+        """Forget the refusal: a login was accepted."""
+        self._refusal = None
+
+
+def _refuses_login(error: Exception) -> bool:
+    return "auth" in str(error).lower()
 
 
 def connection_obstacle(error: Exception, where: str) -> str:
@@ -19,20 +47,23 @@ def connection_obstacle(error: Exception, where: str) -> str:
 
 def _cause(error: Exception) -> str:
     told = str(error).removeprefix("nats: ").strip("'\" ")
-    if "auth" in told.lower():
+    if _refuses_login(error):
         return f"the login is refused ({told}); {_LOGIN}"
     if isinstance(error, ConnectionRefusedError) or "Connect call failed" in told:
         return f"connection refused; {_SERVERS}"
     if isinstance(error, socket.gaierror):
         return f"the host's name cannot be resolved; {_SERVERS}"
+    if isinstance(error, _CLOSED):
+        return f"the server closed the connection before the login was accepted: is it a NATS server? {_SERVERS}"
     if isinstance(error, TimeoutError | asyncio.TimeoutError | nats.errors.TimeoutError):
         return f"no answer in time: is it a NATS server? {_SERVERS}"
     return f"{told or type(error).__name__}; {_SERVERS}"
 
 
 def use_obstacle(error: Exception, where: str) -> str:
-    """Return why NATS cannot be used although it can be reached."""
+    """Return why NATS at `where` cannot be used although it can be reached."""
     if isinstance(error, NoStreamResponseError) or (isinstance(error, ServiceUnavailableError) and error.code is None):
         at = f" on {where}" if where else ""
         return f"NATS: JetStream is not enabled{at}, or not for this account: start the server with -js"
-    return f"NATS: {type(error).__name__}: {error}"
+    told = str(error).removeprefix("nats: ").strip("'\" ")
+    return f"{f'NATS at {where}' if where else 'NATS'}: {': '.join(filter(None, (type(error).__name__, told)))}"

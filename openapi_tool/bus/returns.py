@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 import nats.errors
 from nats.aio.msg import Msg
 
-from openapi_tool.bus.held import Held
+from openapi_tool.bus.held import Held, ids_of
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ class Returns:
         """
         self._queue.append((message, work, delay_s))
         self._wake.set()
+        if work is not None and not delay_s:  # a surplus is logged once for many, and is handed back again and again
+            log.info("handed a waiting command back", extra={"action": "call.handed_back"} | ids_of(work.delivery))
         if never_run:
             place = message.metadata
             self._deliveries[place.sequence.stream] = place.num_delivered

@@ -6,26 +6,20 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
 import nats.errors
 
 from openapi_tool.bus.dead_letters import DeadLetters
-from openapi_tool.bus.held import Held, project_of
+from openapi_tool.bus.held import Held, ids_of
 from openapi_tool.bus.leases import Lease, LeaseLost, Leases, LeaseTaken
 from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.identity import AGENT, TOOL_CALL, TURN
 from openapi_tool.protocol.settlement import Acknowledge, DeadLetter, Requeue, Settlement
 from openapi_tool.shielding import shielded
 from openapi_tool.telemetry import metrics
-from openapi_tool.tools.problems import short
 
 log = logging.getLogger(__name__)
 
 Handler = Callable[[Delivery], Awaitable[Settlement]]
-
-_ID_HEADERS = {"agent_id": AGENT, "agent_turn_id": TURN, "tool_call_id": TOOL_CALL}
-_SHOWN_CHARS = 128
 
 _ACK_TIMEOUT_S = 5.0
 _HAND_BACK_S = 2.0
@@ -107,7 +101,8 @@ class Worker:
         match settlement:
             case Acknowledge():
                 await message.ack()  # if the ack is lost, the redelivered command finds its stored result
-            case Requeue(delay_s, defect):
+            case Requeue(delay_s, defect, reason):
+                _log_requeue(work.delivery, reason)
                 await self._leases.give_back(work.delivery, began=work.forgive_on_hand_back and not defect)
                 await message.nak(delay=delay_s)
             case LeaseTaken(retry_in_s) if not work.stale:
@@ -132,11 +127,11 @@ class Worker:
                 await self._leases.give_back(work.delivery, began=work.forgive_on_hand_back)
                 if not work.message.is_acked:
                     await work.message.nak()
-            log.info("handed a command back", extra={"action": "call.handed_back"} | _ids(work.delivery))
+            log.info("handed a command back", extra={"action": "call.handed_back"} | ids_of(work.delivery))
         except (nats.errors.Error, OSError, LeaseLost, TimeoutError) as error:
             log.warning(
                 "cannot hand a command back; the server redelivers it after AckWait",
-                extra={"action": "call.unsettled", "error": f"{type(error).__name__}: {error}"},
+                extra={"action": "call.unsettled", "error": f"{type(error).__name__}: {error}"} | ids_of(work.delivery),
             )
 
 
@@ -146,17 +141,14 @@ def _log_unsettled(work: Held, error: BaseException) -> None:
         extra={
             "action": "call.unsettled",
             "error": f"{type(error).__name__}: {error}",
-            "stream_sequence": work.delivery.stream_sequence,
-        },
+        }
+        | ids_of(work.delivery),
     )
 
 
-def _ids(delivery: Delivery) -> dict[str, Any]:
-    """Return what the subject and the headers say of a command's identity, each cut to 128 characters."""
-    claimed = {name: delivery.headers.get(header, "") for name, header in _ID_HEADERS.items()}
-    found = {"project_id": project_of(delivery.subject), **claimed}
-    shown = {name: short(value, _SHOWN_CHARS) for name, value in found.items()}
-    return {"stream_sequence": delivery.stream_sequence, **shown}
+def _log_requeue(delivery: Delivery, reason: str) -> None:
+    """Log a requeue. In an outage hardly any command is fetched, so these lines are few."""
+    log.info("command requeued: %s", reason, extra={"action": "command.requeued"} | ids_of(delivery))
 
 
 def _log_redelivery(delivery: Delivery, lease: Lease | LeaseTaken) -> None:
@@ -169,5 +161,5 @@ def _log_redelivery(delivery: Delivery, lease: Lease | LeaseTaken) -> None:
             "lost": lease.lost if isinstance(lease, Lease) else None,
             "busy_s": round(lease.retry_in_s, 3) if isinstance(lease, LeaseTaken) else None,
         }
-        | _ids(delivery),
+        | ids_of(delivery),
     )

@@ -131,21 +131,16 @@ class Pipeline:
             return DeadLetter(refusal.reason, refusal.message, refusal.terminate)
         except Unavailable as outage:
             metrics.REQUEUED.inc()
-            log.debug(  # /readyz and one `health.changed` line report an outage; this would be a line per call
-                "dependency unavailable; command requeued: %s",
-                outage,
-                extra={"action": "command.requeued", "stream_sequence": delivery.stream_sequence},
-            )
-            return Requeue(self._options.executor.requeue_delay_s)
+            return Requeue(self._options.executor.requeue_delay_s, reason=str(outage))
         except Exception as defect:
             raise_if_cancelled(defect)
             log.exception(
-                "internal error; command requeued",
+                "internal error",
                 extra={"action": "call.broken", "stream_sequence": delivery.stream_sequence},
             )
             if delivery.exhausted:
                 return DeadLetter("defect", "an internal error of the executor prevented a result", terminate=True)
-            return Requeue(self._options.executor.requeue_delay_s, defect=True)
+            return Requeue(self._options.executor.requeue_delay_s, defect=True, reason="internal error")
 
     async def _handle(self, delivery: Delivery) -> Settlement:
         command = self._dialect.decode(delivery)

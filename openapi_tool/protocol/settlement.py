@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +15,12 @@ class Requeue:
     """Requeue the command after `delay_s` seconds: the failure is temporary or ours.
 
     An outage ends, so it is retried without limit. A `defect` may not end: its retries count as lost
-    runs, which are limited.
+    runs, which are limited. `reason` is for the log.
     """
 
     delay_s: float
     defect: bool = False
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

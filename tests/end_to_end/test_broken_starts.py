@@ -8,47 +8,62 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
+import asyncpg
 import pytest
 
+from openapi_tool import service
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.local import nats_server
 from openapi_tool.local.caller import prepare_database
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.service import assemble
+from openapi_tool.service import Reminder, assemble
 from openapi_tool.settings import Settings
-from openapi_tool.telemetry.health import NATS, POSTGRES
+from openapi_tool.telemetry.health import NATS, POSTGRES, Health
 from tests.requirements import requirement
 
 NOBODY = "127.0.0.1:1"
 CHECK_DSN, CHECK_SERVERS = "check postgres.dsn (PG_DSN)", "check nats.servers (NATS_SERVERS)"
 
 
-async def reason(dependency: str, dsn: str, servers: str, caplog: pytest.LogCaptureFixture) -> str:
-    """Begin to start, for a few tries; return why the dependency is unavailable, which one line of the log says."""
-    settings = Settings(postgres={"dsn": dsn, "timeout_s": 0.5}, nats={"servers": servers})
+class CountingHealth(Health):
+    """Health that counts the failed attempts."""
+
+    failed = 0
+
+    def record(self, name: str, *, ok: bool, reason: str = "") -> bool:
+        self.failed += not ok
+        return super().record(name, ok=ok, reason=reason)
+
+
+async def reason(
+    dependency: str, dsn: str, servers: str, caplog: pytest.LogCaptureFixture, attempts: int = 4, **login: Any
+) -> str:
+    """Begin to start, for a few attempts; return why the dependency is unavailable, which one line of the log says."""
+    settings = Settings(postgres={"dsn": dsn, "timeout_s": 0.5}, nats={"servers": servers, **login})
     bootstrap = build_bootstrap(settings, {"JINA_API_KEY": "a-key-of-the-test"})
+    health = CountingHealth(redact=bootstrap.health.redact)
     caplog.set_level(logging.INFO, "openapi_tool")
-    part = bootstrap.health.dependencies[dependency]
     async with AsyncExitStack() as stack:
-        starting = asyncio.create_task(assemble(stack, bootstrap, None))
+        starting = asyncio.create_task(assemble(stack, replace(bootstrap, health=health), None))
         async with asyncio.timeout(30):
-            while not part.reason:  # noqa: ASYNC110 - a record has no event
+            while health.failed < attempts:  # noqa: ASYNC110 - a record has no event
                 await asyncio.sleep(0.01)
-        await asyncio.sleep(1)
         starting.cancel()
         await asyncio.wait([starting])
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert told == [f"{dependency} is unavailable: {part.reason}"]
-    return part.reason
+    found = health.shown()["dependencies"][dependency]["reason"]
+    assert told == [f"{dependency} is unavailable: {found}"]
+    return str(found)
 
 
 @contextmanager
-def nats_without_jetstream() -> Iterator[str]:
+def bare_nats(*options: str) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    server = subprocess.Popen([nats_server._binary(), "-a", "127.0.0.1", "-p", str(port)])  # noqa: SLF001, S603 - ours
+    server = subprocess.Popen([nats_server._binary(), "-a", "127.0.0.1", "-p", str(port), *options])  # noqa: SLF001, S603 - ours
     try:
         yield f"127.0.0.1:{port}"
     finally:
@@ -104,12 +119,74 @@ async def test_nats_that_nobody_answers_or_that_is_postgresql(
     found = await reason(NATS, dsn, f"nats://{NOBODY}", caplog)
     assert found == f"NATS at {NOBODY}: connection refused; {CHECK_SERVERS}"
     caplog.clear()
-    found = await reason(NATS, dsn, f"nats://{address_of(dsn)}", caplog)
+    found = await reason(NATS, dsn, f"nats://{address_of(dsn)}", caplog, attempts=1)
     assert found == f"NATS at {address_of(dsn)}: no answer in time: is it a NATS server? {CHECK_SERVERS}"
 
 
 @requirement("start.reasons")
 async def test_nats_without_jetstream(stack: EmbeddedStack, database: str, caplog: pytest.LogCaptureFixture) -> None:
-    with nats_without_jetstream() as address:
+    with bare_nats() as address:
         found: Any = await reason(NATS, stack.postgres.dsn(database), f"nats://{address}", caplog)
     assert found.startswith(f"NATS: JetStream is not enabled on {address}, or not for this account")
+
+
+@requirement("start.reasons")
+@pytest.mark.parametrize("login", [{}, {"user": "u", "password": "not-the-password"}], ids=["none", "wrong"])
+async def test_a_login_that_nats_refuses(
+    stack: EmbeddedStack, database: str, caplog: pytest.LogCaptureFixture, login: dict[str, Any]
+) -> None:
+    """The server closes after its refusal, so later attempts may see a reset only; both reasons were logged in turn."""
+    with bare_nats("--user", "u", "--pass", "the-password") as address:
+        found = await reason(NATS, stack.postgres.dsn(database), f"nats://{address}", caplog, **login)
+    assert found.startswith(f"NATS at {address}: the login is refused (Authorization Violation); check nats.user")
+    assert "the-password" not in caplog.text
+
+
+@requirement("start.reasons")
+async def test_a_login_that_postgresql_refuses(stack: EmbeddedStack, caplog: pytest.LogCaptureFixture) -> None:
+    address = address_of(stack.postgres.dsn())
+    found = await reason(POSTGRES, f"postgresql://nobody:not-it@{address}/kernel", stack.nats.url, caplog)
+    assert found.startswith(f"PostgreSQL at {address} (database kernel): password authentication failed")
+    assert found.endswith("check user and password in postgres.dsn (PG_DSN)")
+    assert "not-it" not in caplog.text
+
+
+@requirement("start.reasons")
+async def test_a_role_without_grants(stack: EmbeddedStack, database: str, caplog: pytest.LogCaptureFixture) -> None:
+    dsn = stack.postgres.dsn(database)
+    connection = await asyncpg.connect(dsn)
+    await connection.execute("drop role if exists ungranted; create role ungranted login password 'x'")
+    await connection.close()
+    address = address_of(dsn)
+    found = await reason(POSTGRES, f"postgresql://ungranted:x@{address}/{database}", stack.nats.url, caplog)
+    assert found.startswith(f"PostgreSQL at {address} (database {database}): permission denied for schema ")
+    assert found.endswith("grant what `openapi-tool sql grants` prints")
+
+
+@requirement("start.reasons")
+def test_a_start_that_waits_repeats_its_reason_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    reminder, logged = Reminder(lambda: now), []
+    for now in (0.2, 59.9, 60.0, 61.0, 119.9, 120.0, 3600.0):
+        caplog.clear()
+        reminder.log("the reason")
+        logged += [(now, record.levelname, record.getMessage()) for record in caplog.records]
+    assert logged == [(at, "WARNING", "still waiting to start: the reason") for at in (60.0, 120.0, 3600.0)]
+
+
+@requirement("start.reasons")
+@pytest.mark.parametrize("dependency", [POSTGRES, NATS])
+async def test_the_line_of_a_minute_has_the_reason_of_the_health_report(
+    stack: EmbeddedStack,
+    database: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    dependency: str,
+) -> None:
+    monkeypatch.setattr(service, "_REMIND_S", 0.0)
+    dsn = f"postgresql://user@{NOBODY}/kernel" if dependency == POSTGRES else stack.postgres.dsn(database)
+    with pytest.raises(AssertionError):
+        await reason(dependency, dsn, f"nats://{NOBODY}", caplog)
+    first, *others = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    why = first.removeprefix(f"{dependency} is unavailable: ")
+    assert set(others) == {f"still waiting to start: {why}"}

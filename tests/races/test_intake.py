@@ -269,17 +269,22 @@ def test_an_answer_that_waits_for_its_worker_keeps_no_slot_and_goes_out_in_a_dra
 
 
 @requirement("run.stop")
-def test_a_command_that_is_handed_back_leaves_a_line_with_its_ids(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("commands", [1, 2], ids=["running", "waiting"])
+def test_a_command_that_is_handed_back_leaves_a_line_with_its_ids(
+    run: Run, caplog: pytest.LogCaptureFixture, commands: int
+) -> None:
+    """Also one that only waited."""
     caplog.set_level(logging.INFO, "openapi_tool")
 
     async def check() -> None:
-        scene, _ = scene_with()
-        scene.offer(scene.bus.message(1))
+        scene, _ = scene_with(concurrency=1)
+        for number in range(1, commands + 1):
+            scene.offer(scene.bus.message(number))
         await turns(5)
         await scene.consumer.stop(0)
 
     run(check())
-    (record,) = [record for record in caplog.records if getattr(record, "action", "") == "call.handed_back"]
-    told = vars(record)
+    told = [vars(record) for record in caplog.records if getattr(record, "action", "") == "call.handed_back"]
     names = ("stream_sequence", "project_id", "agent_id", "agent_turn_id", "tool_call_id")
-    assert [told[name] for name in names] == [1, "proj", "agent", "turn", "call-1"]
+    ids = sorted([line[name] for name in names] for line in told)
+    assert ids == [[number, "proj", "agent", "turn", f"call-{number}"] for number in range(1, commands + 1)]

@@ -57,18 +57,29 @@ async def test_a_stream_that_takes_no_doorbell_for_a_while_gets_it_later(
     idle_world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world, before = idle_world, missed()
-    caplog.set_level(logging.DEBUG, "openapi_tool")
+    caplog.set_level(logging.INFO, "openapi_tool")
     await take(world, COMMANDS)
     async with world.executor(**settings(world)):
         call = await world.place()
         await world.caller.publish(call)
-        await until(lambda: "command.requeued" in [getattr(record, "action", "") for record in caplog.records])
+        await until(lambda: requeued(caplog))
         await take(world, EVERYTHING)
         outcome = await world.outcome(call)
     assert await rung(world) == 1
     assert outcome.deliveries > 1
     assert len(outcome.upstream_requests) == 1
     assert missed() == before
+    line = requeued(caplog)[0]
+    assert (line["project_id"], line["tool_call_id"]) == (call.project_id, call.tool_call_id)
+    assert line["message"].startswith("command requeued: NATS")
+
+
+def requeued(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [
+        vars(record) | {"message": record.getMessage()}
+        for record in caplog.records
+        if getattr(record, "action", "") == "command.requeued"
+    ]
 
 
 @requirement("answer.doorbell")
