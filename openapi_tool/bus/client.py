@@ -188,6 +188,10 @@ class BusClient(Client):
     async def start_over(self) -> None:
         """Reconnect and abort the old socket: a graceful close of a half-open connection would never end."""
         await self.force_reconnect()
+        self.abort()
+
+    def abort(self) -> None:
+        """Close the socket at once, if there is one."""
         match self._transport:
             case TcpTransport(_io_writer=stream) if stream is not None:
                 stream.transport.abort()

@@ -115,6 +115,9 @@ async def _connect(options: BusOptions, closing: asyncio.Event) -> BusClient:
     with outage_as_unavailable():
         try:
             await client.connect(**settings)
+        except asyncio.CancelledError:
+            client.abort()  # nats-py would leave the socket of a login under way open
+            raise
         except (nats.errors.Error, OSError) as error:
             if not options.once:
                 raise
