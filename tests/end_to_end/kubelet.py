@@ -151,7 +151,8 @@ class Pod:
 def isolated(folder: Path, user: int) -> list[str]:
     """Return the prefix of a command that is to run as `user` on a read-only file system; `folder` is tried.
 
-    Empty without the right to do so: as another user than root, or in a container without CAP_SYS_ADMIN.
+    Empty where that is impossible: as another user than root, in a container without CAP_SYS_ADMIN, or with an
+    interpreter in a folder that is closed to other users.
     """
     if not _can_isolate():
         return []
@@ -162,8 +163,9 @@ def isolated(folder: Path, user: int) -> list[str]:
 def _can_isolate() -> bool:
     if not _is_root() or not shutil.which("setpriv") or not shutil.which("unshare"):
         return False
-    tried = subprocess.run(["/usr/bin/env", "unshare", "--mount", "true"], capture_output=True, check=False)
-    return tried.returncode == 0
+    user = ["setpriv", "--reuid", str(USER), "--regid", str(USER), "--clear-groups"]
+    tried = ["/usr/bin/env", "unshare", "--mount", "--", *user, sys.executable, "-c", ""]
+    return subprocess.run(tried, capture_output=True, check=False).returncode == 0  # noqa: S603 - our own interpreter
 
 
 def _is_root() -> bool:
