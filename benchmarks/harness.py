@@ -40,11 +40,17 @@ class Stand:
     """The embedded stack with a NATS server that reports counters, and the minimal double.
 
     `without` names a part (`benchmarks.without.PARTS`) to remove from the executors; `settings` are their environment
-    variables.
+    variables. `modules` are run in place of those of a kind, each with the variable that takes the other's name.
     """
 
-    def __init__(self, without: str | None = None, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        without: str | None = None,
+        settings: Mapping[str, str] = MappingProxyType({}),
+        modules: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    ) -> None:
         self._without = without
+        self._modules = modules
         self._settings = settings
         self._exits = ExitStack()
         self.started = 0
@@ -117,6 +123,9 @@ class Stand:
         name, module = f"{kind}-{self.started}", _MODULES[kind]
         if self._without and kind == "executor":
             module, environment[PART_VARIABLE] = "benchmarks.without", self._without
+        if kind in self._modules:
+            (module, variable), replaced = self._modules[kind], module
+            environment[variable] = replaced
         return ExecutorProcess(name, self.stack.folder, self._guard, environment, self._port, module)
 
     @property

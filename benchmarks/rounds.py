@@ -68,7 +68,7 @@ class Rounds:
     def __init__(self, stand: Stand, load: Load, database: asyncpg.Connection) -> None:
         self._stand = stand
         self._load = load
-        self._database = database
+        self.database = database
 
     async def scenario(self, scenario: Scenario, runs: int) -> Found:
         """All rounds of a scenario. Raises Unanswered, Failed, ServerFailed."""
@@ -78,14 +78,14 @@ class Rounds:
             for kind in kinds * runs:
                 found.rounds.setdefault(kind, []).append(await self._backlog(kind, scenario))
             return found
-        await self._prepare(scenario.ask.projects)
+        await self.prepare(scenario.ask.projects)
         processes = {kind: self._processes(kind, scenario) for kind in kinds}
         everything = [process for several in processes.values() for process in several]
         try:
             await start_all(everything)
             found.idle_rss_mb = resident_bytes(processes["executor"]) / 1e6
             for kind in kinds:
-                await self._warm(kind, scenario)
+                await self.warm(kind, scenario)
             for _ in range(runs):
                 for kind in kinds:
                     found.rounds.setdefault(kind, []).append(await self._round(kind, scenario, processes[kind]))
@@ -94,21 +94,23 @@ class Rounds:
         await self._check()
         return found
 
-    async def _prepare(self, projects: int) -> None:
-        await self._stand.clean(self._database)
-        await furnish(self._database, projects)
+    async def prepare(self, projects: int) -> None:
+        """Empty tables and stream, and register projects, agents and tools."""
+        await self._stand.clean(self.database)
+        await furnish(self.database, projects)
 
     def _processes(self, kind: str, scenario: Scenario) -> list[ExecutorProcess]:
         replicas = scenario.replicas
         return [self._stand.process(kind, settings_of(kind, scenario)) for _ in range(replicas)]
 
-    async def _warm(self, kind: str, scenario: Scenario) -> None:
+    async def warm(self, kind: str, scenario: Scenario) -> None:
+        """Let a process handle the calls of a scenario that are not measured."""
         ask = scenario.ask
-        commands = await place(self._database, ask, scenario.warm, TARGETS[kind])
+        commands = await place(self.database, ask, scenario.warm, TARGETS[kind])
         await self._load.closed(commands, scenario.in_flight)
 
     async def _round(self, kind: str, scenario: Scenario, processes: list[ExecutorProcess]) -> Figures:
-        commands = await place(self._database, scenario.ask, scenario.calls, TARGETS[kind])
+        commands = await place(self.database, scenario.ask, scenario.calls, TARGETS[kind])
         await asyncio.sleep(_QUIET_S)
         async with measured(self._stand, kind, processes) as cost:
             window = await self._run(scenario, commands)
@@ -125,8 +127,8 @@ class Rounds:
 
     async def _backlog(self, kind: str, scenario: Scenario) -> Figures:
         """Measure the first calls of a backlog; discard the rest."""
-        await self._prepare(scenario.ask.projects)
-        commands = await place(self._database, scenario.ask, scenario.waiting, TARGETS[kind])
+        await self.prepare(scenario.ask.projects)
+        commands = await place(self.database, scenario.ask, scenario.waiting, TARGETS[kind])
         await self._load.enqueue(commands)
         [process] = processes = self._processes(kind, scenario)
         await asyncio.to_thread(process.start)
@@ -141,7 +143,7 @@ class Rounds:
         return figures(window, cost, scenario.calls, scenario.ask.delay_ms)
 
     async def _check(self) -> None:
-        failed = await self._database.fetchval(
+        failed = await self.database.fetchval(
             "select content ->> 'error' from public.cards "
             "where metadata ->> 'type' = 'tool.result' and content ->> 'status' <> 'success' limit 1"
         )
@@ -150,12 +152,12 @@ class Rounds:
 
     async def statements(self, ask: Ask) -> float:
         """Return SQL statements per call from PostgreSQL's log, including those of health checks."""
-        await self._prepare(1)
+        await self.prepare(1)
         scenario = Scenario("statements", "closed", COUNTED_CALLS, ask)
         process = self._stand.process("executor", settings_of("executor", scenario), {"log_statement": "all"})
         await asyncio.to_thread(process.start)
         try:
-            await self._warm("executor", scenario)
+            await self.warm("executor", scenario)
             before = self._stand.statements_logged()
             await self._round("executor", scenario, [process])
             return (self._stand.statements_logged() - before) / COUNTED_CALLS
@@ -164,7 +166,7 @@ class Rounds:
 
     async def idle(self, seconds: float) -> Figures:
         """Return the cost of an idle executor per second: CPU milliseconds, its own and the servers', and messages."""
-        await self._prepare(1)
+        await self.prepare(1)
         process = self._stand.process("executor", {})
         await asyncio.to_thread(process.start)
         try:
@@ -178,7 +180,7 @@ class Rounds:
 
     async def echo(self, calls: int) -> Figures:
         """Return the calls per second that load generator and NATS server reach if a call does no work."""
-        await self._prepare(1)
+        await self.prepare(1)
         process = self._stand.process("floor", {floor.ECHO_VARIABLE: "1"})
         await asyncio.to_thread(process.start)
         try:

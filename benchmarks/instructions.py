@@ -1,0 +1,145 @@
+"""Bytecode instructions per call, which unlike CPU time do not depend on what else the machine does.
+
+`python -m benchmarks.instructions` prints the functions that execute most of them, and a JSON object on the last line.
+What libraries in C, the kernel and the network do is not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import uvloop
+
+from benchmarks.calls import place
+from benchmarks.harness import TARGETS, Stand, start_all, stop_all
+from benchmarks.load import Load
+from benchmarks.rounds import Rounds, settings_of
+from benchmarks.scenarios import CPU, Scenario
+from openapi_tool.local.executor import ExecutorProcess
+from openapi_tool.local.server import START_S, ServerFailed
+
+CALLS, WARM_CALLS = 300, 80
+_MODULE_VARIABLE, _FILE_VARIABLE = "BENCH_COUNTED", "BENCH_COUNTED_FILE"
+_POLL_S = 0.05
+_ROOTS = ("/site-packages/", f"/python{sys.version_info.major}.{sys.version_info.minor}/")
+
+Counts = dict[str, int]
+
+
+async def instructions(calls: int = CALLS) -> dict[str, Counts]:
+    """Return the instructions of `calls` calls by function, for `floor` and `executor`."""
+    modules = dict.fromkeys(TARGETS, ("benchmarks.instructions", _MODULE_VARIABLE))
+    async with Stand(modules=modules) as stand, Load.connect(stand.nats.url) as load:
+        database = await stand.database()
+        try:
+            rounds = Rounds(stand, load, database)
+            return {kind: await _of(kind, stand, rounds, load, calls) for kind in TARGETS}
+        finally:
+            await database.close()
+
+
+async def _of(kind: str, stand: Stand, rounds: Rounds, load: Load, calls: int) -> Counts:
+    scenario = Scenario("instructions", CPU.shape, calls, CPU.ask, warm=WARM_CALLS)
+    file = stand.stack.folder / f"instructions-{kind}.json"
+    process = stand.process(kind, {**settings_of(kind, scenario), _FILE_VARIABLE: str(file)})
+    await rounds.prepare(scenario.ask.projects)
+    await start_all([process])
+    try:
+        await rounds.warm(kind, scenario)
+        commands = await place(rounds.database, scenario.ask, calls, TARGETS[kind])
+        await asyncio.to_thread(_signalled, process, signal.SIGUSR1, file)
+        await load.closed(commands, scenario.in_flight)
+        await asyncio.to_thread(_signalled, process, signal.SIGUSR2, file)
+        counts: Counts = json.loads(file.read_text())
+        return counts
+    finally:
+        await stop_all([process])
+
+
+def _signalled(process: ExecutorProcess, number: signal.Signals, file: Path) -> None:
+    """Send a signal and wait until the process has handled it. Raises ServerFailed."""
+    file.unlink(missing_ok=True)
+    process.signal(number)
+    give_up = time.monotonic() + START_S
+    while not file.exists():
+        if time.monotonic() > give_up:
+            raise ServerFailed(f"{process.process.name} does not tell what it counted")
+        time.sleep(_POLL_S)
+
+
+class _Counter:
+    """Trace function that counts; SIGUSR1 begins anew, SIGUSR2 writes the counts by function to a file."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._counts: Counter[CodeType] = Counter()
+
+    def install(self) -> None:
+        signal.signal(signal.SIGUSR1, self._begin)
+        signal.signal(signal.SIGUSR2, self._write)
+        sys.settrace(self._enter)
+
+    def _enter(self, frame: FrameType, _event: str, _argument: object) -> Any:
+        if frame.f_code.co_filename == __file__:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._count
+
+    def _count(self, frame: FrameType, event: str, _argument: object) -> Any:
+        if event == "opcode":
+            self._counts[frame.f_code] += 1
+        return self._count
+
+    def _begin(self, *_: object) -> None:
+        self._counts.clear()
+        self._write()
+
+    def _write(self, *_: object) -> None:
+        counts: Counter[str] = Counter()
+        for code, count in list(self._counts.items()):  # the calls below are counted, too
+            counts[f"{_short(code.co_filename)}:{code.co_firstlineno} {code.co_qualname}"] += count
+        unfinished = self._file.with_suffix(".part")
+        unfinished.write_text(json.dumps(counts))
+        unfinished.rename(self._file)
+
+
+def _short(path: str) -> str:
+    """Return a file's path without where its package is installed."""
+    for root in (*_ROOTS, f"{Path.cwd()}/"):
+        if root in path:
+            return path.rpartition(root)[2]
+    return path
+
+
+def main() -> None:
+    """Measure; or, with the variable that names a module, run that module and count."""
+    if module := os.environ.get(_MODULE_VARIABLE):
+        _Counter(Path(os.environ[_FILE_VARIABLE])).install()
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=CALLS, help="how many calls of each")
+    parser.add_argument("--lines", type=int, default=40, help="how many functions to show")
+    arguments = parser.parse_args()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        counts = runner.run(instructions(arguments.calls))
+    for name, count in Counter(counts["executor"]).most_common(arguments.lines):
+        sys.stdout.write(f"{count / arguments.calls:8.0f}  {name}\n")
+    per_call = {kind: round(sum(each.values()) / arguments.calls) for kind, each in counts.items()}
+    ratio = round(per_call["executor"] / per_call["floor"], 3)
+    sys.stdout.write(json.dumps({"instructions_per_call": per_call, "ratio": ratio}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
