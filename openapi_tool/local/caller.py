@@ -255,7 +255,7 @@ class Caller:
             "insert into state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, "
             "source_agent_id, source_agent_turn_id, source_step_id, target_agent_id, target_agent_turn_id, "
             "correlation_id, recursion_depth, trace_id) "
-            "values ($1, $2, $3, 'tool_call', 'request', $4, $5, $6, $4, $5, $7, 0, $8)",
+            "values ($1, $2, $3, 'tool_call', 'request', $4, $5, $6, $4, $5, $7, $8, $9)",
             f"edge_{uuid.uuid4().hex}",
             call.project_id,
             call.channel_id,
@@ -263,6 +263,7 @@ class Caller:
             call.agent_turn_id,
             call.step_id,
             call.tool_call_id,
+            int(call.headers["CG-Recursion-Depth"]),
             call.trace_id,
         )
 

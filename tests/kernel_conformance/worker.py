@@ -1,4 +1,4 @@
-"""The kernel's agent worker, as protocol sections 7 and 12 describe it: deferral, per-turn deadline, watchdog.
+"""The kernel's agent worker, as protocol sections 4, 7 and 12 describe it: deferral, deadline, watchdog, forks.
 
 Written from the protocol alone, so that what it does with our rows and doorbells is not what we think it does.
 """
@@ -6,6 +6,7 @@ Written from the protocol alone, so that what it does with our rows and doorbell
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -26,12 +27,15 @@ _TICK_S = 0.02
 
 @dataclass(slots=True)
 class Turn:
-    """An agent's turn in one step: what it waits for, and what became of it."""
+    """An agent's turn in one step: what it waits for, and what became of it. A forked one has a parent."""
 
     project_id: str
     agent_id: str
     turn_id: str
     step_id: str
+    parent: Turn | None = None
+    depth: int = 0
+    trace_id: str = field(default_factory=lambda: secrets.token_hex(16))
     epoch: int = 1
     head: str = "running"
     deadline: float = 0.0
@@ -40,6 +44,27 @@ class Turn:
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     deferrals: int = 0
+
+    def lineage(self) -> dict[str, str]:
+        """Return the headers that say where the turn comes from."""
+        topology = {"CG-Turn-Id": self.turn_id, "CG-Step-Id": self.step_id, "CG-Recursion-Depth": str(self.depth)}
+        if self.parent is None:
+            return topology
+        parent = {
+            "CG-Parent-Agent-Id": self.parent.agent_id,
+            "CG-Parent-Turn-Id": self.parent.turn_id,
+            "CG-Parent-Step-Id": self.parent.step_id,
+        }
+        return {**topology, **parent}
+
+
+def _effective(content: Mapping[str, Any]) -> str:
+    """Return what becomes of the turn: what the result itself says in `__cg_control`, else the card's value."""
+    result = content["result"]
+    control = result.get("__cg_control") if isinstance(result, dict) else None
+    said = control.get("after_execution") if isinstance(control, dict) else None
+    wanted = said.strip() if isinstance(said, str) else ""
+    return wanted if wanted in ("suspend", "terminate") else str(content["after_execution"])
 
 
 class Worker:
@@ -74,7 +99,16 @@ class Worker:
     ) -> Turn:
         """Send the calls of a step one after another, then suspend the turn on them."""
         turn = Turn(project_id, agent_id, f"turn_{uuid.uuid4().hex}", f"step_{uuid.uuid4().hex}")
-        self.turns[project_id, agent_id] = turn
+        return await self._run(turn, calls, suspend_timeout_s)
+
+    async def fork(self, parent: Turn, agent_id: str, calls: Sequence[tuple[str, Any]]) -> Turn:
+        """Run a step of an agent that the parent's step has begun: one level deeper, in the same trace."""
+        ids = f"turn_{uuid.uuid4().hex}", f"step_{uuid.uuid4().hex}"
+        child = Turn(parent.project_id, agent_id, *ids, parent, parent.depth + 1, parent.trace_id)
+        return await self._run(child, calls)
+
+    async def _run(self, turn: Turn, calls: Sequence[tuple[str, Any]], suspend_timeout_s: float = 0.0) -> Turn:
+        self.turns[turn.project_id, turn.agent_id] = turn
         for tool, arguments in calls:
             turn.calls.append(await self._send(turn, tool, arguments))
         await asyncio.sleep(self._suspend_s)
@@ -96,9 +130,10 @@ class Worker:
         subject = f"cg.{VERSION}.{turn.project_id}.public.cmd.tool.jina.call"
         body = {"tool_name": tool, "after_execution": "suspend"}
         call = new_call(turn.project_id, "public", turn.agent_id, subject, body)
-        headers = {**call.headers, "CG-Turn-Id": turn.turn_id, "CG-Step-Id": turn.step_id}
-        call = replace(call, agent_turn_id=turn.turn_id, step_id=turn.step_id, headers=headers)
-        await self._caller.save(call, arguments, {})
+        traceparent = f"00-{turn.trace_id}-{secrets.token_hex(8)}-01"
+        headers = {**call.headers, **turn.lineage(), "traceparent": traceparent}
+        call = replace(call, agent_turn_id=turn.turn_id, step_id=turn.step_id, trace_id=turn.trace_id, headers=headers)
+        await self._caller.save(call, arguments, {"parent_step_id": turn.parent.step_id} if turn.parent else {})
         await self._caller.publish(call)
         return call
 
@@ -157,10 +192,13 @@ class Worker:
         assert row["payload"]["tool_result_card_id"] == card["card_id"]
         assert content.keys() == {"__type__", "status", "after_execution", "result", "error"}
         assert (content["error"] is None) == (content["status"] == "success")
+        assert content["after_execution"] == row["payload"]["after_execution"] == _effective(content)
         assert metadata["step_id"] == turn.step_id
+        assert metadata.get("parent_step_id") == (turn.parent and turn.parent.step_id)
         assert metadata["function_name"] == sent.body["tool_name"]
-        assert headers["traceparent"].split("-")[1] == sent.trace_id
-        assert int(headers["CG-Recursion-Depth"]) < MAX_DEPTH
+        assert headers["traceparent"].split("-")[1] == turn.trace_id
+        assert {name: headers.get(name) for name in turn.lineage()} == turn.lineage()
+        assert turn.depth < MAX_DEPTH
         assert turn.waiting.get(call_id) == "waiting"
         turn.waiting[call_id] = "received"
         turn.results[call_id] = card
