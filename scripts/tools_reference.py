@@ -1,4 +1,4 @@
-"""Generated parts of docs/tools.md: built-in tools, upstream parameters, error codes."""
+"""Generated parts of docs/tools.md: built-in tools, upstream parameters, warnings, error codes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.parameters import Parameter
+from openapi_tool.jina.remarks import WARNINGS
 from openapi_tool.jina.url_policy import INTERNAL_SUFFIXES
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.tools.catalogue import CATALOGUE, BuiltInTool
@@ -109,9 +110,15 @@ def _suffixes() -> str:
     return "\n".join(textwrap.wrap(", ".join(f"`{suffix}`" for suffix in INTERNAL_SUFFIXES), 120))
 
 
+def _warnings() -> str:
+    rows = [f"| `{kind}` | {text} |" for kind, text in WARNINGS.items()]
+    return "\n".join(["| type | what a model is told |", "| --- | --- |", *rows])
+
+
 _PARTS: Mapping[str, Callable[[], str]] = {
     "tools": _tools,
     "operator": _operator,
     "errors": _errors,
     "suffixes": _suffixes,
+    "warnings": _warnings,
 }

@@ -76,24 +76,27 @@ def batch_output(
     errors = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolError)}
     if not good:
         raise _all_failed(errors)
+    succeeded = sum(item in good for item in items)
     shown = (
-        [Item(heading=f"{len(good)} of {len(outcomes)} succeeded; the errors of the others are below.")]
-        if errors
-        else []
+        [Item(heading=f"{succeeded} of {len(items)} succeeded; the errors of the others are below.")] if errors else []
     )
-    for number, (item, outcome) in enumerate(outcomes.items(), start=1):
-        heading = f"## {number} of {len(outcomes)}: {redactor.head(one_line(item), _SHOWN_CHARS)}"
+    for item, outcome in outcomes.items():
+        heading = f"## {_numbers(items, item)} of {len(items)}: {redactor.head(one_line(item), _SHOWN_CHARS)}"
         first, *others = _items(outcome)
         shown += [first._replace(heading=f"{heading}\n{first.heading}".rstrip()), *others]
     results = [_entry(redactor.text(item), outcomes[item]) for item in items]
-    failed = sum(item in errors for item in items)
     return ToolOutput(
         tuple(shown),
-        {"succeeded": len(items) - failed, "failed": failed, "results": results},
+        {"succeeded": succeeded, "failed": len(items) - succeeded, "results": results},
         sum(map(cost, outcomes.values()), Usage()),
         cached=not errors and all(output.cached for output in good.values()),
         keep=all(output.keep for output in good.values()),
     )
+
+
+def _numbers(items: Sequence[str], item: str) -> str:
+    """Return the numbers under which an item was given, such as `1 and 3`: one that was given twice is asked once."""
+    return " and ".join(str(number) for number, given in enumerate(items, start=1) if given == item)
 
 
 def _items(outcome: ToolOutput | ToolError) -> tuple[Item, ...]:

@@ -9,17 +9,30 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from openapi_tool.cooperative import SMALL, Steps, at_once
 from openapi_tool.jina.failures import NOTHING_SECRET, quoted
-from openapi_tool.jina.remarks import cut_page, cut_results, is_cut
+from openapi_tool.jina.inline_images import is_inline, without_inline_images
+from openapi_tool.jina.remarks import (
+    WARNINGS,
+    cut_page,
+    cut_results,
+    is_cut,
+    of_upstream,
+    page_warnings,
+    result_warning,
+    wall,
+)
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
 from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools.result import BLOCK_GAP, Item, ToolOutput, Usage, items_chars, one_line
 
 _BODY_FIELDS = ("content", "text", "html")
+_LABELS = {"url": "", "date": "Date: ", "publishedTime": "Published: ", "source": "Source: ", "imageUrl": "Image: "}
+_RESULT_FACTS = tuple(_LABELS)
+_OTHER_BODIES = ("html", "chunks", "screenshotUrl", "pageshotUrl")
 _SHOTS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
 _JOINED_PAIR = re.compile(r"(.*?),([a-z][a-z0-9+.-]*:.*)", re.DOTALL)
 _MOST_TOKENS = 10**9
@@ -28,6 +41,9 @@ _MOST_CHARS = 2_000
 """Limit of one field or line: a title, a warning, the text of a link."""
 _MOST_URL_CHARS = 16_000
 _MOST_DESCRIPTION_CHARS = 10_000
+_MOST_ABOUT_CHARS = 200
+"""Limit of a page's own description, which is shown only where it says something that the body does not."""
+_MOST_COMPARED_CHARS = 20_000
 _MOST_WARNINGS, _MOST_WARNING_CHARS = 20, 20_000
 _MOST_RESULTS, _MOST_SITE_LINKS, _MOST_LINKS = 100, 20, 10_000
 _JOINED_CHARS = range(1, _MOST_CHARS + _MOST_URL_CHARS)
@@ -79,7 +95,7 @@ def _search_steps(
         return _no_results(query, _usage(envelope), masks.answer, with_pages=with_pages)
     page = _Page(masks.answer)
     shown = results[:_MOST_RESULTS]
-    items = yield from _result_items(shown, page)
+    items, kinds = yield from _result_items(shown, page, with_pages=with_pages)
     if len(results) > len(shown):
         items.append(Item(heading=f"[{len(results) - len(shown):,} more results are left out.]"))
     facts = [page.facts(item, ("title", "url", "date", "source")) for item in shown]
@@ -87,8 +103,20 @@ def _search_steps(
         items.append(Item(heading=cut_results([place + 1 for place in cut], max_tokens)))
         for place in cut:
             facts[place]["cut_at_tokens"] = max_tokens
+    if any(kinds):
+        items += _result_warnings(kinds, facts)
     state = {"results": facts}
     return ToolOutput(tuple(items), state, _usage(envelope))
+
+
+def _result_warnings(kinds: list[tuple[str, ...]], facts: list[dict[str, Any]]) -> Iterator[Item]:
+    """Add the types of warnings to the facts of each result; yield each warning with the numbers of its results."""
+    for those, about in zip(kinds, facts, strict=True):
+        if those:
+            about["warnings"] = list(those)
+    for kind in dict.fromkeys(chain.from_iterable(kinds)):
+        numbers = [number for number, those in enumerate(kinds, start=1) if kind in those]
+        yield Item(heading=result_warning(kind, numbers))
 
 
 def _no_results(query: str, usage: Usage, redactor: Redactor, *, with_pages: bool) -> ToolOutput:
@@ -116,26 +144,36 @@ def _masked(output: ToolOutput, redactor: Redactor) -> Steps[ToolOutput]:
     return ToolOutput(tuple(items), redactor.value(output.state), output.usage)
 
 
-def _result_items(results: list[Mapping[str, Any]], page: _Page) -> Steps[list[Item]]:
-    """Render each result; warnings equal to those of an earlier result refer to its number."""
+def _result_items(
+    results: list[Mapping[str, Any]], page: _Page, *, with_pages: bool
+) -> Steps[tuple[list[Item], list[tuple[str, ...]]]]:
+    """Render each result, and return the types of what the model is warned of for each.
+
+    Warnings equal to those of an earlier result refer to its number.
+    """
     first: dict[tuple[str, ...], int] = {}
-    items = []
+    items, kinds = [], []
     for number, item in enumerate(results, start=1):
-        facts = page.facts(item, ("url", "date", "publishedTime", "source", "imageUrl"))
+        facts = page.facts(item, _RESULT_FACTS)
+        if "imageUrl" in facts and is_inline(str(facts["imageUrl"])):
+            del facts["imageUrl"]
         warnings = page.warnings(item)
         if warnings and (same := first.setdefault(warnings, number)) != number:
             warnings = (f"as for {same}",)
         lines = [
             f"{number}. {page.line(item.get('title')) or '(no title)'}",
-            *(one_line(str(fact)) for fact in facts.values()),
+            *(one_line(f"{_LABELS[field]}{fact}") for field, fact in facts.items()),
             *(f"Warning: {warning}" for warning in warnings),
             page.line(item.get("description"), _MOST_DESCRIPTION_CHARS),
             *page.site_links(item),
         ]
         yield
-        body = [*page.bodies(item), *(yield from page.lists(item))]
-        items.append(Item("\n".join(filter(None, lines)), BLOCK_GAP.join(body)))
-    return items
+        if bodies := list(page.bodies(item)):
+            bodies = yield from without_inline_images(bodies)
+        has_kinds = with_pages or bodies or item.get("warning")
+        kinds.append(page.kinds(item, with_text=with_pages) if has_kinds else ())
+        items.append(Item("\n".join(filter(None, lines)), BLOCK_GAP.join([*bodies, *(yield from page.lists(item))])))
+    return items, kinds
 
 
 def page_output(envelope: Mapping[str, Any], max_tokens: int | None = None) -> ToolOutput:
@@ -160,34 +198,41 @@ def _page_steps(envelope: Mapping[str, Any], max_tokens: int | None, masks: Mask
     if not isinstance(item, dict):
         raise UpstreamUnavailable("The reader answered in an unexpected shape; try again later.")
     page = _Page(masks.answer)
-    parts = list(page.bodies(item))
-    yield
+    parts = yield from without_inline_images(list(page.bodies(item)))
     lists = yield from page.lists(item)
-    warnings = page.warnings(item)
-    if warnings and not parts and not lists:
-        raise _nothing_to_read(_text(item.get("warning")), _usage(envelope).tokens, masks.error)
+    warnings, kinds = page.warnings(item), page.kinds(item, with_text=True)
+    if not parts and not lists and _text(item.get("warning")).strip():
+        raise _nothing_to_read(warnings, kinds, _usage(envelope).tokens, masks.error)
     head = [
         f"Title: {page.line(item.get('title')) or '(none)'}",
         f"URL: {page.line(item.get('url'), _MOST_URL_CHARS)}",
         *(f"Published: {page.line(published)}" for published in _some(item.get("publishedTime"))),
         *(f"Pages: {page.line(count)}" for count in _some(item.get("numPages"))),
         *(f"Warning: {warning}" for warning in warnings),
+        *([f"Description: {about}"] if (about := page.about(item, parts)) else []),
     ]
     state = page.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
     body = BLOCK_GAP.join([*(parts or ["(The page has no readable text.)"]), *lists])
-    items, usage = [Item("\n".join(head), body)], _usage(envelope)
+    items, usage = [Item("\n".join(head), body, page_warnings(kinds) if kinds else "")], _usage(envelope)
+    if kinds:
+        state["warnings"] = list(kinds)
     if max_tokens and is_cut(usage.tokens, max_tokens):
         items.append(Item(heading=cut_page(max_tokens)))
         state["cut_at_tokens"] = max_tokens
     return ToolOutput(tuple(items), state, usage)
 
 
-def _nothing_to_read(warning: str, tokens: int, redactor: Redactor) -> UpstreamRejected:
+def _nothing_to_read(
+    warnings: tuple[str, ...], kinds: tuple[str, ...], tokens: int, redactor: Redactor
+) -> UpstreamRejected:
     """Return the error of a page with warnings only; the upstream charges for it."""
-    failure = UpstreamRejected(
-        "The page has nothing to read; check the address or use another page. "
-        f"The service says: {quoted(redactor.head(warning, _MOST_CHARS))}"
-    )
+    parts = [
+        "The page has nothing to read; check the address, wait for it with wait_for_selector, or use another page.",
+        *(WARNINGS[kind] for kind in kinds if kind != "empty"),
+    ]
+    if warnings:
+        parts.append(f"The service says: {quoted(redactor.head(' '.join(warnings), _MOST_CHARS))}")
+    failure = UpstreamRejected(" ".join(parts))
     failure.tokens = tokens
     return failure
 
@@ -222,14 +267,39 @@ class _Page:
         return facts
 
     def warnings(self, item: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return one warning per line of the upstream's text, which includes errors of the page (jina-api 3.1)."""
+        """Return the lines of the upstream's warning but its own ones, such as an error of the page (jina-api 3.1)."""
         text = _text(item.get("warning"))
         if not text:
             return ()
-        lines = self._short(text, _MOST_WARNING_CHARS).splitlines()
+        lines = [line for line in self._short(text, _MOST_WARNING_CHARS).splitlines() if not of_upstream(line)]
         shown = tuple(filter(None, map(self.line, lines[:_MOST_WARNINGS])))
         left = len(lines) - _MOST_WARNINGS
         return (*shown, f"({left:,} more lines)") if left > 0 else shown
+
+    def kinds(self, item: Mapping[str, Any], *, with_text: bool) -> tuple[str, ...]:
+        """Return the types of what the model is warned of; `with_text` means that page text was requested."""
+        text = _text(item.get("content")) or _text(item.get("text"))
+        if text and not text.isspace():
+            kind = wall(_text(item.get("title")), text)
+        else:
+            kind = None if not with_text or any(map(item.get, _OTHER_BODIES)) else "empty"
+        warning = _text(item.get("warning"))
+        if not warning:
+            return (kind,) if kind else ()
+        told = map(of_upstream, warning.splitlines()[:_MOST_WARNINGS])
+        found = dict.fromkeys(filter(None, (kind, *told)))
+        if kind == "empty":
+            found.pop("not_loaded", None)
+        return tuple(found)
+
+    def about(self, page: Mapping[str, Any], bodies: list[str]) -> str:
+        """Return the page's description if it has a word that is neither in the title nor in the body."""
+        about = self.line(page.get("description"), _MOST_ABOUT_CHARS)
+        if not about:
+            return ""
+        shown = f"{_text(page.get('title'))}\n{bodies[0][:_MOST_COMPARED_CHARS] if bodies else ''}".lower()
+        words = about.lower().replace(".", " ").replace(",", " ").split()
+        return "" if all(map(shown.__contains__, words)) else about
 
     def bodies(self, page: Mapping[str, Any]) -> Iterator[str]:
         """Yield all forms of the body in a fixed order; chunks only without content, which they repeat."""
@@ -260,7 +330,10 @@ class _Page:
         return found
 
     def _link(self, text: str, url: str, snippet: str = "") -> str:
-        title, address, about = self.line(text), self.line(url, _MOST_URL_CHARS), self.line(snippet)
+        title, about = self.line(text), self.line(snippet)
+        if is_inline(url):
+            return f"- {title}"
+        address = self.line(url, _MOST_URL_CHARS)
         return (f"- {title}: {address}" if title else f"- {address}") + (f" ({about})" if about else "")
 
     def site_links(self, item: Mapping[str, Any]) -> Iterator[str]:

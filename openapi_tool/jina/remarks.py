@@ -1,10 +1,115 @@
-"""Remarks for the model about an answer that looks complete but is not."""
+"""Remarks for the model about an answer that looks complete but is not, and typed warnings about pages.
+
+They stand outside of the frames of web content, so that no page can write one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 _OVER = 50  # the charge of a cut text, counted afresh, may be a fiftieth above the limit (jina-api 1.3)
+
+_MAX_WALL_CHARS = 1_000
+"""Longest text that is taken for a wall: one that is longer has content, whatever it mentions."""
+_MAX_LOGIN_CHARS, _MAX_NOTICE_CHARS, _MAX_FORM_CHARS, _MAX_SHELL_CHARS = 600, 400, 300, 60
+
+WARNINGS: Mapping[str, str] = {
+    "captcha": "This seems to be a captcha or bot check instead of the page. Use another source.",
+    "login": "This seems to be a login instead of the page, and nobody can sign in here. Use another source.",
+    "javascript": "The page asks for JavaScript and may lack content. Read it again with wait_for_selector, or use "
+    "another source.",
+    "empty": "The page shows no text, or loads it late. Read it again with wait_for_selector, or use another source.",
+    "not_loaded": "The page may not be fully loaded. If something is missing, read it with wait_for_selector.",
+    "frames": "Embedded frames are left out. If something is missing, read the frame by its own address.",
+    "shadow_dom": "Parts of the page cannot be shown. If something is missing, use another source.",
+    "may_be_captcha": "The page holds a captcha. If its content is missing, use another source.",
+    "stored_copy": "This is a stored copy of the page. For the current one read it with no_cache.",
+}
+"""What is said to the model, by the type of a warning as it is in the state."""
+
+_OF_UPSTREAM: Mapping[str, str] = {
+    "This page maybe not yet fully loaded, consider explicitly specify a timeout.": "not_loaded",
+    "This page contains iframe that are currently hidden, consider enabling iframe processing.": "frames",
+    "This page contains shadow DOM that are currently hidden, consider enabling shadow DOM processing.": "shadow_dom",
+    "This page maybe requiring CAPTCHA, please make sure you are authorized to access this page.": "may_be_captcha",
+    "This is a cached snapshot of the original page, consider retry with caching opt-out.": "stored_copy",
+}
+"""The upstream's own warnings (jina-api 3.1); some of them name parameters that only an operator can set."""
+
+_CAPTCHA = """
+verify you are human|verify you are a human|verify that you are human|verifying you are human|confirm you are human
+confirm you are a human|prove you are human|prove that you are human|confirm that you are human|you're not a robot
+you are not a robot|are you a robot?|robot or human?|checking your browser before|checking your browser…
+checking if the site connection is secure|needs to review the security of your connection
+performing security verification|enable javascript and cookies to continue|unusual traffic from your
+complete the security check to access|enter the characters you see below|pardon our interruption
+something about your browser made us think|you have been blocked|access to this page has been denied
+request unsuccessful. incapsula|solve this captcha|complete the captcha|solve the captcha|enter the captcha
+type the characters you see|ddos protection by|bestätigen sie, dass sie ein mensch|vérifiez que vous êtes humain
+verifica que eres humano|verifica di essere umano|подтвердите, что вы не робот|请完成安全验证|请输入验证码
+私はロボットではありません
+"""
+_LOGIN = """
+sign in to continue|log in to continue|login to continue|sign in to view|log in to view|log in or sign up to
+sign in to see|log in to see|log in or create an account|sign in or create an account|you must be logged in
+you must log in|you need to be logged in|you need to log in|please log in to|please sign in to|please login to
+log into facebook|sign in to your account|log in to your account|melden sie sich an, um|connectez-vous pour
+inicia sesión para|请登录|ログインしてください|войдите, чтобы
+"""
+_LOGIN_FORM = """
+forgot password?|forgot your password?|forgotten password?|passwort vergessen?|mot de passe oublié
+olvidaste tu contraseña|忘记密码
+"""
+_JAVASCRIPT = """
+enable javascript|javascript is disabled|javascript is not enabled|javascript is required|requires javascript
+javascript enabled|javascript must be enabled|turn on javascript|javascript has been disabled|javascript aktivieren
+javascript ist deaktiviert|activer javascript|habilitar javascript|habilite javascript|activa javascript
+abilita javascript|включите javascript|启用javascript|启用 javascript|javascriptを有効
+"""
+_APOSTROPHE = "\N{RIGHT SINGLE QUOTATION MARK}"
+_LOADING = ("loading", "please wait", "one moment", "redirecting", "laden", "bitte warten", "chargement", "cargando")
+
+
+def _phrases(lines: str) -> tuple[str, ...]:
+    return tuple(lines.strip().replace("\n", "|").split("|"))
+
+
+_WALLS = (
+    ("captcha", _MAX_WALL_CHARS, _phrases(_CAPTCHA)),
+    ("login", _MAX_LOGIN_CHARS, _phrases(_LOGIN)),
+    ("login", _MAX_FORM_CHARS, _phrases(_LOGIN_FORM)),
+    ("javascript", _MAX_NOTICE_CHARS, _phrases(_JAVASCRIPT)),
+)
+_CAPTCHA_TITLES = ("just a moment", "attention required! | cloudflare", "access denied", "robot or human?")
+
+
+def wall(title: str, text: str) -> str | None:
+    """Return the type of the warning about a page that is a wall or a shell instead of content, None for others."""
+    if len(text) > _MAX_WALL_CHARS:
+        return None
+    text = text.strip().lower().replace(_APOSTROPHE, "'")
+    if len(text) <= _MAX_SHELL_CHARS and text.lstrip("#*![ ").startswith(_LOADING):
+        return "empty"
+    for kind, chars, phrases in _WALLS:
+        if len(text) <= chars and any(map(text.__contains__, phrases)):
+            return kind
+    is_notice = len(text) <= _MAX_NOTICE_CHARS
+    return "captcha" if is_notice and title.strip(" .…").lower() in _CAPTCHA_TITLES else None
+
+
+def of_upstream(line: str) -> str | None:
+    """Return the type of one of the upstream's own warnings, None for others, such as an error of the page."""
+    return _OF_UPSTREAM.get(line)
+
+
+def page_warnings(kinds: Iterable[str]) -> str:
+    """Return the warnings about a page, a line each."""
+    return "\n".join(f"[Warning: {WARNINGS[kind]}]" for kind in kinds)
+
+
+def result_warning(kind: str, numbers: Iterable[int]) -> str:
+    """Return a warning about search results."""
+    return f"[Warning about results {', '.join(map(str, numbers))}: {WARNINGS[kind]}]"
 
 
 def is_cut(tokens: int | None, max_tokens: int | None) -> bool:

@@ -16,6 +16,7 @@ from prometheus_client import Counter
 
 from openapi_tool.cooperative import at_once
 from openapi_tool.jina.content import page_output, search_output
+from openapi_tool.jina.remarks import WARNINGS, of_upstream
 from openapi_tool.protocol.errors import NotFound, ToolError, UpstreamRejected
 from openapi_tool.telemetry.redact import MASK
 from openapi_tool.tools.cursor import Cursors, Position
@@ -139,8 +140,10 @@ def test_a_broken_bound_fails_the_script(
 def test_every_result_keeps_its_facts_under_its_number(name: str) -> None:
     for number, (item, lines) in enumerate(blocks(name), start=1):
         assert lines[0] == f"{number}. {one_line(item['title']) or '(no title)'}"
-        for field in ("url", "date", "publishedTime", "source", "imageUrl", "description"):
-            assert not item.get(field) or one_line(item[field]) in lines, field
+        for field, label in (("url", ""), ("source", "Source: "), ("imageUrl", "Image: "), ("description", "")):
+            assert not item.get(field) or f"{label}{one_line(item[field])}" in lines, field
+        for field, label in (("date", "Date: "), ("publishedTime", "Published: ")):
+            assert not item.get(field) or any(f"{label}{item[field]}" in line for line in lines), field
         for field in ("links", "images"):
             assert set(pair_lines(item.get(field))) <= set(lines), field
 
@@ -149,11 +152,16 @@ def test_every_result_keeps_its_facts_under_its_number(name: str) -> None:
 @requirement("content.kept", "content.search")
 def test_every_result_shows_its_warnings_or_the_number_of_a_result_with_the_same(name: str) -> None:
     told: list[list[str]] = []
+    content = output(successes()[name]).content
     for item, lines in blocks(name):
         warnings = [line.removeprefix("Warning: ") for line in lines if line.startswith("Warning: ")]
         if warnings and (same := re.fullmatch(r"as for (\d+)", warnings[0])):
             warnings = told[int(same[1]) - 1]
-        assert warnings == (item.get("warning") or "").splitlines()
+        all_of_them = (item.get("warning") or "").splitlines()
+        assert warnings == [line for line in all_of_them if not of_upstream(line)]
+        for kind in filter(None, map(of_upstream, all_of_them)):
+            (note,) = re.findall(rf"^\[Warning about results (.*): {WARNINGS[kind]}\]$", content, re.MULTILINE)
+            assert str(len(told) + 1) in note.split(", ")
         told.append(warnings)
 
 
@@ -170,12 +178,16 @@ def test_every_result_keeps_its_page_text(name: str) -> None:
 def test_a_page_keeps_its_head_body_and_lists(name: str) -> None:
     page, content = successes()[name]["data"], output(successes()[name]).content
     lines = content.splitlines()
+    warnings = (page.get("warning") or "").splitlines()
+    for kind in filter(None, map(of_upstream, warnings)):
+        assert lines.pop(0) == f"[Warning: {WARNINGS[kind]}]"
+    assert [f"Warning: {line}" for line in warnings if not of_upstream(line)] == [
+        line for line in lines if line.startswith("Warning: ")
+    ]
+    lines = [line for line in lines if line and not line.startswith("[Warning: ")]
     assert lines[0:2] == [f"Title: {one_line(page['title']) or '(none)'}", f"URL: {page['url']}"]
     assert not page.get("publishedTime") or f"Published: {page['publishedTime']}" in lines
     assert not page.get("numPages") or f"Pages: {page['numPages']}" in lines
-    assert [f"Warning: {line}" for line in (page.get("warning") or "").splitlines()] == [
-        line for line in lines if line.startswith("Warning: ")
-    ]
     bodies = [normal(page[field]) for field in PAGE_TEXT if page.get(field)]
     assert all(normal(content).count(body) == 1 for body in bodies)
     assert all(normal(chunk) in normal(content) for chunk in page.get("chunks") or ())
@@ -184,12 +196,21 @@ def test_a_page_keeps_its_head_body_and_lists(name: str) -> None:
     assert all(url.split(",")[-1] in content for url in (page.get("links") or {}).values())
 
 
+def assert_told(warning: str, error: ToolError) -> None:
+    """A warning's own lines are quoted, and what the upstream says of its options is in words for the model."""
+    lines = warning.splitlines()
+    own = " ".join(line for line in lines if not of_upstream(line))
+    assert not own or f'"{normal(own)}"' in error.message
+    assert "wait_for_selector" in error.message
+    assert not any(line in error.message for line in lines if of_upstream(line))
+
+
 @requirement("content.kept", "content.reader")
 def test_an_empty_page_with_a_warning_is_a_failure_that_tells_it() -> None:
     envelope = successes()[NOTHING_TO_READ]
-    with pytest.raises(UpstreamRejected, match=r"use another page\. The service says: \"This page maybe") as failed:
+    with pytest.raises(UpstreamRejected, match=r"wait_for_selector, or use another page\.$") as failed:
         page_output(envelope)
-    assert f'"{normal(envelope["data"]["warning"])}"' in failed.value.message
+    assert_told(envelope["data"]["warning"], failed.value)
     assert_for_a_model(failed.value)
 
 
@@ -207,8 +228,9 @@ def test_a_warning_that_holds_a_servers_own_status_text_stays_in_its_quotation_m
 def test_a_recorded_warning_without_anything_to_read_is_a_failure(name: str) -> None:
     envelope = successes()[name]
     bare = {**envelope, "data": {**envelope["data"], "content": ""}}
-    with pytest.raises(UpstreamRejected, match=re.escape(f'"{normal(envelope["data"]["warning"])}"')):
+    with pytest.raises(UpstreamRejected) as failed:
         page_output(bare)
+    assert_told(envelope["data"]["warning"], failed.value)
     listed = {**bare, "data": {**bare["data"], "links": {"Home": "http://a.example/"}}}
     assert "- Home: http://a.example/" in page_output(listed).content
 

@@ -520,12 +520,12 @@ FORMS = {
     "s-q-nocontent-json": ("1. Result 1 for hello world\nhttp://site.fixture.test:8099/article\nSnippet number 1.",),
     "s-q-content-json": ("\nDescription of A Fixture Article\n", FIRST),
     "s-q-links-json": ("Links:\n- Home: ", "Images:\n- Image 1: First image: "),
-    "s-type-images": ("http://site.fixture.test:8099/img/0.png\n", "\nsrc\n"),
-    "s-type-news": ("\nMay 6, 2024\nFixture News\nSnippet number 2.",),
+    "s-type-images": ("\nImage: http://site.fixture.test:8099/img/0.png\n", "\nSource: src\n"),
+    "s-type-news": ("\nDate: May 6, 2024\nSource: Fixture News\nSnippet number 2.",),
     "s-favicons": ("1. Result 1 for foo\nhttp://site.fixture.test:8099/article\nSnippet number 1.",),
     "s-num-0": ("\n10. Result 10 for foo\n",),
     "s-timeout3": ("No results for 'a query'.",),
-    "s-default-slow": ("Warning: Target URL returned error 404: Not Found", "Warning: as for "),
+    "s-default-slow": ("Warning: Target URL returned error 404: Not Found", "\n[Warning about results 2, "),
 }
 """What is shown of each form that an answer can have, by a recording of it."""
 
@@ -544,4 +544,4 @@ async def test_a_page_of_nothing_but_a_warning_is_a_failure() -> None:
     with pytest.raises(ToolError) as failed:
         output(envelope)
     assert (failed.value.code, retry(failed.value)) == ("upstream_rejected", "no")
-    assert "This page maybe not yet fully loaded" in failed.value.message
+    assert "wait_for_selector" in failed.value.message

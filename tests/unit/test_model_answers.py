@@ -11,15 +11,21 @@ from urllib.parse import parse_qsl
 import httpx
 import pytest
 import respx
+import yaml
 from pydantic import SecretStr
 
+from openapi_tool.cooperative import at_once
 from openapi_tool.executor.continuation import requested_tokens
+from openapi_tool.jina.batch import batch_output
 from openapi_tool.jina.content import page_output, search_output
 from openapi_tool.jina.endpoints import ENDPOINTS
+from openapi_tool.jina.inline_images import without_inline_images
 from openapi_tool.jina.parameter_mapping import resolve_parameters, with_max_tokens
+from openapi_tool.jina.remarks import WARNINGS, wall
 from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.local.recordings import load_recordings
-from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
+from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
+from openapi_tool.telemetry.redact import of_call
 from openapi_tool.testing import InProcessExecutor, ToolResult, recorded
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
@@ -29,6 +35,7 @@ from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, Usage, s
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.session import SessionScope
 from openapi_tool.tools.tokens import estimated
+from scripts.content_sizes import successes
 from tests.answering import OWNER, Answering, serving
 from tests.requirements import requirement
 from tests.support import definition, each, owner, tool_call
@@ -438,3 +445,158 @@ def test_case_13_what_was_repaired_is_listed_in_the_result() -> None:
     plain = success(ToolOutput((Item("x"),)), RenderedResult("x"), "text", 1).tool_output
     assert plain is not None
     assert "repaired" not in plain
+
+
+# 12: walls and shells instead of pages, and what the upstream says of its own options.
+
+PAGES = yaml.safe_load((_DATA.parent / "pages.yaml").read_text("utf-8"))
+
+
+def page_of(text: str, title: str = "", **more: Any) -> ToolOutput:
+    return page_output({"data": {"title": title, "url": "https://a.example/", "content": text, **more}})
+
+
+@requirement("content.reader")
+@each("page", PAGES)
+def test_case_12_a_wall_is_a_typed_warning_and_a_page_that_mentions_one_is_not(page: dict[str, Any]) -> None:
+    output = page_of(page["text"], page["title"])
+    assert output.state.get("warnings") == (None if page["warns"] is None else [page["warns"]])
+    says = f"[Warning: {WARNINGS[page['warns']]}]" if page["warns"] else ""
+    assert output.items[0].heading == says  # outside of the frame, where no page can write
+    found = search_output(
+        {"data": [{"title": "x", "content": "x"}, {"title": page["title"], "content": page["text"]}]}, "q"
+    )
+    due = page["warns"] if page["text"].strip() else None
+    assert [result.get("warnings") for result in found.state["results"]] == [None, [due] if due else None]
+    assert (f"[Warning about results 2: {WARNINGS[due]}]" in found.content) if due else "Warning" not in found.content
+
+
+@requirement("content.reader")
+def test_case_12_no_recorded_page_is_taken_for_a_wall_but_the_one_that_is_loading() -> None:
+    found = {}
+    for name, envelope in successes().items():
+        for page in envelope["data"] if isinstance(envelope["data"], list) else [envelope["data"]]:
+            if page.get("content") and (kind := wall(page.get("title") or "", page["content"])):
+                found[name] = (kind, page["content"])
+    assert set(found.values()) <= {("empty", "Loading...")}
+
+
+@requirement("content.reader")
+def test_case_12_every_warning_says_what_to_do() -> None:
+    for text in WARNINGS.values():
+        assert "wait_for_selector" in text or "another source" in text or "address" in text or "no_cache" in text
+        assert estimated(text) <= 30
+
+
+@requirement("content.reader")
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("This page maybe not yet fully loaded, consider explicitly specify a timeout.", "not_loaded"),
+        ("This page contains iframe that are currently hidden, consider enabling iframe processing.", "frames"),
+        (
+            "This page contains shadow DOM that are currently hidden, consider enabling shadow DOM processing.",
+            "shadow_dom",
+        ),
+        (
+            "This page maybe requiring CAPTCHA, please make sure you are authorized to access this page.",
+            "may_be_captcha",
+        ),
+        ("This is a cached snapshot of the original page, consider retry with caching opt-out.", "stored_copy"),
+    ],
+)
+def test_case_12_warnings_about_options_that_only_an_operator_has_are_reworded(line: str, kind: str) -> None:
+    gone = "Target URL returned error 404: Not Found"
+    output = page_of("Some text.", warning=f"{gone}\n{line}")
+    assert output.state["warnings"] == [kind]
+    assert line not in output.content
+    assert f"\nWarning: {gone}" in output.content
+    assert output.content.startswith(f"[Warning: {WARNINGS[kind]}]")
+    with pytest.raises(UpstreamRejected, match="wait_for_selector") as failed:
+        page_of("", warning=f"{gone}\n{line}")
+    assert line not in failed.value.message
+    assert gone in failed.value.message
+
+
+# 16: description, images, dates, numbers.
+
+
+@requirement("content.reader")
+@pytest.mark.parametrize(
+    ("description", "shown"),
+    [
+        ("A guide to hoses.", True),
+        ("Garden hoses, and how long they last.", False),
+        ("HOSES last long", False),
+        ("Hoses " * 200, True),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_case_16_a_description_is_shown_where_it_says_something_that_the_page_does_not(
+    description: Any, *, shown: bool
+) -> None:
+    content = page_of("Of **garden hoses**, and how long they last.", "Hoses", description=description).content
+    lines = [line for line in content.splitlines() if line.startswith("Description: ")]
+    assert len(lines) == shown or description == "Hoses " * 200
+    assert all(len(line) < 260 for line in lines)
+
+
+@requirement("content.kept")
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a ![Image 1: x](blob:http://a.example/b) c", "a ![Image 1: x] c"),
+        ("a ![x](data:image/png;base64,AAAA) ![y](https://a.example/y.png)", "a ![x] ![y](https://a.example/y.png)"),
+        ('<img src="data:image/gif;base64,R0=" alt="x">', '<img src="" alt="x">'),
+        ("<img src='data:image/gif;base64,R0=' alt='x'>", "<img src='' alt='x'>"),
+        ("![x](blob:never closed\n![y](blob:b) z", "![x](blob:never closed\n![y] z"),
+        ("![x](blob:never closed", "![x](blob:never closed"),
+        ("`blob:` and `data:` are schemes", "`blob:` and `data:` are schemes"),
+    ],
+)
+def test_case_16_addresses_of_inline_images_are_dropped(text: str, expected: str) -> None:
+    field = "html" if text.startswith("<") else "content"
+    assert page_of("", **{field: text}).items[0].body == expected
+    assert search_output({"data": [{"title": "x", field: text}]}, "q").items[0].body == expected
+
+
+@requirement("content.kept")
+def test_case_16_lists_and_results_have_no_addresses_of_inline_images() -> None:
+    images = {"Image 1: x": "blob:http://a.example/b", "Image 2": "https://a.example/y.png"}
+    assert "Images:\n- Image 1: x\n- Image 2: https://a.example/y.png" in page_of("x", images=images).content
+    found = search_output({"data": [{"title": "x", "imageUrl": "data:image/png;base64,AAAA"}]}, "q").content
+    assert "data:" not in found
+
+
+@requirement("loop.answers")
+@pytest.mark.parametrize(
+    ("repeated", "address"),
+    [("](blob:", ""), ("](blob:x)", "(blob:x)"), ("](data:image/x\n", ""), ('src="data:image/x"', "data:image/x")],
+)
+def test_case_16_addresses_are_dropped_in_steps_up_to_a_number(repeated: str, address: str) -> None:
+    text = repeated * (4_000_000 // len(repeated)) + "\n)"  # in quadratic time this would take minutes
+    dropped = 10_000 if address else 0
+    assert sum(1 for _ in without_inline_images([text])) == dropped
+    assert len(at_once(without_inline_images([text]))[0]) == len(text) - dropped * len(address)
+
+
+@requirement("content.search")
+def test_case_16_the_facts_of_a_result_say_what_they_are() -> None:
+    facts = {"date": "May 6, 2024", "publishedTime": "2024-05-06T07:08:09Z", "source": "News", "imageUrl": "https://i/"}
+    lines = search_output({"data": [{"title": "x", **facts}]}, "q").content.splitlines()
+    labels = ["Date: May 6, 2024", "Published: 2024-05-06T07:08:09Z", "Source: News", "Image: https://i/"]
+    assert lines == ["1. x", *labels]
+
+
+@requirement("batch")
+def test_case_16_n_of_m_counts_what_was_given() -> None:
+    good, bad = ToolOutput((Item("x"),)), UpstreamUnavailable("It is down.")
+    output = batch_output(["a", "b", "a", "c"], {"a": good, "b": bad, "c": good}, of_call(()))
+    headings = [item.heading.partition("\n")[0] for item in output.items]
+    assert headings == [
+        "3 of 4 succeeded; the errors of the others are below.",
+        "## 1 and 3 of 4: a",
+        "## 2 of 4: b",
+        "## 4 of 4: c",
+    ]

@@ -1,0 +1,53 @@
+"""Drop the addresses of inline images: `data:` addresses, and `blob:` ones, which only the browser of the upstream has.
+
+Nobody can open them, and one may be longer than its page.
+"""
+
+from __future__ import annotations
+
+from openapi_tool.cooperative import Steps
+
+_MARKS = (("](blob:", ")"), ("](data:image/", ")"), ('src="data:image/', '"'), ("src='data:image/", "'"))
+"""What an address begins with, and what it ends with, in Markdown and HTML."""
+_MOST_DROPPED = 10_000
+
+
+def is_inline(url: str) -> bool:
+    """Return whether an address is that of an inline image."""
+    return url.startswith(("blob:", "data:"))
+
+
+def without_inline_images(texts: list[str]) -> Steps[list[str]]:
+    """Return texts with `![alt]` for `![alt](blob:…)`, and `src=""` for `src="data:image/…"`.
+
+    An address ends on its line. Takes time linear in the texts; at most 10,000 addresses of a kind are dropped of each.
+    """
+    for text in texts:
+        if "blob:" in text or "data:image/" in text:
+            break
+    else:
+        return texts
+    found = []
+    for text in texts:
+        for mark, closing in _MARKS:
+            text = (yield from _without(text, mark, closing)) if mark in text else text  # noqa: PLW2901 - step by step
+        found.append(text)
+    return found
+
+
+def _without(text: str, mark: str, closing: str) -> Steps[str]:
+    pieces: list[str] = []
+    kept = at = 0
+    while len(pieces) < _MOST_DROPPED and (start := text.find(mark, at)) >= 0:
+        end = text.find(closing, start + len(mark))
+        if end < 0:
+            break
+        line_end = text.find("\n", start, end)
+        if line_end >= 0:
+            at = line_end  # it is not closed on its line, and no other before that is
+            continue
+        in_markdown = mark[0] == "]"
+        pieces.append(text[kept : start + (1 if in_markdown else len("src=."))])
+        kept = at = end + in_markdown
+        yield
+    return "".join([*pieces, text[kept:]]) if pieces else text
