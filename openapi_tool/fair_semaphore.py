@@ -24,6 +24,16 @@ class FairSemaphore:
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
+    @property
+    def used(self) -> int:
+        """Number of permits that are held."""
+        return self._held.total()
+
+    @property
+    def waiting(self) -> int:
+        """Number of waiting tasks."""
+        return sum(map(len, self._waiting.values()))
+
     @asynccontextmanager
     async def permit(self, project: str) -> AsyncIterator[None]:
         """Hold a permit for the duration of the context."""

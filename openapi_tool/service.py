@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
@@ -49,8 +50,9 @@ from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.health import NATS, monitor_loop_lag
 from openapi_tool.telemetry.health_server import health_server
 from openapi_tool.telemetry.logs import configure_logging
+from openapi_tool.telemetry.metrics import list_projects
 from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
-from openapi_tool.telemetry.traces import WireTracer, shut_down
+from openapi_tool.telemetry.traces import Exporting, WireTracer, shut_down
 from openapi_tool.tools.deadline import TimeLimits, longest_call_s
 
 try:
@@ -69,6 +71,9 @@ _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _LARGE_BYTES = -3, -1, 4 * 2**20  # mallop
 
 _REMIND_S = 60.0
 
+INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
+"""Name of this process among the replicas, in spans, metrics over OTLP and `top`."""
+
 log = logging.getLogger(__name__)
 
 
@@ -81,6 +86,7 @@ def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: 
     bootstrap = build_bootstrap(read(), environment)
     settings = bootstrap.settings
     configure_logging(settings.telemetry.log_level, settings.telemetry.log_format, bootstrap.redactor)
+    list_projects(settings.telemetry.projects)
     _log_configuration(bootstrap, environment)
     if too_few := shortage(settings, raise_limit()):
         log.warning("%s", too_few, extra={"action": "open_files.short"})
@@ -166,6 +172,8 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolv
     stack.push_async_callback(transport.aclose)
     tracer, clock, slots = _tracer(bootstrap), ServerClock(), Slots(settings.executor.concurrency)
     stack.push_async_callback(shut_down, tracer)
+    if (exporter := _metrics_exporter(bootstrap)) is not None:
+        stack.push_async_callback(shut_down, exporter)
     replicas = await _until_available(lambda: _replica_count(client, bootstrap.durable), nats_unavailable)
     session_key = await _session_key(settings, client, replicas, nats_unavailable)
     guarded, answers = GuardedStore(kernel, database.breaker), ParkedResultStore(client, replicas)
@@ -311,12 +319,21 @@ async def _until_available(attempt: Callable[[], Awaitable[T]], on_unavailable: 
 
 
 def _tracer(bootstrap: Bootstrap) -> WireTracer | ExportingTracer:
-    endpoint = bootstrap.settings.telemetry.otlp_endpoint
-    if endpoint is None:
+    telemetry = bootstrap.settings.telemetry
+    if telemetry.otlp_endpoint is None:
         return WireTracer()
     from openapi_tool.telemetry.otlp import open_tracer  # noqa: PLC0415 - 30 MB that few deployments need
 
-    return open_tracer(endpoint, bootstrap.redactor.at("span"))
+    return open_tracer(telemetry.otlp_endpoint, bootstrap.redactor.at("span"), telemetry.trace_ratio, INSTANCE)
+
+
+def _metrics_exporter(bootstrap: Bootstrap) -> Exporting | None:
+    telemetry = bootstrap.settings.telemetry
+    if telemetry.otlp_metrics_endpoint is None:
+        return None
+    from openapi_tool.telemetry.otlp_metrics import open_exporter  # noqa: PLC0415 - the same
+
+    return open_exporter(telemetry.otlp_metrics_endpoint, telemetry.otlp_metrics_interval_s, INSTANCE)
 
 
 def _stop_on_signals() -> asyncio.Event:

@@ -283,8 +283,8 @@ SECRETS = (
     ),
     Mutation(
         "telemetry/otlp.py",
-        "self._redactor.text(str(error))",
-        "str(error)",
+        '"exception.message": self._masked(message)',
+        '"exception.message": message',
         "tests/unit/test_telemetry.py::test_a_span_shows_no_secret_in_name_attributes_events_and_status",
     ),
     Mutation(

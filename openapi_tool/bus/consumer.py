@@ -122,11 +122,19 @@ class CommandConsumer:
 
     def start(self) -> None:
         """Start consuming in the background; retry after connection losses and while the durable is missing."""
+        self._export()
         self._side_tasks = [
             asyncio.create_task(self._keep_pulling(), name="pull"),
             asyncio.create_task(self._intake.returns.run(), name="returns"),
             asyncio.create_task(self._keep_alive(), name="heartbeat"),
         ]
+
+    def _export(self) -> None:
+        metrics.SLOTS.set(self._concurrency)
+        metrics.RUNNING.follow(lambda: self.running)
+        metrics.HELD.follow(lambda: len(self._intake.held))
+        metrics.WAITING.follow(lambda: self._intake.waiting)
+        metrics.OLDEST_HELD.follow(lambda: self._intake.oldest_s(self._clock.time()))
 
     async def failed(self) -> None:
         """Wait until a side task ends. Raises SideTaskEnded with the cause: no side task ends without a defect."""
@@ -291,7 +299,6 @@ class CommandConsumer:
         work.since = time.monotonic()
         task = asyncio.create_task(self._worker.run(work))
         self._running[task] = work
-        metrics.RUNNING.set(self.running)
         task.add_done_callback(self._finished)
         if self._look_ahead is not None and self._free <= 0:
             self._look_ahead.wake()
@@ -300,7 +307,6 @@ class CommandConsumer:
         work = self._running.pop(task)
         self._slots.ended(work.delivery.stream_sequence)
         self._intake.finished(work, time.monotonic() - work.since)
-        metrics.RUNNING.set(self.running)
         self.wake()
         if not task.cancelled() and (defect := task.exception()):
             log.error(

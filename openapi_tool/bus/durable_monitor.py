@@ -15,6 +15,7 @@ from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.durable_state import DurableMissing, DurableState, NotAnswered, observe
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.streams import UNLIMITED, Durable, DurableOptions, reset_durable, restore_settings
+from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.health import CONSUMER, NATS, Health
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ class DurableMonitor:
             return
         try:
             state = await observe(self._client, durable, self._clock)
+            _export(state)
             self._unanswered = 0
             self._record("", self._problem(state))
             await self._act_on(durable, state)
@@ -225,6 +227,12 @@ class DurableMonitor:
                 error,
                 extra={"action": "durable.passed_over"},
             )
+
+
+def _export(state: DurableState) -> None:
+    metrics.PENDING.set(state.pending)
+    metrics.UNACKNOWLEDGED.set(state.ack_pending)
+    metrics.MAX_UNACKNOWLEDGED.set(state.max_ack_pending)
 
 
 def _settings(state: DurableState) -> tuple[object, ...]:

@@ -10,7 +10,8 @@ from nats.aio.msg import Msg
 
 from openapi_tool.bus.leases import Lease
 from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.identity import AGENT, TOOL_CALL, TURN
+from openapi_tool.protocol.identity import AGENT, TOOL_CALL, TRACEPARENT, TURN
+from openapi_tool.protocol.trace import parse_traceparent
 from openapi_tool.tools.problems import short
 
 _ID_HEADERS = {"agent_id": AGENT, "agent_turn_id": TURN, "tool_call_id": TOOL_CALL}
@@ -71,4 +72,12 @@ def ids_of(delivery: Delivery) -> dict[str, Any]:
     claimed = {name: delivery.headers.get(header, "") for name, header in _ID_HEADERS.items()}
     found = {"project_id": project_of(delivery.subject), **claimed}
     shown = {name: short(value, _SHOWN_CHARS) for name, value in found.items()}
-    return {"stream_sequence": delivery.stream_sequence, **shown}
+    return {"stream_sequence": delivery.stream_sequence, **shown, **_trace(delivery)}
+
+
+def _trace(delivery: Delivery) -> dict[str, str]:
+    """Return the trace id in the command's own header; the waiting turn's, which counts, is not loaded yet."""
+    try:
+        return {"trace_id": parse_traceparent(delivery.headers.get(TRACEPARENT, "")).trace_id}
+    except ValueError:
+        return {}

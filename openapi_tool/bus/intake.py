@@ -54,6 +54,11 @@ class Intake:
         """True if no further command can wait."""
         return self.waiting >= self._options.max_held or self._scheduler.size >= _MAX_WAITING_BYTES
 
+    def oldest_s(self, now: float) -> float:
+        """Return the age in seconds of the oldest held command; `now` is the server's time."""
+        oldest = min((work.delivery.published_at for work in self.held.values()), default=None)
+        return 0.0 if oldest is None else max(0.0, now - oldest.timestamp())
+
     def refuse(self, message: Msg) -> bool:
         """Hand back a message that the scheduler would evict at once; return False if it may be held.
 
@@ -92,14 +97,10 @@ class Intake:
         if full:
             surplus = self._scheduler.crowded_out()
             self._send_back(surplus.message, surplus.flow[0], surplus, never_run=_never_run(surplus))
-        metrics.WAITING.set(self.waiting)
 
     def next(self) -> Held | None:
         """Remove and return the waiting command to run now, None if none waits."""
-        work = self._scheduler.next()
-        if work is not None:
-            metrics.WAITING.set(self.waiting)
-        return work
+        return self._scheduler.next()
 
     def finished(self, work: Held, duration_s: float) -> None:
         """Forget a command that ran for `duration_s` seconds and is settled or handed back."""
@@ -120,7 +121,6 @@ class Intake:
         """Hand back all waiting commands for immediate redelivery."""
         for work in self._scheduler.withdraw():
             self.give_back(work)
-        metrics.WAITING.set(0)
 
     def give_back(self, work: Held) -> None:
         """Hand back a command that was not run, for immediate redelivery."""

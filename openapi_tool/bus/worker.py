@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 import nats.errors
 
@@ -16,6 +17,7 @@ from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.settlement import Acknowledge, DeadLetter, Requeue, Settlement
 from openapi_tool.shielding import shielded
 from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.calls import CALL_FIELDS
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class Worker:
 
     async def run(self, work: Held) -> None:
         """Handle and settle a command; a cancellation does not interrupt a settlement that is decided."""
+        CALL_FIELDS.set(partial(ids_of, work.delivery))
         try:
             await shielded(self._settle(work, await self._own_and_handle(work)), _SETTLE_S)
         except asyncio.CancelledError as broken_off:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -50,6 +49,7 @@ from openapi_tool.protocol.settlement import Acknowledge, DeadLetter, Requeue, S
 from openapi_tool.retrying import retried
 from openapi_tool.shielding import raise_if_cancelled, shielded
 from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts, answered
 from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.deadline import TimeLimits
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_after_execution
@@ -90,11 +90,7 @@ class _Call:
     identity: CallIdentity
     records: CallRecords
     acceptance: Acceptance
-    started: float
-
-    def elapsed_ms(self) -> int:
-        """Return the milliseconds since the call started in this process."""
-        return round((time.monotonic() - self.started) * 1000)
+    facts: CallFacts
 
 
 class Pipeline:
@@ -143,6 +139,7 @@ class Pipeline:
             return Requeue(self._options.executor.requeue_delay_s, defect=True, reason="internal error")
 
     async def _handle(self, delivery: Delivery) -> Settlement:
+        began = time.monotonic()
         command = self._dialect.decode(delivery)
         records = await self._kernel.load(command)
         identity = identify(command.identity, records.card)
@@ -151,11 +148,18 @@ class Pipeline:
 
         acceptance = self._dialect.accept(identity, records)
         self._hold.note(delivery, identity)
-        call = _Call(delivery, command, identity, records, acceptance, time.monotonic())
-        with self._span(call) as span, self._runner.memory(identity.project_id) as memory:
+        function_name, age_s = short(command.function_name), max(0.0, self._age_s(delivery))
+        link = trace_link(identity, acceptance.waiting_turn)
+        whose, trace_id = ids(identity), link.parent.trace_id
+        facts = CallFacts(whose, trace_id, function_name, delivery.attempt, age_s, began, time.monotonic())
+        CALL_FIELDS.set(facts.fields)
+        call = _Call(delivery, command, identity, records, acceptance, facts)
+        span_name = f"execute_tool {function_name}"
+        with self._tracer.span(span_name, link, whose) as span, self._runner.memory(identity.project_id) as memory:
+            span.facts, facts.attempts = facts, memory.attempts
             answer = await self._parked_result(call) or await self._answer(call, memory)
             memory.keep(_COPIES_OF_COMMIT * len(answer.artifact.content) if answer.artifact else 0)
-            span.outcome(answer.fields.status, answer.fields.error_code)
+            _note_outcome(facts, answer, memory)
             card = self._result_card(call, answer.fields)
             report = self._report(acceptance, span, card.card_id, card.content)
             return await shielded(self._finish(call, answer, card, report), _FINISH_S)
@@ -163,13 +167,18 @@ class Pipeline:
     async def _finish(self, call: _Call, answer: CallResult, card: Card, report: Report) -> Settlement:
         """Wait for the worker to suspend, commit, publish the doorbell; shielded from cancellation as one piece."""
         await self._hold.wait(call.delivery, call.identity, call.acceptance.waiting_turn)
+        facts, began = call.facts, time.monotonic()
         written = await self._commit_or_park(call, answer, card, report)
+        facts.commit = (began, time.monotonic())
         if answer.parked:
             await self._parked.forget(call.identity)
         if not written:
             return await self._reconsider(call)
+        began = time.monotonic()
         await self._wakeup.send(call.delivery, call.identity, call.records, report.wakeup)
-        self._log_answer(call, answer.fields)
+        if report.wakeup is not None:
+            facts.wakeup, facts.wakeup_subject = (began, time.monotonic()), report.wakeup.subject
+        answered(facts)
         if call.delivery.exhausted:
             return DeadLetter("attempts_exhausted", _EXHAUSTED, terminate=False)
         return Acknowledge()
@@ -222,13 +231,13 @@ class Pipeline:
         try:
             request = self._request(call, owner)
         except Exception as cause:  # noqa: BLE001 - logged there
-            return CallResult(self._runner.failed(owner, call.command.function_name, cause, memory, call.started))
+            return CallResult(self._runner.failed(owner, call.command.function_name, cause, memory, call.facts.loaded))
         fields, kept = await self._run(call, request, memory)
         return CallResult(fields, self._artifact(call, kept))
 
     async def _run(self, call: _Call, request: ToolCallRequest, memory: Memory) -> tuple[ResultFields, KeptText | None]:
         """Run the call, within its turn's deadline where it may outlast the worker's default wait."""
-        look_in_s = self._limits.default_left_s(self._age_s(call))
+        look_in_s = self._limits.default_left_s(self._age_s(call.delivery))
         outlasts = self._limits.outlasts_default(request.definition.suspend_timeout_s)
         if not outlasts or call.identity.step_id is None or look_in_s >= request.deadline.remaining():
             return await self._runner.run(request, memory)
@@ -236,15 +245,15 @@ class Pipeline:
             request = replace(request, deadline=replace(request.deadline, turn=turn.limit))
             return await self._runner.run(request, memory)
 
-    def _age_s(self, call: _Call) -> float:
+    def _age_s(self, delivery: Delivery) -> float:
         """Return the seconds since the command's arrival in the stream."""
-        return self._clock.time() - call.delivery.published_at.timestamp()
+        return self._clock.time() - delivery.published_at.timestamp()
 
     def _request(self, call: _Call, owner: CallOwner) -> ToolCallRequest:
         """Build the request. Raises ToolError if the command, its card or its definition is invalid."""
         definition = self._definition(call)
         tool_call = read_tool_call(call.records.card, call.identity.tool_call_id)
-        deadline = self._limits.deadline(self._age_s(call), definition.suspend_timeout_s, definition.timeout_s)
+        deadline = self._limits.deadline(self._age_s(call.delivery), definition.suspend_timeout_s, definition.timeout_s)
         return ToolCallRequest(owner, definition, tool_call, deadline)
 
     def _definition(self, call: _Call) -> ToolDefinition:
@@ -264,10 +273,6 @@ class Pipeline:
             return None
         options = self._options
         return artifact_card(options.actor_id, call.identity, call.records.card, kept, options.tools.artifact_ttl_s)
-
-    def _span(self, call: _Call) -> AbstractContextManager[Span]:
-        link = trace_link(call.identity, call.acceptance.waiting_turn)
-        return self._tracer.span(f"execute_tool {short(call.command.function_name)}", link, ids(call.identity))
 
     def _result_card(self, call: _Call, fields: ResultFields) -> Card:
         return result_card(
@@ -330,21 +335,14 @@ class Pipeline:
         # A defect counts as a lost run; treated as an outage, it would be retried, and billed, forever.
         raise InternalError("the result was not written, and neither another result nor a stale turn explains it")
 
-    def _log_answer(self, call: _Call, fields: ResultFields) -> None:
-        metrics.CALLS.labels(fields.status, fields.error_code or "").inc()
-        metrics.CALL_SECONDS.labels(fields.status).observe(call.elapsed_ms() / 1000)
-        log.info(
-            "answered",
-            extra={
-                "action": "call.answered",
-                "tool_name": short(call.command.function_name),
-                "status": fields.status,
-                "error_code": fields.error_code,
-                "duration_ms": call.elapsed_ms(),
-                "attempt": call.delivery.attempt,
-            }
-            | ids(call.identity),
-        )
+
+def _note_outcome(facts: CallFacts, answer: CallResult, memory: Memory) -> None:
+    """Record the result for log line, metrics and span; the tokens of a parked result are those of the lost run."""
+    fields = answer.fields
+    usage = (fields.tool_output or {}).get("usage") if answer.parked else None
+    facts.tool, facts.status, facts.error_code = fields.tool, fields.status, fields.error_code
+    facts.tokens = usage["tokens"] if usage else memory.spent.tokens
+    facts.cached, facts.truncated = fields.cached, fields.truncated
 
 
 def _log_commit_waits(state: RetryCallState) -> None:

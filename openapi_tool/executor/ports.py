@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
+from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.records import Artifact, CallRecords
 from openapi_tool.protocol.report import Report, Wakeup
 from openapi_tool.protocol.trace import SpanContext, TraceLink
+from openapi_tool.telemetry.calls import CallFacts
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
@@ -24,6 +26,10 @@ class Memory(Protocol):
     @property
     def spent(self) -> Usage:
         """Upstream cost of the call so far, including failed requests."""
+
+    @property
+    def attempts(self) -> Sequence[Attempt]:
+        """Upstream requests of the call so far, in the order in which they were sent."""
 
     def __enter__(self) -> Self:
         """Start the reservation."""
@@ -123,8 +129,8 @@ class Span(Protocol):
     def tracestate(self) -> str | None:
         """Vendor state, passed through unchanged."""
 
-    def outcome(self, status: str, error_code: str | None) -> None:
-        """Record how the call ended."""
+    facts: CallFacts | None
+    """What the exported span is made of; filled while the call runs."""
 
 
 class Tracer(Protocol):

@@ -95,14 +95,18 @@ class ToolRunner:
         definition = request.definition
         try:
             output, shown, kept = await self._run(request, memory)
-            return success(output, shown, definition.result_format, _ms_since(started)), kept
+            took_ms, tool = _ms_since(started), definition.built_in.name
+            return success(output, shown, definition.result_format, took_ms, memory.attempts, tool), kept
         except Exception as cause:  # noqa: BLE001 - logged there
-            return self.failed(request.owner, definition.tool_name, cause, memory, started), None
+            tool = definition.built_in.name
+            return self.failed(request.owner, definition.tool_name, cause, memory, started, tool), None
 
     def failed(
-        self, owner: CallOwner, tool_name: str, cause: Exception, memory: Memory, started: float
+        self, owner: CallOwner, tool_name: str, cause: Exception, memory: Memory, started: float, tool: str = ""
     ) -> ResultFields:
         """Return the result of a failed call; `started` is its start on the monotonic clock, in seconds.
+
+        `tool` is the built-in tool, empty if unknown.
 
         Raises `cause` if it is Unavailable, and CancelledError if the call was cancelled.
         """
@@ -112,7 +116,8 @@ class ToolRunner:
         error.tokens, error.requests = memory.spent.tokens, memory.spent.requests
         if isinstance(error, ToolMisconfigured):
             self._log_misconfigured(owner, tool_name, error)
-        fields, redact = failure(error, _ms_since(started)), self._options.redact
+        fields = failure(error, _ms_since(started), memory.attempts, tool)
+        redact = self._options.redact
         return replace(fields, result=redact(fields.result), error=redact(fields.error))
 
     async def _run(

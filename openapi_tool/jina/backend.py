@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,9 +28,11 @@ from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.jina.retry import Sleep, with_retries
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options import CacheOptions, RetryOptions, ToolOptions
+from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.shielding import shielded
 from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.metrics import project_label
 from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadline import Deadline
@@ -73,6 +76,7 @@ class JinaBackend:
         self._redactor = redactor
         self._slicer = slicer or TimeSlicer()
         self.semaphore = ByteSemaphore(options.body_budget_bytes, most_memory(client.max_response_bytes))
+        metrics.RESPONSE_BYTES.follow(lambda: self.semaphore.free_bytes)
         self._cache = ResponseCache(options.cache, self._slicer)
 
     def memory(self, project_id: str) -> CallMemory:
@@ -153,8 +157,8 @@ class JinaBackend:
 
         Each attempt sends `request` with the remaining time as the upstream's `timeout`.
         """
-        endpoint = endpoint_of(definition)
-
+        endpoint, tool, project = endpoint_of(definition), definition.built_in.name, project_label(grant.project)
+        requests, tokens = metrics.UPSTREAM_REQUESTS.labels(tool), metrics.UPSTREAM_TOKENS.labels(tool, project)
         patient = resolved.timeout_s is not None or definition.timeout_s is not None
 
         async def fetch() -> dict[str, Any]:
@@ -164,13 +168,18 @@ class JinaBackend:
                 if timed is resolved.parameters
                 else build_request(definition, replace(resolved, parameters=timed))
             )
+            attempt = Attempt(time.monotonic(), sent.method, sent.host, meter.usage.requests)
+            grant.attempt(attempt)
             meter.add(_ONE_REQUEST)
-            metrics.UPSTREAM_REQUESTS.inc()
+            requests.inc()
             try:
-                return await self._client.fetch(sent, arguments.api_key, deadline, grant)
+                envelope = await self._client.fetch(sent, arguments.api_key, deadline, grant)
             except ToolError as error:
+                _end(attempt, grant, error.code)
                 grant.clear()  # before the wait for the next request
                 raise _without_frames(error) from None
+            _end(attempt, grant)
+            return envelope
 
         masks = _masks_of(arguments, self._redactor)
         try:
@@ -182,10 +191,10 @@ class JinaBackend:
         except ToolError as error:
             grant.clear()
             meter.add(Usage(tokens=error.tokens))
-            metrics.UPSTREAM_TOKENS.inc(error.tokens)
+            tokens.inc(error.tokens)
             raise _without_frames(error) from None
         meter.add(Usage(tokens=output.usage.tokens))
-        metrics.UPSTREAM_TOKENS.inc(output.usage.tokens)
+        tokens.inc(output.usage.tokens)
         if resolved.parameters.get("respondWith") == "markdown":
             output = replace(output, state={**output.state, "format": "markdown"})
         return replace(output, keep=False) if resolved.parameters.get("doNotTrack") else output
@@ -211,6 +220,13 @@ async def _together(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.wait(tasks)
+
+
+def _end(attempt: Attempt, grant: MemoryGrant, error_code: str | None = None) -> None:
+    """Record the end of a request."""
+    attempt.http_status = grant.http_status
+    attempt.end(time.monotonic(), error_code)
+    metrics.UPSTREAM_SECONDS.labels(attempt.host, error_code or "").observe(attempt.seconds or 0.0)
 
 
 def _with_cost(output: ToolOutput, usage: Usage) -> ToolOutput:

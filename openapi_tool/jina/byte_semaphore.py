@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from openapi_tool.jina.answer_json import MOST_VALUES
+from openapi_tool.protocol.attempts import MAX_ATTEMPTS, Attempt
 from openapi_tool.tools.result import NO_USAGE, Usage
 
 _ASCII, _WIDE, _WIDEST = 6, 8, 14
@@ -197,7 +198,7 @@ class ByteSemaphore:
 
 
 class CallMemory:
-    """Memory of one call, the body bytes of its responses, and its upstream cost so far (`spent`).
+    """Memory of one call, the body bytes of its responses, its upstream cost (`spent`) and requests so far.
 
     Released when the last `with` block is left: a shared request may outlive the call that started it.
     """
@@ -210,6 +211,7 @@ class CallMemory:
         self.has_reserve = False
         self.body_bytes = 0
         self.spent = NO_USAGE
+        self.attempts: list[Attempt] = []
 
     @property
     def holds(self) -> bool:
@@ -241,18 +243,25 @@ class CallMemory:
 
 
 class MemoryGrant:
-    """Part of a call's memory for one response."""
+    """Part of a call's memory for one response; `http_status` is the response's, None before it arrives."""
 
     def __init__(self, memory: CallMemory, semaphore: ByteSemaphore) -> None:
         self._memory = memory
         self._semaphore = semaphore
         self._held = 0
         self.body_bytes = 0
+        self.http_status: int | None = None
 
     @property
     def project(self) -> str | None:
         """The project that it counts for."""
         return self._memory.project
+
+    def attempt(self, attempt: Attempt) -> None:
+        """Record a request that is sent now."""
+        self.http_status = None
+        if len(self._memory.attempts) < MAX_ATTEMPTS:
+            self._memory.attempts.append(attempt)
 
     async def hold(self, size: int) -> None:
         """Hold `size` bytes; wait if that is more than before."""

@@ -82,6 +82,7 @@ class JinaClient:
         self, request: UpstreamRequest, api_key: SecretStr, grant: MemoryGrant
     ) -> tuple[int, str | None, bytearray]:
         response = await self._transport.handle_async_request(_outgoing(request, api_key, grant.project or ""))
+        grant.http_status = response.status_code
         try:
             body = await self._read(response, grant)
         finally:

@@ -28,6 +28,7 @@ from pydantic import SecretStr
 from openapi_tool.fair_semaphore import FairSemaphore
 from openapi_tool.jina.addresses import is_public
 from openapi_tool.jina.connection import UpstreamConnection
+from openapi_tool.telemetry import metrics
 
 __all__ = ["ERRORS", "AiohttpTransport", "CertificateRefused", "PublicResolver", "Resolver", "translate"]
 
@@ -141,7 +142,9 @@ class _Connector(aiohttp.TCPConnector):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._handshakes = FairSemaphore(HANDSHAKES)
+        self._handshakes = handshakes = FairSemaphore(HANDSHAKES)
+        metrics.PERMITS_USED.follow(lambda: handshakes.used, "tls_handshakes")
+        metrics.PERMITS_WAITING.follow(lambda: handshakes.waiting, "tls_handshakes")
 
     async def _create_connection(
         self,

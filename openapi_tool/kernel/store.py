@@ -22,6 +22,7 @@ from openapi_tool.protocol.records import (
     CallRecords,
 )
 from openapi_tool.protocol.report import Report
+from openapi_tool.telemetry import metrics
 
 _JSONB_VERSION = b"\x01"
 _IDLE_S = 30.0  # after which a connection is closed; the health check keeps one in use
@@ -51,7 +52,9 @@ class KernelStore:
 
     def __init__(self, pool: asyncpg.Pool, timeout_s: float) -> None:
         self._pool = pool
-        self._permits = FairSemaphore(pool.get_max_size())
+        self._permits = permits = FairSemaphore(pool.get_max_size())
+        metrics.PERMITS_USED.follow(lambda: permits.used, "database")
+        metrics.PERMITS_WAITING.follow(lambda: permits.waiting, "database")
         self._timeout_s = timeout_s
 
     @classmethod

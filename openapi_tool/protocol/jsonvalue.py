@@ -28,8 +28,20 @@ class UsageObject(TypedDict):
     requests: int
 
 
+class AttemptObject(TypedDict):
+    """One upstream request; times in milliseconds, `at_ms` since the first of the call, no `ms` if it did not end."""
+
+    at_ms: int
+    http_status: int | None
+    ms: NotRequired[int]
+    error_code: NotRequired[str]
+
+
 class ToolOutputObject(TypedDict, total=False):
-    """`metadata.tool_output` of a result; a failure has only `usage` and `latency_ms`."""
+    """`metadata.tool_output` of a result; a failure has only `usage`, `latency_ms` and `attempts`.
+
+    `attempts` is there if the call sent requests itself.
+    """
 
     state: Mapping[str, Any]
     usage: UsageObject
@@ -39,3 +51,4 @@ class ToolOutputObject(TypedDict, total=False):
     cached: bool
     latency_ms: int
     repaired: list[str]
+    attempts: list[AttemptObject]

@@ -231,20 +231,26 @@ class HealthSettings(Section):
 
 
 class TelemetrySettings(Section):
-    """Logs and traces."""
+    """Logs, traces and metrics."""
 
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level logged.")
     log_format: Literal["json", "console"] = Field("json", description="`json` for machines, `console` for people.")
     otlp_endpoint: str | None = Field(None, description="Traces URL of an OTLP/HTTP collector.")
+    otlp_metrics_endpoint: str | None = Field(None, description="Metrics URL of an OTLP/HTTP collector.")
+    otlp_metrics_interval_s: Seconds = Field(30, description="Seconds between exports of the metrics.")
+    trace_ratio: float = Field(1, ge=0, le=1, description="Share of the traces sampled by their parent to export.")
+    projects: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)] = Field(
+        (), max_length=100, description="Projects that get a label in the metrics of calls and tokens, at most 100."
+    )
 
-    @field_validator("otlp_endpoint")
+    @field_validator("otlp_endpoint", "otlp_metrics_endpoint")
     @classmethod
     def _is_a_collector(cls, url: str | None) -> str | None:
         if url is not None:
             try:
                 parse_url(url, _HTTP)
             except ValueError as problem:
-                raise ValueError(f"{problem}; must look like https://host:4318/v1/traces, and {ESCAPE}") from None
+                raise ValueError(f"{problem}; must look like https://host:4318/v1/…, and {ESCAPE}") from None
         return url
 
 
@@ -318,7 +324,9 @@ class Settings(BaseSettings):
         }
         urls = [("nats.servers", url) for url in self.nats.servers]
         urls += [("egress.proxy", self.egress.proxy.get_secret_value())] if self.egress.proxy else []
-        urls += [("telemetry.otlp_endpoint", self.telemetry.otlp_endpoint)] if self.telemetry.otlp_endpoint else []
+        collectors = ("otlp_endpoint", "otlp_metrics_endpoint")
+        named = ((f"telemetry.{name}", getattr(self.telemetry, name)) for name in collectors)
+        urls += [(name, url) for name, url in named if url]
         return [
             *((name, secret.get_secret_value()) for name, secret in whole.items() if secret is not None),
             *(("postgres.dsn", part) for part in self.postgres.parsed.credentials),
@@ -333,8 +341,9 @@ class Settings(BaseSettings):
         shown["nats"]["durable"] = self.durable
         if self.egress.proxy is not None:
             shown["egress"]["proxy"] = parse_url(self.egress.proxy.get_secret_value(), SCHEMES).shown
-        if self.telemetry.otlp_endpoint is not None:
-            shown["telemetry"]["otlp_endpoint"] = parse_url(self.telemetry.otlp_endpoint, SCHEMES).shown
+        for name in ("otlp_endpoint", "otlp_metrics_endpoint"):
+            if (url := getattr(self.telemetry, name)) is not None:
+                shown["telemetry"][name] = parse_url(url, SCHEMES).shown
         return shown
 
     @classmethod

@@ -113,12 +113,13 @@ class Health:
 
 async def monitor_loop_lag(on_lag: Callable[[float], None]) -> None:
     """Monitor event-loop lag until cancelled; call `on_lag` with the seconds above the threshold."""
+    loop = asyncio.get_running_loop()
+    metrics.EVENT_LOOP_TASKS.follow(lambda: len(asyncio.all_tasks(loop)))
     while True:
         before = time.monotonic()
         await asyncio.sleep(_TICK_S)
         lag_s = max(0.0, time.monotonic() - before - _TICK_S)
         metrics.EVENT_LOOP_LAG.observe(lag_s)
-        metrics.EVENT_LOOP_TASKS.set(len(asyncio.all_tasks()))
         if lag_s > _LAG_WARNING_S:
             on_lag(lag_s)
             log.warning("the event loop was blocked", extra={"action": "event_loop.lagged", "lag_s": round(lag_s, 3)})

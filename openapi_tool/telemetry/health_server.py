@@ -16,8 +16,8 @@ from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from openapi_tool.telemetry.exposition import CONTENT_TYPE, exposition
 from openapi_tool.telemetry.health import Health
 
 MAX_CONNECTIONS = 64
@@ -120,7 +120,7 @@ class _Metrics:
         """Return the text, at most METRICS_KEPT_S old."""
         now = time.monotonic()
         if now - self._made_at >= METRICS_KEPT_S:
-            self._text, self._made_at = generate_latest(), now
+            self._text, self._made_at = exposition(), now
         return self._text
 
 
@@ -137,6 +137,6 @@ def _handlers(health: Health) -> dict[str, Callable[[web.Request], Any]]:
 
     async def scrape(request: web.Request) -> web.Response:
         del request
-        return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     return {"/livez": live, "/readyz": ready, "/metrics": scrape}

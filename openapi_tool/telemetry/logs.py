@@ -13,6 +13,7 @@ from typing import Any, Literal, TextIO
 
 import orjson
 
+from openapi_tool.telemetry.calls import CALL_FIELDS
 from openapi_tool.telemetry.printable import printable_line, printable_lines
 from openapi_tool.telemetry.redact import MASK, Redactor
 
@@ -59,7 +60,7 @@ class _Formatter(logging.Formatter):
     def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
         fields = vars(record)
         extra = {name: fields[name] for name in filterfalse(_STANDARD.__contains__, fields) if fields[name] is not None}
-        return {"action": "log", **extra}
+        return {"action": "log", **CALL_FIELDS.get()(), **extra}
 
     def _message(self, record: logging.LogRecord) -> str:
         return self._library_text_masked(record, record.getMessage())

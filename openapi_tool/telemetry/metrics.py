@@ -1,59 +1,106 @@
-"""Prometheus metrics. Labels are bounded: never a project, a URL or a call."""
+"""All metrics, defined once; /metrics, OTLP and docs/operations.md are made from `ALL`.
+
+Labels are bounded: never a URL or a call; a project only if the operator lists it (`telemetry.projects`); a tool only
+by the name of the built-in tool that its definition selects.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge, Histogram
+import platform
+from collections.abc import Iterable
 
-_CALL_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120)
-_LAG_BUCKETS = (0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
+from openapi_tool import __version__
+from openapi_tool.telemetry.instruments import Counter, Gauge, Histogram, Metric
 
-CALLS = Counter("openapi_tool_calls", "Calls answered.", ("status", "error_code"))
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0)
+_LAG_BOUNDS = (0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
+_ERROR_CODES = ("", "internal_error", "tool_misconfigured")
+
+BUILD_INFO = Gauge(
+    "build_info", "Always 1; version of the executor and of Python.", ("version", "python"),
+    [(__version__, platform.python_version())],
+)  # fmt: skip
+BUILD_INFO.labels(__version__, platform.python_version()).set(1)
+
+CALLS = Counter(
+    "calls", "Calls answered. `tool` is the built-in tool, `project` only one of `telemetry.projects`.",
+    ("tool", "status", "error_code", "project"),
+    [("", "success" if not code else "failed", code, "") for code in _ERROR_CODES],
+)  # fmt: skip
 CALL_SECONDS = Histogram(
-    "openapi_tool_call_seconds", "From delivery to committed result.", ("status",), buckets=_CALL_BUCKETS
+    "call_seconds", "From the arrival of the command in the stream to the end of its doorbell.", ("tool",),
+    bounds=_SECONDS,
+)  # fmt: skip
+PHASES = ("queue", "load", "upstream", "commit")
+PHASE_SECONDS = Histogram(
+    "phase_seconds",
+    "Parts of a call. queue: from the arrival in the stream to a slot; load: reading the call's rows; upstream: from "
+    "the first request to the last response, waits between retries included; commit: writing the result, with retries.",
+    ("phase",),
+    [(phase,) for phase in PHASES],
+    bounds=_SECONDS,
 )
-RUNNING = Gauge("openapi_tool_calls_running", "Commands being processed.")
-WAITING = Gauge("openapi_tool_commands_waiting", "Received commands waiting for a slot.")
-RETURNED = Counter("openapi_tool_commands_returned", "Commands handed back unrun: executor.max_held was reached.")
-DEDUPLICATED = Counter("openapi_tool_calls_deduplicated", "Commands whose call already had a result.")
-REQUEUED = Counter("openapi_tool_commands_requeued", "Commands requeued because a dependency was unavailable.")
-KEYS_REFUSED = Counter(
-    "openapi_tool_keys_refused",
-    "Requests whose key the upstream refused (401, 402).",
-    ("variable",),
-)
-REDELIVERED = Counter("openapi_tool_redeliveries", "Redelivered commands.")
-DEAD_LETTERS = Counter("openapi_tool_dead_letters", "Commands dead-lettered.", ("reason",))
-for _reason in (  # all possible values
-    "already_reported",
-    "attempts_exhausted",
-    "bad_subject",
-    "defect",
-    "depth_mismatch",
-    "id_collision",
-    "no_identity",
-    "no_request_edge",
-    "recursion_depth",
-    "stale_turn",
-    "turn_headers",
-):
-    DEAD_LETTERS.labels(_reason)  # start at 0: Prometheus sees no increase in a series that starts at 1, so no alert
+UPSTREAM_SECONDS = Histogram(
+    "upstream_request_seconds", "One upstream request, from sending to the parsed response.", ("host", "error_code"),
+    bounds=_SECONDS,
+)  # fmt: skip
+
+RUNNING = Gauge("calls_running", "Commands being processed.")
+HELD = Gauge("commands_held", "Received commands that are not settled: running and waiting ones.")
+WAITING = Gauge("commands_waiting", "Received commands waiting for a slot.")
+OLDEST_HELD = Gauge("oldest_held_command_seconds", "Time since the arrival in the stream of the oldest held command.")
+SLOTS = Gauge("slots", "executor.concurrency: most concurrent calls of this process.")
+PENDING = Gauge("durable_pending", "Commands in the stream that the durable has not delivered to any replica.")
+UNACKNOWLEDGED = Gauge("durable_unacknowledged", "Commands delivered to any replica and not settled.")
+MAX_UNACKNOWLEDGED = Gauge("durable_max_unacknowledged", "The durable's max_ack_pending; at it, delivery stops.")
+RETURNED = Counter("commands_returned", "Commands handed back unrun: executor.max_held was reached.")
+DEDUPLICATED = Counter("calls_deduplicated", "Commands whose call already had a result.")
+REQUEUED = Counter("commands_requeued", "Commands requeued because a dependency was unavailable.")
+REDELIVERED = Counter("redeliveries", "Redelivered commands.")
+DEAD_LETTERS = Counter(
+    "dead_letters", "Commands dead-lettered.", ("reason",),
+    [(reason,) for reason in (
+        "already_reported", "attempts_exhausted", "bad_subject", "defect", "depth_mismatch", "id_collision",
+        "no_identity", "no_request_edge", "recursion_depth", "stale_turn", "turn_headers",
+    )],
+)  # fmt: skip
 DEAD_LETTERS_DISCARDED = Counter(
-    "openapi_tool_dead_letters_discarded", "Dead letters discarded because storing them failed.", ("cause",)
-)
-for _cause in ("denied", "full", "too_large", "unavailable"):
-    DEAD_LETTERS_DISCARDED.labels(_cause)
-DOORBELLS_MISSED = Counter(
-    "openapi_tool_doorbells_missed", "Results without a doorbell; the kernel's scan of the inbox finds them."
-)
-UPSTREAM_RETRIES = Counter("openapi_tool_upstream_retries", "Upstream requests retried.", ("error_code",))
-UPSTREAM_TOKENS = Counter("openapi_tool_upstream_tokens", "Tokens charged by the upstream.")
-UPSTREAM_REQUESTS = Counter("openapi_tool_upstream_requests", "Upstream requests sent.")
-CACHE_HITS = Counter("openapi_tool_cache_hits", "Lookups answered by a cached response or a request in flight.")
-CACHE_MISSES = Counter("openapi_tool_cache_misses", "Lookups that started an upstream request.")
-CACHE_BYTES = Gauge("openapi_tool_cache_bytes", "Memory of cached responses in bytes, expired ones included.")
-MASKED = Counter("openapi_tool_masked_values", "Secrets masked in a text.", ("where",))
+    "dead_letters_discarded", "Dead letters discarded because storing them failed.", ("cause",),
+    [("denied",), ("full",), ("too_large",), ("unavailable",)],
+)  # fmt: skip
+DOORBELLS_MISSED = Counter("doorbells_missed", "Results without a doorbell; the kernel's scan of the inbox finds them.")
+
+PERMITS_USED = Gauge("permits_used", "Permits in use: connections of the database pool, TLS handshakes.", ("of",))
+PERMITS_WAITING = Gauge("permits_waiting", "Calls that wait for such a permit.", ("of",))
+RESPONSE_BYTES = Gauge("response_memory_free_bytes", "Memory for large responses that is free; calls wait for it.")
+KEYS_REFUSED = Counter("keys_refused", "Requests whose key the upstream refused (401, 402).", ("variable",))
+UPSTREAM_REQUESTS = Counter("upstream_requests", "Upstream requests sent.", ("tool",))
+UPSTREAM_RETRIES = Counter("upstream_retries", "Upstream requests retried.", ("error_code",))
+UPSTREAM_TOKENS = Counter("upstream_tokens", "Tokens charged by the upstream.", ("tool", "project"))
+CACHE_HITS = Counter("cache_hits", "Lookups answered by a cached response or a request in flight.")
+CACHE_MISSES = Counter("cache_misses", "Lookups that started an upstream request.")
+CACHE_BYTES = Gauge("cache_bytes", "Memory of cached responses in bytes, expired ones included.")
+
+DEPENDENCY_UP = Gauge("dependency_up", "1 while the dependency is available, else 0.", ("dependency",))
 EVENT_LOOP_LAG = Histogram(
-    "openapi_tool_event_loop_lag_seconds", "Delay of a timer of the event loop in seconds.", buckets=_LAG_BUCKETS
+    "event_loop_lag_seconds", "Delay of a timer of the event loop in seconds.", bounds=_LAG_BOUNDS
 )
-DEPENDENCY_UP = Gauge("openapi_tool_dependency_up", "1 while the dependency is available, else 0.", ("dependency",))
-EVENT_LOOP_TASKS = Gauge("openapi_tool_event_loop_tasks", "Tasks of the event loop.")
+EVENT_LOOP_TASKS = Gauge("event_loop_tasks", "Tasks of the event loop.")
+MASKED = Counter("masked_values", "Secrets masked in a text.", ("where",))
+SPANS_DROPPED = Counter("spans_dropped", "Calls whose spans were not exported: the queue was full, or export failed.")
+
+_listed: set[str] = set()
+
+
+def list_projects(project_ids: Iterable[str]) -> None:
+    """Set the projects that get a label (`telemetry.projects`)."""
+    _listed.clear()
+    _listed.update(project_ids)
+
+
+def project_label(project_id: str | None) -> str:
+    """Return the label of a project: its id if the operator lists it, else empty."""
+    return project_id if project_id in _listed else ""
+
+
+ALL: tuple[Metric, ...] = tuple(found for found in list(globals().values()) if isinstance(found, Metric))

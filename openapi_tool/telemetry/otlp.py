@@ -1,94 +1,305 @@
 """Export of spans over OTLP; imported only if an endpoint is configured, because the import takes 30 MB.
 
-Names follow OpenTelemetry's generative-AI conventions (in development), so they stay in this module.
+A call only puts its facts into a bounded queue. A thread makes the spans of them and exports: making seven spans on the
+event loop would take a fifth of a call's CPU time there. Names follow OpenTelemetry's conventions, which are in
+development for generative AI and messaging, so they stay in this module.
 """
 
 from __future__ import annotations
 
+import threading
+import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import requests
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from openapi_tool import __version__
-from openapi_tool.protocol.trace import SpanContext, TraceLink
+from openapi_tool.protocol.attempts import Attempt
+from openapi_tool.protocol.trace import SpanContext, TraceLink, new_span_id
+from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.calls import CallFacts
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.telemetry.traces import CallSpan
+from openapi_tool.telemetry.traces import CallSpan, child_of
 
-_ATTRIBUTES = {
+MAX_QUEUED = 2_048
+"""Calls whose spans wait for their export; more are dropped and counted."""
+_BATCH = 64
+_EVERY_S = 1.0
+_SAMPLED = 1
+_RATIO_BITS = 64  # of the trace id, as OpenTelemetry's TraceIdRatioBased compares them
+_IDS = {
     "project_id": "commonground.project.id",
     "agent_id": "gen_ai.agent.id",
     "agent_turn_id": "commonground.turn.id",
     "tool_call_id": "gen_ai.tool.call.id",
 }
+_SCOPE = InstrumentationScope("openapi_tool", __version__)
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+Attributes = dict[str, Any]
+
+
+class _Ended(NamedTuple):
+    """A call's span that has ended; times in nanoseconds since the epoch. `offset_ns` turns monotonic time into it."""
+
+    name: str
+    link: TraceLink
+    ids: Mapping[str, str]
+    span: CallSpan
+    start_ns: int
+    end_ns: int
+    offset_ns: int
+    error: tuple[str, str] | None
 
 
 class ExportingTracer:
-    """Tracer with an exporter; the exported span has the same ids as the traceparent that is sent."""
+    """Tracer with an exporter; the exported span has the same ids as the traceparent that is sent.
 
-    def __init__(self, exporter: SpanExporter, redactor: Redactor) -> None:
-        self._redactor = redactor
-        resource = Resource.create({"service.name": "openapi-tool", "service.version": __version__})
-        self._provider = TracerProvider(resource=resource)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("openapi_tool", __version__)
+    A call is sampled if its parent is, and if its trace id is among the share `ratio` of all ids.
+    """
+
+    def __init__(self, exporter: SpanExporter, redactor: Redactor, ratio: float = 1.0, instance: str = "") -> None:
+        self._most_id = int(ratio * 2**_RATIO_BITS)
+        self._builder = _Builder(redactor, instance)
+        self._queue = _ExportQueue(exporter, self._builder)
+
+    def sampled(self, parent: SpanContext) -> bool:
+        """Return whether the spans of a call with this parent are exported."""
+        return bool(int(parent.flags, 16) & _SAMPLED) and int(parent.trace_id[16:], 16) < self._most_id
 
     @contextmanager
     def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> Iterator[CallSpan]:
-        """Start a child span of the link's parent; end it when the block is left."""
-        links = [trace.Link(_otel_context(link.link))] if link.link else []
-        parent = trace.set_span_in_context(trace.NonRecordingSpan(_otel_context(link.parent)))
-        exported = self._tracer.start_span(name.partition(" ")[0], parent, trace.SpanKind.CONSUMER, links=links)
-        if exported.is_recording():  # masking costs time, which a span that is not sampled need not take
-            exported.update_name(self._redactor.text(name))
-            exported.set_attributes(self._named(attributes))
-        span_id = trace.format_span_id(exported.get_span_context().span_id)
-        span = CallSpan(SpanContext(link.parent.trace_id, span_id, link.parent.flags), link.tracestate)
+        """Start a child span of the link's parent; queue it for export when the block is left."""
+        span = child_of(link)
+        if not self.sampled(link.parent):
+            yield span
+            return
+        began, error = time.monotonic_ns(), None
         try:
             yield span
-        except Exception as error:
-            self._record(exported, error)
+        except Exception as raised:
+            error = type(raised).__name__, str(raised)
             raise
         finally:
-            self._end(exported, span)
-
-    def _record(self, exported: trace.Span, error: Exception) -> None:
-        """Record an exception like OpenTelemetry does, but redacted and without the traceback."""
-        exported.set_status(trace.StatusCode.ERROR)
-        about = {"exception.type": type(error).__name__, "exception.message": self._redactor.text(str(error))}
-        exported.add_event("exception", about)
-
-    def _end(self, exported: trace.Span, span: CallSpan) -> None:
-        if exported.is_recording():
-            exported.set_attributes({key: self._redactor.text(value) for key, value in span.attributes.items()})
-        if "error.type" in span.attributes:
-            exported.set_status(trace.StatusCode.ERROR)
-        exported.end()
-
-    def _named(self, attributes: Mapping[str, str]) -> dict[str, str]:
-        return {_ATTRIBUTES.get(name, name): self._redactor.text(value) for name, value in attributes.items()}
+            offset_ns = time.time_ns() - time.monotonic_ns()
+            now = time.monotonic_ns() + offset_ns
+            self._queue.put(_Ended(name, link, attributes, span, began + offset_ns, now, offset_ns, error))
 
     def shutdown(self) -> None:
-        """Export the remaining spans and stop."""
-        self._provider.shutdown()
+        """Export the remaining spans and stop; may block for as long as the collector does."""
+        self._queue.shutdown()
 
 
-def open_tracer(endpoint: str, redactor: Redactor) -> ExportingTracer:
+class _ExportQueue:
+    """Bounded queue of ended calls, and the thread that exports them; a full queue drops and counts."""
+
+    def __init__(self, exporter: SpanExporter, builder: _Builder) -> None:
+        self._exporter = exporter
+        self._builder = builder
+        self._ended: deque[_Ended] = deque()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="span export", daemon=True)
+        self._thread.start()
+
+    def put(self, ended: _Ended) -> None:
+        """Queue a call; drop and count it if too many wait. Takes a microsecond."""
+        if len(self._ended) >= MAX_QUEUED:
+            metrics.SPANS_DROPPED.inc()
+            return
+        self._ended.append(ended)
+        if len(self._ended) == _BATCH:
+            self._wake.set()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._wake.wait(_EVERY_S)
+            self._wake.clear()
+            self._export_all()
+
+    def _export_all(self) -> None:
+        while batch := [self._ended.popleft() for _ in range(min(_BATCH, len(self._ended)))]:
+            self._export(batch)
+
+    def _export(self, batch: list[_Ended]) -> None:
+        try:
+            result = self._exporter.export([span for ended in batch for span in self._builder.spans(ended)])
+        except Exception:  # noqa: BLE001 - a library's defect must not end the thread
+            result = SpanExportResult.FAILURE
+        if result is not SpanExportResult.SUCCESS:
+            metrics.SPANS_DROPPED.inc(len(batch))
+
+    def shutdown(self) -> None:
+        self._stopping = True
+        self._wake.set()
+        self._thread.join()
+        self._export_all()
+        self._exporter.shutdown()
+
+
+class _Builder:
+    """Makes the spans of a call, secrets masked."""
+
+    def __init__(self, redactor: Redactor, instance: str) -> None:
+        self._redactor = redactor
+        about = {"service.name": "openapi-tool", "service.version": __version__}
+        self._resource = Resource.create({**about, **({"service.instance.id": instance} if instance else {})})
+
+    def spans(self, ended: _Ended) -> Iterator[ReadableSpan]:
+        """Yield the span of the call and those of its phases."""
+        link, facts, parent = ended.link, ended.span.facts, _remote(ended.link.parent, ended.link.tracestate)
+        start_ns = ended.start_ns
+        if facts is not None:
+            start_ns = ended.offset_ns + round((facts.began - facts.age_s) * 1e9)
+        context = _context(ended.span.context, parent)
+        error_type = (facts and facts.error_code) or (ended.error and ended.error[0])
+        yield ReadableSpan(
+            name=self._masked(ended.name),
+            context=context,
+            parent=parent,
+            resource=self._resource,
+            attributes={**self._attributes(ended, facts), **({"error.type": error_type} if error_type else {})},
+            events=self._events(ended),
+            links=[trace.Link(_remote(link.link, None))] if link.link else (),
+            kind=SpanKind.CONSUMER,
+            status=Status(StatusCode.ERROR) if error_type else Status(),
+            start_time=start_ns,
+            end_time=ended.end_ns,
+            instrumentation_scope=_SCOPE,
+        )
+        if facts is not None:
+            for child in _children(facts):
+                yield self._child(child, context, ended)
+
+    def _masked(self, text: str) -> str:
+        return self._redactor.text(text)
+
+    def _attributes(self, ended: _Ended, facts: CallFacts | None) -> Attributes:
+        named = {_IDS.get(name, name): self._masked(value) for name, value in ended.ids.items()}
+        if facts is None:
+            return named
+        return named | {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": self._masked(facts.function_name),
+            "gen_ai.tool.type": "function",
+            "openapi_tool.built_in": facts.tool,
+            "openapi_tool.status": facts.status,
+            "openapi_tool.tokens": facts.tokens,
+            "openapi_tool.requests": len(facts.attempts),
+            "openapi_tool.cached": facts.cached,
+            "openapi_tool.truncated": facts.truncated,
+            "openapi_tool.delivery_attempt": facts.delivery_attempt,
+        }
+
+    def _events(self, ended: _Ended) -> list[Event]:
+        """Return an exception like OpenTelemetry records it, but masked and without the traceback."""
+        if ended.error is None:
+            return []
+        kind, message = ended.error
+        about = {"exception.type": kind, "exception.message": self._masked(message)}
+        return [Event("exception", about, ended.end_ns)]
+
+    def _child(self, child: _Child, parent: trace.SpanContext, ended: _Ended) -> ReadableSpan:
+        error = child.attributes.get("error.type")
+        end_ns = ended.end_ns if child.end is None else ended.offset_ns + round(child.end * 1e9)
+        return ReadableSpan(
+            name=child.name,
+            context=_context(SpanContext(ended.link.parent.trace_id, new_span_id(), ended.link.parent.flags), parent),
+            parent=parent,
+            resource=self._resource,
+            attributes={name: self._shown(value) for name, value in child.attributes.items()},
+            kind=child.kind,
+            status=Status(StatusCode.ERROR) if error else Status(),
+            start_time=ended.offset_ns + round(child.start * 1e9),
+            end_time=end_ns,
+            instrumentation_scope=_SCOPE,
+        )
+
+    def _shown(self, value: object) -> Any:
+        return self._masked(value) if isinstance(value, str) else value
+
+
+class _Child(NamedTuple):
+    """A phase of a call; times on the monotonic clock in seconds, `end` None if it did not end before the call."""
+
+    name: str
+    kind: SpanKind
+    start: float
+    end: float | None
+    attributes: Attributes
+
+
+def _children(facts: CallFacts) -> Iterator[_Child]:
+    """Yield the phases in their order."""
+    waited: Attributes = {
+        "messaging.system": "nats",
+        "messaging.operation.name": "receive",
+        "messaging.operation.type": "receive",
+        "messaging.destination.template": "cg.{version}.{project}.{channel}.cmd.tool.{target}.{suffix}",
+    }
+    yield _Child("queue", SpanKind.CONSUMER, facts.began - facts.age_s, facts.began, waited)
+    yield _Child("load", SpanKind.CLIENT, facts.began, facts.loaded, {"db.system.name": "postgresql"})
+    yield from map(_attempt, facts.attempts)
+    if facts.commit is not None:
+        yield _Child("commit", SpanKind.CLIENT, *facts.commit, {"db.system.name": "postgresql"})
+    if facts.wakeup is not None:
+        sent: Attributes = {
+            "messaging.system": "nats",
+            "messaging.operation.name": "publish",
+            "messaging.operation.type": "send",
+            "messaging.destination.name": facts.wakeup_subject,
+        }
+        yield _Child("send wakeup", SpanKind.PRODUCER, *facts.wakeup, sent)
+
+
+def _attempt(attempt: Attempt) -> _Child:
+    """Return an upstream request, by the stable conventions for HTTP clients."""
+    about: Attributes = {
+        "http.request.method": attempt.method,
+        "server.address": attempt.host,
+        "server.port": 443,
+        "url.scheme": "https",
+    }
+    optional = {
+        "http.response.status_code": attempt.http_status,
+        "http.request.resend_count": attempt.resends or None,
+        "error.type": attempt.error_code if attempt.seconds is not None else "canceled",
+    }
+    about |= {name: value for name, value in optional.items() if value is not None}
+    end = None if attempt.seconds is None else attempt.began + attempt.seconds
+    return _Child(attempt.method, SpanKind.CLIENT, attempt.began, end, about)
+
+
+def open_tracer(endpoint: str, redactor: Redactor, ratio: float = 1.0, instance: str = "") -> ExportingTracer:
     """Return a tracer that exports to `endpoint`: the full traces URL of an OTLP/HTTP collector."""
-    session = requests.Session()
-    session.trust_env = False  # no proxies and no .netrc of the environment
-    return ExportingTracer(OTLPSpanExporter(endpoint=endpoint, session=session), redactor)
+    return ExportingTracer(OTLPSpanExporter(endpoint=endpoint, session=session()), redactor, ratio, instance)
 
 
-def _otel_context(span: SpanContext) -> trace.SpanContext:
-    return trace.SpanContext(
-        trace_id=int(span.trace_id, 16),
-        span_id=int(span.span_id, 16),
-        is_remote=True,
-        trace_flags=trace.TraceFlags(int(span.flags, 16)),
-    )
+def session() -> requests.Session:
+    """Return an HTTP session that ignores proxies and .netrc of the environment."""
+    made = requests.Session()
+    made.trust_env = False
+    return made
+
+
+def _remote(span: SpanContext, tracestate: str | None) -> trace.SpanContext:
+    """Return a span context of the wire as OpenTelemetry's own propagator reads it (W3C Trace Context)."""
+    carrier = {"traceparent": span.traceparent(), **({"tracestate": tracestate} if tracestate else {})}
+    return trace.get_current_span(_PROPAGATOR.extract(carrier)).get_span_context()
+
+
+def _context(span: SpanContext, parent: trace.SpanContext) -> trace.SpanContext:
+    flags = trace.TraceFlags(int(span.flags, 16))
+    return trace.SpanContext(int(span.trace_id, 16), int(span.span_id, 16), is_remote=False, trace_flags=flags,
+                             trace_state=parent.trace_state)  # fmt: skip

@@ -7,27 +7,22 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from openapi_tool.protocol.trace import SpanContext, TraceLink, new_span_id
+from openapi_tool.telemetry.calls import CallFacts
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class CallSpan:
-    """Span context for the traceparent, and the outcome of the call."""
+    """Span context for the traceparent, and what the exported span and its children are made of."""
 
     context: SpanContext
     tracestate: str | None
-    attributes: dict[str, str] = field(default_factory=dict)
-
-    def outcome(self, status: str, error_code: str | None) -> None:
-        """Record how the call ended."""
-        self.attributes["openapi_tool.status"] = status
-        if error_code:
-            self.attributes["error.type"] = error_code
+    facts: CallFacts | None = None
 
 
 class WireTracer:
@@ -37,10 +32,15 @@ class WireTracer:
     def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> Iterator[CallSpan]:
         """Start a child span of the link's parent."""
         del name, attributes
-        yield CallSpan(SpanContext(link.parent.trace_id, new_span_id(), link.parent.flags), link.tracestate)
+        yield child_of(link)
 
     def shutdown(self) -> None:
         """Do nothing: there is nothing to export."""
+
+
+def child_of(link: TraceLink) -> CallSpan:
+    """Return a child span of the link's parent."""
+    return CallSpan(SpanContext(link.parent.trace_id, new_span_id(), link.parent.flags), link.tracestate)
 
 
 class Exporting(Protocol):

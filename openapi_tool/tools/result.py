@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
+from openapi_tool.protocol.attempts import Attempt
+from openapi_tool.protocol.attempts import shown as listed
 from openapi_tool.protocol.errors import Status, ToolError
 from openapi_tool.protocol.jsontext import storable, storable_text
 from openapi_tool.protocol.jsonvalue import ErrorObject, ToolOutputObject, UsageObject
@@ -108,12 +110,18 @@ class RenderedResult:
 
 @dataclass(frozen=True, slots=True)
 class ResultFields:
-    """The parts of a tool.result card that depend on the outcome; all of it is storable in jsonb."""
+    """The parts of a tool.result card that depend on the outcome; all of it is storable in jsonb.
+
+    `tool` (the built-in tool, empty if unknown), `cached` and `truncated` are for logs, metrics and spans.
+    """
 
     status: Status
     result: Any
     error: ErrorObject | None
     tool_output: ToolOutputObject | None
+    tool: str = ""
+    cached: bool = False
+    truncated: bool = False
 
     @property
     def error_code(self) -> str | None:
@@ -121,8 +129,15 @@ class ResultFields:
         return str(self.error["code"]) if self.error else None
 
 
-def success(output: ToolOutput, shown: RenderedResult, result_format: ResultFormat, latency_ms: int) -> ResultFields:
-    """A success: the text itself with the rest in metadata, or everything as one object."""
+def success(
+    output: ToolOutput,
+    shown: RenderedResult,
+    result_format: ResultFormat,
+    latency_ms: int,
+    attempts: Sequence[Attempt] = (),
+    tool: str = "",
+) -> ResultFields:
+    """A success: the text itself with the rest in metadata, or everything but the attempts as one object."""
     about = storable(
         ToolOutputObject(
             state=output.state,
@@ -136,9 +151,12 @@ def success(output: ToolOutput, shown: RenderedResult, result_format: ResultForm
         )
     )
     content = storable_text(shown.content)
+    tried = ToolOutputObject(attempts=listed(attempts)) if attempts else ToolOutputObject()
+    traits = (tool, output.cached, shown.truncated)
     if result_format == "object":
-        return ResultFields("success", {"content": content, **about}, None, None)
-    return ResultFields("success", content, None, about)
+        return ResultFields("success", {"content": content, **about}, None, tried or None, *traits)
+    about.update(tried)
+    return ResultFields("success", content, None, about, *traits)
 
 
 def cost(outcome: ToolOutput | ToolError) -> Usage:
@@ -146,13 +164,16 @@ def cost(outcome: ToolOutput | ToolError) -> Usage:
     return outcome.usage if isinstance(outcome, ToolOutput) else Usage(outcome.tokens, outcome.requests)
 
 
-def failure(error: ToolError, latency_ms: int) -> ResultFields:
+def failure(error: ToolError, latency_ms: int, attempts: Sequence[Attempt] = (), tool: str = "") -> ResultFields:
     """A failure: the model sees `error` only, so its message says what to do instead."""
     described = storable(error.as_error())
     result: dict[str, object] = {"error_code": error.code, "error_message": described["message"], "error": described}
     if error.detail is not None:
         result["error_detail"] = described["detail"]
-    return ResultFields(error.status, result, described, {"usage": cost(error).as_dict(), "latency_ms": latency_ms})
+    about: ToolOutputObject = {"usage": cost(error).as_dict(), "latency_ms": latency_ms}
+    if attempts:
+        about["attempts"] = listed(attempts)
+    return ResultFields(error.status, result, described, about, tool)
 
 
 def one_line(text: str) -> str:

@@ -141,7 +141,7 @@ async def test_health_metrics_and_readiness(served: Served) -> None:
     async with Caller.connect(served.stack.postgres.dsn(served.executor.process.name), served.stack.nats.url) as caller:
         await caller.publish(call)
     assert (await _answered(served, call))["status"] == "success"
-    metrics = served.scraped('openapi_tool_calls_total{error_code="",status="success"} 1.0')
+    metrics = served.scraped('openapi_tool_calls_total{status="success",tool="jina.search"} 1.0')
     assert "openapi_tool_event_loop_lag_seconds_bucket" in metrics
     assert PROJECT not in metrics
 

@@ -11,6 +11,7 @@ import pytest
 from openapi_tool.cooperative import at_once
 from openapi_tool.executor.parking import MAX_BYTES, CallResult, ParkedResults
 from openapi_tool.executor.runner import ToolCallRequest
+from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.cards import KeptText, ToolCall, artifact_card
 from openapi_tool.protocol.errors import ToolMisconfigured, Unavailable
 from openapi_tool.protocol.records import Artifact
@@ -33,6 +34,7 @@ class Memory:
     """The memory of a call that has cost something already."""
 
     spent = Usage(tokens=7, requests=1)
+    attempts: tuple[Attempt, ...] = ()
 
 
 class Tools:

@@ -72,7 +72,7 @@ async def test_metrics_are_made_once_in_a_while_however_often_they_are_asked_for
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = count()
-    monkeypatch.setattr(module, "generate_latest", lambda: b"text %d" % next(made))
+    monkeypatch.setattr(module, "exposition", lambda: b"text %d" % next(made))
     monkeypatch.setattr(module, "METRICS_KEPT_S", 3_600.0)
     answers = await asyncio.gather(*(said(port, METRICS) for _ in range(20)))
     assert all(answer.endswith(b"text 0") for answer in answers)

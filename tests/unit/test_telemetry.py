@@ -3,25 +3,50 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
+from opentelemetry.sdk.metrics.export import MetricExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import get_current_span
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from openapi_tool.protocol.trace import SpanContext, TraceLink
+from openapi_tool.protocol.attempts import Attempt
+from openapi_tool.protocol.trace import SpanContext, TraceLink, parse_traceparent
+from openapi_tool.telemetry import calls, exposition, instruments, metrics, otlp
+from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts
 from openapi_tool.telemetry.logs import ConsoleFormatter, JsonFormatter, configure_logging, without_details
 from openapi_tool.telemetry.otlp import ExportingTracer
+from openapi_tool.telemetry.otlp_metrics import PeriodicExport
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.telemetry.traces import WireTracer
 from tests.requirements import requirement
-from tests.support import TRACE_ID
+from tests.support import TRACE_ID, each
 
 SECRET = "a-secret-of-the-test"
 REDACTOR = Redactor([SECRET, "a-secret"])
 PARENT = SpanContext(TRACE_ID, "b7ad6b7169203331", "01")
+
+
+def facts(**changes: Any) -> CallFacts:
+    """A call of three seconds."""
+    known: dict[str, Any] = {
+        "ids": {"project_id": "p", "tool_call_id": "c"},
+        "trace_id": TRACE_ID,
+        "function_name": "t",
+        "delivery_attempt": 1,
+        "age_s": 0.5,
+        "began": 0.0,
+        "loaded": 1.0,
+        "tool": "jina.search",
+        "status": "success",
+    }
+    return CallFacts(**(known | changes))
 
 
 @pytest.fixture
@@ -167,20 +192,18 @@ def test_the_exported_span_is_the_one_on_the_wire() -> None:
     tracer = ExportingTracer(exporter, REDACTOR)
     foreign = SpanContext("a" * 32, "b" * 16)
     with tracer.span("execute_tool t", TraceLink(PARENT, None, foreign), {"tool_call_id": f"c {SECRET}"}) as span:
-        span.outcome("failed", "bad_request")
+        span.facts = facts(status="failed", error_code="bad_request")
     tracer.shutdown()
-    (exported,) = exporter.get_finished_spans()
+    exported, *_ = exporter.get_finished_spans()
+    attributes = dict(exported.attributes or {})
+    assert attributes["gen_ai.tool.call.id"] == "c [redacted]"
+    assert (attributes["openapi_tool.status"], attributes["error.type"]) == ("failed", "bad_request")
     assert exported.context is not None
     assert f"{exported.context.span_id:016x}" == span.context.span_id
     assert f"{exported.context.trace_id:032x}" == TRACE_ID
     assert exported.parent is not None
     assert f"{exported.parent.span_id:016x}" == PARENT.span_id
     assert [f"{link.context.trace_id:032x}" for link in exported.links] == ["a" * 32]
-    assert dict(exported.attributes or {}) == {
-        "gen_ai.tool.call.id": "c [redacted]",
-        "openapi_tool.status": "failed",
-        "error.type": "bad_request",
-    }
 
 
 @requirement("answer.trace")
@@ -193,7 +216,7 @@ def test_a_trace_that_is_not_sampled_is_not_exported_and_not_looked_through_but_
     tracer = ExportingTracer(exporter, Untouched())
     parent = SpanContext(TRACE_ID, "b" * 16, "00")
     with tracer.span("execute_tool t", TraceLink(parent, "v=1", None), {"tool_call_id": "c"}) as span:
-        span.outcome("success", None)
+        span.facts = facts()
     tracer.shutdown()
     assert exporter.get_finished_spans() == ()
     assert (span.context.trace_id, span.context.flags, span.tracestate) == (TRACE_ID, "00", "v=1")
@@ -206,12 +229,159 @@ def test_a_span_shows_no_secret_in_name_attributes_events_and_status() -> None:
     tracer = ExportingTracer(exporter, REDACTOR)
     link = TraceLink(PARENT, None, None)
     with suppress(ValueError), tracer.span(f"run {SECRET}", link, {"tool_call_id": SECRET}) as span:
-        span.attributes["more"] = SECRET
+        span.facts = facts(function_name=SECRET, wakeup=(2.0, 3.0), wakeup_subject=f"cg.{SECRET}")
         raise ValueError(SECRET)
     tracer.shutdown()
-    (exported,) = exporter.get_finished_spans()
-    assert SECRET not in exported.to_json()
+    exported, *children = exporter.get_finished_spans()
+    assert [child.name for child in children] == ["queue", "load", "send wakeup"]
+    assert all(SECRET not in span.to_json() for span in (exported, *children))
     assert exported.name == "run [redacted]"
     assert exported.status.status_code.name == "ERROR"
     (event,) = exported.events
     assert dict(event.attributes or {}) == {"exception.type": "ValueError", "exception.message": "[redacted]"}
+
+
+ATTEMPTS = [
+    Attempt(1.0, "POST", "s.jina.ai", 0, 0.5, 503, "upstream_unavailable"),
+    Attempt(1.6, "POST", "s.jina.ai", 1, 0.4, 200),
+    Attempt(1.7, "POST", "s.jina.ai", 0),
+]
+
+
+@requirement("traces")
+def test_each_phase_of_a_call_is_a_child_span_by_the_conventions() -> None:
+    exporter = InMemorySpanExporter()
+    tracer = ExportingTracer(exporter, REDACTOR, instance="replica-1")
+    with tracer.span("execute_tool t", TraceLink(PARENT, "v=1", None), {"tool_call_id": "c"}) as span:
+        span.facts = facts(attempts=ATTEMPTS, commit=(2.0, 2.5), wakeup=(2.5, 3.0), wakeup_subject="cg.x.wakeup")
+    tracer.shutdown()
+    call, *children = exporter.get_finished_spans()
+    assert call.context is not None
+    assert call.context.trace_state.to_header() == "v=1"
+    assert call.resource.attributes["service.instance.id"] == "replica-1"
+    assert [child.name for child in children] == ["queue", "load", "POST", "POST", "POST", "commit", "send wakeup"]
+    assert all(child.parent == call.context for child in children)
+    assert all(child.context and child.context.trace_id == call.context.trace_id for child in children)
+    assert len({child.context.span_id for child in children if child.context}) == len(children)
+    assert call.start_time == min(child.start_time or 0 for child in children)
+    times = [((child.start_time or 0) - (call.start_time or 0)) / 1e9 for child in children]
+    assert times == pytest.approx([0.0, 0.5, 1.5, 2.1, 2.2, 2.5, 3.0], abs=1e-6)
+    first, second, unfinished = (dict(child.attributes or {}) for child in children[2:5])
+    http = {"http.request.method": "POST", "server.address": "s.jina.ai", "server.port": 443, "url.scheme": "https"}
+    assert first == {**http, "http.response.status_code": 503, "error.type": "upstream_unavailable"}
+    assert second == {**http, "http.response.status_code": 200, "http.request.resend_count": 1}
+    assert unfinished == {**http, "error.type": "canceled"}
+    wakeup = dict(children[-1].attributes or {})
+    assert (wakeup["messaging.system"], wakeup["messaging.operation.type"]) == ("nats", "send")
+    assert dict(call.attributes or {})["gen_ai.operation.name"] == "execute_tool"
+
+
+@each(
+    ("flags", "ratio", "expected"),
+    [
+        ("01", 1.0, True),
+        ("00", 1.0, False),
+        ("03", 1.0, True),
+        ("01", 0.0, False),
+        ("01", 0.7, False),
+        ("01", 0.8, True),
+    ],
+)
+@requirement("traces")
+def test_a_call_is_sampled_by_its_parent_and_by_the_share_of_traces(flags: str, ratio: float, expected: bool) -> None:  # noqa: FBT001
+    exporter = InMemorySpanExporter()
+    tracer = ExportingTracer(exporter, REDACTOR, ratio)
+    parent = SpanContext("0" * 16 + "c" + "0" * 15, "b" * 16, flags)  # at three quarters of all ids
+    with tracer.span("x", TraceLink(parent, None, None), {}) as span:
+        assert span.context.flags == flags
+    tracer.shutdown()
+    assert len(exporter.get_finished_spans()) == expected
+
+
+@requirement("traces")
+def test_spans_that_nobody_takes_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(InMemorySpanExporter):
+        def export(self, spans: Any) -> Any:
+            started.set()
+            release.wait()
+            return super().export(spans)
+
+    monkeypatch.setattr(otlp, "MAX_QUEUED", 100)
+    started, release = threading.Event(), threading.Event()
+    exporter, before = Hanging(), metrics.SPANS_DROPPED.labels().number
+    tracer = ExportingTracer(exporter, REDACTOR)
+
+    def call() -> None:
+        with tracer.span("x", TraceLink(PARENT, None, None), {}):
+            pass
+
+    for _ in range(64):
+        call()
+    started.wait()  # it holds the first of them
+    for _ in range(200):
+        call()
+    release.set()
+    tracer.shutdown()
+    dropped = metrics.SPANS_DROPPED.labels().number - before
+    assert dropped + len(exporter.get_finished_spans()) == 264
+    assert dropped >= 100
+
+
+@each("header", ["00-{}-{}-01", "00-{}-{}-00", "01-{}-{}-01-more", "00-{}-{}-01-more", "ff-{}-{}-01", "0-{}-{}-01", ""])
+@requirement("traces")
+def test_our_parser_of_traceparent_agrees_with_that_of_opentelemetry(header: str) -> None:
+    text = header.format(TRACE_ID, "b7ad6b7169203331")
+    theirs = get_current_span(TraceContextTextMapPropagator().extract({"traceparent": text})).get_span_context()
+    try:
+        ours = parse_traceparent(text)
+    except ValueError:
+        assert not theirs.is_valid
+    else:
+        assert (f"{theirs.trace_id:032x}", f"{theirs.span_id:016x}") == (ours.trace_id, ours.span_id)
+        assert theirs.trace_flags == int(ours.flags, 16)
+
+
+@requirement("metrics")
+def test_metrics_of_both_exporters_are_the_same() -> None:
+    metrics.list_projects(["listed"])
+    for project in ("listed", "not listed"):
+        ids = {"project_id": project}
+        calls.answered(facts(ids=ids, tool="a.tool", status="failed", error_code="bad_request", attempts=ATTEMPTS))
+    metrics.list_projects([])
+    text = exposition.exposition().decode()
+    series = 'openapi_tool_calls_total{error_code="bad_request",status="failed",tool="a.tool"'
+    assert f"{series}}} 1.0\n" in text.replace(',project="listed"', ",PROJECT")
+    assert 'project="listed"' in text
+    assert "not listed" not in text
+    assert "openapi_tool_build_info{" in text
+    assert "_created" not in text
+    exporter = PeriodicExport(create_autospec(MetricExporter, instance=True), 3_600, "replica-1")
+    exported = exporter.collected().resource_metrics[0].scope_metrics[0].metrics
+    exporter.shutdown()
+    assert [metric.name for metric in exported] == [metric.name for metric in metrics.ALL]
+    (points,) = (metric.data.data_points for metric in exported if metric.name == "openapi_tool_calls")
+    values = [(dict(point.attributes or {}), getattr(point, "value", None)) for point in points]
+    known = {"openapi_tool.built_in": "a.tool", "status": "failed", "error.type": "bad_request"}
+    assert (known | {"commonground.project.id": "listed"}, 1.0) in values
+    assert (known, 1.0) in values
+
+
+@requirement("metrics")
+def test_a_histogram_counts_a_value_at_a_bound_below_it() -> None:
+    histogram = instruments.Histogram("x", "", bounds=(1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 3.0):
+        histogram.observe(value)
+    (child,) = (child for _, child in histogram.children())
+    assert (child.counts, child.total) == ([2, 1, 1], 6.0)
+
+
+@requirement("logs.call")
+def test_a_line_within_a_call_has_its_ids_and_trace_id() -> None:
+    token = CALL_FIELDS.set(facts().fields)
+    try:
+        line = json.loads(JsonFormatter(REDACTOR).format(record("hello", action="x")))
+        shown = ConsoleFormatter(REDACTOR).format(record("hello", action="x"))
+    finally:
+        CALL_FIELDS.reset(token)
+    assert (line["project_id"], line["tool_call_id"], line["trace_id"]) == ("p", "c", TRACE_ID)
+    assert f"trace_id={TRACE_ID}" in shown

@@ -21,7 +21,7 @@ from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.subject import default_durable
-from openapi_tool.service import assemble
+from openapi_tool.service import Parts, assemble
 from openapi_tool.settings import Settings
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.support import dead_letters, dsn_of
@@ -51,13 +51,14 @@ class Outcome:
 
 @dataclass(slots=True, repr=False)
 class World:
-    """The kernel's side, the double, and ears on every subject that matters."""
+    """The kernel's side, the double, and ears on every subject that matters; `parts` are of the last executor."""
 
     stack: EmbeddedStack
     caller: Caller
     database: str
     doorbells: list[Msg] = field(default_factory=list)
     advisories: list[dict[str, Any]] = field(default_factory=list)
+    parts: Parts | None = None
 
     @property
     def dsn(self) -> str:
@@ -145,7 +146,7 @@ class World:
         }
         resolver = LoopbackResolver(self.stack.upstream.port)
         async with AsyncExitStack() as stack:
-            parts = await assemble(stack, build_bootstrap(settings, environment), resolver)
+            parts = self.parts = await assemble(stack, build_bootstrap(settings, environment), resolver)
             parts.consumer.start()
             yield parts.consumer
             await parts.consumer.stop(1.0)

@@ -1,0 +1,106 @@
+"""Facts of one call, and what is made of them: metrics, the log line, the last calls; spans are made in `otlp`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from openapi_tool.protocol.attempts import Attempt, upstream_span
+from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.metrics import project_label
+
+log = logging.getLogger(__name__)
+
+CALL_FIELDS: ContextVar[Callable[[], Mapping[str, Any]]] = ContextVar("call_fields", default=dict)
+"""Returns ids and trace id of the call that the current task works for; the formatters add them to its log lines."""
+
+_QUEUE, _LOAD, _UPSTREAM, _COMMIT = (metrics.PHASE_SECONDS.labels(phase) for phase in metrics.PHASES)
+_MAX_RECENT = 1_024
+
+
+@dataclass(slots=True)
+class CallFacts:
+    """How one call went. Times are on the monotonic clock, in seconds; None is a phase that did not come.
+
+    `ids` are those of log lines, `age_s` is the command's age when its handling `began`. `commit` and `wakeup` are
+    begin and end of commit and doorbell, `wakeup_subject` is the doorbell's.
+    """
+
+    ids: Mapping[str, str]
+    trace_id: str
+    function_name: str
+    delivery_attempt: int
+    age_s: float
+    began: float
+    loaded: float
+    tool: str = ""
+    status: str = ""
+    error_code: str | None = None
+    tokens: int = 0
+    attempts: Sequence[Attempt] = ()
+    cached: bool = False
+    truncated: bool = False
+    commit: tuple[float, float] | None = None
+    wakeup: tuple[float, float] | None = None
+    wakeup_subject: str = ""
+    ended: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the arrival of the command in the stream to the end of the call."""
+        return self.ended - self.began + self.age_s
+
+    def fields(self) -> Mapping[str, Any]:
+        """Return what each log line of the call has."""
+        return {"trace_id": self.trace_id, **self.ids}
+
+    @property
+    def http_status(self) -> int | None:
+        """Status of the last upstream response, None without one."""
+        return self.attempts[-1].http_status if self.attempts else None
+
+
+RECENT: deque[CallFacts] = deque(maxlen=_MAX_RECENT)
+"""The last answered calls of this process, oldest first, for `top` and the page."""
+
+
+def answered(facts: CallFacts) -> None:
+    """Count, log and remember a call that was answered."""
+    now = facts.ended = time.monotonic()
+    upstream_s = upstream_span(facts.attempts, now) if facts.attempts else None
+    _count(facts, upstream_s)
+    RECENT.append(facts)
+    log.info(
+        "answered",
+        extra={
+            "action": "call.answered",
+            "tool_name": facts.function_name,
+            "status": facts.status,
+            "error_code": facts.error_code,
+            "duration_ms": round((now - facts.loaded) * 1000),
+            "queue_ms": round(facts.age_s * 1000),
+            "upstream_ms": None if upstream_s is None else round(upstream_s * 1000),
+            "http_status": facts.http_status,
+            "tokens": facts.tokens,
+            "requests": len(facts.attempts),
+            "cached": facts.cached,
+            "attempt": facts.delivery_attempt,
+        },
+    )
+
+
+def _count(facts: CallFacts, upstream_s: float | None) -> None:
+    project = project_label(facts.ids["project_id"])
+    metrics.CALLS.labels(facts.tool, facts.status, facts.error_code or "", project).number += 1
+    metrics.CALL_SECONDS.labels(facts.tool).observe(facts.seconds)
+    _QUEUE.observe(facts.age_s)
+    _LOAD.observe(facts.loaded - facts.began)
+    if upstream_s is not None:
+        _UPSTREAM.observe(upstream_s)
+    if facts.commit is not None:
+        _COMMIT.observe(facts.commit[1] - facts.commit[0])

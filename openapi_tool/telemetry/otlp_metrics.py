@@ -1,0 +1,104 @@
+"""Export of the metrics over OTLP, from the definitions of /metrics; imported only if an endpoint is configured."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricExporter,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from openapi_tool import __version__
+from openapi_tool.telemetry import instruments
+from openapi_tool.telemetry.instruments import Distribution, Value
+from openapi_tool.telemetry.metrics import ALL
+from openapi_tool.telemetry.otlp import session
+
+_ATTRIBUTES = {
+    "tool": "openapi_tool.built_in",
+    "error_code": "error.type",
+    "project": "commonground.project.id",
+    "host": "server.address",
+}
+"""Labels that OpenTelemetry's conventions name; the values are the same."""
+
+
+class PeriodicExport:
+    """Exports all metrics every `every_s` seconds from a thread of its own; a failed export is left out."""
+
+    def __init__(self, exporter: MetricExporter, every_s: float, instance: str) -> None:
+        self._exporter = exporter
+        self._every_s = every_s
+        self._since_ns = time.time_ns()
+        about = {"service.name": "openapi-tool", "service.version": __version__, "service.instance.id": instance}
+        self._resource = Resource.create(about)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics export", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._every_s):
+            self._export()
+        self._export()
+
+    def _export(self) -> None:
+        self._exporter.export(self.collected())
+
+    def collected(self) -> MetricsData:
+        """Return the present values of all metrics."""
+        now = time.time_ns()
+        found = [self._converted(metric, now) for metric in ALL]
+        scope = ScopeMetrics(InstrumentationScope("openapi_tool", __version__), found, "")
+        return MetricsData([ResourceMetrics(self._resource, [scope], "")])
+
+    def _converted(self, metric: instruments.Metric, now: int) -> Metric:
+        unit = "s" if metric.name.endswith("_seconds") else ""
+        if isinstance(metric, instruments.Histogram):
+            points = [self._distribution(labels, child, now) for labels, child in metric.children()]
+            return Metric(metric.name, metric.text, unit, Histogram(points, AggregationTemporality.CUMULATIVE))
+        numbers = list(self._numbers(metric, now))
+        if isinstance(metric, instruments.Counter):
+            summed = Sum(numbers, AggregationTemporality.CUMULATIVE, is_monotonic=True)
+            return Metric(metric.name, metric.text, unit, summed)
+        return Metric(metric.name, metric.text, unit, Gauge(numbers))
+
+    def _numbers(self, metric: instruments.Family[Value], now: int) -> Iterator[NumberDataPoint]:
+        for labels, child in metric.children():
+            yield NumberDataPoint(_attributes(labels), self._since_ns, now, float(child.number))
+
+    def _distribution(self, labels: Mapping[str, str], child: Distribution, now: int) -> HistogramDataPoint:
+        counts = list(child.counts)
+        about = _attributes(labels)
+        return HistogramDataPoint(
+            about, self._since_ns, now, sum(counts), child.total, counts, child.bounds, float("nan"), float("nan")
+        )
+
+    def shutdown(self) -> None:
+        """Export once more and stop; may block for as long as the collector does."""
+        self._stop.set()
+        self._thread.join()
+        self._exporter.shutdown()
+
+
+def _attributes(labels: Mapping[str, str]) -> dict[str, str]:
+    return {_ATTRIBUTES.get(name, name): value for name, value in labels.items()}
+
+
+def open_exporter(endpoint: str, every_s: float, instance: str) -> PeriodicExport:
+    """Return an exporter to `endpoint`: the full metrics URL of an OTLP/HTTP collector."""
+    return PeriodicExport(OTLPMetricExporter(endpoint=endpoint, session=session()), every_s, instance)
