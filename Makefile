@@ -20,7 +20,8 @@ demo: $(READY)
 # One worker a core, each with servers of its own; what measures CPU time runs afterwards, alone.
 test: $(READY)
 	$(PY) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal -m "not alone" $(TEST)
-	$(PY) -m pytest -m alone tests/performance tests/hostile/test_hostile.py tests/unit/test_hostile_answers.py
+	$(PY) -m pytest -m alone tests/performance tests/hostile/test_hostile.py tests/unit/test_hostile_answers.py \
+	  tests/unit/test_stored_search.py
 
 # Ten minutes of faults; for a shorter run: make chaos CHAOS="--calls 1000 --seed 4"; for partial failures:
 # make chaos CHAOS="--profile cluster" (or failover, failover-hosts, pgbouncer, clocks, admin)

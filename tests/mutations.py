@@ -182,6 +182,12 @@ IDENTITY = (
         "tests/unit/test_content.py::test_a_cursor_leads_back_for_its_owner_and_for_nobody_else",
     ),
     Mutation(
+        "executor/stored_search.py",
+        "position = self._cursors.read(owner.project_id, owner.agent_id, cursor)",
+        "position = self._cursors.read(owner.project_id, 'agent_0', cursor)",
+        "tests/wire/test_continuation.py::test_case_11_a_text_of_somebody_else_cannot_be_searched",
+    ),
+    Mutation(
         "kernel/v1r4.py",
         "where card_id = $3 and tenant_id = $1 and",
         "where card_id = $3 and $1 <> '' and",

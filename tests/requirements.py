@@ -60,6 +60,7 @@ REQUIREMENTS = (
     Requirement("content.kept", "tool-design 3", "Nothing that matters in a response is lost, and the text for the model keeps its limits."),
     Requirement("content.untrusted", "tool-design 3", "Web text is framed as untrusted, each item in its own frame, with a mark that no page can know."),
     Requirement("content.cursor", "tool-design 3", "A long text is truncated at a sensible place; a cursor, valid for its project and agent only, continues it at no cost."),
+    Requirement("content.find", "tool-design 3", "The stored text of a long result is searched at no cost, by a phrase or a question; a cursor continues it from each place."),
     Requirement("usage.exact", "design", "Results report their cost; each upstream request is counted in exactly one."),
     Requirement("upstream.request", "jina-api 0-2", "Requests have the documented form, and timeouts from the time that the call has left."),
     Requirement("upstream.errors", "jina-api 4", "Every error status, unexpected shape or excessive size of the upstream gives a typed error."),

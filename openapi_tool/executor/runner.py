@@ -15,6 +15,7 @@ from typing import Any
 from openapi_tool.executor.continuation import Continuation, requested_cursor, requested_tokens
 from openapi_tool.executor.ids import owner_ids
 from openapi_tool.executor.ports import Memory, ToolBackend
+from openapi_tool.executor.stored_search import Wanted, requested_search
 from openapi_tool.protocol.cards import KeptText, ToolCall
 from openapi_tool.protocol.errors import (
     AuthFailed,
@@ -135,8 +136,12 @@ class ToolRunner:
         if not deadline.remaining():
             raise ToolTimeout("The tool executor received this call too late to run it; call again.")
         cursor, most_tokens = requested_cursor(definition, arguments), requested_tokens(arguments)
+        wanted = requested_search(definition, arguments, cursor)
         if cursor is not None:
-            output, shown = await self._continuation.resume(cursor, definition, owner, most_tokens)
+            if wanted is not None:
+                output, shown = await self._find(wanted, cursor, request, most_tokens)
+            else:
+                output, shown = await self._continuation.resume(cursor, definition, owner, most_tokens)
             return output, _with_repairs(shown, arguments), None
         try:
             output = await self._backend.run(definition, arguments, deadline, memory)
@@ -145,6 +150,17 @@ class ToolRunner:
             raise
         shown, kept = await self._continuation.render(output, definition, owner, most_tokens)
         return output, _with_repairs(shown, arguments), kept
+
+    async def _find(
+        self, wanted: Wanted, cursor: str, request: ToolCallRequest, most_tokens: int | None
+    ) -> tuple[ToolOutput, RenderedResult]:
+        try:
+            async with request.deadline.limit():
+                return await self._continuation.find(wanted, cursor, request.definition, request.owner, most_tokens)
+        except TimeoutError:
+            raise ToolTimeout(
+                "The search in the kept text was not done in time; call again, or read on with only cursor."
+            ) from None
 
     def _log_misconfigured(self, owner: CallOwner, tool_name: str, error: ToolMisconfigured) -> None:
         """Log once per project, tool and reason; the log line of each call has the error code."""

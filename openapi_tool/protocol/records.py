@@ -94,6 +94,11 @@ class Artifact:
     text: str
     items: Sequence[Sequence[Any]] | None = None
 
+    @property
+    def reference(self) -> dict[str, str | int]:
+        """Return the `artifact_ref` of a result."""
+        return {"card_id": self.card_id, "chars": self.chars, "sha256": self.sha256}
+
 
 @dataclass(frozen=True, slots=True)
 class CallRecords:

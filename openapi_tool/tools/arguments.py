@@ -20,6 +20,7 @@ from openapi_tool.tools.template import render_default, render_fixed
 
 API_KEY = "api_key"
 CURSOR, MAX_RESULT_TOKENS = "cursor", "max_result_tokens"
+FIND, QUESTION = "find", "question"
 _SESSION = "sessionid"
 
 IDENTITY_ARGUMENTS = frozenset(

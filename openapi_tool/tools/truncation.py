@@ -25,10 +25,11 @@ NOTE_CHARS = 500
 _BOUNDARIES = ("\n\n", "\n", ". ", " ")
 _WORTH_USING = 0.7
 _PIECE_CHARS = 128 * 1024
-_LEAST_CHARS = 150
+LEAST_CHARS = 150
 """Characters without which an item is not shown at all: a title and an address."""
-_AROUND_CHARS = MARK_CHARS + HEADING_CHARS + CUT_CHARS
-_AROUND_CHARS_A_TOKEN = 3  # of marks and notes
+AROUND_CHARS = MARK_CHARS + HEADING_CHARS + CUT_CHARS
+AROUND_CHARS_A_TOKEN = 3
+"""Characters of marks and notes that are one token."""
 _ASCII_CHARS_A_TOKEN = 2  # at least, but for texts of nothing but signs
 _MOST_TITLE_CHARS = 120
 _MOST_LINE_CHARS = 200
@@ -93,7 +94,7 @@ def _has_few_tokens(items: Sequence[Item], chars: int, most: int) -> bool:
     if chars <= _ASCII_CHARS_A_TOKEN * most and all(text.isascii() for text in texts(items)):
         return True
     around = chars - sum(map(len, texts(items)))
-    return around // _AROUND_CHARS_A_TOKEN + sum(map(estimated, texts(items))) <= most
+    return around // AROUND_CHARS_A_TOKEN + sum(map(estimated, texts(items))) <= most
 
 
 def cut(items: Sequence[Item], limit: Limit) -> Cut:
@@ -102,11 +103,11 @@ def cut(items: Sequence[Item], limit: Limit) -> Cut:
     Every head is shown first, then bodies, each by max-min fair shares: short ones whole, and what they leave free goes
     to longer ones.
     """
-    count = min(len(items), max(1, (limit.chars - NOTE_CHARS) // (_LEAST_CHARS + _AROUND_CHARS)))
-    room = max(2, limit.chars - NOTE_CHARS - count * _AROUND_CHARS)
+    count = min(len(items), max(1, (limit.chars - NOTE_CHARS) // (LEAST_CHARS + AROUND_CHARS)))
+    room = max(2, limit.chars - NOTE_CHARS - count * AROUND_CHARS)
     headings = _headings(items[:count], room // 2) + [""] * (len(items) - count)
     shown = _shares(items[:count], room - sum(map(len, headings))) + [0] * (len(items) - count)
-    room_tokens = limit.tokens - (NOTE_CHARS + count * _AROUND_CHARS) // _AROUND_CHARS_A_TOKEN
+    room_tokens = limit.tokens - (NOTE_CHARS + count * AROUND_CHARS) // AROUND_CHARS_A_TOKEN
     shown = _within_tokens(items, shown, room_tokens - sum(map(estimated, headings)))
     ends = [_end(item, most) for item, most in zip(items, shown, strict=True)]
     parts: list[Part] = []
@@ -115,7 +116,7 @@ def cut(items: Sequence[Item], limit: Limit) -> Cut:
     for item, heading, end in zip(items, headings, ends, strict=True):
         at += len(item.heading) + len(BLOCK_GAP) if item.heading else 0
         text = item.part(end)
-        opening = _opening(text, item.part(end + 1)[end:]) if end < item.chars else None
+        opening = opening_of(text, item.part(end + 1)[end:]) if end < item.chars else None
         parts.append(Part(text, heading, left=item.chars - end))
         if item.chars:
             where = None if opening is None else at + opening
@@ -171,7 +172,7 @@ def boundary(text: str, limit: int) -> int:
     return limit
 
 
-def _opening(text: str, following: str, inherited: str = "") -> int | None:
+def opening_of(text: str, following: str, inherited: str = "") -> int | None:
     """Return where the code block or table begins in which a text ends; -1 where that is `inherited`, before it."""
     fence = (-1, "```") if _FENCE.match(inherited) else None
     for line in _FENCE.finditer(text):
@@ -183,7 +184,7 @@ def _opening(text: str, following: str, inherited: str = "") -> int | None:
 
 
 def _table(text: str, following: str, inherited: str) -> int | None:
-    """Return where the table begins in which a text ends, as `_opening` does."""
+    """Return where the table begins in which a text ends, as `opening_of` does."""
     if text.endswith("\n") and not following.startswith("|"):
         return None
     begin, at = None, len(text) - text.endswith("\n")
@@ -256,9 +257,9 @@ def later(rests: Sequence[Rest], place: Place, window: str, opening: str, limit:
     """
     parts: list[Part] = []
     room, at = limit.chars - NOTE_CHARS, place.start
-    tokens = limit.tokens - NOTE_CHARS // _AROUND_CHARS_A_TOKEN
+    tokens = limit.tokens - NOTE_CHARS // AROUND_CHARS_A_TOKEN
     for number, rest in enumerate(rests, start=1):
-        begin = max(rest.shown, place.start)
+        begin = place.start if rest.start <= place.start else max(rest.shown, place.start)
         if begin >= rest.end:
             continue
         where = rest.opening if parts else place.opening
@@ -267,18 +268,18 @@ def later(rests: Sequence[Rest], place: Place, window: str, opening: str, limit:
         text = window[begin - place.start : rest.end - place.start]
         lines = opening if begin == rest.start or not rest.title else f"{rest.title}\n{opening}"
         heading = _said(rest, begin, number if len(rests) > 1 else None, len(rests), lines.count("\n"))
-        room -= len(heading) + len(lines) + _AROUND_CHARS
-        if not text or (parts and room < _LEAST_CHARS):
+        room -= len(heading) + len(lines) + AROUND_CHARS
+        if not text or (parts and room < LEAST_CHARS):
             return Later(tuple(parts), at, Place(begin, where))
-        tokens -= (len(heading) + _AROUND_CHARS) // _AROUND_CHARS_A_TOKEN + estimated(lines)
-        if parts and tokens < _LEAST_CHARS // _AROUND_CHARS_A_TOKEN:
+        tokens -= (len(heading) + AROUND_CHARS) // AROUND_CHARS_A_TOKEN + estimated(lines)
+        if parts and tokens < LEAST_CHARS // AROUND_CHARS_A_TOKEN:
             return Later(tuple(parts), at, Place(begin, where))
-        size = boundary(text, max(min(room, fitting(text[: max(room, 0)], tokens)), _LEAST_CHARS))
+        size = boundary(text, max(min(room, fitting(text[: max(room, 0)], tokens)), LEAST_CHARS))
         room, at = room - size, begin + size
         tokens -= estimated(text[:size])
         parts.append(Part(text[:size], heading, lines, rest.end - at))
         if at < rest.end:
-            found = _opening(text[:size], text[size : size + 1], opening)
+            found = opening_of(text[:size], text[size : size + 1], opening)
             return Later(
                 tuple(parts), at, Place(at, where if found == -1 else None if found is None else begin + found)
             )
@@ -286,6 +287,11 @@ def later(rests: Sequence[Rest], place: Place, window: str, opening: str, limit:
 
 
 def _said(rest: Rest, begin: int, number: int | None, count: int, repeated: int) -> str:
+    return f"[Continued: {where_in(rest, begin, number, count, repeated)}.]"
+
+
+def where_in(rest: Rest, begin: int, number: int | None, count: int, repeated: int) -> str:
+    """Say where a part begins, and how many lines before it are repeated; `number` is that of the item, None of one."""
     item = "" if number is None else f"item {number} of {count}, "
     lines = f"; its first {'line is' if repeated == 1 else f'{repeated} lines are'} repeated" if repeated else ""
-    return f"[Continued: {item}from character {begin - rest.start + 1:,} of {rest.end - rest.start:,}{lines}.]"
+    return f"{item}from character {begin - rest.start + 1:,} of {rest.end - rest.start:,}{lines}"

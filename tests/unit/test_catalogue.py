@@ -24,6 +24,8 @@ OWN = {
     "with_content",
     "timeout",
     "cursor",
+    "find",
+    "question",
     "queries",
     "urls",
     "max_result_tokens",

@@ -307,6 +307,8 @@ TABLE: dict[str, Bound] = {
     "tools/naming.py _WORD_END": Bound(10_000, ONCE),
     "tools/lenient.py _INTEGER": Bound(262_144, "a repeat of 12 at most"),
     "tools/lenient.py _NUMBER": Bound(262_144, "repeats of 12 at most"),
+    "tools/text_search.py _WORD": Bound(600, "two classes that share nothing; its repeats give nothing back"),
+    "tools/text_search.py _IS_UNSPACED": Bound(600, ONE_CLASS),
     "tools/tokens.py _WORD": Bound(10_000_000, "its repeat gives nothing back"),
     "tools/tokens.py _DIGITS": Bound(10_000_000, "a repeat of 3 at most"),
     "tools/tokens.py _SIGN": Bound(10_000_000, ONCE),

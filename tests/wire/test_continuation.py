@@ -332,6 +332,67 @@ async def test_an_object_result_names_the_artifact_too(world: World) -> None:
     assert result["artifact_ref"].keys() == {"card_id", "chars", "sha256"}
 
 
+# Case 11: the kept text is searched, by its owner only.
+
+
+@requirement("content.find")
+@pytest.mark.parametrize("parameters", [CATALOGUE["jina.read"].schema(), KERNELS_OWN], ids=["declared", "kernel's own"])
+async def test_case_11_a_kept_page_is_searched_at_no_cost_and_read_on_from_a_place(
+    world: World, parameters: dict[str, Any]
+) -> None:
+    world.stack.upstream.rules(LONG)
+    await world.caller.add_tool(PROJECT, {**reader_tool(), "parameters": parameters})
+    first = await world.send(await world.place(URL, "jina_reader", suffix="read"))
+    (artifact,) = await artifacts(world)
+    words = artifact["content"]["text"][6_000:6_040].strip()
+    for asked in ({"find": words.upper()}, {"question": words}):
+        arguments = {"cursor": about(first)["next_cursor"], **asked}
+        found = await world.send(await world.place(arguments, "jina_reader", suffix="read"))
+        assert found.content["status"] == "success"
+        assert len(found.content["result"]) <= LIMIT
+        assert about(found)["usage"] == {"tokens": 0, "requests": 0}
+        (place, *_) = re.findall(r'^\[1: from character .*; cursor "(.*)"\]$', found.content["result"], re.MULTILINE)
+        part = await world.send(await world.place({"cursor": place}, "jina_reader", suffix="read"))
+        assert part.content["result"].startswith("[Continued: from character ")
+        assert framed_items(found.content["result"])[0][-40:] in text_of(part.content["result"])
+        assert len(part.upstream_requests) == 1
+    assert len(await artifacts(world)) == 1
+
+
+@requirement("content.find", "tenant.scoped")
+@pytest.mark.parametrize("stranger", ["agent", "expired", "forged"])
+async def test_case_11_a_text_of_somebody_else_cannot_be_searched(world: World, stranger: str) -> None:
+    world.stack.upstream.rules(LONG)
+    cursor = about(await read(world, URL))["next_cursor"]
+    if stranger == "agent":
+        await world.caller.add_agent(PROJECT, "agent_other")
+    elif stranger == "expired":
+        await world.caller.database.execute("update cards set expires_at = now() where expires_at is not null")
+    else:
+        cursor = ("B" if cursor[0] == "A" else "A") + cursor[1:]
+    for asked in ({"find": "e"}, {"question": "what is in it?"}):
+        other = await read(world, {"cursor": cursor, **asked}, "agent_other" if stranger == "agent" else None)
+        assert other.content["error"]["code"] == "not_found"
+
+
+@requirement("content.find")
+async def test_case_11_the_results_of_a_search_are_searched_by_the_reading_tool(world: World) -> None:
+    await world.caller.add_tool(PROJECT, search_tool())
+    results = [
+        {"title": f"Title {n}", "url": f"https://{n}.example/", "content": f"{n} " * 600 + f"the answer of {n}"}
+        for n in range(3)
+    ]
+    world.stack.upstream.rules({"answer": "s-num-0", "body": json.dumps({"code": 200, "data": results})})
+    cursor = about(await world.send(await world.place({"query": "results", "with_content": True})))["next_cursor"]
+    content = (await read(world, {"cursor": cursor, "find": "the answer of 1"})).content["result"]
+    assert re.search(
+        r"^\[1: item 2 of 3, from character .*; its first line is repeated; cursor ", content, re.MULTILINE
+    )
+    (text,) = framed_items(content)
+    assert text.startswith("2. Title 1\n")
+    assert text.endswith("the answer of 1")
+
+
 # A paid answer that could not be committed is committed by the next delivery, on real NATS and PostgreSQL.
 
 

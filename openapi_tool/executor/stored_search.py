@@ -1,0 +1,288 @@
+"""Search in the stored text of a long result, at no upstream cost: windows, passages, cursors to read on from each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from openapi_tool.cooperative import TimeSlicer
+from openapi_tool.executor.ports import Artifacts
+from openapi_tool.fair_semaphore import FairSemaphore
+from openapi_tool.protocol.errors import BadRequest
+from openapi_tool.protocol.records import Artifact
+from openapi_tool.tools.arguments import CURSOR, FIND, QUESTION, Arguments, CallOwner, takes_cursor
+from openapi_tool.tools.cursor import Cursors, Position, unknown_cursor
+from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.frame import INTRO_CHARS, Part, framed, without_frames
+from openapi_tool.tools.result import Item, RenderedResult, ToolOutput
+from openapi_tool.tools.text_search import (
+    MAX_PHRASE_CHARS,
+    MAX_QUESTION_CHARS,
+    MOST_SHOWN,
+    Phrase,
+    Question,
+    Search,
+    Span,
+    terms,
+)
+from openapi_tool.tools.tokens import estimated, fitting
+from openapi_tool.tools.truncation import (
+    AROUND_CHARS,
+    AROUND_CHARS_A_TOKEN,
+    LEAST_CHARS,
+    OPENING_CHARS,
+    Limit,
+    Rest,
+    boundary,
+    opening_lines,
+    opening_of,
+    rests_of,
+    where_in,
+)
+
+_WINDOW_CHARS = 512 * 1024
+_LOOK_BACK_CHARS = 64 * 1024
+"""Characters before a passage in which the code block or table that it is in may begin."""
+_CONCURRENT = 8
+"""Searches of a process at a time: each holds a window of the text, up to 2 MB, and as much in the driver."""
+_MOST_CHARS = {FIND: MAX_PHRASE_CHARS, QUESTION: MAX_QUESTION_CHARS}
+_ASKED = frozenset(_MOST_CHARS)
+_READ_ON = "Each cursor reads on from its passage, given alone."
+_PLACES_CHARS, _ANSWERS_CHARS = 420, 200
+"""Most characters of the lines before and after the passages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a call looks for: a phrase (`name` is `find`) or the answer to a question (`question`)."""
+
+    name: str
+    text: str
+
+
+def requested_search(definition: ToolDefinition, arguments: Arguments, cursor: str | None) -> Wanted | None:
+    """Return what the model wants to look for in a stored text, None for nothing. Raises BadRequest."""
+    if _ASKED.isdisjoint(arguments.by_model) or not takes_cursor(definition):
+        return None
+    asked = sorted(name for name in _ASKED & arguments.by_model if arguments.values[name] not in (None, ""))
+    problems = [problem for name in asked if (problem := _problem(name, arguments.values[name], cursor))]
+    if len(asked) > 1:
+        problems.append(f"{FIND}: cannot be given together with {QUESTION}; give one of them")
+    if problems:
+        raise BadRequest("Correct these and call again: " + "; ".join(problems), detail={"problems": problems})
+    return Wanted(asked[0], str(arguments.values[asked[0]])) if asked else None
+
+
+def _problem(name: str, value: object, cursor: str | None) -> str | None:
+    if cursor is None:
+        return (
+            f"{name}: looks through the rest of an earlier result and needs the {CURSOR} that this named; "
+            f"call without {name} first, and again only if the result was cut"
+        )
+    if not isinstance(value, str) or not value.strip() or len(value) > _MOST_CHARS[name]:
+        return f"{name}: must be a text of 1 to {_MOST_CHARS[name]} characters"
+    if name == QUESTION and not next(terms(value), None):
+        return f"{name}: has no word to look for"
+    return None
+
+
+class StoredSearch:
+    """Looks through stored texts, a few at a time; projects take turns."""
+
+    def __init__(self, artifacts: Artifacts, cursors: Cursors, slicer: TimeSlicer) -> None:
+        self._artifacts = artifacts
+        self._cursors = cursors
+        self._slicer = slicer
+        self._permits = FairSemaphore(_CONCURRENT)
+
+    async def run(
+        self, wanted: Wanted, cursor: str, owner: CallOwner, limit: Limit
+    ) -> tuple[ToolOutput, RenderedResult]:
+        """Search the text that a cursor leads to; return what the model is shown. Raises NotFound, Unavailable."""
+        position = self._cursors.read(owner.project_id, owner.agent_id, cursor)
+        phrase = Phrase(wanted.text, position.start) if wanted.name == FIND else None
+        search: Search = phrase or Question(wanted.text)
+        async with self._permits.permit(owner.project_id):
+            text = _Windows(self._artifacts, owner, position.card_id)
+            artifact = await text.open()
+            rests = rests_of(artifact.items, artifact.chars)
+            for rest in rests:
+                await self._scan(search, text, rest)
+            spans = await self._slicer.run(search.spans(), artifact.chars)
+            passages = [await _passage(text, rests, span) for span in spans]
+        page = _Page(partial(self._cursor, owner, artifact.card_id), artifact, passages, limit)
+        return page.places(phrase, cursor) if phrase else page.answers(cursor)
+
+    def _cursor(self, owner: CallOwner, card_id: str, start: int, opening: int | None = None) -> str:
+        return self._cursors.issue(owner.project_id, owner.agent_id, Position(card_id, start, opening))
+
+    async def _scan(self, search: Search, text: _Windows, rest: Rest) -> None:
+        at = rest.start
+        while at < rest.end:
+            window = await text.read(at, rest.end)
+            last = at + len(window) >= rest.end or len(window) < _WINDOW_CHARS
+            at += await self._slicer.run(search.scan(window, at, last=last), len(window))
+
+
+class _Windows:
+    """Stored text, of which one window at a time is in memory."""
+
+    def __init__(self, artifacts: Artifacts, owner: CallOwner, card_id: str) -> None:
+        self._artifacts = artifacts
+        self._owner = owner
+        self._card_id = card_id
+        self._start = 0
+        self._text = ""
+
+    async def open(self) -> Artifact:
+        """Read the first window; return it, with the length of the text and its items."""
+        return await self._load(0)
+
+    async def read(self, start: int, end: int) -> str:
+        """Return the text from `start` to `end`, or a whole window from `start` on if that is shorter."""
+        if not self._start <= start <= end <= self._start + len(self._text):
+            await self._load(start)
+        return self._text[start - self._start : end - self._start]
+
+    async def _load(self, start: int) -> Artifact:
+        self._text = ""  # two windows are never held
+        owner = self._owner
+        part = await self._artifacts.artifact(owner.project_id, owner.agent_id, self._card_id, start, _WINDOW_CHARS)
+        if part is None or not part.text:
+            raise unknown_cursor()
+        self._start, self._text = start, part.text
+        return part
+
+
+@dataclass(frozen=True, slots=True)
+class _Passage:
+    """Passage that was found.
+
+    `at`, `start` and `opening` are positions in the stored text: of the match, of the passage, and of the code block or
+    table that it begins in. `lines` are the title of its item, where there are several, and the first lines of that
+    block; `where` names the item and the place in it.
+    """
+
+    at: int
+    start: int
+    opening: int | None
+    text: str
+    lines: str
+    where: str
+
+
+async def _passage(text: _Windows, rests: Sequence[Rest], span: Span) -> _Passage:
+    number, rest = next((number, rest) for number, rest in enumerate(rests, start=1) if span.at < rest.end)
+    first = max(rest.start, span.at - _LOOK_BACK_CHARS)
+    window = await text.read(first, min(rest.end, span.at + span.chars))
+    begin = _begin(window, span.at - first, span.before)
+    most = span.at + span.chars - first - begin
+    shown = window[begin : begin + most + 1]
+    opening = opening_of(window[:begin], window[begin : begin + 1])
+    lines = "" if opening is None else opening_lines(window[opening:][:OPENING_CHARS])
+    if len(rests) > 1 and rest.title and first + begin > rest.start:
+        lines = f"{rest.title}\n{lines}"
+    return _Passage(
+        at=span.at,
+        start=first + begin,
+        opening=None if opening is None else first + opening,
+        text=shown[: boundary(shown, most)].rstrip(),
+        lines=lines,
+        where=where_in(rest, first + begin, number if len(rests) > 1 else None, len(rests), lines.count("\n")),
+    )
+
+
+def _begin(window: str, at: int, before: int) -> int:
+    """Return where a passage begins: with the line of the match, else its sentence or word, if that is near."""
+    least = max(0, at - before)
+    if least == 0 and "\n" not in window[:at]:
+        return 0
+    for mark in ("\n", ". ", " "):
+        found = window.rfind(mark, least, at)
+        if found >= 0:
+            return found + len(mark)
+    return least
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """Result of a search as a model is shown it; `cursor` issues one for a position."""
+
+    cursor: Callable[..., str]
+    artifact: Artifact
+    passages: Sequence[_Passage]
+    limit: Limit
+
+    def places(self, phrase: Phrase, cursor: str) -> tuple[ToolOutput, RenderedResult]:
+        """Return the places of a phrase: those after the cursor, or those before it if there are no others."""
+        total = phrase.before + phrase.after
+        if not total:
+            return self._nothing(
+                f"Not found in {self._text}. Try fewer or other words, in the language of the text, or {QUESTION} "
+                f"in place of {FIND}",
+                cursor,
+            )
+        parts = self._parts(_PLACES_CHARS)
+        left = (phrase.after or phrase.before) - len(parts)
+        first = f"[Found in {_count(total, 'place')} of {self._text}; {len(parts)} shown. {_READ_ON}"
+        if phrase.before and phrase.after:
+            first += f' {phrase.before:,} before your cursor: for those give cursor "{self.cursor(0)}" and {FIND}.'
+        following = self.cursor(self.passages[len(parts)].at) if left else None
+        last = f'[{_count(left, "more place")}: call again with the same {FIND} and cursor "{following}".]'
+        return self._shown(f"{first}]", parts, last if left else "", following, total)
+
+    def answers(self, cursor: str) -> tuple[ToolOutput, RenderedResult]:
+        """Return the passages that fit a question best."""
+        if not self.passages:
+            return self._nothing(
+                f"No word of the question is in {self._text}. Ask in the words and the language of the text", cursor
+            )
+        parts = self._parts(_ANSWERS_CHARS)
+        first = f"[{_count(len(parts), 'passage')} of {self._text}, the best for the question first. {_READ_ON}]"
+        return self._shown(first, parts)
+
+    @property
+    def _text(self) -> str:
+        return f"the {self.artifact.chars:,} characters kept of this result"
+
+    def _nothing(self, why: str, cursor: str) -> tuple[ToolOutput, RenderedResult]:
+        return self._shown(f'[{why}; or read on with only cursor "{cursor.strip()}".]', [])
+
+    def _parts(self, reserved_chars: int) -> list[Part]:
+        """Return the passages that the limit allows, at least one, the others left out from the end."""
+        room = self.limit.chars - INTRO_CHARS - reserved_chars
+        tokens = self.limit.tokens - (INTRO_CHARS + reserved_chars) // AROUND_CHARS_A_TOKEN
+        parts: list[Part] = []
+        for number, passage in enumerate(self.passages[:MOST_SHOWN], start=1):
+            heading = f'[{number}: {passage.where}; cursor "{self.cursor(passage.start, passage.opening)}"]'
+            around = len(heading) + len(passage.lines) + AROUND_CHARS
+            room -= around
+            tokens -= around // AROUND_CHARS_A_TOKEN
+            if parts and (room < LEAST_CHARS or tokens < LEAST_CHARS // AROUND_CHARS_A_TOKEN):
+                break
+            most = max(min(room, fitting(passage.text, tokens)), LEAST_CHARS)
+            text = passage.text[: boundary(passage.text, most)]
+            room -= len(text)
+            tokens -= estimated(text)
+            parts.append(Part(text, heading, passage.lines))
+        return parts
+
+    def _shown(
+        self, first: str, parts: list[Part], last: str = "", following: str | None = None, total: int | None = None
+    ) -> tuple[ToolOutput, RenderedResult]:
+        if self.artifact.items is None:
+            parts = [without_frames(part) for part in parts]
+        shown = "\n\n".join(filter(None, (first, framed(parts), last)))
+        state = {
+            "card_id": self.artifact.card_id,
+            "chars": self.artifact.chars,
+            "passages": [{"from": passage.start} for passage in self.passages[: len(parts)]],
+            **({} if total is None else {"places": total}),
+        }
+        rendered = RenderedResult(shown, following is not None, self.artifact.reference, following)
+        return ToolOutput((Item(heading=shown),), state), rendered
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

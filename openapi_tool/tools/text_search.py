@@ -1,0 +1,180 @@
+"""Search in a stored text: places of a phrase, or the passages that fit a question best (tool-design section 3).
+
+The text is looked through in windows, item by item. Positions and lengths are in characters. Every step takes a
+millisecond or less, and time is linear in the length of the text.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+from openapi_tool.cooperative import Steps
+from openapi_tool.tools.truncation import boundary
+
+MAX_PHRASE_CHARS, MAX_QUESTION_CHARS = 200, 500
+MOST_SHOWN = 8
+"""Most passages of one answer."""
+
+_PASSAGE_CHARS = 600
+_BEFORE_CHARS, _AFTER_CHARS = 120, 400  # most of a passage before and from a match on
+_APART_CHARS = 240  # matches nearer than that to the one before are in its passage, wherever that is cut
+_SLICE_CHARS = 32 * 1024
+_SAME = {
+    **dict.fromkeys("\n\t\xa0", " "),
+    **dict.fromkeys("\u2018\u2019", "'"),
+    **dict.fromkeys("\u201c\u201d", '"'),
+    "\u03c2": "\u03c3",  # the sigma at the end of a word
+}
+
+_MARKS = "\u0300-\u036f\u0483-\u0489\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0dff"
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+_UNSPACED += "\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"
+_WORD = re.compile(rf"[{_UNSPACED}]++|(?:[^\W_{_UNSPACED}]|[{_MARKS}])++")
+_IS_UNSPACED = re.compile(rf"[{_UNSPACED}]")
+_LEAST_PLURAL = 4
+_MOST_TERMS = 64
+_WORTH_SHOWING = 0.25  # of the best score; less have no more than common words of the question
+_K1, _B = 1.2, 0.75  # the usual constants of BM25
+
+
+class Span(NamedTuple):
+    """A passage: at most `chars` characters from a match at `at` on, and at most `before` characters before it."""
+
+    at: int
+    chars: int
+    before: int = 0
+
+
+class Search(Protocol):
+    """Search of a text whose windows are given to it in order."""
+
+    def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
+        """Look through a window that begins at `at`; return how many of its characters need not be read again.
+
+        `last` says that an item of the stored text ends with the window.
+        """
+
+    def spans(self) -> Steps[list[Span]]:
+        """Return the passages that were found, in the order to show them in."""
+
+
+def folded(text: str) -> str:
+    """Return a text of the same length for comparison: case, line breaks and typographic quotes do not count."""
+    text = text.replace("İ", "i").lower()  # the one letter that becomes two in lower case
+    for char, same in _SAME.items():
+        text = text.replace(char, same)
+    return text
+
+
+class Phrase:
+    """Search for a phrase. Matches from the position `start` on are preferred to those before it.
+
+    `before` and `after` count the places: matches that are near each other are one.
+    """
+
+    def __init__(self, phrase: str, start: int) -> None:
+        self._phrase = folded(phrase).strip()
+        self._start = start
+        self._next = 0
+        self._first: tuple[list[int], list[int]] = ([], [])
+        self.before = self.after = 0
+
+    def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
+        """Look through a window; see `Search`."""
+        overlap = len(self._phrase) - 1
+        for begin in range(0, len(text), _SLICE_CHARS):
+            part = folded(text[begin : begin + _SLICE_CHARS + overlap])
+            found = part.find(self._phrase, max(0, self._next - at - begin))
+            while found >= 0:
+                self._add(at + begin + found)
+                found = part.find(self._phrase, found + _APART_CHARS)
+            yield
+        if last:
+            self._next = 0  # a match in the next item is a place of its own
+        return len(text) if last else len(text) - overlap
+
+    def _add(self, at: int) -> None:
+        self._next = at + _APART_CHARS
+        is_after = at >= self._start
+        self.after += is_after
+        self.before += not is_after
+        if len(self._first[is_after]) <= MOST_SHOWN:
+            self._first[is_after].append(at)
+
+    def spans(self) -> Steps[list[Span]]:
+        """Return the first places, one more than can be shown, in the order of the text."""
+        yield
+        found = self._first[bool(self.after)]
+        nexts = [*found[1:], math.inf]
+        return [
+            Span(at, int(min(_AFTER_CHARS, following - at)), _BEFORE_CHARS)
+            for at, following in zip(found, nexts, strict=False)
+        ]
+
+
+class Question:
+    """Search for the passages that fit a question best, ranked by BM25."""
+
+    def __init__(self, question: str) -> None:
+        self._terms = frozenset(list(dict.fromkeys(terms(question)))[:_MOST_TERMS])
+        self._letters = any(len(term) == 1 and _IS_UNSPACED.match(term) for term in self._terms)
+        self._found: list[tuple[Span, int, tuple[tuple[str, int], ...]]] = []
+        self._passages_with: Counter[str] = Counter()
+        self._passages = self._length = 0
+
+    def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
+        """Look through a window; see `Search`."""
+        begin = 0
+        while begin < len(text) if last else len(text) - begin > _PASSAGE_CHARS:
+            size = boundary(text[begin : begin + _PASSAGE_CHARS + 1], _PASSAGE_CHARS)
+            self._count(text[begin : begin + size], at + begin)
+            begin += size
+            yield
+        return begin
+
+    def _count(self, passage: str, at: int) -> None:
+        length, found = 0, Counter[str]()
+        for term in terms(passage, letters=self._letters):
+            length += 1
+            if term in self._terms:
+                found[term] += 1
+        self._passages += 1
+        self._length += length
+        if found:
+            self._passages_with.update(found.keys())
+            self._found.append((Span(at, len(passage)), length, tuple(found.items())))
+
+    def spans(self) -> Steps[list[Span]]:
+        """Return the best passages, best first; equals in the order of the text."""
+        rarity = {term: self._rarity(having) for term, having in self._passages_with.items()}
+        scored = []
+        for span, length, found in self._found:
+            norm = _K1 * (1 - _B + _B * length * self._passages / self._length)
+            score = sum(rarity[term] * count * (_K1 + 1) / (count + norm) for term, count in found)
+            scored.append((score, -span.at, span))
+            yield
+        best = heapq.nlargest(MOST_SHOWN, scored)
+        return [span for score, _, span in best if score >= _WORTH_SHOWING * best[0][0]]
+
+    def _rarity(self, having: int) -> float:
+        return math.log(1 + (self._passages - having + 0.5) / (having + 0.5))
+
+
+def terms(text: str, *, letters: bool = False) -> Iterator[str]:
+    """Return the words of a text in lower case, without the plural's s; of scripts without blanks each pair of letters.
+
+    A letter that has no neighbour of such a script is a term itself, with `letters` every one.
+    """
+    for word in _WORD.findall(text.lower()):
+        if not _IS_UNSPACED.match(word):
+            yield word[:-1] if word.endswith("s") and len(word) >= _LEAST_PLURAL else word
+            continue
+        if letters or len(word) == 1:
+            yield from word
+        yield from map("".join, pairwise(word))
