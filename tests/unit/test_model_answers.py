@@ -21,7 +21,7 @@ from openapi_tool.jina.content import page_output, search_output
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.inline_images import without_inline_images
 from openapi_tool.jina.parameter_mapping import resolve_parameters, with_max_tokens
-from openapi_tool.jina.remarks import WARNINGS, wall
+from openapi_tool.jina.remarks import STEMS, WALLS, WARNINGS, wall
 from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.local.recordings import load_recordings
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
@@ -481,6 +481,13 @@ def test_case_12_no_recorded_page_is_taken_for_a_wall_but_the_one_that_is_loadin
             if page.get("content") and (kind := wall(page.get("title") or "", page["content"])):
                 found[name] = (kind, page["content"])
     assert set(found.values()) <= {("empty", "Loading...")}
+
+
+@requirement("content.reader")
+def test_case_12_every_phrase_of_a_wall_has_one_of_the_stems_that_are_searched_first() -> None:
+    phrases = [phrase for _, _, several in WALLS for phrase in several]
+    assert [phrase for phrase in phrases if not any(stem in phrase for stem in STEMS)] == []
+    assert [wall("", phrase) for phrase in phrases] == [kind for kind, _, several in WALLS for _ in several]
 
 
 @requirement("content.reader")
