@@ -75,9 +75,9 @@ def _phrases(lines: str) -> tuple[str, ...]:
 
 
 STEMS = _phrases("""
-human|robot|browser|secur|unusual traffic|characters you see|interruption|been blocked|been denied|incapsula|captcha|ddos
-mensch|humain|umano|робот|验证|ロボット|cookies to|log in|login|sign in|logged in|log into|melden|connectez|inicia ses|登录
-ログイン|войдите|passwor|mot de passe|contraseña|密码|javascript
+human|robot|browser|secur|unusual traffic|characters you see|interruption|been blocked|been denied|incapsula|captcha
+ddos|mensch|humain|umano|робот|验证|ロボット|cookies to|log in|login|sign in|logged in|log into|melden|connectez
+inicia ses|登录|ログイン|войдите|passwor|mot de passe|contraseña|密码|javascript
 """)
 """One of these is in each phrase below; nearly every text is known by their absence, in a quarter of the time."""
 
