@@ -122,9 +122,10 @@ class Question:
     """Search for the passages that fit a question best, ranked by BM25."""
 
     def __init__(self, question: str) -> None:
-        self._terms = frozenset(list(dict.fromkeys(terms(question)))[:_MOST_TERMS])
-        self._letters = any(len(term) == 1 and _IS_UNSPACED.match(term) for term in self._terms)
-        self._found: list[tuple[Span, int, tuple[tuple[str, int], ...]]] = []
+        asked = list(dict.fromkeys(terms(question)))[:_MOST_TERMS]
+        self._parts = [term for term in asked if _IS_UNSPACED.match(term)]
+        self._words = [(term, f"{term}s") for term in asked if not _IS_UNSPACED.match(term)]
+        self._found: list[tuple[Span, list[tuple[str, int]]]] = []
         self._passages_with: Counter[str] = Counter()
         self._passages = self._length = 0
 
@@ -139,23 +140,23 @@ class Question:
         return begin
 
     def _count(self, passage: str, at: int) -> None:
-        length, found = 0, Counter[str]()
-        for term in terms(passage, letters=self._letters):
-            length += 1
-            if term in self._terms:
-                found[term] += 1
+        text = passage.lower()
+        found = [(part, text.count(part)) for part in self._parts if part in text]
+        if any(word in text for word, _ in self._words):
+            words = Counter(_WORD.findall(text))
+            found += [(word, count) for word, plural in self._words if (count := words[word] + words[plural])]
         self._passages += 1
-        self._length += length
+        self._length += len(passage)
         if found:
-            self._passages_with.update(found.keys())
-            self._found.append((Span(at, len(passage)), length, tuple(found.items())))
+            self._passages_with.update(term for term, _ in found)
+            self._found.append((Span(at, len(passage)), found))
 
     def spans(self) -> Steps[list[Span]]:
         """Return the best passages, best first; equals in the order of the text."""
         rarity = {term: self._rarity(having) for term, having in self._passages_with.items()}
         scored = []
-        for span, length, found in self._found:
-            norm = _K1 * (1 - _B + _B * length * self._passages / self._length)
+        for span, found in self._found:
+            norm = _K1 * (1 - _B + _B * span.chars * self._passages / self._length)
             score = sum(rarity[term] * count * (_K1 + 1) / (count + norm) for term, count in found)
             scored.append((score, -span.at, span))
             yield
@@ -166,15 +167,15 @@ class Question:
         return math.log(1 + (self._passages - having + 0.5) / (having + 0.5))
 
 
-def terms(text: str, *, letters: bool = False) -> Iterator[str]:
+def terms(text: str) -> Iterator[str]:
     """Return the words of a text in lower case, without the plural's s; of scripts without blanks each pair of letters.
 
-    A letter that has no neighbour of such a script is a term itself, with `letters` every one.
+    A letter that has no neighbour of such a script is a term itself.
     """
     for word in _WORD.findall(text.lower()):
         if not _IS_UNSPACED.match(word):
             yield word[:-1] if word.endswith("s") and len(word) >= _LEAST_PLURAL else word
-            continue
-        if letters or len(word) == 1:
-            yield from word
-        yield from map("".join, pairwise(word))
+        elif len(word) == 1:
+            yield word
+        else:
+            yield from map("".join, pairwise(word))

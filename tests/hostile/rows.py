@@ -194,8 +194,8 @@ async def cursors_into_a_large_page(scene: Scene) -> None:
     tool = await scene.define({"jina": {"mode": "reader"}})
     first = await scene.call(tool, {"url": "https://example.com/attack-continued"})
     cursor = first.card["metadata"]["tool_output"]["next_cursor"]
-    asked = [{}, {"find": "no such text"}, {"find": "words"}, {"question": "which words of the page are no filling?"}]
-    for answer in await asyncio.gather(*(scene.call(tool, {"cursor": cursor, **asked[n % 4]}) for n in range(16))):
+    asked = [{"find": "no such text"}, {"question": "which words of the page are no filling?"}, *[{}] * 6]
+    for answer in await asyncio.gather(*(scene.call(tool, {"cursor": cursor, **asked[n % 8]}) for n in range(16))):
         assert_succeeded(answer)
         assert_bounded(answer)
 

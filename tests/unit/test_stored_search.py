@@ -306,7 +306,6 @@ def test_case_11_terms_are_words_and_pairs_of_letters_where_no_blanks_are() -> N
     assert list(terms("The Keys' résumé_2 is 東京都 猫 x")) == (
         ["the", "key", "résumé", "2", "is", "東京", "京都", "猫", "x"]
     )
-    assert list(terms("東京", letters=True)) == ["東", "京", "東京"]
 
 
 # Bounds.
