@@ -188,6 +188,14 @@ def test_names_of_a_long_release_fit() -> None:
     assert all(re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) for name in names)
 
 
+@requirement("chart.refused")
+def test_no_value_is_replaced_by_a_variable_of_the_container() -> None:
+    """Kubernetes replaces `$(PG_DSN)` in arguments; the name of a project would show the connection string."""
+    tools = {"enabled": True, "projects": ["p$(PG_DSN)"], "definitions": {"a.yaml": "tool_name: a"}}
+    (job,) = objects_of({"toolsJob": tools})["Job"]
+    assert "--project=p$$(PG_DSN)" in job["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
 @pytest.mark.parametrize("document", REFUSED, ids=[document["refused"] for document in REFUSED])
 @requirement("chart.refused")
 def test_values_that_cannot_work_are_refused_in_a_sentence(document: dict[str, Any]) -> None:

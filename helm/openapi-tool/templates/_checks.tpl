@@ -10,6 +10,14 @@
 {{- fail (printf "allowedEnv: %s is one of the executor's own settings, which tools are never given. Take it out." .) -}}
 {{- end -}}
 {{- end -}}
+{{- range .Values.allowedEnv -}}
+{{- if regexMatch "(?i)^(PATH|HOME|USER|SHELL|TZ|TMPDIR|HOSTNAME|LANG|LC_.*|LD_.*|PYTHON.*|MALLOC_.*|KUBERNETES_.*)$" . -}}
+{{- fail (printf "allowedEnv: %s is the process's own. Name a variable that holds a key, such as SEARCH_API_KEY." .) -}}
+{{- end -}}
+{{- end -}}
+{{- if regexMatch "[\\x{7f}-\\x{9f}]" (toJson .Values) -}}
+{{- fail "a value holds a control character (U+007F to U+009F), which YAML does not take as it is. Take it out." -}}
+{{- end -}}
 {{- $own := concat (.Values.allowedEnv | default list) (list
     "JINA_API_KEY" "PG_DSN" "NATS_SERVERS" "OPENAPI_TOOL_CONFIG" "OPENAPI_TOOL__HEALTH__HOST" "OPENAPI_TOOL__HEALTH__PORT"
     "OPENAPI_TOOL__POSTGRES__DSN" "OPENAPI_TOOL__NATS__PASSWORD" "OPENAPI_TOOL__NATS__TOKEN"
