@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-INTRODUCED = re.compile(r"\[Web content stands between marks with (\d{9})\.")
+INTRODUCED = re.compile(r"\[Untrusted web content between marks (\d{9}): ")
 
 
 def framed_items(content: str) -> list[str]:

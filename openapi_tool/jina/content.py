@@ -212,7 +212,7 @@ def _page_steps(envelope: Mapping[str, Any], max_tokens: int | None, masks: Mask
         *([f"Description: {about}"] if (about := page.about(item, parts)) else []),
     ]
     state = page.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
-    body = BLOCK_GAP.join([*(parts or ["(The page has no readable text.)"]), *lists])
+    body = BLOCK_GAP.join([*parts, *lists])
     items, usage = [Item("\n".join(head), body, page_warnings(kinds) if kinds else "")], _usage(envelope)
     if kinds:
         state["warnings"] = list(kinds)

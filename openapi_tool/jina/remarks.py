@@ -14,16 +14,15 @@ _MAX_WALL_CHARS = 1_000
 _MAX_LOGIN_CHARS, _MAX_NOTICE_CHARS, _MAX_FORM_CHARS, _MAX_SHELL_CHARS = 600, 400, 300, 60
 
 WARNINGS: Mapping[str, str] = {
-    "captcha": "This seems to be a captcha or bot check instead of the page. Use another source.",
-    "login": "This seems to be a login instead of the page, and nobody can sign in here. Use another source.",
-    "javascript": "The page asks for JavaScript and may lack content. Read it again with wait_for_selector, or use "
-    "another source.",
-    "empty": "The page shows no text, or loads it late. Read it again with wait_for_selector, or use another source.",
-    "not_loaded": "The page may not be fully loaded. If something is missing, read it with wait_for_selector.",
-    "frames": "Embedded frames are left out. If something is missing, read the frame by its own address.",
-    "shadow_dom": "Parts of the page cannot be shown. If something is missing, use another source.",
-    "may_be_captcha": "The page holds a captcha. If its content is missing, use another source.",
-    "stored_copy": "This is a stored copy of the page. For the current one read it with no_cache.",
+    "captcha": "This is probably a bot check, not the page. Use another source.",
+    "login": "This is probably a login, not the page. Use another source.",
+    "javascript": "The page asks for JavaScript. Read it with wait_for_selector, or use another source.",
+    "empty": "The page has no text, or loads it late. Read it with wait_for_selector, or use another source.",
+    "not_loaded": "The page may not be fully loaded. If so, read it with wait_for_selector.",
+    "frames": "Embedded frames are left out. Read them by their own address.",
+    "shadow_dom": "Parts of the page may be missing. If so, use another source.",
+    "may_be_captcha": "The page has a captcha. If content is missing, use another source.",
+    "stored_copy": "This is a stored copy. For the current page, read it with no_cache.",
 }
 """What is said to the model, by the type of a warning as it is in the state."""
 

@@ -53,7 +53,7 @@ _TEXTS = (
         "Error: x",
     ),
     *(
-        "[Web content stands between marks with 123456789.",
+        "[Untrusted web content between marks 123456789:",
         "[123456789 end]",
         "\x00",
         "\ud800",

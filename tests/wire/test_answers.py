@@ -358,7 +358,7 @@ async def test_one_page_that_fails_does_not_sink_its_siblings(world: World) -> N
     assert outcome.content["status"] == "success"
     text = outcome.content["result"]
     assert text.startswith("2 of 3 succeeded")
-    assert f"## 1 of 3: {ARTICLE}\n[Web content stands" in text
+    assert f"## 1 of 3: {ARTICLE}\n[Untrusted web content between marks" in text
     assert f"## 2 of 3: {GONE}\nFailed (upstream_rejected): " in text
     state = tool_output(outcome)["state"]
     assert (state["succeeded"], state["failed"]) == (2, 1)
