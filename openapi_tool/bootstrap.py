@@ -33,6 +33,7 @@ from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import OperatorEnvs, fold
 from openapi_tool.tools.cursor import Cursors
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
+from openapi_tool.tools.lint import LintLimits
 from openapi_tool.tools.policy import HOOKS_GROUP, Authorizer, Hook
 from openapi_tool.tools.secrets import Secrets
 from openapi_tool.tools.session import SessionScope
@@ -194,6 +195,18 @@ def operator_envs(settings: Settings) -> OperatorEnvs:
     variables = settings.tools.jina.envs_of(settings.protocol.target)
     parameters = frozenset(fold(name) for name in (*settings.secrets.env_parameters, *variables))
     return OperatorEnvs(variables, parameters)
+
+
+def lint_limits(settings: Settings, *, configured: bool = False) -> LintLimits:
+    """Return the limits of an executor with these settings, for the linter; `configured` as in LintLimits."""
+    return LintLimits(
+        executor=settings.executor,
+        tools=settings.tools,
+        targets=frozenset({settings.protocol.target, *settings.tools.jina.services}),
+        env_parameters=operator_envs(settings).parameters,
+        allowed_env=frozenset(_allowed_variables(settings)),
+        configured=configured,
+    )
 
 
 def _upstream_tls(settings: Settings, environment: Mapping[str, str]) -> ssl.SSLContext:

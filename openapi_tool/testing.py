@@ -23,9 +23,9 @@ import respx
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from respx.models import AllMockedAssertionError
 
-from openapi_tool.bootstrap import build_bootstrap, build_runner, operator_envs
+from openapi_tool.bootstrap import build_bootstrap, build_runner, lint_limits
 from openapi_tool.executor.runner import ToolCallRequest
-from openapi_tool.jina.definition_lint import definition_problems
+from openapi_tool.jina.definition_lint import source_problems
 from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.local.recordings import (
     RECORDED_HOSTS,
@@ -44,7 +44,6 @@ from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.deadline import TimeLimits
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV, ToolDefinition, parse_definition, stored_record
 from openapi_tool.tools.exports import complete
-from openapi_tool.tools.lint import LintLimits
 from openapi_tool.tools.result import ResultFields
 from openapi_tool.tools.source import Source, read_source
 
@@ -197,7 +196,7 @@ class InProcessExecutor:
         if isinstance(definition, ToolDefinition):
             return definition
         source = _read(definition)
-        problems = source.problems or definition_problems(source.document, self._lint_limits())
+        problems = source_problems(source, lint_limits(self._settings), self._settings.url_policy)
         errors = [problem for problem in problems if not problem.warning]
         if errors:
             file = "definition" if isinstance(definition, Mapping) else definition
@@ -206,11 +205,6 @@ class InProcessExecutor:
             raise InvalidDefinition("\n".join(places))
         document = cast("Mapping[str, Any]", source.document)
         return parse_definition(stored_record(complete(document, parse_definition(stored_record(document)).built_in)))
-
-    def _lint_limits(self) -> LintLimits:
-        settings = self._settings
-        targets = frozenset({settings.protocol.target, *settings.tools.jina.services})
-        return LintLimits(settings.executor, settings.tools, targets, operator_envs(settings).parameters)
 
 
 def recorded(name: str) -> httpx.Response:

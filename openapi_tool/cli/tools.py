@@ -12,15 +12,13 @@ import typer
 
 from openapi_tool.cli import tools_apply, tools_registry
 from openapi_tool.cli.common import fail, say, tell, tell_json
-from openapi_tool.cli.tools_files import LINT_FAILED, lint_files, load_definitions
+from openapi_tool.cli.tools_files import LINT_FAILED, Files, lint_files, load_definitions
 from openapi_tool.cli.tools_registry import JsonOption, ProjectOption
 from openapi_tool.tools import exports
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.exports import DuplicateName, ShownTool, defined
 
 app = typer.Typer(no_args_is_help=True, help="Lint, render, apply, list, show, delete and export tool definitions.")
-
-Files = Annotated[list[Path], typer.Argument(help="YAML files with one definition each.", dir_okay=False, exists=True)]
 
 
 class ExportFormat(StrEnum):
@@ -37,14 +35,18 @@ def lint(
     files: Files,
     *,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings, too.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="The executor's TOML file: variables that it lacks are errors.", dir_okay=False)
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print every problem of definitions as FILE:LINE:COLUMN.
 
-    Limits (longest call, the worker's timeout, batch items, target) come from this machine's settings.
+    Limits (longest call, the worker's timeout, batch items, target, variables) come from --config, else from this
+    machine's settings.
     Exit codes: 0 no errors, 1 errors, 2 a file cannot be read.
     """
-    problems = lint_files(files)
+    problems = lint_files(files, config)
     for found in problems:
         if as_json:
             tell_json(found.as_object())
@@ -58,7 +60,7 @@ def lint(
 
 @app.command(short_help="Print what is stored, and what a model is shown.")
 def render(
-    file: Annotated[Path, typer.Argument(help="YAML file with a definition.", dir_okay=False, exists=True)],
+    file: Annotated[Path, typer.Argument(help="YAML file with a definition, or - for stdin.")],
     *,
     project: ProjectOption,
     as_json: JsonOption = False,
@@ -67,7 +69,9 @@ def render(
 
     Exit codes: 0, 1 the definition has errors, 2 the file cannot be read.
     """
-    (definition,) = load_definitions([file])
+    definition, *others = load_definitions([file])
+    if others:
+        fail(f"{file} holds {1 + len(others)} definitions; give a file with one", LINT_FAILED)
     shown = exports.openai_functions([defined(definition.row, definition.parsed)])[0]["function"]
     stored = {"project_id": project, **definition.row}
     if as_json:
@@ -82,7 +86,8 @@ def render(
 @app.command(short_help="Print tools in the form of a model provider.")
 def export(
     files: Annotated[
-        list[Path] | None, typer.Argument(help="YAML files with definitions; default: the built-in tools.", exists=True)
+        list[Path] | None,
+        typer.Argument(help="YAML files, folders or -; default: the built-in tools."),
     ] = None,
     *,
     form: Annotated[ExportFormat, typer.Option("--format", help="Output format.")] = ExportFormat.OPENAI,

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Column, Table
 
 from openapi_tool.cli.common import USAGE, cell, fail, say, tell, tell_json
-from openapi_tool.cli.tools_files import load_definitions
+from openapi_tool.cli.tools_files import Files, load_definitions
 from openapi_tool.cli.tools_registry import (
     FAILED,
     ApiOption,
@@ -49,9 +49,7 @@ class Result:
 
 
 def apply(
-    files: Annotated[
-        list[Path], typer.Argument(help="YAML files with one definition each.", dir_okay=False, exists=True)
-    ],
+    files: Files,
     *,
     project: Annotated[list[str] | None, typer.Option(help="Project; repeatable.", show_default=False)] = None,
     projects_file: Annotated[

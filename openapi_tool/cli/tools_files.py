@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, BinaryIO, NoReturn
 
 import typer
 
-from openapi_tool.bootstrap import operator_envs
+from openapi_tool.bootstrap import lint_limits
 from openapi_tool.cli.common import USAGE, fail, say
-from openapi_tool.jina.definition_lint import definition_problems
-from openapi_tool.settings import Settings, SettingsError, load_settings
+from openapi_tool.jina.definition_lint import source_problems
+from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError, load_settings
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
 from openapi_tool.tools.exports import complete
-from openapi_tool.tools.lint import LintLimits
 from openapi_tool.tools.problems import Problem
-from openapi_tool.tools.source import Source, read_source
+from openapi_tool.tools.source import MAX_BYTES, Source, read_sources
 
 LINT_FAILED = 1
+_SUFFIXES = (".yaml", ".yml")
+_STANDARD_INPUT = "-"
+
+Files = Annotated[
+    list[Path],
+    typer.Argument(help="YAML files with definitions, folders of them, or - for stdin."),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +59,6 @@ class Definition:
     parsed: ToolDefinition
 
 
-def lint_limits() -> LintLimits:
-    """Return the limits of the executor's configuration on this machine, or the defaults."""
-    settings = settings_without_database()
-    return LintLimits(
-        executor=settings.executor,
-        tools=settings.tools,
-        targets=frozenset({settings.protocol.target, *settings.tools.jina.services}),
-        env_parameters=operator_envs(settings).parameters,
-    )
-
-
 def settings_without_database() -> Settings:
     """Return the settings for commands without a connection. Exits with 2 where they are invalid."""
     try:
@@ -76,25 +74,65 @@ def settings_failed(error: SettingsError) -> NoReturn:
     raise typer.Exit(USAGE) from None
 
 
-def lint_files(files: Sequence[Path]) -> list[Found]:
-    """Return all problems of all files, in the order of the text."""
-    limits = lint_limits()
-    return [found for file in files for found in _problems(str(file), _read(file), limits)]
+def lint_files(files: Sequence[Path], config: Path | None = None) -> list[Found]:
+    """Return all problems of all definitions in files, folders and standard input, in the order of the text.
+
+    `config` is the executor's TOML file; without it this machine's settings are read, which may be others. Exits with 2
+    if a file cannot be read.
+    """
+    with _configured_by(config):
+        settings = settings_without_database()
+    return _lint(_sources(files), settings, configured=config is not None)
+
+
+@contextmanager
+def _configured_by(config: Path | None) -> Iterator[None]:
+    before = os.environ.get(CONFIG_VARIABLE)
+    if config is not None:
+        os.environ[CONFIG_VARIABLE] = str(config)
+    try:
+        yield
+    finally:
+        if config is not None:
+            os.environ.pop(CONFIG_VARIABLE)
+            os.environ.update({CONFIG_VARIABLE: before} if before is not None else {})
 
 
 def load_definitions(files: Sequence[Path]) -> list[Definition]:
-    """Return the definitions of files. Prints all errors and exits with 1 where there is one."""
-    problems = lint_files(files)
+    """Return the definitions of files. Prints all problems; exits with 1 where one is an error."""
+    sources = _sources(files)
+    problems = _lint(sources, settings_without_database())
     for found in problems:
         say(str(found))
     if any(not found.problem.warning for found in problems):
         raise typer.Exit(LINT_FAILED)
-    definitions = [_definition(_read(file).document) for file in files]
-    names = [definition.row["tool_name"] for definition in definitions]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        fail(f"more than one file defines {', '.join(twice)}", LINT_FAILED)
-    return definitions
+    return [_definition(source.document) for _, source in sources]
+
+
+def _lint(sources: Sequence[tuple[str, Source]], settings: Settings, *, configured: bool = False) -> list[Found]:
+    limits, found = lint_limits(settings, configured=configured), _names_given_twice(sources)
+    for name, source in sources:
+        problems = source_problems(source, limits, settings.url_policy)
+        found += (Found(name, *source.position(problem.path), problem) for problem in problems)
+    order = {name: place for place, (name, _) in enumerate(sources)}
+    return sorted(found, key=lambda item: (order[item.file], item.line, item.column, item.problem.warning))
+
+
+def _names_given_twice(sources: Sequence[tuple[str, Source]]) -> list[Found]:
+    """Return a problem for each definition whose name another one before it has."""
+    first: dict[str, str] = {}
+    found = []
+    for file, source in sources:
+        document = source.document if isinstance(source.document, dict) else {}
+        key = "tool_name" if "tool_name" in document else "name"
+        line, column = source.position((key,))
+        name = document.get(key)
+        if isinstance(name, str) and name in first:
+            message = f"is the name of the definition at {first[name]}, too; a project has each name once"
+            found.append(Found(file, line, column, Problem((key,), message)))
+        elif isinstance(name, str):
+            first[name] = f"{file}:{line}"
+    return found
 
 
 def _definition(document: Any) -> Definition:
@@ -102,19 +140,35 @@ def _definition(document: Any) -> Definition:
     return Definition(complete(document, parsed.built_in), parsed)
 
 
-def _problems(name: str, source: Source, limits: LintLimits) -> Iterator[Found]:
-    broken = {problem.path for problem in source.problems}
-    problems = list(source.problems)
-    if source.document is not None or not broken:
-        problems += [problem for problem in definition_problems(source.document, limits) if problem.path not in broken]
-    found = [Found(name, *source.position(problem.path), problem) for problem in problems]
-    yield from sorted(found, key=lambda item: (item.line, item.column, item.problem.warning))
+def _sources(paths: Sequence[Path]) -> list[tuple[str, Source]]:
+    """Return the documents of files, of the YAML files in folders, and of standard input (`-`), with their names."""
+    return [(str(file), source) for path in paths for file in _files(path) for source in _read(file)]
 
 
-def _read(file: Path) -> Source:
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
+    return found or fail(f"{path}: holds no file whose name ends in {' or '.join(_SUFFIXES)}; name a folder with one")
+
+
+def _read(file: Path) -> list[Source]:
     try:
-        return read_source(file.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        return Source(None, [Problem((), "is not UTF-8 text")], {})
+        content = _bounded(sys.stdin.buffer) if str(file) == _STANDARD_INPUT else _content(file)
     except OSError as error:
         fail(f"{file}: cannot be read: {error.strerror}")
+    if len(content) > MAX_BYTES:
+        return [Source(None, [Problem((), f"is larger than {MAX_BYTES:,} bytes; split it, or shorten its texts")], {})]
+    try:
+        return read_sources(content.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        return [Source(None, [Problem((), "is not UTF-8 text; save it as UTF-8")], {})]
+
+
+def _content(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        return _bounded(stream)
+
+
+def _bounded(stream: BinaryIO) -> bytes:
+    return stream.read(MAX_BYTES + 1)

@@ -14,16 +14,20 @@ from openapi_tool.jina.endpoints import ENDPOINTS, endpoint_of
 from openapi_tool.jina.parameter_mapping import IGNORED_HEADERS, examine_parameters
 from openapi_tool.jina.parameters import REFUSED, secret_problem
 from openapi_tool.jina.stored_check import sample_arguments, set_values
+from openapi_tool.jina.url_policy import UrlPolicy
+from openapi_tool.protocol.errors import BadRequest, TargetRefused
 from openapi_tool.tools.arguments import API_KEY, fold, is_identity
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.lint import LintLimits, general_problems, part, upstream_section
 from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean
 from openapi_tool.tools.schema import visible_schema
+from openapi_tool.tools.source import Source
 
 _ARGS = ("options", "args")
 _PROPERTIES = ("parameters", "properties")
 _CURSOR = "cursor"
+_WHOLE_VALUES = ("default", "const", "enum")
 _SAMPLES: Mapping[str, tuple[Any, ...]] = {
     "integer": (1, 500),
     "number": (1, 500),
@@ -33,16 +37,32 @@ _SAMPLES: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def definition_problems(document: Any, limits: LintLimits = LintLimits()) -> list[Problem]:  # noqa: B008 - frozen
-    """Return every problem of a definition, errors first, one for each path and message."""
+def definition_problems(
+    document: Any,
+    limits: LintLimits = LintLimits(),  # noqa: B008 - frozen
+    rules: UrlPolicy = UrlPolicy(),  # noqa: B008 - frozen
+) -> list[Problem]:
+    """Return every problem of a definition, errors first, one for each path and message.
+
+    `rules` say which page addresses may be read.
+    """
     if not isinstance(document, dict):
         return [Problem((), "must be an object with tool_name, target_subject, after_execution and options")]
     definition, found = general_problems(document, limits)
     found += _env_problems(document, limits)
     if definition is not None:
-        found += _Calls(document, definition, limits).problems()
+        found += _Calls(document, definition, limits, rules).problems()
     unique = {(problem.path, problem.message): problem for problem in found}
     return sorted(unique.values(), key=lambda problem: problem.warning)
+
+
+def source_problems(source: Source, limits: LintLimits, rules: UrlPolicy) -> list[Problem]:
+    """Return every problem of a parsed source: of its YAML, and of the definition where the YAML could be read."""
+    broken = {problem.path for problem in source.problems if not problem.warning}
+    if source.document is None and broken:
+        return source.problems
+    found = definition_problems(source.document, limits, rules)
+    return [*source.problems, *(problem for problem in found if problem.path not in broken)]
 
 
 def _env_problems(document: Mapping[str, Any], limits: LintLimits) -> Iterator[Problem]:
@@ -56,8 +76,10 @@ def _env_problems(document: Mapping[str, Any], limits: LintLimits) -> Iterator[P
 class _Calls:
     """Sample calls of one definition: one with the values it sets, and one per argument of the model."""
 
-    def __init__(self, document: Mapping[str, Any], definition: ToolDefinition, limits: LintLimits) -> None:
-        self.document, self.definition, self.limits = document, definition, limits
+    def __init__(
+        self, document: Mapping[str, Any], definition: ToolDefinition, limits: LintLimits, rules: UrlPolicy
+    ) -> None:
+        self.document, self.definition, self.limits, self.rules = document, definition, limits, rules
         self.built_in, self.endpoint = definition.built_in, endpoint_of(definition)
         self.operation = definition.operation
         self.section, self.jina = upstream_section(document)
@@ -66,6 +88,8 @@ class _Calls:
 
     def problems(self) -> Iterator[Problem]:
         yield from self._set_by_operator()
+        for path, value in self._set_addresses():
+            yield from self._address_problems(path, value)
         for name, rule in self.shown.items():
             if not is_identity(name):
                 yield from self._given_by_model(name, rule if isinstance(rule, dict) else {}, (*_PROPERTIES, name))
@@ -76,7 +100,7 @@ class _Calls:
     def _set_by_operator(self) -> Iterator[Problem]:
         for name in part(self.jina, "headers"):
             if fold(name) in IGNORED_HEADERS:
-                message = "is ignored: the executor writes this header itself"
+                message = "is ignored: the executor writes this header itself; take it out"
                 yield Problem((*self.section, "headers", name), message, warning=True)
         values = {name: value for name, value in self.values.items() if name != self.built_in.items}
         found = examine_parameters(self.definition, sample_arguments(values))
@@ -84,6 +108,33 @@ class _Calls:
         for problem in (*found.operator, *unknown):
             yield self._hinted(replace(problem, path=self._place(problem.path)))
         yield from self._upstream_time(found.parameters)
+
+    def _set_addresses(self) -> Iterator[tuple[Path, Any]]:
+        """Yield the page addresses that the definition sets, ids in templates filled in."""
+        given = {"defaults": self.definition.defaults, "fixed": self.definition.fixed}
+        named: list[tuple[Path, Any]] = [
+            ((*_ARGS, group, name), self.values.get(name)) for group, values in given.items() for name in values
+        ]
+        named += [
+            (self._place(("options", "jina", "params", name)), value)
+            for name, value in self.definition.upstream_params.items()
+        ]
+        yield from ((path, value) for path, value in named if self._is_main(str(path[-1])))
+
+    def _is_main(self, name: str) -> bool:
+        """Return whether an argument is the address, or the list of them."""
+        return any(self._means(name, main) for main in (self.operation.argument, self.built_in.items) if main)
+
+    def _address_problems(self, path: Path, value: Any) -> Iterator[Problem]:
+        """Yield why the executor would refuse a page address, in the words that a model would read."""
+        if isinstance(value, list):
+            for place, item in enumerate(value):
+                yield from self._address_problems((*path, place), item)
+        elif isinstance(value, str) and value.strip() and self.endpoint.checked is not None:
+            try:
+                self.endpoint.checked(value, self.rules)
+            except (BadRequest, TargetRefused) as refusal:
+                yield Problem(path, refusal.message.removeprefix("url: "))
 
     def _place(self, path: Path) -> Path:
         """Return where the file has an option: the executor reads `openapi` as `jina`, `defaults` as `params`."""
@@ -99,7 +150,10 @@ class _Calls:
         parameter = self.endpoint.find(name)
         if parameter and not parameter.model and problem.path[:2] == _PROPERTIES:
             return replace(problem, message=f"{problem.message}; an operator may set it in options.jina.params")
-        if fold(name) in REFUSED or parameter:
+        if reason := REFUSED.get(fold(name)):
+            told = reason in problem.message
+            return problem if told else replace(problem, message=f"{problem.message}: {reason}")
+        if parameter:
             return problem
         entries = self.endpoint.parameters
         known = [*self.built_in.arguments.model_fields, *(entry.name for entry in entries)]
@@ -107,7 +161,7 @@ class _Calls:
         homes = [tool.name for tool in CATALOGUE.values() if name in tool.arguments.model_fields]
         others = (f"a {other} tool" for other, endpoint in ENDPOINTS.items() if endpoint.find(name))
         home = any_of(homes) if homes else next(others, None)
-        hint = f"; it is one of {home}" if home else did_you_mean(name, known)
+        hint = f"; it is one of {home}" if home else did_you_mean(name, known) or "; take it out"
         return replace(problem, message=problem.message + hint)
 
     def _upstream_time(self, parameters: Mapping[str, Any]) -> Iterator[Problem]:
@@ -135,6 +189,8 @@ class _Calls:
         else:
             for where, value in self._values(name, rule):
                 yield from (replace(problem, path=(*path, *where)) for problem in self._refusals(name, value))
+                if self._is_main(name) and where[0] in _WHOLE_VALUES:
+                    yield from self._address_problems((*path, *where), value)
 
     def _values(self, name: str, rule: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
         for word in ("minimum", "maximum", "default", "const"):
@@ -170,7 +226,9 @@ class _Calls:
             parameter = self.endpoint.find(name)
             for other in shown:
                 if parameter and self.endpoint.find(other) is parameter:
-                    yield Problem((*_ARGS, "fixed", name), f"a model is shown the same parameter as {other!r}")
+                    yield Problem(
+                        (*_ARGS, "fixed", name), f"a model is shown the same parameter as {other!r}; take one out"
+                    )
 
     def _subject(self) -> Iterator[Problem]:
         """Yield a problem if nothing provides the query or address that every call needs."""
@@ -183,12 +241,14 @@ class _Calls:
         reads_on = _CURSOR in self.built_in.arguments.model_fields
         path = ("parameters", "required")
         if not shown:
-            yield Problem(_PROPERTIES, f"lacks {wanted!r}, without which no call can work")
+            yield Problem(
+                _PROPERTIES, f"lacks {wanted!r}, without which no call can work; declare it, or set it in options.args"
+            )
         elif reads_on and _CURSOR in self.shown and shown[0] in required:
-            message = f"names {shown[0]!r}, so a model gives it beside a cursor, too; it is ignored then"
+            message = f"names {shown[0]!r}, which is ignored beside a cursor; take it out of `required`"
             yield Problem(path, message, warning=True)
         elif _CURSOR not in self.shown and shown[0] not in required:
-            yield Problem(path, f"should name {shown[0]!r}: no call works without it", warning=True)
+            yield Problem(path, f"should name {shown[0]!r}: no call works without it; add it", warning=True)
 
     def _means(self, name: str, wanted: str) -> bool:
         if wanted == self.built_in.items:

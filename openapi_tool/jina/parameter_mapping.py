@@ -128,7 +128,9 @@ class _ParameterResolver:
         path = ("options", "jina", "headers", name)
         if fold(name) in IGNORED_HEADERS:
             return
-        if fold(name) in REFUSED or self._endpoint.find(name) is None:
+        if reason := REFUSED.get(fold(name)):
+            self.findings.operator.append(Problem(path, f"is not a header that may be sent: {reason}"))
+        elif self._endpoint.find(name) is None:
             self.findings.operator.append(Problem(path, "is not a header that may be sent"))
         else:
             self.option(name, value, path)
@@ -136,8 +138,8 @@ class _ParameterResolver:
     def option(self, name: str, value: Any, path: Path) -> None:
         """Take a value set by the operator; unknown names are left out and logged."""
         parameter = self._endpoint.find(name)
-        if fold(name) in REFUSED:
-            self.findings.operator.append(Problem(path, "may not be sent to the upstream"))
+        if reason := REFUSED.get(fold(name)):
+            self.findings.operator.append(Problem(path, f"may not be sent to the upstream: {reason}"))
         elif parameter is not None:
             self._set(parameter, value, path, self.findings.operator)
         else:

@@ -268,34 +268,28 @@ WITH_CONTENT = Parameter("respondWith", _content_or_none, aliases=("with_content
 MODEL_FORMATS = ("content", "markdown", "text", "html")
 """Values of `respondWith` that a model may use; a search also takes `no-content`."""
 
-REFUSED = frozenset(
-    fold(name)
-    for name in (
-        "proxyUrl",
-        "X-Proxy-Url",
-        "setCookies",
-        "X-Set-Cookie",
-        "cookie",
-        "customHeader",
-        "referer",
-        "X-Referer",
-        "userAgent",
-        "X-User-Agent",
-        "injectPageScript",
-        "injectFrameScript",
-        "html",
-        "pdf",
-        "file",
-        "instruction",
-        "jsonSchema",
-        "X-Forwarded-For",
-        "authorization",
-        "token",
-        "_token",
-        "api_key",
-    )
-)
-"""Folded names that nobody may send: credentials, impersonation, code, uploads (jina-api 6.3)."""
+_LOGGED_IN = "it could log in at a page; only public pages are read"
+_FORGED = "it pretends to be another client; let engine (`browser`) or proxy (a country) reach pages that refuse"
+_CODE = "it runs code in the page; use target_selector, remove_selector or wait_for_selector"
+_UPLOAD = "it uploads content; give the page's address as url"
+_ANOTHER_MODEL = "it lets the upstream run a model, at its price; let the model that calls the tool read the text"
+_KEY = "no key stands in a definition; name its variable in options.jina.auth_env or options.envs.api_key"
+_OWN_PROXY = "it sends pages and keys through a foreign proxy; use proxy, a country of the upstream's own"
+
+REFUSED: Mapping[str, str] = {
+    fold(name): reason
+    for reason, names in {
+        _OWN_PROXY: ("proxyUrl", "X-Proxy-Url"),
+        _LOGGED_IN: ("setCookies", "X-Set-Cookie", "cookie", "customHeader"),
+        _FORGED: ("referer", "X-Referer", "userAgent", "X-User-Agent", "X-Forwarded-For"),
+        _CODE: ("injectPageScript", "injectFrameScript"),
+        _UPLOAD: ("html", "pdf", "file"),
+        _ANOTHER_MODEL: ("instruction", "jsonSchema"),
+        _KEY: ("authorization", "token", "_token", "api_key"),
+    }.items()
+    for name in names
+}
+"""Why nobody may send a parameter, and what to use instead, by its folded name (jina-api 6.3)."""
 
 
 def by_name(parameters: tuple[Parameter, ...]) -> Mapping[str, Parameter]:
@@ -308,7 +302,9 @@ def by_name(parameters: tuple[Parameter, ...]) -> Mapping[str, Parameter]:
     }
 
 
-_DOCUMENTED = REFUSED | {tool.items for tool in CATALOGUE.values() if tool.items} | by_name((*SEARCH, *READER)).keys()
+_DOCUMENTED = (
+    REFUSED.keys() | {tool.items for tool in CATALOGUE.values() if tool.items} | by_name((*SEARCH, *READER)).keys()
+)
 
 OUTGOING_HEADERS = frozenset(
     parameter.header.lower() for parameter in (*SEARCH, *READER) if parameter.header is not None
@@ -337,5 +333,7 @@ def secret_problem(name: str) -> str | None:
     if folded.startswith(OWN_FIELD) and own.isascii() and own.isalnum():
         return None
     if is_documented(name):
-        return "may never take a secret: a page, a search engine or a third party would see it"
+        return (
+            f"may never take a secret: a page, a search engine or a third party would see it; map {OWN_FIELD}_… instead"
+        )
     return f"may not take a secret: only api_key may, and body members of your own, whose names begin with {OWN_FIELD}_"

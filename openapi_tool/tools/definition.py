@@ -197,7 +197,7 @@ class _Reader:
 
     def _definition(self) -> ToolDefinition:
         if not self.jina:
-            self._problem("is missing", "options", "jina")
+            self._problem("is missing; give it mode: search or mode: reader", "options", "jina")
         operation = self._operation()
         args = self._object(self.options.get("args"), "options", "args")
         return ToolDefinition(
@@ -230,7 +230,9 @@ class _Reader:
         if of_mode is None:
             self._problem(f"must be {any_of(known.name for known in OPERATIONS)}", *self.section, "mode")
         elif of_host is not None and of_host.host != of_mode.host:
-            self._problem(f"{of_mode.name!r} does not go with the host of base_url", *self.section, "mode")
+            self._problem(
+                f"{of_mode.name!r} does not go with the host of base_url; leave one of them out", *self.section, "mode"
+            )
         self.names_upstream = bool(of_mode or of_host)
         return of_mode or of_host or _UNKNOWN_OPERATION
 

@@ -7,7 +7,7 @@ be a key.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from openapi_tool.options import ExecutorOptions, ToolOptions
@@ -16,10 +16,10 @@ from openapi_tool.protocol.jsonvalue import JsonValue
 from openapi_tool.protocol.subject import parse_command_subject
 from openapi_tool.tools.arguments import fold, is_identity
 from openapi_tool.tools.definition import TIMEOUTS, ToolDefinition, read_as_far_as_possible, stored_record
-from openapi_tool.tools.meta_schema import violations
+from openapi_tool.tools.meta_schema import MAX_SUSPEND_S, violations
 from openapi_tool.tools.naming import RESERVED_NAMES, name_problem
 from openapi_tool.tools.pasted_keys import PREFIXED_KEY, looks_like_a_key, names_a_variable
-from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean
+from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean, short
 from openapi_tool.tools.schema_lint import fits, schema_conflicts
 from openapi_tool.tools.secrets import is_executors_own
 from openapi_tool.tools.template import PLACEHOLDER, PLACEHOLDERS
@@ -31,16 +31,24 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ARGS = ("options", "args")
 _PASSED_OVER = (("timeout", "timeout_s"), ("path", "endpoint_template"), ("auth_env", "auth"))
 _NO_VALUE_IN_V1R4 = "context_box_id"
+_MAX_SUBJECT_CHARS = 255
+_MAX_DESCRIPTION_CHARS, _LONG_DESCRIPTION_CHARS = 10_000, 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class LintLimits:
-    """Settings of the executor that will serve the definitions; the names of `env_parameters` are folded."""
+    """Settings of the executor that will serve the definitions; the names of `env_parameters` are folded.
+
+    `allowed_env` are the variables that it passes to tools, None if unknown. With `configured` these settings are
+    known to be its own, and a variable that is missing there is an error.
+    """
 
     executor: ExecutorOptions = field(default_factory=ExecutorOptions)
     tools: ToolOptions = field(default_factory=ToolOptions)
     targets: frozenset[str] = frozenset({"jina"})
     env_parameters: frozenset[str] = frozenset()
+    allowed_env: frozenset[str] | None = None
+    configured: bool = False
 
     def patience_s(self, document: Mapping[str, JsonValue]) -> float:
         """Return the seconds that a call may take: the worker's wait minus `commit_margin_s`."""
@@ -56,11 +64,12 @@ def general_problems(
         *violations("definition", document, ()),
         *schema_conflicts(document.get("parameters"), ("parameters",)),
         *_name_problems(document),
+        *_length_problems(document),
         *_subject_problems(document.get("target_subject"), limits),
         *_passed_over(document),
         *_argument_problems(document),
         *_template_problems(document),
-        *_variable_problems(document),
+        *_variable_problems(document, limits),
         *_pasted_keys(document),
         *_time_problems(document, limits),
     ]
@@ -96,10 +105,25 @@ def _name_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
         yield Problem((key,), problem)
 
 
+def _length_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
+    """Yield texts that are too long; `tools.bounds` limits `parameters` and `options`."""
+    description = document.get("description")
+    chars = len(description) if isinstance(description, str) else 0
+    if chars > _MAX_DESCRIPTION_CHARS:
+        most = f"at most {_MAX_DESCRIPTION_CHARS:,} are stored"
+        yield Problem(("description",), f"has {chars:,} characters, {most}: a model reads all of it in every step")
+    elif chars > _LONG_DESCRIPTION_CHARS:
+        message = f"has {chars:,} characters; some model providers refuse more than {_LONG_DESCRIPTION_CHARS:,}"
+        yield Problem(("description",), message, warning=True)
+
+
 def _subject_problems(subject: object, limits: LintLimits) -> Iterator[Problem]:
     """Parse the subject as a command's, with the placeholders as project and channel."""
     path: Path = ("target_subject",)
     if not isinstance(subject, str) or not subject:
+        return
+    if len(subject) > _MAX_SUBJECT_CHARS:
+        yield Problem(path, f"has {len(subject):,} characters, at most {_MAX_SUBJECT_CHARS} may be given; shorten it")
         return
     unknown = [name for name in re.findall(r"\{[^{}]*\}?", subject) if name not in _SUBJECT_PLACEHOLDERS]
     if unknown:
@@ -133,7 +157,7 @@ def _passed_over(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
     if {"jina", "openapi"} <= part(document, "options").keys():
         yield Problem(("options", "openapi"), "is ignored beside options.jina; take it out", warning=True)
     if "accept" in jina:
-        yield Problem((*section, "accept"), "is ignored: JSON is always asked for", warning=True)
+        yield Problem((*section, "accept"), "is ignored: JSON is always asked for; take it out", warning=True)
     for name, winner in _PASSED_OVER:
         if {name, winner} <= jina.keys():
             yield Problem((*section, name), f"is ignored beside {winner}; take it out", warning=True)
@@ -145,19 +169,36 @@ def _argument_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
     defaults, fixed = part(document, *_ARGS, "defaults"), part(document, *_ARGS, "fixed")
     envs = part(document, "options", "envs")
     rules = (
-        (shown, fixed, ("parameters", "properties"), "is fixed in options.args.fixed; a model may not be shown it"),
-        (shown, envs, ("parameters", "properties"), "is a secret of options.envs; a model may not be shown it"),
-        (defaults, {**fixed, **envs}, (*_ARGS, "defaults"), "is never used: fixed or envs set the same argument"),
+        (
+            shown,
+            fixed,
+            ("parameters", "properties"),
+            "is fixed in options.args.fixed; take it out here, a model may not be shown it",
+        ),
+        (
+            shown,
+            envs,
+            ("parameters", "properties"),
+            "is a secret of options.envs; take it out here, a model may not be shown it",
+        ),
+        (
+            defaults,
+            {**fixed, **envs},
+            (*_ARGS, "defaults"),
+            "is never used: fixed or envs set the same argument; take it out",
+        ),
         (fixed, envs, (*_ARGS, "fixed"), "is set by options.envs, too; give only one of them"),
     )
     for names, others, path, message in rules:
         yield from (Problem((*path, name), message) for name in names if name in others)
     for name in shown:
         if is_identity(name) and fold(name) != "sessionid" and name not in fixed:
-            yield Problem(("parameters", "properties", name), "identifies the caller; a model is not asked for it")
+            yield Problem(
+                ("parameters", "properties", name), "identifies the caller; a model is not asked for it; take it out"
+            )
     for name, value in defaults.items():
         if isinstance(rule := shown.get(name), dict) and not fits(_rule_for(value, rule), value):
-            message = f"does not fit parameters.properties.{name}, so every call without the argument fails"
+            message = f"does not fit parameters.properties.{name}, so every call without the argument fails; change one"
             yield Problem((*_ARGS, "defaults", name), message)
 
 
@@ -174,11 +215,25 @@ def _template_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
                 hint = did_you_mean(name.strip(), PLACEHOLDERS) or f"; known are {', '.join(PLACEHOLDERS)}"
                 yield Problem(path, f"the placeholder {{{name[:40]}}} is not known{hint}")
             elif name == _NO_VALUE_IN_V1R4:
-                yield Problem(path, f"{{{name}}} has a value only where the worker fills it in", warning=True)
+                yield Problem(
+                    path, f"{{{name}}} has a value only where the worker fills it in; use another id", warning=True
+                )
+        yield from _stray_braces(path, text)
     section, jina = upstream_section(document)
     for path, text in _texts({name: jina.get(name) for name in ("params", "defaults", "headers")}, section):
         if not set(PLACEHOLDERS).isdisjoint(PLACEHOLDER.findall(text)):
             yield Problem(path, "placeholders are filled in only in options.args; move it there")
+
+
+def _stray_braces(path: Path, text: str) -> Iterator[Problem]:
+    """Yield a problem for braces that enclose no placeholder: they are sent as they are."""
+    if not {"{", "}"} & set(PLACEHOLDER.sub("", text)):
+        return
+    meant = next((name for name in PLACEHOLDERS if f"{{{name}" in text or f"{name}}}" in text), None)
+    if meant is None:
+        yield Problem(path, "has a brace without its partner, which is sent as it is", warning=True)
+    else:
+        yield Problem(path, f"has a brace too many or too few; write {{{meant}}}, with one brace on each side")
 
 
 def _texts(value: object, path: Path) -> Iterator[tuple[Path, str]]:
@@ -189,7 +244,7 @@ def _texts(value: object, path: Path) -> Iterator[tuple[Path, str]]:
             yield from _texts(item, (*path, name))
 
 
-def _variable_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
+def _variable_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Iterator[Problem]:
     for path, name in _texts(part(document, "options"), ("options",)):
         if not names_a_variable(path) or not name:
             continue
@@ -198,7 +253,13 @@ def _variable_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
         elif not _VARIABLE.fullmatch(name):
             yield Problem(path, "must be the name of an environment variable: letters, digits and '_'")
         elif is_executors_own(name):
-            yield Problem(path, "names one of the executor's own settings, which tools are never given")
+            yield Problem(
+                path, "names one of the executor's own settings, never given to tools; name a variable of the tool's"
+            )
+        elif limits.allowed_env is not None and name not in limits.allowed_env:
+            hint = did_you_mean(name, limits.allowed_env) or "; list it in secrets.allowed_env"
+            message = f"{short(name)} is no variable that these settings pass to tools{hint}"
+            yield Problem(path, message, warning=not limits.configured)
 
 
 def _pasted_keys(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
@@ -212,7 +273,9 @@ def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Ite
     section, jina = upstream_section(document)
     suspend = _number(part(document, "options").get("suspend_timeout_seconds"))
     if suspend is not None and 0 < suspend < limits.executor.worker_timeout_s:
-        message = f"changes nothing: workers wait {limits.executor.worker_timeout_s:g} s anyway"
+        message = (
+            f"changes nothing: workers wait {limits.executor.worker_timeout_s:g} s anyway; take it out or raise it"
+        )
         yield Problem(("options", "suspend_timeout_seconds"), message, warning=True)
     args = part(document, *_ARGS)
     own = [((*section, name), jina.get(name)) for name in TIMEOUTS]
@@ -221,12 +284,23 @@ def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Ite
     patience, commit = limits.patience_s(document), limits.executor.commit_margin_s
     longest_s = limits.tools.max_timeout_s
     waits = f"the worker gives up after {patience + commit:g} s, and {commit:g} s of it are for the commit"
-    for path, value in own:
+    too_long = list(_over(own, patience, longest_s, waits))
+    yield from too_long
+    if suspend is not None and not too_long and longest_s + limits.executor.worker_timeout_s < suspend <= MAX_SUSPEND_S:
+        message = f"is longer than any call: tools.max_timeout_s ends them after {longest_s:g} s; shorten it"
+        yield Problem(("options", "suspend_timeout_seconds"), message, warning=True)
+
+
+def _over(
+    given: Iterable[tuple[Path, JsonValue]], patience_s: float, longest_s: float, waits: str
+) -> Iterator[Problem]:
+    """Yield the time limits in seconds that no call can use."""
+    for path, value in given:
         seconds = _number(value)
-        if seconds is not None and seconds > patience:
+        if seconds is not None and seconds > patience_s:
             yield Problem(path, f"cannot fit: {waits}; raise options.suspend_timeout_seconds")
         elif seconds is not None and seconds > longest_s:
-            yield Problem(path, f"cannot fit: tools.max_timeout_s ends every call after {longest_s:g} s")
+            yield Problem(path, f"cannot fit: tools.max_timeout_s ends every call after {longest_s:g} s; shorten it")
 
 
 def _number(value: object) -> float | None:

@@ -73,8 +73,15 @@ _NOT_IN_SUBSET: JsonObject = {
     **_refused("alternatives are not read; an optional field is left out of `required`", "anyOf"),
     **_refused("alternatives are not read; say in the descriptions which fields exclude each other", "oneOf"),
     **_refused("combinations are not read; write one schema", "allOf"),
-    **_refused("negations are not read", "not"),
-    **_refused("conditionals are not read", "if", "then", "else", "dependentRequired", "dependentSchemas"),
+    **_refused("negations are not read; say in the description what does not fit", "not"),
+    **_refused(
+        "conditionals are not read; say them in the descriptions",
+        "if",
+        "then",
+        "else",
+        "dependentRequired",
+        "dependentSchemas",
+    ),
     **_refused("name every property in `properties`", "patternProperties"),
 }
 _BAD_NAME = "must be 1 to 64 letters, digits, '_', '-' or '.'"
@@ -114,7 +121,7 @@ def _is(kind: str) -> JsonObject:
 
 def _only(kind: str) -> JsonObject:
     """Return the rules for one type: keywords of other types are refused, and `enum` values must be of the type."""
-    foreign = _refused(f"says nothing about type {kind!r}", *sorted(_TYPED.keys() - _OF_TYPE[kind].keys()))
+    foreign = _refused(f"says nothing about type {kind!r}; take it out", *sorted(_TYPED.keys() - _OF_TYPE[kind].keys()))
     values: JsonObject = {"items": {"type": kind, "says": f"is not of type {kind!r}"}}
     return {"if": _is(kind), "then": {"properties": {**foreign, "enum": values}}}
 
@@ -138,7 +145,7 @@ def _schema() -> JsonObject:
 
 
 def _parameters() -> JsonObject:
-    lax = "lacks `additionalProperties: false`, so a model may give what is not declared"
+    lax = "lacks `additionalProperties: false`, so a model may give what is not declared; add it"
     rules: JsonObject = {**_SUBSCHEMA, "anyOf": [{"required": ["additionalProperties"]}], "says": lax, "warning": True}
     return {
         "type": ["object", "null"],
@@ -150,7 +157,9 @@ def _parameters() -> JsonObject:
     }
 
 
-_HIDDEN = "is no option: of a partial result a model would see only the error; what succeeded is a success here"
+_HIDDEN = (
+    "is no option: of a partial result a model would see only the error; what succeeded is a success here; take it out"
+)
 _TEXT: JsonObject = {"type": "string", "minLength": 1, "says": "must be a text that is not empty"}
 _TEXT_OR_NULL: JsonObject = {**_TEXT, "type": ["string", "null"]}
 _ANY_TEXT: JsonObject = {"type": ["string", "null"], "says": "must be a text"}
@@ -215,7 +224,7 @@ META_SCHEMA: JsonObject = {
         "argument": {
             "$ref": "#/$defs/schema",
             "anyOf": [{"required": ["description"]}, {"not": {"type": "object"}}],
-            "says": "has no description for the model to read",
+            "says": "has no description for the model to read; add one",
             "warning": True,
         },
         "row": _row(_UNBOUNDED),
@@ -224,6 +233,12 @@ META_SCHEMA: JsonObject = {
 }
 
 
+_TO_ADD = {
+    "tool_name": "; give the name by which a model calls it",
+    "target_subject": "; give cg.v1r4.{project_id}.{channel_id}.cmd.tool.jina.search, or .read",
+    "after_execution": "; give suspend or terminate",
+    "options": "; give options.jina with mode: search or mode: reader",
+}
 _KINDS = {"object": "an object", "array": "a list", "string": "a text"}
 
 
@@ -262,7 +277,7 @@ def _places(error: jsonschema_rs.ValidationError) -> list[tuple[Path, object]]:
 def _message(rule: Mapping[str, Any], keyword: str | int, given: object) -> str:
     match keyword:
         case "required":
-            return "is missing"
+            return f"is missing{_TO_ADD.get(str(given), '')}"
         case "enum":
             return f"must be {any_of(rule['enum'])}{did_you_mean(str(given), rule['enum'])}"
         case "additionalProperties":

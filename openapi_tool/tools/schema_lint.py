@@ -20,7 +20,7 @@ def schema_conflicts(schema: JsonValue, path: Path, depth: int = 0) -> Iterator[
     if not isinstance(schema, dict):
         return
     if depth > MAX_DEPTH:
-        yield Problem(path, f"is nested more than {MAX_DEPTH} levels deep")
+        yield Problem(path, f"is nested more than {MAX_DEPTH} levels deep; flatten it")
         return
     properties = schema.get("properties")
     named = properties if isinstance(properties, dict) else {}
@@ -28,7 +28,7 @@ def schema_conflicts(schema: JsonValue, path: Path, depth: int = 0) -> Iterator[
     yield from _required_conflicts(schema.get("required"), named, (*path, "required"))
     for word in ("default", "const"):
         if word in schema and not fits(schema, schema[word]):
-            yield Problem((*path, word), "does not fit its own schema")
+            yield Problem((*path, word), "does not fit its own schema; change one of them")
     for name, rule in named.items():
         yield from schema_conflicts(rule, (*path, "properties", name), depth + 1)
     yield from schema_conflicts(schema.get("items"), (*path, "items"), depth + 1)
@@ -38,17 +38,17 @@ def _limit_conflicts(schema: Mapping[str, JsonValue], path: Path) -> Iterator[Pr
     for low, high in _LIMITS:
         least, most = schema.get(low), schema.get(high)
         if isinstance(least, int | float) and isinstance(most, int | float) and least > most:
-            yield Problem((*path, low), f"is more than {high}, so no value fits")
+            yield Problem((*path, low), f"is more than {high}, so no value fits; change one of them")
 
 
 def _required_conflicts(required: JsonValue, named: Mapping[str, JsonValue], path: Path) -> Iterator[Problem]:
     required = required if isinstance(required, list) else []
     for place, name in enumerate(required):
         if not isinstance(name, str) or name not in named:
-            hint = did_you_mean(str(name), named)
+            hint = did_you_mean(str(name), named) or "; declare it there, or take it out"
             yield Problem((*path, place), f"is not in `properties`, so no call fits{hint}")
         elif name in required[:place]:
-            yield Problem((*path, place), "is named twice")
+            yield Problem((*path, place), "is named twice; take one out")
 
 
 def fits(schema: Mapping[str, JsonValue], value: JsonValue) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,8 +14,18 @@ from openapi_tool.protocol.jsonvalue import JsonValue
 from openapi_tool.tools.problems import Path, Problem
 
 MAX_NODES = 20_000
+MAX_BYTES = 8_000_000
+"""Bytes of one file. A definition may have some 300,000; the mistake of a larger one is found in its place."""
+
 _MERGE = "<<"
-_TEXT_TAG = "tag:yaml.org,2002:str"
+_TEXT_TAG, _NUMBER_TAGS = "tag:yaml.org,2002:str", ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_MAX_NUMBER_CHARS = 40
+_NOT_DECIMAL = re.compile(r"[-+]?0[0-9_]+|[^:]*:.*")
+"""Plain scalars that YAML 1.1 reads as octal or sexagesimal numbers: `010` is 8, `1:30` is 90."""
+
+_IS_TEXT = "YAML reads this as a text; write the number in plain digits, or put it in quotes to mean the text"
+_NO_NUMBER = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+)")
+"""Plain scalars that look like numbers, which YAML 1.1 reads as texts: `08`, `0o17`, `1e3`."""
 
 Position = tuple[int, int]
 """Line and column, both from 1."""
@@ -22,7 +33,7 @@ Position = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Parsed source of a definition. `problems` are mistakes in the YAML; `document` is then incomplete."""
+    """Parsed source of a definition. `problems` are mistakes in the YAML; with errors `document` is incomplete."""
 
     document: JsonValue
     problems: list[Problem]
@@ -36,16 +47,36 @@ class Source:
 
 
 def read_source(text: str) -> Source:
-    """Parse YAML restricted to JSON's types; never raises."""
+    """Parse YAML with one document; never raises."""
+    first, *others = read_sources(text)
+    if others:
+        return Source(None, [Problem((), f"there are {1 + len(others)} documents; give one")], first.positions)
+    return first
+
+
+def read_sources(text: str) -> list[Source]:
+    """Parse YAML documents restricted to JSON's types; never raises.
+
+    Documents after one that is no YAML are not read. Empty ones count only if there is nothing else.
+    """
+    sources: list[Source] = []
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        reader = _Reader()
-        document = None if root is None else reader.value(root, ())
+        for root in yaml.compose_all(text, Loader=yaml.SafeLoader):
+            reader = _Reader()
+            document = reader.value(root, ())
+            if document is not None or reader.problems:
+                sources.append(Source(document, reader.problems, reader.positions))
     except yaml.YAMLError as error:
-        return Source(None, [Problem((), f"is no YAML: {_reason(error)}")], {(): _mark(error)})
+        sources.append(
+            Source(
+                None,
+                [Problem((), f"is no YAML: {_reason(error)}; check indentation, brackets and quotes there")],
+                {(): _mark(error)},
+            )
+        )
     except RecursionError:
-        return Source(None, [Problem((), "is nested too deeply")], {})
-    return Source(document, reader.problems, reader.positions)
+        sources.append(Source(None, [Problem((), "is nested too deeply; flatten it")], {}))
+    return sources or [Source(None, [], {})]
 
 
 @dataclass(slots=True)
@@ -59,7 +90,7 @@ class _Reader:
         self.positions.setdefault(path, (node.start_mark.line + 1, node.start_mark.column + 1))
         self.nodes += 1
         if id(node) in self.open or self.nodes > MAX_NODES:
-            return self._problem(path, "is too large, or refers to itself")
+            return self._problem(path, "is too large, or refers to itself; write it out, shorter")
         self.open.add(id(node))
         try:
             if isinstance(node, yaml.MappingNode):
@@ -81,7 +112,7 @@ class _Reader:
             elif key_node.tag != _TEXT_TAG:
                 self._problem(here, "a key must be a text; put it in quotes")
             elif key in values:
-                self._problem(here, "is given twice")
+                self._problem(here, "is given twice; take one out")
             else:
                 values[key] = self.value(value_node, here)
         return values
@@ -91,15 +122,42 @@ class _Reader:
             value = yaml.constructor.SafeConstructor().construct_object(node)
         except (yaml.YAMLError, ValueError):
             return self._problem(path, "is not a JSON value; put it in quotes")
+        if octal := _misread_number(node, value):
+            return self._problem(path, octal)
+        if _looks_like_a_number(node):
+            self.problems.append(Problem(path, _IS_TEXT, warning=True))
         if isinstance(value, float) and not math.isfinite(value):
             return self._problem(path, "must be a finite number")
         if value is None or isinstance(value, str | bool | int | float):
-            return value if storable(value) == value else self._problem(path, "cannot be stored in the database")
+            return (
+                value
+                if storable(value) == value
+                else self._problem(
+                    path, "cannot be stored in the database: NUL, half a character, or more than 64 bits; change it"
+                )
+            )
         return self._problem(path, f"YAML reads this as a {type(value).__name__}; put it in quotes")
 
     def _problem(self, path: Path, message: str) -> JsonValue:
         self.problems.append(Problem(path, message))
         return None
+
+
+def _misread_number(node: yaml.Node, value: object) -> str | None:
+    """Return why a scalar is not the number that it looks like, None for any other."""
+    if node.tag not in _NUMBER_TAGS or not _NOT_DECIMAL.fullmatch(_plain(node)):
+        return None
+    return f"YAML reads {node.value} as {value}; write {value}, or put it in quotes to mean the text"
+
+
+def _looks_like_a_number(node: yaml.Node) -> bool:
+    return node.tag == _TEXT_TAG and bool(_NO_NUMBER.fullmatch(_plain(node)))
+
+
+def _plain(node: yaml.Node) -> str:
+    """Return a short scalar without quotes, empty for any other node."""
+    text = node.value if isinstance(node, yaml.ScalarNode) and node.style is None else ""
+    return text if len(text) <= _MAX_NUMBER_CHARS else ""
 
 
 def _reason(error: yaml.YAMLError) -> str:

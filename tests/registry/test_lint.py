@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app
-from openapi_tool.jina.definition_lint import definition_problems
+from openapi_tool.jina.definition_lint import definition_problems, source_problems
+from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options import ToolOptions
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.exports import registration
@@ -24,7 +25,7 @@ from openapi_tool.tools.lint import LintLimits
 from openapi_tool.tools.meta_schema import META_SCHEMA
 from openapi_tool.tools.problems import Problem
 from openapi_tool.tools.registry import COLUMNS
-from openapi_tool.tools.source import read_source
+from openapi_tool.tools.source import MAX_BYTES, read_source, read_sources
 from tests.requirements import requirement
 from tests.support import each
 
@@ -43,10 +44,18 @@ SEARCH: dict[str, Any] = {
 }
 
 
+ALLOWED = ("JINA_API_KEY", "SEARCH_API_KEY", "DOCS_READER_KEY", "HOME_TOWN", "SITE_COOKIE")
+"""Variables that the operator of these tests passes to tools."""
+
+
 def problems_of(text: str) -> list[Problem]:
-    source = read_source(text)
-    limits = LintLimits(env_parameters=frozenset({"tenanttoken"}))
-    return source.problems or definition_problems(source.document, limits)
+    limits = LintLimits(env_parameters=frozenset({"tenanttoken"}), allowed_env=frozenset(ALLOWED))
+    return [problem for source in read_sources(text) for problem in source_problems(source, limits, UrlPolicy())]
+
+
+def messages(text: str) -> list[str]:
+    """What the linter must say of a broken definition, in any order."""
+    return sorted(re.findall(r"^# says: (.*)$", text, re.MULTILINE))
 
 
 def expectation(text: str) -> tuple[str, bool]:
@@ -69,6 +78,24 @@ def test_the_corpus_is_large() -> None:
 def test_a_mistake_is_found_where_it_stands(name: str) -> None:
     found = {(problem.where, problem.warning) for problem in problems_of(BROKEN[name])}
     assert found == {expectation(BROKEN[name])}
+
+
+@requirement("definition.lint")
+@each("name", BROKEN)
+def test_the_command_says_the_place_and_the_remedy_of_a_mistake(name: str) -> None:
+    text, (path, warning) = BROKEN[name], expectation(BROKEN[name])
+    settings = {"ALLOWED_ENV": ",".join(ALLOWED), "ENV_PARAMETERS": "tenant_token"}
+    environment = {f"OPENAPI_TOOL__SECRETS__{key}": value for key, value in settings.items()}
+    for flags, code in ([], int(not warning)), (["--strict"], 1):
+        done = CliRunner().invoke(app, ["tools", "lint", "-", *flags], input=text, env=environment)
+        assert done.exit_code == code
+        lines = done.stdout.splitlines()
+        found = [re.fullmatch(r"-:(\d+):(\d+): (error|warning): (.*)", line) for line in lines]
+        assert all(found), lines
+        assert all(1 <= int(one[1]) <= text.count("\n") + 1 for one in found if one)
+        severity = "warning" if warning else "error"
+        assert sorted(one[4] for one in found if one) == sorted(f"{path}: {told}" for told in messages(text))
+        assert {one[3] for one in found if one} == {severity}
 
 
 @requirement("definition.lint")
@@ -281,11 +308,12 @@ def test_every_problem_of_every_file_is_told_at_once_with_line_and_column(tmp_pa
 
 
 @requirement("definition.lint")
-def test_warnings_fail_only_when_asked_to(tmp_path: Path) -> None:
+def test_warnings_fail_only_when_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "accept_given.yaml"
     file.write_text(BROKEN["accept_given"], encoding="utf-8")
     assert run("lint", str(file)).exit_code == 0
     assert run("lint", str(file), "--strict").exit_code == 1
+    monkeypatch.setenv("OPENAPI_TOOL__SECRETS__ALLOWED_ENV", "DOCS_READER_KEY")
     assert run("lint", *map(str, SHIPPED), "--strict").exit_code == 0
 
 
@@ -316,3 +344,130 @@ def test_no_mistake_hides_another(wrong: str) -> None:
 @requirement("definition.lint")
 def test_the_meta_schema_is_a_json_schema() -> None:
     jsonschema_rs.meta.validate(META_SCHEMA)
+
+
+def written(folder: Path, **documents: Any) -> list[str]:
+    """The paths of definitions written to files of these names."""
+    for name, document in documents.items():
+        (folder / f"{name}.yaml").write_text(json.dumps(document), encoding="utf-8")
+    return [str(folder / f"{name}.yaml") for name in documents]
+
+
+def told(result: Any) -> list[str]:
+    """What the linter printed, without folders."""
+    return [re.sub(r"\S*/", "", line) for line in result.stdout.splitlines()]
+
+
+PLAIN = {**SEARCH, "options": {"jina": {"mode": "search"}}}
+
+
+@requirement("definition.lint", "options.envs")
+@pytest.mark.parametrize("where", ["auth_env", "envs", "legacy"])
+def test_a_variable_that_the_executor_lacks_is_an_error_where_its_file_is_given(where: str, tmp_path: Path) -> None:
+    forms: dict[str, Any] = {
+        "auth_env": {"jina": {"mode": "search", "auth_env": "MY_DOSC_KEY"}},
+        "envs": {"jina": {"mode": "search"}, "envs": {"api_key": "MY_DOSC_KEY"}},
+        "legacy": {"openapi": {"base_url": "https://s.jina.ai", "auth": {"env": "MY_DOSC_KEY"}}},
+    }
+    place = {"auth_env": "jina.auth_env", "envs": "envs.api_key", "legacy": "openapi.auth.env"}[where]
+    (file,), config = written(tmp_path, a={**SEARCH, "options": forms[where]}), tmp_path / "executor.toml"
+    config.write_text('[secrets]\nallowed_env = ["MY_DOCS_KEY"]\n')
+    says = f"options.{place}: MY_DOSC_KEY is no variable that these settings pass to tools"
+    alone, checked = run("lint", file), run("lint", file, "--config", str(config))
+    assert alone.exit_code == 0
+    assert f"warning: {says}; list it in secrets.allowed_env" in alone.stdout
+    assert checked.exit_code == 1
+    assert f"error: {says}; did you mean 'MY_DOCS_KEY'?" in checked.stdout
+    config.write_text('[secrets]\nallowed_env = ["MY_DOSC_KEY"]\n')
+    assert run("lint", file, "--config", str(config), "--strict").exit_code == 0
+
+
+@requirement("definition.lint")
+@pytest.mark.parametrize(
+    ("text", "says"), [(None, "No such file"), ("[secrets", "executor.toml"), ("[x]", "x: is not")]
+)
+def test_a_configuration_that_cannot_be_read_is_named(text: str | None, says: str, tmp_path: Path) -> None:
+    (file,), config = written(tmp_path, a=PLAIN), tmp_path / "executor.toml"
+    if text is not None:
+        config.write_text(text)
+    done = run("lint", file, "--config", str(config))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert says in done.stderr
+
+
+@requirement("definition.lint")
+def test_folders_and_standard_input_are_read(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    written(tmp_path, b={**PLAIN, "after_execution": "x"}, a=PLAIN)
+    (tmp_path / "below" / "c.yml").write_text("tool_name: c")
+    (tmp_path / "notes.txt").write_text("no: definition")
+    done = run("lint", str(tmp_path))
+    assert done.exit_code == 1
+    places = ["b.yaml:1:2: error: tool_name", "b.yaml:1:105: error: after_execution"]
+    assert [line.rsplit(": ", 1)[0] for line in told(done)][:2] == places
+    assert "c.yml:1:1: error: options" in done.stdout
+    assert "notes" not in done.output
+    text = (tmp_path / "a.yaml").read_text()
+    assert CliRunner().invoke(app, ["tools", "lint", "-"], input=text).exit_code == 0
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = run("lint", str(empty))
+    assert done.exit_code == 2
+    assert "empty: holds no file whose name ends in .yaml or .yml" in done.stderr
+
+
+@requirement("definition.lint", "definition.exports")
+def test_what_is_exported_for_the_kernel_goes_back_in(tmp_path: Path) -> None:
+    odd = {"type": "string", "description": "Where.", "enum": ["010", "1:30", "1e3", "08", "no", "2024-01-01"]}
+    document = {**PLAIN, "parameters": {**CATALOGUE["jina.search"].schema()}}
+    document["parameters"]["properties"] |= {"location": odd}
+    exported = run("export", "--format", "kernel", *written(tmp_path, a=document), *map(str, SHIPPED)).stdout
+    assert len(read_sources(exported)) == 1 + len(SHIPPED)
+    done = CliRunner().invoke(app, ["tools", "lint", "-"], input=exported)
+    assert done.exit_code == 0, done.output
+    (tmp_path / "all.yaml").write_text(exported)
+    assert run("export", "--format", "kernel", str(tmp_path / "all.yaml")).stdout == exported
+    assert run("render", str(tmp_path / "all.yaml"), "--project", "p").exit_code == 1
+    assert run("lint", "-").exit_code == 1  # nothing is no definition
+
+
+@requirement("definition.lint")
+def test_each_document_of_a_file_is_judged_in_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "two.yaml"
+    text = "".join(f"---\n{json.dumps({**PLAIN, 'tool_name': name})}\n" for name in ("one", "fork_join", "three"))
+    file.write_text(text + "---\ntool_name: [\n")
+    done = run("lint", str(file))
+    assert done.exit_code == 1
+    assert [line.split(" error: ")[0] for line in told(done)] == ["two.yaml:4:2:", "two.yaml:9:1:"]
+
+
+@requirement("definition.lint")
+@pytest.mark.parametrize("command", ["lint", "export"])
+def test_two_definitions_with_one_name_are_both_named(command: str, tmp_path: Path) -> None:
+    done = run(command, *written(tmp_path, a=PLAIN, b={**PLAIN, "after_execution": "terminate"}))
+    assert done.exit_code == 1
+    (line,) = [re.sub(r"\S*/", "", line) for line in done.output.splitlines() if "error: " in line]
+    says = "is the name of the definition at a.yaml:1, too; a project has each name once"
+    assert line == f"b.yaml:1:2: error: tool_name: {says}"
+
+
+@requirement("definition.lint")
+@pytest.mark.parametrize(
+    ("chars", "says"),
+    [
+        (5_000_000, "description: has 5,000,000 characters, at most 10,000 are stored"),
+        (MAX_BYTES, "definition: is larger than 8,000,000 bytes; split it, or shorten its texts"),
+    ],
+)
+def test_a_text_that_is_too_long_is_named(chars: int, says: str, tmp_path: Path) -> None:
+    done = run("lint", *written(tmp_path, a={**PLAIN, "description": "x" * chars}))
+    assert done.exit_code == 1
+    assert f"error: {says}" in done.stdout
+
+
+@requirement("definition.lint")
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_bytes(b"tool_name: \xff")
+    assert told(run("lint", str(file))) == ["a.yaml:1:1: error: definition: is not UTF-8 text; save it as UTF-8"]
+    assert run("lint", str(tmp_path / "b.yaml")).exit_code == 2

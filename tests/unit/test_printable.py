@@ -197,7 +197,7 @@ def test_what_apply_did_is_text(capsys: pytest.CaptureFixture[str]) -> None:
 @requirement("terminal.text")
 def test_what_lint_finds_is_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     found = tools_files.Found(HOSTILE, 1, 2, Problem((HOSTILE,), HOSTILE))
-    monkeypatch.setattr("openapi_tool.cli.tools.lint_files", lambda _: [found])
+    monkeypatch.setattr("openapi_tool.cli.tools.lint_files", lambda *_, **__: [found])
     file = tmp_path / "x.yaml"
     file.write_text("")
     assert_text(printed("tools", "lint", str(file)))
