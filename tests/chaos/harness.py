@@ -8,6 +8,7 @@ import random
 import re
 import time
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -195,7 +196,7 @@ class Absent(Exception):
     """A program that a profile needs is not installed."""
 
 
-class Profile:
+class Profile(ABC):
     """Servers beside the embedded stack's, and the faults of a run in the order in which they are fired."""
 
     replicas = 3
@@ -223,6 +224,6 @@ class Profile:
         del number
         return {}
 
+    @abstractmethod
     def faults(self) -> Mapping[str, Fault]:
-        """What is done to a run, by name."""
-        raise NotImplementedError
+        """Return what is done to a run, by name."""
