@@ -37,8 +37,6 @@ _PER_CHARACTER = (
     *((0x3040, 0.9), (0x3400, 0.88), (0xA000, 2.9), (0xAC00, 0.75), (0xD800, 1.0), (0x10000, 4.1), (0x1F000, 2.0)),
 )
 """Tokens of a character by the first code point of its block."""
-_CYRILLIC = frozenset("и в на не с по что та і з да се је у от за к или его має від й до е а о".split())
-_COMMON_CYRILLIC_SHARE = 0.08
 _STARTS = [start for start, _ in _PER_CHARACTER]
 
 
