@@ -28,6 +28,7 @@ from openapi_tool.bus.parked_results import ParkedResultStore
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.session_key_store import shared_session_key
 from openapi_tool.bus.slots import Slots
+from openapi_tool.bus.stats import answer_stats
 from openapi_tool.bus.storage import Storage
 from openapi_tool.bus.streams import DurableOptions, replica_count
 from openapi_tool.bus.wakeup_publisher import WakeupPublisher
@@ -52,6 +53,7 @@ from openapi_tool.telemetry.health_server import health_server
 from openapi_tool.telemetry.logs import configure_logging
 from openapi_tool.telemetry.metrics import list_projects
 from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
+from openapi_tool.telemetry.snapshot import Snapshots
 from openapi_tool.telemetry.traces import Exporting, WireTracer, shut_down
 from openapi_tool.tools.deadline import TimeLimits, longest_call_s
 
@@ -196,7 +198,25 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolv
     kept_key = None if settings.session.key else session_key
     storage = Storage(client, consumer.leases, answers, letters, kept_key, replicas, health)
     monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health)
+    for variable in bootstrap.secrets.allowed:
+        metrics.KEYS_REFUSED.labels(variable)  # at 0 from the start, so that an alert sees the first refusal
+    await answer_stats(client, snapshots(bootstrap).now)
     return Parts(consumer, kernel, monitor, storage, database, runner)
+
+
+def snapshots(bootstrap: Bootstrap) -> Snapshots:
+    """Return the source of statistics for `top` and the page, with the limits that the settings set."""
+    settings = bootstrap.settings
+    limits = {
+        "executor.concurrency": settings.executor.concurrency,
+        "executor.max_held": settings.executor.max_held,
+        "postgres.pool_size": settings.postgres.pool_size,
+        "egress.max_connections": settings.egress.max_connections,
+        "egress.body_budget_bytes": settings.egress.body_budget_bytes,
+        "cache.max_bytes": settings.cache.max_bytes,
+        "tools.max_timeout_s": settings.tools.max_timeout_s,
+    }
+    return Snapshots(INSTANCE, bootstrap.health, limits)
 
 
 async def _replica_count(client: BusClient, durable: DurableOptions) -> int:

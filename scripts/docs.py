@@ -20,6 +20,8 @@ from openapi_tool.tools.exports import as_yaml, registration
 from scripts.chart import CHART, chart_readme, values_schema
 from scripts.licences import PAGE as LICENCES
 from scripts.licences import licences_page
+from scripts.operations import PAGE as OPERATIONS
+from scripts.operations import operations_page
 from scripts.tools_reference import PAGE, tools_page
 from tests.requirements import REQUIREMENTS
 
@@ -127,6 +129,7 @@ DOCUMENTS: dict[Path, Callable[[], str]] = {
     CHART / "values.schema.json": values_schema,
     ROOT / "docs" / "protocol-conformance.md": conformance,
     ROOT / "docs" / "settings.md": settings_reference,
+    OPERATIONS: operations_page,
     PAGE: tools_page,
 }
 

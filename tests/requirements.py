@@ -126,6 +126,8 @@ REQUIREMENTS = (
     Requirement("chart.refused", "design", "Values that cannot work, misspelt settings and secrets in plain values are refused with a message."),
     Requirement("metrics", "design", "Metrics are defined once for Prometheus and OTLP, have bounded labels, and say where the time and the tokens of calls go."),
     Requirement("logs.call", "design", "Every log line of a call has its ids and trace id; the line of its answer has its cost and times."),
+    Requirement("cli.inspect", "design", "`inspect` shows the timeline of one call from stream, tables and bucket, and says why a call has no result."),
+    Requirement("cli.top", "design", "`top` shows rate, latency, load, lag, errors and problems of all replicas, with no payload and no secret."),
     Requirement("traces", "design", "A sampled call's spans follow the conventions, and their export delays no call; an unsampled call makes none."),
     Requirement("chart.metrics", "design", "Alerts and dashboard use metrics that exist, and say what to do."),
     Requirement("chart.runs", "design", "The rendered Deployment runs with least privilege; calls get results throughout a rolling update."),

@@ -8,13 +8,14 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from typing import NamedTuple
 
 import nats.errors
 import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, NotFoundError
 
 from openapi_tool.bus.client import Denied
@@ -46,7 +47,7 @@ class NotReplayable(Exception):
 
 async def dead_letters(client: Client) -> AsyncIterator[DeadLetter]:
     """Yield all records, oldest first. Do not collect them: they may be 512 MiB together. Raises nats.errors.Error."""
-    async for message in _messages(client, STREAM):
+    async for message in stream_messages(client, STREAM):
         yield _letter(message)
 
 
@@ -66,7 +67,7 @@ async def abandoned_commands(
     stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
     floor = (await jetstream.consumer_info(stream, options.name)).ack_floor
     found = []
-    async for message in _messages(client, stream, options.filter_subject):
+    async for message in stream_messages(client, stream, options.filter_subject):
         number = message.metadata.sequence.stream
         if floor is None or number > floor.stream_seq:
             break
@@ -142,14 +143,21 @@ def _direct(message: Msg) -> _Stored | None:
     return _Stored(subject, headers, message.data)
 
 
-async def _messages(client: Client, stream: str, subject: str | None = None) -> AsyncIterator[Msg]:
-    """Yield the messages that a stream holds now; nothing if there is no such stream.
+async def stream_messages(
+    client: Client, stream: str, subject: str | None = None, since: datetime | None = None
+) -> AsyncIterator[Msg]:
+    """Yield the messages that a stream holds now, from `since`; nothing if there is no such stream.
 
     Does not use nats-py's `fetch`, which takes a `Status` header that a sender wrote for one of the server.
     """
     name = f"deadletters-{secrets.token_hex(8)}"
     config = ConsumerConfig(
-        name=name, ack_policy=AckPolicy.NONE, filter_subject=subject, inactive_threshold=_BATCH_S * 2
+        name=name,
+        ack_policy=AckPolicy.NONE,
+        filter_subject=subject,
+        inactive_threshold=_BATCH_S * 2,
+        deliver_policy=DeliverPolicy.BY_START_TIME if since else DeliverPolicy.ALL,
+        opt_start_time=since,
     )
     try:
         left = (await client.jetstream().add_consumer(stream, config)).num_pending or 0

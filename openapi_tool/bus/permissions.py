@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from openapi_tool.bus import ack_floor, dead_letters, leases, parked_results, session_key_store
+from openapi_tool.bus import ack_floor, dead_letters, leases, parked_results, session_key_store, stats
 from openapi_tool.bus.client import INBOX, routed
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.protocol.subject import command_stream
@@ -26,7 +26,8 @@ class Permissions:
 
     def over(self, domain: str | None, inbox: str) -> Permissions:
         """Return the same permissions for another JetStream domain and inbox prefix."""
-        return Permissions(tuple(routed(subject, domain) for subject in self.publish), (f"{inbox}.>",))
+        heard = tuple(f"{inbox}.>" if subject == f"{INBOX}.>" else subject for subject in self.subscribe)
+        return Permissions(tuple(routed(subject, domain) for subject in self.publish), heard)
 
     def server_config(self) -> str:
         """Return the `permissions` block of a user in the server's configuration file."""
@@ -59,6 +60,7 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
             _doorbells(options),
             dead_letters.SUBJECT,
             dead_letters.SUBJECTS,
+            stats.ANSWERS,
             *_created_stream(dead_letters.STREAM),
             *_bucket(leases.BUCKET, leases.KEYS),
             *_bucket(parked_results.BUCKET, parked_results.KEYS),
@@ -67,7 +69,8 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
                 f"{ack_floor.KEYS}.{options.name}",
                 *(() if session_key else (session_key_store.SESSION_KEY,)),
             ),
-        )
+        ),
+        (f"{INBOX}.>", stats.SUBJECT),
     )
 
 
@@ -85,6 +88,33 @@ def dead_letter_permissions(options: DurableOptions, *, stream: str | None) -> P
             options.filter_subject,
         )
     )
+
+
+def inspect_permissions(options: DurableOptions, *, stream: str | None) -> Permissions:
+    """Return what `inspect` needs beyond `serve`: reading the command stream and the dead letters."""
+    stream = stream or command_stream(options.version)[0]
+    return Permissions(
+        (
+            f"{_API}.STREAM.NAMES",
+            f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
+            *_read(f"{stream}.*.{options.filter_subject}", stream),
+            *_read(f"{stream}.*.{_of_one_project(options)}", stream)[:1],
+            *_read(f"{dead_letters.STREAM}.*", dead_letters.STREAM),
+            f"{_API}.STREAM.INFO.KV_{leases.BUCKET}",
+            f"{_API}.DIRECT.GET.KV_{leases.BUCKET}.$KV.{leases.BUCKET}.{leases.KEYS}",
+            f"{_API}.STREAM.MSG.GET.KV_{leases.BUCKET}",
+        )
+    )
+
+
+def _of_one_project(options: DurableOptions) -> str:
+    tokens = options.filter_subject.split(".")
+    return ".".join((*tokens[:2], "*", "*", *tokens[4:]))
+
+
+def top_permissions() -> Permissions:
+    """Return the permissions of `top`."""
+    return Permissions((stats.SUBJECT,), (f"{INBOX}.>", stats.ANSWERS))
 
 
 def _doorbells(options: DurableOptions) -> str:

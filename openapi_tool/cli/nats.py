@@ -16,7 +16,13 @@ from openapi_tool.bootstrap import Bootstrap, durable_options
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.durable_state import DurableMissing
 from openapi_tool.bus.handover import DurableShown, StillPulled, durable_shown, hand_to_kernel
-from openapi_tool.bus.permissions import Permissions, dead_letter_permissions, executor_permissions
+from openapi_tool.bus.permissions import (
+    Permissions,
+    dead_letter_permissions,
+    executor_permissions,
+    inspect_permissions,
+    top_permissions,
+)
 from openapi_tool.cli.common import USAGE, fail, say, tell, tell_json
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.settings import SettingsError, load_settings
@@ -42,12 +48,14 @@ class User(StrEnum):
 
     EXECUTOR = "executor"
     DEADLETTERS = "deadletters"
+    INSPECT = "inspect"
+    TOP = "top"
 
 
 @app.command(short_help="Print the subjects that a user must be permitted.")
 def permissions(
     *,
-    user: Annotated[User, typer.Option("--for", help="`serve`, or the command `deadletters`.")] = User.EXECUTOR,
+    user: Annotated[User, typer.Option("--for", help="`serve`, or the command that it is for.")] = User.EXECUTOR,
     form: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
     stream: Annotated[
@@ -67,11 +75,14 @@ def permissions(
             say(f"openapi-tool: {problem}")
         raise typer.Exit(USAGE) from None
     options = durable_options(settings)
-    needed = (
-        executor_permissions(options, stream=stream, session_key=settings.session.key is not None)
-        if user is User.EXECUTOR
-        else dead_letter_permissions(options, stream=stream)
-    )
+    needed = {
+        User.EXECUTOR: lambda: executor_permissions(
+            options, stream=stream, session_key=settings.session.key is not None
+        ),
+        User.DEADLETTERS: lambda: dead_letter_permissions(options, stream=stream),
+        User.INSPECT: lambda: inspect_permissions(options, stream=stream),
+        User.TOP: top_permissions,
+    }[user]()
     typer.echo(
         printable_lines(
             _shown(

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from openapi_tool.cli.common import fail
-from openapi_tool.kernel.grants import grant_statements
+from openapi_tool.kernel.grants import grant_statements, inspect_grants
 
 app = typer.Typer(no_args_is_help=True, help="Print the database privileges that the service needs.")
+
+
+class User(StrEnum):
+    """What the role is for."""
+
+    EXECUTOR = "executor"
+    INSPECT = "inspect"
 
 
 @app.callback()
@@ -25,6 +33,7 @@ def grants(
     registration: Annotated[
         bool, typer.Option("--registration", help="Include the privileges to register tools.")
     ] = False,
+    user: Annotated[User, typer.Option("--for", help="`serve`, or the command that it is for.")] = User.EXECUTOR,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Print the GRANT statements for a role: the least privileges for `serve` and `deadletters`.
@@ -32,7 +41,8 @@ def grants(
     Changes nothing; the operator of the database runs them. Exit codes: 0, 2 invalid role name.
     """
     try:
-        statements = grant_statements(role, registration=registration)
+        inspects = user is User.INSPECT
+        statements = inspect_grants(role) if inspects else grant_statements(role, registration=registration)
     except ValueError as error:
         fail(f"--role: {error}")
     if as_json:

@@ -27,6 +27,18 @@ REGISTRATION = (
 )
 
 
+INSPECT = (Grant(("select",), ("cards", "state.agent_inbox", "state.execution_edges")),)
+
+
+def inspect_grants(role: str) -> list[str]:
+    """Return the GRANT statements of a role for `inspect` alone: it reads. Raises ValueError as `grant_statements`."""
+    name = quoted_role(role)
+    return [
+        f"grant usage on schema public, state to {name}",
+        *(f"grant {', '.join(grant.privileges)} on {', '.join(grant.tables)} to {name}" for grant in INSPECT),
+    ]
+
+
 def grant_statements(role: str, *, registration: bool = False) -> list[str]:
     """Return the GRANT statements for a role of the executor, with `registration` also for registering tools.
 

@@ -25,7 +25,8 @@ from openapi_tool.protocol import errors
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.settings import Settings
 from openapi_tool.settings.section import fields_of
-from scripts import audit, sbom
+from openapi_tool.telemetry import metrics
+from scripts import audit, operations, sbom
 from scripts.audit import CLEAN, NOT_CHECKED, VULNERABLE, verdict
 from scripts.locked import ELSEWHERE, LOCK, acceptable, licence, packages
 from tests.requirements import requirement
@@ -56,6 +57,19 @@ def test_every_dependency_is_explained() -> None:
     groups = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
     names = [re.split(r"[<>=;\[ ]", requirement, maxsplit=1)[0] for group in groups for requirement in group]
     assert [name for name in names if f"`{name}`" not in explained] == []
+
+
+@requirement("logs.call", "metrics")
+def test_every_action_and_metric_has_a_meaning_and_stands_in_the_operations_page() -> None:
+    page = operations.PAGE.read_text(encoding="utf-8")
+    found = operations.actions()
+    source = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
+    assert set(re.findall(r'"action": "([a-z_.]+)"', source)) == found.keys()
+    assert operations.MEANINGS.keys() - found.keys() == set()
+    for name, (_, meaning) in found.items():
+        assert len(meaning) > 10, name
+        assert f"| `{name}` |" in page
+    assert [metric.name for metric in metrics.ALL if f"| `{metric.name}" not in page or len(metric.text) < 10] == []
 
 
 @requirement("supply.locked")

@@ -23,6 +23,7 @@ from openapi_tool.bus.connection import connected
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.leases import Leases
 from openapi_tool.bus.session_key_store import ensure_bucket, shared_session_key
+from openapi_tool.bus.stats import gather_stats
 from openapi_tool.bus.streams import Durable, ensure_durable, replica_count
 from openapi_tool.cli import app
 from openapi_tool.kernel.store import KernelStore
@@ -164,6 +165,7 @@ async def test_every_call_path_gets_by_with_what_is_printed_and_uses_all_of_it(
         await logged(caplog, "stream.created")
         first = await world.send(await world.place())
         assert first.content["status"] == "success"
+        assert len(await gather_stats(world.caller.client, 0.5)) == 1
         monkeypatch.setattr(KernelStore, "load", load_later)
         again = await world.send(await world.place())
         assert (again.content["status"], again.deliveries) == ("success", 3)
@@ -450,3 +452,34 @@ async def test_a_person_without_a_right_or_with_a_wrong_login_is_told_the_remedy
     assert "Authorization Violation" in line
     assert "check nats.user" in line
     assert "a-wrong-word" not in line
+
+
+@requirement("privilege.subjects", "cli.inspect", "cli.top")
+async def test_inspect_and_top_get_by_with_what_is_printed_for_them(
+    stack: EmbeddedStack, caller: Caller, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del caller  # it has made project and agent
+    executor = printed("--format", "server-config")
+    for command in ("inspect", "top"):
+        people = printed("--format", "server-config", "--for", command)
+        with server(stack, config(executor, people)) as strict:
+            async with (
+                kernel_of(strict, stack.postgres.dsn(database)) as kernel,
+                open_world(stack, kernel, database) as world,
+                world.executor(nats=bus(strict)),
+            ):
+                call = await world.place()
+                await world.send(call)
+                monkeypatch.setenv("PG_DSN", world.dsn)
+                monkeypatch.setenv("NATS_SERVERS", strict.url)
+                monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "people")
+                monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "people-word")
+                words = {
+                    "inspect": ["inspect", call.tool_call_id, "--project", call.project_id],
+                    "top": ["top", "--json"],
+                }
+                done = await asyncio.to_thread(CliRunner().invoke, app, words[command])
+                monkeypatch.delenv("OPENAPI_TOOL__NATS__USER")
+                monkeypatch.delenv("OPENAPI_TOOL__NATS__PASSWORD")
+        assert done.exit_code == 0, done.output
+        assert "is denied" not in done.output

@@ -1,0 +1,108 @@
+"""Traces of one command in NATS, for `openapi-tool inspect`: its message, the durable, its lease, its dead letter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import orjson
+from nats.aio.client import Client
+from nats.js.errors import KeyNotFoundError, NotFoundError
+
+from openapi_tool.bus import leases
+from openapi_tool.bus.dead_letter_reader import dead_letters, stream_messages
+from openapi_tool.bus.dead_letter_record import DeadLetter
+from openapi_tool.bus.delivery import delivery_of
+from openapi_tool.bus.streams import DurableOptions
+from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.identity import TOOL_CALL
+from openapi_tool.protocol.subject import command_filter
+
+MAX_SEARCHED = 100_000
+"""Most messages of the command stream that are searched."""
+_BEFORE = timedelta(seconds=60)  # clocks of database and NATS differ
+
+
+@dataclass(frozen=True, slots=True)
+class CommandState:
+    """Where a command is: its position in the stream, and what the durable and the lease say of it.
+
+    `delivered` and `ack_floor` are stream sequences of the durable, None without a durable. `lease` is None for a
+    command that was delivered once, or that is settled.
+    """
+
+    sequence: int
+    subject: str
+    published_at: datetime
+    delivered: int | None = None
+    ack_floor: int | None = None
+    pending: int = 0
+    paused: bool = False
+    lease: dict[str, Any] | None = None
+
+
+async def commands_of(
+    client: Client, options: DurableOptions, project_id: str, tool_call_id: str, since: datetime | None
+) -> list[CommandState]:
+    """Return the commands of a call in the stream, searched from `since`; of a replayed call there are several.
+
+    Raises nats.errors.Error.
+    """
+    jetstream = client.jetstream()
+    try:
+        stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
+    except NotFoundError:
+        return []
+    target = options.filter_subject.split(".")[6]
+    subject = command_filter(options.version, project_id, "*", target)
+    found: list[Delivery] = []
+    searched = 0
+    async for message in stream_messages(client, stream, subject, since and since - _BEFORE):
+        searched += 1
+        delivery = delivery_of(message)
+        if delivery.headers.get(TOOL_CALL) == tool_call_id:
+            found.append(delivery)
+        if searched >= MAX_SEARCHED:
+            break
+    return [await _state(client, options, stream, delivery) for delivery in found]
+
+
+async def _state(client: Client, options: DurableOptions, stream: str, delivery: Delivery) -> CommandState:
+    state = CommandState(delivery.stream_sequence, delivery.subject, delivery.published_at)
+    try:
+        info = await client.jetstream().consumer_info(stream, options.name)
+    except NotFoundError:
+        return state
+    return CommandState(
+        state.sequence,
+        state.subject,
+        state.published_at,
+        info.delivered.stream_seq if info.delivered else 0,
+        info.ack_floor.stream_seq if info.ack_floor else 0,
+        info.num_pending or 0,
+        bool(getattr(info, "paused", False)),
+        await _lease(client, delivery.stream_sequence),
+    )
+
+
+async def _lease(client: Client, sequence: int) -> dict[str, Any] | None:
+    try:
+        entry = await (await client.jetstream().key_value(leases.BUCKET)).get(f"command.{sequence}")
+    except (KeyNotFoundError, NotFoundError):
+        return None
+    value = orjson.loads(entry.value or b"null")
+    return value if isinstance(value, dict) else None
+
+
+async def letters_of(
+    client: Client, project_id: str, tool_call_id: str, clean: Callable[[DeadLetter], DeadLetter]
+) -> list[dict[str, Any]]:
+    """Return reason, message and times of the call's dead letters, masked by `clean`. Raises nats.errors.Error."""
+    found = []
+    async for letter in dead_letters(client):
+        if letter.headers.get(TOOL_CALL) == tool_call_id and letter.identity()["project_id"] == project_id:
+            shown = asdict(clean(letter))
+            found.append({name: shown[name] for name in ("number", "reason", "message", "published_at", "attempt")})
+    return found

@@ -1,0 +1,164 @@
+"""`openapi-tool inspect`: the timeline of one call, from stream, tables and bucket, and why it is where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from openapi_tool.bootstrap import Bootstrap
+from openapi_tool.bus.connection import BusClient
+from openapi_tool.bus.dead_letter_record import without_secrets
+from openapi_tool.bus.tracks import CommandState, commands_of, letters_of
+from openapi_tool.cli.common import fail, plain, tell, tell_json
+from openapi_tool.cli.nats_connection import with_nats
+from openapi_tool.kernel.timeline import CallRows, call_rows
+
+_UNKNOWN = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One moment of a call."""
+
+    at: datetime
+    what: str
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Everything that is stored of a call."""
+
+    rows: CallRows
+    commands: list[CommandState] = field(default_factory=list)
+    letters: list[dict[str, Any]] = field(default_factory=list)
+
+    def row(self, message_type: str) -> Mapping[str, Any] | None:
+        """Return the call's first inbox row of a type."""
+        return next((row for row in self.rows.inbox if row["message_type"] == message_type), None)
+
+    def card(self, kind: str) -> Mapping[str, Any] | None:
+        """Return the call's first card of a type."""
+        return next((card for card in self.rows.cards if card["type"] == kind), None)
+
+
+def inspect(
+    tool_call_id: Annotated[str, typer.Argument(help="Id of the tool call.")],
+    *,
+    project: Annotated[str, typer.Option(help="Project of the call.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+) -> None:
+    """Show the timeline of one call, and why it has no result if it has none. Changes nothing.
+
+    Exit codes: 0, 1 no such call in this project, 2 invalid settings, NATS or PostgreSQL cannot be reached.
+    """
+
+    async def gather(bootstrap: Bootstrap, client: BusClient) -> Found:
+        rows = await call_rows(bootstrap.pool.dsn, project, tool_call_id)
+        moments = [row["created_at"] for row in (*rows.inbox, *rows.edges)]
+        since = min(moments) if moments else None
+        commands = await commands_of(client, bootstrap.durable, project, tool_call_id, since)
+        redactor = bootstrap.redactor
+        letters = await letters_of(client, project, tool_call_id, lambda letter: without_secrets(letter, redactor))
+        return Found(rows, commands, letters)
+
+    found = with_nats(gather, "openapi-tool nats permissions --for inspect")
+    if not (found.commands or found.letters or found.rows.inbox or found.rows.edges or found.rows.cards):
+        fail(f"project {project!r} has no call {tool_call_id!r}, or its command and rows are gone", _UNKNOWN)
+    events, verdict = sorted(_events(found), key=lambda event: event.at), conclusion(found)
+    if as_json:
+        tell_json({"tool_call_id": tool_call_id, "project_id": project, "verdict": verdict, **_as_json(found, events)})
+        return
+    _draw(tool_call_id, events, verdict)
+
+
+def _as_json(found: Found, events: list[Event]) -> dict[str, Any]:
+    shown = {"events": [asdict(event) for event in events], **asdict(found)}
+    return orjson.loads(orjson.dumps(shown, default=plain))  # type: ignore[no-any-return]
+
+
+def _draw(tool_call_id: str, events: list[Event], verdict: str) -> None:
+    tell(f"call {tool_call_id}")
+    first = events[0].at if events else None
+    for place, event in enumerate(events):
+        sign = "└" if place == len(events) - 1 else "├" if place else "┌"
+        offset_s = (event.at - first).total_seconds() if first else 0.0
+        tell(f"  {sign} {offset_s:+10.3f} s  {event.what:<14} {event.about}".rstrip())
+    tell(f"=> {verdict}")
+
+
+def _events(found: Found) -> Iterator[Event]:
+    for row in found.rows.inbox:
+        yield from _row_events(row)
+    for edge in found.rows.edges:
+        about = f"by {edge['source_agent_id']}, depth {edge['recursion_depth']}, trace {edge['trace_id']}"
+        yield Event(edge["created_at"], f"{edge['edge_phase']} edge", about)
+    for command in found.commands:
+        yield Event(command.published_at, "command", f"message {command.sequence} on {command.subject}")
+    for letter in found.letters:
+        at = datetime.fromisoformat(letter["published_at"])
+        yield Event(at, "dead letter", f"{letter['number']}, {letter['reason']}, delivery {letter['attempt']}")
+    for card in found.rows.cards:
+        yield from _card_events(card)
+
+
+def _row_events(row: Mapping[str, Any]) -> Iterator[Event]:
+    if row["message_type"] == "command_anchor":
+        yield Event(row["created_at"], "anchor row", f"turn {row['agent_turn_id']} of {row['agent_id']} waits")
+        return
+    yield Event(row["created_at"], "inbox row", "committed; the doorbell follows")
+    if row["processed_at"] is not None:
+        yield Event(row["processed_at"], "claim", f"the worker's row is {row['status']}")
+
+
+def _card_events(card: Mapping[str, Any]) -> Iterator[Event]:
+    if card["type"] == "tool.call":
+        yield Event(card["created_at"], "call card", str(card["function_name"] or ""))
+        return
+    attempts = orjson.loads(card["attempts"] or "[]")
+    took_ms = max((attempt["at_ms"] + attempt.get("ms", 0) for attempt in attempts), default=0)
+    for attempt in attempts:  # the card is written right after the last response
+        at = card["created_at"] - timedelta(milliseconds=took_ms - attempt["at_ms"])
+        ended = f"{attempt['ms']} ms" if "ms" in attempt else "not ended"
+        error = f", {attempt['error_code']}" if "error_code" in attempt else ""
+        yield Event(at, "request", f"HTTP {attempt['http_status'] or 'without response'}, {ended}{error}")
+    error = f", {card['error_code']}: {card['error_message']}" if card["error_code"] else ""
+    yield Event(card["created_at"], "result card", f"{card['status']} by {card['author_id']}{error}")
+
+
+def conclusion(found: Found) -> str:
+    """Return in one sentence how the call ended, or why it has no result."""
+    result, report = found.card("tool.result"), found.row("tool_result")
+    if result is not None and report is None:
+        return "a result card without an inbox row: the next delivery of the command reports it"
+    if result is not None and report is not None:
+        error = f" ({result['error_code']})" if result["error_code"] else ""
+        claimed = report["status"] not in ("pending", "deferred")
+        waits = "the worker claimed it" if claimed else f"the worker has not claimed it: its row is {report['status']}"
+        return f"answered with {result['status']}{error}; {waits}"
+    if found.letters:
+        letter = found.letters[-1]
+        return f"no result: dead-lettered as {letter['reason']}: {letter['message']}"
+    if not found.commands:
+        return "no result: the stream holds no command of this call, so the kernel never sent it or it expired"
+    return f"no result: {_waiting(found.commands[-1])}"
+
+
+def _waiting(command: CommandState) -> str:
+    if command.delivered is None:
+        return "there is no durable; no executor has used this stream yet"
+    if command.paused:
+        return "the durable is paused; `nats consumer resume` ends that"
+    if command.sequence > command.delivered:
+        return f"the durable has not delivered it; {command.pending} commands wait, see `openapi-tool top`"
+    lease = command.lease or {}
+    if lease.get("owner"):
+        return f"executor {lease['owner']} runs it; {lease.get('lost', 0)} runs were lost with their executor"
+    if command.ack_floor is not None and command.sequence <= command.ack_floor:
+        return "its command is settled without a result; `openapi-tool deadletters list --abandoned` finds it"
+    return "it is delivered and not settled: an executor holds or runs it, or its redelivery is due"

@@ -1,0 +1,104 @@
+"""`openapi-tool top`: what all replicas do right now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from openapi_tool.bootstrap import Bootstrap
+from openapi_tool.bus.connection import BusClient
+from openapi_tool.bus.stats import gather_stats
+from openapi_tool.cli.common import cell, fail, say, tell_json
+from openapi_tool.cli.nats_connection import with_nats
+
+_NOBODY = 1
+_WITHIN_S = 1.0
+_COLUMNS = ("rate", "p50_ms", "p95_ms", "failed", "running", "waiting", "held", "oldest_held_s")
+
+
+def top(
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
+    every_s: Annotated[float, typer.Option("--every", help="Seconds between updates.", min=1.0, max=3600.0)] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, once.")] = False,
+) -> None:
+    """Show rate, latency, running, held, lag and errors of all replicas; with --once or --json once, else until Ctrl-C.
+
+    Exit codes: 0, 1 no replica answers, 2 invalid settings, or NATS cannot be reached.
+    """
+
+    async def work(bootstrap: Bootstrap, client: BusClient) -> None:
+        del bootstrap
+        replicas = await gather_stats(client, _WITHIN_S)
+        if not replicas:
+            fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NOBODY)
+        if as_json:
+            tell_json({"replicas": replicas, "problems": problems(replicas)})
+            return
+        console = Console(highlight=False)
+        if once:
+            console.print(shown(replicas))
+            return
+        with Live(shown(replicas), console=console, auto_refresh=False, screen=True) as live:
+            while True:
+                await asyncio.sleep(every_s)
+                live.update(shown(await gather_stats(client, _WITHIN_S)), refresh=True)
+
+    with_nats(work, "openapi-tool nats permissions --for top")
+    if not as_json and not once:
+        say("stopped")
+
+
+def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
+    """Return the tables: replicas, tools by project, errors, problems."""
+    table = Table("replica", *_COLUMNS, title=f"{len(replicas)} replicas, the last minute")
+    for replica in replicas:
+        table.add_row(*(cell(_known(replica.get(name))) for name in ("instance", *_COLUMNS)))
+    pending = max((replica.get("pending") or 0 for replica in replicas), default=0)
+    unsettled = max((replica.get("unacknowledged") or 0 for replica in replicas), default=0)
+    lag = Text(f"durable: {pending:g} commands not delivered, {unsettled:g} not settled")
+    troubles = [cell(f"! {text}") for text in problems(replicas)]
+    return Group(table, lag, _summed(replicas, "tools"), _summed(replicas, "errors"), *troubles)
+
+
+def _summed(replicas: Sequence[Mapping[str, Any]], name: str) -> Table:
+    """Return calls by project, tool and error, added up over all replicas."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for replica in replicas:
+        for row in replica.get(name) or ():
+            counts[row["project"], row["tool"], row.get("error_code", "")] += row["calls"]
+    table = Table("project", "tool", "error", "calls", title=f"{name}, the last minute")
+    for (project, tool, code), count in counts.most_common(20):
+        table.add_row(cell(project), cell(tool), cell(code), cell(count))
+    return table
+
+
+def _known(value: object) -> object:
+    return "-" if value is None else value
+
+
+def problems(replicas: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what is wrong now, with the replica or the setting that it concerns."""
+    found: list[str] = []
+    for replica in replicas:
+        name = replica.get("instance")
+        dependencies = (replica.get("health") or {}).get("dependencies") or {}
+        found += [
+            f"{name}: {dependency} is unavailable: {state.get('reason', '')}"
+            for dependency, state in dependencies.items()
+            if not state.get("ok")
+        ]
+        if replica.get("waiting"):
+            found.append(f"{name}: {replica['waiting']:g} commands wait for one of {replica.get('slots'):g} slots")
+        most, unsettled = replica.get("max_unacknowledged") or 0, replica.get("unacknowledged") or 0
+        if 0 < most <= unsettled:
+            found.append(f"the durable has {unsettled:g} unsettled commands, its maximum: raise nats.max_ack_pending")
+    return list(dict.fromkeys(found))

@@ -1,0 +1,60 @@
+"""Rows of one call for `openapi-tool inspect`; read only, scoped by project, every look-up by an index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncpg
+
+from openapi_tool.kernel.failures import translate_connection_errors, translate_statement_errors
+
+_MAX_BYTES = 65_536
+_TIMEOUT_S = 10.0
+
+_INBOX = """
+select message_type, inbox_id, agent_id, left(channel_id, 128) as channel_id, agent_turn_id, turn_epoch, status,
+    retry_count, left(last_error, 500) as last_error, created_at, processed_at
+from state.agent_inbox
+where project_id = $1 and message_type in ('command_anchor', 'tool_result')
+    and md5(correlation_id) = md5($2) and correlation_id = $2
+order by created_at limit 10
+"""
+_EDGES = """
+select edge_phase, source_agent_id, recursion_depth, trace_id, created_at
+from state.execution_edges
+where project_id = $1 and md5(correlation_id) = md5($2) and correlation_id = $2
+order by created_at limit 10
+"""
+_CARDS = f"""
+select card_id, metadata ->> 'type' as type, metadata ->> 'author_id' as author_id,
+    metadata ->> 'function_name' as function_name, left(content ->> 'status', 32) as status,
+    left(content #>> '{{error,code}}', 64) as error_code, left(content #>> '{{error,message}}', 500) as error_message,
+    case when pg_column_size(metadata) < {_MAX_BYTES} then (metadata #> '{{tool_output,attempts}}')::text end
+        as attempts,
+    created_at
+from cards
+where tenant_id = $1 and tool_call_id = $2 and metadata ->> 'type' in ('tool.call', 'tool.result')
+order by created_at limit 10
+"""  # noqa: S608 - constants only
+
+
+@dataclass(frozen=True, slots=True)
+class CallRows:
+    """Rows of one call, as dictionaries of their columns, oldest first."""
+
+    inbox: list[dict[str, Any]] = field(default_factory=list)
+    edges: list[dict[str, Any]] = field(default_factory=list)
+    cards: list[dict[str, Any]] = field(default_factory=list)
+
+
+async def call_rows(dsn: str, project_id: str, tool_call_id: str) -> CallRows:
+    """Return the rows of a call. Raises Unavailable."""
+    with translate_connection_errors():
+        connection = await asyncpg.connect(dsn, timeout=_TIMEOUT_S, command_timeout=_TIMEOUT_S)
+    try:
+        with translate_statement_errors():
+            found = [await connection.fetch(query, project_id, tool_call_id) for query in (_INBOX, _EDGES, _CARDS)]
+    finally:
+        await connection.close(timeout=_TIMEOUT_S)
+    return CallRows(*([dict(row) for row in rows] for rows in found))

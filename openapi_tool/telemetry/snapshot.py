@@ -1,0 +1,120 @@
+"""What this process does right now, for `top` and the page: a JSON object without payloads and secrets."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openapi_tool import __version__
+from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.calls import RECENT, CallFacts
+from openapi_tool.telemetry.health import Health
+from openapi_tool.telemetry.instruments import Gauge
+
+WINDOW_S = 60.0
+"""Seconds of calls that rates and latencies are computed of; fewer if more calls were answered than are remembered."""
+
+_MAX_ROWS = 20
+_MAX_CALLS = 20
+_KEPT_S = 0.5
+_GAUGES = {
+    "running": metrics.RUNNING,
+    "held": metrics.HELD,
+    "waiting": metrics.WAITING,
+    "slots": metrics.SLOTS,
+    "oldest_held_s": metrics.OLDEST_HELD,
+    "pending": metrics.PENDING,
+    "unacknowledged": metrics.UNACKNOWLEDGED,
+    "max_unacknowledged": metrics.MAX_UNACKNOWLEDGED,
+}
+
+
+@dataclass(slots=True)
+class Snapshots:
+    """Makes snapshots, at most two a second: anybody may ask who reaches the port or the subject."""
+
+    instance: str
+    health: Health
+    limits: Mapping[str, Any]
+    _made_at: float = 0.0
+    _last: Mapping[str, Any] | None = None
+
+    def now(self) -> Mapping[str, Any]:
+        """Return a snapshot, at most half a second old."""
+        now = time.monotonic()
+        if self._last is None or now - self._made_at >= _KEPT_S:
+            self._made_at, self._last = now, self._snapshot(now)
+        return self._last
+
+    def _snapshot(self, now: float) -> Mapping[str, Any]:
+        recent = [call for call in RECENT if now - call.ended <= WINDOW_S]
+        full = len(RECENT) == RECENT.maxlen and len(recent) == len(RECENT)
+        window_s = now - recent[0].ended if full else WINDOW_S
+        return {
+            "instance": self.instance,
+            "version": __version__,
+            "window_s": round(window_s, 1),
+            **_speed(recent, window_s),
+            **{name: _number(gauge) for name, gauge in _GAUGES.items()},
+            "health": self.health.shown(),
+            "limits": dict(self.limits),
+            "tools": _rows(recent),
+            "errors": _errors(recent),
+            "last": [_call(call, now) for call in reversed(recent[-_MAX_CALLS:])],
+        }
+
+
+def _number(gauge: Gauge) -> float:
+    ((_, child),) = gauge.children()
+    return round(child.number, 1)
+
+
+def _speed(calls: Sequence[CallFacts], window_s: float) -> dict[str, Any]:
+    failed = sum(call.error_code is not None for call in calls)
+    seconds = sorted(call.seconds for call in calls)
+    return {
+        "calls": len(calls),
+        "failed": failed,
+        "rate": round(len(calls) / max(window_s, 1.0), 2),
+        "p50_ms": _quantile_ms(seconds, 0.5),
+        "p95_ms": _quantile_ms(seconds, 0.95),
+        "tokens": sum(call.tokens for call in calls),
+    }
+
+
+def _quantile_ms(seconds: Sequence[float], share: float) -> int | None:
+    return round(1000 * seconds[min(len(seconds) - 1, int(share * len(seconds)))]) if seconds else None
+
+
+def _rows(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:
+    """Return the calls by project and tool, those with the most calls first."""
+    groups: dict[tuple[str, str], list[CallFacts]] = defaultdict(list)
+    for call in calls:
+        groups[call.ids["project_id"], call.tool].append(call)
+    most = sorted(groups.items(), key=lambda group: -len(group[1]))[:_MAX_ROWS]
+    return [{"project": project, "tool": tool, **_speed(group, WINDOW_S)} for (project, tool), group in most]
+
+
+def _errors(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:
+    failed = Counter((call.ids["project_id"], call.tool, call.error_code) for call in calls if call.error_code)
+    return [
+        {"project": project, "tool": tool, "error_code": code, "calls": count}
+        for (project, tool, code), count in failed.most_common(_MAX_ROWS)
+    ]
+
+
+def _call(call: CallFacts, now: float) -> dict[str, Any]:
+    return {
+        "ago_s": round(now - call.ended, 1),
+        "project": call.ids["project_id"],
+        "tool_call_id": call.ids["tool_call_id"],
+        "tool": call.tool,
+        "status": call.status,
+        "error_code": call.error_code,
+        "ms": round(call.seconds * 1000),
+        "tokens": call.tokens,
+        "cached": call.cached,
+    }

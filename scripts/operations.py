@@ -1,0 +1,130 @@
+"""Write docs/operations.md: every action of the log and every metric, read from the code."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from openapi_tool.telemetry.instruments import Metric
+from openapi_tool.telemetry.metrics import ALL
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "openapi_tool"
+PAGE = ROOT / "docs" / "operations.md"
+
+MEANINGS = {
+    "call.answered": "A call is answered: result committed, doorbell published. With times, cost and status.",
+    "call.broken": "A defect of the executor, with traceback; report it.",
+    "call.running": "A call begins, after its arguments were accepted.",
+    "consumer.started": "The durable is found or created; commands are fetched from now on.",
+    "drain.finished": "All calls ended or were handed back after SIGTERM.",
+    "drain.started": "SIGTERM: nothing is fetched any more; running calls get `executor.drain_timeout_s`.",
+    "egress.address_refused": "A host of the upstream resolves to an address that is not public; nothing was sent.",
+    "health.changed": "A dependency became available or unavailable; the message says why.",
+    "health.serving": "The health server listens.",
+    "log": "A line of a library, or one without an action of its own.",
+    "nats.denied": "NATS denies a subject; `openapi-tool nats permissions` prints what is needed.",
+    "nats.error": "An error that NATS reports, such as a refused login.",
+    "open_files.short": "The limit of open files is too low for the settings.",
+    "result.parked": "A paid result could not be committed: it is stored for the next delivery, or could not be.",
+    "service.configured": "The settings in effect, credentials masked, and which keys are set.",
+    "service.killed": "A second signal ends the process at once.",
+    "service.started": "The service fetches commands from now on.",
+    "service.stopped": "The process ends.",
+    "service.stopping": "A signal asks the service to stop.",
+    "setting.changed": "A setting was changed or ignored; the message says which.",
+    "storage.created": "A missing stream or bucket of the executor was created; the message names it.",
+    "upstream.response": "A response of the upstream, with its status and size.",
+}
+"""Actions whose message alone does not say what happened; the others are described by it."""
+
+_LEVELS = {"exception": "error", "log": "info, warning", "critical": "critical"}
+_OTHER = "?"
+
+
+def actions() -> dict[str, tuple[str, str]]:
+    """Return level and meaning of each action, by its name."""
+    found: dict[str, tuple[str, str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for name, level, message in _of_module(ast.parse(path.read_text(encoding="utf-8"))):
+            known = found.get(name, (_OTHER, ""))
+            levels = level if known[0] == _OTHER else known[0]
+            found[name] = (levels, MEANINGS.get(name) or known[1] or _sentence(message))
+    return dict(sorted(found.items()))
+
+
+def _of_module(module: ast.Module) -> Iterator[tuple[str, str, str]]:
+    """Yield name, level and message of every action, first those in a log call, then those in any other dictionary."""
+    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
+    for call in calls:
+        of_log = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name)
+        if of_log and call.func.value.id == "log":  # type: ignore[attr-defined]
+            yield from ((name, _level(call), _message(call)) for name in _actions_in(call))
+    yield from ((name, _OTHER, "") for name in _actions_in(module))
+
+
+def _actions_in(node: ast.AST) -> Iterator[str]:
+    for found in ast.walk(node):
+        if isinstance(found, ast.Dict):
+            for key, value in zip(found.keys, found.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == "action" and isinstance(value, ast.Constant):
+                    yield str(value.value)
+
+
+def _level(call: ast.Call) -> str:
+    name = str(getattr(call.func, "attr", ""))
+    return _LEVELS.get(name, name)
+
+
+def _message(call: ast.Call) -> str:
+    texts = [node.value for node in call.args if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return texts[0] if texts else ""
+
+
+def _sentence(message: str) -> str:
+    text = message.replace("%.1f", "…").replace("%s", "…").removesuffix(": …")
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
+
+
+def operations_page() -> str:
+    """Return the page as Markdown."""
+    lines = [
+        "# Operations: log lines and metrics",
+        "",
+        "Written by `make docs` from the code. `openapi-tool inspect` follows one call, `openapi-tool top` shows all",
+        "replicas.",
+        "",
+        "## Log lines",
+        "",
+        "Each line is a JSON object with `time`, `level`, `logger`, `message` and one stable `action`. A line of a",
+        "call also has `project_id`, `agent_id`, `agent_turn_id`, `tool_call_id` and `trace_id`.",
+        "",
+        "| action | level | meaning |",
+        "| --- | --- | --- |",
+        *(f"| `{name}` | {level} | {_escaped(meaning)} |" for name, (level, meaning) in actions().items()),
+        "",
+        "## Metrics",
+        "",
+        "The same on `/metrics` (Prometheus) and over OTLP, where `error_code` is `error.type`, `host` is",
+        "`server.address`, `project` is `commonground.project.id` and `tool` is `openapi_tool.built_in`. An empty",
+        "label is left out.",
+        "",
+        "| metric | type | labels | meaning |",
+        "| --- | --- | --- | --- |",
+        *map(_row, ALL),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(metric: Metric) -> str:
+    name = metric.name + ("_total" if metric.kind == "counter" else "")
+    return f"| `{name}` | {metric.kind} | {_labels(metric.label_names)} | {_escaped(metric.text)} |"
+
+
+def _labels(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "-"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "\\<")

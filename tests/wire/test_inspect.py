@@ -1,0 +1,153 @@
+"""`inspect` and `top`: what they say of calls that were answered, wait, failed, or got no result."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import asyncpg
+import pytest
+from typer.testing import CliRunner
+
+from openapi_tool.cli import app
+from openapi_tool.local.caller import PlacedCall
+from openapi_tool.telemetry import calls
+from tests.conftest import PROJECT
+from tests.requirements import requirement
+from tests.wire.world import World
+
+
+async def run(world: World, *arguments: str, code: int = 0, dsn: str = "") -> str:
+    environment = {"PG_DSN": dsn or world.dsn, "NATS_SERVERS": world.stack.nats.url, "JINA_API_KEY": "unused-key-0123"}
+    result = await asyncio.to_thread(CliRunner().invoke, app, list(arguments), env=environment)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+async def inspected(world: World, call: PlacedCall, **options: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        await run(world, "inspect", call.tool_call_id, "--project", PROJECT, "--json", **options)
+    )
+    return found
+
+
+async def topped(world: World) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(await run(world, "top", "--json"))
+    return found
+
+
+def steps(found: Mapping[str, Any]) -> list[str]:
+    return [event["what"] for event in found["events"]]
+
+
+@requirement("cli.inspect")
+async def test_the_timeline_of_an_answered_call_has_each_step_and_request(world: World) -> None:
+    world.stack.upstream.rules({"statuses": [503], "retry_after": "0"})
+    call = await world.place()
+    await world.send(call)
+    found = await inspected(world, call)
+    assert set(steps(found)) == {
+        "anchor row", "request edge", "response edge", "call card", "command", "request", "result card", "inbox row",
+    }  # fmt: skip
+    requests = [event["about"] for event in found["events"] if event["what"] == "request"]
+    assert [text.split(",")[0] for text in requests] == ["HTTP 503", "HTTP 200"]
+    assert found["verdict"] == "answered with success; the worker has not claimed it: its row is pending"
+    drawn = await run(world, "inspect", call.tool_call_id, "--project", PROJECT)
+    assert "HTTP 503" in drawn
+    assert drawn.splitlines()[-1] == f"=> {found['verdict']}"
+    async with asyncpg.create_pool(world.stack.postgres.dsn(world.database), min_size=1, max_size=1) as pool:
+        await pool.execute("update state.agent_inbox set status = 'processed', processed_at = now()")
+    again = await inspected(world, call)
+    assert "claim" in steps(again)
+    assert again["verdict"] == "answered with success; the worker claimed it"
+
+
+@requirement("cli.inspect", "tenant.scoped")
+async def test_no_call_of_another_project_is_shown(world: World) -> None:
+    call = await world.place()
+    await world.send(call)
+    output = await run(world, "inspect", call.tool_call_id, "--project", "another", code=1)
+    assert "project 'another' has no call" in output
+
+
+@requirement("cli.inspect")
+async def test_a_dead_letter_says_why(world: World) -> None:
+    call = await world.place()
+    async with asyncpg.create_pool(world.stack.postgres.dsn(world.database), min_size=1, max_size=1) as pool:
+        await pool.execute("delete from state.agent_inbox")
+        await world.caller.publish(call)
+        await world.settled()
+    found = await inspected(world, call)
+    assert found["verdict"].startswith("no result: dead-lettered as ")
+    assert "dead letter" in steps(found)
+
+
+@requirement("cli.inspect")
+async def test_a_call_that_nobody_answered_says_what_it_waits_for(idle_world: World) -> None:
+    world = idle_world
+    unsent = await world.place()
+    assert "the kernel never sent it" in (await inspected(world, unsent))["verdict"]
+    call = await world.place()
+    await world.caller.publish(call)
+    assert "there is no durable" in (await inspected(world, call))["verdict"]
+    world.stack.upstream.rules({"hang": True})
+    async with world.executor():
+        await _until(lambda: bool(world.stack.upstream.requests()))
+        found = await inspected(world, call)
+    assert "it is delivered and not settled" in found["verdict"]
+
+
+@requirement("cli.inspect", "privilege.grants")
+async def test_the_printed_grants_are_enough_to_inspect(world: World) -> None:
+    call = await world.place()
+    await world.send(call)
+    admin = world.stack.postgres.dsn(world.database)
+    printed = await run(world, "sql", "grants", "--role", "reader", "--for", "inspect", "--json")
+    connection = await asyncpg.connect(admin)
+    try:
+        await connection.execute("drop role if exists reader; create role reader login password 'reader-password'")
+        await connection.execute(";".join(json.loads(printed)["statements"]))
+        dsn = f"postgresql://reader:reader-password@127.0.0.1:{world.stack.postgres.port}/{world.database}"
+        assert (await inspected(world, call, dsn=dsn))["verdict"].startswith("answered")
+    finally:
+        await connection.execute("drop owned by reader; drop role reader")
+        await connection.close()
+
+
+@requirement("cli.top")
+async def test_top_shows_calls_errors_and_what_is_wrong(world: World) -> None:
+    calls.RECENT.clear()
+    world.stack.upstream.rules({"match": "hello", "statuses": [401]})
+    await world.send(await world.place())
+    (replica,) = (found := await topped(world))["replicas"]
+    assert (replica["calls"], replica["failed"], replica["running"], replica["slots"]) == (1, 1, 0, 64)
+    assert replica["errors"] == [{"project": PROJECT, "tool": "jina.search", "error_code": "auth_failed", "calls": 1}]
+    assert replica["limits"]["executor.concurrency"] == 64
+    assert "consumer is unavailable" in " ".join(found["problems"]), "nobody runs its monitor here"
+    text = await run(world, "top", "--once")
+    assert "auth_failed" in text
+    assert "unused-key" not in json.dumps(found) + text
+
+
+@requirement("cli.top")
+async def test_top_without_a_replica_says_so(idle_world: World) -> None:
+    assert "no replica answers" in await run(idle_world, "top", "--once", code=1)
+
+
+@pytest.mark.usefixtures("world")
+@requirement("cli.top")
+async def test_a_replica_answers_only_below_its_own_subject(world: World) -> None:
+    elsewhere = await world.caller.client.subscribe("somewhere.else")
+    below = await world.caller.client.subscribe("openapi_tool.stats.mine")
+    await world.caller.client.publish("openapi_tool.stats", b"", "somewhere.else")
+    await world.caller.client.publish("openapi_tool.stats", b"", "openapi_tool.stats.mine")
+    assert json.loads((await below.next_msg(timeout=5)).data)["slots"] == 64
+    assert elsewhere.pending_msgs == 0
+
+
+async def _until(holds: Any) -> None:
+    async with asyncio.timeout(10):
+        while not await asyncio.to_thread(holds):  # noqa: ASYNC110 - another process is asked
+            await asyncio.sleep(0.01)
