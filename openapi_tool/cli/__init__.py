@@ -33,9 +33,9 @@ if find_spec("openapi_tool.local"):  # the image does not contain the embedded s
     app.command(short_help="Run a few calls on an embedded stack.")(demo.demo)
     app.command(short_help="Keep an embedded stack running until Ctrl-C.")(dev.dev)
     app.command(short_help="Call a tool as the kernel does.")(call.call)
-app.add_typer(deadletters.app, name="deadletters")
-app.add_typer(sql.app, name="sql")
-app.add_typer(nats.app, name="nats")
+app.add_typer(deadletters.app, name="deadletters", short_help="List, show and replay commands that got no result.")
+app.add_typer(sql.app, name="sql", short_help="Print the database privileges that the service needs.")
+app.add_typer(nats.app, name="nats", short_help="Print NATS permissions; show or restore the durable.")
 app.add_typer(tools.app, name="tools", short_help="Lint, apply, list and export tool definitions.")
 
 

@@ -21,6 +21,7 @@ from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.subject import parse_command_subject
+from openapi_tool.tools.problems import counted
 
 _NOT_SENT = 1
 _LISTED = 100
@@ -71,7 +72,7 @@ def list_(
         return
     _show_table(reversed(newest))
     if seen > len(newest):
-        say(f"{seen - len(newest):,} older ones are not shown; --limit shows more")
+        say(f"{counted(seen - len(newest), 'older one', 'not shown')}; --limit shows more")
 
 
 def _show_table(letters: Iterable[DeadLetter]) -> None:
@@ -86,14 +87,14 @@ def _show_table(letters: Iterable[DeadLetter]) -> None:
     Console().print(table if table.row_count else "no dead letters")
 
 
-@app.command()
+@app.command(short_help="Show a dead letter in full.")
 def show(letter: Annotated[str, typer.Argument(help="Id from `list`.")], *, as_json: JsonOption = False) -> None:
     """Show a dead letter in full. Exit codes: 0, 2 there is no such id."""
     found = _shown(_chosen(_run(_whichever(letter)), letter))
     tell_json(found, None if as_json else 2)
 
 
-@app.command()
+@app.command(short_help="Publish commands again and delete their records.")
 def replay(
     letters: Annotated[list[str], typer.Argument(help="Ids from `list`.")],
     *,

@@ -28,6 +28,7 @@ from openapi_tool.cli.common import (
 from openapi_tool.entry import INTERRUPTED
 from openapi_tool.settings import PREFIX
 from openapi_tool.telemetry.printable import printable_lines
+from openapi_tool.tools.problems import counted
 
 if TYPE_CHECKING:
     from openapi_tool.local.demo import Journey
@@ -102,8 +103,10 @@ def _table(journey: Journey) -> Table:
         "headers": journey.command["headers"],
         "body": journey.command["body"],
         **_upstream_rows(journey.upstream_requests),
-        "cost": f"{about['usage']['tokens']:,} tokens, {about['usage']['requests']} requests",
-        "cut": f"yes, {about['artifact_ref']['chars']:,} characters in all" if about.get("truncated") else "no",
+        "cost": ", ".join(counted(about["usage"][f"{noun}s"], noun) for noun in ("token", "request")),
+        "cut": f"yes, {counted(about['artifact_ref']['chars'], 'character')} in all"
+        if about.get("truncated")
+        else "no",
         "inbox row": _of(journey.inbox_row, "inbox_id", "message_type", "status", "payload"),
         "doorbell": journey.doorbell["subject"],
         "  headers ": journey.doorbell["headers"],

@@ -43,6 +43,7 @@ from openapi_tool.local.dev import (
 )
 from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.settings import CONFIG_VARIABLE, KERNEL_CONFIG_VARIABLE, PREFIX, SHORT_NAMES
+from openapi_tool.tools.problems import counted
 from openapi_tool.tools.result import one_line
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ class Feed:
         error = content.get("error")
         if entry["status"] != "success":
             return _line("!", entry, f"{told}, {entry.get('error_code')}: {error and error.get('message')}")
-        return _line("←", entry, f"{told}, {len(as_model_reads(content)):,} characters")
+        return _line("←", entry, f"{told}, {counted(len(as_model_reads(content)), 'character')}")
 
     async def _content(self, entry: Mapping[str, Any], card_type: str) -> Mapping[str, Any]:
         """Return the content of a call's card; empty where it cannot be read."""

@@ -15,7 +15,7 @@ from openapi_tool.cli.tools_files import settings_failed
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import SettingsError, load_settings
 
-CONNECT_S = 3.0
+CONNECT_S = 2.0  # with the start of the program, the message is there within 3 s
 
 T = TypeVar("T")
 

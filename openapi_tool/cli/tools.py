@@ -17,6 +17,7 @@ from openapi_tool.cli.tools_registry import JsonOption, ProjectOption
 from openapi_tool.tools import exports
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.exports import DuplicateName, ShownTool, defined
+from openapi_tool.tools.problems import counted
 
 app = typer.Typer(no_args_is_help=True, help="Lint, render, apply, list, show, delete and export tool definitions.")
 
@@ -30,7 +31,7 @@ class ExportFormat(StrEnum):
     KERNEL = "kernel"
 
 
-@app.command()
+@app.command(short_help="Print every problem of definitions as FILE:LINE:COLUMN.")
 def lint(
     files: Files,
     *,
@@ -53,7 +54,8 @@ def lint(
         else:
             tell(str(found))
     errors = sum(not found.problem.warning for found in problems)
-    say(f"{len(files)} files, {errors} errors, {len(problems) - errors} warnings", quiet=as_json)
+    found_all = (len(files), "file"), (errors, "error"), (len(problems) - errors, "warning")
+    say(", ".join(counted(*each) for each in found_all), quiet=as_json)
     if errors or (strict and problems):
         raise typer.Exit(LINT_FAILED)
 
@@ -109,8 +111,8 @@ def export(
 
 app.command(short_help="Register definitions; show differences first.")(tools_apply.apply)
 app.command("list", short_help="List a project's definitions and their mistakes.")(tools_registry.list_)
-app.command()(tools_registry.show)
-app.command()(tools_registry.delete)
+app.command(short_help="Print one definition as YAML.")(tools_registry.show)
+app.command(short_help="Delete definitions; running calls finish.")(tools_registry.delete)
 
 
 def _shown(files: Sequence[Path]) -> list[ShownTool]:

@@ -27,6 +27,7 @@ from openapi_tool.cli.tools_registry import (
 )
 from openapi_tool.telemetry.printable import printable_line
 from openapi_tool.tools.exports import as_yaml
+from openapi_tool.tools.problems import counted
 from openapi_tool.tools.registry import COLUMNS, Registry, RegistryError
 
 _AT_ONCE = 8
@@ -102,7 +103,7 @@ async def _apply(
     if dry_run or not wanted:
         return compared
     places = len({result.project_id for result in wanted})
-    if ask and not confirmed(f"Write {len(wanted)} definitions (projects: {places})?"):
+    if ask and not confirmed(f"Write {counted(len(wanted), 'definition')} (projects: {places})?"):
         fail("nothing was changed", FAILED)
     of_pair = {(result.project_id, result.tool_name): result for result in compared}
     todo = [(of_pair[project, row["tool_name"]], row) for project, row in pairs]

@@ -24,7 +24,7 @@ from openapi_tool.tools.arguments import (
 from openapi_tool.tools.cursor import Cursors, Position, unknown_cursor
 from openapi_tool.tools.definition import MIN_RESULT_TOKENS, ToolDefinition
 from openapi_tool.tools.frame import framed, without_frames
-from openapi_tool.tools.problems import listed, short
+from openapi_tool.tools.problems import counted, listed, short
 from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, items_chars
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.truncation import (
@@ -151,7 +151,7 @@ class Continuation:
         place = Place(position.start, position.opening)
         part = later(rests, place, artifact.text, opening_lines(opening), self._limit(definition, most_tokens))
         shown = framed(part.parts if artifact.items is not None else [without_frames(old) for old in part.parts])
-        missing = f"{_left(rests, part.next):,} characters are left."
+        missing = f"{counted(_left(rests, part.next), 'character', 'left')}."
         state = {"card_id": artifact.card_id, "from": position.start, "to": part.end, "chars": artifact.chars}
         output = ToolOutput((Item(heading=shown),), state)
         return output, self._part(shown, missing, artifact, part.next, definition, owner)
@@ -216,6 +216,7 @@ def _missing(part: Cut) -> str:
     """Say what of a result is left out."""
     cut_items = sum(shown.left > 0 for shown in part.parts)
     unseen = sum(not shown.text for shown in part.parts if shown.left)
-    of = f" in {cut_items} items" if len(part.rests) > 1 else ""
-    none = f" The last {unseen} items are left out altogether." if unseen else ""
-    return f"{part.left:,} characters{of} are left out.{none}"
+    of = f" in {counted(cut_items, 'item')}" if len(part.rests) > 1 else ""
+    last = "item is" if unseen == 1 else f"{unseen} items are"
+    none = f" The last {last} left out altogether." if unseen else ""
+    return f"{counted(part.left, 'character')}{of} {'is' if part.left == 1 else 'are'} left out.{none}"

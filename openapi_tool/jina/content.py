@@ -27,6 +27,7 @@ from openapi_tool.jina.remarks import (
 )
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
 from openapi_tool.telemetry.redact import Redactor, of_call
+from openapi_tool.tools.problems import counted
 from openapi_tool.tools.result import BLOCK_GAP, Item, ToolOutput, Usage, items_chars, one_line
 
 _BODY_FIELDS = ("content", "text", "html")
@@ -97,7 +98,7 @@ def _search_steps(
     shown = results[:_MOST_RESULTS]
     items, kinds = yield from _result_items(shown, page, with_pages=with_pages)
     if len(results) > len(shown):
-        items.append(Item(heading=f"[{len(results) - len(shown):,} more results are left out.]"))
+        items.append(Item(heading=f"[{counted(len(results) - len(shown), 'more result', 'left out')}.]"))
     facts = [page.facts(item, ("title", "url", "date", "source")) for item in shown]
     if max_tokens and (cut := [place for place, item in enumerate(shown) if is_cut(_tokens(item), max_tokens)]):
         items.append(Item(heading=cut_results([place + 1 for place in cut], max_tokens)))
@@ -250,7 +251,7 @@ class _Page:
     def _short(self, text: str, chars: int) -> str:
         if len(text) <= chars:
             return text
-        return f"{self._redactor.head(text, chars)} … ({len(text) - chars:,} characters more)"
+        return f"{self._redactor.head(text, chars)} … ({counted(len(text) - chars, 'character')} more)"
 
     def facts(self, item: Mapping[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
         """Return the fields that exist; only texts and numbers, since deeply nested values cannot be stored."""
@@ -274,7 +275,7 @@ class _Page:
         lines = [line for line in self._short(text, _MOST_WARNING_CHARS).splitlines() if not of_upstream(line)]
         shown = tuple(filter(None, map(self.line, lines[:_MOST_WARNINGS])))
         left = len(lines) - _MOST_WARNINGS
-        return (*shown, f"({left:,} more lines)") if left > 0 else shown
+        return (*shown, f"({counted(left, 'more line')})") if left > 0 else shown
 
     def kinds(self, item: Mapping[str, Any], *, with_text: bool) -> tuple[str, ...]:
         """Return the types of what the model is warned of; `with_text` means that page text was requested."""
@@ -324,7 +325,7 @@ class _Page:
                 lines.append(self._link(text, url))
                 yield
             if len(lines) > _MOST_LINKS and (left := len(page[field]) - _MOST_LINKS):
-                lines.append(f"({left:,} more are left out.)")
+                lines.append(f"({left:,} more {'is' if left == 1 else 'are'} left out.)")
             if len(lines) > 1:
                 found.append("\n".join(lines))
         return found

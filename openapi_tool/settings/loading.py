@@ -14,6 +14,7 @@ from pydantic_settings import SettingsError as UnreadableVariable
 from openapi_tool.settings.model import Settings
 from openapi_tool.settings.section import fields_of
 from openapi_tool.settings.sources import CONFIG_VARIABLE, PREFIX, SHORT_NAMES, SourceUnreadable
+from openapi_tool.tools.problems import counted
 
 _BEGINNING = "OPENAPI_TOOL_"
 _OF_KUBERNETES = ("OPENAPI_TOOL_SERVICE_", "OPENAPI_TOOL_PORT")
@@ -142,8 +143,8 @@ def _problem(item: Mapping[str, Any]) -> str:
 def _too_short(context: Mapping[str, Any]) -> str:
     """Return the message for a value that is too short: a list, or a secret, whose type pydantic does not name."""
     if context["field_type"] in ("Tuple", "List"):
-        return f"must have at least {context['min_length']} entry"
-    return f"must have at least {context['min_length']} characters"
+        return f"must have at least {context['min_length']} {'entry' if context['min_length'] == 1 else 'entries'}"
+    return f"must have at least {counted(context['min_length'], 'character')}"
 
 
 def _siblings(path: Sequence[str]) -> list[str]:

@@ -60,6 +60,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def counted(number: int, noun: str, left: str = "") -> str:
+    """Return `1 item` or `2,000 items`; with `left`, such as `left out`, also the verb: `1 item is left out`."""
+    one = number == 1
+    verb = f" {'is' if one else 'are'} {left}" if left else ""
+    return f"{number:,} {noun if one else f'{noun}s'}{verb}"
+
+
 def any_of(words: Iterable[str]) -> str:
     """Return the words as `'a', 'b' or 'c'`."""
     *most, last = (repr(word) for word in words)

@@ -14,7 +14,7 @@ from cachetools import LRUCache
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.jsonvalue import JsonValue
 from openapi_tool.tools.bounds import parts, patterns
-from openapi_tool.tools.problems import Problem, listed, short
+from openapi_tool.tools.problems import Problem, counted, listed, short
 
 MAX_CACHE_BYTES = 32_000_000
 """Memory of all compiled validators of the process, by the estimate of `_Compiled.memory`."""
@@ -24,12 +24,12 @@ _LINEAR = jsonschema_rs.RegexOptions(size_limit=16_000, dfa_size_limit=200_000)
 _FREE_PATTERN = r"\S"  # of the built-in tools; the search ends at the first character that is not white space
 _MOST_CHOICES_CHARS = 160
 _RULES = {
-    "maxItems": "must have at most {} items",
-    "minItems": "must have at least {} items",
-    "maxLength": "must have at most {} characters",
-    "minLength": "must have at least {} characters",
-    "maximum": "must be at most {}",
-    "minimum": "must be at least {}",
+    "maxItems": ("must have at most", "item"),
+    "minItems": ("must have at least", "item"),
+    "maxLength": ("must have at most", "character"),
+    "minLength": ("must have at least", "character"),
+    "maximum": ("must be at most", ""),
+    "minimum": ("must be at least", ""),
 }
 """By keyword, where the library's own message begins with the value, which may be long."""
 _MAX_MATCHED_BYTES = 50_000  # bytes of the arguments times patterns; at up to 1 µs each, 50 ms
@@ -147,8 +147,11 @@ def _rule_first(kind: jsonschema_rs.ValidationErrorKind, error: jsonschema_rs.Va
     """Return what is wrong at a path, the rule before the value: messages are cut from the end."""
     if isinstance(kind, jsonschema_rs.ValidationErrorKind.Enum):
         return f"must be one of {short(', '.join(map(str, kind.options)), _MOST_CHOICES_CHARS)}"
-    rule = _RULES.get(kind.name)
-    return error.message if rule is None else rule.format(getattr(kind, "limit", ""))
+    if kind.name not in _RULES:
+        return error.message
+    rule, noun = _RULES[kind.name]
+    limit: Any = getattr(kind, "limit", "")
+    return f"{rule} {counted(limit, noun) if noun else limit}"
 
 
 def schema_defect(schema: Mapping[str, Any]) -> Problem | None:

@@ -313,7 +313,7 @@ def test_case_9_a_refused_value_is_told_under_the_arguments_own_name(
         ("jina.read_many", {"urls": ["https://a.example/" + "x" * 300] * 11}, "urls: must have at most 10 items"),
         ("jina.read", {"url": "u", "format": "pdf"}, "format: must be one of content, markdown, text, html"),
         ("jina.search", {"query": "x", "count": 21}, "count: must be at most 20"),
-        ("jina.search", {"query": "x" * 3_000}, "query: must have at most 2000 characters"),
+        ("jina.search", {"query": "x" * 3_000}, "query: must have at most 2,000 characters"),
     ],
 )
 def test_case_14_an_error_says_the_rule_before_the_value(tool: str, values: dict[str, Any], says: str) -> None:

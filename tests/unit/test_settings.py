@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from openapi_tool import service
+from openapi_tool import __version__, service
 from openapi_tool.cli import app
 from openapi_tool.settings import (
     CONFIG_VARIABLE,
@@ -464,9 +464,34 @@ def test_what_kubernetes_sets_for_a_service_is_no_setting_and_the_rest_is_a_warn
 
 
 @requirement("cli.help")
+@pytest.mark.parametrize("columns", [80, 50])
 @pytest.mark.parametrize("group", [(), ("tools",), ("deadletters",), ("sql",), ("nats",)], ids=" ".join)
-def test_every_summary_fits_a_terminal_of_80_columns(group: tuple[str, ...]) -> None:
-    shown = CliRunner().invoke(app, [*group, "-h"], env={"COLUMNS": "80"})
+def test_every_summary_is_whole_also_in_a_narrow_terminal(group: tuple[str, ...], columns: int) -> None:
+    shown = CliRunner().invoke(app, [*group, "-h"], terminal_width=columns)
     assert shown.exit_code == 0
-    assert [line for line in shown.stdout.splitlines() if line.endswith("...") and "Usage:" not in line] == []
+    assert [line for line in shown.stdout.partition("\n\n")[2].splitlines() if line.endswith("...")] == []
+    assert max(map(len, shown.stdout.splitlines())) <= columns
     assert "--no-version" not in shown.stdout
+
+
+@requirement("cli.help")
+@pytest.mark.parametrize("words", [("--version",), ("-h",), ("tools", "lint", "-h"), ("nats", "durable", "--help")])
+def test_help_and_version_are_asked_for_anywhere(words: tuple[str, ...]) -> None:
+    shown = CliRunner().invoke(app, words)
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert shown.stdout.startswith("Usage:" if "version" not in words[0] else __version__)
+
+
+@requirement("cli.help")
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("openapi-tool de", ["demo", "dev", "deadletters"]),
+        ("openapi-tool tools ex", ["export"]),
+        ("openapi-tool tools export --for", ["--format"]),
+    ],
+)
+def test_words_are_completed(typed: str, completed: list[str]) -> None:
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    shown = CliRunner().invoke(app, env={"_OPENAPI_TOOL_COMPLETE": "complete_bash", **words}, prog_name="openapi-tool")
+    assert sorted(shown.stdout.split()) == sorted(completed)

@@ -11,6 +11,7 @@ from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import READER
 from openapi_tool.tools.definition import parse_definition, suspend_timeout
+from openapi_tool.tools.problems import counted
 from openapi_tool.tools.result import (
     Item,
     RenderedResult,
@@ -19,6 +20,7 @@ from openapi_tool.tools.result import (
     failure,
     success,
 )
+from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.secrets import MissingVariable, Secret, Secrets
 from openapi_tool.tools.session import SessionScope
 from openapi_tool.tools.template import PLACEHOLDERS, render
@@ -445,3 +447,15 @@ def test_a_secret_source_knows_only_allowed_values() -> None:
     assert SECRETS.values() == {"EXTRA": "extra-value", "JINA_API_KEY": "key-one", "SEARCH_API_KEY": "key-two"}
     assert SECRETS.missing() == ["UNSET"]
     assert SECRETS("EXTRA") == Secret("extra-value")
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(0, "0 items are left"), (1, "1 item is left"), (2_000, "2,000 items are left")]
+)
+@requirement("arguments.checked")
+def test_one_is_no_plural(number: int, expected: str) -> None:
+    assert counted(number, "item", "left") == expected
+    assert counted(number, "item") == expected.partition(" is")[0].partition(" are")[0]
+    assert schema_problems({"properties": {"a": {"minLength": number + 1}}}, {"a": ""}) == (
+        [f"a: must have at least {counted(number + 1, 'character')}"]
+    )
