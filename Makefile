@@ -8,11 +8,12 @@ COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-h
 LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 FUZZER := $(VENV)/.fuzzer
+COUNTER := $(VENV)/.counter
 TOOLS := .venv-tools
 DOCKER ?= docker
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: demo test chaos canary hostile fuzz bench mutations sizes check lint types contracts figures docs audit sbom image lock clean
+.PHONY: demo test chaos canary hostile fuzz bench mutations sizes answers check lint types contracts figures docs audit sbom image lock clean
 
 demo: $(READY)
 	$(PY) -m openapi_tool demo
@@ -52,6 +53,10 @@ mutations: $(READY)
 sizes: $(READY)
 	$(PY) -m scripts.content_sizes
 
+# What a model reads beside Jina's own MCP server, in exact tokens.
+answers: $(COUNTER)
+	$(PY) -m scripts.answers
+
 check: lint types contracts figures
 
 lint: $(READY)
@@ -82,6 +87,10 @@ $(READY): $(LOCKED) pyproject.toml
 $(FUZZER): $(READY)
 	$(PIP) --no-build-isolation --editable '.[fuzz]'
 	@touch $(FUZZER)
+
+$(COUNTER): $(READY)
+	$(PIP) --no-build-isolation --editable '.[answers]'
+	@touch $(COUNTER)
 
 docs: $(READY)
 	$(PY) -m scripts.docs

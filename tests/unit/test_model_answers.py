@@ -35,6 +35,7 @@ from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, Usage, s
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.session import SessionScope
 from openapi_tool.tools.tokens import estimated
+from scripts import answers
 from scripts.content_sizes import successes
 from tests.answering import OWNER, Answering, serving
 from tests.requirements import requirement
@@ -636,3 +637,34 @@ def test_case_16_n_of_m_counts_what_was_given() -> None:
         "## 2 of 4: b",
         "## 4 of 4: c",
     ]
+
+
+# Beside Jina's own MCP server.
+
+
+@requirement("content.kept")
+def test_answers_cost_no_more_than_in_jinas_own_form_and_lose_nothing() -> None:
+    """Within the error of the estimate; `make answers` counts exactly, and is stricter."""
+    rows = answers.table()
+    assert len(rows) > 300
+    assert answers.broken(rows, answers.ERROR, answers.ERROR_TOKENS) == []
+
+
+@requirement("content.kept")
+def test_an_answer_that_costs_too_much_or_loses_something_is_named() -> None:
+    row = answers.Row("text", "x", 162, 100, losses=("a link",))
+    assert answers.broken([row]) == [
+        "x loses a link",
+        "x costs 62 more",
+        "all answers cost 162 tokens, and 100 in Jina's form",
+    ]
+    kept = answers.measure("text", "x", {"data": {"title": "x", "url": "u", "content": "x", "links": {"a": "b"}}}, len)
+    assert kept.losses == ()
+
+
+@requirement("content.kept")
+def test_jinas_form_is_yaml_folded_as_npms_package_does() -> None:
+    facts = {"url": "https://a.example/", "content": "a line\n\n" + "word " * 20 + "end\nlast", "links": [{"url": "b"}]}
+    text = answers.as_yaml(facts)
+    assert yaml.safe_load(text) == facts
+    assert max(map(len, text.splitlines())) <= 80

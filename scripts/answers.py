@@ -1,0 +1,207 @@
+"""Print what a model reads of each answer beside Jina's own MCP server; fail if it costs more or loses anything.
+
+A row for each recorded answer, each text of `tests/data/o200k.jsonl` as a page, and each short page of
+`tests/data/pages.yaml`: tokens of both at equal options, and what only one of them shows. Jina's server writes one
+YAML document for each page or result, with `url`, `title`, `content`, and lists of links and images where they were
+asked for (jina-api section 8). Tokens are exact where `toktok` can be imported (`make answers` installs it), else
+estimated. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from openapi_tool.jina.content import page_output, search_output
+from openapi_tool.tools.frame import Part, framed
+from openapi_tool.tools.tokens import estimated
+from scripts.content_sizes import is_search, successes
+
+DATA = Path(__file__).parent.parent / "tests" / "data"
+MOST_MORE = 60
+"""Tokens that one answer may cost more than in Jina's form."""
+ERROR, ERROR_TOKENS = 0.05, 5
+"""Error of the estimate: a share of the tokens in Jina's form, and tokens of one answer. It counts frames too high."""
+TOTALS = ("recording", "text")
+"""Groups that may cost no more together; a short page always costs more by its frame, and by a warning."""
+_GAINS = ("Published: ", "Description: ", "Warning: ", "[Warning", "Pages: ")
+_ONLY_OURS = ("html", "text", "chunks", "screenshotUrl", "pageshotUrl")
+_RESULT_FACTS = ("title", "url", "snippet", "date", "source", "imageUrl", "content")
+_WIDTH = 80
+NOTHING_TO_READ = "t-204-json"
+"""The recording of an empty page with an error of its server, which is a failure here."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One answer: its group, tokens here and in Jina's form, names of facts that only one of them shows."""
+
+    group: str
+    name: str
+    ours: int
+    theirs: int
+    gains: tuple[str, ...] = ()
+    losses: tuple[str, ...] = field(default=())
+
+
+def answers() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield group, name and envelope of every answer with something to read, in a form that Jina's server has, too."""
+    for name, envelope in successes().items():
+        items = envelope["data"] if is_search(envelope) else [envelope["data"]]
+        other_form = any(item.get(other) for item in items for other in _ONLY_OURS)
+        if not other_form and name != NOTHING_TO_READ:
+            yield "recording", name, envelope
+    for number, line in enumerate((DATA / "o200k.jsonl").read_text("utf-8").splitlines()):
+        text = json.loads(line)
+        yield "text", f"{text['kind']} {number}", _page(text["kind"], text["text"], number)
+    for number, page in enumerate(yaml.safe_load((DATA / "pages.yaml").read_text("utf-8"))):
+        yield "short page", f"{page['warns'] or 'ordinary'} {number}", _page(page["title"], page["text"], number)
+
+
+def _page(title: str, text: str, number: int) -> Mapping[str, Any]:
+    return {"data": {"title": title, "url": f"https://site{number}.example/page", "content": text}}
+
+
+def ours(envelope: Mapping[str, Any]) -> str:
+    """Return an answer as it is shown to a model here."""
+    if is_search(envelope):
+        with_pages = any(item.get("content") for item in envelope["data"])
+        output = search_output(envelope, "a query", with_pages=with_pages)
+    else:
+        output = page_output(envelope)
+    return framed([Part(item.text, item.heading) for item in output.items])
+
+
+def theirs(envelope: Mapping[str, Any]) -> str:
+    """Return an answer as Jina's MCP server writes it."""
+    return "".join(as_yaml(facts) for facts in shown_by_jina(envelope))
+
+
+def shown_by_jina(envelope: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the facts of each document; a list of links is in one of the upstream's shapes (jina-api 3.1)."""
+    for item in envelope["data"] if is_search(envelope) else [envelope["data"]]:
+        facts = {**item, "snippet": item.get("description")}
+        names = _RESULT_FACTS if is_search(envelope) else ("url", "title")
+        shown = {name: facts[name] for name in names if facts.get(name) or name in ("url", "title")}
+        if links := item.get("links"):
+            pairs = [
+                url.split(",", 1) if text == str(n) else (text, url) for n, (text, url) in enumerate(links.items())
+            ]
+            shown["links"] = [{"anchorText": text, "url": url} for text, url in pairs]
+        if images := item.get("images"):
+            shown["images"] = images
+        yield shown if is_search(envelope) else {**shown, "content": item.get("content") or ""}
+
+
+def as_yaml(value: Any, indent: str = "") -> str:
+    """Return YAML as npm's yaml writes it: texts of several lines as blocks, folded at 80 where a line is longer."""
+    if isinstance(value, dict):
+        return "".join(f"{indent}{key}:{_value(item, indent)}" for key, item in value.items())
+    return "".join(f"{indent}- {as_yaml(item, indent + '  ').lstrip()}" for item in value)
+
+
+def _value(value: Any, indent: str) -> str:
+    inner = f"{indent}  "
+    if isinstance(value, dict | list):
+        return f"\n{as_yaml(value, inner)}"
+    text = str(value)
+    if "\n" not in text:
+        lines = _folded(text, len(inner) + len(text.split(" ", 1)[0]))
+        return f" {lines[0]}\n" + "".join(f"{inner}{line}\n" for line in lines[1:]) if text else ' ""\n'
+    if all(len(line) <= _WIDTH - len(inner) for line in text.splitlines()):
+        return " |-\n" + "".join(f"{inner}{line}\n" if line else "\n" for line in text.splitlines())
+    folded = ""
+    for line in text.split("\n"):  # a blank line stands for a line end
+        gap = "\n" if not line else "\n\n" if folded else ""
+        folded += gap + "\n".join(f"{inner}{piece}" for piece in _folded(line, 2) if piece)
+    return f" >-\n{folded}\n"
+
+
+def _folded(text: str, used: int) -> list[str]:
+    """Return a text in lines of at most 80 characters where it has blanks to break at."""
+    lines, line = [], ""
+    for word in text.split(" "):
+        if line and used + len(line) + len(word) >= _WIDTH:
+            lines.append(line)
+            line, used = word, 2
+        else:
+            line = f"{line} {word}" if line else word
+    return [*lines, line]
+
+
+def measure(group: str, name: str, envelope: Mapping[str, Any], tokens: Callable[[str], int]) -> Row:
+    """Return the row of an answer; a fact is lost if a text, an address or a link of Jina's form is not shown here."""
+    text = ours(envelope)
+    flat = " ".join(text.split())
+    facts = [item for facts in shown_by_jina(envelope) for item in _flat(facts)]
+    lost = tuple(fact[:40] for fact in facts if " ".join(fact.split()) not in flat)
+    more = [line.partition(": ")[0].strip("[") for line in text.splitlines() if line.startswith(_GAINS)]
+    return Row(group, name, tokens(text), tokens(theirs(envelope)), tuple(dict.fromkeys(more)), lost)
+
+
+def _flat(value: Any) -> Iterator[str]:
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _flat(item)
+    elif value:
+        yield str(value)
+
+
+def table(tokens: Callable[[str], int] = estimated) -> list[Row]:
+    """Return a row for each answer."""
+    return [measure(*answer, tokens) for answer in answers()]
+
+
+def broken(rows: list[Row], error: float = 0.0, error_tokens: int = 0) -> list[str]:
+    """Return each claim that does not hold, given the error of what counted the tokens."""
+    found = [f"{row.name} loses {', '.join(row.losses)}" for row in rows if row.losses]
+    found += [
+        f"{row.name} costs {row.ours - row.theirs} more"
+        for row in rows
+        if row.ours - row.theirs > MOST_MORE + error_tokens + error * row.theirs
+    ]
+    counted = [row for row in rows if row.group in TOTALS]
+    here, jina = sum(row.ours for row in counted), sum(row.theirs for row in counted)
+    if here > jina * (1 + error):
+        found.append(f"all answers cost {here:,} tokens, and {jina:,} in Jina's form")
+    return found
+
+
+def counter() -> Callable[[str], int] | None:
+    """Return an exact count of o200k tokens, None where its package is not installed."""
+    try:
+        batch_count = import_module("toktok").batch_count
+    except ImportError:
+        return None
+    return lambda text: int(batch_count([text], "o200k_base")[0])
+
+
+def main() -> int:
+    """Print the table; 1 where a claim does not hold."""
+    exact = counter()
+    rows = table(exact or estimated)
+    out = sys.stdout.write
+    out(f"{'answer':36} {'ours':>7} {'Jina':>7} {'more':>6}  shown here only; lost\n")
+    for row in rows:
+        notes = [", ".join(row.gains), f"LOST: {', '.join(row.losses)}" if row.losses else ""]
+        more = f"{row.ours - row.theirs:+6}"
+        out(f"{row.name:36} {row.ours:7,} {row.theirs:7,} {more}  {'; '.join(filter(None, notes))}\n")
+    faults = broken(rows) if exact else broken(rows, ERROR, ERROR_TOKENS)
+    out("".join(f"BROKEN: {fault}\n" for fault in faults))
+    found: dict[str, Any] = {"counted": "o200k" if exact else "estimate"}
+    for group in dict.fromkeys(row.group for row in rows):
+        those = [row for row in rows if row.group == group]
+        found[group] = {"answers": len(those), "ours": sum(r.ours for r in those), "jina": sum(r.theirs for r in those)}
+    out(json.dumps({**found, "most_more": max(row.ours - row.theirs for row in rows), "broken": faults}) + "\n")
+    return int(bool(faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
