@@ -170,7 +170,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolv
     bus = replace(bootstrap.bus, on_trouble=nats_trouble)
     client = await _until_available(lambda: stack.enter_async_context(connected(bus)), nats_unavailable)
     health.record(NATS, ok=True)
-    transport = _transport(bootstrap, resolver)
+    transport = upstream_transport(bootstrap, resolver)
     stack.push_async_callback(transport.aclose)
     tracer, clock, slots = _tracer(bootstrap), ServerClock(), Slots(settings.executor.concurrency)
     stack.push_async_callback(shut_down, tracer)
@@ -287,7 +287,7 @@ def _log_configuration(bootstrap: Bootstrap, environment: Mapping[str, str]) -> 
         log.warning("executor.concurrency is 1: calls run one after another", extra={"action": "concurrency.low"})
 
 
-def _transport(bootstrap: Bootstrap, resolver: Resolver | None) -> EgressTransport:
+def upstream_transport(bootstrap: Bootstrap, resolver: Resolver | None) -> EgressTransport:
     """Return the transport for all upstream requests."""
     egress = bootstrap.settings.egress
     return EgressTransport(

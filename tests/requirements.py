@@ -119,7 +119,7 @@ REQUIREMENTS = (
     Requirement("local.stack", "design", "The embedded stack leaves no process and no file behind, even after a crash; its double refuses unknown requests."),
     Requirement("local.demo", "design", "The demo shows one call of each tool and exits with 0 only if all results are as expected."),
     Requirement("performance", "design", "CPU time of a call relative to its unavoidable work, messages, statements and rows read stay within their limits."),
-    Requirement("cli.check", "design", "`check` reports whether `serve` can use settings, PostgreSQL, NATS and keys, and changes nothing."),
+    Requirement("cli.check", "design", "`check` reports whether `serve` can use settings, PostgreSQL, NATS, durable, keys, stored definitions and the upstream, and changes nothing."),
     Requirement("chart.values", "design", "Every feature of the chart renders manifests that Kubernetes accepts; values are validated and described in one file."),
     Requirement("chart.restricted", "design", "Every pod of the chart satisfies the restricted pod security standard with a read-only root."),
     Requirement("chart.names", "design", "Selectors and names of objects do not change between versions of the chart."),

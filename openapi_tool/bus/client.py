@@ -163,6 +163,11 @@ class BusClient(Client):
         """JetStream domain of the server if the settings name none; empty if the server has no domain."""
         return "" if self._domain else str(self._server_info.get("domain") or "")
 
+    @property
+    def encrypted(self) -> bool:
+        """Whether the connection is over TLS."""
+        return self._is_encrypted()
+
     async def on_error(self, error: Exception) -> None:
         """Log an error of the client; fail the pending requests that a denial concerns (callback of nats-py)."""
         denied = _DENIAL.search(str(error).lower())

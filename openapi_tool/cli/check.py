@@ -4,77 +4,174 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
-from openapi_tool.bus.connection import connected, outage_as_unavailable
-from openapi_tool.bus.streams import command_stream_of
+from openapi_tool.bus.connection import BusClient, connected, outage_as_unavailable
+from openapi_tool.bus.durable_state import DurableMissing, observe
+from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.bus.streams import UNLIMITED, Durable, DurableOptions, command_stream_of
 from openapi_tool.cli.common import say, tell, tell_json
 from openapi_tool.cli.tools_files import settings_failed
+from openapi_tool.cli.tools_registry import judge, stored_check
+from openapi_tool.cooperative import TimeSlicer
+from openapi_tool.jina.client import JinaClient
 from openapi_tool.kernel.failures import located
+from openapi_tool.kernel.registration import ToolRows
 from openapi_tool.kernel.store import KernelStore
-from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.errors import ToolError, Unavailable
+from openapi_tool.service import upstream_transport
 from openapi_tool.settings import SettingsError, load_settings
+from openapi_tool.tools.catalogue import OPERATIONS
+from openapi_tool.tools.registry import RegistryError
 
 _CHECK_S = 10.0
 _FAILED = 1
 
 
-def check(*, as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False) -> None:
+@dataclass(slots=True)
+class Found:
+    """Outcome of one check: why `serve` could not use the thing, empty if it could, and what else is worth knowing."""
+
+    problem: str = ""
+    details: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return self.problem or "; ".join(["ok", *self.details])
+
+
+def check(
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    project: Annotated[
+        list[str] | None, typer.Option(help="Check this project's definitions; repeatable.", show_default=False)
+    ] = None,
+    upstream: Annotated[bool, typer.Option("--upstream", help="Connect to the upstream, without a key.")] = False,
+) -> None:
     """Check settings, PostgreSQL, NATS and keys as `serve` would use them; change nothing.
 
-    Exit codes: 0 all usable, 1 a dependency is unusable or a key is missing, 2 invalid settings.
+    Exit codes: 0 all usable, 1 a dependency is unusable, a key is missing or a definition would fail, 2 invalid
+    settings.
     """
     try:
         bootstrap = build_bootstrap(load_settings({}), os.environ)
     except SettingsError as error:
         settings_failed(error)
-    found = {"settings": "", **asyncio.run(_found(bootstrap))}
+    found = {"settings": Found(), **asyncio.run(_found(bootstrap, project or _own_project(bootstrap), upstream))}
+    failed = any(one.problem for one in found.values())
     if as_json:
-        tell_json({"ok": not any(found.values()), "checks": found, "remarks": bootstrap.settings.remarks})
+        checks, details = ({name: getattr(one, part) for name, one in found.items()} for part in ("problem", "details"))
+        remarks = bootstrap.settings.remarks
+        tell_json({"ok": not failed, "checks": checks, "details": details, "remarks": remarks})
     else:
         for remark in bootstrap.settings.remarks:
             say(f"openapi-tool: {remark}")
-        for name, problem in found.items():
-            tell(f"{name}: {problem or 'ok'}")
-    if any(found.values()):
+        for name, one in found.items():
+            tell(f"{name}: {one}")
+    if failed:
         raise typer.Exit(_FAILED)
 
 
-async def _found(bootstrap: Bootstrap) -> dict[str, str]:
-    """Return the problem of each dependency and key, empty if there is none."""
-    checks: dict[str, Callable[[Bootstrap], Awaitable[None]]] = {"postgres": _postgres, "nats": _nats}
-    problems = await asyncio.gather(*(_problem(check(bootstrap), bootstrap.pool.where) for check in checks.values()))
+def _own_project(bootstrap: Bootstrap) -> list[str]:
+    """Return the project that the settings narrow the executor to, if they do."""
+    own = bootstrap.settings.protocol.project
+    return [] if own == "*" else [own]
+
+
+async def _found(bootstrap: Bootstrap, projects: Sequence[str], upstream: bool) -> dict[str, Found]:  # noqa: FBT001
+    """Return the outcome for each dependency, project and key."""
+    checks: dict[str, Callable[[Bootstrap], Awaitable[list[str]]]] = {"postgres": _postgres, "nats": _nats}
+    checks |= {"upstream": _upstream} if upstream else {}
+    checks |= {f"definitions of {project}": partial(_definitions, project=project) for project in projects}
+    outcomes = await asyncio.gather(*(_outcome(check(bootstrap), bootstrap) for check in checks.values()))
     missing = bootstrap.secrets.missing()
-    keys = {variable: "is not set" if variable in missing else "" for variable in sorted(bootstrap.secrets.allowed)}
-    redacted = map(bootstrap.redactor.text, problems)
-    return {**dict(zip(checks, redacted, strict=True)), **keys}
+    keys = {
+        variable: Found("is not set" if variable in missing else "") for variable in sorted(bootstrap.secrets.allowed)
+    }
+    return {**dict(zip(checks, outcomes, strict=True)), **keys}
 
 
-async def _problem(work: Awaitable[None], where: str) -> str:
+async def _outcome(work: Awaitable[list[str]], bootstrap: Bootstrap) -> Found:
+    """Return the outcome of a check, secrets masked."""
+    mask = bootstrap.redactor.text
     try:
         async with asyncio.timeout(_CHECK_S):
-            await work
+            return Found("", list(map(mask, await work)))
     except TimeoutError:
-        return f"no answer within {_CHECK_S:.0f} s"
-    except Unavailable as error:
-        return located(str(error), where)
-    return ""
+        return Found(f"no answer within {_CHECK_S:.0f} s")
+    except (Unavailable, RegistryError, _WouldFail) as error:
+        return Found(mask(located(str(error), bootstrap.pool.where)))
 
 
-async def _postgres(bootstrap: Bootstrap) -> None:
+class _WouldFail(Exception):
+    """Something that `serve` could not use; the message says why."""
+
+
+async def _postgres(bootstrap: Bootstrap) -> list[str]:
     """Connect and look for tables, columns, grants and indexes. Raises Unavailable."""
-    async with aclosing(await KernelStore.open(bootstrap.pool)):
-        pass
+    async with aclosing(await KernelStore.open(bootstrap.pool)) as store:
+        return [_transport(encrypted=await store.encrypted())]
 
 
-async def _nats(bootstrap: Bootstrap) -> None:
-    """Connect and look for the command stream. Raises Unavailable."""
+async def _nats(bootstrap: Bootstrap) -> list[str]:
+    """Connect and look for the command stream and the durable. Raises Unavailable, _WouldFail."""
+    durable = bootstrap.durable
     with outage_as_unavailable(bootstrap.bus.where):
         async with connected(replace(bootstrap.bus, once=True)) as client:
-            await command_stream_of(client, bootstrap.durable)
+            encryption, stream = _transport(encrypted=client.encrypted), await command_stream_of(client, durable)
+            if stream is None:
+                return [encryption, "the command stream is created at the start"]
+            return [encryption, f"stream {stream}", await _durable(client, Durable(stream, durable.name), durable)]
+
+
+async def _durable(client: BusClient, durable: Durable, wanted: DurableOptions) -> str:
+    """Return what becomes of the durable. Raises nats.errors.Error, _WouldFail if it delivers nothing."""
+    try:
+        state = await observe(client, durable, ServerClock())
+    except DurableMissing:
+        return f"durable {durable.name} is created at the start"
+    if state.paused_until:
+        raise _WouldFail(f"durable {durable.name} is paused until {state.paused_until}; resume it: no call runs before")
+    differs = state.filters != (wanted.filter_subject,) or state.max_deliver != UNLIMITED
+    waiting = f"durable {durable.name}, {state.pending} pending"
+    return f"{waiting}; its settings are changed at the start" if differs else waiting
+
+
+async def _upstream(bootstrap: Bootstrap) -> list[str]:
+    """Connect to every host of the upstream as calls do. Raises _WouldFail."""
+    hosts = sorted({operation.host for operation in OPERATIONS})
+    transport = upstream_transport(bootstrap, None)
+    async with aclosing(JinaClient(transport, 0, bootstrap.redactor.at("error"), TimeSlicer())) as client:
+        await asyncio.gather(*(_reach(client, host) for host in hosts))
+    return hosts
+
+
+async def _reach(client: JinaClient, host: str) -> None:
+    try:
+        await client.reach(host)
+    except ToolError as error:
+        kind = error.detail["kind"] if isinstance(error.detail, dict) else error.code
+        remedy = "egress.ca_file (SSL_CERT_FILE)" if kind == "certificate" else "DNS, egress.proxy and network policies"
+        raise _WouldFail(f"{host} cannot be reached ({kind}); check {remedy}") from error
+
+
+async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
+    """Check the definitions of a project. Raises RegistryError, _WouldFail if calls of one would fail."""
+    check = stored_check(bootstrap.settings)
+    async with ToolRows.open(bootstrap.pool.dsn, bootstrap.pool.timeout_s) as rows:
+        judged = [(row["tool_name"], judge(row, check)) for row in await rows.definitions(project)]
+    unusable = [f"{name}: {'; '.join(found['problems'])}" for name, found in judged if found["is"] == "unusable"]
+    if unusable:
+        raise _WouldFail("; ".join(unusable))
+    ours = sum(found["is"] != "not ours" for _, found in judged)
+    return [f"{ours} definition{'' if ours == 1 else 's'}"]
+
+
+def _transport(*, encrypted: bool) -> str:
+    return "TLS" if encrypted else "without TLS"

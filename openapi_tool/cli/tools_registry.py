@@ -21,7 +21,7 @@ from openapi_tool.cli.tools_files import settings_failed, settings_without_datab
 from openapi_tool.entry import INTERRUPTED
 from openapi_tool.jina.stored_check import StoredCheck
 from openapi_tool.kernel.registration import ToolRows
-from openapi_tool.settings import SettingsError, load_settings
+from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.secret_values import likely_secrets
 from openapi_tool.telemetry.printable import printable_json, printable_line
 from openapi_tool.telemetry.redact import MASK, Redactor
@@ -51,8 +51,8 @@ def list_(
     Exit codes: 0, 1 there is no such project, 2 usage or settings, or the kernel cannot be reached.
     """
     stored = run_with(api, db, lambda registry: registry.rows(project))
-    masked, check = _masking(), _stored_check()
-    rows = [masked({**row, **_judged(row, check)}) for row in stored]
+    masked, check = _masking(), stored_check(settings_without_database())
+    rows = [masked({**row, **judge(row, check)}) for row in stored]
     if as_json:
         for row in rows:
             tell_json({name: value for name, value in row.items() if name != "is"})
@@ -157,8 +157,8 @@ async def _registry(api: str | None, *, db: bool) -> AsyncIterator[Registry]:
             yield client
 
 
-def _stored_check() -> StoredCheck:
-    settings = settings_without_database()
+def stored_check(settings: Settings) -> StoredCheck:
+    """Return the check of stored definitions against an executor's settings and this environment."""
     return StoredCheck(
         operator_envs(settings),
         tool_secrets(settings, os.environ),
@@ -168,7 +168,7 @@ def _stored_check() -> StoredCheck:
     )
 
 
-def _judged(row: dict[str, Any], check: StoredCheck) -> dict[str, Any]:
+def judge(row: dict[str, Any], check: StoredCheck) -> dict[str, Any]:
     """Return the built-in tool of a stored definition, and what the executor would refuse or ignore of it.
 
     A tool that is sent to another target is another executor's.

@@ -78,6 +78,14 @@ class JinaClient:
             raise outcome  # not in the frame that holds the body: the traceback would keep it during a retry's wait
         return outcome
 
+    async def reach(self, host: str) -> None:
+        """Ask a host for its front page, without a key and without reading the answer. Raises ToolError."""
+        try:
+            response = await self._transport.handle_async_request(httpx.Request("GET", f"https://{host}/"))
+        except httpx.TransportError as error:
+            raise _network_failure(error) from error
+        await response.aclose()
+
     async def _exchange(
         self, request: UpstreamRequest, api_key: SecretStr, grant: MemoryGrant
     ) -> tuple[int, str | None, bytearray]:

@@ -68,6 +68,11 @@ class ToolRows:
             found = await self._pool.fetch(f"{_SELECT} order by tool_name", project_id)
         return [stored_row(row) for row in found]
 
+    async def definitions(self, project_id: str) -> list[dict[str, Any]]:
+        """Return the same without reading `projects`, as the executor's own role may; none for an unknown project."""
+        with _translate_errors():
+            return [stored_row(row) for row in await self._pool.fetch(f"{_SELECT} order by tool_name", project_id)]
+
     async def row(self, project_id: str, tool_name: str) -> dict[str, Any] | None:
         """Return a definition, or None. Raises RegistryError, also for an unknown project."""
         with _translate_errors():

@@ -90,6 +90,11 @@ class KernelStore:
         async with self._connection(_NO_PROJECT, timeout_s) as connection:
             await (inspect if thorough else check_access)(connection, timeout_s)
 
+    async def encrypted(self) -> bool:
+        """Return whether connections are encrypted. Raises Unavailable."""
+        async with self._connection(_NO_PROJECT) as connection:
+            return bool(await connection.fetchval("select ssl from pg_stat_ssl where pid = pg_backend_pid()"))
+
     async def answered(self, project_id: str, tool_call_id: str) -> bool:
         """Return whether a call of a project has a result. Raises Unavailable."""
         async with self._connection(project_id) as connection:

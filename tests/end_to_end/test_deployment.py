@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
 import sys
 import uuid
@@ -205,7 +206,8 @@ async def test_helm_test_says_what_is_missing(stack: EmbeddedStack, database: st
     async with kernel_of(tls, stack.postgres.dsn(database)):
         code, output = await asyncio.to_thread(cluster.pod("Pod").run)
         assert code == 0, output
-        assert {"settings: ok", "postgres: ok", "nats: ok", "JINA_API_KEY: ok"} <= set(output.splitlines())
+        assert {"settings: ok", "postgres: ok; without TLS", "JINA_API_KEY: ok"} <= set(output.splitlines())
+        assert re.search("^nats: ok; TLS; stream cg_cmd_v1r4; durable ", output, re.MULTILINE)
         cluster.secrets["nats"]["password"] = "another-word"
         code, output = await asyncio.to_thread(cluster.pod("Pod").run)
         assert code == 1

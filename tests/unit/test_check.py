@@ -1,13 +1,23 @@
-"""`openapi-tool check` where something is missing; with real servers it is tried in end_to_end/test_deployment.py."""
+"""`openapi-tool check` where something is missing, with and without servers; in a pod: end_to_end/test_deployment.py."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
+import orjson
 import pytest
+from click.testing import Result
+from nats.js.api import ConsumerConfig
 from typer.testing import CliRunner
 
-from openapi_tool.cli import app
+from openapi_tool.cli import app, check
+from openapi_tool.local.caller import STREAM, Caller
+from openapi_tool.local.executor import LoopbackResolver
+from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.service import upstream_transport
 from tests.requirements import requirement
 
 NOBODY = {"PG_DSN": "postgresql://user:the-word@127.0.0.1:1/kernel", "NATS_SERVERS": "nats://127.0.0.1:1"}
@@ -43,3 +53,94 @@ def test_the_same_as_json() -> None:
 def test_a_wrong_configuration_is_not_tried(variable: str, value: str) -> None:
     result = CliRunner().invoke(app, ["check"], env={**NOBODY, variable: value})
     assert (result.exit_code, result.stdout) == (2, "")
+
+
+DURABLE = "durable_that_is_checked"
+TOOL = {
+    "tool_name": "bad_search",
+    "target_subject": "cg.v1r4.{project_id}.{channel_id}.cmd.tool.jina.search",
+    "options": {"jina": {"mode": "search", "params": {"num": 99}}},
+}
+
+
+@pytest.fixture
+async def environment(stack: EmbeddedStack, database: str, caller: Caller) -> AsyncIterator[Mapping[str, str]]:
+    """The settings of an executor that could serve, whose durable waits in the stream."""
+    jetstream = caller.client.jetstream()
+    filter_subject = "cg.v1r4.*.*.cmd.tool.jina.>"
+    await jetstream.add_consumer(STREAM, ConsumerConfig(durable_name=DURABLE, filter_subject=filter_subject))
+    yield {
+        "PG_DSN": stack.postgres.dsn(database),
+        "NATS_SERVERS": stack.nats.url,
+        "OPENAPI_TOOL__NATS__DURABLE": DURABLE,
+        "JINA_API_KEY": "a-key-of-the-test",
+    }
+    await jetstream.delete_consumer(STREAM, DURABLE)
+
+
+async def checked(environment: Mapping[str, str], *flags: str) -> Result:
+    return await asyncio.to_thread(lambda: CliRunner().invoke(app, ["check", *flags], env=environment))
+
+
+@requirement("cli.check")
+async def test_what_can_be_used_is_described(environment: Mapping[str, str]) -> None:
+    result = await checked(environment)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == [
+        "settings: ok",
+        "postgres: ok; without TLS",
+        f"nats: ok; without TLS; stream {STREAM}; durable {DURABLE}, 0 pending",
+        "JINA_API_KEY: ok",
+    ]
+    found = json.loads((await checked({**environment, "OPENAPI_TOOL__NATS__DURABLE": "new"}, "--json")).stdout)
+    assert found["ok"]
+    assert found["details"]["nats"][-1] == "durable new is created at the start"
+
+
+@requirement("cli.check")
+async def test_a_durable_that_delivers_nothing_is_named(environment: Mapping[str, str], caller: Caller) -> None:
+    pause = orjson.dumps({"pause_until": "2099-01-01T00:00:00Z"})
+    await caller.client.request(f"$JS.API.CONSUMER.PAUSE.{STREAM}.{DURABLE}", pause)
+    result = await checked(environment)
+    assert result.exit_code == 1
+    assert f"nats: durable {DURABLE} is paused until 2099-01-01T00:00:00Z; resume it" in result.stdout
+
+
+@requirement("cli.check")
+async def test_a_definition_whose_calls_would_fail_is_named(environment: Mapping[str, str], caller: Caller) -> None:
+    await caller.add_tool("proj_a", TOOL)
+    await caller.add_tool("proj_b", {**TOOL, "options": {"jina": {"mode": "search"}}})
+    assert (await checked(environment)).exit_code == 0  # no project is named
+    result = await checked(environment, "--project", "proj_a", "--project", "proj_b")
+    assert result.exit_code == 1
+    assert "definitions of proj_b: ok; 1 definition" in result.stdout
+    says = "bad_search: options.jina.params.num: must be an integer from 1 to 20"
+    assert f"definitions of proj_a: {says}" in result.stdout
+    own = {"OPENAPI_TOOL__PROTOCOL__PROJECT": "proj_a"}
+    assert f"definitions of proj_a: {says}" in (await checked({**environment, **own})).stdout
+
+
+@requirement("cli.check")
+@pytest.mark.parametrize(("trusted", "port"), [(True, None), (False, None), (True, 1)])
+async def test_the_upstream_is_reached_as_calls_reach_it(
+    stack: EmbeddedStack,
+    environment: Mapping[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    trusted: bool,  # noqa: FBT001
+    port: int | None,
+) -> None:
+    def transport(bootstrap: Any, _: None) -> Any:
+        return upstream_transport(bootstrap, LoopbackResolver(port or stack.upstream.port))
+
+    monkeypatch.setattr(check, "upstream_transport", transport)
+    stack.upstream.forget()
+    trust = {"SSL_CERT_FILE": str(stack.certificates.ca)} if trusted else {}
+    result = await checked({**environment, **trust}, "--upstream")
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("upstream: ")]
+    if trusted and port is None:
+        assert (result.exit_code, line) == (0, "upstream: ok; r.jina.ai; s.jina.ai")
+        assert {request["headers"].get("authorization") for request in stack.upstream.requests()} <= {None}
+    else:
+        kind, remedy = ("ConnectError", "DNS") if port else ("certificate", "egress.ca_file (SSL_CERT_FILE)")
+        assert result.exit_code == 1
+        assert f".jina.ai cannot be reached ({kind}); check {remedy}" in line
