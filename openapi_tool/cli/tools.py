@@ -26,6 +26,8 @@ class ExportFormat(StrEnum):
     """Format of an export."""
 
     OPENAI = "openai"
+    OPENAI_RESPONSES = "openai-responses"
+    ANTHROPIC = "anthropic"
     MCP = "mcp"
     LOBEHUB = "lobehub"
     KERNEL = "kernel"
@@ -94,7 +96,7 @@ def export(
     *,
     form: Annotated[ExportFormat, typer.Option("--format", help="Output format.")] = ExportFormat.OPENAI,
 ) -> None:
-    """Print tools as OpenAI functions, MCP tools/list, a LobeHub manifest, or YAML for the kernel.
+    """Print tools for OpenAI (Chat Completions, Responses), Anthropic, MCP, LobeHub, or as YAML for the kernel.
 
     Leaves out `fixed` and `envs` arguments, shows defaults. Exit codes: 0, 1 a definition has errors.
     """

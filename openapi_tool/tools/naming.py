@@ -37,3 +37,9 @@ def name_problem(name: str) -> str | None:
 def camel_case(name: str) -> str:
     """Return a name in camel case, for manifests: `web_search` becomes `webSearch`."""
     return _WORD_END.sub(lambda match: (match[1] or "").upper(), name)
+
+
+def in_words(name: str) -> str:
+    """Return a name in words, for titles: `web_search` becomes `Web search`."""
+    text = _WORD_END.sub(lambda match: f" {match[1]}" if match[1] else "", name)
+    return text[:1].upper() + text[1:]

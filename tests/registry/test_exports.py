@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -12,8 +13,12 @@ import jsonschema_rs
 import mcp.types
 import pytest
 import yaml
+from anthropic.types import ToolParam
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.chat import ChatCompletionFunctionToolParam
+from openai.types.responses import FunctionToolParam
+from pydantic import TypeAdapter
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app
@@ -24,7 +29,7 @@ from openapi_tool.jina.request import build_request
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import OperatorEnvs, prepare_arguments
-from openapi_tool.tools.catalogue import CATALOGUE, SYSTEM_ROLE
+from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.exports import (
     DuplicateName,
@@ -33,6 +38,7 @@ from openapi_tool.tools.exports import (
     defined,
     openai_functions,
     registration,
+    system_role,
     without_duplicates,
 )
 from openapi_tool.tools.naming import camel_case, mangled, name_problem, unmangled
@@ -81,6 +87,42 @@ def test_openai_functions_are_the_catalogue() -> None:
 
 
 @requirement("definition.exports")
+@pytest.mark.parametrize("files", [(), (str(EXAMPLE),)], ids=["built in", "a project's own"])
+@pytest.mark.parametrize(
+    ("form", "kind", "at"),
+    [
+        ("openai", ChatCompletionFunctionToolParam, "function"),
+        ("openai-responses", FunctionToolParam, None),
+        ("anthropic", ToolParam, None),
+    ],
+)
+def test_the_vendors_own_types_take_an_export_as_it_is(form: str, kind: Any, at: str | None, files: Any) -> None:
+    entries = json.loads(exported(form, *files))
+    allowed = kind.__annotations__.keys() | {"async"}
+    schema_name = "input_schema" if form == "anthropic" else "parameters"
+    shown = {entry["function"]["name"]: entry["function"] for entry in json.loads(exported("openai", *files))}
+    for entry in entries:
+        TypeAdapter(kind).validate_python(entry, strict=True)
+        assert entry.keys() <= allowed, "nothing is there that the vendor does not know"
+        tool = entry[at] if at else entry
+        assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", tool["name"])
+        assert tool[schema_name]["type"] == "object"
+        assert (tool["description"], tool[schema_name]) == tuple(
+            shown[tool["name"]][name] for name in ("description", "parameters")
+        )
+    assert len(entries) == len(shown)
+
+
+@requirement("definition.exports")
+def test_a_title_is_the_definitions_own() -> None:
+    row = registration(CATALOGUE["jina.search"])
+    renamed = {**row, "tool_name": "web_search.v2"}
+    titled = {**renamed, "parameters": {**row["parameters"], "title": "Search our site"}}
+    shown = [defined(one, parsed(one)).title for one in (row, renamed, titled)]
+    assert shown == ["Web search", "Web search v2", "Search our site"]
+
+
+@requirement("definition.exports")
 def test_mcps_own_models_take_the_list_as_it_is() -> None:
     text = exported("mcp")
     listed = mcp.types.ListToolsResult.model_validate_json(text)
@@ -96,13 +138,32 @@ def test_mcps_own_models_take_the_list_as_it_is() -> None:
 @requirement("definition.exports")
 def test_the_manifest_has_one_api_for_each_tool() -> None:
     manifest = json.loads(exported("lobehub"))
-    assert manifest.keys() == {"identifier", "type", "meta", "systemRole", "humanIntervention", "api"}
+    assert manifest.keys() == {"identifier", "type", "meta", "systemRole", "humanIntervention", "api", "names"}
     assert manifest["meta"].keys() >= {"title", "description", "avatar"}
-    assert [api["name"] for api in manifest["api"]] == [tool.api_name for tool in CATALOGUE.values()]
+    assert manifest["names"] == {tool.api_name: name for name, tool in CATALOGUE.items()}
+    assert [api["name"] for api in manifest["api"]] == list(manifest["names"])
     for api, tool in zip(manifest["api"], CATALOGUE.values(), strict=True):
         assert (api["parameters"], api["description"]) == (tool.schema(), tool.description)
-        assert f"**{tool.api_name}**" in SYSTEM_ROLE
-    assert manifest["systemRole"] == SYSTEM_ROLE
+    assert manifest["systemRole"].startswith(
+        "You can search the web and read pages.\n\n"
+        "- **search**: finds pages; gives titles, addresses, dates and snippets, not the pages themselves.\n"
+        "- **searchMany**: several searches in one call. Prefer it to calling search again and again.\n"
+    )
+
+
+@requirement("definition.exports")
+def test_a_manifests_role_speaks_of_the_tools_that_are_exported_only() -> None:
+    manifest = json.loads(exported("lobehub", str(EXAMPLE)))
+    (row,) = [yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))]
+    assert manifest["names"] == {camel_case(row["tool_name"]): row["tool_name"]}
+    role = manifest["systemRole"]
+    assert role.startswith(f"You can read pages.\n\n- **{camel_case(row['tool_name'])}**: Reads a page of our docume")
+    assert not re.search(r"[Ss]earch(Many)?\b|readPages?\b|cursor", role), "its schema takes no cursor"
+    for built_in in CATALOGUE:
+        alone = system_role([tool for tool in all_built_in() if tool.name == built_in])
+        others = {tool.api_name for name, tool in CATALOGUE.items() if name != built_in}
+        assert not re.search(rf"\b({'|'.join(others - {'search'})})\b", alone)
+        assert ("cursor" in alone) == (built_in == "jina.read")
 
 
 @requirement("definition.exports")
@@ -136,7 +197,7 @@ def test_fixed_and_envs_are_hidden_and_defaults_shown(parameters: Any) -> None:
 
 
 @requirement("definition.exports")
-@pytest.mark.parametrize("form", ["openai", "mcp", "lobehub"])
+@pytest.mark.parametrize("form", ["openai", "openai-responses", "anthropic", "mcp", "lobehub"])
 def test_a_projects_own_definition_wins(form: str) -> None:
     text = exported(form, str(EXAMPLE))
     assert "Reads a page of our documentation" in text
