@@ -298,7 +298,7 @@ def test_alerts_and_dashboard_name_metrics_that_exist() -> None:
     known = {
         f"{family.name}{suffix}"
         for family in prometheus_client.REGISTRY.collect()
-        for suffix in {"counter": ("_total",), "histogram": ("_bucket",)}.get(family.type, ("",))
+        for suffix in {"counter": ("_total",), "histogram": ("_bucket", "_count")}.get(family.type, ("",))
     }
     used = set(re.findall(r"\b(?:openapi_tool|process)_[a-z_]+(?=[{\[,)])", text))
     assert len(used) > 10

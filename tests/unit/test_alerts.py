@@ -1,0 +1,148 @@
+"""The alerts of the chart in promtool: each fires when it must, is quiet otherwise, and has its runbook section."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.charts import CHART, objects_of
+from tests.requirements import requirement
+from tests.support import each
+
+PROMTOOL = shutil.which("promtool")
+RUNBOOK = Path(__file__).parent.parent.parent / "docs" / "runbook.md"
+POD = 'namespace="n",pod="r-openapi-tool-abc12-x1y2z"'
+MINUTES = 45
+
+# Series as `name{labels}: values`, in promtool's notation for one sample a minute; what fires, what stays quiet.
+FIRE: dict[str, dict[str, str]] = {
+    "OpenapiToolMissing": {"up": "0x60"},
+    "OpenapiToolDependencyDown": {'dependency_up{dependency="postgres"}': "0x60"},
+    "OpenapiToolDeadLetters": {'dead_letters_total{reason="stale_turn"}': "0x40 1x20"},
+    "OpenapiToolDeadLettersDiscarded": {'dead_letters_discarded_total{cause="full"}': "0x40 1x20"},
+    "OpenapiToolCallsFail": {
+        'calls_total{status="failed",error_code="auth_failed"}': "0+30x60",
+        'calls_total{status="success"}': "0+60x60",
+    },
+    "OpenapiToolCommandsRequeued": {"commands_requeued_total": "0+2x60"},
+    "OpenapiToolSlow": {
+        'call_seconds_bucket{le="20.0"}': "0+50x60",
+        'call_seconds_bucket{le="30.0"}': "0+60x60",
+        'call_seconds_bucket{le="+Inf"}': "0+60x60",
+    },
+    "OpenapiToolSaturated": {"commands_waiting": "5x60"},
+    "OpenapiToolWorkersNotWoken": {"doorbells_missed_total": "0x40 1x20"},
+    "OpenapiToolEventLoopBlocked": {
+        'event_loop_lag_seconds_bucket{le="0.5"}': "0+50x60",
+        'event_loop_lag_seconds_bucket{le="1.0"}': "0+60x60",
+        'event_loop_lag_seconds_bucket{le="+Inf"}': "0+60x60",
+    },
+    "OpenapiToolKeyRefused": {'keys_refused_total{variable="JINA_API_KEY"}': "0x40 1x20"},
+    "OpenapiToolUpstreamFails": {
+        'upstream_request_seconds_count{error_code="rate_limited"}': "0+30x60",
+        "upstream_request_seconds_count": "0+60x60",
+    },
+    "OpenapiToolDatabaseSlow": {
+        'phase_seconds_bucket{phase="commit",le="1.0"}': "0+50x60",
+        'phase_seconds_bucket{phase="commit",le="2.5"}': "0+60x60",
+        'phase_seconds_bucket{phase="commit",le="+Inf"}': "0+60x60",
+    },
+    "OpenapiToolBacklog": {"durable_pending": "200x60"},
+    "OpenapiToolDurableFull": {"durable_unacknowledged": "95000x60", "durable_max_unacknowledged": "100000x60"},
+    "OpenapiToolCommandHeldLong": {"oldest_held_command_seconds": "200x60"},
+    "OpenapiToolFlood": {"commands_returned_total": "0x40 5x20"},
+    "OpenapiToolRedeliveries": {"redeliveries_total": "0x40 50x20"},
+    "OpenapiToolSpansDropped": {"spans_dropped_total": "0x40 5x20"},
+}
+QUIET = {
+    'dependency_up{dependency="postgres"}': "1x60",
+    'dead_letters_total{reason="stale_turn"}': "7x60",
+    'dead_letters_discarded_total{cause="full"}': "0x60",
+    'calls_total{status="failed",error_code="auth_failed"}': "0+1x60",
+    'calls_total{status="success"}': "0+60x60",
+    'call_seconds_bucket{le="20.0"}': "0+60x60",
+    'call_seconds_bucket{le="+Inf"}': "0+60x60",
+    "commands_waiting": "0x20 9x5 0x40",
+    "calls_running": "3x60",
+    "doorbells_missed_total": "2x60",
+    'keys_refused_total{variable="JINA_API_KEY"}': "0x60",
+    "upstream_request_seconds_count": "0+60x60",
+    'phase_seconds_bucket{phase="commit",le="1.0"}': "0+60x60",
+    'phase_seconds_bucket{phase="commit",le="+Inf"}': "0+60x60",
+    "durable_pending": "20x60",
+    "durable_unacknowledged": "64x60",
+    "durable_max_unacknowledged": "100000x60",
+    "oldest_held_command_seconds": "12x60",
+    "commands_returned_total": "0x60",
+    "redeliveries_total": "0x40 3x20",
+    "spans_dropped_total": "0x60",
+    "commands_requeued_total": "0x5 3x55",
+}
+
+
+def rules() -> list[dict[str, Any]]:
+    (rule,) = objects_of({"monitoring": {"rules": True}})["PrometheusRule"]
+    found: list[dict[str, Any]] = rule["spec"]["groups"][0]["rules"]
+    return found
+
+
+def firing(series: dict[str, str], alert: str, folder: Path) -> bool:
+    """Return whether an alert fires at minute 45 of these series."""
+    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": rules()}]}))
+    inputs = [{"series": _named(name), "values": values} for name, values in series.items()]
+    case = {"eval_time": f"{MINUTES}m", "alertname": alert, "exp_alerts": []}
+    test = {"interval": "1m", "input_series": inputs, "alert_rule_test": [case]}
+    (folder / "test.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "tests": [test]}))
+    assert PROMTOOL is not None
+    command = [PROMTOOL, "test", "rules", str(folder / "test.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - found above
+    output = done.stdout + done.stderr
+    assert done.returncode == 0 or f"alertname: {alert}" in output, output
+    return done.returncode != 0
+
+
+def _named(name: str) -> str:
+    metric, _, labels = name.partition("{")
+    return f"openapi_tool_{metric}{{{','.join(filter(None, (POD, labels.rstrip('}'))))}}}"
+
+
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool (Debian's package prometheus) is not installed")
+
+
+@needs_promtool
+@each("alert", list(FIRE))
+@requirement("chart.metrics")
+def test_each_alert_fires_for_what_it_is_about_and_is_quiet_otherwise(alert: str, tmp_path: Path) -> None:
+    assert firing(FIRE[alert], alert, tmp_path)
+    assert not firing(QUIET, alert, tmp_path)
+
+
+@requirement("chart.metrics")
+def test_each_alert_has_its_case_and_its_section_in_the_runbook() -> None:
+    sections = {line[3:] for line in RUNBOOK.read_text(encoding="utf-8").splitlines() if line.startswith("## ")}
+    alerts = {rule["alert"]: rule for rule in rules()}
+    assert alerts.keys() == FIRE.keys() == sections
+    for name, rule in alerts.items():
+        assert rule["annotations"]["runbook"] == f"docs/runbook.md#{name.lower()}"
+
+
+@needs_promtool
+@requirement("chart.metrics")
+def test_promtool_takes_each_rule_and_each_query_of_the_dashboard(tmp_path: Path) -> None:
+    queries = re.findall(r'"expr": "((?:[^"\\]|\\.)*)"', (CHART / "files" / "dashboard.json").read_text())
+    shown = [
+        query.replace('\\"', '"').replace("$__rate_interval", "5m").replace("$namespace", "n") for query in queries
+    ]
+    recorded = [{"record": f"panel{place}", "expr": query} for place, query in enumerate(shown)]
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": [*rules(), *recorded]}]}))
+    assert PROMTOOL is not None
+    done = subprocess.run([PROMTOOL, "check", "rules", str(file)], capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(recorded) > 20
