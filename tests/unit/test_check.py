@@ -1,4 +1,4 @@
-"""`openapi-tool check` where something is missing, with and without servers; in a pod: end_to_end/test_deployment.py."""
+"""`openapi-tool check` where something is missing, with and without servers; in a pod: test_deployment.py."""
 
 from __future__ import annotations
 
