@@ -1,4 +1,4 @@
-"""Reads frames as a model does: by the mark that the introduction names."""
+"""Reads frames as a model does: by the mark that the first introduction names; a page may write others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def framed_items(content: str) -> list[str]:
     introduced = INTRODUCED.findall(content)
     if not introduced:
         return []
-    (mark,) = introduced
+    mark = introduced[0]
     begun = re.findall(rf"^\[{mark}\] ", content, re.MULTILINE)
     found = re.findall(rf"^\[{mark}\] (.*?)\n(?=\[{mark}[ \]])", content, re.MULTILINE | re.DOTALL)
     assert len(begun) == len(found) > 0

@@ -124,7 +124,7 @@ def _no_results(query: str, usage: Usage, redactor: Redactor, *, with_pages: boo
     """Return the output of a search without results; with page content it may have timed out (jina-api 2.2)."""
     text = (
         f"No results for {redactor.head(one_line(query), 200)!r}. "
-        "Use other or fewer words, or drop filters such as site or language."
+        "Use other or fewer words, or drop filters such as site, after or language."
     )
     if with_pages:
         text += " If there should be some, search without page content: pages that load slowly are left out."

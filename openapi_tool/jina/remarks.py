@@ -5,7 +5,7 @@ They stand outside of the frames of web content, so that no page can write one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 _OVER = 50  # the charge of a cut text, counted afresh, may be a fiftieth above the limit (jina-api 1.3)
 
@@ -114,9 +114,10 @@ def page_warnings(kinds: Iterable[str]) -> str:
     return "\n".join(f"[Warning: {WARNINGS[kind]}]" for kind in kinds)
 
 
-def result_warning(kind: str, numbers: Iterable[int]) -> str:
+def result_warning(kind: str, numbers: Sequence[int]) -> str:
     """Return a warning about search results."""
-    return f"[Warning about results {', '.join(map(str, numbers))}: {WARNINGS[kind]}]"
+    results = "result" if len(numbers) == 1 else "results"
+    return f"[Warning about {results} {', '.join(map(str, numbers))}: {WARNINGS[kind]}]"
 
 
 def is_cut(tokens: int | None, max_tokens: int | None) -> bool:

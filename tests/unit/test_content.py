@@ -160,7 +160,7 @@ def test_every_result_shows_its_warnings_or_the_number_of_a_result_with_the_same
         all_of_them = (item.get("warning") or "").splitlines()
         assert warnings == [line for line in all_of_them if not of_upstream(line)]
         for kind in filter(None, map(of_upstream, all_of_them)):
-            (note,) = re.findall(rf"^\[Warning about results (.*): {WARNINGS[kind]}\]$", content, re.MULTILINE)
+            (note,) = re.findall(rf"^\[Warning about results? (.*): {WARNINGS[kind]}\]$", content, re.MULTILINE)
             assert str(len(told) + 1) in note.split(", ")
         told.append(warnings)
 
