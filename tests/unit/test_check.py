@@ -9,9 +9,8 @@ from typing import Any
 
 import orjson
 import pytest
-from click.testing import Result
 from nats.js.api import ConsumerConfig
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from openapi_tool.cli import app, check
 from openapi_tool.local.caller import STREAM, Caller
