@@ -13,7 +13,10 @@ TOOLS := .venv-tools
 DOCKER ?= docker
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: demo test chaos canary hostile fuzz bench mutations sizes answers check lint types contracts figures docs audit sbom image lock clean
+.PHONY: install demo test chaos canary hostile fuzz bench mutations sizes answers check lint types contracts figures docs audit sbom image lock clean
+
+# The virtual environment with everything in it.
+install: $(READY)
 
 demo: $(READY)
 	$(PY) -m openapi_tool demo

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -33,11 +34,14 @@ from openapi_tool.tools.registry import Registry, RegistryError, RegistryUnreach
 
 FAILED = 1
 _DESCRIPTION_CHARS = 60
+_CHOICE = "give exactly one of --api URL and --db"
 
 T = TypeVar("T")
 
 ApiOption = Annotated[str | None, typer.Option("--api", help="URL of the kernel's management API.", show_default=False)]
-DatabaseOption = Annotated[bool, typer.Option("--db", help="Use the kernel's database (PG_DSN) instead of --api.")]
+DatabaseOption = Annotated[
+    bool, typer.Option("--db", help="Use the kernel's database (PG_DSN). Without it and --api: the running `dev`.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 ProjectOption = Annotated[str, typer.Option(help="Project.", show_default=False)]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
@@ -134,8 +138,8 @@ def run_with(api: str | None, db: bool, work: Callable[[Registry], Coroutine[Any
         async with _registry(api, db=db) as registry:
             return await work(registry)
 
-    if (api is not None) == db:
-        fail("give exactly one of --api URL and --db", USAGE)
+    if api is not None and db:
+        fail(_CHOICE, USAGE)
     try:
         return asyncio.run(open_and_work())
     except SettingsError as error:
@@ -148,13 +152,25 @@ def run_with(api: str | None, db: bool, work: Callable[[Registry], Coroutine[Any
 
 @asynccontextmanager
 async def _registry(api: str | None, *, db: bool) -> AsyncIterator[Registry]:
-    if db:
-        settings = load_settings({})
+    if db or api is None:
+        settings = load_settings({} if db else {"postgres": {"dsn": _dsn_of_dev()}})
         async with ToolRows.open(database_dsn(settings, os.environ), settings.postgres.timeout_s) as rows:
             yield rows
     else:
-        async with ManagementApi.open(api or "") as client:
+        async with ManagementApi.open(api) as client:
             yield client
+
+
+def _dsn_of_dev() -> str:
+    """Return the connection string of this user's running `dev`. Exits with 2 where there is none."""
+    if not find_spec("openapi_tool.local"):  # the image does not contain the embedded stack
+        fail(_CHOICE, USAGE)
+    from openapi_tool.local.dev import DevError, running_dev  # noqa: PLC0415 - see above
+
+    try:
+        return running_dev().pg_dsn
+    except DevError as error:
+        fail(f"{_CHOICE}, or start `openapi-tool dev`: {error}", USAGE)
 
 
 def stored_check(settings: Settings) -> StoredCheck:

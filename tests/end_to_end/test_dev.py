@@ -40,6 +40,7 @@ from openapi_tool.local.guard import Guard
 from tests.end_to_end import test_local
 from tests.requirements import requirement
 
+ROOT = Path(__file__).parents[2]
 SEARCH = {"query": "hello world", "count": 3}
 
 
@@ -317,6 +318,49 @@ def test_a_taken_port_is_named(option: str, sigterm: None, tmp_path: Path) -> No
     assert result.exit_code == 2
     assert f"port {port} cannot be used" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def readme_commands(heading: str) -> list[str]:
+    """The commands of a section's first block, without comments."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition(f"### {heading}")[2]
+    lines = text.partition("```sh\n")[2].partition("```")[0].splitlines()
+    return [line.partition("  #")[0].strip() for line in lines]
+
+
+@requirement("cli.dev", "cli.call", "definition.apply")
+async def test_a_tool_of_ones_own_is_answered_with_the_five_commands_of_the_readme(
+    start_dev: StartDev, environment: dict[str, str], tmp_path: Path
+) -> None:
+    install, dev, *others = readme_commands("Your own tool in five commands")
+    assert len(others) == 3
+    await said(f"git clone -q {shlex.quote(str(ROOT))} clone", tmp_path, environment)
+    # Installing takes minutes: only see that this is what it would do.
+    planned = await said(install.partition(" && ")[0] + " --dry-run", tmp_path / "clone", environment)
+    assert "venv --clear .venv" in planned
+    assert dev == "openapi-tool dev"
+    await (await start_dev()).up()
+    with_venv = {**environment, "PATH": f"{Path(sys.executable).parent}:{environment['PATH']}"}
+    printed = [await said(command, tmp_path / "clone", with_venv) for command in others]
+    assert "product_docs" in printed[1]
+    assert "1. " in printed[2]
+
+
+async def said(command: str, folder: Path, environment: dict[str, str]) -> str:
+    """What a command of a shell prints; it must succeed."""
+    process = await asyncio.create_subprocess_shell(command, stdout=PIPE, stderr=STDOUT, cwd=folder, env=environment)
+    printed = (await process.communicate())[0].decode()
+    assert process.returncode == 0, printed
+    return printed
+
+
+@requirement("cli.dev")
+def test_without_a_dev_stack_tools_say_how_to_choose_a_kernel(state: Path) -> None:
+    for flags, says in (
+        ([], "give exactly one of --api URL and --db, or start `openapi-tool dev`: no dev stack is running"),
+        (["--db", "--api", "http://127.0.0.1:1"], "give exactly one of --api URL and --db"),
+    ):
+        refused = CliRunner().invoke(app, ["tools", "list", "--project", "p", *flags])
+        assert (refused.exit_code, refused.stderr) == (2, f"openapi-tool: {says}\n")
 
 
 @requirement("cli.dev")
