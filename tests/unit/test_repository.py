@@ -84,6 +84,18 @@ def test_the_wheel_is_small_and_holds_the_package_alone(tmp_path: Path) -> None:
     assert [name for name, source in sources.items() if b"os.kill(os.getpid()" in source] == [], "fail points"
 
 
+def test_every_link_of_the_readme_leads_somewhere_and_says_what_is_there() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+    assert [link for link in links if not (ROOT / link).exists()] == []
+    _, _, rows = text.rpartition("| --- | --- |\n")
+    assert [
+        row for row in rows.splitlines() if not re.fullmatch(r"\| (\[[^|]+\]\([^|]+\)(, )?)+ \| [^|]{15,} \|", row)
+    ] == []
+    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
+    assert pages - set(links) == set()
+
+
 def test_lock_files_pin_every_package_with_hashes() -> None:
     for name in ("requirements.lock", "requirements-build.lock", "requirements-dev.lock"):
         text = (ROOT / name).read_text(encoding="utf-8")
