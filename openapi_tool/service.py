@@ -227,8 +227,9 @@ async def _replica_count(client: BusClient, durable: DurableOptions) -> int:
 async def _serve_health(stack: AsyncExitStack, bootstrap: Bootstrap) -> None:
     options = bootstrap.settings.health
     if options.port:
+        page = snapshots(bootstrap) if options.page else None
         try:
-            await stack.enter_async_context(health_server(options.host, options.port, bootstrap.health))
+            await stack.enter_async_context(health_server(options.host, options.port, bootstrap.health, page))
         except OSError as error:
             raise SettingsError([f"health.host, health.port: cannot listen: {error}"]) from error
         log.info("health server", extra={"action": "health.serving", "host": options.host, "port": options.port})

@@ -128,6 +128,7 @@ REQUIREMENTS = (
     Requirement("logs.call", "design", "Every log line of a call has its ids and trace id; the line of its answer has its cost and times."),
     Requirement("cli.inspect", "design", "`inspect` shows the timeline of one call from stream, tables and bucket, and says why a call has no result."),
     Requirement("cli.top", "design", "`top` shows rate, latency, load, lag, errors and problems of all replicas, with no payload and no secret."),
+    Requirement("page", "design", "The health server's page, off by default, shows what `top` shows of this replica, runs no other script, and takes values as text only."),
     Requirement("traces", "design", "A sampled call's spans follow the conventions, and their export delays no call; an unsampled call makes none."),
     Requirement("chart.metrics", "design", "Alerts and dashboard use metrics that exist, and say what to do."),
     Requirement("chart.runs", "design", "The rendered Deployment runs with least privilege; calls get results throughout a rolling update."),

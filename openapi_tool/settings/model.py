@@ -228,6 +228,9 @@ class HealthSettings(Section):
     )
     port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0 starts no server.")
     check_interval_s: Seconds = Field(1, description="Health check interval in seconds.")
+    page: bool = Field(
+        default=False, description="Serve a page at `/`: what `top` shows, of this replica; ids of calls, no payloads."
+    )
 
 
 class TelemetrySettings(Section):

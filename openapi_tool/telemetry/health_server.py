@@ -19,6 +19,8 @@ from aiohttp.typedefs import Handler
 
 from openapi_tool.telemetry.exposition import CONTENT_TYPE, exposition
 from openapi_tool.telemetry.health import Health
+from openapi_tool.telemetry.page import HEADERS, PAGE
+from openapi_tool.telemetry.snapshot import Snapshots
 
 MAX_CONNECTIONS = 64
 """Limit of open connections; a new one closes the oldest."""
@@ -33,10 +35,15 @@ _LIMITS: dict[str, Any] = {"max_line_size": 2_048, "max_field_size": 2_048, "max
 
 
 @asynccontextmanager
-async def health_server(host: str, port: int, health: Health) -> AsyncIterator[int]:
-    """Serve /livez, /readyz and /metrics; yields the port. Raises OSError when it cannot listen."""
+async def health_server(host: str, port: int, health: Health, snapshots: Snapshots | None = None) -> AsyncIterator[int]:
+    """Serve /livez, /readyz and /metrics, with `snapshots` also a page; yields the port.
+
+    Raises OSError when it cannot listen.
+    """
     app = web.Application(middlewares=[_close_afterwards])
     app.add_routes([web.get(path, handler) for path, handler in _handlers(health).items()])
+    if snapshots is not None:
+        app.add_routes([web.get(path, handler) for path, handler in _page_handlers(snapshots).items()])
     runner = web.AppRunner(app, access_log=None, handle_signals=False, **_LIMITS)
     await runner.setup()
     connections: dict[_Connection, None] = {}
@@ -140,3 +147,15 @@ def _handlers(health: Health) -> dict[str, Callable[[web.Request], Any]]:
         return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     return {"/livez": live, "/readyz": ready, "/metrics": scrape}
+
+
+def _page_handlers(snapshots: Snapshots) -> dict[str, Callable[[web.Request], Any]]:
+    async def page(request: web.Request) -> web.Response:
+        del request
+        return web.Response(text=PAGE, content_type="text/html", headers=HEADERS)
+
+    async def stats(request: web.Request) -> web.Response:
+        del request
+        return web.json_response(snapshots.now())
+
+    return {"/": page, "/stats.json": stats}

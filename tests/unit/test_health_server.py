@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import resource
+import shutil
 import subprocess
 import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -17,8 +22,10 @@ import pytest
 from openapi_tool.open_files import shortage
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry import health_server as module
+from openapi_tool.telemetry.calls import RECENT, CallFacts
 from openapi_tool.telemetry.health import NATS, Health
 from openapi_tool.telemetry.health_server import MAX_CONNECTIONS, health_server
+from openapi_tool.telemetry.snapshot import Snapshots
 from tests.requirements import requirement
 
 PROBE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -252,3 +259,60 @@ def test_a_reason_is_logged_once_however_often_it_alternates_with_another(caplog
         "nats is available",
         "nats is unavailable, as before",
     ]
+
+
+CHROMIUM = shutil.which("chromium")
+NAMED = "<script>document.title = 'taken'</script>"
+_BROWSER = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom")
+
+
+@pytest.fixture
+async def page_port() -> AsyncIterator[int]:
+    RECENT.clear()
+    facts = CallFacts(
+        {"project_id": NAMED, "tool_call_id": "tc_1"}, "0" * 32, "t", 1, 0.5, 0.0, 0.1, tool="jina.search"
+    )
+    facts.status, facts.ended = "success", time.monotonic()
+    RECENT.append(facts)
+    async with health_server("127.0.0.1", 0, Health(), Snapshots("replica-1", Health(), {"a.limit": 7})) as port:
+        yield port
+    RECENT.clear()
+
+
+@requirement("page")
+async def test_the_page_is_off_by_default(port: int) -> None:
+    for path in (b"/", b"/stats.json"):
+        assert b" 404 " in await said(port, b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path)
+
+
+@requirement("page")
+async def test_the_page_has_a_strict_policy_and_its_numbers_no_payload(page_port: int) -> None:
+    page = await said(page_port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b"default-src 'none'; connect-src 'self'; script-src 'sha256-" in page
+    assert b"unsafe" not in page
+    assert b"innerHTML" not in page
+    stats = json.loads(
+        (await said(page_port, b"GET /stats.json HTTP/1.1\r\nHost: x\r\n\r\n")).partition(b"\r\n\r\n")[2]
+    )
+    assert (stats["instance"], stats["limits"]) == ("replica-1", {"a.limit": 7})
+    assert stats["last"][0].keys() == {
+        "ago_s", "project", "tool_call_id", "tool", "status", "error_code", "ms", "tokens", "cached",
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium (Debian's package) is not installed")
+@requirement("page")
+async def test_a_browser_shows_the_numbers_and_runs_nothing_that_a_call_named(page_port: int, tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    url = f"http://127.0.0.1:{page_port}/"
+    browser = await asyncio.create_subprocess_exec(
+        CHROMIUM, *_BROWSER, f"--user-data-dir={tmp_path}", url, stdout=PIPE, stderr=DEVNULL
+    )
+    async with asyncio.timeout(60):
+        shown, _ = await browser.communicate()
+    text = shown.decode()
+    assert "replica-1" in text
+    assert "a.limit" in text
+    assert "tc_1" in text
+    assert "<title>openapi-tool</title>" in text
+    assert "&lt;script&gt;document.title" in text
