@@ -139,7 +139,8 @@ def _tried(make: Callable[[], ssl.SSLContext | None], settings: str, problems: l
     try:
         return make()
     except (OSError, ssl.SSLError) as error:
-        problems.append(f"{settings}: cannot be used: {error}")
+        why = getattr(error, "reason", None) or error.strerror  # of OpenSSL without its source line
+        problems.append(f"{settings}: cannot be used: {why}; name readable PEM files")
         return None
 
 

@@ -16,6 +16,25 @@ from openapi_tool.settings.section import fields_of
 from openapi_tool.settings.sources import CONFIG_VARIABLE, PREFIX, SHORT_NAMES, SourceUnreadable
 from openapi_tool.tools.problems import counted
 
+_NAME = "letters, digits, '_' and '-'"
+PATTERNS: Mapping[str, str] = {
+    r"^[A-Za-z0-9_-]+$": f"must be one word of {_NAME}",
+    r"^([A-Za-z0-9_-]+|\*)$": f"must be one word of {_NAME}, or * for all",
+    r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$": f"must be words of {_NAME}, with dots between them",
+    r"^tool\.\S+$": "must start with tool. and have no blanks, such as tool.openapi",
+    r"^[A-Za-z_][A-Za-z0-9_]*$": "must be the name of an environment variable: letters, digits and '_', no digit first",
+}
+"""Words for each pattern that a setting must match."""
+
+_WORDS = {
+    "Input should be greater than or equal to": "must be at least",
+    "Input should be less than or equal to": "must be at most",
+    "Input should be greater than": "must be more than",
+    "Input should be less than": "must be less than",
+    "Input should be a valid": "must be a valid",
+    "Input should be": "must be",
+    "Value error, ": "",
+}
 _BEGINNING = "OPENAPI_TOOL_"
 _OF_KUBERNETES = ("OPENAPI_TOOL_SERVICE_", "OPENAPI_TOOL_PORT")
 
@@ -50,7 +69,8 @@ def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
     for variable in sorted(environment):
         section = variable.removeprefix(PREFIX).split("__")[0].lower()
         if variable.startswith(PREFIX) and section not in Settings.model_fields:
-            yield f"{variable}: there is no section {section!r}{_did_you_mean(section, Settings.model_fields)}"
+            hint = _did_you_mean(section, Settings.model_fields) or f"; known are {', '.join(Settings.model_fields)}"
+            yield f"{variable}: there is no section {section!r}{hint}"
 
 
 def _misread_variables(environment: Mapping[str, str]) -> Iterator[str]:
@@ -129,7 +149,7 @@ def _problem(item: Mapping[str, Any]) -> str:
     path = [str(part) for part in item["loc"]]
     where = ".".join(path) or "settings"
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
-        return f"{where}: is not a setting{_did_you_mean(path[-1], _siblings(path[:-1]))}"
+        return f"{where}: is not a setting{_did_you_mean(path[-1], _siblings(path[:-1])) or '; remove it'}"
     if item["type"] == "missing":
         short = next((name for name, target in SHORT_NAMES.items() if target[: len(path)] == tuple(path)), None)
         return f"{where}: is missing" + (f"; set {short}" if short else "")
@@ -137,7 +157,18 @@ def _problem(item: Mapping[str, Any]) -> str:
         return f'{where}: must be an object, such as {{"key": "value"}}'
     if item["type"] == "too_short":
         return f"{where}: {_too_short(item['ctx'])}"
-    return f"{where}: {item['msg'].removeprefix('Value error, ')}"
+    return f"{where}: {_in_words(item)}"
+
+
+def _in_words(item: Mapping[str, Any]) -> str:
+    """Return pydantic's message in the words of all others."""
+    if item["type"] in ("bool_parsing", "bool_type"):
+        return "must be true or false"
+    if item["type"] == "string_pattern_mismatch":
+        return PATTERNS[item["ctx"]["pattern"]]
+    message = item["msg"]
+    beginning = next((known for known in _WORDS if message.startswith(known)), "")
+    return _WORDS.get(beginning, "") + message.removeprefix(beginning).partition(", unable to parse")[0]
 
 
 def _too_short(context: Mapping[str, Any]) -> str:

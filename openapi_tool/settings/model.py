@@ -127,10 +127,12 @@ class NatsSettings(Section):
     def _fits_together(self) -> NatsSettings:
         ways = (self.user, self.token, self.credentials_file, self.nkey_seed_file)
         if sum(way is not None for way in ways) > 1:
-            raise ValueError("only one of user, token, credentials_file and nkey_seed_file may be set")
+            raise ValueError(
+                "only one of user, token, credentials_file and nkey_seed_file may be set; unset the others"
+            )
         for one, other in (("user", "password"), ("cert_file", "key_file")):
             if (getattr(self, one) is None) != (getattr(self, other) is None):
-                raise ValueError(f"{one} and {other} go together")
+                raise ValueError(f"{one} and {other} go together; set both, or neither")
         return self
 
 
@@ -305,7 +307,7 @@ class Settings(BaseSettings):
             )
             object.__setattr__(self, "executor", replace(self.executor, max_lost_runs=fitting))
         if self.executor.requeue_delay_s >= patience_s:
-            raise ValueError("executor.requeue_delay_s must be less than the time that a worker waits")
+            raise ValueError("executor.requeue_delay_s must be less than the time that a worker waits; lower it")
         return self
 
     @property

@@ -19,7 +19,7 @@ def _is_a_file(path: Path) -> Path:
             return path
     except OSError:  # such as a name that is too long
         pass
-    raise ValueError("names no file that can be read")
+    raise ValueError("names no file that can be read; correct the path, or mount the file")
 
 
 File = Annotated[Path, AfterValidator(_is_a_file)]

@@ -55,8 +55,8 @@ def file_sources(settings_class: type[BaseSettings]) -> tuple[PydanticBaseSettin
 def _short_names(environment: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for variable, path in SHORT_NAMES.items():
-        if environment.get(variable):
-            _put(values, path, environment[variable])
+        if (value := environment.get(variable, "")).strip():
+            _put(values, path, value)
     return values
 
 
@@ -66,8 +66,10 @@ def _read(variable: str) -> dict[str, Any]:
         return {}
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SourceUnreadable(f"{variable}={path}: {error}") from None
+    except OSError as error:
+        raise SourceUnreadable(f"{variable}={path}: cannot be read: {error.strerror}; name a TOML file") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SourceUnreadable(f"{variable}={path}: is no TOML in UTF-8: {error}; correct it there") from None
 
 
 def from_kernel(config: Mapping[str, Any]) -> dict[str, Any]:

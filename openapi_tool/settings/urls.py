@@ -92,7 +92,7 @@ def check_name(host: str) -> None:
     try:
         host.encode("idna")
     except UnicodeError:
-        raise ValueError("a host name has an empty or too long part") from None
+        raise ValueError("a host name has an empty or too long part; correct it") from None
     if _NO_NAME.search(host):
         raise ValueError("a host name holds a character that none can hold")
 

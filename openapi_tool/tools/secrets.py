@@ -148,7 +148,9 @@ def _content(path: str, variable: str) -> str:
         text = content.decode("utf-8-sig").strip()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise _Unusable(f"{variable}: the file that it names cannot be read: {why}") from None
+        raise _Unusable(
+            f"{variable}: the file that it names cannot be read: {why}; mount it, or correct the path"
+        ) from None
     if not text or len(content) > _MAX_FILE_BYTES:
         raise _Unusable(f"{variable}: the file that it names must hold one value, of at most {_MAX_FILE_BYTES} bytes")
     return text
