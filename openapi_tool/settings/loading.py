@@ -166,7 +166,7 @@ def _in_words(item: Mapping[str, Any]) -> str:
         return "must be true or false"
     if item["type"] == "string_pattern_mismatch":
         return PATTERNS[item["ctx"]["pattern"]]
-    message = item["msg"]
+    message = str(item["msg"])
     beginning = next((known for known in _WORDS if message.startswith(known)), "")
     return _WORDS.get(beginning, "") + message.removeprefix(beginning).partition(", unable to parse")[0]
 
