@@ -166,7 +166,7 @@ class _Kernel:
             for name, value in {
                 "KernelStore": SimpleNamespace(open=self._open),
                 "connected": lambda _: nullcontext(),
-                "_transport": lambda *_: httpx.MockTransport(lambda _: self._response()),
+                "upstream_transport": lambda *_: httpx.MockTransport(lambda _: self._response()),
                 "WakeupPublisher": lambda *_: self,
                 "_replica_count": mock.AsyncMock(return_value=1),
                 "CommandConsumer": lambda *given: _consumer(handlers, given[3]),
