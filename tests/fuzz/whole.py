@@ -169,6 +169,7 @@ class _Kernel:
                 "upstream_transport": lambda *_: httpx.MockTransport(lambda _: self._response()),
                 "WakeupPublisher": lambda *_: self,
                 "_replica_count": mock.AsyncMock(return_value=1),
+                "answer_stats": mock.AsyncMock(),
                 "CommandConsumer": lambda *given: _consumer(handlers, given[3]),
             }.items():
                 patches.enter_context(mock.patch.object(service, name, value))
