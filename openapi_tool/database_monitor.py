@@ -60,11 +60,11 @@ class DatabaseMonitor:
 
     def mark_unavailable(self, error: Unavailable) -> str:
         """Record that the database is unavailable; return why, with its server and name."""
-        self._outage = located(str(error), self._where)
+        self._outage = str(error)
         self._changed()
         return self._outage
 
     def _changed(self) -> None:
         reason = self._outage or self.breaker.reason
-        self._health.record(POSTGRES, ok=not reason, reason=reason)
+        self._health.record(POSTGRES, ok=not reason, reason=located(reason, self._where))
         self.wake()

@@ -220,6 +220,27 @@ def test_a_look_that_succeeds_again_brings_the_next_probe_forward(new_loop: Any)
 
 
 @both_loops
+@requirement("breaker", "health")
+def test_one_fault_is_logged_once_whether_a_call_or_a_check_met_it(
+    new_loop: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The check's reason named host and database and the call's did not, so one fault was two lines."""
+
+    async def test(_: Bench) -> None:
+        watch = DatabaseMonitor(Health(), "db.example:5432 (database kernel)")
+        watch.mark_available()
+        with pytest.raises(NeedsOperator), watch.breaker.attempt("commit"):
+            raise NeedsOperator("PostgreSQL: no such column", "migrate")
+        watch.mark_unavailable(NeedsOperator("PostgreSQL: no such column", "migrate"))
+
+    with caplog.at_level("WARNING"):
+        on(new_loop, test)
+    assert [record.getMessage() for record in caplog.records] == [
+        "postgres is unavailable: PostgreSQL at db.example:5432 (database kernel): no such column. migrate"
+    ]
+
+
+@both_loops
 @requirement("breaker")
 def test_it_says_so_when_a_probe_is_due(new_loop: Any) -> None:
     async def test(bench: Bench) -> None:

@@ -232,7 +232,7 @@ async def test_while_commits_fail_nothing_is_fetched_readiness_says_why_and_afte
         assert (await world.caller.answer(call, WITHIN_S)).card["content"]["status"] == "success"
     await readiness(port, lambda shown: shown["ready"])
     assert len(await asyncio.to_thread(world.stack.upstream.requests)) == 6
-    assert executor.log_text().count("postgres is unavailable") == 1
+    assert executor.log_text().count("postgres is unavailable") == 1, executor.log_text()
 
 
 async def readiness(port: int, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
