@@ -187,6 +187,7 @@ class FakeMemory:
     """Memory without a limit."""
 
     spent = Usage()
+    attempts = ()
 
     def __enter__(self) -> Self:
         return self

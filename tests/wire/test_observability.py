@@ -175,8 +175,8 @@ async def test_gauges_show_what_is_held_and_what_the_durable_has(world: World) -
     assert (value("commands_held"), value("slots")) == (1, 64)
     first = value("oldest_held_command_seconds")
     await _until(lambda: value("oldest_held_command_seconds") > first)
-    assert value("dead_letters_total", reason="defect") == 0
-    assert REGISTRY.get_sample_value("openapi_tool_dead_letters_total", {"reason": "no_identity"}) is not None
+    for reason in ("defect", "no_identity"):  # present from the start; another test of this process may have had one
+        assert REGISTRY.get_sample_value("openapi_tool_dead_letters_total", {"reason": reason}) is not None
 
 
 async def _until(holds: Any) -> None:
