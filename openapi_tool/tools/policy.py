@@ -105,7 +105,8 @@ class Policy(ToolRules):
 
     def permits(self, project_id: str, tool: BuiltInTool) -> bool:
         """Return whether a tool is in the effective set of a project, whose own rules can only restrict further."""
-        return self.permit(tool) and self.projects.get(project_id, ToolRules()).permit(tool)
+        rules = self.projects.get(project_id)
+        return self.permit(tool) and (rules is None or rules.permit(tool))
 
 
 @dataclass(frozen=True, slots=True)
