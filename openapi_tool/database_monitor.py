@@ -60,7 +60,7 @@ class DatabaseMonitor:
 
     def mark_unavailable(self, error: Unavailable) -> str:
         """Record that the database is unavailable; return why, with its server and name."""
-        self._outage = str(error)
+        self._outage = located(str(error), self._where)
         self._changed()
         return self._outage
 

@@ -36,6 +36,7 @@ from openapi_tool.protocol.command import AfterExecution, Command, Delivery
 from openapi_tool.protocol.dialect import Dialect
 from openapi_tool.protocol.errors import (
     InternalError,
+    NeedsOperator,
     NotFound,
     ReportRefused,
     ToolMisconfigured,
@@ -127,7 +128,9 @@ class Pipeline:
             return DeadLetter(refusal.reason, refusal.message, refusal.terminate)
         except Unavailable as outage:
             metrics.REQUEUED.inc()
-            return Requeue(self._options.executor.requeue_delay_s, reason=str(outage))
+            # An operator's remedy stands in the one line of the health report; here it would be repeated for each call.
+            reason = outage.problem if isinstance(outage, NeedsOperator) else str(outage)
+            return Requeue(self._options.executor.requeue_delay_s, reason=reason)
         except Exception as defect:
             raise_if_cancelled(defect)
             log.exception(

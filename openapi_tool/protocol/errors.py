@@ -184,8 +184,9 @@ class Unavailable(ExecutorError):
 
 
 class NeedsOperator(Unavailable):
-    """The database is unusable until an operator acts; `remedy` names the action."""
+    """The database is unusable until an operator acts; `problem` says why, `remedy` names the action."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(f"{message}. {remedy}")
+        self.problem = message
         self.remedy = remedy
