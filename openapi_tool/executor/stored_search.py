@@ -251,19 +251,19 @@ class _Page:
 
     def _parts(self, reserved_chars: int) -> list[Part]:
         """Return the passages that the limit allows, at least one, the others left out from the end."""
-        room = self.limit.chars - INTRO_CHARS - reserved_chars
+        space = self.limit.chars - INTRO_CHARS - reserved_chars
         tokens = self.limit.tokens - (INTRO_CHARS + reserved_chars) // AROUND_CHARS_A_TOKEN
         parts: list[Part] = []
         for number, passage in enumerate(self.passages[:MOST_SHOWN], start=1):
             heading = f'[{number}: {passage.where}; cursor "{self.cursor(passage.start, passage.opening)}"]'
             around = len(heading) + len(passage.lines) + AROUND_CHARS
-            room -= around
+            space -= around
             tokens -= around // AROUND_CHARS_A_TOKEN
-            if parts and (room < LEAST_CHARS or tokens < LEAST_CHARS // AROUND_CHARS_A_TOKEN):
+            if parts and (space < LEAST_CHARS or tokens < LEAST_CHARS // AROUND_CHARS_A_TOKEN):
                 break
-            most = max(min(room, fitting(passage.text, tokens)), LEAST_CHARS)
+            most = max(min(space, fitting(passage.text, tokens)), LEAST_CHARS)
             text = passage.text[: boundary(passage.text, most)]
-            room -= len(text)
+            space -= len(text)
             tokens -= estimated(text)
             parts.append(Part(text, heading, passage.lines))
         return parts

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Sleep = Callable[[float], Awaitable[None]]
-"""Wait for so many seconds."""
+"""Wait, in seconds."""
 
 
 async def with_retries(

@@ -76,7 +76,7 @@ class Limit:
     tokens: int
 
     def less(self, chars: int) -> Limit:
-        """Return the limit beside a note of so many characters."""
+        """Return the limit beside a note of `chars` characters."""
         return Limit(self.chars - chars, self.tokens - chars // 4)
 
 
@@ -90,7 +90,7 @@ def whole(items: Sequence[Item], limit: Limit) -> tuple[Part, ...] | None:
 
 
 def _has_few_tokens(items: Sequence[Item], chars: int, most: int) -> bool:
-    """Return whether items of so many characters have at most so many tokens; short ones in ASCII are not looked at."""
+    """Return whether items of `chars` characters have at most `most` tokens; short ones in ASCII are not looked at."""
     if chars <= _ASCII_CHARS_A_TOKEN * most and all(text.isascii() for text in texts(items)):
         return True
     around = chars - sum(map(len, texts(items)))
@@ -104,11 +104,11 @@ def cut(items: Sequence[Item], limit: Limit) -> Cut:
     to longer ones.
     """
     count = min(len(items), max(1, (limit.chars - NOTE_CHARS) // (LEAST_CHARS + AROUND_CHARS)))
-    room = max(2, limit.chars - NOTE_CHARS - count * AROUND_CHARS)
-    headings = _headings(items[:count], room // 2) + [""] * (len(items) - count)
-    shown = _shares(items[:count], room - sum(map(len, headings))) + [0] * (len(items) - count)
-    room_tokens = limit.tokens - (NOTE_CHARS + count * AROUND_CHARS) // AROUND_CHARS_A_TOKEN
-    shown = _within_tokens(items, shown, room_tokens - sum(map(estimated, headings)))
+    space = max(2, limit.chars - NOTE_CHARS - count * AROUND_CHARS)
+    headings = _headings(items[:count], space // 2) + [""] * (len(items) - count)
+    shown = _shares(items[:count], space - sum(map(len, headings))) + [0] * (len(items) - count)
+    space_tokens = limit.tokens - (NOTE_CHARS + count * AROUND_CHARS) // AROUND_CHARS_A_TOKEN
+    shown = _within_tokens(items, shown, space_tokens - sum(map(estimated, headings)))
     ends = [_end(item, most) for item, most in zip(items, shown, strict=True)]
     parts: list[Part] = []
     rests: list[Rest] = []
@@ -125,32 +125,32 @@ def cut(items: Sequence[Item], limit: Limit) -> Cut:
     return Cut(tuple(parts), tuple(rests), sum(part.left for part in parts))
 
 
-def _headings(items: Sequence[Item], room: int) -> list[str]:
-    most = shares([len(item.heading) for item in items], room)
+def _headings(items: Sequence[Item], space: int) -> list[str]:
+    most = shares([len(item.heading) for item in items], space)
     pairs = [(item.heading, chars) for item, chars in zip(items, most, strict=True)]
     return [heading if len(heading) <= chars else f"{heading[: max(0, chars - 1)]}…" for heading, chars in pairs]
 
 
-def _shares(items: Sequence[Item], room: int) -> list[int]:
+def _shares(items: Sequence[Item], space: int) -> list[int]:
     """Return how many characters of each item may be shown: its head's share and its body's."""
-    heads = shares([len(item.head) for item in items], room)
-    bodies = shares([item.chars - len(item.head) for item in items], room - sum(heads))
+    heads = shares([len(item.head) for item in items], space)
+    bodies = shares([item.chars - len(item.head) for item in items], space - sum(heads))
     return [head + body for head, body in zip(heads, bodies, strict=True)]
 
 
-def _within_tokens(items: Sequence[Item], shown: Sequence[int], room: int) -> list[int]:
-    """Return the same shares in characters, made smaller where they have more tokens together than `room`."""
+def _within_tokens(items: Sequence[Item], shown: Sequence[int], space: int) -> list[int]:
+    """Return the same shares in characters, made smaller where they have more tokens together than `space`."""
     parts = [item.part(chars) for item, chars in zip(items, shown, strict=True)]
-    most = shares([estimated(part) for part in parts], max(0, room))
+    most = shares([estimated(part) for part in parts], max(0, space))
     return [fitting(part, tokens) for part, tokens in zip(parts, most, strict=True)]
 
 
-def shares(sizes: Sequence[int], room: int) -> list[int]:
-    """Return max-min fair shares of `room`: sizes that fit are whole, the others get the same."""
+def shares(sizes: Sequence[int], space: int) -> list[int]:
+    """Return max-min fair shares of `space`: sizes that fit are whole, the others get the same."""
     given = [0] * len(sizes)
     for count, place in zip(range(len(sizes), 0, -1), sorted(range(len(sizes)), key=sizes.__getitem__), strict=True):
-        given[place] = min(sizes[place], room // count)
-        room -= given[place]
+        given[place] = min(sizes[place], space // count)
+        space -= given[place]
     return given
 
 
@@ -256,7 +256,7 @@ def later(rests: Sequence[Rest], place: Place, window: str, opening: str, limit:
     `window` is the stored text from there on, as far as it was read, `opening` the lines at `place.opening`.
     """
     parts: list[Part] = []
-    room, at = limit.chars - NOTE_CHARS, place.start
+    space, at = limit.chars - NOTE_CHARS, place.start
     tokens = limit.tokens - NOTE_CHARS // AROUND_CHARS_A_TOKEN
     for number, rest in enumerate(rests, start=1):
         begin = place.start if rest.start <= place.start else max(rest.shown, place.start)
@@ -268,14 +268,14 @@ def later(rests: Sequence[Rest], place: Place, window: str, opening: str, limit:
         text = window[begin - place.start : rest.end - place.start]
         lines = opening if begin == rest.start or not rest.title else f"{rest.title}\n{opening}"
         heading = _said(rest, begin, number if len(rests) > 1 else None, len(rests), lines.count("\n"))
-        room -= len(heading) + len(lines) + AROUND_CHARS
-        if not text or (parts and room < LEAST_CHARS):
+        space -= len(heading) + len(lines) + AROUND_CHARS
+        if not text or (parts and space < LEAST_CHARS):
             return Later(tuple(parts), at, Place(begin, where))
         tokens -= (len(heading) + AROUND_CHARS) // AROUND_CHARS_A_TOKEN + estimated(lines)
         if parts and tokens < LEAST_CHARS // AROUND_CHARS_A_TOKEN:
             return Later(tuple(parts), at, Place(begin, where))
-        size = boundary(text, max(min(room, fitting(text[: max(room, 0)], tokens)), LEAST_CHARS))
-        room, at = room - size, begin + size
+        size = boundary(text, max(min(space, fitting(text[: max(space, 0)], tokens)), LEAST_CHARS))
+        space, at = space - size, begin + size
         tokens -= estimated(text[:size])
         parts.append(Part(text[:size], heading, lines, rest.end - at))
         if at < rest.end:
