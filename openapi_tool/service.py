@@ -52,6 +52,7 @@ from openapi_tool.telemetry.health import NATS, monitor_loop_lag
 from openapi_tool.telemetry.health_server import health_server
 from openapi_tool.telemetry.logs import configure_logging
 from openapi_tool.telemetry.metrics import list_projects
+from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
 from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
 from openapi_tool.telemetry.snapshot import Snapshots
 from openapi_tool.telemetry.traces import Exporting, WireTracer, shut_down
@@ -88,6 +89,7 @@ def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: 
     bootstrap = build_bootstrap(read(), environment)
     settings = bootstrap.settings
     configure_logging(settings.telemetry.log_level, settings.telemetry.log_format, bootstrap.redactor)
+    RECENT_WARNINGS.install(bootstrap.redactor)
     list_projects(settings.telemetry.projects)
     _log_configuration(bootstrap, environment)
     if too_few := shortage(settings, raise_limit()):

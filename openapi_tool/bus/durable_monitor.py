@@ -111,6 +111,7 @@ class DurableMonitor:
         except (nats.errors.Error, OSError) as error:
             await self._no_answer(error)
         self._health.clock_offset_s = self._clock.local_offset_s
+        metrics.CLOCK_OFFSET.set(self._clock.local_offset_s or 0.0)
 
     def _problem(self, state: DurableState) -> str:
         """Return why no command can arrive, empty if one can."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +21,8 @@ from openapi_tool.cli.nats_connection import with_nats
 
 _NOBODY = 1
 _WITHIN_S = 1.0
+_SLOW_DATABASE_MS = 1_000
+_CLOCK_OFFSET_S = 2.0
 _COLUMNS = ("rate", "p50_ms", "p95_ms", "failed", "running", "waiting", "held", "oldest_held_s")
 
 
@@ -87,18 +89,31 @@ def _known(value: object) -> object:
 
 def problems(replicas: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what is wrong now, with the replica or the setting that it concerns."""
-    found: list[str] = []
-    for replica in replicas:
-        name = replica.get("instance")
-        dependencies = (replica.get("health") or {}).get("dependencies") or {}
-        found += [
-            f"{name}: {dependency} is unavailable: {state.get('reason', '')}"
-            for dependency, state in dependencies.items()
-            if not state.get("ok")
-        ]
-        if replica.get("waiting"):
-            found.append(f"{name}: {replica['waiting']:g} commands wait for one of {replica.get('slots'):g} slots")
-        most, unsettled = replica.get("max_unacknowledged") or 0, replica.get("unacknowledged") or 0
-        if 0 < most <= unsettled:
-            found.append(f"the durable has {unsettled:g} unsettled commands, its maximum: raise nats.max_ack_pending")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(text for replica in replicas for text in _problems(replica)))
+
+
+def _problems(replica: Mapping[str, Any]) -> Iterator[str]:
+    name, health = replica.get("instance"), replica.get("health") or {}
+    for dependency, state in (health.get("dependencies") or {}).items():
+        if not state.get("ok"):
+            yield f"{name}: {dependency} is unavailable: {state.get('reason', '')}"
+    if replica.get("waiting"):
+        yield f"{name}: {replica['waiting']:g} commands wait for one of {replica.get('slots'):g} slots"
+    if replica.get("waiting_for_memory"):
+        yield f"{name}: {replica['waiting_for_memory']:g} responses wait for memory: raise egress.body_budget_bytes"
+    most, unsettled = replica.get("max_unacknowledged") or 0, replica.get("unacknowledged") or 0
+    if 0 < most <= unsettled:
+        yield f"the durable has {unsettled:g} unsettled commands, its maximum: raise nats.max_ack_pending"
+    phases = replica.get("phases_p95_ms") or {}
+    for phase in ("load", "commit"):
+        if (phases.get(phase) or 0) >= _SLOW_DATABASE_MS:
+            yield f"{name}: the database is slow: {phase} takes {phases[phase]} ms (95th percentile)"
+    if abs(health.get("clock_offset_s") or 0) >= _CLOCK_OFFSET_S:
+        yield f"{name}: the local clock is {health['clock_offset_s']:+.1f} s off that of NATS; synchronize it"
+    yield from _warnings(replica)
+
+
+def _warnings(replica: Mapping[str, Any]) -> Iterator[str]:
+    for warning in replica.get("warnings") or ():
+        project = f" (project {warning['project_id']})" if warning.get("project_id") else ""
+        yield f"{replica.get('instance')}: {warning['action']}, {warning['count']} times{project}: {warning['message']}"

@@ -77,6 +77,7 @@ class JinaBackend:
         self._slicer = slicer or TimeSlicer()
         self.semaphore = ByteSemaphore(options.body_budget_bytes, most_memory(client.max_response_bytes))
         metrics.RESPONSE_BYTES.follow(lambda: self.semaphore.free_bytes)
+        metrics.RESPONSE_WAITING.follow(lambda: self.semaphore.waiting)
         self._cache = ResponseCache(options.cache, self._slicer)
 
     def memory(self, project_id: str) -> CallMemory:

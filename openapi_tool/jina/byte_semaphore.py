@@ -78,6 +78,11 @@ class ByteSemaphore:
         """Free bytes, not counting the reserve."""
         return self._free
 
+    @property
+    def waiting(self) -> int:
+        """Number of responses that wait for memory."""
+        return len(self._waiting)
+
     def for_call(self, project: str | None = None) -> CallMemory:
         """Return the memory of a new call: a context manager that releases it. `project` None has no share limit."""
         return CallMemory(self, project)

@@ -46,8 +46,8 @@ class Rule:
     """How to answer requests whose query or url contains `match` (any if empty).
 
     `answer` names the recording for a request without its own; `statuses` lists one status per request,
-    normal answers follow; `drop` ends the connection `before` or `half` through the body; `body`
-    replaces the answer's text; times are in seconds.
+    normal answers follow; `drop` ends the connection `before` or `half` through the body, or lets it
+    `stall` there; `body` replaces the answer's text; times are in seconds.
     """
 
     match: str = ""
@@ -171,8 +171,8 @@ class Double:
         text = rule.body if rule.body is not None else _padded(recording.body.decode(), rule.body_bytes)
         if rule.echo_headers:
             text = _with_echo(text, request)
-        if rule.drop == "half":
-            return await _half(request, text.encode())
+        if rule.drop in ("half", "stall"):
+            return await _half(request, text.encode(), stall=rule.drop == "stall")
         return _json(recording.status, text, self._echo(request, rule))
 
     def _failure(self, request: web.Request, status: int, rule: Rule) -> web.Response:
@@ -248,10 +248,12 @@ def _with_echo(text: str, request: web.Request) -> str:
     return json.dumps({**envelope, "readableMessage": f"Error: headers were {seen}"})
 
 
-async def _half(request: web.Request, body: bytes) -> web.StreamResponse:
+async def _half(request: web.Request, body: bytes, *, stall: bool) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(body))})
     await response.prepare(request)
     await response.write(body[: len(body) // 2])
+    if stall:
+        await asyncio.Event().wait()
     if request.transport is not None:
         request.transport.abort()
     return response

@@ -73,6 +73,7 @@ DOORBELLS_MISSED = Counter("doorbells_missed", "Results without a doorbell; the 
 PERMITS_USED = Gauge("permits_used", "Permits in use: connections of the database pool, TLS handshakes.", ("of",))
 PERMITS_WAITING = Gauge("permits_waiting", "Calls that wait for such a permit.", ("of",))
 RESPONSE_BYTES = Gauge("response_memory_free_bytes", "Memory for large responses that is free; calls wait for it.")
+RESPONSE_WAITING = Gauge("response_memory_waiting", "Responses that wait for that memory (egress.body_budget_bytes).")
 KEYS_REFUSED = Counter("keys_refused", "Requests whose key the upstream refused (401, 402).", ("variable",))
 UPSTREAM_REQUESTS = Counter("upstream_requests", "Upstream requests sent.", ("tool",))
 UPSTREAM_RETRIES = Counter("upstream_retries", "Upstream requests retried.", ("error_code",))
@@ -82,6 +83,9 @@ CACHE_MISSES = Counter("cache_misses", "Lookups that started an upstream request
 CACHE_BYTES = Gauge("cache_bytes", "Memory of cached responses in bytes, expired ones included.")
 
 DEPENDENCY_UP = Gauge("dependency_up", "1 while the dependency is available, else 0.", ("dependency",))
+CLOCK_OFFSET = Gauge(
+    "clock_offset_seconds", "Seconds by which the local clock is ahead of that of NATS, which is used."
+)
 EVENT_LOOP_LAG = Histogram(
     "event_loop_lag_seconds", "Delay of a timer of the event loop in seconds.", bounds=_LAG_BOUNDS
 )

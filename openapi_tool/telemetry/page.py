@@ -24,7 +24,7 @@ async function load() {
     const found = await (await fetch("stats.json")).json();
     const numbers = Object.fromEntries(Object.entries(found).filter(([, value]) => typeof value != "object"));
     table("now", pairs(numbers)); table("limits", pairs(found.limits)); table("tools", found.tools);
-    table("errors", found.errors); table("last", found.last);
+    table("errors", found.errors); table("warnings", found.warnings); table("last", found.last);
     table("dependencies", Object.entries(found.health.dependencies).map(([name, state]) =>
       ({name, available: state.ok, reason: state.reason ?? ""})));
     note.textContent = found.health.ready ? "ready" : "not ready"; note.className = found.health.ready ? "" : "bad";
@@ -38,6 +38,7 @@ _TABLES = {
     "dependencies": "Dependencies",
     "tools": "Calls by project and tool, the last minute",
     "errors": "Errors, the last minute",
+    "warnings": "Warnings, the last ten minutes",
     "last": "Last calls",
     "limits": "Limits",
 }

@@ -13,6 +13,7 @@ from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import RECENT, CallFacts
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.instruments import Gauge
+from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
 
 WINDOW_S = 60.0
 """Seconds of calls that rates and latencies are computed of; fewer if more calls were answered than are remembered."""
@@ -29,6 +30,7 @@ _GAUGES = {
     "pending": metrics.PENDING,
     "unacknowledged": metrics.UNACKNOWLEDGED,
     "max_unacknowledged": metrics.MAX_UNACKNOWLEDGED,
+    "waiting_for_memory": metrics.RESPONSE_WAITING,
 }
 
 
@@ -59,10 +61,12 @@ class Snapshots:
             "window_s": round(window_s, 1),
             **_speed(recent, window_s),
             **{name: _number(gauge) for name, gauge in _GAUGES.items()},
+            "phases_p95_ms": _phases(recent),
             "health": self.health.shown(),
             "limits": dict(self.limits),
             "tools": _rows(recent),
             "errors": _errors(recent),
+            "warnings": RECENT_WARNINGS.shown(),
             "last": [_call(call, now) for call in reversed(recent[-_MAX_CALLS:])],
         }
 
@@ -83,6 +87,16 @@ def _speed(calls: Sequence[CallFacts], window_s: float) -> dict[str, Any]:
         "p95_ms": _quantile_ms(seconds, 0.95),
         "tokens": sum(call.tokens for call in calls),
     }
+
+
+def _phases(calls: Sequence[CallFacts]) -> dict[str, int | None]:
+    """Return the 95th percentile of queue, load and commit in milliseconds; None without a call that had it."""
+    seconds = {
+        "queue": [call.age_s for call in calls],
+        "load": [call.loaded - call.began for call in calls],
+        "commit": [end - begin for call in calls if call.commit for begin, end in [call.commit]],
+    }
+    return {phase: _quantile_ms(sorted(values), 0.95) for phase, values in seconds.items()}
 
 
 def _quantile_ms(seconds: Sequence[float], share: float) -> int | None:

@@ -23,6 +23,7 @@ from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts
 from openapi_tool.telemetry.logs import ConsoleFormatter, JsonFormatter, configure_logging, without_details
 from openapi_tool.telemetry.otlp import ExportingTracer
 from openapi_tool.telemetry.otlp_metrics import PeriodicExport
+from openapi_tool.telemetry.recent_warnings import RecentWarnings
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.telemetry.traces import WireTracer
 from tests.requirements import requirement
@@ -385,3 +386,31 @@ def test_a_line_within_a_call_has_its_ids_and_trace_id() -> None:
         CALL_FIELDS.reset(token)
     assert (line["project_id"], line["tool_call_id"], line["trace_id"]) == ("p", "c", TRACE_ID)
     assert f"trace_id={TRACE_ID}" in shown
+
+
+@requirement("cli.top", "secrets.output")
+def test_the_last_warnings_are_kept_by_action_masked_and_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, now = RecentWarnings(), 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    kept.install(REDACTOR)
+    ours = logging.getLogger("openapi_tool.somewhere")
+    try:
+        ours.info("not shown", extra={"action": "quiet"})
+        for number in range(3):
+            ours.warning("number %s of %s", number, SECRET, extra={"action": "loud", "project_id": "p"})
+        now += 1
+        ours.error("x" * 1_000)
+        unknown, loud = kept.shown()
+        assert (loud["action"], loud["count"], loud["ago_s"], loud["project_id"]) == ("loud", 3, 1.0, "p")
+        assert loud["message"].startswith("number 2 of ")
+        assert SECRET not in str(kept.shown())
+        assert (unknown["action"], len(unknown["message"])) == ("log", 300)
+        now += 599.5
+        assert [warning["action"] for warning in kept.shown()] == ["log"], "ten minutes have passed"
+        ours.warning("again", extra={"action": "loud"})
+        assert kept.shown()[0]["count"] == 1
+        for number in range(200):
+            ours.warning("many", extra={"action": f"many.{number}"})
+        assert len(kept.shown()) == 100
+    finally:
+        logging.getLogger("openapi_tool").removeHandler(kept)

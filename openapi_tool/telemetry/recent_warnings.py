@@ -1,0 +1,80 @@
+"""The last warnings by action, for `top` and the page: most incidents are named by a log line, not by a number."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from openapi_tool.telemetry.redact import Redactor
+
+WINDOW_S = 600.0
+"""Seconds for which a warning is shown."""
+
+_MAX_ACTIONS = 100
+_MAX_CHARS = 300
+_IDS = ("project_id", "variable")
+
+
+@dataclass(slots=True)
+class Warned:
+    """How often an action was logged as a warning or worse, and the last line; `at` is on the monotonic clock."""
+
+    count: int
+    at: float
+    message: str
+    about: Mapping[str, str]
+
+    def shown(self, action: str, now: float) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "action": action,
+            "count": self.count,
+            "ago_s": round(now - self.at, 1),
+            "message": self.message,
+            **self.about,
+        }
+
+
+class RecentWarnings(logging.Handler):
+    """Handler that keeps the last line of each action, secrets masked and cut to 300 characters."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._redactor = Redactor()
+        self._warned: dict[str, Warned] = {}
+
+    def install(self, redactor: Redactor) -> None:
+        """Record the package's own warnings from now on, and forget older ones."""
+        self._redactor = redactor
+        self._warned.clear()
+        ours = logging.getLogger(__name__.partition(".")[0])
+        ours.removeHandler(self)
+        ours.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count a record."""
+        fields = vars(record)
+        action = str(fields.get("action", "log"))
+        known = self._warned.get(action)
+        if known is None and len(self._warned) >= _MAX_ACTIONS:
+            return
+        now = time.monotonic()
+        before = known.count if known is not None and now - known.at <= WINDOW_S else 0
+        about = {name: self._shown(str(fields[name])) for name in _IDS if name in fields}
+        self._warned[action] = Warned(before + 1, now, self._shown(record.getMessage()), about)
+
+    def _shown(self, text: str) -> str:
+        return self._redactor.head(text, _MAX_CHARS)
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Return the warnings of the last ten minutes, the newest first."""
+        now = time.monotonic()
+        recent = [(action, warned) for action, warned in list(self._warned.items()) if now - warned.at <= WINDOW_S]
+        return [warned.shown(action, now) for action, warned in sorted(recent, key=lambda each: -each[1].at)]
+
+
+RECENT_WARNINGS = RecentWarnings()
+"""The warnings of this process."""

@@ -1,0 +1,362 @@
+"""Staged incidents: the alert of each fires on really scraped metrics, and a command names the culprit.
+
+The rules of the chart are evaluated by promtool over two scrapes of a real executor, one before the incident and one
+during it: from minute 15 on every counter grows each minute as it did between the two, and every gauge keeps its value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nats.js.api import DiscardPolicy, StreamConfig
+from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
+
+from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
+from openapi_tool.bus.leases import BUCKET as LEASES
+from openapi_tool.cli import app
+from openapi_tool.jina.byte_semaphore import most_memory
+from openapi_tool.local.caller import STREAM, Caller, PlacedCall
+from openapi_tool.local.executor import ExecutorProcess
+from openapi_tool.local.server import free_port
+from openapi_tool.local.stack import EmbeddedStack
+from tests.chaos.fail_points import FOLDER_VARIABLE, KILLER
+from tests.chaos.shifted import JUMP_VARIABLE, OFFSET_VARIABLE
+from tests.conftest import AGENT, PROJECT, search_tool
+from tests.requirements import requirement
+from tests.support import ROLE, dsn_of
+from tests.unit.test_alerts import POD, firing_alerts, needs_promtool
+from tests.wire.world import DURABLE
+
+HELLO = {"query": "hello world", "count": 3}
+PATIENCE_S = 30.0
+BEGINS, ONCE, LASTING = 15, 20, 58
+"""Minutes: when an incident begins, and when one that happens once and one that lasts is looked at."""
+
+pytestmark = needs_promtool
+
+Scrape = Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Scene:
+    """An executor with its health server, the kernel's side, and what was scraped before the incident."""
+
+    stack: EmbeddedStack
+    caller: Caller
+    executor: ExecutorProcess
+    environment: Mapping[str, str]
+    port: int
+    folder: Path
+    before: Scrape = field(default_factory=dict)
+
+    def scrape(self) -> Scrape:
+        """Return the executor's own series; none where nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
+                text = answer.read().decode()
+        except OSError:
+            return {}
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        ours = [sample for sample in samples if sample.name.startswith("openapi_tool_")]
+        return {_series(sample.name, sample.labels): sample.value for sample in ours}
+
+    async def place(self, arguments: Mapping[str, Any] = HELLO) -> PlacedCall:
+        """Send a call."""
+        return await self.caller.place(PROJECT, AGENT, "jina_search", arguments)
+
+    async def answered(self, arguments: Mapping[str, Any] = HELLO) -> PlacedCall:
+        """Send a call, and wait for its result."""
+        call = await self.place(arguments)
+        await until(lambda: self._has_result(call))
+        return call
+
+    async def _has_result(self, call: PlacedCall) -> bool:
+        return (await self.caller.read_answer(call)).inbox_row is not None
+
+    async def fires(self, *alerts: str, once: bool = False) -> None:
+        """Wait until these alerts fire."""
+
+        fired: set[str] = set()
+
+        async def all_fire() -> bool:
+            nonlocal fired
+            fired = firing_alerts(_replayed(self.before, self.scrape()), self.folder, ONCE if once else LASTING)
+            return fired.issuperset(alerts)
+
+        try:
+            await until(all_fire)
+        except TimeoutError:
+            pytest.fail(f"only {fired} fire, not {alerts}")
+
+    async def run(self, *arguments: str) -> str:
+        """Return what a command prints, with the executor's settings; whatever its exit code."""
+        result = await asyncio.to_thread(CliRunner().invoke, app, list(arguments), env=dict(self.environment))
+        return " ".join(result.output.split())
+
+    async def names(self, *parts: str, command: tuple[str, ...] = ("top", "--once")) -> None:
+        """Wait until the output of a command has these texts."""
+
+        output = ""
+
+        async def all_named() -> bool:
+            nonlocal output
+            output = await self.run(*command)
+            return all(part in output for part in parts)
+
+        try:
+            await until(all_named)
+        except TimeoutError:
+            pytest.fail(f"{command} does not say {parts}: {output}")
+
+    async def inspected(self, call: PlacedCall, *parts: str) -> None:
+        await self.names(*parts, command=("inspect", call.tool_call_id, "--project", PROJECT))
+
+    async def owner(self, statement: str) -> None:
+        """Run a statement as the owner of the tables."""
+        await self.caller.database.execute(statement)
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not await holds():  # noqa: ASYNC110 - a process is asked
+            await asyncio.sleep(0.1)
+
+
+def _series(name: str, labels: Mapping[str, str]) -> str:
+    pairs = [f'{label}="{value}"' for label, value in sorted(labels.items())]
+    return f"{name}{{{','.join([POD, *pairs])}}}"
+
+
+def _replayed(before: Scrape, during: Scrape) -> dict[str, str]:
+    """Return every series in promtool's notation, one sample a minute."""
+    return {name: _values(name, before.get(name), during.get(name)) for name in {**before, **during}}
+
+
+def _values(name: str, before: float | None, during: float | None) -> str:
+    first = f"_x{BEGINS}" if before is None else f"{before}x{BEGINS - 1}"
+    if during is None:
+        return f"{first} _x{LASTING}"
+    counted = name.partition("{")[0].endswith(("_total", "_bucket", "_count", "_sum"))
+    growth = during - (before or 0.0) if counted else 0.0
+    return f"{first} {during}+{max(0.0, growth)}x{LASTING}"  # a restarted process counts from 0
+
+
+@pytest.fixture
+async def scenes(stack: EmbeddedStack, caller: Caller, database: str, tmp_path: Path) -> Callable[..., Any]:
+    """Starts an executor with these settings, on which no alert fires."""
+    await caller.add_tool(PROJECT, search_tool())
+
+    @asynccontextmanager
+    async def begin(module: str = "openapi_tool.local.executor", **settings: str) -> AsyncIterator[Scene]:
+        port = free_port()
+        environment = {
+            "PG_DSN": dsn_of(stack, database),
+            "NATS_SERVERS": stack.nats.url,
+            "OPENAPI_TOOL__HEALTH__PORT": str(port),
+            "OPENAPI_TOOL__CACHE__TTL_S": "0",
+            "OPENAPI_TOOL__RETRY__MAX_RETRIES": "0",
+            **settings,
+        }
+        executor = stack.executor(f"incident-{database}", database, environment, module=module)
+        await asyncio.to_thread(executor.start)
+        scene = Scene(stack, caller, executor, {**stack.upstream.keys, **environment}, port, tmp_path)
+        try:
+            await until(lambda: _ready(scene))
+            scene.before = scene.scrape()
+            assert (
+                firing_alerts(_replayed(scene.before, scene.before), tmp_path, LASTING) - _expected(settings) == set()
+            )
+            yield scene
+        finally:
+            stack.upstream.rules()
+            if executor.process.alive:
+                executor.signal(signal.SIGKILL)
+                await asyncio.to_thread(executor.process.wait, PATIENCE_S)
+
+    return begin
+
+
+def _expected(settings: Mapping[str, str]) -> set[str]:
+    """A shifted clock is wrong from the start."""
+    return {"OpenapiToolClockOffset"} if OFFSET_VARIABLE in settings else set()
+
+
+async def _ready(scene: Scene) -> bool:
+    up = [value for name, value in scene.scrape().items() if name.startswith("openapi_tool_dependency_up")]
+    return len(up) == 4 and all(up)
+
+
+@requirement("chart.metrics", "cli.top", "cli.inspect")
+async def test_a_dead_key(scenes: Any) -> None:
+    async with scenes(JINA_API_KEY="refused-by-the-double") as scene:
+        call = await scene.answered()
+        await scene.fires("OpenapiToolKeyRefused", "OpenapiToolCallsFail")
+        await scene.names("auth_failed", "key.refused", "JINA_API_KEY")
+        await scene.inspected(call, "HTTP 401", "auth_failed")
+
+
+@pytest.mark.parametrize(("status", "code"), [(503, "upstream_unavailable"), (429, "rate_limited")])
+@requirement("chart.metrics", "cli.top", "cli.inspect")
+async def test_a_storm_of_upstream_errors(scenes: Any, status: int, code: str) -> None:
+    async with scenes() as scene:
+        scene.stack.upstream.rules({"statuses": [status] * 10, "retry_after": "0"})
+        call = await scene.answered()
+        await scene.fires("OpenapiToolUpstreamFails", "OpenapiToolCallsFail")
+        await scene.names(code)
+        await scene.inspected(call, f"HTTP {status}", code)
+
+
+@requirement("chart.metrics", "cli.top")
+async def test_a_slow_database(scenes: Any) -> None:
+    async with scenes() as scene:
+        await scene.owner(
+            "create function slow() returns trigger language plpgsql as "
+            "'begin perform pg_sleep(1.5); return new; end'; "
+            "create trigger slow before insert on cards for each row when (new.metadata ->> 'type' = 'tool.result') "
+            "execute function slow()"
+        )
+        await scene.answered()
+        await scene.fires("OpenapiToolDatabaseSlow")
+        await scene.names("the database is slow: commit takes")
+
+
+@requirement("chart.metrics", "cli.top", "cli.check")
+async def test_a_primary_that_became_read_only(scenes: Any) -> None:
+    async with scenes() as scene:
+        await scene.owner(f'alter role "{ROLE}" in database "{_name(scene)}" set default_transaction_read_only = on')
+        await scene.owner(f"select pg_terminate_backend(pid) from pg_stat_activity where usename = '{ROLE}'")  # noqa: S608 - our own name
+        await scene.place()
+        await scene.fires("OpenapiToolDependencyDown")
+        await scene.names("postgres is unavailable", "read-only")
+        await scene.names("postgres:", "read-only", command=("check",))
+
+
+@requirement("chart.metrics", "cli.top", "cli.check")
+async def test_a_missing_grant(scenes: Any) -> None:
+    async with scenes() as scene:
+        await scene.owner(f'revoke insert on state.agent_inbox from "{ROLE}"')
+        call = await scene.place()
+        await scene.fires("OpenapiToolDependencyDown")
+        await scene.names("postgres is unavailable", "agent_inbox", "openapi-tool sql grants")
+        await scene.names("agent_inbox", "openapi-tool sql grants", command=("check",))
+        await scene.inspected(call, "no result")
+
+
+@requirement("chart.metrics", "cli.top", "cli.inspect", "cli.check")
+async def test_a_paused_durable(scenes: Any) -> None:
+    async with scenes() as scene:
+        until_later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+        request = json.dumps({"pause_until": until_later}).encode()
+        await scene.caller.client.request(f"$JS.API.CONSUMER.PAUSE.{STREAM}.{DURABLE}", request)
+        calls = [await scene.place() for _ in range(101)]
+        await scene.fires("OpenapiToolDependencyDown", "OpenapiToolBacklog")
+        await scene.names("consumer is unavailable", "paused until")
+        await scene.names("paused until", command=("check",))
+        await scene.inspected(calls[0], "the durable is paused")
+
+
+@requirement("chart.metrics", "cli.top", "cli.inspect")
+async def test_a_durable_at_its_maximum(scenes: Any) -> None:
+    async with scenes(OPENAPI_TOOL__NATS__MAX_ACK_PENDING="2") as scene:
+        scene.stack.upstream.rules({"hang": True})
+        calls = [await scene.place({"query": f"hello {number}"}) for number in range(4)]
+        await scene.fires("OpenapiToolDurableFull")
+        await scene.names("its maximum: raise nats.max_ack_pending")
+        await scene.inspected(calls[-1], "the durable has not delivered it")
+
+
+@pytest.mark.parametrize("stream", [DEAD_LETTERS, f"KV_{LEASES}"])
+@requirement("chart.metrics", "cli.top")
+async def test_a_full_stream_or_bucket_of_the_executor(scenes: Any, stream: str) -> None:
+    async with scenes() as scene:
+        jetstream = scene.caller.client.jetstream()
+        config: StreamConfig = (await jetstream.stream_info(stream)).config
+        config.max_bytes = 1
+        await jetstream.update_stream(config)
+        await scene.fires("OpenapiToolDependencyDown")
+        await scene.names("jetstream is unavailable", f"{stream} is full")
+
+
+@requirement("chart.metrics", "cli.top")
+async def test_a_full_command_stream_takes_no_doorbell(scenes: Any) -> None:
+    settings = {"WORKER_TIMEOUT_S": "8", "COMMIT_MARGIN_S": "3", "REQUEUE_DELAY_S": "1"}
+    async with scenes(**{f"OPENAPI_TOOL__EXECUTOR__{name}": value for name, value in settings.items()}) as scene:
+        jetstream = scene.caller.client.jetstream()
+        config: StreamConfig = (await jetstream.stream_info(STREAM)).config
+        config.max_msgs, config.discard = 1, DiscardPolicy.NEW
+        await jetstream.update_stream(config)
+        await scene.answered()
+        await scene.fires("OpenapiToolWorkersNotWoken")
+        await scene.names("doorbell.missed")
+
+
+@requirement("chart.metrics", "cli.top")
+async def test_a_flood_of_one_project(scenes: Any) -> None:
+    limits = {"OPENAPI_TOOL__EXECUTOR__MAX_HELD": "2", "OPENAPI_TOOL__EXECUTOR__CONCURRENCY": "1"}
+    async with scenes(**limits) as scene:
+        scene.stack.upstream.rules({"hang": True})
+        for number in range(20):
+            await scene.place({"query": f"hello {number}"})
+        await scene.fires("OpenapiToolFlood", "OpenapiToolSaturated")
+        await scene.names("intake.full", f"project {PROJECT}", "wait for one of 1 slots")
+
+
+@requirement("chart.metrics", "cli.top")
+async def test_responses_that_fill_the_memory(scenes: Any) -> None:
+    most_bytes = 1_000_000
+    limits = {"MAX_RESPONSE_BYTES": str(most_bytes), "BODY_BUDGET_BYTES": str(most_memory(most_bytes) + 2 * most_bytes)}
+    async with scenes(**{f"OPENAPI_TOOL__EGRESS__{name}": value for name, value in limits.items()}) as scene:
+        scene.stack.upstream.rules({"answer": "s-post-json", "body_bytes": 900_000, "drop": "stall"})
+        for number in range(4):
+            await scene.place({"query": f"large {number}"})
+        await scene.fires("OpenapiToolResponseMemory")
+        await scene.names("wait for memory: raise egress.body_budget_bytes")
+
+
+@requirement("chart.metrics", "cli.top")
+async def test_a_clock_that_is_wrong(scenes: Any, tmp_path: Path) -> None:
+    shifted = {OFFSET_VARIABLE: "-28", JUMP_VARIABLE: str(tmp_path / "never"), FOLDER_VARIABLE: str(tmp_path)}
+    async with scenes("tests.chaos.shifted", **shifted) as scene:
+        await scene.fires("OpenapiToolClockOffset")
+        await scene.names("the local clock is -28.0 s off that of NATS", "clock.offset")
+
+
+@requirement("chart.metrics", "cli.inspect")
+async def test_a_command_that_kills_its_executor(scenes: Any, tmp_path: Path) -> None:
+    poison = {FOLDER_VARIABLE: str(tmp_path), "OPENAPI_TOOL__EXECUTOR__MAX_LOST_RUNS": "1"}
+    async with scenes("tests.chaos.fail_points", **poison) as scene:
+        call = await scene.place({"query": KILLER})
+        await until(lambda: asyncio.sleep(0, not scene.executor.process.alive))
+        await scene.fires("OpenapiToolMissing")
+        assert "no replica answers" in await scene.run("top", "--once")
+        await asyncio.to_thread(scene.executor.start)
+        await scene.fires("OpenapiToolDeadLetters", once=True)
+        await scene.inspected(call, "dead letter", "attempts_exhausted")
+
+
+@requirement("chart.metrics", "cli.check")
+async def test_a_silent_nats_server(scenes: Any) -> None:
+    async with scenes() as scene:
+        process = scene.stack.nats.process
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            await scene.fires("OpenapiToolDependencyDown")
+            await scene.names("cannot connect to NATS at", "no answer in time", command=("check",))
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+
+
+def _name(scene: Scene) -> str:
+    return str(scene.environment["PG_DSN"]).rpartition("/")[2]
