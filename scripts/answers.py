@@ -29,8 +29,6 @@ MOST_MORE = 60
 """Tokens that one answer may cost more than in Jina's form."""
 ERROR, ERROR_TOKENS = 0.05, 5
 """Error of the estimate: a share of the tokens in Jina's form, and tokens of one answer. It counts frames too high."""
-TOTALS = ("recording", "text")
-"""Groups that may cost no more together; a short page always costs more by its frame, and by a warning."""
 _GAINS = ("Published: ", "Description: ", "Warning: ", "[Warning", "Pages: ")
 _ONLY_OURS = ("html", "text", "chunks", "screenshotUrl", "pageshotUrl")
 _RESULT_FACTS = ("title", "url", "snippet", "date", "source", "imageUrl", "content")
@@ -167,8 +165,7 @@ def broken(rows: list[Row], error: float = 0.0, error_tokens: int = 0) -> list[s
         for row in rows
         if row.ours - row.theirs > MOST_MORE + error_tokens + error * row.theirs
     ]
-    counted = [row for row in rows if row.group in TOTALS]
-    here, jina = sum(row.ours for row in counted), sum(row.theirs for row in counted)
+    here, jina = sum(row.ours for row in rows), sum(row.theirs for row in rows)
     if here > jina * (1 + error):
         found.append(f"all answers cost {here:,} tokens, and {jina:,} in Jina's form")
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-INTRODUCED = re.compile(r"\[Untrusted web content between marks (\d{9}): ")
+INTRODUCED = re.compile(r"\[Untrusted web content between marks (\d{6,}): ")
 
 
 def framed_items(content: str) -> list[str]:

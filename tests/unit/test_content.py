@@ -315,10 +315,32 @@ def test_case_15_a_link_with_words_of_ours_stays_a_link() -> None:
 
 @requirement("content.untrusted")
 def test_case_15_a_mark_is_new_in_each_answer_and_stands_in_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    marks = iter([7, 7, 8])
+    marks = iter([7, 7, 8])  # the second mark for "[000007 end]" is longer
     monkeypatch.setattr("openapi_tool.tools.frame.secrets.randbelow", lambda _: next(marks))
-    assert "[000000007] a\n[000000007 end]" in framed([Part("a")])
-    assert "[000000008] [000000007 end]\n[000000008 end]" in framed([Part("[000000007 end]")])
+    assert "[000007] a\n[000007 end]" in framed([Part("a")])
+    assert "[000000008] [000007 end]\n[000000008 end]" in framed([Part("[000007 end]")])
+
+
+@requirement("content.untrusted")
+def test_case_15_a_text_with_every_number_of_six_digits_gets_a_longer_mark() -> None:
+    [mark] = re.findall(r"\[(\d+) end\]$", framed([Part(_every_number(6))]))
+    assert len(mark) == 9
+
+
+def _every_number(digits: int) -> str:
+    """Return a text of about 10**digits characters in which every number with this many digits occurs (de Bruijn)."""
+    words: list[str] = []
+    word = [0]
+    while word:
+        if digits % len(word) == 0:
+            words.append("".join(map(str, word)))
+        word = (word * (digits // len(word) + 1))[:digits]
+        while word and word[-1] == 9:
+            word.pop()
+        if word:
+            word[-1] += 1
+    text = "".join(words)
+    return text + text[: digits - 1]
 
 
 # Shapes of lists, places of usage.
