@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic.dataclasses import dataclass as validated
 
 _UNUSABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are no UTF-8
 _MAX_CHARS = 16_000
@@ -96,6 +97,20 @@ class ExecutorOptions(Options):
         if self.commit_margin_s >= self.worker_timeout_s:
             raise ValueError("commit_margin_s must be less than worker_timeout_s, or no call has time to run")
         return self
+
+
+@validated(frozen=True)
+class FairnessOptions(Options):
+    """Fair shares of the projects where commands wait: of running slots, and of the commands that are held."""
+
+    weights: Annotated[
+        dict[str, Annotated[float, Field(ge=0.01, le=100)]],
+        Field(
+            max_length=10_000,
+            description="Project id to weight, 0.01 to 100, by default 1: a project of weight 2 gets twice the "
+            "upstream requests of one of weight 1 while both have commands waiting.",
+        ),
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,7 +259,7 @@ def _consumer_options(bootstrap: Bootstrap, replicas: int) -> ConsumerOptions:
     settings = bootstrap.settings
     limits = TimeLimits(settings.executor, settings.tools)
     hold_s = longest_call_s(limits, bootstrap.authorizer, settings.postgres.timeout_s)
-    return ConsumerOptions(bootstrap.durable, settings.executor, hold_s, replicas)
+    return ConsumerOptions(bootstrap.durable, settings.executor, hold_s, replicas, settings.fairness)
 
 
 def _log_configuration(bootstrap: Bootstrap, environment: Mapping[str, str]) -> None:

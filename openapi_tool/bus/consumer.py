@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -28,7 +28,7 @@ from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.slots import Slots
 from openapi_tool.bus.streams import Durable, DurableOptions, ensure_durable
 from openapi_tool.bus.worker import Handler, Worker
-from openapi_tool.options import ExecutorOptions
+from openapi_tool.options import ExecutorOptions, FairnessOptions
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ _LAST_WAIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """Durable to consume, and how many of its commands to run and to hold.
+    """Durable to consume, how many of its commands to run and to hold, and the projects' shares of them.
 
     The lease bucket is created with `replicas` replicas. A call that runs for more than `hold_s` seconds is cancelled.
     """
@@ -58,6 +58,7 @@ class ConsumerOptions:
     executor: ExecutorOptions
     hold_s: float
     replicas: int = 1
+    fairness: FairnessOptions = field(default_factory=FairnessOptions)
 
 
 class SideTaskEnded(Exception):
@@ -87,7 +88,7 @@ class CommandConsumer:
         self.leases = Leases(client, options.durable.ack_wait_s, options.replicas, clock.time)
         self._worker = Worker(self.leases, dead_letters, handle, self._concurrency, options.executor.max_lost_runs)
         self._heartbeats = Heartbeats(self.leases, options.durable.ack_wait_s)
-        self._intake = Intake(options.executor, FairScheduler(), client.publish)
+        self._intake = Intake(options.executor, FairScheduler(options.fairness.weights), client.publish)
         self._doubtful_until = 0.0
         self._draining = False
         self._slots = slots or Slots(self._concurrency)
@@ -305,8 +306,8 @@ class CommandConsumer:
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         work = self._running.pop(task)
-        self._slots.ended(work.delivery.stream_sequence)
-        self._intake.finished(work, time.monotonic() - work.since)
+        requests = self._slots.ended(work.delivery.stream_sequence)
+        self._intake.finished(work, time.monotonic() - work.since, requests)
         self.wake()
         if not task.cancelled() and (defect := task.exception()):
             log.error(

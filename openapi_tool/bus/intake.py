@@ -102,11 +102,11 @@ class Intake:
         """Remove and return the waiting command to run now, None if none waits."""
         return self._scheduler.next()
 
-    def finished(self, work: Held, duration_s: float) -> None:
-        """Forget a command that ran for `duration_s` seconds and is settled or handed back."""
+    def finished(self, work: Held, duration_s: float, requests: int) -> None:
+        """Forget a command that ran for `duration_s` seconds, and charge its project with its upstream requests."""
         self.forget(work)
         self._delays.finished(duration_s)
-        self._scheduler.finished(work, cost=1)
+        self._scheduler.finished(work, cost=requests)
 
     def forget(self, work: Held) -> None:
         """Stop holding a command."""

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from openapi_tool.bus.held import Held
+
+_EQUAL: Mapping[str, float] = MappingProxyType({})
 
 _MAX_IDLE_FLOWS = 4_096
 """Flows (projects or agents) without a waiting command whose charge is remembered, at each level."""
@@ -43,17 +47,17 @@ class Scheduler(Protocol):
 
 
 class FairScheduler:
-    """Fair queueing over projects, within a project over agents, and FIFO within an agent.
+    """Weighted fair queueing over projects, within a project over agents of equal weight, and FIFO within an agent.
 
-    The next slot goes to the project that was charged least, so a project that queues thousands of commands delays only
-    its own. An idle project gets no credit for the time in which it sent nothing. If too many commands wait, the newest
-    one of the largest project is evicted.
+    The next slot goes to the project that was charged least for its weight (`weights`, else 1), so one that queues
+    thousands of commands delays only its own. An idle project gets no credit for the time in which it sent nothing. If
+    too many commands wait, the newest one of the project that is largest for its weight is evicted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Mapping[str, float] = _EQUAL) -> None:
         self.size = 0
         self._length = 0
-        self._projects = _FairQueue(levels=2)
+        self._projects = _FairQueue(levels=2, weights=weights)
 
     def __len__(self) -> int:
         return self._length
@@ -69,15 +73,19 @@ class FairScheduler:
         return self._removed(self._projects.pop()) if self._length else None
 
     def finished(self, work: Held, cost: float) -> None:
-        """Charge project and agent with the cost of a command beyond the one request that `next` has charged."""
-        self._projects.charge(work.flow, cost - 1)
+        """Charge project and agent with the cost of a command beyond the one request that `next` has charged.
+
+        A command without an upstream request costs one, too: refunded, a flood of invalid calls would keep all slots.
+        """
+        if cost > 1:
+            self._projects.charge(work.flow, cost - 1)
 
     def crowded_out(self) -> Held:
-        """Remove and return the newest command of the largest agent in the largest project, by memory."""
+        """Remove and return the newest command of the largest agent in the largest project, by memory and weight."""
         return self._removed(self._projects.drop())
 
     def gives_way(self, project: str) -> bool:
-        """Return whether a project is the largest, by memory."""
+        """Return whether a project is the largest, by memory for its weight."""
         return self._length > 0 and self._projects.largest() == project
 
     def withdraw(self) -> list[Held]:
@@ -113,28 +121,30 @@ class _Flow:
     """Flow of a fair queue: one project, or one agent of it.
 
     `size` is the memory in bytes of its waiting commands, `start` the virtual time at which the next of them is due,
-    `queued` whether the heap of the fair queue has an entry for it.
+    `step` the virtual time of a request (1 / weight), `queued` whether the heap of the fair queue has an entry for it.
     """
 
-    __slots__ = ("queue", "queued", "size", "start")
+    __slots__ = ("queue", "queued", "size", "start", "step")
 
-    def __init__(self, queue: _Fifo | _FairQueue, start: float) -> None:
+    def __init__(self, queue: _Fifo | _FairQueue, start: float, weight: float) -> None:
         self.queue = queue
         self.start = start
+        self.step = 1 / weight
         self.size = 0
         self.queued = False
 
 
 class _FairQueue:
-    """Start-time fair queueing (Goyal, Vin and Cheng, 1996) over flows of equal weight.
+    """Start-time fair queueing (Goyal, Vin and Cheng, 1996) over flows with `weights`, by default 1.
 
-    The flow with the earliest start is served next, and its start advances by the cost. Virtual time (`_now`) is the
-    start of the flow served last. A flow that was empty starts there again, or later if its charge lies beyond it. With
-    `levels` above 1 each flow is itself a fair queue, over the next element of the path.
+    The flow with the earliest start is served next, and its start advances by cost / weight. Virtual time (`_now`) is
+    the start of the flow served last. A flow that was empty starts there again, or later if its charge lies beyond it.
+    With `levels` above 1 each flow is itself a fair queue, over the next element of the path.
     """
 
-    def __init__(self, levels: int) -> None:
+    def __init__(self, levels: int, weights: Mapping[str, float] = _EQUAL) -> None:
         self._levels = levels
+        self._weights = weights
         self._now = 0.0
         self._flows: dict[str, _Flow] = {}
         # Heap of (start, number of the entry, flow). A charge does not move its entry, so the start may be outdated.
@@ -145,7 +155,8 @@ class _FairQueue:
         name = path[0]
         flow = self._flows.get(name)
         if flow is None:
-            flow = self._flows[name] = _Flow(_FairQueue(self._levels - 1) if self._levels > 1 else _Fifo(), self._now)
+            queue = _FairQueue(self._levels - 1) if self._levels > 1 else _Fifo()
+            flow = self._flows[name] = _Flow(queue, self._now, self._weights.get(name, 1.0))
         flow.queue.push(path[1:], work)
         flow.size += work.size
         if not flow.queued:
@@ -157,7 +168,7 @@ class _FairQueue:
         self._now = flow.start
         work = flow.queue.pop()
         flow.size -= work.size
-        flow.start += 1
+        flow.start += flow.step
         if flow.size:
             self._enqueue(name, flow)
         elif len(self._flows) > len(self._due) + _MAX_IDLE_FLOWS:
@@ -171,11 +182,15 @@ class _FairQueue:
         return work
 
     def largest(self) -> str:
-        return max((name for _, _, name in self._due), key=lambda name: self._flows[name].size)
+        return max((name for _, _, name in self._due), key=self._fill)
+
+    def _fill(self, name: str) -> float:
+        flow = self._flows[name]
+        return flow.size * flow.step
 
     def charge(self, path: tuple[str, ...], cost: float) -> None:
         if flow := self._flows.get(path[0]):
-            flow.start += cost
+            flow.start += cost * flow.step
             flow.queue.charge(path[1:], cost)
 
     def _enqueue(self, name: str, flow: _Flow) -> None:

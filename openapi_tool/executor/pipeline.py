@@ -118,6 +118,7 @@ class Pipeline:
         self._tracer = tracer
         self._clock = clock
         self._parked = parked
+        self._slots = slots
         self._hold = AnswerHold(options.executor.min_answer_s, clock, slots)
 
     async def handle(self, delivery: Delivery) -> Settlement:
@@ -161,6 +162,7 @@ class Pipeline:
         with self._tracer.span(span_name, link, whose) as span, self._runner.memory(identity.project_id) as memory:
             span.facts, facts.attempts = facts, memory.attempts
             answer = await self._parked_result(call) or await self._answer(call, memory)
+            self._slots.charge(delivery.stream_sequence, max(memory.spent.requests, len(memory.attempts)))
             memory.keep(_COPIES_OF_COMMIT * len(answer.artifact.content) if answer.artifact else 0)
             _note_outcome(facts, answer, memory)
             card = self._result_card(call, answer.fields)

@@ -110,6 +110,9 @@ class Slots(Protocol):
     def release(self, sequence: int) -> None:
         """Give up the slot of a running call, by its command's sequence in the stream; the call goes on."""
 
+    def charge(self, sequence: int, requests: int) -> None:
+        """Record the number of upstream requests of a running call, for the fair share of its project."""
+
 
 class Clock(Protocol):
     """Clock of the server that timestamps commands."""

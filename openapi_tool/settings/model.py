@@ -21,6 +21,7 @@ from openapi_tool.options import (
     TERABYTE,
     CacheOptions,
     ExecutorOptions,
+    FairnessOptions,
     RetryOptions,
     Seconds,
     ToolOptions,
@@ -275,6 +276,7 @@ class Settings(BaseSettings):
     nats: NatsSettings = Field(default_factory=NatsSettings)
     postgres: PostgresSettings
     executor: ExecutorOptions = Field(default_factory=ExecutorOptions)
+    fairness: FairnessOptions = Field(default_factory=FairnessOptions)
     tools: ToolsSettings = Field(default_factory=ToolsSettings)
     policy: Policy = Field(default_factory=Policy)
     url_policy: UrlPolicy = Field(default_factory=UrlPolicy)

@@ -12,7 +12,8 @@ from openapi_tool.bus.held import FetchMode
 from openapi_tool.bus.returns import ReturnDelays
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.settlement import Acknowledge, Settlement
-from tests.races.fakes import Run, Scene, turns
+from openapi_tool.tools.result import Usage
+from tests.races.fakes import FakeMemory, FakeTools, Run, Scene, Schedule, turns
 from tests.requirements import requirement
 
 
@@ -79,6 +80,30 @@ def test_another_projects_command_runs_before_the_backlog_of_the_first(run: Run)
         await turns(3_000)
         assert 100 in handling.numbers[:3]
         assert len(handling.numbers) == 100
+        await scene.consumer.stop(1)
+
+    run(check())
+
+
+class Batches(FakeTools):
+    """Tools whose calls of the project `batches` make four upstream requests each."""
+
+    def memory(self, project_id: str) -> FakeMemory:
+        memory = super().memory(project_id)
+        memory.spent = Usage(requests=4 if project_id == "batches" else 1)
+        return memory
+
+
+@requirement("fair.weights")
+def test_a_project_is_charged_the_upstream_requests_of_its_calls(run: Run) -> None:
+    async def check() -> None:
+        scene = Scene(concurrency=1, tools=Batches(Schedule()))
+        scene.consumer.start()
+        for number in range(1, 101):
+            scene.offer(scene.bus.message(number, project=("batches", "single")[number % 2]))
+        while len(scene.tools.projects) < 50:
+            await turns()
+        assert scene.tools.projects[:50].count("batches") == 10
         await scene.consumer.stop(1)
 
     run(check())

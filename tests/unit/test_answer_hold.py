@@ -37,6 +37,9 @@ class Released:
     def release(self, sequence: int) -> None:
         self.sequences.append(sequence)
 
+    def charge(self, sequence: int, requests: int) -> None:
+        pass
+
 
 @dataclass
 class Scene:

@@ -236,6 +236,44 @@ def test_what_a_call_cost_beyond_one_request_is_charged_to_its_project() -> None
     assert served == {"batches": 4, "single": 40}
 
 
+@requirement("fair.weights")
+def test_slots_are_shared_by_weight_and_cost_and_an_idle_share_goes_to_the_others() -> None:
+    scheduler = FairScheduler({"double": 2, "half": 0.5, "idle": 100})
+    for project in ("double", "half", "plain"):
+        offer(scheduler, project, 300)
+    served = Counter[str]()
+    for _ in range(140):
+        work = scheduler.next()
+        assert work is not None
+        served[work.flow[0]] += 1
+        scheduler.finished(work, 2 if work.flow[0] == "double" else 1)
+    assert served == {"double": 56, "plain": 56, "half": 28}  # requests: 112, 56, 28
+
+
+@requirement("fair.weights")
+def test_calls_without_an_upstream_request_are_not_free() -> None:
+    scheduler = FairScheduler()
+    offer(scheduler, "invalid", 100)
+    offer(scheduler, "paying", 100)
+    served = Counter[str]()
+    for _ in range(40):
+        work = scheduler.next()
+        assert work is not None
+        served[work.flow[0]] += 1
+        scheduler.finished(work, 0 if work.flow[0] == "invalid" else 1)
+    assert served == {"invalid": 20, "paying": 20}
+
+
+@requirement("fair.weights")
+def test_the_project_that_is_largest_for_its_weight_gives_way() -> None:
+    scheduler = FairScheduler({"heavy": 4})
+    offer(scheduler, "heavy", 30)
+    offer(scheduler, "plain", 10)
+    assert [scheduler.gives_way(project) for project in ("heavy", "plain")] == [False, True]
+    left = Counter(scheduler.crowded_out().flow[0] for _ in range(20))
+    assert left == {"heavy": 14, "plain": 6}
+
+
 @requirement("intake")
 def test_the_newest_command_of_the_largest_agent_in_the_largest_project_gives_way() -> None:
     scheduler = FairScheduler()

@@ -131,6 +131,7 @@ def test_the_sample_shows_every_setting_with_its_default() -> None:
             "tools.jina.envs",
             "tools.jina.services",
             "policy.projects",
+            "fairness.weights",
         ):
             assert sample == default, path
 
