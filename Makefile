@@ -11,6 +11,7 @@ FUZZER := $(VENV)/.fuzzer
 COUNTER := $(VENV)/.counter
 TOOLS := .venv-tools
 DOCKER ?= docker
+VERSION_OF = -c 'import platform; print(platform.python_version())'
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .PHONY: install demo test chaos canary hostile fuzz bench mutations sizes answers check lint types contracts figures docs audit sbom image lock clean
@@ -74,6 +75,13 @@ contracts: $(READY)
 
 figures: $(READY)
 	$(PY) -m scripts.figures --check
+
+# Without PYTHON the virtual environment stays what it is; with it, one of another version is made again.
+ifneq ($(origin PYTHON),file)
+ifneq ($(shell $(PYTHON) $(VERSION_OF) 2>/dev/null),$(shell $(PY) $(VERSION_OF) 2>/dev/null))
+.PHONY: $(LOCKED)
+endif
+endif
 
 # The virtual environment, made again when the lock file changes; then the project itself in it.
 $(LOCKED): requirements-dev.lock

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -70,6 +72,29 @@ def test_every_action_and_metric_has_a_meaning_and_stands_in_the_operations_page
         assert len(meaning) > 10, name
         assert f"| `{name}` |" in page
     assert [metric.name for metric in metrics.ALL if f"| `{metric.name}" not in page or len(metric.text) < 10] == []
+
+
+@pytest.mark.parametrize(
+    ("existing", "named", "made_again"),
+    [("3.12.1", "3.13.0", True), ("3.13.0", "3.13.0", False), ("3.12.1", "", False)],
+)
+def test_make_replaces_an_environment_of_another_python_if_one_is_named(
+    *, existing: str, named: str, made_again: bool, tmp_path: Path
+) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ("requirements-dev.lock", "pyproject.toml", ".venv/.locked", ".venv/.ready"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for path, version in ((tmp_path / ".venv/bin/python", existing), (tmp_path / "another", named)):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\necho {version}\n", encoding="ascii")
+        path.chmod(0o755)
+    command = ["make", "--dry-run", "lint", *([f"PYTHON={tmp_path / 'another'}"] if named else [])]
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHON", "MAKEFLAGS")}
+    done = subprocess.run(  # noqa: S603 - our own Makefile
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert ("venv --clear .venv" in done.stdout) == made_again
 
 
 @requirement("supply.locked")
