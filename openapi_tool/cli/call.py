@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,15 +15,22 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from openapi_tool.bootstrap import build_bootstrap
+from openapi_tool.bootstrap import NAME, build_bootstrap
+from openapi_tool.bus.connection import BusOptions
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.cli.common import fail, plain, say
+from openapi_tool.cli.nats_connection import connected_once
 from openapi_tool.entry import INTERRUPTED
-from openapi_tool.local.caller import ERRORS, VERSION, Answer, Caller, PlacedCall
+from openapi_tool.kernel.failures import located, translate_connection_errors
+from openapi_tool.local.caller import ERRORS, VERSION, Answer, Caller, PlacedCall, open_database
 from openapi_tool.local.dev import DevError, Wanted, find_target, running_dev
 from openapi_tool.protocol.cards import as_model_reads
+from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subject import default_durable, parse_command_subject
 from openapi_tool.settings import SettingsError, load_settings
+from openapi_tool.settings.dsn import parse_dsn
+from openapi_tool.settings.model import SCHEMES
+from openapi_tool.settings.urls import parse_url
 from openapi_tool.shielding import interruptible
 from openapi_tool.telemetry.printable import printable_lines
 from openapi_tool.telemetry.redact import Redactor
@@ -30,7 +38,7 @@ from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 
 _FAILED = 1
 _NO_ANSWER = 3
-_PATIENCE = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0.1}
+_DATABASE_S = 5.0
 
 
 def call(
@@ -89,11 +97,17 @@ def _arguments(text: str) -> dict[str, Any]:
     return arguments
 
 
-def _addresses() -> tuple[tuple[str, dict[str, Any]], Redactor]:
-    """Return the database's DSN and the NATS client's options, from the environment or the dev stack, and a redactor.
+@dataclass(frozen=True, slots=True)
+class _Addresses:
+    """Servers of a kernel; `where` names the database's for messages."""
 
-    Raises DevError.
-    """
+    dsn: str
+    where: str
+    bus: BusOptions
+
+
+def _addresses() -> tuple[_Addresses, Redactor]:
+    """Return the servers from the environment or of the dev stack, and a redactor. Raises DevError."""
     dsn, servers = (os.environ.get(name) for name in ("PG_DSN", "NATS_SERVERS"))
     if not dsn and not servers:
         return _of_dev_stack(), Redactor([os.environ.get(DEFAULT_AUTH_ENV, "")])
@@ -104,16 +118,16 @@ def _addresses() -> tuple[tuple[str, dict[str, Any]], Redactor]:
         bootstrap = build_bootstrap(settings, os.environ)
     except SettingsError as error:
         raise DevError("\n".join(error.problems)) from None
-    bus = bootstrap.bus
-    return (bootstrap.pool.dsn, {"servers": list(bus.servers), "tls": bus.tls, **bus.login}), bootstrap.redactor
+    return _Addresses(bootstrap.pool.dsn, bootstrap.pool.where, bootstrap.bus), bootstrap.redactor
 
 
-def _of_dev_stack() -> tuple[str, dict[str, Any]]:
+def _of_dev_stack() -> _Addresses:
     try:
         found = running_dev()
     except DevError as error:
         raise DevError(f"{error}; start one with `openapi-tool dev`, or set PG_DSN and NATS_SERVERS") from None
-    return found.pg_dsn, {"servers": [found.nats_servers]}
+    where = parse_url(found.nats_servers, SCHEMES).where
+    return _Addresses(found.pg_dsn, parse_dsn(found.pg_dsn).where, BusOptions([found.nats_servers], NAME, where=where))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +159,10 @@ class _Outcome:
         }
 
 
-async def _call(addresses: tuple[str, dict[str, Any]], wanted: Wanted, arguments: Any, timeout_s: float) -> _Outcome:
+async def _call(addresses: _Addresses, wanted: Wanted, arguments: Any, timeout_s: float) -> _Outcome:
     """Publish the call and wait for its result. Raises DevError before anything is written."""
-    dsn, bus = addresses
     try:
-        async with Caller.open(dsn, error_cb=_ignore, **_PATIENCE, **bus) as caller:
+        async with _connected(addresses) as caller:
             target = await find_target(caller, wanted)
             await caller.listen(target.doorbell)
             async with caller.database.transaction():  # rolled back if the database refuses anything
@@ -164,12 +177,20 @@ async def _call(addresses: tuple[str, dict[str, Any]], wanted: Wanted, arguments
                     publish=False,
                 )
             return await _outcome(caller, placed, timeout_s)
+    except Unavailable as error:
+        raise DevError(located(str(error), addresses.where)) from None
     except ERRORS as error:
         raise DevError(f"cannot use PostgreSQL or NATS: {type(error).__name__}: {error}") from None
 
 
-async def _ignore(_: Exception) -> None:
-    """Ignore failed connection attempts: the client raises the last one, too."""
+@asynccontextmanager
+async def _connected(addresses: _Addresses) -> AsyncIterator[Caller]:
+    """Connect to NATS, then to the database. Raises Unavailable."""
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(connected_once(addresses.bus))
+        with translate_connection_errors():
+            database = await stack.enter_async_context(open_database(addresses.dsn, _DATABASE_S))
+        yield Caller(database, client)
 
 
 async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _Outcome:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
-from openapi_tool.bus.connection import BusClient, connected, outage_as_unavailable
+from openapi_tool.bus.connection import BusClient, BusOptions, connected, outage_as_unavailable
 from openapi_tool.cli.common import USAGE, fail
 from openapi_tool.cli.tools_files import settings_failed
+from openapi_tool.kernel.failures import located
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.settings import SettingsError, load_settings
 
-CONNECT_S = 2.0  # with the start of the program, the message is there within 3 s
+CONNECT_S = 1.5  # with the start of the program, the message is there within 3 s
 
 T = TypeVar("T")
 
@@ -34,21 +36,26 @@ def with_nats(
     try:
         return asyncio.run(_connected(bootstrap, work, listed_by))
     except Unavailable as error:
-        fail(bootstrap.redactor.text(str(error)), USAGE)
+        fail(bootstrap.redactor.text(located(str(error), bootstrap.pool.where)), USAGE)
 
 
 async def _connected(bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient], Awaitable[T]], listed_by: str) -> T:
-    bus = replace(bootstrap.bus, once=True, listed_by=listed_by)
+    bus = replace(bootstrap.bus, listed_by=listed_by)
     with outage_as_unavailable(bus.where):
-        timeout = asyncio.timeout(CONNECT_S)
-        try:
-            async with timeout, connected(bus) as client:
-                timeout.reschedule(None)
-                return await work(bootstrap, client)
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            raise Unavailable(
-                f"cannot connect to NATS at {bus.where}: no answer within {CONNECT_S:g} s; "
-                "check nats.servers (NATS_SERVERS)"
-            ) from None
+        async with connected_once(bus) as client:
+            return await work(bootstrap, client)
+
+
+@asynccontextmanager
+async def connected_once(bus: BusOptions) -> AsyncIterator[BusClient]:
+    """Connect within `CONNECT_S`, without a retry. Raises Unavailable."""
+    timeout = asyncio.timeout(CONNECT_S)
+    try:
+        async with timeout, connected(replace(bus, once=True)) as client:
+            timeout.reschedule(None)
+            yield client
+    except TimeoutError:
+        if not timeout.expired():
+            raise
+        late = f"no answer within {CONNECT_S:g} s; check nats.servers (NATS_SERVERS)"
+        raise Unavailable(f"cannot connect to NATS at {bus.where}: {late}") from None

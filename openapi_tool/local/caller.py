@@ -95,11 +95,7 @@ class Caller:
     async def open(cls, dsn: str, **bus: Any) -> AsyncIterator[Caller]:
         """Connect and change nothing; `bus` are the NATS client's options. Raises ERRORS."""
         async with AsyncExitStack() as stack:
-            database = await asyncpg.connect(dsn, timeout=_CONNECT_S)
-            stack.push_async_callback(database.close)
-            await database.set_type_codec(
-                "jsonb", schema="pg_catalog", encoder=lambda v: orjson.dumps(v).decode(), decoder=orjson.loads
-            )
+            database = await stack.enter_async_context(open_database(dsn, _CONNECT_S))
             client = BusClient(tls_required=bus.get("tls") is not None)
             await client.connect(name="kernel-player", **bus)
             stack.push_async_callback(client.close)
@@ -336,6 +332,19 @@ class Caller:
         async with self._lock:
             row = await self.database.fetchrow(query, *values)
         return dict(row) if row else {}
+
+
+@asynccontextmanager
+async def open_database(dsn: str, timeout_s: float) -> AsyncIterator[asyncpg.Connection]:
+    """Connect to a database; jsonb columns are decoded. Raises asyncpg's errors or OSError."""
+    database = await asyncpg.connect(dsn, timeout=timeout_s)
+    try:
+        await database.set_type_codec(
+            "jsonb", schema="pg_catalog", encoder=lambda v: orjson.dumps(v).decode(), decoder=orjson.loads
+        )
+        yield database
+    finally:
+        await database.close()
 
 
 def _shown(message: Msg) -> dict[str, Any]:

@@ -7,11 +7,13 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 import uuid
 from asyncio.subprocess import PIPE
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
@@ -238,8 +240,8 @@ async def test_a_call_can_be_interrupted(addresses: dict[str, str], call: Call, 
     [
         ({"NATS_SERVERS": ""}, "set both PG_DSN and NATS_SERVERS"),
         ({"PG_DSN": "postgresql://u:p/w@127.0.0.1/x"}, "must look like"),
-        ({"PG_DSN": "postgresql://u@127.0.0.1:1/x"}, "cannot use PostgreSQL or NATS"),
-        ({"NATS_SERVERS": "nats://127.0.0.1:1"}, "cannot use PostgreSQL or NATS"),
+        ({"PG_DSN": "postgresql://u@127.0.0.1:1/x"}, "PostgreSQL at 127.0.0.1:1 (database x): connection refused"),
+        ({"NATS_SERVERS": "nats://127.0.0.1:1"}, "NATS at 127.0.0.1:1: connection refused; check nats.servers"),
         ({"NATS_SERVERS": "http://127.0.0.1"}, "nats.servers"),
     ],
 )
@@ -252,6 +254,49 @@ def test_wrong_addresses_are_named_without_credentials(
     assert said in result.stderr
     for secret in (addresses["PG_DSN"].split(":")[2].split("@")[0], "'p'", "p/w"):
         assert secret not in result.stderr
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of a server that accepts connections and never writes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["deadletters", "list"],
+        ["deadletters", "show", "letter-1"],
+        ["deadletters", "replay", "letter-1", "--yes"],
+        ["nats", "durable"],
+        ["nats", "durable", "--restore"],
+        ["inspect", "tc_1", "--project", "p"],
+        ["top"],
+        ["top", "--once", "--json"],
+        ["call", "jina_search"],
+    ],
+)
+@requirement("cli.ends")
+def test_a_nats_that_is_away_or_silent_is_named_within_three_seconds(command: list[str], silent: str) -> None:
+    for where, why in (("127.0.0.1:1", "connection refused"), (silent, "no answer within 1.5 s")):
+        servers = {"PG_DSN": f"postgresql://{silent}/kernel", "NATS_SERVERS": f"nats://{where}"}
+        began = time.monotonic()
+        result = CliRunner().invoke(app, command, env=servers)
+        assert time.monotonic() - began < 3
+        assert (result.exit_code, result.stdout) == (2, "")
+        told = f"openapi-tool: cannot connect to NATS at {where}: {why}; check nats.servers (NATS_SERVERS)\n"
+        assert result.stderr == told
+
+
+@requirement("cli.ends", "cli.inspect")
+def test_a_database_that_is_away_is_named_where_nats_answers(stack: EmbeddedStack) -> None:
+    servers = {"PG_DSN": "postgresql://127.0.0.1:1/kernel", "NATS_SERVERS": stack.nats.url}
+    for command in (["inspect", "tc_1", "--project", "p"], ["deadletters", "list", "--abandoned"], ["call", "a_tool"]):
+        result = CliRunner().invoke(app, command, env=servers)
+        assert (result.exit_code, result.stdout) == (2, "")
+        where = "PostgreSQL at 127.0.0.1:1 (database kernel)"
+        assert result.stderr == f"openapi-tool: {where}: connection refused; check postgres.dsn (PG_DSN)\n"
 
 
 # The recorded example calls: the same rows in, the same rows, card and doorbell out (protocol section 9).
