@@ -139,9 +139,14 @@ def _tried(make: Callable[[], ssl.SSLContext | None], settings: str, problems: l
     try:
         return make()
     except (OSError, ssl.SSLError) as error:
-        why = getattr(error, "reason", None) or error.strerror  # of OpenSSL without its source line
+        why = getattr(error, "reason", None) or _without_source_line(error.strerror or type(error).__name__)
         problems.append(f"{settings}: cannot be used: {why}; name readable PEM files")
         return None
+
+
+def _without_source_line(message: str) -> str:
+    """Return a message of OpenSSL without the place in CPython's source, which differs between versions."""
+    return message.partition(" (_ssl.c:")[0]
 
 
 def database_dsn(settings: Settings, environment: Mapping[str, str]) -> str:

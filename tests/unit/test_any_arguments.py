@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
@@ -163,8 +163,12 @@ def keys(request: UpstreamRequest) -> set[str]:
 @requirement("arguments.any")
 @settings(max_examples=400)
 @given(call=calls())
+@example(call=(definition({"tool": "jina.read"}, parameters={}), {"DNT": None, "URL": "a\r\nX-Injected: 1"}))
 def test_a_refusal_names_everything_that_is_wrong(call: tuple[ToolDefinition, dict[str, Any]]) -> None:
-    """Without what one refusal of a kind named, there is nothing more of that kind to refuse."""
+    """Without what one refusal of a kind named, there is nothing more of that kind to refuse.
+
+    A refused address is named `url`, however the argument was spelled.
+    """
     found, arguments = call
     for _ in range(4):  # first the schema speaks, then the batch, then the plan; required ones may come on top
         try:
@@ -178,7 +182,12 @@ def test_a_refusal_names_everything_that_is_wrong(call: tuple[ToolDefinition, di
             named = {
                 name
                 for name in arguments
-                if any(problem.startswith(f"{name}{end}") for problem in problems for end in ":[.")
+                if any(
+                    problem.startswith(f"{said}{end}")
+                    for problem in problems
+                    for said in {name, fold(name)}
+                    for end in ":[."
+                )
             }
             if not named:
                 assert all("required" in problem or "must be a list" in problem for problem in problems), problems

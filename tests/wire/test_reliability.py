@@ -229,7 +229,7 @@ async def test_a_call_that_hangs_beyond_every_limit_is_broken_off_and_counts_as_
             return await (handle(command) if command.exhausted else _never())
 
         monkeypatch.setattr(worker, "_handle", hang_unless_exhausted)
-        monkeypatch.setattr(consumer, "_options", replace(consumer._options, hold_s=0.2))  # noqa: SLF001 - the same
+        monkeypatch.setattr(consumer, "_options", replace(consumer._options, hold_s=1.0))  # noqa: SLF001 - the same
         outcome = await world.send(await world.place())
     assert outcome.content["error"]["code"] == "internal_error"
     assert [getattr(record, "action", "") for record in caplog.records].count("call.overdue") == 2
