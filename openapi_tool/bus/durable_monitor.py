@@ -93,6 +93,9 @@ class DurableMonitor:
             self._record("no connection", "no connection")
             return
         durable = self._consumer.durable
+        if durable is None and self._seen is None and not self._consumer.trouble:
+            self._health.record(NATS, ok=True)  # a start that takes its time is no news
+            return
         if durable is None:
             self._record("", self._consumer.trouble or "the durable is not found or created yet")
             return

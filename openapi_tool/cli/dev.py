@@ -20,7 +20,6 @@ import typer
 from openapi_tool.cli.common import (
     Upstream,
     UpstreamOption,
-    executor_settings,
     extra_needed,
     fail,
     running,
@@ -42,11 +41,11 @@ from openapi_tool.local.dev import (
     tools_of,
 )
 from openapi_tool.protocol.cards import as_model_reads
-from openapi_tool.settings import CONFIG_VARIABLE, KERNEL_CONFIG_VARIABLE, PREFIX, SHORT_NAMES
 from openapi_tool.tools.problems import counted
 from openapi_tool.tools.result import one_line
 
 if TYPE_CHECKING:
+    from openapi_tool.cli.dev_settings import DevSettings
     from openapi_tool.local.executor import ExecutorProcess
     from openapi_tool.local.stack import EmbeddedStack
 
@@ -95,11 +94,12 @@ def dev(
 
 def _run(upstream: Upstream, keep: Path | None, pg_port: int, nats_port: int) -> None:
     with extra_needed("dev"):
+        from openapi_tool.cli.dev_settings import dev_settings  # noqa: PLC0415 - the same
         from openapi_tool.local.demo import CALLS  # noqa: PLC0415 - only the extra has what it needs
         from openapi_tool.local.server import ServerFailed  # noqa: PLC0415 - the same
-    settings = executor_settings(upstream)
-    if unused := _unused(os.environ):
-        say(f"Not used by this stack: {', '.join(unused)}")
+    settings = dev_settings(upstream, os.environ)
+    for remark in settings.remarks:
+        say(remark)
     try:
         with _started(keep, pg_port, nats_port, settings) as (stack, executor, prefix):
             examples = [_command(prefix, *example) for example in CALLS[upstream.value]]
@@ -108,15 +108,9 @@ def _run(upstream: Upstream, keep: Path | None, pg_port: int, nats_port: int) ->
         fail(str(error))
 
 
-def _unused(environment: Mapping[str, str]) -> list[str]:
-    """Return the settings of the environment that the stack's executor ignores: it has its own."""
-    of_files = (CONFIG_VARIABLE, KERNEL_CONFIG_VARIABLE)
-    return sorted(name for name in environment if name.startswith(PREFIX) or name in (*SHORT_NAMES, *of_files))
-
-
 @contextmanager
 def _started(
-    keep: Path | None, pg_port: int, nats_port: int, settings: Mapping[str, str]
+    keep: Path | None, pg_port: int, nats_port: int, settings: DevSettings
 ) -> Iterator[tuple[EmbeddedStack, ExecutorProcess, str]]:
     """Run the stack and its executor; yield the environment that a `call` needs to find them."""
     from openapi_tool.local.demo import demo_tools  # noqa: PLC0415 - see _run
@@ -126,11 +120,11 @@ def _started(
         folder = held.enter_context(kept_folder(keep)) if keep else None
         state = held.enter_context(claimed_state())
         hold = [descriptor for descriptor in (folder, state) if descriptor is not None]
-        stack = EmbeddedStack(keep=keep, pg_port=pg_port, nats_port=nats_port, hold=hold)
+        stack = EmbeddedStack(settings.key_names, keep=keep, pg_port=pg_port, nats_port=nats_port, hold=hold)
         if state is not None:
             stack.own(state_path())
         executor = held.enter_context(
-            running(stack, DATABASE, lambda stack: prepare(stack, kernel_schema(), demo_tools()), settings)
+            running(stack, DATABASE, lambda stack: prepare(stack, kernel_schema(), demo_tools()), settings.environment)
         )
         if state is not None:
             announce(state, stack.postgres.dsn(DATABASE), stack.nats.url)

@@ -23,6 +23,7 @@ from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
 from openapi_tool.bus.client import BusClient
+from openapi_tool.local.database import open_database
 from openapi_tool.protocol.errors import Unavailable
 
 VERSION = "v1r4"
@@ -332,19 +333,6 @@ class Caller:
         async with self._lock:
             row = await self.database.fetchrow(query, *values)
         return dict(row) if row else {}
-
-
-@asynccontextmanager
-async def open_database(dsn: str, timeout_s: float) -> AsyncIterator[asyncpg.Connection]:
-    """Connect to a database; jsonb columns are decoded. Raises asyncpg's errors or OSError."""
-    database = await asyncpg.connect(dsn, timeout=timeout_s)
-    try:
-        await database.set_type_codec(
-            "jsonb", schema="pg_catalog", encoder=lambda v: orjson.dumps(v).decode(), decoder=orjson.loads
-        )
-        yield database
-    finally:
-        await database.close()
 
 
 def _shown(message: Msg) -> dict[str, Any]:

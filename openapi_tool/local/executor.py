@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import socket
@@ -16,8 +17,10 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.server import ServerProcess
 from openapi_tool.service import run
-from openapi_tool.settings import load_settings
+from openapi_tool.settings import SettingsError, load_settings
 from openapi_tool.telemetry.logs import guard_crashes
+
+_TAIL_CHARS = 2000
 
 READY = "consumer.started"
 """Log action of `serve` once it fetches commands; the process counts as started when its log contains this."""
@@ -49,6 +52,23 @@ class LoopbackResolver(AbstractResolver):
         """Do nothing: there is nothing to close."""
 
 
+class _Process(ServerProcess):
+    def log_tail(self) -> str:
+        """Return the end of the log as people read it: messages from warnings on, and what is no entry of the log."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return "\n".join(filter(None, map(_message, lines)))[-_TAIL_CHARS:]
+
+
+def _message(line: str) -> str:
+    if not line.startswith("{"):
+        return line
+    try:
+        entry = json.loads(line)
+    except ValueError:  # cut by the end of the process
+        return ""
+    return str(entry["message"]) if entry["level"] in ("warning", "error", "critical") else ""
+
+
 class ExecutorProcess:
     """One replica of the executor, run as `python -m module`.
 
@@ -67,7 +87,7 @@ class ExecutorProcess:
     ) -> None:
         module = "openapi_tool" if upstream_port is None else module
         arguments: list[Any] = ["serve"] if upstream_port is None else ["--upstream-port", upstream_port]
-        self.process = ServerProcess(
+        self.process = _Process(
             name,
             [sys.executable, "-m", module, *arguments],
             guard,
@@ -101,7 +121,10 @@ def main() -> None:
     arguments = parser.parse_args()
     guard_crashes()
     # load_settings is passed, not called: SIGHUP calls it again.
-    run(load_settings, os.environ, LoopbackResolver(arguments.upstream_port))
+    try:
+        run(load_settings, os.environ, LoopbackResolver(arguments.upstream_port))
+    except SettingsError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

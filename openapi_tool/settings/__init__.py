@@ -1,6 +1,6 @@
 """Settings: model, sources and validation errors."""
 
-from openapi_tool.settings.loading import SettingsError, load_settings
+from openapi_tool.settings.loading import SettingsError, given_values, load_settings
 from openapi_tool.settings.model import Settings
 from openapi_tool.settings.sources import CONFIG_VARIABLE, KERNEL_CONFIG_VARIABLE, PREFIX, SHORT_NAMES
 
@@ -11,5 +11,6 @@ __all__ = [
     "SHORT_NAMES",
     "Settings",
     "SettingsError",
+    "given_values",
     "load_settings",
 ]

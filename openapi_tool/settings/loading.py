@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_origin
 
 from pydantic import ValidationError
+from pydantic_settings import EnvSettingsSource
 from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.settings.model import Settings
 from openapi_tool.settings.section import fields_of
-from openapi_tool.settings.sources import CONFIG_VARIABLE, PREFIX, SHORT_NAMES, SourceUnreadable
+from openapi_tool.settings.sources import CONFIG_VARIABLE, PREFIX, SHORT_NAMES, SourceUnreadable, file_sources
 from openapi_tool.tools.problems import counted
 
 _NAME = "letters, digits, '_' and '-'"
@@ -62,6 +63,24 @@ def load_settings(flags: Mapping[str, Any] | None = None) -> Settings:
         if not problems:
             return settings
     raise SettingsError(problems)
+
+
+def given_values() -> dict[str, dict[str, Any]]:
+    """Return what files and environment set, by section, as it stands there. Call it after `load_settings`."""
+    given: dict[str, Any] = {}
+    for source in (*reversed(file_sources(Settings)), EnvSettingsSource(Settings)):
+        given = _merged(given, source())
+    return given
+
+
+def _merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both, at any depth; `more` has precedence."""
+    both = {
+        name: _merged(values[name], value)
+        for name, value in more.items()
+        if isinstance(value, dict) and isinstance(values.get(name), dict)
+    }
+    return {**values, **more, **both}
 
 
 def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:

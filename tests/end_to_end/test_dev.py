@@ -19,12 +19,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import certifi
+import httpx
 import psutil
 import pytest
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app
+from openapi_tool.cli.common import Upstream
 from openapi_tool.cli.dev import Feed
+from openapi_tool.cli.dev_settings import dev_settings
 from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.dev import (
     AGENT,
@@ -37,6 +41,8 @@ from openapi_tool.local.dev import (
     state_path,
 )
 from openapi_tool.local.guard import Guard
+from openapi_tool.local.server import free_port
+from tests.conftest import reader_tool
 from tests.end_to_end import test_local
 from tests.requirements import requirement
 
@@ -175,12 +181,130 @@ async def test_calls_are_shown_as_they_pass_and_nothing_stays(
 async def test_it_can_be_stopped_while_it_comes_up(
     start_dev: StartDev, environment: dict[str, str], spaced: Path
 ) -> None:
-    environment["OPENAPI_TOOL__EXECUTOR__CONCURRENCY"] = "3"
     dev = await start_dev()
-    await dev.line("Not used by this stack: OPENAPI_TOOL__EXECUTOR__CONCURRENCY")
     await dev.line("Starting PostgreSQL")
     assert await dev.stop(signal.SIGTERM) == 0
     vanished([], *(spaced / name for name in os.listdir(spaced)))  # noqa: PTH208 - nobody waits for this loop
+
+
+CONFIG = """
+[nats]
+user = "somebody"
+password = "-"
+ack_wait_s = 5
+[tools]
+max_result_chars = 2_000
+[secrets]
+allowed_env = ["DOCS_READER_KEY"]
+"""
+
+
+@requirement("cli.dev")
+async def test_settings_of_file_and_environment_take_effect(
+    start_dev: StartDev, environment: dict[str, str], spaced: Path
+) -> None:
+    (spaced / "config.toml").write_text(CONFIG, encoding="utf-8")
+    port = free_port()
+    environment |= {
+        "OPENAPI_TOOL_CONFIG": str(spaced / "config.toml"),
+        "OPENAPI_TOOL__HEALTH__PORT": str(port),
+        "OPENAPI_TOOL__URL_POLICY__ALLOW": "wiki.lan",
+        "PG_DSN": "postgresql://nobody@127.0.0.1:1/elsewhere",
+        "SSL_CERT_FILE": "/nowhere.pem",
+    }
+    dev = await start_dev()
+    unused = "nats.password, nats.user, postgres.dsn, SSL_CERT_FILE"
+    assert (await dev.line("Not used")) == f"Not used by this stack, which has its own: {unused}"
+    found = await dev.up()
+    async with httpx.AsyncClient(trust_env=False) as client:
+        assert (await client.get(f"http://127.0.0.1:{port}/livez")).status_code == 200
+    async with Caller.open(found["PG_DSN"], servers=found["NATS_SERVERS"]) as caller:
+        durable = await caller.client.jetstream().consumer_info("cg_cmd_v1r4", "tool_jina_openapi_cmd_v1r4")
+        assert durable.config.ack_wait == 5
+        await caller.listen("cg.v1r4.*.*.cmd.agent.*.wakeup")
+        own_key = {"jina": {"mode": "reader"}, "envs": {"api_key": "DOCS_READER_KEY"}}
+        await caller.add_tool(PROJECT, {**reader_tool(), "tool_name": "docs", "options": own_key})
+        for url in ("https://long.fixture.test/", "https://wiki.lan/"):
+            placed = await caller.place(PROJECT, AGENT, "docs", {"url": url}, suffix="read")
+            answer = await caller.answer(placed, 10)
+            assert answer.card["content"]["error"] is None
+            assert len(answer.card["content"]["result"]) <= 2_000
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("OPENAPI_TOOL__CACHE__TTL_S", "long", "cache.ttl_s: must be a valid number"),
+        ("OPENAPI_TOOL_CACHE_TTL_S", "9", "OPENAPI_TOOL_CACHE_TTL_S: is no setting; did you mean "),
+        ("OPENAPI_TOOL__POLICY__HOOKS", "nothing", "policy.hooks.0: no installed package has this entry point"),
+    ],
+)
+@requirement("cli.dev", "settings.errors")
+async def test_a_wrong_setting_is_named_before_anything_starts(
+    name: str, value: str, said: str, start_dev: StartDev, environment: dict[str, str]
+) -> None:
+    environment[name] = value
+    dev = await start_dev()
+    assert await dev.ended() == 2
+    assert dev.heard.startswith(f"openapi-tool: {said}")
+    assert len(dev.heard.splitlines()) == 1
+
+
+@requirement("cli.dev", "settings.errors")
+async def test_a_health_port_that_is_taken_is_named(start_dev: StartDev, environment: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        environment["OPENAPI_TOOL__HEALTH__PORT"] = str(taken.getsockname()[1])
+        dev = await start_dev()
+        assert await dev.ended() == 2
+    *_, failure, why = dev.heard.splitlines()
+    assert failure == "openapi-tool: executor did not come up:"
+    assert why.startswith("  health.host, health.port: cannot listen: ")
+
+
+@requirement("cli.dev")
+def test_the_real_upstream_is_reached_as_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "JINA_API_KEY": "-",
+        "DOCS_READER_KEY": "--",
+        "ANOTHER_KEY": "---",
+        "SSL_CERT_FILE": certifi.where(),
+        "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "DOCS_READER_KEY",
+        "OPENAPI_TOOL__EGRESS__PROXY": "http://127.0.0.1:3128",
+        "OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "error",
+    }.items():
+        monkeypatch.setenv(name, value)
+    real = dev_settings(Upstream.REAL, os.environ)
+    assert real.remarks == ("Not used by this stack, which has its own: telemetry.log_level",)
+    assert json.loads(real.environment["OPENAPI_TOOL__EGRESS"]) == {"proxy": "http://127.0.0.1:3128"}
+    assert real.environment["SSL_CERT_FILE"] == certifi.where()
+    assert (real.environment["DOCS_READER_KEY"], "ANOTHER_KEY" in real.environment) == ("--", False)
+    double = dev_settings(Upstream.DOUBLE, os.environ)
+    assert double.remarks[0].endswith(": egress.proxy, telemetry.log_level, SSL_CERT_FILE")
+    assert not {"JINA_API_KEY", "DOCS_READER_KEY"} & double.environment.keys(), "the double gets keys of its own"
+    assert set(double.key_names) >= {"JINA_API_KEY", "DOCS_READER_KEY"}
+
+
+@requirement("cli.dev", "settings.sources")
+def test_the_kernels_file_counts_in_dev_and_what_is_ignored_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = """
+    [nats]
+    servers = ["nats://kernel:4222"]
+    pull.max_inflight = 1
+    [worker]
+    suspend_timeout_seconds = 45
+    """
+    (tmp_path / "config.toml").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("CG_CONFIG_TOML", str(tmp_path / "config.toml"))
+    monkeypatch.setenv("OPENAPI_TOOL__EXECUTOR__CONCURRENCY", "3")
+    settings = dev_settings(Upstream.DOUBLE, os.environ)
+    executor = {"worker_timeout_s": 45, "concurrency": "3"}
+    assert json.loads(settings.environment["OPENAPI_TOOL__EXECUTOR"]) == executor
+    assert [remark.partition(" is ")[0] for remark in settings.remarks if " is " in remark] == [
+        "nats.pull.max_inflight = 1 of CG_CONFIG_TOML"
+    ]
+    assert "nats.servers" in settings.remarks[-1]
 
 
 @requirement("cli.dev")

@@ -1,0 +1,86 @@
+"""Settings of the executor of `dev`: the user's, except for what the embedded stack decides."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from openapi_tool.bootstrap import build_bootstrap, tool_secrets
+from openapi_tool.cli.common import Upstream, executor_settings
+from openapi_tool.cli.tools_files import settings_failed
+from openapi_tool.local.recordings import RECORDED_HOSTS
+from openapi_tool.local.stack import KEY_NAMES
+from openapi_tool.settings import PREFIX, SettingsError, given_values, load_settings
+from openapi_tool.settings.loading import ignored_variables
+from openapi_tool.settings.sources import kernel_remarks
+from openapi_tool.tools.secrets import FILE_SUFFIX
+
+_CA = "SSL_CERT_FILE"
+_NO_DATABASE = {"postgres": {"dsn": "postgresql://unused"}}
+_OF_SERVERS = ("nats.ack_wait_s", "nats.max_ack_pending")
+"""The only settings of `nats` that do not say where and how to connect."""
+
+_OF_STACK = ("postgres.dsn", "telemetry.log_level", "telemetry.log_format")
+_OF_UPSTREAM = ("egress.ca_file", "egress.proxy", "egress.public_addresses_only")
+"""Settings of the way to the upstream; the double is on loopback, with a certificate of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevSettings:
+    """Environment variables of the executor, names of the keys that the double accepts, and lines for the user."""
+
+    environment: Mapping[str, str]
+    key_names: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+def dev_settings(upstream: Upstream, environment: Mapping[str, str]) -> DevSettings:
+    """Return what the settings files and `environment` set and the stack does not decide.
+
+    `environment` is that of the process. Exits with 2 if a setting is invalid or a key is missing.
+    """
+    own = executor_settings(upstream)
+    try:
+        settings = load_settings(_NO_DATABASE)
+        allowed = tool_secrets(settings, {}).allowed
+        passed = _passed(environment, allowed) if upstream is Upstream.REAL else {}
+        build_bootstrap(settings, passed)
+    except SettingsError as error:
+        settings_failed(error)
+    given = given_values()
+    unused = [name for name in _names(given) if not _takes_effect(name, upstream)]
+    unused += [_CA] if environment.get(_CA) and _CA not in passed else []
+    if upstream is Upstream.DOUBLE:
+        own["OPENAPI_TOOL__URL_POLICY__ALLOW"] = ",".join((RECORDED_HOSTS, *settings.url_policy.allow))
+        own["OPENAPI_TOOL__SECRETS__ALLOWED_ENV"] = ",".join(sorted({*KEY_NAMES, *settings.secrets.allowed_env}))
+    remarks = [*kernel_remarks(), *ignored_variables(environment)]
+    remarks += [f"Not used by this stack, which has its own: {', '.join(unused)}"] if unused else []
+    sections = {
+        f"{PREFIX}{section}".upper(): json.dumps(
+            {key: value for key, value in values.items() if f"{section}.{key}" not in unused}
+        )
+        for section, values in given.items()
+    }
+    return DevSettings({**sections, **passed, **own}, tuple(sorted({*KEY_NAMES, *allowed})), tuple(remarks))
+
+
+def _passed(environment: Mapping[str, str], allowed: Iterable[str]) -> dict[str, str]:
+    """Return the variables that an executor with the real upstream needs beside its settings."""
+    names = [_CA, *(name + suffix for name in allowed for suffix in ("", FILE_SUFFIX))]
+    return {name: environment[name] for name in names if environment.get(name)}
+
+
+def _names(given: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return sorted(f"{section}.{key}" for section, values in given.items() for key in values)
+
+
+def _takes_effect(name: str, upstream: Upstream) -> bool:
+    """Return whether the executor of `dev` uses a setting; else the stack decides."""
+    section = name.partition(".")[0]
+    if section == "nats":
+        return name in _OF_SERVERS
+    if name in _OF_UPSTREAM:
+        return upstream is Upstream.REAL
+    return section != "protocol" and name not in _OF_STACK
