@@ -13,7 +13,8 @@ import asyncpg
 import orjson
 
 from benchmarks.double import question
-from openapi_tool.local.caller import SENDER, VERSION, WORKER_TARGET
+from openapi_tool.local.caller import WORKER_TARGET
+from openapi_tool.local.placed_call import SENDER, VERSION
 
 Tool = Literal["search", "reader"]
 NAMES: dict[Tool, str] = {"search": "jina_search", "reader": "jina_reader"}

@@ -62,6 +62,35 @@ async def database(stack: EmbeddedStack) -> AsyncIterator[str]:
     await connection.close()
 
 
+@pytest.fixture(scope="session")
+def v1r3_template(stack: EmbeddedStack) -> str:
+    name = f"{TEMPLATE}_v1r3"
+    asyncio.run(prepare_database(stack.postgres.dsn(), name, kernel_schema("v1r3")))
+    asyncio.run(make_role(stack.postgres.dsn(name)))
+    return name
+
+
+@pytest.fixture
+async def v1r3_database(stack: EmbeddedStack, v1r3_template: str) -> AsyncIterator[str]:
+    """A database of protocol v1r3."""
+    name = f"test_{uuid.uuid4().hex}"
+    await prepare_database(stack.postgres.dsn(), name, None, v1r3_template)
+    yield name
+    connection = await asyncpg.connect(stack.postgres.dsn())
+    await connection.execute(f'drop database "{name}" with (force)')
+    await connection.close()
+
+
+@pytest.fixture
+async def v1r3_caller(stack: EmbeddedStack, v1r3_database: str) -> AsyncIterator[Caller]:
+    """A kernel of protocol v1r3, with a project and an agent in its roster."""
+    async with Caller.connect(stack.postgres.dsn(v1r3_database), stack.nats.url, "v1r3") as caller:
+        await caller.add_project(PROJECT)
+        await caller.add_agent(PROJECT, AGENT)
+        yield caller
+        await caller.forget_streams()
+
+
 @pytest.fixture
 async def caller(stack: EmbeddedStack, database: str) -> AsyncIterator[Caller]:
     """The kernel's side, with a project and an agent in its roster."""

@@ -39,7 +39,7 @@ MONEY = (
         "tests/wire/test_refusals.py::test_an_id_with_the_md5_of_an_answered_one_is_refused_before_anything_is_billed",
     ),
     Mutation(
-        "protocol/v1r4.py",
+        "protocol/report.py",
         "records.reported_inbox_id is not None",
         "not records",
         "tests/wire/test_answers.py::test_a_report_without_its_card_is_known_before_anything_is_billed",
@@ -104,13 +104,13 @@ IDENTITY = (
         "tests/wire/test_refusals.py::test_a_tenant_that_is_not_the_subjects",
     ),
     Mutation(
-        "kernel/v1r4.py",
+        "kernel/fragments.py",
         "and tenant_id = $1 and deleted_at is null\n    union all",
         "and deleted_at is null\n    union all",
         "tests/wire/test_refusals.py::test_a_card_of_another_project",
     ),
     Mutation(
-        "kernel/v1r4.py",
+        "kernel/fragments.py",
         "where project_id = $1 and tool_name in ($7, $8)",
         "where tool_name in ($7, $8)",
         "tests/wire/test_refusals.py::test_a_tool_of_another_project",
@@ -140,7 +140,7 @@ IDENTITY = (
         "tests/unit/test_catalogue.py::test_identities_agree_exactly_where_owner_and_alias_do",
     ),
     Mutation(
-        "kernel/v1r4.py",
+        "kernel/fragments.py",
         "where project_id = $1 and tool_name in",
         "where tool_name in",
         "tests/wire/test_tenants.py::test_a_call_is_answered_from_its_own_projects_rows",
@@ -152,13 +152,13 @@ IDENTITY = (
         "tests/wire/test_tenants.py::test_a_turn_or_an_edge_of_another_project_takes_no_report",
     ),
     Mutation(
-        "kernel/v1r4.py",
+        "kernel/fragments.py",
         "where project_id = $1 and md5(correlation_id) = md5(k.tool_call_id)",
         "where md5(correlation_id) = md5(k.tool_call_id)",
         "tests/wire/test_tenants.py::test_a_turn_or_an_edge_of_another_project_takes_no_report",
     ),
     Mutation(
-        "kernel/v1r4.py",
+        "kernel/fragments.py",
         "where tenant_id = $1 and md5(tool_call_id) = md5(k",
         "where md5(tool_call_id) = md5(k",
         "tests/wire/test_tenants.py::test_another_projects_result_of_the_same_call_id_is_no_earlier_one",
@@ -188,7 +188,7 @@ IDENTITY = (
         "tests/wire/test_continuation.py::test_case_11_a_text_of_somebody_else_cannot_be_searched",
     ),
     Mutation(
-        "kernel/v1r4.py",
+        "kernel/fragments.py",
         "where card_id = $3 and tenant_id = $1 and",
         "where card_id = $3 and $1 <> '' and",
         "tests/wire/test_continuation.py::test_a_cursor_of_somebody_else_or_of_nothing_is_unknown",

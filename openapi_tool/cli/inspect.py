@@ -59,7 +59,7 @@ def inspect(
     """
 
     async def gather(bootstrap: Bootstrap, client: BusClient) -> Found:
-        rows = await call_rows(bootstrap.pool.dsn, project, tool_call_id)
+        rows = await call_rows(bootstrap.pool.dsn, bootstrap.pool.version, project, tool_call_id)
         moments = [row["created_at"] for row in (*rows.inbox, *rows.edges)]
         since = min(moments) if moments else None
         commands = await commands_of(client, bootstrap.durable, project, tool_call_id, since)

@@ -40,7 +40,8 @@ KINDS: dict[str, Kind] = {
 
 _MEND = "An operator must correct this: "
 GRANTS = f"{_MEND}grant what `openapi-tool sql grants` prints"
-MIGRATIONS = f"{_MEND}check that it is the kernel's database of protocol v1r4, with all its migrations"
+MIGRATIONS = f"{_MEND}check that it is the kernel's database of the configured version, with all its migrations"
+OTHER_VERSION = f"{_MEND}set protocol.version, or name each database in the section of its own version"
 _POOLER = f"{_MEND}a pooler in transaction mode is in between; set postgres.prepared_statements = false"
 _POOLED = ("26000", "42P05")
 _CONTENDED = ("40", "55P03", "57014")

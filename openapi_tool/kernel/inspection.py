@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from openapi_tool.kernel import v1r4
-from openapi_tool.kernel.failures import GRANTS, MIGRATIONS, ReadOnly
+from openapi_tool.kernel.failures import GRANTS, MIGRATIONS, OTHER_VERSION, ReadOnly
 from openapi_tool.kernel.grants import MISSING
+from openapi_tool.kernel.statements import STATEMENTS, Statements
 from openapi_tool.protocol.errors import NeedsOperator
 
 _LOOK = f"select ({MISSING}) as missing, current_setting('transaction_read_only') = 'on' as read_only"
@@ -25,6 +25,11 @@ where not exists (
     where c.relkind in ('r', 'p', 'v', 'f') and c.relname = split_part('.' || needed.name, '.', -1)
         and (needed.name not like '%.%' or n.nspname = split_part(needed.name, '.', 1))
 )
+"""
+
+_INBOX_COLUMNS = """
+select array_agg(attname::text) from pg_catalog.pg_attribute
+where attrelid = to_regclass('state.agent_inbox') and attnum > 0 and not attisdropped
 """
 
 _UNIQUE = """
@@ -72,18 +77,36 @@ async def check_access(connection: asyncpg.Connection, timeout_s: float | None =
         raise ReadOnly
 
 
-async def inspect(connection: asyncpg.Connection, timeout_s: float | None = None) -> None:
+async def inspect(connection: asyncpg.Connection, statements: Statements, timeout_s: float | None = None) -> None:
     """Check columns and unique indexes, after `check_access`. Raises Unavailable.
 
     Statements are prepared without a name, because a pooler in transaction mode loses named ones.
     """
     await check_access(connection, timeout_s)
-    for statement in (v1r4.LOAD, v1r4.COMMIT):
-        await connection.prepare(statement, name="", timeout=timeout_s)
+    try:
+        for statement in (statements.LOAD, statements.COMMIT):
+            await connection.prepare(statement, name="", timeout=timeout_s)
+    except asyncpg.UndefinedColumnError:
+        await _refuse_other_version(connection, statements, timeout_s)
+        raise
     rows = await connection.fetch(_UNIQUE, timeout=timeout_s)
     there = {unique_index(row["name"], row["keys"], row["predicate"]) for row in rows}
     if missing := [str(index) for index in NEEDED if index not in there]:
         raise NeedsOperator(f"PostgreSQL: missing: unique index on {'; '.join(missing)}", MIGRATIONS)
+
+
+async def _refuse_other_version(
+    connection: asyncpg.Connection, statements: Statements, timeout_s: float | None
+) -> None:
+    """Raise NeedsOperator if the columns are those of another protocol version."""
+    columns = set(await connection.fetchval(_INBOX_COLUMNS, timeout=timeout_s))
+    versions = {version for version, other in STATEMENTS.items() if other.INBOX_COLUMN in columns}
+    expected = next(version for version, other in STATEMENTS.items() if other is statements)
+    if len(versions) == 1 and expected not in versions:
+        raise NeedsOperator(
+            f"PostgreSQL: this is a database of protocol {versions.pop()}, but {expected} is configured for it",
+            OTHER_VERSION,
+        )
 
 
 def unique_index(table: str, keys: Iterable[str], predicate: str) -> UniqueIndex:

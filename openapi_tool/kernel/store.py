@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import asyncpg
 
 from openapi_tool.fair_semaphore import FairSemaphore
-from openapi_tool.kernel import v1r4
 from openapi_tool.kernel.failures import ReadOnly, translate_connection_errors, translate_statement_errors
 from openapi_tool.kernel.inspection import check_access, inspect
+from openapi_tool.kernel.statements import STATEMENTS, Statements
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.jsontext import dumps, loads
@@ -35,8 +36,8 @@ _CHECK_S = 2.0  # limit of each step of a health check, so that a database that 
 class PoolOptions:
     """Pool size, and the timeout of a connection or a statement in seconds.
 
-    `where` (hosts, ports, database) is for messages. With `inspected` a database in which calls cannot be committed is
-    refused; readers do not need that.
+    `where` (hosts, ports, database) is for messages, `version` the protocol version of the database. With `inspected` a
+    database in which calls cannot be committed is refused; readers do not need that.
     """
 
     dsn: str = field(repr=False)
@@ -45,13 +46,15 @@ class PoolOptions:
     prepared_statements: bool
     inspected: bool = True
     where: str = ""
+    version: str = "v1r4"
 
 
 class KernelStore:
     """Loads calls and commits results, scoped by project in every statement."""
 
-    def __init__(self, pool: asyncpg.Pool, timeout_s: float) -> None:
+    def __init__(self, pool: asyncpg.Pool, timeout_s: float, statements: Statements) -> None:
         self._pool = pool
+        self._sql = statements
         self._permits = permits = FairSemaphore(pool.get_max_size())
         metrics.PERMITS_USED.follow(lambda: permits.used, "database")
         metrics.PERMITS_WAITING.follow(lambda: permits.waiting, "database")
@@ -60,6 +63,7 @@ class KernelStore:
     @classmethod
     async def open(cls, options: PoolOptions) -> KernelStore:
         """Open a pool with one connection. Raises Unavailable, also if the inspection fails."""
+        statements = STATEMENTS[options.version]
         with translate_connection_errors():
             pool = await asyncpg.create_pool(
                 options.dsn,
@@ -69,11 +73,11 @@ class KernelStore:
                 timeout=options.timeout_s,
                 command_timeout=options.timeout_s,
                 statement_cache_size=100 if options.prepared_statements else 0,
-                init=_prepare_and_inspect if options.inspected else _prepare_connection,
+                init=partial(_prepare_and_inspect, statements=statements) if options.inspected else _prepare_connection,
                 reset=_keep_connection,
                 server_settings={"application_name": "openapi-tool"},
             )
-        store = cls(pool, options.timeout_s)
+        store = cls(pool, options.timeout_s, statements)
         try:
             async with store._connection(_NO_PROJECT):
                 return store
@@ -88,7 +92,10 @@ class KernelStore:
         """
         timeout_s = min(_CHECK_S, self._timeout_s)
         async with self._connection(_NO_PROJECT, timeout_s) as connection:
-            await (inspect if thorough else check_access)(connection, timeout_s)
+            if thorough:
+                await inspect(connection, self._sql, timeout_s)
+            else:
+                await check_access(connection, timeout_s)
 
     async def encrypted(self) -> bool:
         """Return whether connections are encrypted. Raises Unavailable."""
@@ -98,20 +105,20 @@ class KernelStore:
     async def answered(self, project_id: str, tool_call_id: str) -> bool:
         """Return whether a call of a project has a result. Raises Unavailable."""
         async with self._connection(project_id) as connection:
-            return bool(await connection.fetchval(v1r4.ANSWERED, project_id, tool_call_id))
+            return bool(await connection.fetchval(self._sql.ANSWERED, project_id, tool_call_id))
 
     async def load(self, command: Command) -> CallRecords:
         """Load the records of a call in one round trip. Raises Unavailable."""
         async with self._connection(command.identity.project_id) as connection:
-            row = await connection.fetchrow(v1r4.LOAD, *v1r4.call_values(command))
+            row = await connection.fetchrow(self._sql.LOAD, *self._sql.call_values(command))
             if row["read_only"]:
                 raise ReadOnly
-        return v1r4.call_records(row)
+        return self._sql.call_records(row)
 
     async def last_answer_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
         """Return how many seconds ago the last call of a step was answered, None if none was. Raises Unavailable."""
         async with self._connection(project_id) as connection:
-            age_s: float | None = await connection.fetchval(v1r4.LAST_ANSWER, project_id, agent_turn_id, step_id)
+            age_s: float | None = await connection.fetchval(self._sql.LAST_ANSWER, project_id, agent_turn_id, step_id)
         return age_s
 
     async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None = None) -> bool:
@@ -121,22 +128,22 @@ class KernelStore:
         deleted. Raises Unavailable.
         """
         stored = (artifact.card_id, artifact.content, artifact.metadata, artifact.ttl_s) if artifact else (None,) * 4
-        return await self._write(v1r4.COMMIT, card.card_id, report, card.content, card.metadata, *stored)
+        return await self._write(self._sql.COMMIT, card.card_id, report, card.content, card.metadata, *stored)
 
     async def report(self, card_id: str, report: Report) -> bool:
         """Write inbox row and edge for a result card that exists already; otherwise as `commit`."""
-        return await self._write(v1r4.REPORT, card_id, report)
+        return await self._write(self._sql.REPORT, card_id, report)
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
         """Return up to `chars` characters from `start` of an agent's live artifact, or None. Raises Unavailable."""
         async with self._connection(project_id) as connection:
-            row = await connection.fetchrow(v1r4.ARTIFACT, project_id, agent_id, card_id, start, chars)
+            row = await connection.fetchrow(self._sql.ARTIFACT, project_id, agent_id, card_id, start, chars)
         return None if row is None else Artifact(card_id, row["chars"], row["sha256"], row["text"], row["items"])
 
     async def _write(self, statement: str, card_id: str, report: Report, *card: Any) -> bool:
         async with self._connection(report.project_id) as connection:
             try:
-                written = await connection.fetchval(statement, *v1r4.report_values(card_id, report), *card)
+                written = await connection.fetchval(statement, *self._sql.report_values(card_id, report), *card)
             except asyncpg.UniqueViolationError:
                 return False
         return bool(written)
@@ -202,10 +209,10 @@ async def _prepare_connection(connection: asyncpg.Connection) -> None:
         )
 
 
-async def _prepare_and_inspect(connection: asyncpg.Connection) -> None:
+async def _prepare_and_inspect(connection: asyncpg.Connection, *, statements: Statements) -> None:
     await _prepare_connection(connection)
     with translate_connection_errors():
-        await inspect(connection)
+        await inspect(connection, statements)
 
 
 async def _keep_connection(connection: asyncpg.Connection) -> None:

@@ -8,18 +8,11 @@ from typing import Any
 import asyncpg
 
 from openapi_tool.kernel.failures import translate_connection_errors, translate_statement_errors
+from openapi_tool.kernel.statements import STATEMENTS
 
 _MAX_BYTES = 65_536
 _TIMEOUT_S = 10.0
 
-_INBOX = """
-select message_type, inbox_id, agent_id, left(channel_id, 128) as channel_id, agent_turn_id, turn_epoch, status,
-    retry_count, left(last_error, 500) as last_error, created_at, processed_at
-from state.agent_inbox
-where project_id = $1 and message_type in ('command_anchor', 'tool_result')
-    and md5(correlation_id) = md5($2) and correlation_id = $2
-order by created_at limit 10
-"""
 _EDGES = """
 select edge_phase, source_agent_id, recursion_depth, trace_id, created_at
 from state.execution_edges
@@ -48,13 +41,14 @@ class CallRows:
     cards: list[dict[str, Any]] = field(default_factory=list)
 
 
-async def call_rows(dsn: str, project_id: str, tool_call_id: str) -> CallRows:
-    """Return the rows of a call. Raises Unavailable."""
+async def call_rows(dsn: str, version: str, project_id: str, tool_call_id: str) -> CallRows:
+    """Return the rows of a call in a database of this protocol version. Raises Unavailable."""
+    queries = (STATEMENTS[version].TIMELINE, _EDGES, _CARDS)
     with translate_connection_errors():
         connection = await asyncpg.connect(dsn, timeout=_TIMEOUT_S, command_timeout=_TIMEOUT_S)
     try:
         with translate_statement_errors():
-            found = [await connection.fetch(query, project_id, tool_call_id) for query in (_INBOX, _EDGES, _CARDS)]
+            found = [await connection.fetch(query, project_id, tool_call_id) for query in queries]
     finally:
         await connection.close(timeout=_TIMEOUT_S)
     return CallRows(*([dict(row) for row in rows] for rows in found))

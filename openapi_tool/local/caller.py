@@ -1,4 +1,4 @@
-"""Simulate the kernel's side of a call: project, roster, tools, then card, edge, anchor row and command.
+"""Simulate the kernel's side of a call: project, roster, tools, then card, rows and command.
 
 Also simulates what a demonstration or a test needs of the worker: receives the doorbell and reads the inbox.
 """
@@ -6,12 +6,11 @@ Also simulates what a demonstration or a test needs of the worker: receives the 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,12 +23,14 @@ from nats.js.api import StreamConfig
 
 from openapi_tool.bus.client import BusClient
 from openapi_tool.local.database import open_database
+from openapi_tool.local.placed_call import VERSION, PlacedCall, doorbell_key, new_call, save_rows
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.subject import command_stream
 
-VERSION = "v1r4"
-SENDER = "kernel"
-STREAM = f"cg_cmd_{VERSION}"
+STREAM = command_stream(VERSION)[0]
 WORKER_TARGET = "worker_generic"
+
+__all__ = ["ERRORS", "STREAM", "VERSION", "Answer", "Caller", "PlacedCall", "new_call", "prepare_database"]
 
 ERRORS: tuple[type[Exception], ...] = (
     asyncpg.PostgresError,
@@ -44,25 +45,6 @@ _POLL_S, _GRACE_S, _CONNECT_S = 0.2, 1.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedCall:
-    """A call as the kernel saved and published it: ids of the rows, and the command."""
-
-    project_id: str
-    channel_id: str
-    agent_id: str
-    agent_turn_id: str
-    turn_epoch: int
-    step_id: str
-    tool_call_id: str
-    card_id: str
-    trace_id: str
-    subject: str
-    headers: Mapping[str, str]
-    body: Mapping[str, Any]
-    placed_at: float = field(default_factory=time.time)
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """Result of a call: rows as dictionaries, the doorbell's message, its arrival in seconds since the epoch."""
 
@@ -74,21 +56,22 @@ class Answer:
 
 
 class Caller:
-    """The parts of the kernel that a tool executor interacts with."""
+    """The parts of a kernel of protocol `version` (v1r4 unless set) that a tool executor interacts with."""
 
     def __init__(self, database: asyncpg.Connection, client: Client) -> None:
-        self.database, self.client = database, client
+        self.database, self.client, self.version = database, client, VERSION
         self._doorbells: dict[str, asyncio.Future[tuple[float, Msg]]] = {}
         self._lock = asyncio.Lock()
         self.last_sequence = 0  # place in the stream of the last command that was sent
 
     @classmethod
     @asynccontextmanager
-    async def connect(cls, dsn: str, nats_url: str) -> AsyncIterator[Caller]:
+    async def connect(cls, dsn: str, nats_url: str, version: str = VERSION) -> AsyncIterator[Caller]:
         """Connect, create the kernel's stream if it is missing, and subscribe to doorbells."""
         async with cls.open(dsn, servers=nats_url) as caller:
+            caller.version = version
             await caller.make_stream()
-            await caller.listen(f"cg.{VERSION}.*.*.cmd.agent.*.wakeup")
+            await caller.listen(f"cg.{version}.*.*.cmd.agent.*.wakeup")
             yield caller
 
     @classmethod
@@ -104,10 +87,11 @@ class Caller:
 
     async def make_stream(self, metadata: Mapping[str, str] | None = None, *, replicas: int = 1) -> None:
         """Create the kernel's stream with `replicas` replicas if it is missing."""
+        name, subjects = command_stream(self.version)
         await self.client.jetstream().add_stream(
             StreamConfig(
-                name=STREAM,
-                subjects=[f"cg.{VERSION}.*.*.cmd.*.*.>"],
+                name=name,
+                subjects=[subjects],
                 max_age=24 * 3600,
                 metadata=dict(metadata) if metadata else None,
                 num_replicas=replicas,
@@ -119,13 +103,12 @@ class Caller:
         await self.client.subscribe(subject, cb=self._hear)
 
     async def _hear(self, message: Msg) -> None:
-        turn_id = (message.headers or {}).get("CG-Turn-Id", "")
-        heard = self._doorbell(turn_id)
+        heard = self._doorbell(doorbell_key(message))
         if not heard.done():
             heard.set_result((time.time(), message))
 
-    def _doorbell(self, turn_id: str) -> asyncio.Future[tuple[float, Msg]]:
-        return self._doorbells.setdefault(turn_id, asyncio.get_running_loop().create_future())
+    def _doorbell(self, key: str) -> asyncio.Future[tuple[float, Msg]]:
+        return self._doorbells.setdefault(key, asyncio.get_running_loop().create_future())
 
     async def forget_streams(self) -> None:
         """Delete every stream of the server with its consumers."""
@@ -190,8 +173,8 @@ class Caller:
         card_metadata: Mapping[str, Any] | None = None,
         publish: bool = True,
     ) -> PlacedCall:
-        """Save card, request edge and anchor row, then publish the command, in the kernel's order (section 9)."""
-        subject = subject or f"cg.{VERSION}.{project_id}.{channel_id}.cmd.tool.jina.{suffix}"
+        """Save card and rows, then publish the command, in the kernel's order (section 9)."""
+        subject = subject or f"cg.{self.version}.{project_id}.{channel_id}.cmd.tool.jina.{suffix}"
         body = {"tool_name": tool_name, "after_execution": after_execution}
         call = new_call(project_id, channel_id, agent_id, subject, body)
         await self.save(call, arguments, card_metadata or {})
@@ -200,11 +183,10 @@ class Caller:
         return call
 
     async def save(self, call: PlacedCall, arguments: Any, card_metadata: Mapping[str, Any]) -> None:
-        """Save the card, request edge and anchor of a call."""
+        """Save the card of a call, and its rows by its protocol version."""
         await self._save_card(call, arguments, card_metadata)
         async with self._lock, self.database.transaction():
-            await self._save_edge(call)
-            await self._save_anchor(call)
+            await save_rows(self.database, call)
 
     async def publish(
         self, call: PlacedCall, *, headers: Mapping[str, str] | None = None, data: bytes | None = None
@@ -247,48 +229,15 @@ class Caller:
                 metadata,
             )
 
-    async def _save_edge(self, call: PlacedCall) -> None:
-        await self.database.execute(
-            "insert into state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, "
-            "source_agent_id, source_agent_turn_id, source_step_id, target_agent_id, target_agent_turn_id, "
-            "correlation_id, recursion_depth, trace_id) "
-            "values ($1, $2, $3, 'tool_call', 'request', $4, $5, $6, $4, $5, $7, $8, $9)",
-            f"edge_{uuid.uuid4().hex}",
-            call.project_id,
-            call.channel_id,
-            call.agent_id,
-            call.agent_turn_id,
-            call.step_id,
-            call.tool_call_id,
-            int(call.headers["CG-Recursion-Depth"]),
-            call.trace_id,
-        )
-
-    async def _save_anchor(self, call: PlacedCall) -> None:
-        await self.database.execute(
-            "insert into state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, "
-            "correlation_id, agent_turn_id, turn_epoch, context_headers, payload, status) "
-            "values ($1, $2, $3, $4, 'command_anchor', 'call', $5, $6, $7, $8, $9, 'consumed')",
-            f"inbox_cmd_anchor_{uuid.uuid4().hex}",
-            call.project_id,
-            call.agent_id,
-            call.channel_id,
-            call.tool_call_id,
-            call.agent_turn_id,
-            call.turn_epoch,
-            {name: value for name, value in call.headers.items() if name not in _PUBLISHER_HEADERS},
-            {"kind": "command_anchor", "subject": call.subject, "correlation_id": call.tool_call_id},
-        )
-
     async def answer(self, call: PlacedCall, timeout_s: float) -> Answer:
         """Wait for the doorbell of a call and read its result. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
-            rung_at, message = await self._doorbell(call.agent_turn_id)
+            rung_at, message = await self._doorbell(call.doorbell_key)
         return await self.read_answer(call, _shown(message), rung_at)
 
     async def answer_or_row(self, call: PlacedCall, timeout_s: float) -> Answer:
         """Do the same, but accept the row without a doorbell if none follows soon. Raises TimeoutError."""
-        heard = self._doorbell(call.agent_turn_id)
+        heard = self._doorbell(call.doorbell_key)
         async with asyncio.timeout(timeout_s):
             while not heard.done() and not (await self.read_answer(call)).inbox_row:
                 await asyncio.wait([heard], timeout=_POLL_S)
@@ -337,44 +286,6 @@ class Caller:
 
 def _shown(message: Msg) -> dict[str, Any]:
     return {"subject": message.subject, "headers": message.headers, "data": message.data.decode()}
-
-
-_PUBLISHER_HEADERS = ("CG-Timestamp", "CG-Version", "CG-Msg-Type", "CG-Sender")
-
-
-def new_call(project_id: str, channel_id: str, agent_id: str, subject: str, body: Mapping[str, Any]) -> PlacedCall:
-    """Return a call of a new turn; `body` says which tool, and what happens to the turn afterwards."""
-    turn_id, step_id, tool_call_id = (f"{kind}_{uuid.uuid4().hex}" for kind in ("turn", "step", "tc"))
-    trace_id, card_id = secrets.token_hex(16), uuid.uuid4().hex
-    headers = {
-        "CG-Project-Id": project_id,
-        "CG-Channel-Id": channel_id,
-        "CG-Agent-Id": agent_id,
-        "CG-Turn-Id": turn_id,
-        "CG-Turn-Epoch": "1",
-        "CG-Step-Id": step_id,
-        "CG-Tool-Call-Id": tool_call_id,
-        "CG-Recursion-Depth": "0",
-        "traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01",
-        "CG-Timestamp": str(time.time_ns() // 1_000_000),
-        "CG-Version": VERSION,
-        "CG-Msg-Type": "dict",
-        "CG-Sender": SENDER,
-    }
-    return PlacedCall(
-        project_id=project_id,
-        channel_id=channel_id,
-        agent_id=agent_id,
-        agent_turn_id=turn_id,
-        turn_epoch=1,
-        step_id=step_id,
-        tool_call_id=tool_call_id,
-        card_id=card_id,
-        trace_id=trace_id,
-        subject=subject,
-        headers=headers,
-        body={"tool_call_card_id": card_id, **body},
-    )
 
 
 async def prepare_database(server_dsn: str, database: str, schema: str | None, template: str | None = None) -> None:

@@ -25,9 +25,9 @@ from openapi_tool.local.upstream import UpstreamDouble
 KEY_NAMES = ("JINA_API_KEY", "SEARCH_API_KEY")
 
 
-def kernel_schema() -> str:
-    """The DDL of the kernel's tables, protocol v1r4."""
-    return (files(__package__) / "data" / "kernel_v1r4.sql").read_text(encoding="utf-8")
+def kernel_schema(version: str = "v1r4") -> str:
+    """Return the DDL of the tables of a kernel of this protocol version."""
+    return (files(__package__) / "data" / f"kernel_{version}.sql").read_text(encoding="utf-8")
 
 
 class EmbeddedStack:

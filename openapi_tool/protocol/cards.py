@@ -90,7 +90,7 @@ def read_tool_call(card: CardRecord | None, tool_call_id: str) -> ToolCall:
     if not isinstance(content, dict) or content.get("__type__") != "ToolCallContent":
         raise BadRequest("The tool.call card does not hold ToolCallContent.")
     if card.tool_call_id and card.tool_call_id != tool_call_id:
-        raise BadRequest("The tool.call card belongs to another tool call than CG-Tool-Call-Id names.")
+        raise BadRequest("The tool.call card belongs to another tool call than the command names.")
     for name in LINEAGE:
         if not is_storable_id(metadata.get(name)):
             raise BadRequest(f"The tool.call card's {name} is no text of at most {MAX_ID_BYTES} bytes.")

@@ -1,4 +1,4 @@
-"""Caller identity: headers and subject are its only source (protocol section 2)."""
+"""Caller identity: subject and headers are its source, in v1r3 subject and body (protocol section 2)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MAX_DIGITS = 20
 
 @dataclass(frozen=True, slots=True)
 class ClaimedIdentity:
-    """Identity as claimed by headers and subject; all but project and channel may be missing."""
+    """Identity as a command claims it; all but project and channel may be missing."""
 
     project_id: str
     channel_id: str
@@ -47,6 +47,7 @@ class ClaimedIdentity:
     trace: SpanContext | None
     tracestate: str | None
     problems: tuple[str, ...]
+    context_box_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,11 @@ class CallIdentity:
     trace_id: str | None
     trace: SpanContext | None
     tracestate: str | None
+    recursion_depth: int | None = None
+    context_box_id: str | None = None
 
 
-class _Headers:
+class Headers:
     """Case-insensitive headers of a command, with the problems found while reading them."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
@@ -75,6 +78,7 @@ class _Headers:
         self.problems: list[str] = []
 
     def text(self, name: str) -> str | None:
+        """Return a header without surrounding white space; None if it is missing or empty."""
         value = (self._exact.get(name) or self._folded.get(name.lower()) or "").strip()
         if "\x00" in value:
             self.problems.append(f"header {name} holds a NUL character")
@@ -82,6 +86,7 @@ class _Headers:
         return value or None
 
     def id(self, name: str) -> str | None:
+        """Return a header that is an id."""
         value = self.text(name)
         if value is not None and is_too_long(value):
             self.problems.append(f"header {name} is longer than {MAX_ID_BYTES} bytes")
@@ -89,6 +94,7 @@ class _Headers:
         return value
 
     def required(self, name: str, read: Callable[[str], str | None]) -> str | None:
+        """Return a header by `read`; one that is missing is a problem."""
         before = len(self.problems)
         value = read(name)
         if value is None and len(self.problems) == before:
@@ -96,6 +102,7 @@ class _Headers:
         return value
 
     def number(self, name: str) -> int | None:
+        """Return a header that is an integer >= 0."""
         value = self.text(name)
         if value is None:
             return None
@@ -106,6 +113,7 @@ class _Headers:
         return int(digits)
 
     def trace(self) -> SpanContext | None:
+        """Return the span context of the sender."""
         value = self.text(TRACEPARENT)
         if value is None:
             return None
@@ -116,6 +124,7 @@ class _Headers:
             return None
 
     def must_equal(self, name: str, subject_token: str) -> None:
+        """Add a problem if a header differs from the subject."""
         value = self.text(name)
         if value is not None and value != subject_token:
             self.problems.append(f"header {name} differs from the subject's {subject_token!r}")
@@ -123,7 +132,7 @@ class _Headers:
 
 def read_identity(subject: CommandSubject, headers: Mapping[str, str]) -> ClaimedIdentity:
     """Return the claimed identity with all problems of the headers. Raises nothing, guesses nothing."""
-    read = _Headers(headers)
+    read = Headers(headers)
     read.must_equal(PROJECT, subject.project_id)
     read.must_equal(CHANNEL, subject.channel_id)
     return ClaimedIdentity(
@@ -143,7 +152,7 @@ def read_identity(subject: CommandSubject, headers: Mapping[str, str]) -> Claime
 
 
 def identify(claimed: ClaimedIdentity, card: CardRecord | None) -> CallIdentity:
-    """Complete the identity that a command claims from its tool.call card, never from its body.
+    """Complete the identity that a command claims from its tool.call card.
 
     Raises Unanswerable when agent, turn or tool call id stay unknown (section 2).
     """
@@ -154,7 +163,7 @@ def identify(claimed: ClaimedIdentity, card: CardRecord | None) -> CallIdentity:
     if agent_id is None or turn_id is None or not call_id:
         raise Unanswerable(
             "no_identity",
-            f"neither headers nor tool.call card name agent, turn (at most {MAX_ID_BYTES} bytes each) and tool call",
+            f"neither command nor tool.call card name agent, turn (at most {MAX_ID_BYTES} bytes each) and tool call",
         )
     return CallIdentity(
         project_id=claimed.project_id,
@@ -168,6 +177,8 @@ def identify(claimed: ClaimedIdentity, card: CardRecord | None) -> CallIdentity:
         trace_id=claimed.trace.trace_id if claimed.trace else _id(metadata.get("trace_id")),
         trace=claimed.trace,
         tracestate=claimed.tracestate,
+        recursion_depth=claimed.recursion_depth,
+        context_box_id=claimed.context_box_id,
     )
 
 

@@ -61,10 +61,10 @@ class WaitingTurnRecord:
 
 @dataclass(frozen=True, slots=True)
 class RequestEdgeRecord:
-    """Oldest request edge of the call."""
+    """Oldest request edge of the call; in v1r3 its depth may be null."""
 
     edge_id: str
-    recursion_depth: int
+    recursion_depth: int | None
 
 
 @dataclass(frozen=True, slots=True)

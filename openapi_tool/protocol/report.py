@@ -1,7 +1,7 @@
 """Types of a report: the inbox row and response edge that announce a result, and its doorbell (protocol section 6).
 
-`V1r4.accept` builds an `Acceptance` before the call runs, `V1r4.report` a `Report` from it afterwards. `kernel/v1r4.py`
-writes its rows, and `bus/wakeup_publisher.py` publishes its `Wakeup`.
+`Dialect.accept` builds an `Acceptance` before the call runs, `Dialect.report` a `Report` from it afterwards. The kernel
+package writes its rows, and `bus/wakeup_publisher.py` publishes its `Wakeup`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 
 from openapi_tool.protocol import identity as header
 from openapi_tool.protocol.command import AFTER_EXECUTION
+from openapi_tool.protocol.errors import ReportRefused
 from openapi_tool.protocol.identity import CallIdentity
-from openapi_tool.protocol.records import RequestEdgeRecord, WaitingTurnRecord
+from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
 from openapi_tool.protocol.trace import SpanContext, TraceLink, new_root, parse_traceparent
 
 MAX_DEPTH = 20
@@ -34,13 +35,14 @@ class Acceptance:
     """A call whose report the kernel will accept.
 
     `worker_target` is the subject token of the agent's worker, which the doorbell is sent to; None if it is unknown.
-    `edge` is the call's request edge, `depth` the recursion depth of the waiting turn.
+    `request_edge_id` is the call's request edge, empty if the report may fill it in (v1r3). `depth` is the recursion
+    depth of the waiting turn. In v1r3 no row says which turn waits; `waiting_turn` is then made of the command.
     """
 
     identity: CallIdentity
     worker_target: str | None
     waiting_turn: WaitingTurnRecord
-    edge: RequestEdgeRecord
+    request_edge_id: str
     depth: int
 
 
@@ -59,7 +61,9 @@ class Report:
 
     `actor_id` is this service, the sender; `agent_id` is the agent that gets the result. `context_headers` are those
     of the inbox row of the waiting turn (agent, turn, epoch, parents, depth) with the report's own trace; by them the
-    worker matches the result to the turn. `wakeup` is published after the commit; None if no worker can be addressed.
+    worker matches the result to the turn. `waiting_inbox_id` is empty where no row of that turn is checked,
+    `request_edge_id` the call's edge or a new id for a missing one. `wakeup` is published after the commit; None if no
+    worker can be addressed.
     """
 
     inbox_id: str
@@ -75,11 +79,23 @@ class Report:
     trace_id: str
     parent_step_id: str | None
     context_headers: Mapping[str, str]
-    payload: Mapping[str, str]
+    payload: Mapping[str, str | int]
     edge_metadata: Mapping[str, Any]
     waiting_inbox_id: str
     request_edge_id: str
     wakeup: Wakeup | None
+
+
+def refuse_reported(records: CallRecords) -> None:
+    """Raise ReportRefused if an inbox row reports the call but its card is gone: no second row can be written."""
+    if records.earlier is None and records.reported_inbox_id is not None:
+        raise ReportRefused("already_reported", f"row {records.reported_inbox_id!r} reports the call without a card")
+
+
+def trace_headers(span: SpanContext, tracestate: str | None) -> dict[str, str]:
+    """Return the headers of a span; `tracestate` only with a value."""
+    headers = {header.TRACEPARENT: span.traceparent()}
+    return headers | {header.TRACESTATE: tracestate} if tracestate else headers
 
 
 def trace_link(identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> TraceLink:

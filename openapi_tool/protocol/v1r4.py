@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from openapi_tool.protocol import identity as header
+from openapi_tool.protocol.body import command_of, read_body
 from openapi_tool.protocol.cards import new_id
-from openapi_tool.protocol.command import (
-    AFTER_EXECUTION,
-    HEARTBEAT_NAMES,
-    MAX_BODY_BYTES,
-    MAX_HEADER_BYTES,
-    MAX_HEADER_LINES,
-    AfterExecution,
-    Command,
-    Delivery,
-)
-from openapi_tool.protocol.errors import BadRequest, ReportRefused
+from openapi_tool.protocol.command import Command, Delivery
+from openapi_tool.protocol.errors import ReportRefused
 from openapi_tool.protocol.identity import CallIdentity, read_identity
-from openapi_tool.protocol.jsontext import loads, storable_text
-from openapi_tool.protocol.jsonvalue import JsonObject, JsonValue
+from openapi_tool.protocol.jsonvalue import JsonValue
 from openapi_tool.protocol.records import CallRecords
-from openapi_tool.protocol.report import MAX_DEPTH, Acceptance, Report, ResultContent, Wakeup
-from openapi_tool.protocol.subject import MAX_ID_BYTES, is_too_long, parse_command_subject, wakeup_subject
+from openapi_tool.protocol.report import (
+    MAX_DEPTH,
+    Acceptance,
+    Report,
+    ResultContent,
+    Wakeup,
+    refuse_reported,
+    trace_headers,
+)
+from openapi_tool.protocol.subject import parse_command_subject, wakeup_subject
 from openapi_tool.protocol.trace import SpanContext
 
-INLINE_DATA = frozenset({"args", "arguments", "result"})
 CONTROL_FIELDS = frozenset(
     {
         "project_id",
@@ -73,19 +71,13 @@ class V1r4:
         """Decode a delivery. Raises Unanswerable only if its subject is not that of a tool command."""
         subject = parse_command_subject(delivery.subject)
         identity = read_identity(subject, delivery.headers)
-        body, problems = _read_body(delivery)
-        if not delivery.headers_complete:
-            problems = [f"the headers have more than {MAX_HEADER_LINES} lines or {MAX_HEADER_BYTES:,} bytes", *problems]
-        problems = [*identity.problems, *problems]
-        after_execution = body.get("after_execution")
-        return Command(
-            identity=identity,
-            suffix=subject.suffix,
-            card_id=_name(body.get("tool_call_card_id")),
-            tool_name=_name(body.get("tool_name")),
-            after_execution=cast("AfterExecution", after_execution) if after_execution in AFTER_EXECUTION else None,
-            violation=_violation(problems) if problems else None,
-        )
+        body = read_body(delivery)
+        control = sorted(CONTROL_FIELDS & body.fields.keys())
+        if control:
+            body.problems.append(
+                f"control fields are forbidden in the body ({', '.join(control)}): they belong in CG-* headers"
+            )
+        return command_of(subject, identity, body)
 
     def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:
         """Check, before anything is billed, that the kernel will take the report.
@@ -93,10 +85,7 @@ class V1r4:
         Raises ReportRefused: the call is reported without a card, no turn waits for it, the turn's headers are too
         large, or the request edge is missing or differs.
         """
-        if records.earlier is None and records.reported_inbox_id is not None:
-            raise ReportRefused(
-                "already_reported", f"row {records.reported_inbox_id!r} reports the call without a card"
-            )
+        refuse_reported(records)
         turn, edge = records.waiting_turn, records.request_edge
         if turn is None:
             raise ReportRefused(
@@ -113,7 +102,7 @@ class V1r4:
             raise ReportRefused(
                 "depth_mismatch", f"the turn's recursion depth {depth} is not the request edge's {edge.recursion_depth}"
             )
-        return Acceptance(identity, records.worker_target, turn, edge, depth)
+        return Acceptance(identity, records.worker_target, turn, edge.edge_id, depth)
 
     def report(
         self, acceptance: Acceptance, span: SpanContext, tracestate: str | None, card_id: str, content: ResultContent
@@ -121,7 +110,7 @@ class V1r4:
         """Build the report of a result card with the kernel's field names, and its doorbell."""
         identity, turn = acceptance.identity, acceptance.waiting_turn
         context = _topology(acceptance)
-        headers = context | _trace_headers(span, tracestate)
+        headers = context | trace_headers(span, tracestate)
         inbox_id = new_id("inbox_")
         return Report(
             inbox_id=inbox_id,
@@ -149,7 +138,7 @@ class V1r4:
                 "cg_ctx": _edge_context(context, turn.turn_epoch, acceptance.depth, span.trace_id),
             },
             waiting_inbox_id=turn.inbox_id,
-            request_edge_id=acceptance.edge.edge_id,
+            request_edge_id=acceptance.request_edge_id,
             wakeup=self.wakeup(identity.project_id, acceptance.worker_target, headers),
         )
 
@@ -171,49 +160,6 @@ class V1r4:
         return Wakeup(subject, headers | sent | {"CG-Sender": self._sender}, b"{}")
 
 
-def _read_body(delivery: Delivery) -> tuple[JsonObject, list[str]]:
-    if delivery.cut is not None:
-        return {}, [f"the body is larger than {MAX_BODY_BYTES:,} bytes"]
-    try:
-        body = loads(delivery.data)
-    except ValueError:
-        return {}, ["the body is not JSON"]
-    if not isinstance(body, dict):
-        return {}, ["the body is not a JSON object"]
-    return body, _body_problems(body)
-
-
-def _body_problems(body: JsonObject) -> list[str]:
-    problems = [
-        f"body field {name} must be a non-empty string of at most {MAX_ID_BYTES} bytes"
-        for name in ("tool_call_card_id", "tool_name")
-        if _name(body.get(name)) is None
-    ]
-    if _name(body.get("tool_name")) in HEARTBEAT_NAMES:
-        problems.append("body field tool_name is reserved: workers treat results of this name as heartbeats")
-    if body.get("after_execution") not in AFTER_EXECUTION:
-        problems.append("body field after_execution must be 'suspend' or 'terminate'")
-    inline = sorted(INLINE_DATA & body.keys())
-    if inline:
-        problems.append(f"inline data is forbidden in the body ({', '.join(inline)}): it belongs in the tool.call card")
-    control = sorted(CONTROL_FIELDS & body.keys())
-    if control:
-        problems.append(f"control fields are forbidden in the body ({', '.join(control)}): they belong in CG-* headers")
-    return problems
-
-
-def _name(value: object) -> str | None:
-    text = storable_text(value).strip() if isinstance(value, str) else ""
-    return text if text and not is_too_long(text) else None
-
-
-def _violation(problems: list[str]) -> BadRequest:
-    return BadRequest(
-        "The tool call's command breaks the protocol; the calling system must correct it: " + "; ".join(problems) + ".",
-        detail={"problems": problems},
-    )
-
-
 def _depth(headers: Mapping[str, Any]) -> int | None:
     value = str(headers.get(header.DEPTH, "0"))
     return int(value) if value.isascii() and value.isdigit() and len(value) <= len(str(MAX_DEPTH)) else None
@@ -232,11 +178,6 @@ def _topology(acceptance: Acceptance) -> dict[str, str]:
         header.DEPTH: str(acceptance.depth),
     }
     return {name: value for name, value in known.items() if value}
-
-
-def _trace_headers(span: SpanContext, tracestate: str | None) -> dict[str, str]:
-    headers = {header.TRACEPARENT: span.traceparent()}
-    return headers | {header.TRACESTATE: tracestate} if tracestate else headers
 
 
 def _edge_context(context: Mapping[str, str], epoch: int, depth: int, trace_id: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class MissingValue(ToolMisconfigured):
 
 
 def placeholder_values(identity: CallIdentity) -> dict[str, str | None]:
-    """Return the placeholder values of a call; `context_box_id` is always None, because v1r4 has no such id."""
+    """Return the placeholder values of a call, None where it has none; only v1r3 has a `context_box_id`."""
     return {
         "project_id": identity.project_id,
         "channel_id": identity.channel_id,
@@ -43,7 +43,7 @@ def placeholder_values(identity: CallIdentity) -> dict[str, str | None]:
         "parent_step_id": identity.parent_step_id,
         "trace_id": identity.trace_id,
         "turn_epoch": str(identity.turn_epoch),
-        "context_box_id": None,
+        "context_box_id": identity.context_box_id,
     }
 
 

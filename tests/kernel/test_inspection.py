@@ -38,11 +38,11 @@ async def store(options: PoolOptions) -> AsyncIterator[KernelStore]:
     [
         (
             "alter table state.execution_edges rename column metadata to meta",
-            r'column "metadata" of relation "execution_edges" does not exist \(SQLSTATE 42703\).*protocol v1r4',
+            r'column "metadata" of relation "execution_edges" does not exist \(SQLSTATE 42703\).*configured version',
         ),
         (
             "alter table resource.project_agents rename column worker_target to worker",
-            r'column "worker_target" does not exist \(SQLSTATE 42703\).*protocol v1r4',
+            r'column "worker_target" does not exist \(SQLSTATE 42703\).*configured version',
         ),
         (
             "drop table state.execution_edges",
@@ -51,7 +51,7 @@ async def store(options: PoolOptions) -> AsyncIterator[KernelStore]:
         ("revoke insert on cards from openapi_tool", "missing: insert on cards.*sql grants"),
         (
             "drop index uniq_cards_tool_result_call",
-            r"missing: unique index on cards \(tenant_id, tool_call_id\) where metadata.*protocol v1r4",
+            r"missing: unique index on cards \(tenant_id, tool_call_id\) where metadata.*configured version",
         ),
         (
             (

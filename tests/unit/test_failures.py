@@ -106,7 +106,7 @@ def test_what_keeps_us_from_connecting_is_never_a_calls(error: Exception) -> Non
     ("error", "remedy"),
     [
         (asyncpg.InsufficientPrivilegeError, "sql grants"),
-        (asyncpg.UndefinedColumnError, "protocol v1r4, with all its migrations"),
+        (asyncpg.UndefinedColumnError, "configured version, with all its migrations"),
         (asyncpg.InvalidCatalogNameError, "check the database's name"),
     ],
 )

@@ -1,0 +1,42 @@
+"""Statements of one protocol version over the kernel's tables: the part of a dialect that needs SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from openapi_tool.kernel import v1r3, v1r4
+from openapi_tool.protocol.command import Command
+from openapi_tool.protocol.records import CallRecords
+from openapi_tool.protocol.report import Report
+
+
+class Statements(Protocol):
+    """Statements, their parameters, and the mapping of rows; a module implements it.
+
+    COMMIT takes the values of `report_values`, then content and metadata of the result card, then id, content, metadata
+    and lifetime in seconds of the artifact card, null without one; REPORT takes the values of `report_values`.
+    `INBOX_COLUMN` is a column of `state.agent_inbox` that no other version has.
+    """
+
+    INBOX_COLUMN: str
+    LOAD: str
+    ANSWERED: str
+    LAST_ANSWER: str
+    COMMIT: str
+    REPORT: str
+    ARTIFACT: str
+    TIMELINE: str
+
+    def call_values(self, command: Command) -> tuple[Any, ...]:
+        """Return the parameters of LOAD."""
+
+    def report_values(self, card_id: str, report: Report) -> tuple[Any, ...]:
+        """Return the parameters of REPORT; COMMIT takes the same ones first."""
+
+    def call_records(self, row: Mapping[str, Any]) -> CallRecords:
+        """Return the records of a call from a row of LOAD."""
+
+
+STATEMENTS: Mapping[str, Statements] = {"v1r4": v1r4, "v1r3": v1r3}
+"""Statements by protocol version."""

@@ -1,0 +1,162 @@
+"""Calls as a kernel of each protocol version saves and sends them (protocol sections 2, 6 and 9)."""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+from nats.aio.msg import Msg
+
+from openapi_tool.protocol.trace import parse_traceparent
+
+VERSION, V1R3 = VERSIONS = "v1r4", "v1r3"
+SENDER = "kernel"
+_PUBLISHER_HEADERS = ("CG-Timestamp", "CG-Version", "CG-Msg-Type", "CG-Sender")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedCall:
+    """A call as the kernel saved and published it: ids of the rows, and the command."""
+
+    project_id: str
+    channel_id: str
+    agent_id: str
+    agent_turn_id: str
+    turn_epoch: int
+    step_id: str
+    tool_call_id: str
+    card_id: str
+    trace_id: str
+    subject: str
+    headers: Mapping[str, str]
+    body: Mapping[str, Any]
+    placed_at: float = field(default_factory=time.time)
+
+    @property
+    def version(self) -> str:
+        """Return the protocol version, which the subject names."""
+        return self.subject.split(".")[1]
+
+    @property
+    def doorbell_key(self) -> str:
+        """Return what tells the doorbell of this call from others: the turn, in v1r3 the trace."""
+        return self.trace_id if self.version == V1R3 else self.agent_turn_id
+
+
+def new_call(project_id: str, channel_id: str, agent_id: str, subject: str, body: Mapping[str, Any]) -> PlacedCall:
+    """Return a call of a new turn, of the subject's protocol version.
+
+    `body` says which tool, and what happens to the turn afterwards.
+    """
+    turn_id, step_id, tool_call_id = (f"{kind}_{uuid.uuid4().hex}" for kind in ("turn", "step", "tc"))
+    trace_id, card_id = secrets.token_hex(16), uuid.uuid4().hex
+    headers = {"CG-Recursion-Depth": "0", "traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
+    ids: dict[str, Any] = {
+        "project_id": project_id,
+        "channel_id": channel_id,
+        "agent_id": agent_id,
+        "agent_turn_id": turn_id,
+        "step_id": step_id,
+        "tool_call_id": tool_call_id,
+    }
+    is_v1r3 = subject.split(".")[1] == V1R3
+    return PlacedCall(
+        **ids,
+        turn_epoch=1,
+        card_id=card_id,
+        trace_id=trace_id,
+        subject=subject,
+        headers=headers if is_v1r3 else headers | _context_headers(ids),
+        body={"tool_call_card_id": card_id, **(_identity_fields(ids) if is_v1r3 else {}), **body},
+    )
+
+
+def _context_headers(ids: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers with the identity, and those of the publisher (v1r4)."""
+    return {
+        "CG-Project-Id": ids["project_id"],
+        "CG-Channel-Id": ids["channel_id"],
+        "CG-Agent-Id": ids["agent_id"],
+        "CG-Turn-Id": ids["agent_turn_id"],
+        "CG-Turn-Epoch": "1",
+        "CG-Step-Id": ids["step_id"],
+        "CG-Tool-Call-Id": ids["tool_call_id"],
+        "CG-Timestamp": str(time.time_ns() // 1_000_000),
+        "CG-Version": VERSION,
+        "CG-Msg-Type": "dict",
+        "CG-Sender": SENDER,
+    }
+
+
+def _identity_fields(ids: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of the body with the identity (v1r3)."""
+    return {
+        "tool_call_id": ids["tool_call_id"],
+        "agent_turn_id": ids["agent_turn_id"],
+        "turn_epoch": 1,
+        "agent_id": ids["agent_id"],
+        "project_id": ids["project_id"],
+        "channel": ids["channel_id"],
+        "step_id": ids["step_id"],
+        "context_box_id": str(uuid.uuid4()),
+        "dispatch_requested_at": datetime.now(UTC).isoformat(),
+    }
+
+
+def doorbell_key(message: Msg) -> str:
+    """Return the key of the call that a doorbell is for; empty if it names none."""
+    headers = message.headers or {}
+    if message.subject.split(".")[1] != V1R3:
+        return headers.get("CG-Turn-Id", "")
+    try:
+        return parse_traceparent(headers.get("traceparent", "")).trace_id
+    except ValueError:
+        return ""
+
+
+async def save_rows(database: asyncpg.Connection, call: PlacedCall) -> None:
+    """Save the request edge of a call, in v1r4 also the anchor row of its turn."""
+    await _save_edge(database, call)
+    if call.version != V1R3:
+        await _save_anchor(database, call)
+
+
+async def _save_edge(database: asyncpg.Connection, call: PlacedCall) -> None:
+    await database.execute(
+        "insert into state.execution_edges (edge_id, project_id, channel_id, primitive, edge_phase, "
+        "source_agent_id, source_agent_turn_id, source_step_id, target_agent_id, target_agent_turn_id, "
+        "correlation_id, recursion_depth, trace_id) "
+        "values ($1, $2, $3, 'tool_call', 'request', $4, $5, $6, $4, $5, $7, $8, $9)",
+        f"edge_{uuid.uuid4().hex}",
+        call.project_id,
+        call.channel_id,
+        call.agent_id,
+        call.agent_turn_id,
+        call.step_id,
+        call.tool_call_id,
+        int(call.headers["CG-Recursion-Depth"]),
+        call.trace_id,
+    )
+
+
+async def _save_anchor(database: asyncpg.Connection, call: PlacedCall) -> None:
+    await database.execute(
+        "insert into state.agent_inbox (inbox_id, project_id, agent_id, channel_id, message_type, enqueue_mode, "
+        "correlation_id, agent_turn_id, turn_epoch, context_headers, payload, status) "
+        "values ($1, $2, $3, $4, 'command_anchor', 'call', $5, $6, $7, $8, $9, 'consumed')",
+        f"inbox_cmd_anchor_{uuid.uuid4().hex}",
+        call.project_id,
+        call.agent_id,
+        call.channel_id,
+        call.tool_call_id,
+        call.agent_turn_id,
+        call.turn_epoch,
+        {name: value for name, value in call.headers.items() if name not in _PUBLISHER_HEADERS},
+        {"kind": "command_anchor", "subject": call.subject, "correlation_id": call.tool_call_id},
+    )

@@ -1,0 +1,188 @@
+"""Protocol v1r3: decode commands, accept and build reports, build doorbells (sections 2 and 6).
+
+Its commands carry the identity in the body, its inbox rows carry neither turn nor headers, and no row says which turn
+waits for a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import orjson
+
+from openapi_tool.protocol import identity as header
+from openapi_tool.protocol.body import Body, command_of, name_of, read_body
+from openapi_tool.protocol.cards import new_id
+from openapi_tool.protocol.command import Command, Delivery
+from openapi_tool.protocol.errors import ReportRefused
+from openapi_tool.protocol.identity import MAX_EPOCH, CallIdentity, ClaimedIdentity, Headers
+from openapi_tool.protocol.jsontext import storable_text
+from openapi_tool.protocol.jsonvalue import JsonValue
+from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
+from openapi_tool.protocol.report import (
+    MAX_DEPTH,
+    Acceptance,
+    Report,
+    ResultContent,
+    Wakeup,
+    refuse_reported,
+    trace_headers,
+)
+from openapi_tool.protocol.subject import MAX_ID_BYTES, CommandSubject, parse_command_subject, wakeup_subject
+from openapi_tool.protocol.trace import SpanContext
+
+# Of the inbound headers only these: another one, such as Nats-Msg-Id, could make the server drop the doorbell.
+_WAKEUP_HEADERS = (header.DEPTH, header.TRACEPARENT, header.TRACESTATE)
+
+
+class V1r3:
+    """Dialect of protocol v1r3; `actor_id` is the author of reports."""
+
+    version = "v1r3"
+
+    def __init__(self, actor_id: str) -> None:
+        self._actor_id = actor_id
+
+    def decode(self, delivery: Delivery) -> Command:
+        """Decode a delivery. Raises Unanswerable only if its subject is not that of a tool command."""
+        subject = parse_command_subject(delivery.subject)
+        body = read_body(delivery)
+        return command_of(subject, _read_identity(subject, delivery.headers, body), body)
+
+    def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:
+        """Check, before anything is billed, that the kernel will take the report.
+
+        The recursion depth is the request edge's, else the command's, else 0. Raises ReportRefused: the call is
+        reported without a card, or the depth reaches the limit.
+        """
+        refuse_reported(records)
+        depth = records.request_edge.recursion_depth if records.request_edge else None
+        if depth is None:
+            depth = identity.recursion_depth or 0
+        if not 0 <= depth < MAX_DEPTH:
+            raise ReportRefused("recursion_depth", f"the call's recursion depth {depth} is no number below {MAX_DEPTH}")
+        turn = WaitingTurnRecord(
+            inbox_id="",
+            message_type="turn",
+            channel_id=identity.channel_id,
+            agent_turn_id=identity.agent_turn_id,
+            turn_epoch=identity.turn_epoch,
+            context_headers={},
+        )
+        return Acceptance(identity, records.worker_target, turn, "", depth)
+
+    def report(
+        self, acceptance: Acceptance, span: SpanContext, tracestate: str | None, card_id: str, content: ResultContent
+    ) -> Report:
+        """Build the report of a result card with the kernel's field names, and its doorbell."""
+        identity, inbox_id, depth = acceptance.identity, new_id("inbox_"), acceptance.depth
+        headers = {
+            header.CHANNEL: identity.channel_id,
+            header.AGENT: identity.agent_id,
+            header.DEPTH: str(depth),
+            **trace_headers(span, tracestate),
+        }
+        return Report(
+            inbox_id=inbox_id,
+            edge_id=new_id("edge_"),
+            project_id=identity.project_id,
+            channel_id=identity.channel_id,
+            agent_id=identity.agent_id,
+            agent_turn_id=identity.agent_turn_id,
+            turn_epoch=identity.turn_epoch,
+            tool_call_id=identity.tool_call_id,
+            actor_id=self._actor_id,
+            depth=depth,
+            trace_id=span.trace_id,
+            parent_step_id=identity.step_id,
+            context_headers=headers,
+            payload=_payload(identity, card_id, content),
+            edge_metadata={"message_type": "tool_result", "inbox_id": inbox_id, "recursion_depth": depth},
+            waiting_inbox_id="",
+            request_edge_id=new_id("edge_"),
+            wakeup=self.wakeup(identity.project_id, acceptance.worker_target, headers),
+        )
+
+    def wakeup(
+        self, project_id: str, worker_target: str | None, context_headers: Mapping[str, JsonValue]
+    ) -> Wakeup | None:
+        """Build the doorbell; None if no worker can be addressed.
+
+        Its body names the agent. Its headers are those of the command, with the report's trace.
+        """
+        if worker_target is None:
+            return None
+        try:
+            subject = wakeup_subject(self.version, project_id, str(context_headers[header.CHANNEL]), worker_target)
+        except ValueError:
+            return None
+        headers = {
+            name: str(context_headers[name]) for name in _WAKEUP_HEADERS if context_headers.get(name) is not None
+        }
+        return Wakeup(subject, headers, orjson.dumps({"agent_id": context_headers[header.AGENT]}))
+
+
+def _read_identity(subject: CommandSubject, headers: Mapping[str, str], body: Body) -> ClaimedIdentity:
+    """Return the identity in the body; add its problems to those of the body.
+
+    Subject and headers say the rest. The step is the tool.call card's alone: the body's would not be that of the call.
+    """
+    read = Headers(headers)
+    return ClaimedIdentity(
+        project_id=subject.project_id,
+        channel_id=subject.channel_id,
+        agent_id=_id(body, "agent_id"),
+        agent_turn_id=_id(body, "agent_turn_id"),
+        turn_epoch=_epoch(body),
+        step_id=None,
+        tool_call_id=_tool_call_id(body),
+        parent_step_id=None,
+        recursion_depth=read.number(header.DEPTH),
+        trace=read.trace(),
+        tracestate=read.text(header.TRACESTATE),
+        problems=tuple(read.problems),
+        context_box_id=name_of(body.fields.get("context_box_id")),
+    )
+
+
+def _id(body: Body, name: str) -> str | None:
+    value = name_of(body.fields.get(name))
+    if value is None or not _is_storable(body.fields[name]):
+        body.problems.append(f"body field {name} must be a non-empty string of at most {MAX_ID_BYTES} bytes")
+        return None
+    return value
+
+
+def _tool_call_id(body: Body) -> str | None:
+    """Return the id of the call, which may have any length."""
+    value = body.fields.get("tool_call_id")
+    if isinstance(value, str) and value.strip() and _is_storable(value):
+        return value.strip()
+    body.problems.append("body field tool_call_id must be a non-empty string")
+    return None
+
+
+def _is_storable(value: object) -> bool:
+    """Return whether a text is stored as it is; an id that was made storable would be that of another call."""
+    return isinstance(value, str) and storable_text(value) == value
+
+
+def _epoch(body: Body) -> int | None:
+    value = body.fields.get("turn_epoch")
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_EPOCH:
+        return value
+    body.problems.append("body field turn_epoch must be an integer >= 0")
+    return None
+
+
+def _payload(identity: CallIdentity, card_id: str, content: ResultContent) -> dict[str, str | int]:
+    payload: dict[str, str | int] = {
+        "tool_call_id": identity.tool_call_id,
+        "agent_turn_id": identity.agent_turn_id,
+        "turn_epoch": identity.turn_epoch,
+        "agent_id": identity.agent_id,
+        "after_execution": content["after_execution"],
+        "status": content["status"],
+        "tool_result_card_id": card_id,
+    }
+    return payload | {"step_id": identity.step_id} if identity.step_id else payload
