@@ -15,8 +15,9 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MappingProxyType
 from typing import Any
 
 import uvloop
@@ -37,10 +38,13 @@ _ROOTS = ("/site-packages/", f"/python{sys.version_info.major}.{sys.version_info
 Counts = dict[str, int]
 
 
-async def instructions(calls: int = CALLS) -> dict[str, Counts]:
-    """Return the instructions of `calls` calls by function, for `floor` and `executor`."""
+async def instructions(calls: int = CALLS, settings: Mapping[str, str] = MappingProxyType({})) -> dict[str, Counts]:
+    """Return the instructions of `calls` calls by function, for `floor` and `executor`.
+
+    `settings` are variables of the executor. Threads other than the event loop's are not counted.
+    """
     modules = dict.fromkeys(TARGETS, ("benchmarks.instructions", _MODULE_VARIABLE))
-    async with Stand(modules=modules) as stand, Load.connect(stand.nats.url) as load:
+    async with Stand(settings=settings, modules=modules) as stand, Load.connect(stand.nats.url) as load:
         database = await stand.database()
         try:
             rounds = Rounds(stand, load, database)
@@ -131,9 +135,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=CALLS, help="how many calls of each")
     parser.add_argument("--lines", type=int, default=40, help="how many functions to show")
+    parser.add_argument("--setting", action="append", default=[], metavar="VARIABLE=VALUE", help="of the executor")
     arguments = parser.parse_args()
+    settings = dict(setting.split("=", 1) for setting in arguments.setting)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        counts = runner.run(instructions(arguments.calls))
+        counts = runner.run(instructions(arguments.calls, settings))
     for name, count in Counter(counts["executor"]).most_common(arguments.lines):
         sys.stdout.write(f"{count / arguments.calls:8.0f}  {name}\n")
     per_call = {kind: round(sum(each.values()) / arguments.calls) for kind, each in counts.items()}

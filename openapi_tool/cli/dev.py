@@ -10,13 +10,15 @@ import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from openapi_tool.bus.stats import gather_stats
 from openapi_tool.cli.common import (
     Upstream,
     UpstreamOption,
@@ -26,6 +28,7 @@ from openapi_tool.cli.common import (
     say,
     tell,
 )
+from openapi_tool.cli.dev_page import DevStatistics, dev_page
 from openapi_tool.local.caller import ERRORS, Caller
 from openapi_tool.local.dev import (
     AGENT,
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
 
 _FAILED = 1
 _POLL_S = 0.05
+_STATISTICS_S = 0.3
 _ID_CHARS = 11
 _ARGUMENTS_CHARS = 100
 _COLOURS = {"←": typer.colors.GREEN, "↻": typer.colors.YELLOW, "!": typer.colors.RED}
@@ -80,19 +84,20 @@ def dev(
     ] = None,
     nats_port: Annotated[int, _port("NATS")] = 0,
     pg_port: Annotated[int, _port("PostgreSQL")] = 0,
+    page_port: Annotated[int, _port("the page")] = 0,
 ) -> None:
     """Run the embedded stack and an executor until Ctrl-C, and print every call.
 
-    One line per event: → call started, ← result, ↻ retry or redelivery, ! failure. `openapi-tool call`
-    finds the stack automatically. Exit codes: 0 stopped by Ctrl-C or SIGTERM, 1 a server ended
-    unexpectedly, 2 something is missing or in use.
+    One line per event: → call started, ← result, ↻ retry or redelivery, ! failure. A page on loopback
+    shows numbers and the last results. `openapi-tool call` finds the stack automatically. Exit codes:
+    0 stopped by Ctrl-C or SIGTERM, 1 a server ended unexpectedly, 2 something is missing or in use.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt):
-        _run(upstream, keep and keep.resolve(), pg_port, nats_port)
+        _run(upstream, keep and keep.resolve(), pg_port, nats_port, page_port)
 
 
-def _run(upstream: Upstream, keep: Path | None, pg_port: int, nats_port: int) -> None:
+def _run(upstream: Upstream, keep: Path | None, pg_port: int, nats_port: int, page_port: int) -> None:
     with extra_needed("dev"):
         from openapi_tool.cli.dev_settings import dev_settings  # noqa: PLC0415 - the same
         from openapi_tool.local.demo import CALLS  # noqa: PLC0415 - only the extra has what it needs
@@ -103,7 +108,8 @@ def _run(upstream: Upstream, keep: Path | None, pg_port: int, nats_port: int) ->
     try:
         with _started(keep, pg_port, nats_port, settings) as (stack, executor, prefix):
             examples = [_command(prefix, *example) for example in CALLS[upstream.value]]
-            asyncio.run(_watch(stack, executor, [*_about(stack, upstream, keep), "In another terminal:", *examples]))
+            about = [*_about(stack, upstream, keep), "In another terminal:", *examples]
+            asyncio.run(_watch(stack, executor, about, page_port))
     except (DevError, ServerFailed, OSError) as error:
         fail(str(error))
 
@@ -153,16 +159,19 @@ def _about(stack: EmbeddedStack, upstream: Upstream, keep: Path | None) -> Itera
         yield f"data is kept in {keep}"
 
 
-async def _watch(stack: EmbeddedStack, executor: ExecutorProcess, more: Sequence[str]) -> None:
+async def _watch(stack: EmbeddedStack, executor: ExecutorProcess, more: Sequence[str], page_port: int) -> None:
     """Describe the stack, then print its calls until a signal has stopped the executor."""
-    stopping = _stop_on_signals(executor)
-    async with Caller.open(stack.postgres.dsn(DATABASE), servers=stack.nats.url) as caller:
+    stopping, statistics = _stop_on_signals(executor), DevStatistics()
+    async with AsyncExitStack() as parts:
+        caller = await parts.enter_async_context(Caller.open(stack.postgres.dsn(DATABASE), servers=stack.nats.url))
+        ask = partial(gather_stats, caller.client, _STATISTICS_S)
+        page = await parts.enter_async_context(dev_page(ask, page_port, statistics))
         tools = sorted(await tools_of(caller, PROJECT))
-        about = f"project {PROJECT}, agent {AGENT}, tools {', '.join(tools)}"
-        for line in (*(f"export {address}" for address in _addresses(stack)), about, *more, "Ctrl-C stops it."):
+        about = [f"project {PROJECT}, agent {AGENT}, tools {', '.join(tools)}", f"page: {page}"]
+        for line in (*(f"export {address}" for address in _addresses(stack)), *about, *more, "Ctrl-C stops it."):
             tell(line)
         with executor.process.log.open("rb") as log:
-            await _follow(log, Feed(caller), lambda: _runs(stack, executor, stopping))
+            await _follow(log, Feed(caller, statistics.keep), lambda: _runs(stack, executor, stopping))
     if not stopping.is_set():
         fail(f"{stack.ended() or 'the executor'} ended unexpectedly:\n{executor.process.log_tail()}", _FAILED)
 
@@ -204,8 +213,10 @@ async def _follow(log: BinaryIO, feed: Feed, runs: Callable[[], bool]) -> None:
 class Feed:
     """Renderer of call events from the executor's log; arguments and results are read from cards."""
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: Caller, on_result: Callable[[str, str], None] = lambda *_: None) -> None:
+        """`on_result` gets the tool call id and the text that the model reads, for each result."""
         self._caller = caller
+        self._on_result = on_result
         self._begun: set[str] = set()
 
     async def lines(self, entry: Mapping[str, Any]) -> AsyncIterator[str]:
@@ -229,6 +240,7 @@ class Feed:
 
     async def _end(self, entry: Mapping[str, Any]) -> str:
         content = await self._content(entry, "tool.result")
+        self._on_result(entry["tool_call_id"], as_model_reads(content))
         again = f", delivery {entry['attempt']}" if entry["attempt"] > 1 else ""
         told = f"{entry['tool_name']} {entry['status']}, {entry['duration_ms']} ms{again}"
         error = content.get("error")

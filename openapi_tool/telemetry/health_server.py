@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -20,7 +20,6 @@ from aiohttp.typedefs import Handler
 from openapi_tool.telemetry.exposition import CONTENT_TYPE, exposition
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.page import HEADERS, PAGE
-from openapi_tool.telemetry.snapshot import Snapshots
 
 MAX_CONNECTIONS = 64
 """Limit of open connections; a new one closes the oldest."""
@@ -34,8 +33,17 @@ _BACKLOG = 32  # below MAX_CONNECTIONS: connections accepted together never clos
 _LIMITS: dict[str, Any] = {"max_line_size": 2_048, "max_field_size": 2_048, "max_headers": 32, "lingering_time": 0}
 
 
+class Statistics(Protocol):
+    """What the page shows."""
+
+    def now(self) -> Mapping[str, Any]:
+        """Return the present statistics as a JSON object."""
+
+
 @asynccontextmanager
-async def health_server(host: str, port: int, health: Health, snapshots: Snapshots | None = None) -> AsyncIterator[int]:
+async def health_server(
+    host: str, port: int, health: Health, snapshots: Statistics | None = None
+) -> AsyncIterator[int]:
     """Serve /livez, /readyz and /metrics, with `snapshots` also a page; yields the port.
 
     Raises OSError when it cannot listen.
@@ -149,7 +157,7 @@ def _handlers(health: Health) -> dict[str, Callable[[web.Request], Any]]:
     return {"/livez": live, "/readyz": ready, "/metrics": scrape}
 
 
-def _page_handlers(snapshots: Snapshots) -> dict[str, Callable[[web.Request], Any]]:
+def _page_handlers(snapshots: Statistics) -> dict[str, Callable[[web.Request], Any]]:
     async def page(request: web.Request) -> web.Response:
         del request
         return web.Response(text=PAGE, content_type="text/html", headers=HEADERS)

@@ -9,7 +9,7 @@ import base64
 import hashlib
 
 _STYLE = "body{font:14px sans-serif;margin:2em}table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .8em;\
-border:1px solid #ccc;text-align:left}.bad{color:#b00}"
+border:1px solid #ccc;text-align:left;vertical-align:top;white-space:pre-wrap;max-width:60em}.bad{color:#b00}"
 _SCRIPT = """
 const cell = (row, kind, text) => { const made = document.createElement(kind); made.textContent = text ?? "-";
   row.append(made); };

@@ -28,6 +28,7 @@ from typer.testing import CliRunner
 from openapi_tool.cli import app
 from openapi_tool.cli.common import Upstream
 from openapi_tool.cli.dev import Feed
+from openapi_tool.cli.dev_page import DevStatistics
 from openapi_tool.cli.dev_settings import dev_settings
 from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.dev import (
@@ -133,6 +134,19 @@ def call(environment: dict[str, str], *words: str) -> subprocess.CompletedProces
     )
 
 
+def read_on_page(dev: Dev) -> dict[str, Any]:
+    """The last call on the page, once what the model read is there."""
+    page = next(line.removeprefix("page: ") for line in dev.heard.splitlines() if line.startswith("page: "))
+    give_up = time.monotonic() + 15
+    while True:
+        with urllib.request.urlopen(f"{page}stats.json", timeout=5) as answer:  # noqa: S310 - on loopback
+            last = json.load(answer).get("last") or [{}]
+        if last[0].get("read"):
+            return dict(last[0])
+        assert time.monotonic() < give_up, last
+        time.sleep(0.05)
+
+
 def vanished(parts: list[psutil.Process], *paths: Path) -> None:
     """Fail unless all of them go within some seconds."""
     give_up = time.monotonic() + 15
@@ -155,6 +169,9 @@ async def test_calls_are_shown_as_they_pass_and_nothing_stays(
     assert "1. Result 1 for hello world" in done.stdout
     await dev.line("→ jina_search", '"hello world"', "[tc_")
     await dev.line("← jina_search success", " ms", " characters", "[tc_")
+
+    read = (await asyncio.to_thread(read_on_page, dev))["read"]
+    assert read == done.stdout.removesuffix("\n")
 
     refused = await asyncio.to_thread(call, environment, "jina_search", "--args", '{"q": 1}')
     assert refused.returncode == 1
@@ -582,3 +599,14 @@ def test_a_state_file_that_others_could_have_made_is_refused(
         running_dev()
     with ExitStack() as held:
         assert held.enter_context(claimed_state()) is None
+
+
+@requirement("cli.dev", "page")
+def test_results_on_the_page_of_dev_are_few_and_short() -> None:
+    statistics = DevStatistics({"instance": "one", "last": [{"tool_call_id": "tc_20"}, {"tool_call_id": "tc_0"}]})
+    for number in range(21):
+        statistics.keep(f"tc_{number}", "x" * 5_000)
+    last = statistics.now()["last"]
+    assert last[0]["read"] == f"{'x' * 4_000} … (5,000 characters)"
+    assert last[1]["read"] is None
+    assert DevStatistics().now() == {}

@@ -1,0 +1,51 @@
+"""The benchmark of the export of spans: its collectors are as bad as they say, and it measures every kind."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from benchmarks.collector import black_hole, hanging
+from benchmarks.otlp import KINDS, Measured, holds, measure, median_interval, summary
+from tests.requirements import requirement
+
+
+@requirement("performance")
+def test_a_black_hole_takes_no_connection_and_a_hanging_collector_never_answers() -> None:
+    with black_hole() as port, pytest.raises(TimeoutError):
+        socket.create_connection(("127.0.0.1", port), timeout=0.5)
+    with hanging() as port, socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.settimeout(0.2)
+        connection.sendall(b"POST /v1/traces HTTP/1.1\r\nContent-Length: 0\r\n\r\n")
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+
+
+@requirement("performance")
+def test_the_interval_holds_the_median_with_at_least_95_percent() -> None:
+    assert median_interval(list(range(10))) == (1, 8)
+    assert median_interval(list(range(12))) == (2, 9)
+    assert median_interval([2, 1, 3]) == (1, 3), "too few for 95 %, so all of them"
+
+
+@requirement("performance")
+def test_a_limit_is_broken_by_what_the_rounds_say() -> None:
+    even = {"calls_per_s": 100.0, "p99_ms": 50.0, "cpu_ms": 1.0, "rss_mb": 100.0}
+    changes = {"calls_per_s": 94.0, "p99_ms": 63.0, "rss_mb": 131.0}
+    assert set(holds(Measured({}, [dict.fromkeys(KINDS, even)] * 10)).values()) == {True}
+    for figure, value in changes.items():
+        bad = {**dict.fromkeys(KINDS, even), "hanging": {**even, figure: value}}
+        assert [kind for kind, ok in holds(Measured({}, [bad] * 10)).items() if not ok] == ["hanging"], figure
+    dear = {**dict.fromkeys(KINDS, even), "unsampled": {**even, "cpu_ms": 1.04}, "sampled": {**even, "cpu_ms": 1.21}}
+    assert [kind for kind, ok in holds(Measured({}, [dear] * 10)).items() if not ok] == ["unsampled", "sampled"]
+
+
+@pytest.mark.alone
+@requirement("performance", "traces")
+async def test_every_kind_is_measured() -> None:
+    found = summary(await measure(1, 40))
+    kinds = found["kinds"]
+    assert isinstance(kinds, dict)
+    assert list(kinds) == list(KINDS)
+    assert all(kind["calls_per_s"] > 0 and kind["cpu_ms"] > 0 for kind in kinds.values())
