@@ -9,12 +9,13 @@ LOCKED := $(VENV)/.locked
 READY := $(VENV)/.ready
 FUZZER := $(VENV)/.fuzzer
 COUNTER := $(VENV)/.counter
+PAINTER := $(VENV)/.painter
 TOOLS := .venv-tools
 DOCKER ?= docker
 VERSION_OF = -c 'import platform; print(platform.python_version())'
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: install demo test chaos canary hostile fuzz bench mutations sizes answers check lint types contracts figures docs audit sbom image lock clean
+.PHONY: install demo test chaos canary hostile fuzz bench mutations sizes answers pictures check lint types contracts figures docs audit sbom image lock clean
 
 # The virtual environment with everything in it.
 install: $(READY)
@@ -61,6 +62,10 @@ sizes: $(READY)
 answers: $(COUNTER)
 	$(PY) -m scripts.answers
 
+# The pictures in the documents, from a run of two minutes; needs Debian's prometheus and chromium.
+pictures: $(PAINTER)
+	$(PY) -m scripts.pictures
+
 check: lint types contracts figures
 
 lint: $(READY)
@@ -102,6 +107,10 @@ $(FUZZER): $(READY)
 $(COUNTER): $(READY)
 	$(PIP) --no-build-isolation --editable '.[answers]'
 	@touch $(COUNTER)
+
+$(PAINTER): $(READY)
+	$(PIP) --no-build-isolation --editable '.[pictures]'
+	@touch $(PAINTER)
 
 docs: $(READY)
 	$(PY) -m scripts.docs

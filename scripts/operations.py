@@ -87,6 +87,24 @@ def _sentence(message: str) -> str:
     return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
 
 
+_PICTURES = (
+    "",
+    "## Dashboard",
+    "",
+    "The chart has a dashboard for Grafana (`monitoring.dashboard`). Its panels, drawn by `make pictures` from a run",
+    "of 100 s on the embedded stack, in whose middle the upstream fails for 15 s:",
+    "",
+    "![Panels of the dashboard](pictures/dashboard.png)",
+    "",
+    "## Page of a replica",
+    "",
+    "With `health.page` the health server's `/` shows what `top` shows, of this replica. `openapi-tool dev` always has",
+    "such a page, which also lists what the model read of the last calls. At the end of the same run:",
+    "",
+    "![The page of a replica](pictures/page.png)",
+)
+
+
 def operations_page() -> str:
     """Return the page as Markdown."""
     lines = [
@@ -113,6 +131,7 @@ def operations_page() -> str:
         "| metric | type | labels | meaning |",
         "| --- | --- | --- | --- |",
         *map(_row, ALL),
+        *_PICTURES,
     ]
     return "\n".join(lines) + "\n"
 

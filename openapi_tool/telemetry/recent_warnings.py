@@ -15,6 +15,9 @@ WINDOW_S = 600.0
 
 _MAX_ACTIONS = 100
 _MAX_CHARS = 300
+_PRESENT = "health.changed"
+"""Not kept: the present state of each dependency is shown instead."""
+
 _IDS = ("project_id", "variable")
 
 
@@ -59,7 +62,7 @@ class RecentWarnings(logging.Handler):
         fields = vars(record)
         action = str(fields.get("action", "log"))
         known = self._warned.get(action)
-        if known is None and len(self._warned) >= _MAX_ACTIONS:
+        if action == _PRESENT or (known is None and len(self._warned) >= _MAX_ACTIONS):
             return
         now = time.monotonic()
         before = known.count if known is not None and now - known.at <= WINDOW_S else 0

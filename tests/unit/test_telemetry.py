@@ -396,6 +396,7 @@ def test_the_last_warnings_are_kept_by_action_masked_and_short(monkeypatch: pyte
     ours = logging.getLogger("openapi_tool.somewhere")
     try:
         ours.info("not shown", extra={"action": "quiet"})
+        ours.warning("shown by its present state", extra={"action": "health.changed"})
         for number in range(3):
             ours.warning("number %s of %s", number, SECRET, extra={"action": "loud", "project_id": "p"})
         now += 1
