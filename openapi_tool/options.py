@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass as validated
 _UNUSABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are no UTF-8
 _MAX_CHARS = 16_000
 
+MAX_ACK_PENDING = 1_000_000
 MIN_MAX_TOKENS = 500
 TERABYTE = 1_000_000_000_000
 Seconds = Annotated[float, Field(gt=0, le=86_400)]

@@ -12,6 +12,7 @@ import nats.errors
 
 from openapi_tool.bus.ack_floor import AckFloor, save_ack_floor
 from openapi_tool.bus.client import BusClient
+from openapi_tool.bus.durable_capacity import DurableCapacity
 from openapi_tool.bus.durable_state import DurableMissing, DurableState, NotAnswered, observe
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.streams import UNLIMITED, Durable, DurableOptions, reset_durable, restore_settings
@@ -73,7 +74,7 @@ class DurableMonitor:
         self._leader = ""
         self._seen: DurableState | None = None
         self._acted_at = 0.0
-        self._full_at = -math.inf
+        self._capacity = DurableCapacity(client, options.max_ack_pending)
         self._saved_floor = 0
         self._saved_at = -math.inf
         self._good_floor = 0
@@ -152,7 +153,7 @@ class DurableMonitor:
         if self._troubled or state.leader != self._leader:  # a new leader does not know open requests
             self._consumer.renew_pull()
         self._troubled, self._leader = False, state.leader
-        self._warn_if_full(state)
+        await self._capacity.follow(durable, state)
         await self._save_floor(durable, state)
         if state.ack_wait_s > 0:
             self._consumer.follow_ack_wait(state.ack_wait_s)
@@ -163,19 +164,6 @@ class DurableMonitor:
             self._log_differences(state, changed=changed)
             if state.max_deliver != UNLIMITED or state.filters != (self._options.filter_subject,):
                 await self._restore(durable, state)
-
-    def _warn_if_full(self, state: DurableState) -> None:
-        """Log once a minute if `max_ack_pending` is reached: nothing else would show that delivery has stopped."""
-        full = state.pending > 0 and 0 < state.max_ack_pending <= state.ack_pending
-        if not full or time.monotonic() - self._full_at < _ACT_AGAIN_S:
-            return
-        self._full_at = time.monotonic()
-        log.warning(
-            "%s commands wait or were handed back, the maximum of the durable: commands of other projects behind them "
-            "are not delivered; raise nats.max_ack_pending",
-            state.ack_pending,
-            extra={"action": "durable.full", "pending": state.pending, "max_ack_pending": state.max_ack_pending},
-        )
 
     async def _save_floor(self, durable: Durable, state: DurableState) -> None:
         """Store the durable's ack floor, in case somebody deletes the durable."""
@@ -195,11 +183,12 @@ class DurableMonitor:
             self._saved_floor = state.ack_floor
 
     def _log_differences(self, state: DurableState, *, changed: bool) -> None:
-        """Log once that AckWait or `max_ack_pending` differ; an executor with other settings may have set them."""
-        if changed and (state.ack_wait_s, state.max_ack_pending) != (
-            self._options.ack_wait_s,
-            self._options.max_ack_pending,
-        ):
+        """Log once that AckWait differs or `max_ack_pending` is lower; other executors may have set them.
+
+        A higher `max_ack_pending` is what a backlog needs.
+        """
+        lower = state.max_ack_pending < self._options.max_ack_pending
+        if changed and (lower or state.ack_wait_s != self._options.ack_wait_s):
             log.warning(
                 "the durable's AckWait or max_ack_pending was changed; heartbeats adapt to it",
                 extra={

@@ -212,6 +212,13 @@ async def reset_durable(client: Client, durable: Durable, floor: int) -> None:
     await client.jetstream().reset_consumer(durable.stream, durable.name, seq=floor + 1)
 
 
+async def change_max_ack_pending(client: Client, durable: Durable, limit: int) -> None:
+    """Change only this setting of the durable. Raises nats.errors.Error."""
+    jetstream = client.jetstream()
+    info = await jetstream.consumer_info(durable.stream, durable.name)
+    await jetstream.add_consumer(durable.stream, info.config.evolve(name=durable.name, max_ack_pending=limit))
+
+
 async def restore_settings(client: Client, durable: Durable, options: DurableOptions) -> None:
     """Restore the settings without which calls are lost: the filter, and unlimited deliveries.
 

@@ -103,7 +103,7 @@ def _problems(replica: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: {replica['waiting_for_memory']:g} responses wait for memory: raise egress.body_budget_bytes"
     most, unsettled = replica.get("max_unacknowledged") or 0, replica.get("unacknowledged") or 0
     if 0 < most <= unsettled:
-        yield f"the durable has {unsettled:g} unsettled commands, its maximum: raise nats.max_ack_pending"
+        yield f"the durable has {unsettled:g} unsettled commands, its maximum: see durable.full in the log"
     phases = replica.get("phases_p95_ms") or {}
     for phase in ("load", "commit"):
         if (phases.get(phase) or 0) >= _SLOW_DATABASE_MS:

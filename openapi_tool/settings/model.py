@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from openapi_tool.jina.byte_semaphore import most_memory
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options import (
+    MAX_ACK_PENDING,
     TERABYTE,
     CacheOptions,
     ExecutorOptions,
@@ -96,7 +97,12 @@ class NatsSettings(Section):
         description="Durable consumer shared by all replicas; by default the kernel executor's own name.",
     )
     ack_wait_s: Seconds = Field(6, description="Seconds without a heartbeat until a command is delivered again.")
-    max_ack_pending: int = Field(100_000, ge=1, le=1_000_000, description="Commands in flight over all replicas.")
+    max_ack_pending: int = Field(
+        100_000,
+        ge=1,
+        le=MAX_ACK_PENDING,
+        description="Commands in flight over all replicas; raised up to 1,000,000 while a backlog fills it.",
+    )
     create_stream: bool = Field(
         default=True, description="Make the command stream where none captures its subjects; off where only others may."
     )

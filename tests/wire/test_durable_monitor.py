@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -12,11 +13,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import nats
+import nats.errors
 import pytest
 from nats.js import JetStreamContext
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus import durable_monitor
+from openapi_tool.bus import durable_capacity, durable_monitor
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import connected
 from openapi_tool.bus.durable_monitor import DurableMonitor
@@ -79,6 +81,10 @@ class Watched:
     async def pause(self) -> None:
         until_then = (datetime.now(UTC) + timedelta(seconds=60)).isoformat()
         await self.admin.pause_consumer(self.durable.stream, self.durable.name, until_then)
+
+    def with_limit(self, max_ack_pending: int) -> DurableMonitor:
+        options = replace(self.options, max_ack_pending=max_ack_pending)
+        return DurableMonitor(self.client, options, self.consumer, ServerClock(), self.health)
 
     def reason(self, part: str = CONSUMER) -> str:
         found = self.health.dependencies[part]
@@ -185,21 +191,60 @@ async def test_what_another_replica_may_have_set_is_followed_and_said_once(
     assert watched.reason() == ""
 
 
-@requirement("intake")
-async def test_a_durable_that_delivers_nothing_more_is_warned_of_once_a_minute(
-    watched: Watched, caplog: pytest.LogCaptureFixture
-) -> None:
-    await watched.change(max_ack_pending=2)
-    for _ in range(2):
+async def full(watched: Watched, unacknowledged: int, pending: int) -> Any:
+    """Let a backlog fill the durable; return the pull that holds the unacknowledged messages, and these."""
+    await watched.change(max_ack_pending=unacknowledged)
+    for _ in range(unacknowledged + pending):
         await watched.client.jetstream().publish("cg.v1r4.proj.public.cmd.tool.jina.search", b"{}")
     pull = await watched.admin.pull_subscribe_bind(watched.durable.name, watched.durable.stream)
-    await pull.fetch(2)
+    return pull, await pull.fetch(unacknowledged)
+
+
+def actions(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [getattr(record, "action", "") for record in caplog.records]
+
+
+@requirement("intake.full")
+async def test_a_durable_that_a_backlog_fills_delivers_on_and_gets_its_limit_back(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "openapi_tool")
+    watched.monitor = watched.with_limit(6)
+    pull, messages = await full(watched, 6, 0)
     await watched.monitor.check()
-    assert "nats.max_ack_pending" not in caplog.text  # nobody waits behind these
+    assert (await watched.info()).config.max_ack_pending == 6  # nobody waits behind these
     await watched.client.jetstream().publish("cg.v1r4.other.public.cmd.tool.jina.search", b"{}")
     for _ in range(3):
         await watched.monitor.check()
-    assert [getattr(record, "action", "") for record in caplog.records].count("durable.full") == 1
+    info = await watched.info()
+    assert (info.config.max_ack_pending, info.config.ack_wait) == (14, watched.options.ack_wait_s)
+    messages += await pull.fetch(1)
+    assert messages[-1].subject.startswith("cg.v1r4.other.")
+    for message in messages[:4]:
+        await message.ack_sync()
+    for _ in range(3):
+        await watched.monitor.check()
+    assert (await watched.info()).config.max_ack_pending == 6
+    assert actions(caplog).count("durable.capacity") == 2
+    assert "durable.full" not in actions(caplog)
+
+
+@requirement("intake.full")
+async def test_a_durable_whose_limit_cannot_be_raised_is_warned_of_once_a_minute(
+    watched: Watched, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: Any) -> None:
+        raise nats.errors.Error
+
+    await full(watched, 2, 1)
+    monkeypatch.setattr(durable_capacity, "change_max_ack_pending", refused)
+    for _ in range(3):
+        await watched.monitor.check()
+    monkeypatch.undo()
+    monkeypatch.setattr(durable_capacity, "MAX_ACK_PENDING", 2)
+    await watched.monitor.check()
+    assert actions(caplog).count("durable.full") == 1
+    assert (await watched.info()).config.max_ack_pending == 2
 
 
 @requirement("nats.watched")

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,8 +22,10 @@ from openapi_tool.bus.client import INBOX, BusClient
 from openapi_tool.bus.connection import connected
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
+from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.held import FetchMode
 from openapi_tool.bus.pull_consumer import PullConsumer
+from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.local.caller import STREAM
 from openapi_tool.local.server import free_port
@@ -31,6 +34,7 @@ from openapi_tool.options import ExecutorOptions
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.settlement import Acknowledge, Settlement
 from openapi_tool.settings import Settings
+from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
 from tests.conftest import StartExecutor
 from tests.requirements import requirement
@@ -46,13 +50,14 @@ WITHIN_S = 10.0
 class Bench:
     """A consumer whose intake a test sets, and what it handled; `go_on` lets handlers end."""
 
-    def __init__(self, world: World, client: BusClient, intake: FetchMode) -> None:
+    def __init__(self, world: World, client: BusClient, intake: FetchMode, durable: DurableOptions) -> None:
         self.world = world
+        self.client = client
         self.intake: Callable[[], FetchMode] = lambda: intake
         self.handled: list[Delivery] = []
         self.go_on = asyncio.Event()
         letters = DeadLetters(client, Redactor(), 1)
-        options = ConsumerOptions(OPTIONS, ExecutorOptions(concurrency=8), 60.0)
+        options = ConsumerOptions(durable, ExecutorOptions(concurrency=8), 60.0)
         self.consumer = CommandConsumer(client, options, letters, self._handle, self._intake)
 
     def _intake(self) -> FetchMode:
@@ -84,10 +89,10 @@ class Bench:
 
 
 @asynccontextmanager
-async def running(world: World, intake: FetchMode) -> AsyncIterator[Bench]:
+async def running(world: World, intake: FetchMode, durable: DurableOptions = OPTIONS) -> AsyncIterator[Bench]:
     bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": world.stack.nats.url}), {})
     async with connected(bootstrap.bus) as client:
-        bench = Bench(world, client, intake)
+        bench = Bench(world, client, intake, durable)
         bench.consumer.start()
         yield bench
         bench.go_on.set()
@@ -148,6 +153,28 @@ async def test_a_command_behind_the_backlog_of_another_project_runs_next(idle_wo
         assert OTHERS in {delivery.subject for delivery in bench.handled[: running_before + 2]}
         assert len(bench.handled) == 701
         assert info.delivered.consumer_seq < 701 * 2  # what went back came again about once
+
+
+@requirement("intake.full")
+async def test_a_flood_beyond_what_the_durable_delivers_does_not_stop_other_projects(idle_world: World) -> None:
+    """Three times `max_ack_pending`: the server would deliver nothing behind it."""
+    few = replace(OPTIONS, max_ack_pending=100)
+    async with running(idle_world, FetchMode.FREE, few) as bench:
+        await bench.info(lambda info: info.num_waiting == 1)
+        await bench.publish(300)
+        await bench.info(lambda info: info.num_ack_pending == 100)
+        await bench.publish(5, OTHERS)
+        monitor = DurableMonitor(bench.client, few, bench.consumer, ServerClock(), Health())
+        await monitor.check()
+        await bench.info(lambda info: info.delivered.stream_seq == 305)
+        running_before = len(bench.handled)
+        bench.go_on.set()
+        info = await bench.info(lambda info: info.ack_floor.stream_seq == 305)
+        served = [delivery.subject for delivery in bench.handled]
+        assert served[: running_before + 10].count(OTHERS) == 5
+        assert (len(served), info.num_redelivered) == (305, 0)
+        await monitor.check()
+        assert (await bench.info(lambda _: True)).config.max_ack_pending == 100
 
 
 @requirement("intake")

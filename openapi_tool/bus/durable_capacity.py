@@ -1,0 +1,72 @@
+"""Raise the durable's `max_ack_pending` while a backlog fills it.
+
+Commands that were handed back with a delay count as unacknowledged. Once they reach the limit, the server delivers no
+further command, so a backlog of one project would block those of all others behind it (ADR 6).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+
+import nats.errors
+
+from openapi_tool.bus.client import BusClient
+from openapi_tool.bus.durable_state import DurableState
+from openapi_tool.bus.streams import Durable, change_max_ack_pending
+from openapi_tool.options import MAX_ACK_PENDING
+
+log = logging.getLogger(__name__)
+
+_WARN_EVERY_S = 60.0
+
+
+class DurableCapacity:
+    """Keeps room for commands behind a backlog; `least` is the limit without one, MAX_ACK_PENDING the highest."""
+
+    def __init__(self, client: BusClient, least: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._least = least
+        self._clock = clock
+        self._warned_at = -math.inf
+
+    async def follow(self, durable: Durable, state: DurableState) -> None:
+        """Raise the limit to twice the backlog where it is reached; lower it to `least` once the backlog is gone."""
+        backlog = state.ack_pending + state.pending
+        full = state.pending > 0 and 0 < state.max_ack_pending <= state.ack_pending
+        if full:
+            wanted = min(2 * backlog, MAX_ACK_PENDING)
+            if wanted <= state.max_ack_pending or not await self._change(durable, state, wanted):
+                self._warn(state)
+        elif state.max_ack_pending > self._least >= 2 * backlog:
+            await self._change(durable, state, self._least)
+
+    async def _change(self, durable: Durable, state: DurableState, limit: int) -> bool:
+        """Set the limit; return whether the server accepted it."""
+        try:
+            await change_max_ack_pending(self._client, durable, limit)
+        except (nats.errors.Error, OSError) as error:
+            log.warning(
+                "cannot change the durable's max_ack_pending: %s", error, extra={"action": "durable.capacity_refused"}
+            )
+            return False
+        log.info(
+            "changed the durable's max_ack_pending to fit the backlog",
+            extra={"action": "durable.capacity", "before": state.max_ack_pending, "max_ack_pending": limit}
+            | {"pending": state.pending, "unacknowledged": state.ack_pending},
+        )
+        return True
+
+    def _warn(self, state: DurableState) -> None:
+        """Log once a minute that the limit is reached: nothing else would show that delivery has stopped."""
+        if self._clock() - self._warned_at < _WARN_EVERY_S:
+            return
+        self._warned_at = self._clock()
+        log.warning(
+            "%s commands wait or were handed back, the maximum of the durable, and it cannot be raised: commands of "
+            "other projects behind them are not delivered",
+            state.ack_pending,
+            extra={"action": "durable.full", "pending": state.pending, "max_ack_pending": state.max_ack_pending},
+        )
