@@ -15,7 +15,7 @@ DOCKER ?= docker
 VERSION_OF = -c 'import platform; print(platform.python_version())'
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: install demo test chaos canary hostile fuzz bench mutations sizes answers pictures check lint types contracts figures docs audit sbom image lock clean
+.PHONY: install demo test chaos canary hostile fuzz bench bench-tenants mutations sizes answers pictures check lint types contracts figures docs audit sbom image lock clean
 
 # The virtual environment with everything in it.
 install: $(READY)
@@ -45,6 +45,10 @@ hostile: $(READY)
 # What a call costs, beside the least that it could; for less: make bench BENCH="--profile quick"
 bench: $(READY)
 	$(PY) -m benchmarks.run $(BENCH)
+
+# Shares of projects that compete; for less: make bench-tenants BENCH="--only flood --seconds 15"
+bench-tenants: $(READY)
+	$(PY) -m benchmarks.tenants $(BENCH)
 
 # Five minutes on each target; for less: make fuzz FUZZ="--seconds 60 --only address". Needs Python 3.11 to 3.13.
 fuzz: $(FUZZER)

@@ -38,12 +38,16 @@ _SCHEMAS = {"cards": "public", "agent_inbox": "state", "execution_edges": "state
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Kind of calls: tool, delay in milliseconds and size in bytes of the upstream's response, number of projects."""
+    """Kind of calls: tool, delay in milliseconds and size in bytes of the upstream's response, and their projects.
+
+    `projects` is the number of projects, `first` the number of the first one.
+    """
 
     tool: Tool = "search"
     delay_ms: int = 50
     size: int = 2_000
     projects: int = 1
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ class _Call:
 
     def __init__(self, ask: Ask, number: int, target: str) -> None:
         wanted = question(ask.delay_ms, ask.size, next(_NUMBERS))
-        self.project = project_id(number % ask.projects)
+        self.project = project_id(ask.first + number % ask.projects)
         self.arguments = {"query": wanted} if ask.tool == "search" else {"url": f"https://example.com/{wanted}"}
         self.tool = NAMES[ask.tool]
         self.subject = f"cg.{VERSION}.{self.project}.{CHANNEL}.cmd.tool.{target}.{ask.tool}"

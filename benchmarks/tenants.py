@@ -1,0 +1,244 @@
+"""`make bench-tenants`: shares of projects that compete for one executor; one JSON object on the last line.
+
+Each scenario runs real processes: NATS, PostgreSQL, the double, and replicas of the executor. Slots limit a replica,
+not CPU: `_SLOTS` calls at once, each of `_DELAY_MS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import math
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any
+
+import asyncpg
+import uvloop
+
+from benchmarks.calls import Ask, furnish, place, project_id
+from benchmarks.harness import Stand, start_all
+from benchmarks.measure import exact_cpu_seconds
+from benchmarks.traffic import Demand, Outcome, Traffic
+from openapi_tool.bus.leases import BUCKET
+from openapi_tool.local.executor import ExecutorProcess
+
+_SLOTS, _DELAY_MS = 32, 500
+_OVERLOAD = 3
+_WARM_S = 5.0
+_MAX_HELD = 512
+_BLOCKED_MS = 120_000
+_WEIGHTS = (1, 2, 4)
+_NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
+_PREFIX = "OPENAPI_TOOL__"
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Extent of the scenarios: seconds of a measurement, replicas, queued commands, projects, the durable's limit."""
+
+    seconds: float = 30.0
+    replicas: int = 2
+    backlog: int = 5_000
+    projects: int = 50
+    max_ack_pending: int = 5_000
+
+    @property
+    def per_second(self) -> float:
+        """Calls per second that all replicas can run."""
+        return self.replicas * _SLOTS * 1_000 / _DELAY_MS
+
+
+class World:
+    """The stand, on which each measurement begins with empty tables, an empty stream and new replicas."""
+
+    def __init__(self, stand: Stand, database: asyncpg.Connection, size: Size) -> None:
+        self.stand = stand
+        self.database = database
+        self.size = size
+
+    @asynccontextmanager
+    async def serving(self, replicas: int, settings: Mapping[str, str]) -> AsyncIterator[list[ExecutorProcess]]:
+        """Start replicas on an empty world; kill those that run at the end of the block."""
+        await self.stand.clean(self.database)
+        await furnish(self.database, self.size.projects)
+        own: dict[str, str] = {f"{_PREFIX}EXECUTOR__CONCURRENCY": str(_SLOTS), f"{_PREFIX}TOOLS__MAX_TIMEOUT_S": "600"}
+        started = [self.stand.process("executor", {**own, **settings}) for _ in range(replicas)]
+        try:
+            await start_all(started)
+            yield started
+        finally:
+            for each in started:
+                if each.process.alive:
+                    await asyncio.to_thread(each.process.kill)
+
+    async def measure(self, *demands: Demand, settings: Mapping[str, str] = _NO_SETTINGS) -> list[Outcome]:
+        """Return the outcome of each demand on new replicas."""
+        async with self.serving(self.size.replicas, settings), Traffic.connect(self.stand.nats.url) as traffic:
+            asks = [Ask(delay_ms=_DELAY_MS, projects=demand.projects, first=demand.first) for demand in demands]
+            placed = [
+                (demand, await place(self.database, ask, demand.count, "jina"))
+                for demand, ask in zip(demands, asks, strict=True)
+            ]
+            return await traffic.run(placed, self.size.seconds, _WARM_S)
+
+    def one_a_second(self) -> Demand:
+        """Return the demand of a quiet project, number 1: one call a second."""
+        return Demand(int(self.size.seconds), 1.0, first=1, wait=True)
+
+    def too_much(self, projects: int) -> Demand:
+        """Return three times the calls that can be run, of these projects in turn, until the window ends."""
+        per_second = _OVERLOAD * self.size.per_second
+        return Demand(int(per_second * (self.size.seconds + _WARM_S)), per_second, projects)
+
+
+async def backlog(world: World) -> Figures:
+    """Project 0 queues thousands of calls, project 1 makes one a second behind them."""
+    queued, quiet = Demand(world.size.backlog), world.one_a_second()
+    [alone] = await world.measure(quiet)
+    [undisturbed] = await world.measure(queued)
+    behind, disturbed = reversed(await world.measure(queued, quiet))
+    kept = disturbed.answered.total() / undisturbed.answered.total()
+    return _quiet(alone, behind) | {"queued": queued.count, "throughput_kept": round(kept, 3)}
+
+
+async def flood(world: World) -> Figures:
+    """The same behind three times the commands that the durable delivers without an acknowledgement."""
+    queued, quiet = Demand(_OVERLOAD * world.size.max_ack_pending), world.one_a_second()
+    settings = {f"{_PREFIX}NATS__MAX_ACK_PENDING": str(world.size.max_ack_pending)}
+    [alone] = await world.measure(quiet, settings=settings)
+    _, behind = await world.measure(queued, quiet, settings=settings)
+    return _quiet(alone, behind) | {"queued": queued.count}
+
+
+def _quiet(alone: Outcome, behind: Outcome) -> Figures:
+    """Return the latency of the quiet project with and without the other one, and their ratio."""
+    return {
+        "p95_alone_s": round(alone.p95(), 3),
+        "p95_behind_s": round(behind.p95(), 3),
+        "p95_ratio": round(behind.p95() / alone.p95(), 2),
+        "unanswered": behind.unanswered(),
+    }
+
+
+async def equal(world: World) -> Figures:
+    """Projects of equal weight demand three times the calls that can be run."""
+    return await _shares(world, [1.0] * world.size.projects, _NO_SETTINGS)
+
+
+async def weighted(world: World) -> Figures:
+    """Three projects of weights 1, 2 and 4 do."""
+    weights = {project_id(number): weight for number, weight in enumerate(_WEIGHTS)}
+    return await _shares(world, _WEIGHTS, {f"{_PREFIX}FAIRNESS__WEIGHTS": json.dumps(weights)})
+
+
+async def _shares(world: World, weights: Sequence[float], settings: Mapping[str, str]) -> Figures:
+    """Return each project's answered calls relative to its share: the least, the most and the standard deviation."""
+    [outcome] = await world.measure(world.too_much(len(weights)), settings=settings)
+    each = outcome.answered.total() / sum(weights)
+    found = [outcome.answered[project_id(number)] / (each * weight) for number, weight in enumerate(weights)]
+    return {
+        "answered": outcome.answered.total(),
+        "of_capacity": round(outcome.answered.total() / world.size.per_second / world.size.seconds, 3),
+        "least_of_share": round(min(found), 3),
+        "most_of_share": round(max(found), 3),
+        "deviation": round(statistics.pstdev(found), 3),
+    }
+
+
+async def held(world: World) -> Figures:
+    """A replica whose only slot is busy holds as many commands as it may; after SIGTERM another one answers them.
+
+    `heartbeats_share` is the CPU that holding them takes, as a share of one core; `lease_writes` are the changes of the
+    lease bucket until all are answered.
+    """
+    one = {f"{_PREFIX}EXECUTOR__CONCURRENCY": "1", f"{_PREFIX}EXECUTOR__DRAIN_TIMEOUT_S": "1"}
+    async with world.serving(1, one) as [first], Traffic.connect(world.stand.nats.url) as traffic:
+        blocker = await place(world.database, Ask(delay_ms=_BLOCKED_MS), 1, "jina")
+        waiting = await place(world.database, Ask(delay_ms=_DELAY_MS), _MAX_HELD, "jina")
+        await traffic.queue(blocker)
+        await asyncio.sleep(_WARM_S)
+        idle = await _cpu_share(first, world.size.seconds / 2)
+        await traffic.queue(waiting)
+        await asyncio.sleep(_WARM_S)
+        holding = await _cpu_share(first, world.size.seconds / 2)
+        await asyncio.to_thread(first.stop)
+        second = world.stand.process("executor", {f"{_PREFIX}TOOLS__MAX_TIMEOUT_S": "600"})
+        await asyncio.to_thread(second.start)
+        try:
+            await traffic.answers(waiting)
+        finally:
+            await asyncio.to_thread(second.process.kill)
+        return {
+            "held": len(waiting),
+            "heartbeats_share": round(holding - idle, 4),
+            "handed_back": first.log_text().count("call.handed_back"),
+            "hand_back_s": round(_logged_at(first, "drain.started") - _logged_at(first, "service.stopping"), 3),
+            "unanswered": traffic.outcome(waiting, 0, math.inf).unanswered(),
+            "lease_writes": await traffic.writes(f"KV_{BUCKET}"),
+        }
+
+
+async def _cpu_share(replica: ExecutorProcess, seconds: float) -> float:
+    """Return the CPU time of a replica as a share of one core, over some seconds."""
+    before, began = exact_cpu_seconds(replica.process.pid), time.perf_counter()
+    await asyncio.sleep(seconds)
+    return (exact_cpu_seconds(replica.process.pid) - before) / (time.perf_counter() - began)
+
+
+def _logged_at(replica: ExecutorProcess, action: str) -> float:
+    """Return the time of a log line, in seconds since the epoch."""
+    [line] = [line for line in replica.log_text().splitlines() if f'"action":"{action}"' in line]
+    return datetime.fromisoformat(json.loads(line)["time"]).timestamp()
+
+
+SCENARIOS: Mapping[str, Callable[[World], Awaitable[Figures]]] = {
+    "backlog": backlog,
+    "flood": flood,
+    "equal": equal,
+    "weighted": weighted,
+    "held": held,
+}
+
+
+async def run(names: Sequence[str], size: Size) -> Figures:
+    """Run scenarios one after the other; return the figures of each by its name."""
+    found: Figures = {}
+    async with Stand() as stand:
+        database = await stand.database()
+        try:
+            for name in names:
+                sys.stderr.write(f"{name}: {(SCENARIOS[name].__doc__ or '').splitlines()[0]}\n")
+                found[name] = await SCENARIOS[name](World(stand, database, size))
+                sys.stderr.write(f"{json.dumps(found[name])}\n")
+        finally:
+            await database.close()
+    return found
+
+
+def main() -> None:
+    """Run the chosen scenarios and print their figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=SCENARIOS, default=list(SCENARIOS), metavar="NAME")
+    for name, value in ((name, getattr(Size(), name)) for name in Size.__slots__):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    arguments = vars(parser.parse_args())
+    names = arguments.pop("only")
+    logging.getLogger("nats").setLevel(logging.CRITICAL)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        found = runner.run(run(names, Size(**arguments)))
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()
