@@ -76,7 +76,7 @@ MONEY = (
     ),
     Mutation(
         "executor/runner.py",
-        "await options.authorizer.authorize(definition, owner, arguments)",
+        "await self._options.authorizer.authorize(definition, owner, arguments)",
         "pass",
         "tests/registry/test_policy.py::test_a_denied_call_is_answered_without_asking_the_upstream",
     ),

@@ -32,6 +32,7 @@ REQUIREMENTS = (
     Requirement("subject.durable", "protocol 1", "The command stream is created only if none exists; all replicas share one durable consumer, whose settings are restored."),
     Requirement("command.body", "protocol 2", "A body that is not a JSON object, is too large, or has a missing or forbidden field gives `bad_request` naming the field; unknown fields are ignored."),
     Requirement("command.any", "protocol 10", "Any subject, headers, body and database state give one result or one dead letter, and affect no other call."),
+    Requirement("usage", "design", "`usage` sums up calls, tokens, requests, cache hits, errors and latency of one project from its result cards."),
     Requirement("identity.headers", "protocol 2", "Identity comes from subject and headers, and from the call card if they lack it; never from the body. Every malformed header is named."),
     Requirement("identity.unanswerable", "protocol 2", "A command whose result cannot reach any turn is dead-lettered on its first delivery."),
     Requirement("card.read", "protocol 3", "A call card that is missing, deleted, of another project, type, class or call, or without readable arguments gives a typed error."),

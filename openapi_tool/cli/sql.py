@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from openapi_tool.cli.common import fail
-from openapi_tool.kernel.grants import grant_statements, inspect_grants
+from openapi_tool.kernel.grants import INSPECT, USAGE, grant_statements, reader_grants
 
 app = typer.Typer(no_args_is_help=True, help="Print the database privileges that the service needs.")
 
@@ -19,6 +19,10 @@ class User(StrEnum):
 
     EXECUTOR = "executor"
     INSPECT = "inspect"
+    USAGE = "usage"
+
+
+_READS = {User.INSPECT: INSPECT, User.USAGE: USAGE}
 
 
 @app.callback()
@@ -41,8 +45,8 @@ def grants(
     Changes nothing; the operator of the database runs them. Exit codes: 0, 2 invalid role name.
     """
     try:
-        inspects = user is User.INSPECT
-        statements = inspect_grants(role) if inspects else grant_statements(role, registration=registration)
+        reads = _READS.get(user)
+        statements = reader_grants(role, reads) if reads else grant_statements(role, registration=registration)
     except ValueError as error:
         fail(f"--role: {error}")
     if as_json:

@@ -93,21 +93,30 @@ class ToolRunner:
         Raises Unavailable, and CancelledError if the call was cancelled.
         """
         started = time.monotonic()
-        definition = request.definition
+        definition, session = request.definition, None
+        tool = definition.built_in.name
         try:
-            output, shown, kept = await self._run(request, memory)
-            took_ms, tool = _ms_since(started), definition.built_in.name
-            return success(output, shown, definition.result_format, took_ms, memory.attempts, tool), kept
+            arguments = self._arguments(request)
+            session = arguments.session_alias
+            output, shown, kept = await self._run(request, arguments, memory)
+            took_ms = _ms_since(started)
+            return success(output, shown, definition.result_format, took_ms, memory.attempts, tool, session), kept
         except Exception as cause:  # noqa: BLE001 - logged there
-            tool = definition.built_in.name
-            return self.failed(request.owner, definition.tool_name, cause, memory, started, tool), None
+            return self.failed(request.owner, definition.tool_name, cause, memory, started, tool, session), None
 
     def failed(
-        self, owner: CallOwner, tool_name: str, cause: Exception, memory: Memory, started: float, tool: str = ""
+        self,
+        owner: CallOwner,
+        tool_name: str,
+        cause: Exception,
+        memory: Memory,
+        started: float,
+        tool: str = "",
+        session: str | None = None,
     ) -> ResultFields:
         """Return the result of a failed call; `started` is its start on the monotonic clock, in seconds.
 
-        `tool` is the built-in tool, empty if unknown.
+        `tool` is the built-in tool, empty if unknown; `session` the session's alias, None if unknown.
 
         Raises `cause` if it is Unavailable, and CancelledError if the call was cancelled.
         """
@@ -117,22 +126,25 @@ class ToolRunner:
         error.tokens, error.requests = memory.spent.tokens, memory.spent.requests
         if isinstance(error, ToolMisconfigured):
             self._log_misconfigured(owner, tool_name, error)
-        fields = failure(error, _ms_since(started), memory.attempts, tool)
+        fields = failure(error, _ms_since(started), memory.attempts, tool, session)
         redact = self._options.redact
         return replace(fields, result=redact(fields.result), error=redact(fields.error))
 
-    async def _run(
-        self, request: ToolCallRequest, memory: Memory
-    ) -> tuple[ToolOutput, RenderedResult, KeptText | None]:
-        """Return the output, what the model is shown, and the whole text if it was cut."""
-        owner, definition, deadline = request.owner, request.definition, request.deadline
-        options = self._options
+    def _arguments(self, request: ToolCallRequest) -> Arguments:
+        owner, definition, options = request.owner, request.definition, self._options
         arguments = prepare_arguments(definition, request.call, owner, options.envs, options.secret, options.scope)
         if arguments.key_passed_over is not None:
             self._log_key_passed_over(owner, definition, arguments.key_passed_over)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("running", extra={"action": "call.running", "session": arguments.session} | owner_ids(owner))
-        await options.authorizer.authorize(definition, owner, arguments)
+        return arguments
+
+    async def _run(
+        self, request: ToolCallRequest, arguments: Arguments, memory: Memory
+    ) -> tuple[ToolOutput, RenderedResult, KeptText | None]:
+        """Return the output, what the model is shown, and the whole text if it was cut."""
+        owner, definition, deadline = request.owner, request.definition, request.deadline
+        await self._options.authorizer.authorize(definition, owner, arguments)
         if not deadline.remaining():
             raise ToolTimeout("The tool executor received this call too late to run it; call again.")
         cursor, most_tokens = requested_cursor(definition, arguments), requested_tokens(arguments)

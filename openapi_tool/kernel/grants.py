@@ -27,15 +27,16 @@ REGISTRATION = (
 )
 
 
-INSPECT = (Grant(("select",), ("cards", "state.agent_inbox", "state.execution_edges")),)
+INSPECT = Grant(("select",), ("cards", "state.agent_inbox", "state.execution_edges"))
+USAGE = Grant(("select",), ("cards", "state.agent_inbox"))
 
 
-def inspect_grants(role: str) -> list[str]:
-    """Return the GRANT statements of a role for `inspect` alone: it reads. Raises ValueError as `grant_statements`."""
+def reader_grants(role: str, grant: Grant) -> list[str]:
+    """Return the GRANT statements of a role for a command that only reads. Raises ValueError as `grant_statements`."""
     name = quoted_role(role)
     return [
         f"grant usage on schema public, state to {name}",
-        *(f"grant {', '.join(grant.privileges)} on {', '.join(grant.tables)} to {name}" for grant in INSPECT),
+        f"grant {', '.join(grant.privileges)} on {', '.join(grant.tables)} to {name}",
     ]
 
 

@@ -38,9 +38,9 @@ class AttemptObject(TypedDict):
 
 
 class ToolOutputObject(TypedDict, total=False):
-    """`metadata.tool_output` of a result; a failure has only `usage`, `latency_ms` and `attempts`.
+    """`metadata.tool_output` of a result; a failure has only `usage`, `latency_ms`, `retries`, `session`, `attempts`.
 
-    `attempts` is there if the call sent requests itself.
+    `attempts` is there if the call sent requests itself, `session` if the call named one.
     """
 
     state: Mapping[str, Any]
@@ -51,4 +51,6 @@ class ToolOutputObject(TypedDict, total=False):
     cached: bool
     latency_ms: int
     repaired: list[str]
+    session: str
+    retries: int
     attempts: list[AttemptObject]

@@ -9,6 +9,7 @@ from pydantic import SecretStr
 
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
+from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.protocol.jsonvalue import JsonValue
 from openapi_tool.tools.definition import ToolDefinition, unusable
 from openapi_tool.tools.lenient import repaired
@@ -22,6 +23,7 @@ API_KEY = "api_key"
 CURSOR, MAX_RESULT_TOKENS = "cursor", "max_result_tokens"
 FIND, QUESTION = "find", "question"
 _SESSION = "sessionid"
+_MAX_ALIAS_CHARS = 128
 
 IDENTITY_ARGUMENTS = frozenset(
     name.replace("_", "")
@@ -71,6 +73,7 @@ class Arguments:
     - `secrets`: values of the `envs` arguments except `api_key`.
     - `api_key`: bearer key of the upstream request.
     - `session`: session identity, derived from `session_id` (`tools/session.py`).
+    - `session_alias`: first 128 characters of `session_id`, None if it is no text.
     - `key_passed_over`: why the key is that of `auth_env` although `envs` names another variable, or None.
     - `repaired`: names of arguments that the schema took only after a repair (`tools/lenient.py`).
     """
@@ -80,6 +83,7 @@ class Arguments:
     secrets: Mapping[str, SecretStr]
     api_key: SecretStr
     session: str
+    session_alias: str | None = None
     key_variable: str = ""
     key_passed_over: str | None = None
     repaired: tuple[str, ...] = ()
@@ -152,12 +156,14 @@ def prepare_arguments(
     fixed = {name: render_fixed(name, template, call, owner.ids) for name, template in definition.fixed.items()}
     prepared: dict[str, JsonValue] = defaults | given | fixed
     values = {name: value for name, value in prepared.items() if not is_identity(name)}
+    alias = _alias(prepared)
     return Arguments(
         values=values,
         by_model=frozenset(given) & values.keys(),
         secrets={name: secret(variable) for name, variable in envs.items() if name != API_KEY},
         api_key=api_key,
-        session=scope.identity(owner.project_id, owner.agent_id, _alias(prepared)),
+        session=scope.identity(owner.project_id, owner.agent_id, alias),
+        session_alias=storable_text(alias[:_MAX_ALIAS_CHARS]) if isinstance(alias, str) else None,
         key_variable=variable,
         key_passed_over=passed_over,
         repaired=tuple(sorted(repairs)),

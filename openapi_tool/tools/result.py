@@ -136,8 +136,9 @@ def success(
     latency_ms: int,
     attempts: Sequence[Attempt] = (),
     tool: str = "",
+    session: str | None = None,
 ) -> ResultFields:
-    """A success: the text itself with the rest in metadata, or everything but the attempts as one object."""
+    """A success: the text itself with the rest in metadata, or all of it but session and attempts as one object."""
     about = storable(
         ToolOutputObject(
             state=output.state,
@@ -151,10 +152,10 @@ def success(
         )
     )
     content = storable_text(shown.content)
-    tried = ToolOutputObject(attempts=listed(attempts)) if attempts else ToolOutputObject()
+    tried = _tried(attempts, session)
     traits = (tool, output.cached, shown.truncated)
     if result_format == "object":
-        return ResultFields("success", {"content": content, **about}, None, tried or None, *traits)
+        return ResultFields("success", {"content": content, **about}, None, tried, *traits)
     about.update(tried)
     return ResultFields("success", content, None, about, *traits)
 
@@ -164,16 +165,26 @@ def cost(outcome: ToolOutput | ToolError) -> Usage:
     return outcome.usage if isinstance(outcome, ToolOutput) else Usage(outcome.tokens, outcome.requests)
 
 
-def failure(error: ToolError, latency_ms: int, attempts: Sequence[Attempt] = (), tool: str = "") -> ResultFields:
+def failure(
+    error: ToolError, latency_ms: int, attempts: Sequence[Attempt] = (), tool: str = "", session: str | None = None
+) -> ResultFields:
     """A failure: the model sees `error` only, so its message says what to do instead."""
     described = storable(error.as_error())
     result: dict[str, object] = {"error_code": error.code, "error_message": described["message"], "error": described}
     if error.detail is not None:
         result["error_detail"] = described["detail"]
-    about: ToolOutputObject = {"usage": cost(error).as_dict(), "latency_ms": latency_ms}
-    if attempts:
-        about["attempts"] = listed(attempts)
+    about = ToolOutputObject(usage=cost(error).as_dict(), latency_ms=latency_ms, **_tried(attempts, session))
     return ResultFields(error.status, result, described, about, tool)
+
+
+def _tried(attempts: Sequence[Attempt], session: str | None) -> ToolOutputObject:
+    """Return session and attempts of a call; the retries are those among the recorded attempts."""
+    tried = ToolOutputObject(retries=sum(attempt.resends > 0 for attempt in attempts))
+    if session is not None:
+        tried["session"] = session
+    if attempts:
+        tried["attempts"] = listed(attempts)
+    return tried
 
 
 def one_line(text: str) -> str:

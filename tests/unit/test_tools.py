@@ -400,13 +400,14 @@ def test_a_text_result_is_the_content_with_the_rest_in_metadata() -> None:
         "next_cursor": None,
         "cached": False,
         "latency_ms": 12,
+        "retries": 0,
     }
 
 
 @requirement("options.result_format")
 def test_an_object_result_holds_everything() -> None:
     fields = success(ToolOutput((Item("hello"),), {"a": 1}, Usage(7, 1)), RenderedResult("hello"), "object", 12)
-    assert fields.tool_output is None
+    assert fields.tool_output == {"retries": 0}
     assert fields.result.keys() == {
         *("content", "state", "usage", "truncated", "artifact_ref", "next_cursor", "cached", "latency_ms")
     }

@@ -1,0 +1,119 @@
+"""What the calls of a project cost, from its result cards; read only, by project and time."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import asyncpg
+
+from openapi_tool.kernel.failures import translate_connection_errors, translate_statement_errors
+
+_CONNECT_S, _STATEMENT_S = 10.0, 60.0
+
+MAX_ROWS = 1_000
+
+
+class By(StrEnum):
+    """What usage is summed up by."""
+
+    TOOL = "tool"
+    AGENT = "agent"
+    DAY = "day"
+    SESSION = "session"
+    ERROR = "error"
+
+
+_KEYS = {
+    By.TOOL: "function_name",
+    By.AGENT: "agent_id",
+    By.DAY: "to_char(created_at at time zone 'UTC', 'YYYY-MM-DD')",
+    By.SESSION: "session",
+    By.ERROR: "error_code",
+}
+
+# The cards of this service have UUIDs of version 7 as ids, so a range of ids is a range of time. `output` is null, and
+# nothing is read of a large content, unless the definition has `result_format: object` or the card is of a failure.
+# A card of an earlier version may lack any field; its value is null then and not 0.
+_CALLS = """
+with calls as materialized (
+    select tool_call_id, created_at, metadata ->> 'function_name' as function_name,
+        metadata -> 'tool_output' as about,
+        case when (metadata -> 'tool_output') ? 'truncated' then null else content end as output
+    from cards
+    where tenant_id = $1 and card_id >= $2 and card_id < $3
+        and metadata ->> 'type' = 'tool.result' and metadata ->> 'author_id' = $4
+), facts as (
+    select tool_call_id, created_at, left(function_name, 128) as function_name,
+        left(about ->> 'session', 128) as session,
+        coalesce(about -> 'usage', output #> '{{result,usage}}') as usage,
+        coalesce(about -> 'cached', output #> '{{result,cached}}') = 'true' as cached,
+        coalesce(about -> 'truncated', output #> '{{result,truncated}}') = 'true' as truncated,
+        coalesce(about -> 'latency_ms', output #> '{{result,latency_ms}}') as latency_ms,
+        about -> 'retries' as retries,
+        output is not null and output ->> 'status' is distinct from 'success' as failed,
+        left(output #>> '{{error,code}}', 64) as error_code
+    from calls
+), numbers as (
+    select function_name, session, created_at, cached, truncated, failed, error_code, {agent} as agent_id,
+        {tokens} as tokens, {requests} as requests, {retries} as retries, {latency} as latency_ms
+    from facts
+)
+select {key} as key, count(*) as calls, sum(tokens)::bigint as tokens, sum(requests)::bigint as requests,
+    count(*) filter (where cached) as cache_hits, count(*) filter (where failed) as errors,
+    count(*) filter (where truncated) as truncated, sum(retries)::bigint as retries,
+    percentile_disc(0.5) within group (order by latency_ms)::bigint as p50_ms,
+    percentile_disc(0.95) within group (order by latency_ms)::bigint as p95_ms,
+    grouping({key}) = 1 as total
+from numbers
+group by grouping sets ((), ({key}))
+order by total desc, {order}
+limit $5
+"""
+_AGENT = """(
+        select agent_id from state.agent_inbox i
+        where i.project_id = $1 and i.message_type = 'tool_result'
+            and md5(i.correlation_id) = md5(facts.tool_call_id) and i.correlation_id = facts.tool_call_id
+    )"""
+
+
+def _number(value: str) -> str:
+    """Return the SQL of a JSON value as a number, null for anything else."""
+    return f"case when jsonb_typeof({value}) = 'number' then ({value})::numeric end"
+
+
+def statement(by: By) -> str:
+    """Return the query; its values are project, first and last card id, actor id, most rows."""
+    return _CALLS.format(
+        key=_KEYS[by],
+        agent=_AGENT if by is By.AGENT else "null::text",
+        order="key" if by is By.DAY else "tokens desc nulls last, key",
+        tokens=_number("usage -> 'tokens'"),
+        requests=_number("usage -> 'requests'"),
+        retries=_number("retries"),
+        latency=_number("latency_ms"),
+    )
+
+
+def first_card_id(moment: datetime) -> str:
+    """Return the lowest id of a card of this moment: a UUID of version 7 begins with the time in ms (RFC 9562)."""
+    return f"{max(0, int(moment.timestamp() * 1000)):012x}"
+
+
+async def usage(
+    dsn: str, project_id: str, since: datetime, until: datetime, actor_id: str, by: By
+) -> list[dict[str, Any]]:
+    """Return the sum of all calls, and then at most `MAX_ROWS` sums by `by`, the costliest or earliest first.
+
+    A row has `key`, `calls`, `tokens`, `requests`, `cache_hits`, `errors`, `truncated`, `retries`, `p50_ms`, `p95_ms`,
+    `total`; a figure is None where no card records it. Raises Unavailable.
+    """
+    values = (project_id, first_card_id(since), first_card_id(until), actor_id, MAX_ROWS + 1)
+    with translate_connection_errors():
+        connection = await asyncpg.connect(dsn, timeout=_CONNECT_S, command_timeout=_STATEMENT_S)
+    try:
+        with translate_statement_errors():
+            return [dict(row) for row in await connection.fetch(statement(by), *values)]
+    finally:
+        await connection.close(timeout=_CONNECT_S)
