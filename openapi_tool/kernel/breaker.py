@@ -8,8 +8,9 @@ Attempts may end in another order than they began. The one that began last decid
 outage says nothing about the time after it.
 
 A statement that met a lock or its time limit (Contended) may have done so because of its own rows. So the first such
-call does not open the breaker, and the second in a row does. Retried commits are no probes then: they neither open the
-breaker nor delay the next probe, or one locked row would keep all other calls from being fetched.
+call does not open the breaker, and the second in a row does. While the breaker is open for contention alone, retried
+commits do not count as probes: they neither open the breaker nor delay the next probe. Otherwise one locked row would
+keep all other calls from being fetched.
 """
 
 from __future__ import annotations
@@ -30,22 +31,25 @@ Cause = Literal["outage", "operator", "contention"]
 
 PROBE_EVERY_S = 5.0
 _FIRST_PROBE_S = 0.2
-_QUIET_S = 2 * PROBE_EVERY_S  # without an attempt; by then a probe would have been fetched if there were a command
-_DOUBLINGS = 10  # of the back-off; more would overflow a float after a long outage
+_QUIET_S = 2 * PROBE_EVERY_S
+"""Seconds without an attempt until the breaker closes: by then any waiting command was fetched as a probe."""
+
+_MAX_DOUBLINGS = 10
+"""Limit of the back-off's exponent: a larger one would overflow a float after a long outage."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     """Outcome of the latest attempt; `reason` is empty if it succeeded.
 
-    `number` orders attempts by their begin. `contended` is 1 after a first call that met contention, which opens
-    nothing.
+    `number` orders attempts by their begin. `suspected`: the latest call met contention; the next one that does opens
+    the breaker.
     """
 
     number: int = 0
     reason: str = ""
     cause: Cause = "outage"
-    contended: int = 0
+    suspected: bool = False
 
 
 class CircuitBreaker:
@@ -59,7 +63,7 @@ class CircuitBreaker:
         self._clock = clock
         self._latest: dict[Operation, _Outcome] = {"load": _Outcome(), "commit": _Outcome()}
         self._begun = 0
-        self._under_way = 0
+        self._in_progress = 0
         self._retries = 0
         self._failures = 0
         self._failed_at = 0.0
@@ -73,8 +77,9 @@ class CircuitBreaker:
     @property
     def may_probe(self) -> bool:
         """Return whether a command may be fetched as a probe (half-open state)."""
-        probes = self._under_way - (self._retries if self._is_contended else 0)
-        return not probes and self._clock() >= self._failed_at + self._pause_s()
+        # Attempts in progress whose success would close the breaker.
+        pending_probes = self._in_progress - (self._retries if self._is_contended else 0)
+        return not pending_probes and self._clock() >= self._failed_at + self._pause_s()
 
     @property
     def _is_contended(self) -> bool:
@@ -90,7 +95,7 @@ class CircuitBreaker:
         """
         self._begun += 1
         number = self._begun
-        self._under_way += 1
+        self._in_progress += 1
         self._retries += retry
         try:
             yield partial(self._record, operation, _Outcome(number))
@@ -103,9 +108,10 @@ class CircuitBreaker:
             self._record(operation, _Outcome(number, str(failure), cause))
             raise
         finally:
-            self._under_way -= 1
+            self._in_progress -= 1
             self._retries -= retry
             if self.reason and self.may_probe:
+                # The last probe in progress ended without a result: let the consumer fetch another one.
                 self._changed()
 
     def probe_soon(self) -> None:
@@ -114,7 +120,7 @@ class CircuitBreaker:
 
     def close_if_quiet(self) -> None:
         """Close the breaker if nothing was attempted for 10 s: without a command to probe with it would stay open."""
-        if self.reason and not self._under_way and self._clock() >= self._failed_at + _QUIET_S:
+        if self.reason and not self._in_progress and self._clock() >= self._failed_at + _QUIET_S:
             self._latest = {operation: _Outcome(outcome.number) for operation, outcome in self._latest.items()}
             self._failures = 0
             self._changed()
@@ -122,10 +128,10 @@ class CircuitBreaker:
     def _suspect(self, operation: Operation, outcome: _Outcome) -> None:
         """Record contention as a failure only if the call before met it, too."""
         known = self._latest[operation]
-        if known.reason or known.contended:
+        if known.reason or known.suspected:
             self._record(operation, outcome)
         elif outcome.number > known.number:
-            self._latest[operation] = _Outcome(outcome.number, contended=1)
+            self._latest[operation] = _Outcome(outcome.number, suspected=True)
 
     def _record(self, operation: Operation, outcome: _Outcome) -> None:
         known, before = self._latest[operation], self.reason
@@ -136,6 +142,7 @@ class CircuitBreaker:
             self._failed_at = self._clock()
             self._wake_for_probe()
             # Keep the first reason: the errors of one outage vary, and each new reason would be logged as a change.
+            # Contention during an outage is a consequence of it, so it does not replace the cause.
             if known.reason and outcome.cause in (known.cause, "contention"):
                 outcome = _Outcome(outcome.number, known.reason, known.cause)
         self._latest[operation] = outcome
@@ -145,7 +152,9 @@ class CircuitBreaker:
             self._changed()
 
     def _pause_s(self) -> float:
-        return min(PROBE_EVERY_S, _FIRST_PROBE_S * 2.0 ** min(self._failures - 1, _DOUBLINGS))
+        # `_failures` is 0 after `probe_soon`.
+        doublings = min(max(0, self._failures - 1), _MAX_DOUBLINGS)
+        return min(PROBE_EVERY_S, _FIRST_PROBE_S * 2.0**doublings)
 
     def _wake_for_probe(self) -> None:
         if self._probe is not None:
