@@ -32,7 +32,6 @@ from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import OperatorEnvs, fold
 from openapi_tool.tools.cursor import Cursors
-from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 from openapi_tool.tools.lint import LintLimits
 from openapi_tool.tools.policy import HOOKS_GROUP, Authorizer, Hook
 from openapi_tool.tools.secrets import Secrets
@@ -188,12 +187,7 @@ def _login_problems(nats: NatsSettings) -> Iterator[str]:
 
 def tool_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
     """Return the variables that definitions may name, with their values."""
-    return Secrets(environment, _allowed_variables(settings))
-
-
-def _allowed_variables(settings: Settings) -> set[str]:
-    service_envs = settings.tools.jina.envs_of(settings.protocol.target)
-    return {DEFAULT_AUTH_ENV, *settings.secrets.allowed_env, *service_envs.values()}
+    return Secrets(environment, settings.tool_variables)
 
 
 def operator_envs(settings: Settings) -> OperatorEnvs:
@@ -210,7 +204,7 @@ def lint_limits(settings: Settings, *, configured: bool = False) -> LintLimits:
         tools=settings.tools,
         targets=frozenset({settings.protocol.target, *settings.tools.jina.services}),
         env_parameters=operator_envs(settings).parameters,
-        allowed_env=frozenset(_allowed_variables(settings)),
+        allowed_env=frozenset(settings.tool_variables),
         configured=configured,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
@@ -16,6 +16,8 @@ from pydantic.dataclasses import dataclass as validated
 
 _UNUSABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are no UTF-8
 _MAX_CHARS = 16_000
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""Name of an environment variable."""
 
 MAX_ACK_PENDING = 1_000_000
 MIN_MAX_TOKENS = 500
@@ -78,6 +80,10 @@ class ExecutorOptions(Options):
     max_held: Annotated[
         int, Field(ge=1, le=10_000, description="Commands that wait in one process for a free slot.")
     ] = 512
+    max_parked: Annotated[
+        int,
+        Field(ge=0, le=10_000, description="Calls that wait in one process for a permit of `limits` without a slot."),
+    ] = 256
     min_answer_s: Annotated[
         float,
         Field(ge=0, le=1, description="Least seconds from a command to its result: workers first suspend; 0 is off."),
@@ -215,3 +221,89 @@ class CacheOptions(Options):
     max_bytes: Annotated[int, Field(ge=0, le=TERABYTE, description="Memory of the cache in one process, in bytes.")] = (
         4_000_000
     )
+
+
+RequestsPerMinute = Annotated[
+    int | None, Field(ge=1, le=1_000_000, description="Most upstream requests of one key in any 60 s.")
+]
+TokensPerMinute = Annotated[
+    int | None,
+    Field(ge=1, le=TERABYTE, description="Most tokens of one key in any 60 s, estimated before each request."),
+]
+Concurrent = Annotated[int | None, Field(ge=1, le=100_000, description="Most upstream requests of one key at a time.")]
+
+
+@validated(frozen=True)
+class KeyLimits(Options):
+    """Limits of one key; what is not set is not limited."""
+
+    search_requests_per_minute: RequestsPerMinute = None
+    search_tokens_per_minute: TokensPerMinute = None
+    search_concurrent: Concurrent = None
+    reader_requests_per_minute: RequestsPerMinute = None
+    reader_tokens_per_minute: TokensPerMinute = None
+    reader_concurrent: Concurrent = None
+
+
+@validated(frozen=True)
+class KeyPool(Options):
+    """Keys that stand behind one variable."""
+
+    keys: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...],
+        Field(min_length=1, max_length=100, description="Variables that hold the keys."),
+    ]
+
+    @field_validator("keys")
+    @classmethod
+    def _are_different(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        if len({key.upper() for key in keys}) < len(keys):
+            raise ValueError("names a variable twice; name each once")
+        return keys
+
+
+@validated(frozen=True)
+class LimitOptions(KeyLimits):
+    """Limits of the upstream per key, shared by all replicas; without one nothing is held back until the first 429."""
+
+    keys: Annotated[
+        dict[str, KeyLimits],
+        Field(description="Limits of the key in one variable, in any case; what is not set there is as for all keys."),
+    ] = field(default_factory=dict)
+    pools: Annotated[
+        dict[str, KeyPool],
+        Field(
+            description="By variable that definitions name: `keys`, the variables of several keys that share its load."
+        ),
+    ] = field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _names_are_variables(self) -> LimitOptions:
+        for name in (*self.keys, *self.pools):
+            if not VARIABLE.fullmatch(name):
+                raise ValueError("keys and pools must be names of environment variables; correct the others")
+        for names in (self.keys, self.pools):
+            if len({name.upper() for name in names}) < len(names):
+                raise ValueError("keys and pools are matched without regard to case; name each once")
+        pools = {name.upper() for name in self.pools}
+        for name, pool in self.pools.items():
+            if nested := [key for key in pool.keys if key.upper() in pools - {name.upper()}]:
+                raise ValueError(f"pools.{name}: {nested[0]} is a pool itself; name variables with keys")
+        return self
+
+    @property
+    def pooled(self) -> tuple[str, ...]:
+        """Return the variables of all pools."""
+        return tuple(key for pool in self.pools.values() for key in pool.keys)
+
+    def of(self, variable: str) -> KeyLimits:
+        """Return the limits of the key in a variable."""
+        own = next((limits for name, limits in self.keys.items() if name.upper() == variable.upper()), None)
+        names = [limit.name for limit in fields(KeyLimits)]
+        merged = {name: getattr(own, name, None) or getattr(self, name) for name in names}
+        return KeyLimits(**merged)
+
+    def pool(self, variable: str) -> tuple[str, ...]:
+        """Return the variables whose keys stand behind one that a definition names: itself if it is no pool."""
+        found = next((pool.keys for name, pool in self.pools.items() if name.upper() == variable.upper()), None)
+        return found or (variable,)
