@@ -22,6 +22,7 @@ from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import EgressTransport, tls_context
 from openapi_tool.jina.retry import Sleep
 from openapi_tool.kernel.store import PoolOptions
+from openapi_tool.limits.permits import Permits
 from openapi_tool.protocol.subject import command_filter
 from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.settings.libpq import DriverOptions
@@ -89,10 +90,12 @@ def build_runner(
     artifacts: Artifacts,
     session_key: bytes,
     sleep: Sleep = asyncio.sleep,
+    permits: Permits | None = None,
 ) -> ToolRunner:
     """Build the runner of tool calls; `session_key` derives session identities and signs cursors.
 
-    Only tests pass `sleep`, which waits between attempts.
+    Upstream requests need one of `permits`; without them nothing is limited. Only tests pass `sleep`, which waits
+    between attempts.
     """
     settings, slicer, errors = bootstrap.settings, TimeSlicer(), bootstrap.redactor.at("error")
     client = JinaClient(transport, settings.egress.max_response_bytes, errors, slicer)
@@ -106,7 +109,7 @@ def build_runner(
         scope=SessionScope(session_key),
         redact=errors.value,
     )
-    backend = JinaBackend(client, upstream, errors, slicer, sleep)
+    backend = JinaBackend(client, upstream, errors, slicer, sleep, permits)
     return ToolRunner(options, backend, Continuation(artifacts, Cursors(session_key), settings.tools, slicer))
 
 

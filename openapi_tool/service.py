@@ -8,6 +8,7 @@ import ctypes
 import gc
 import logging
 import os
+import secrets
 import signal
 import socket
 import time
@@ -24,10 +25,11 @@ from openapi_tool.bus.connection import BusClient, connected, outage_as_unavaila
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable_monitor import DurableMonitor
+from openapi_tool.bus.limit_store import LimitStore
 from openapi_tool.bus.parked_results import ParkedResultStore
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.session_key_store import shared_session_key
-from openapi_tool.bus.slots import Slots
+from openapi_tool.bus.slots import slots_of
 from openapi_tool.bus.stats import answer_stats
 from openapi_tool.bus.storage import Storage
 from openapi_tool.bus.streams import DurableOptions, replica_count
@@ -40,6 +42,7 @@ from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.kernel.guarded import GuardedStore
 from openapi_tool.kernel.store import KernelStore
+from openapi_tool.limits.limiter import Limiter
 from openapi_tool.open_files import raise_limit, shortage
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.v1r4 import V1r4
@@ -174,14 +177,18 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolv
     health.record(NATS, ok=True)
     transport = upstream_transport(bootstrap, resolver)
     stack.push_async_callback(transport.aclose)
-    tracer, clock, slots = _tracer(bootstrap), ServerClock(), Slots(settings.executor.concurrency)
+    tracer, clock, slots = _tracer(bootstrap), ServerClock(), slots_of(settings.executor)
     stack.push_async_callback(shut_down, tracer)
     if (exporter := _metrics_exporter(bootstrap)) is not None:
         stack.push_async_callback(shut_down, exporter)
     replicas = await _until_available(lambda: _replica_count(client, bootstrap.durable), nats_unavailable)
     session_key = await _session_key(settings, client, replicas, nats_unavailable)
     guarded, answers = GuardedStore(kernel, database.breaker), ParkedResultStore(client, replicas)
-    runner = build_runner(bootstrap, transport, guarded, session_key)
+    store = LimitStore(client, replicas)
+    limiter = Limiter(f"{INSTANCE}-{secrets.token_hex(3)}", settings.limits, store, clock.time)
+    stack.push_async_callback(limiter.aclose)
+    await store.follow(limiter.news)
+    runner = build_runner(bootstrap, transport, guarded, session_key, permits=limiter)
     pipeline = Pipeline(
         PipelineOptions(settings.protocol.actor_id, settings.executor, settings.tools),
         V1r4(settings.protocol.actor_id, NAME),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from openapi_tool.bus import ack_floor, dead_letters, leases, parked_results, session_key_store, stats
+from openapi_tool.bus import ack_floor, dead_letters, leases, limit_store, parked_results, session_key_store, stats
 from openapi_tool.bus.client import INBOX, routed
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.protocol.subject import command_stream
@@ -64,13 +64,15 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
             *_created_stream(dead_letters.STREAM),
             *_bucket(leases.BUCKET, leases.KEYS),
             *_bucket(parked_results.BUCKET, parked_results.KEYS),
+            *_bucket(limit_store.BUCKET, limit_store.KEYS),
+            f"{limit_store.NEWS}.>",
             *_bucket(
                 session_key_store.BUCKET,
                 f"{ack_floor.KEYS}.{options.name}",
                 *(() if session_key else (session_key_store.SESSION_KEY,)),
             ),
         ),
-        (f"{INBOX}.>", stats.SUBJECT),
+        (f"{INBOX}.>", stats.SUBJECT, f"{limit_store.NEWS}.>"),
     )
 
 

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from openapi_tool.options import ExecutorOptions
+
 
 class Slots:
     """Commands whose call keeps no slot although it runs, and the costs of calls, by their sequence in the stream.
 
-    At most `limit` give up their slot at once, so that as many calls wait beside those that run; further ones keep it.
+    At most `limit` at once are released for good, because their answer is held, and at most `most_parked` parked while
+    they wait for a permit; further ones keep their slots.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, most_parked: int = 0) -> None:
         self._limit = limit
+        self._most_parked = most_parked
         self._released: set[int] = set()
+        self._parked: set[int] = set()
         self._requests: dict[int, int] = {}
         self.wake: Callable[[], None] = lambda: None
 
     @property
     def released(self) -> int:
         """How many running calls keep no slot."""
-        return len(self._released)
+        return len(self._released) + len(self._parked)
+
+    @property
+    def parked(self) -> int:
+        """How many running calls wait for a permit without a slot."""
+        return len(self._parked)
 
     def release(self, sequence: int) -> None:
         """Let another command have the slot of a running call."""
@@ -33,7 +43,48 @@ class Slots:
         if requests > 1:
             self._requests[sequence] = requests
 
+    def of(self, sequence: int) -> CallSlot:
+        """Return the slot of a running call."""
+        return CallSlot(self, sequence)
+
+    def park(self, sequence: int) -> None:
+        """Let another command have the slot of a running call until it resumes."""
+        if len(self._parked) < self._most_parked:
+            self._parked.add(sequence)
+            self.wake()
+
+    def resume(self, sequence: int) -> None:
+        """Count a call as running again at once; no command begins until a slot is free."""
+        self._parked.discard(sequence)
+
     def ended(self, sequence: int) -> int:
         """Forget a call; return its number of upstream requests, at least 1."""
         self._released.discard(sequence)
+        self._parked.discard(sequence)
         return self._requests.pop(sequence, 1) if self._requests else 1
+
+
+def slots_of(options: ExecutorOptions) -> Slots:
+    """Return the slots for these settings."""
+    return Slots(options.concurrency, options.max_parked)
+
+
+class CallSlot:
+    """Slot of one running call, whose requests wait one by one: it is parked while at least one of them waits."""
+
+    __slots__ = ("_sequence", "_slots", "_waiting")
+
+    def __init__(self, slots: Slots, sequence: int) -> None:
+        self._slots, self._sequence, self._waiting = slots, sequence, 0
+
+    def park(self) -> None:
+        """Give up the slot while a request waits, if the number of such calls allows."""
+        self._waiting += 1
+        if self._waiting == 1:
+            self._slots.park(self._sequence)
+
+    def resume(self) -> None:
+        """Take a slot again once no request waits."""
+        self._waiting -= 1
+        if not self._waiting:
+            self._slots.resume(self._sequence)

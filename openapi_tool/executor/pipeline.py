@@ -161,6 +161,7 @@ class Pipeline:
         span_name = f"execute_tool {function_name}"
         with self._tracer.span(span_name, link, whose) as span, self._runner.memory(identity.project_id) as memory:
             span.facts, facts.attempts = facts, memory.attempts
+            memory.agent, memory.slot = identity.agent_id, self._slots.of(delivery.stream_sequence)
             answer = await self._parked_result(call) or await self._answer(call, memory)
             self._slots.charge(delivery.stream_sequence, max(memory.spent.requests, len(memory.attempts)))
             memory.keep(_COPIES_OF_COMMIT * len(answer.artifact.content) if answer.artifact else 0)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
+from openapi_tool.limits.permits import Slot
 from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command
@@ -21,7 +22,13 @@ from openapi_tool.tools.result import ToolOutput, Usage
 
 
 class Memory(Protocol):
-    """Memory reserved for a call, from its first upstream response until its result is committed."""
+    """Memory reserved for a call, from its first upstream response until its result is committed.
+
+    `agent` and `slot` are those of the call, for its requests that wait for a permit.
+    """
+
+    agent: str
+    slot: Slot
 
     @property
     def spent(self) -> Usage:
@@ -112,6 +119,9 @@ class Slots(Protocol):
 
     def charge(self, sequence: int, requests: int) -> None:
         """Record the number of upstream requests of a running call, for the fair share of its project."""
+
+    def of(self, sequence: int) -> Slot:
+        """Return the slot of a running call."""
 
 
 class Clock(Protocol):

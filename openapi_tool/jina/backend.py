@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from openapi_tool.jina.batch import batch_items, batch_output, item_arguments, w
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, CallMemory, MemoryGrant, most_memory
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.content import Masks
+from openapi_tool.jina.content import Masks, usage_of
 from openapi_tool.jina.endpoints import endpoint_of
 from openapi_tool.jina.failures import NOTHING_SECRET
 from openapi_tool.jina.meter import Meter
@@ -27,6 +27,7 @@ from openapi_tool.jina.parameter_mapping import (
 from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.jina.retry import Sleep, with_retries
 from openapi_tool.jina.url_policy import UrlPolicy
+from openapi_tool.limits.permits import Need, Permit, Permits, Slot, Unlimited
 from openapi_tool.options import CacheOptions, RetryOptions, ToolOptions
 from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.errors import ToolError
@@ -58,8 +59,8 @@ class JinaBackendOptions:
 class JinaBackend:
     """Runs search and reader calls, of one item or of a batch.
 
-    In responses the secrets sent with their call are masked, in errors all secrets of `redactor`. Only tests pass
-    `sleep`, which waits between attempts.
+    In responses the secrets sent with their call are masked, in errors all secrets of `redactor`. Each request, also a
+    retry, needs one of `permits`. Only tests pass `sleep`, which waits between attempts.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class JinaBackend:
         redactor: Redactor = NOTHING_SECRET,
         slicer: TimeSlicer | None = None,
         sleep: Sleep = asyncio.sleep,
+        permits: Permits | None = None,
     ) -> None:
         self._client = client
+        self._permits = permits or Unlimited()
         self._sleep = sleep
         self._options = options
         self._redactor = redactor
@@ -162,7 +165,12 @@ class JinaBackend:
         requests, tokens = metrics.UPSTREAM_REQUESTS.labels(tool), metrics.UPSTREAM_TOKENS.labels(tool, project)
         patient = resolved.timeout_s is not None or definition.timeout_s is not None
 
+        need = Need(arguments.key_variable, endpoint.operation.name, grant.flow, deadline, grant.slot)
+
         async def fetch() -> dict[str, Any]:
+            return await _with_permit(await self._permits.acquire(need), send)
+
+        async def send() -> dict[str, Any]:
             timed = endpoint.timeouts.within(resolved.parameters, deadline.remaining(), patient=patient)
             sent = (
                 request
@@ -185,7 +193,9 @@ class JinaBackend:
         masks = _masks_of(arguments, self._redactor)
         try:
             least_s = endpoint.timeouts.least_s(resolved.parameters)
-            envelope = await with_retries(fetch, self._options.retry, deadline, least_s, self._sleep)
+            envelope = await with_retries(
+                fetch, self._options.retry, deadline, least_s, _parked(self._sleep, grant.slot)
+            )
             rendering = endpoint.render(envelope, resolved.parameters, masks)
             del envelope
             output = await self._slicer.run(rendering, grant.body_bytes)
@@ -199,6 +209,20 @@ class JinaBackend:
         if resolved.parameters.get("respondWith") == "markdown":
             output = replace(output, state={**output.state, "format": "markdown"})
         return replace(output, keep=False) if resolved.parameters.get("doNotTrack") else output
+
+
+async def _with_permit(permit: Permit, send: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    """Send a request; tell its permit what it cost, and of an error."""
+    try:
+        envelope = await send()
+    except ToolError as error:
+        permit.failed(error)
+        raise
+    except BaseException:
+        permit.cancelled()
+        raise
+    permit.done(usage_of(envelope).tokens)
+    return envelope
 
 
 async def _together(tasks: Sequence[asyncio.Task[Any]]) -> None:
@@ -221,6 +245,19 @@ async def _together(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.wait(tasks)
+
+
+def _parked(sleep: Sleep, slot: Slot) -> Sleep:
+    """Return a wait during which the call gives up its slot."""
+
+    async def wait(seconds: float) -> None:
+        slot.park()
+        try:
+            await sleep(seconds)
+        finally:
+            slot.resume()
+
+    return wait
 
 
 def _end(attempt: Attempt, grant: MemoryGrant, error_code: str | None = None) -> None:

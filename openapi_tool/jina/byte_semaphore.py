@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from openapi_tool.jina.answer_json import MOST_VALUES
+from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.protocol.attempts import MAX_ATTEMPTS, Attempt
 from openapi_tool.tools.result import NO_USAGE, Usage
 
@@ -205,6 +206,8 @@ class ByteSemaphore:
 class CallMemory:
     """Memory of one call, the body bytes of its responses, its upstream cost (`spent`) and requests so far.
 
+    `agent` and `slot` are those of the call, for its requests that wait for a permit.
+
     Released when the last `with` block is left: a shared request may outlive the call that started it.
     """
 
@@ -217,6 +220,8 @@ class CallMemory:
         self.body_bytes = 0
         self.spent = NO_USAGE
         self.attempts: list[Attempt] = []
+        self.agent = ""
+        self.slot: Slot = NO_SLOT
 
     @property
     def holds(self) -> bool:
@@ -261,6 +266,16 @@ class MemoryGrant:
     def project(self) -> str | None:
         """The project that it counts for."""
         return self._memory.project
+
+    @property
+    def flow(self) -> tuple[str, str]:
+        """Project and agent of the call."""
+        return self._memory.project or "", self._memory.agent
+
+    @property
+    def slot(self) -> Slot:
+        """Slot of the call."""
+        return self._memory.slot
 
     def attempt(self, attempt: Attempt) -> None:
         """Record a request that is sent now."""

@@ -93,7 +93,7 @@ def _search_steps(
     if not isinstance(results, list) or not all(isinstance(item, dict) for item in results):
         raise UpstreamUnavailable("The search answered in an unexpected shape; try again later.")
     if not results:
-        return _no_results(query, _usage(envelope), masks.answer, with_pages=with_pages)
+        return _no_results(query, usage_of(envelope), masks.answer, with_pages=with_pages)
     page = _Page(masks.answer)
     shown = results[:_MOST_RESULTS]
     items, kinds = yield from _result_items(shown, page, with_pages=with_pages)
@@ -107,7 +107,7 @@ def _search_steps(
     if any(kinds):
         items += _result_warnings(kinds, facts)
     state = {"results": facts}
-    return ToolOutput(tuple(items), state, _usage(envelope))
+    return ToolOutput(tuple(items), state, usage_of(envelope))
 
 
 def _result_warnings(kinds: list[tuple[str, ...]], facts: list[dict[str, Any]]) -> Iterator[Item]:
@@ -203,7 +203,7 @@ def _page_steps(envelope: Mapping[str, Any], max_tokens: int | None, masks: Mask
     lists = yield from page.lists(item)
     warnings, kinds = page.warnings(item), page.kinds(item, with_text=True)
     if not parts and not lists and _text(item.get("warning")).strip():
-        raise _nothing_to_read(warnings, kinds, _usage(envelope).tokens, masks.error)
+        raise _nothing_to_read(warnings, kinds, usage_of(envelope).tokens, masks.error)
     head = [
         f"Title: {page.line(item.get('title')) or '(none)'}",
         f"URL: {page.line(item.get('url'), _MOST_URL_CHARS)}",
@@ -214,7 +214,7 @@ def _page_steps(envelope: Mapping[str, Any], max_tokens: int | None, masks: Mask
     ]
     state = page.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
     body = BLOCK_GAP.join([*parts, *lists])
-    items, usage = [Item("\n".join(head), body, page_warnings(kinds) if kinds else "")], _usage(envelope)
+    items, usage = [Item("\n".join(head), body, page_warnings(kinds) if kinds else "")], usage_of(envelope)
     if kinds:
         state["warnings"] = list(kinds)
     if max_tokens and is_cut(usage.tokens, max_tokens):
@@ -346,7 +346,7 @@ class _Page:
                 yield self._link(_text(link.get("title")), link["link"], link.get("snippet") or "")
 
 
-def _usage(envelope: Mapping[str, Any]) -> Usage:
+def usage_of(envelope: Mapping[str, Any]) -> Usage:
     """Return the charged tokens: of the whole response, else the sum over its results (jina-api section 5).
 
     Each number is limited, so that metrics and cards can add up any value of the upstream.

@@ -75,6 +75,14 @@ PERMITS_WAITING = Gauge("permits_waiting", "Calls that wait for such a permit.",
 RESPONSE_BYTES = Gauge("response_memory_free_bytes", "Memory for large responses that is free; calls wait for it.")
 RESPONSE_WAITING = Gauge("response_memory_waiting", "Responses that wait for that memory (egress.body_budget_bytes).")
 KEYS_REFUSED = Counter("keys_refused", "Requests whose key the upstream refused (401, 402).", ("variable",))
+LIMIT_OPERATIONS = Counter(
+    "limit_operations", "Operations on the shared records of `limits` in NATS.", ("operation",),
+    [("read",), ("write",), ("conflict",)],
+)  # fmt: skip
+RATE_LIMITED = Counter(
+    "rate_limited", "Requests not sent, because no permit of `limits` could come before the deadline.", ("endpoint",),
+    [("search",), ("reader",)],
+)  # fmt: skip
 UPSTREAM_REQUESTS = Counter("upstream_requests", "Upstream requests sent.", ("tool",))
 UPSTREAM_RETRIES = Counter("upstream_retries", "Upstream requests retried.", ("error_code",))
 UPSTREAM_TOKENS = Counter("upstream_tokens", "Tokens charged by the upstream.", ("tool", "project"))

@@ -28,6 +28,7 @@ from openapi_tool.executor.parking import ParkedResults
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.executor.runner import RunnerOptions, ToolRunner
+from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command, Delivery
@@ -188,6 +189,8 @@ class FakeMemory:
 
     spent = Usage()
     attempts = ()
+    agent = ""
+    slot: Slot = NO_SLOT
 
     def __enter__(self) -> Self:
         return self

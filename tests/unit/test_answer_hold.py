@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from openapi_tool.executor.answer_hold import AnswerHold
+from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.records import WaitingTurnRecord
 from tests.races.virtual import run_virtually
@@ -39,6 +40,9 @@ class Released:
 
     def charge(self, sequence: int, requests: int) -> None:
         pass
+
+    def of(self, _: int) -> Slot:
+        return NO_SLOT
 
 
 @dataclass

@@ -158,10 +158,10 @@ async def test_every_call_path_gets_by_with_what_is_printed_and_uses_all_of_it(
         return await commit(self, *result)
 
     if direct:
-        for bucket in ("openapi_tool", "openapi_tool_leases", "openapi_tool_answers"):
+        for bucket in ("openapi_tool", "openapi_tool_leases", "openapi_tool_answers", "openapi_tool_limits"):
             await world.caller.client.jetstream().create_key_value(KeyValueConfig(bucket=bucket, direct=True))
         published.clear()
-    async with world.executor(nats=bus(strict)):
+    async with world.executor(nats=bus(strict), limits={"search_requests_per_minute": 600}):
         await logged(caplog, "stream.created")
         first = await world.send(await world.place())
         assert first.content["status"] == "success"

@@ -1,0 +1,117 @@
+"""Records of shared limits in a KV bucket, and a plain message to the other replicas with each change (ADR 9)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import KeyValueConfig
+from nats.js.errors import (
+    BadRequestError,
+    BucketNotFoundError,
+    KeyNotFoundError,
+    KeyWrongLastSequenceError,
+    NoStreamResponseError,
+)
+from nats.js.kv import KeyValue
+
+from openapi_tool.bus.connection import outage_as_unavailable
+from openapi_tool.telemetry import metrics
+
+log = logging.getLogger(__name__)
+
+BUCKET = "openapi_tool_limits"
+KEYS = "*.*.*"
+NEWS = "openapi_tool.limits"
+"""Messages of changed records: `openapi_tool.limits.RECORD`, with the revision and the record."""
+
+News = Callable[[str, int, bytes], None]
+"""Takes name, revision and value of a record that another replica wrote."""
+
+_TTL_S = 2 * 3600
+_MAX_BYTES = 16 * 2**20
+_MAX_VALUE_BYTES = 256 * 1024
+_TIMEOUT_S = 2.0
+_MAX_DIGITS = 20
+
+
+class LimitStore:
+    """Reads and writes records by compare-and-set; all methods raise Unavailable.
+
+    The bucket is created with `replicas` replicas when the first record is written.
+    """
+
+    def __init__(self, client: Client, replicas: int) -> None:
+        self._client = client
+        self._replicas = replicas
+        self._bucket: KeyValue | None = None
+
+    async def read(self, name: str) -> tuple[int, bytes | None]:
+        """Return revision and value of a record; 0 and None if there is none."""
+        metrics.LIMIT_OPERATIONS.labels("read").inc()
+        with outage_as_unavailable():
+            try:
+                entry = await (await self._opened()).get(name)
+            except BucketNotFoundError:
+                return 0, None
+            except KeyNotFoundError as missing:
+                return (missing.entry.revision or 0) if missing.entry else 0, None
+            except nats.errors.Error:
+                self._bucket = None
+                raise
+        return entry.revision or 0, entry.value
+
+    async def write(self, name: str, value: bytes, revision: int) -> int | None:
+        """Replace a record if it still has this revision; return the new one, None if not."""
+        metrics.LIMIT_OPERATIONS.labels("write").inc()
+        with outage_as_unavailable():
+            try:
+                written = await (await self._created()).update(name, value, last=revision)
+            except KeyWrongLastSequenceError:
+                metrics.LIMIT_OPERATIONS.labels("conflict").inc()
+                return None
+            except NoStreamResponseError:  # the bucket was deleted, or has no leader
+                self._bucket = None
+                return None
+            except nats.errors.Error:
+                self._bucket = None
+                raise
+            await self._client.publish(f"{NEWS}.{name}", b"%d\n%b" % (written, value))
+        return written
+
+    async def follow(self, news: News) -> None:
+        """Call `news` with each record that a replica writes from now on."""
+
+        async def heard(message: Msg) -> None:
+            number, _, value = message.data.partition(b"\n")
+            if number.isdigit() and len(number) < _MAX_DIGITS and len(value) <= _MAX_VALUE_BYTES:
+                news(message.subject.removeprefix(f"{NEWS}."), int(number), value)
+
+        try:
+            await self._client.subscribe(f"{NEWS}.>", cb=heard)
+        except (nats.errors.Error, OSError) as error:
+            log.warning("cannot follow changes of limits: %s", error, extra={"action": "limits.not_followed"})
+
+    async def _opened(self) -> KeyValue:
+        if self._bucket is None:
+            self._bucket = await self._client.jetstream(timeout=_TIMEOUT_S).key_value(BUCKET)
+        return self._bucket
+
+    async def _created(self) -> KeyValue:
+        try:
+            return await self._opened()
+        except BucketNotFoundError:
+            config = KeyValueConfig(
+                bucket=BUCKET,
+                ttl=_TTL_S,
+                max_bytes=_MAX_BYTES,
+                max_value_size=_MAX_VALUE_BYTES,
+                replicas=self._replicas,
+            )
+            with contextlib.suppress(BadRequestError):  # another executor created it first, with other limits
+                await self._client.jetstream(timeout=_TIMEOUT_S).create_key_value(config)
+            return await self._opened()

@@ -1,0 +1,1 @@
+"""Limits of the upstream per key and endpoint, shared by all replicas (ADR 9)."""

@@ -1,0 +1,192 @@
+"""One replica's part of a limit: permits at hand, uses that are not reported yet, and what to do without the store.
+
+Pure, as `ledger`: no I/O, server time in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from openapi_tool.limits import ledger
+from openapi_tool.limits.forecast import Forecast
+from openapi_tool.limits.ledger import COUNTED_S, REQUESTS, TOKENS, Rates, Record, Replica, Report, Use
+
+_AHEAD_S = 1.6
+"""Seconds of demand for which permits are taken ahead of need."""
+
+_RATE_S = 5.0  # time constant of the demand
+_MAX_SENT = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A change of the record that is being written; `uses` of them are reported by it."""
+
+    record: Record
+    mine: Replica
+    uses: int
+
+
+class Allowance:
+    """Permits of one replica, named `name`, for one key and endpoint with configured limits `rates`."""
+
+    def __init__(self, name: str, rates: Rates) -> None:
+        self.name = name
+        self.rates = rates
+        self.record = Record()
+        self.revision = 0
+        self.running = 0
+        self.alone = False
+        self.at_hand = {REQUESTS: 0, TOKENS: 0}
+        self.demand = 0.0
+        self._demand_at = 0.0
+        self._until = 0.0
+        self._uses: list[Use] = []
+        self._alone_uses: deque[Use] = deque()
+        self._sent: deque[list[float]] = deque(maxlen=_MAX_SENT)  # [second, requests] while nothing is limited
+        self._concurrent = 0
+        self.tokens_each = 0
+
+    @property
+    def limited(self) -> bool:
+        """Return whether anything is limited, by the settings or by a 429."""
+        return self.rates.limited or self.record.adaptive is not None
+
+    def in_force(self, now: float) -> Rates:
+        """Return the limits in force."""
+        return self.record.effective(self.rates, now)
+
+    def paused_s(self, now: float) -> float:
+        """Return the seconds until a pause after a 429 ends."""
+        return max(0.0, self.record.paused_until - now)
+
+    def note_sent(self, now: float) -> None:
+        """Count a request that no limit concerns, by seconds, in case a 429 asks for a limit later."""
+        if self._sent and now - self._sent[-1][0] < 1.0:
+            self._sent[-1][1] += 1
+        else:
+            self._sent.append([now, 1])
+
+    def take(self, now: float) -> Use | None:
+        """Use one permit if there is one; return its use, for `settle`."""
+        rates = self.in_force(now)
+        if self.paused_s(now) or not self._has(rates, now):
+            return None
+        use = Use(now, 1, self.tokens_each)
+        self._note_demand(now)
+        if rates.requests is not None:
+            self.at_hand[REQUESTS] -= 1
+        if rates.tokens is not None:
+            self.at_hand[TOKENS] -= use.tokens
+        self.running += 1
+        self._uses.append(use)
+        if self.alone:
+            self._alone_uses.append(use)
+        return use
+
+    def settle(self, use: Use, tokens: int | None) -> None:
+        """End a request; `tokens` is what it cost, None if unknown."""
+        self.running -= 1
+        if tokens is not None and self.rates.tokens is not None and tokens != use.tokens:
+            correction = Use(use.at, 0, tokens - use.tokens)
+            self._uses.append(correction)
+            if self.alone:
+                self._alone_uses.append(correction)
+
+    def _has(self, rates: Rates, now: float) -> bool:
+        if self.alone:
+            self.at_hand = self._share_alone(rates, now)
+            self._concurrent = (rates.concurrent or 0) // self.record.replicas_seen(now) or 1
+        elif now >= self._until:
+            self.at_hand = {REQUESTS: 0, TOKENS: 0}
+        return (
+            (rates.requests is None or self.at_hand[REQUESTS] >= 1)
+            and (rates.tokens is None or self.at_hand[TOKENS] >= self.tokens_each)
+            and (rates.concurrent is None or self.running < self._concurrent)
+        )
+
+    def _share_alone(self, rates: Rates, now: float) -> dict[str, int]:
+        """Return the permits without the store: what was free when it was last read, by the replicas seen there."""
+        while self._alone_uses and self._alone_uses[0].at + COUNTED_S <= now:
+            self._alone_uses.popleft()
+        share: dict[str, int] = {}
+        for resource, limit in ((REQUESTS, rates.requests), (TOKENS, rates.tokens)):
+            own = sum(getattr(use, resource) for use in self._alone_uses)
+            free = (limit or 0) - self.record.counted(resource, now)
+            share[resource] = max(0, free // self.record.replicas_seen(now) - own)
+        return share
+
+    def _note_demand(self, now: float) -> None:
+        elapsed = max(0.0, now - self._demand_at)
+        self.demand = self.demand * math.exp(-elapsed / _RATE_S) + 1 / _RATE_S
+        self._demand_at = now
+
+    def ahead(self, now: float) -> int:
+        """Return how many permits to hold for the demand of the next 1.6 s; none while that is less than one."""
+        rate = self.demand * math.exp(-max(0.0, now - self._demand_at) / _RATE_S)
+        return int(rate * _AHEAD_S)
+
+    def is_low(self, now: float) -> bool:
+        """Return whether permits should be taken, because half of those for the demand ahead are used."""
+        rates, half = self.in_force(now), self.ahead(now) / 2
+        if rates.requests is not None:
+            return self.at_hand[REQUESTS] < half or now >= self._until
+        return rates.tokens is not None and (self.at_hand[TOKENS] < half * self.tokens_each or now >= self._until)
+
+    def holds_unused(self, now: float) -> bool:
+        """Return whether the block has ended with permits left, which should go back."""
+        return now >= self._until and any(self.at_hand.values()) and not self.alone
+
+    def plan(self, stored: bytes | None, waiting: int, now: float, *, leave: bool = False) -> Planned:
+        """Enter this replica's report into a stored record; with `leave` nothing is kept or taken."""
+        record = ledger.decode(stored)
+        keep = dict(self.at_hand) if now < self._until and not leave else {}
+        wanted = 0 if leave else max(waiting, self.ahead(now) - keep.get(REQUESTS, 0), 0)
+        want = {REQUESTS: wanted, TOKENS: max(0, wanted * self.tokens_each - keep.get(TOKENS, 0))}
+        sent = tuple(Use(at, int(count), 0) for at, count in self._sent if at + COUNTED_S > now)
+        told = Report(tuple(self._uses), keep, want, self.running, 0 if leave else wanted, sent)
+        mine = ledger.report(record, self.name, told, self.rates, now)
+        if leave:
+            mine.want = 0
+        return Planned(record, mine, len(self._uses))
+
+    def is_written(self, planned: Planned, stored: bytes | None) -> bool:
+        """Return whether a change whose outcome is unknown is in a stored record."""
+        found = ledger.decode(stored).replicas.get(self.name)
+        return found is not None and found.serial == planned.mine.serial
+
+    def confirm(self, planned: Planned, revision: int) -> None:
+        """Adopt a written change; what was used since it was planned is taken off its block."""
+        later = self._uses[planned.uses :]
+        self._uses = later
+        self.see(planned.record, revision)
+        mine = planned.mine
+        self.at_hand = {REQUESTS: mine.requests, TOKENS: mine.tokens}
+        for use in later:
+            self.at_hand[REQUESTS] -= use.requests
+            self.at_hand[TOKENS] -= use.tokens if use.requests else 0
+        self._until, self._concurrent = mine.until, mine.concurrent
+        self.alone = False
+        self._alone_uses.clear()
+        self._sent.clear()
+
+    def see(self, record: Record, revision: int) -> None:
+        """Adopt a newer record, such as one that another replica wrote."""
+        if revision >= self.revision:
+            self.record, self.revision = record, revision
+
+    def forecast(self, now: float) -> Callable[[float], float]:
+        """Return a function from a number of permits of this replica to the seconds until it has them."""
+        free = Forecast(self.record, self.rates, max(1, self.tokens_each), now)
+        if self.alone:
+            replicas = self.record.replicas_seen(now)
+            return lambda count: free.wait_s(count * replicas)
+        wanted = [other.want for other in self.record.others(now, self.name)]
+        return lambda count: free.wait_s(count + sum(min(count, want) for want in wanted))
+
+    def free_in_s(self, now: float) -> float:
+        """Return the seconds until any permit is free for anybody."""
+        return Forecast(self.record, self.rates, max(1, self.tokens_each), now).wait_s(1)

@@ -1,0 +1,362 @@
+"""Shared record of one key and endpoint: a sliding window of permits, changed by compare-and-set (ADR 9).
+
+Pure: no I/O; every time is the server's, in seconds since the epoch. A replica takes permits in blocks. A block counts
+against the limit as a whole from the moment it is written; at the replica's next report its used permits count from
+their times of sending, and the unused ones are free again. So at any time every request of the last 60 s is counted,
+also those of a replica that crashed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import orjson
+
+VERSION = 1
+WINDOW_S = 60.0
+MARGIN_S = 0.5
+"""Difference of two replicas' clocks, and of the times from sending to arrival at the upstream, in seconds."""
+
+COUNTED_S = WINDOW_S + MARGIN_S
+"""Seconds for which a permit counts after its use."""
+
+BUCKET_S = 0.5
+BLOCK_S = 2.0
+"""Seconds within which a block must be used."""
+
+_BURST_SHARE = 1 / 6
+"""Fraction of a limit that an idle key may use at once. The rest is paced: a window that was used up in a second would
+hold back all calls for the next 59."""
+
+_LEAST_BURST = 10
+_ROUNDING = 1e-6
+
+_CONTENDER_S = 4.0
+"""Seconds for which a replica's unmet demand counts; a killed one loses its share after them."""
+
+REPLICA_S = 60.0
+MOST_PAUSE_S = 120.0
+_PAUSE_S = 2.0
+"""Pause in seconds after a 429 without Retry-After."""
+
+ADAPTIVE_S = 3600.0
+_STEP_S = 10.0
+_STEPS = 20
+_LEAST_STEP = 2
+_LEAST_ADAPTIVE = 10
+"""Least adaptive limit: a 429 on a quiet key was caused by others, whose share is unknown."""
+
+REQUESTS, TOKENS = RESOURCES = "requests", "tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Limits of one key and endpoint: requests and tokens in any 60 s, requests at a time; None is unlimited."""
+
+    requests: int | None = None
+    tokens: int | None = None
+    concurrent: int | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Return whether anything is limited."""
+        return not self.requests == self.tokens == self.concurrent is None
+
+
+@dataclass(slots=True)
+class Window:
+    """Uses of a resource by the end of their time bucket, and the time until which its pace is used up."""
+
+    used: dict[int, int] = field(default_factory=dict)
+    paced_until: float = 0.0
+
+    def add(self, at: float, amount: int) -> None:
+        """Count a use; a negative amount corrects an estimate."""
+        bucket = math.ceil(at / BUCKET_S)
+        self.used[bucket] = self.used.get(bucket, 0) + amount
+
+    def forget(self, now: float) -> None:
+        """Drop uses that no longer count."""
+        self.used = {bucket: amount for bucket, amount in self.used.items() if expires(bucket) > now}
+
+    def credit(self, limit: int, now: float) -> float:
+        """Return how much the pace allows now; below 1 while it is used up."""
+        return (now - max(self.paced_until, now)) * limit / WINDOW_S + _burst(limit)
+
+    def pace(self, limit: int, amount: int, now: float) -> None:
+        """Advance the pace by a use; negative to take one back."""
+        self.paced_until = max(self.paced_until, now) + amount * WINDOW_S / limit
+
+    def end_burst(self, limit: int, now: float) -> None:
+        """Leave one second's worth of the burst: the window is used up, and what it frees must last."""
+        left = min(_burst(limit), max(1.0, limit / WINDOW_S))
+        self.paced_until = max(self.paced_until, now + (_burst(limit) - left) * WINDOW_S / limit)
+
+
+def _burst(limit: int) -> float:
+    return max(float(min(limit, _LEAST_BURST)), limit * _BURST_SHARE)
+
+
+def expires(bucket: int) -> float:
+    """Return the time from which the uses of a bucket no longer count."""
+    return bucket * BUCKET_S + COUNTED_S
+
+
+@dataclass(slots=True)
+class Replica:
+    """Part of one replica: its block, valid until `until`, its unmet demand, and the requests that it may have open.
+
+    `served` counts its permits since it began to want more than it has; who is ahead of the others there takes none.
+    `serial` numbers its reports, so that one whose outcome is unknown is not counted twice. `joined` is the start of
+    the adaptive limit to which it has added its own requests.
+    """
+
+    seen: float = 0.0
+    want: int = 0
+    until: float = 0.0
+    requests: int = 0
+    tokens: int = 0
+    concurrent: int = 0
+    served: int = 0
+    serial: int = 0
+    joined: float = 0.0
+
+    def block(self, resource: str) -> int:
+        """Return the permits of its block."""
+        return self.requests if resource == REQUESTS else self.tokens
+
+
+@dataclass(slots=True)
+class Adaptive:
+    """Limit of requests that was found by 429s, because none is configured; forgotten an hour after the last 429."""
+
+    limit: int
+    since: float
+    changed: float
+    until: float
+
+
+@dataclass(slots=True)
+class Record:
+    """State of one key and endpoint."""
+
+    version: int = VERSION
+    paused_until: float = 0.0
+    requests: Window = field(default_factory=Window)
+    tokens: Window = field(default_factory=Window)
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    adaptive: Adaptive | None = None
+
+    def window(self, resource: str) -> Window:
+        """Return the window of a resource."""
+        return self.requests if resource == REQUESTS else self.tokens
+
+    def counted(self, resource: str, now: float) -> int:
+        """Return what counts against the limit: uses, and blocks as a whole."""
+        used = sum(amount for bucket, amount in self.window(resource).used.items() if expires(bucket) > now)
+        return used + sum(one.block(resource) for one in self.replicas.values() if one.until + COUNTED_S > now)
+
+    def effective(self, rates: Rates, now: float) -> Rates:
+        """Return the limits in force: the configured ones, or that which was found by 429s."""
+        if rates.requests is None and self.adaptive is not None and self.adaptive.until > now:
+            return Rates(max(_LEAST_ADAPTIVE, self.adaptive.limit), rates.tokens, rates.concurrent)
+        return rates
+
+    def replicas_seen(self, now: float) -> int:
+        """Return the number of replicas seen in the last 60 s, at least 1."""
+        return max(1, sum(one.seen > now - REPLICA_S for one in self.replicas.values()))
+
+    def contenders(self, now: float, name: str) -> int:
+        """Return the number of replicas that want permits, this one included."""
+        return 1 + len(self.others(now, name))
+
+    def others(self, now: float, name: str) -> list[Replica]:
+        """Return the other replicas that want permits."""
+        since = now - _CONTENDER_S
+        return [one for key, one in self.replicas.items() if key != name and one.want > 0 and one.seen > since]
+
+    def forget(self, now: float) -> None:
+        """Drop everything that no longer counts."""
+        for resource in RESOURCES:
+            self.window(resource).forget(now)
+        kept = {
+            name: one
+            for name, one in self.replicas.items()
+            if one.seen > now - REPLICA_S or (one.requests + one.tokens > 0 and one.until + COUNTED_S > now)
+        }
+        for one in kept.values():
+            if one.seen <= now - REPLICA_S:
+                one.concurrent = 0
+        self.replicas = kept
+        if self.adaptive is not None and self.adaptive.until <= now:
+            self.adaptive = None
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A request that was sent at `at`, with the estimate of its tokens; with `requests` 0 a correction of it."""
+
+    at: float
+    requests: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a replica tells with a change: uses since its last report, permits that it keeps, and what it wants more.
+
+    `running` requests are open, `want_running` more would be. `sent` are its requests of the last 60 s, by time, for
+    the start of an adaptive limit.
+    """
+
+    uses: tuple[Use, ...] = ()
+    keep: Mapping[str, int] = field(default_factory=dict)
+    want: Mapping[str, int] = field(default_factory=dict)
+    running: int = 0
+    want_running: int = 0
+    sent: tuple[Use, ...] = ()
+
+
+def report(record: Record, name: str, told: Report, rates: Rates, now: float) -> Replica:
+    """Enter a replica's report and give it a block; return its part, which is valid once the record is written."""
+    record.forget(now)
+    mine = record.replicas.setdefault(name, Replica())
+    _join(record, mine, told, now)
+    in_force = record.effective(rates, now)
+    unmet = 0
+    for resource, limit in ((REQUESTS, in_force.requests), (TOKENS, in_force.tokens)):
+        short = _take(record, name, told, resource, limit, now)
+        unmet = max(unmet, short if resource == REQUESTS else math.ceil(short / _per_request(told)))
+    mine.concurrent, waiting = _running(record, name, told, in_force.concurrent, now)
+    mine.want = max(unmet, waiting)
+    mine.seen, mine.until = now, now + BLOCK_S
+    mine.serial += 1
+    _raise_adaptive(record, unmet, now)
+    return mine
+
+
+def _per_request(told: Report) -> float:
+    return max(1.0, told.want.get(TOKENS, 0) / max(1, told.want.get(REQUESTS, 0)))
+
+
+def _take(record: Record, name: str, told: Report, resource: str, limit: int | None, now: float) -> int:
+    """Settle the last block of a resource and take the next; return by how much it is less than what is wanted."""
+    mine, window = record.replicas[name], record.window(resource)
+    used = 0
+    for use in told.uses:
+        if amount := getattr(use, resource):
+            window.add(use.at, amount)
+            used += amount
+    before, keep = mine.block(resource), told.keep.get(resource, 0)
+    setattr(mine, resource, 0)
+    if limit is None:
+        return 0
+    window.pace(limit, min(0, keep + used - before), now)  # what comes back unused; corrections are no matter of pace
+    want, free = told.want.get(resource, 0), limit - record.counted(resource, now) - keep
+    taken = 0
+    if record.paused_until <= now:
+        now_free = max(0, min(free, int(window.credit(limit, now) + _ROUNDING)))
+        taken = min(want, _share(record, name, resource, limit, now_free, now))
+    window.pace(limit, taken, now)
+    setattr(mine, resource, keep + taken)
+    mine.served += taken if resource == REQUESTS else 0
+    if want > taken and free - taken < 1:
+        window.end_burst(limit, now)
+    return want - taken
+
+
+def _share(record: Record, name: str, resource: str, limit: int, free: int, now: float) -> int:
+    """Return a replica's part of what is free.
+
+    A part of equal size for each that wants more. The one whose clock is ahead would always come first; so a replica
+    leaves a second's worth to those that it is ahead of, if it is by more than a second's worth of its share.
+    """
+    others, mine = record.others(now, name), record.replicas[name]
+    if not others:
+        return free
+    if resource == REQUESTS:
+        behind = min(one.served for one in others)
+        if not mine.want:
+            mine.served = max(mine.served, behind)
+        second = limit / WINDOW_S
+        if mine.served - behind > max(1.0, second / (1 + len(others))) and free < max(second, 1 + len(others)):
+            return 0
+    return math.ceil(free / (1 + len(others)))
+
+
+def _running(record: Record, name: str, told: Report, limit: int | None, now: float) -> tuple[int, int]:
+    """Return how many requests a replica may have open, and how many more it wants."""
+    target = told.running + told.want_running
+    if limit is None:
+        return 0, 0
+    others = sum(one.concurrent for key, one in record.replicas.items() if key != name)
+    free = max(0, limit - others - told.running)
+    allowed = told.running + min(told.want_running, math.ceil(free / record.contenders(now, name)))
+    return allowed, target - allowed
+
+
+def pause(record: Record, retry_after_s: float | None, now: float) -> None:
+    """Hold back all requests after a 429, 120 s at most."""
+    wait_s = min(max(_PAUSE_S if retry_after_s is None else retry_after_s, 0.0), MOST_PAUSE_S)
+    record.paused_until = max(record.paused_until, now + wait_s)
+
+
+def lower(record: Record, now: float) -> None:
+    """Lower the adaptive limit after a 429, or begin one; the requests of each replica are added by `report`."""
+    record.forget(now)
+    if record.adaptive is None:
+        record.adaptive = Adaptive(0, now, now, now + ADAPTIVE_S)
+    elif now - record.adaptive.changed >= _STEP_S:  # one step for all 429s of a burst
+        record.adaptive.limit = max(_LEAST_ADAPTIVE, record.adaptive.limit // 2)
+        record.adaptive.changed = now
+    record.adaptive.until = now + ADAPTIVE_S
+
+
+def _join(record: Record, mine: Replica, told: Report, now: float) -> None:
+    """Add the requests that a replica sent before the limit was known: half of them make its part of the limit."""
+    adaptive = record.adaptive
+    if adaptive is None or mine.joined == adaptive.since:
+        return
+    mine.joined = adaptive.since
+    if now - adaptive.since < WINDOW_S:
+        for use in told.sent:
+            record.requests.add(use.at, use.requests)
+        adaptive.limit += sum(use.requests for use in told.sent) // 2
+
+
+def _raise_adaptive(record: Record, unmet: int, now: float) -> None:
+    adaptive = record.adaptive
+    if adaptive is not None and unmet and now - max(adaptive.changed, record.paused_until) >= _STEP_S:
+        adaptive.limit = max(_LEAST_ADAPTIVE, adaptive.limit) + max(_LEAST_STEP, adaptive.limit // _STEPS)
+        adaptive.changed = now
+
+
+def encode(record: Record) -> bytes:
+    """Return the stored form."""
+    return orjson.dumps(asdict(record), option=orjson.OPT_NON_STR_KEYS)
+
+
+def decode(stored: bytes | None) -> Record:
+    """Return a stored record; an empty one for anything else, also for another version."""
+    try:
+        value: Any = orjson.loads(stored or b"null")
+        if value["version"] != VERSION:
+            return Record()
+        adaptive = value["adaptive"]
+        return Record(
+            VERSION,
+            float(value["paused_until"]),
+            _window(value["requests"]),
+            _window(value["tokens"]),
+            {str(name): Replica(**one) for name, one in value["replicas"].items()},
+            None if adaptive is None else Adaptive(**adaptive),
+        )
+    except (TypeError, ValueError, KeyError, AttributeError):
+        return Record()
+
+
+def _window(value: Mapping[str, Any]) -> Window:
+    return Window({int(bucket): int(amount) for bucket, amount in value["used"].items()}, float(value["paced_until"]))

@@ -1,0 +1,121 @@
+"""Queue of calls that wait for a permit: round robin by project, within a project by agent, FIFO within an agent.
+
+Pure, as `ledger`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_BACKLOG_S = 2.0
+"""Seconds of waiting from which a project is expected to go on having calls that wait."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiter(Generic[T]):
+    """A call that waits: until `latest` a permit is of use to it. `item` is the caller's own."""
+
+    flow: tuple[str, str]
+    latest: float
+    item: T
+
+
+@dataclass(slots=True)
+class _Project(Generic[T]):
+    since: float
+    agents: OrderedDict[str, deque[Waiter[T]]] = field(default_factory=OrderedDict)
+    length: int = 0
+
+
+class Line(Generic[T]):
+    """Waiting calls."""
+
+    def __init__(self) -> None:
+        self._projects: OrderedDict[str, _Project[T]] = OrderedDict()
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def by_project(self) -> dict[str, int]:
+        """Return the number of waiting calls by project."""
+        return {name: project.length for name, project in self._projects.items()}
+
+    def add(self, waiter: Waiter[T], now: float) -> None:
+        """Enqueue a call."""
+        name, agent = waiter.flow
+        project = self._projects.setdefault(name, _Project(now))
+        project.agents.setdefault(agent, deque()).append(waiter)
+        project.length += 1
+        self._length += 1
+
+    def pop(self) -> Waiter[T]:
+        """Remove and return the next call. Raises StopIteration if none waits."""
+        name, project = next(iter(self._projects.items()))
+        agent, waiting = next(iter(project.agents.items()))
+        waiter = waiting.popleft()
+        self._projects.move_to_end(name)
+        project.agents.move_to_end(agent)
+        self._removed(waiter)
+        return waiter
+
+    def discard(self, waiter: Waiter[T]) -> None:
+        """Remove a call if it waits."""
+        project = self._projects.get(waiter.flow[0])
+        waiting = project.agents.get(waiter.flow[1]) if project else None
+        if waiting and waiter in waiting:
+            waiting.remove(waiter)
+            self._removed(waiter)
+
+    def hopeless(self, wait_s: Callable[[float], float], now: float) -> list[tuple[Waiter[T], float]]:
+        """Return the calls that certainly get no permit in time, each with the seconds after which to call again.
+
+        `wait_s` returns the seconds until a number of permits is free. What stands before a call: the calls of its own
+        project, and as many of each other one, or fewer if that has fewer and has only just begun to wait.
+        """
+        found: list[tuple[Waiter[T], float]] = []
+        for name, project in self._projects.items():
+            others = [
+                None if now - other.since >= _BACKLOG_S else other.length
+                for key, other in self._projects.items()
+                if key != name
+            ]
+            place = count(1)
+            at = next(place)
+            for waiter in _in_turn(project):
+                before = sum(at if length is None else min(at, length) for length in others)
+                needed_s = wait_s(at + before)
+                if now + needed_s > waiter.latest:
+                    found.append((waiter, max(1.0, now + needed_s - waiter.latest)))
+                else:
+                    at = next(place)
+        return found
+
+    def _removed(self, waiter: Waiter[T]) -> None:
+        name, agent = waiter.flow
+        project = self._projects[name]
+        project.length -= 1
+        self._length -= 1
+        if not project.agents[agent]:
+            del project.agents[agent]
+        if not project.length:
+            del self._projects[name]
+
+
+def _in_turn(project: _Project[T]) -> Iterator[Waiter[T]]:
+    """Yield the calls of a project in the order in which they get permits."""
+    queues = [iter(waiting) for waiting in project.agents.values()]
+    while queues:
+        left = []
+        for queue in queues:
+            waiter = next(queue, None)
+            if waiter is not None:
+                yield waiter
+                left.append(queue)
+        queues = left

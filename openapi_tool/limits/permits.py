@@ -1,0 +1,92 @@
+"""What an upstream request needs before it is sent: a permit (`Permits`, implemented by `limiter`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from openapi_tool.protocol.errors import ToolError
+from openapi_tool.tools.deadline import Deadline
+
+
+class Slot(Protocol):
+    """Slot of one running call."""
+
+    def park(self) -> None:
+        """Give up the slot while the call waits, if the number of such calls allows."""
+
+    def resume(self) -> None:
+        """Take a slot again."""
+
+
+class NoSlot:
+    """Slot of a call that has none."""
+
+    def park(self) -> None:
+        """Do nothing."""
+
+    def resume(self) -> None:
+        """Do nothing."""
+
+
+NO_SLOT = NoSlot()
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A request that is to be sent: variable of its key, endpoint (`search` or `reader`), owner, deadline.
+
+    `flow` is (project, agent). `slot` is given up while the request waits.
+    """
+
+    variable: str
+    endpoint: str
+    flow: tuple[str, str]
+    deadline: Deadline
+    slot: Slot = NO_SLOT
+
+
+class Permit(Protocol):
+    """Right to send one request."""
+
+    @property
+    def variable(self) -> str:
+        """Variable whose key the request is sent with: the one that was named, or another of its pool."""
+
+    def done(self, tokens: int) -> None:
+        """End the request, which cost so many tokens."""
+
+    def failed(self, error: ToolError) -> None:
+        """End the request with an error; a 429 pauses the key for all replicas."""
+
+    def cancelled(self) -> None:
+        """End a request whose outcome is unknown."""
+
+
+class Permits(Protocol):
+    """Source of permits."""
+
+    async def acquire(self, need: Need) -> Permit:
+        """Wait for a permit. Raises RateLimited once it is certain that none comes before the deadline."""
+
+
+class _Unlimited:
+    def __init__(self, variable: str) -> None:
+        self.variable = variable
+
+    def done(self, tokens: int) -> None:
+        """Do nothing."""
+
+    def failed(self, error: ToolError) -> None:
+        """Do nothing."""
+
+    def cancelled(self) -> None:
+        """Do nothing."""
+
+
+class Unlimited:
+    """Permits without any limit, for tests of other parts."""
+
+    async def acquire(self, need: Need) -> Permit:
+        """Return a permit at once."""
+        return _Unlimited(need.variable)

@@ -1,0 +1,126 @@
+"""Limits of a key over several executors, with a real NATS and a double that counts requests in a sliding window."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from nats.js.errors import NotFoundError
+
+from openapi_tool.bus.limit_store import BUCKET, LimitStore
+from openapi_tool.limits import ledger
+from openapi_tool.limits.ledger import Record
+from openapi_tool.local.caller import Answer
+from tests.requirements import requirement
+from tests.wire.world import World
+
+LIMIT = 6
+RECORD = "limit.JINA_API_KEY.search"
+
+
+@asynccontextmanager
+async def executors(world: World, number: int, **limits: Any) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        for _ in range(number):
+            await stack.enter_async_context(world.executor(limits=limits))
+        try:
+            yield
+        finally:
+            await forget(world)
+
+
+async def forget(world: World) -> None:
+    """Limits are remembered beyond an executor's end; the next test has none."""
+    with suppress(NotFoundError):
+        await world.caller.client.jetstream().delete_key_value(BUCKET)
+
+
+async def sent(world: World, calls: int) -> list[Answer]:
+    placed = [await world.place() for _ in range(calls)]
+    for call in placed:
+        await world.caller.publish(call)
+    await world.settled()
+    return [await world.caller.read_answer(call) for call in placed]
+
+
+def errors(answers: list[Answer]) -> list[dict[str, Any]]:
+    return [answer.card["content"]["error"] for answer in answers if answer.card["content"]["error"]]
+
+
+async def upstream(world: World) -> list[dict[str, Any]]:
+    return await asyncio.to_thread(world.stack.upstream.requests)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@requirement("limits.window", "limits.waiting")
+async def test_what_is_beyond_the_limit_is_answered_early_and_not_sent(idle_world: World, replicas: int) -> None:
+    world = idle_world
+    world.stack.upstream.rules({"rate_per_minute": LIMIT})
+    async with executors(world, replicas, search_requests_per_minute=LIMIT):
+        began = time.monotonic()
+        answers = await sent(world, 3 * LIMIT)
+        took_s = time.monotonic() - began
+    requests = await upstream(world)
+    assert [request["status"] for request in requests] == [200] * len(requests)
+    assert LIMIT - 3 <= len(requests) <= LIMIT  # paced: a window is not used up at once
+    refused = errors(answers)
+    assert len(refused) == 3 * LIMIT - len(requests)
+    assert {error["code"] for error in refused} == {"rate_limited"}
+    assert all(error["retryable"] and error["detail"]["retry_after_s"] >= 1 for error in refused)
+    assert took_s < 27
+
+
+@requirement("limits.shared")
+async def test_a_429_holds_back_every_replica_until_retry_after(idle_world: World) -> None:
+    world = idle_world
+    world.stack.upstream.rules({"statuses": [429], "retry_after": "2"})
+    async with executors(world, 2):
+        answers = await sent(world, 1)
+        first = await upstream(world)
+        answers += await sent(world, 8)
+        requests = await upstream(world)
+    assert errors(answers) == []
+    assert [request["status"] for request in requests].count(429) == 1
+    refused_at = first[0]["answered_at"]
+    assert all(request["at"] >= refused_at + 1.9 for request in requests[1:])
+
+
+@requirement("limits.shared")
+async def test_a_limit_is_found_by_429s_where_none_is_configured(idle_world: World) -> None:
+    world = idle_world
+    async with executors(world, 2):
+        assert errors(await sent(world, 30)) == []
+        world.stack.upstream.rules({"statuses": [429], "retry_after": "0"})
+        await sent(world, 1)
+        _, value = await LimitStore(world.caller.client, 1).read(RECORD)
+    found = ledger.decode(value).adaptive
+    assert found is not None
+    assert found.limit == 15  # half of what was sent
+
+
+@requirement("limits.window")
+async def test_unused_permits_go_back_when_an_executor_drains(idle_world: World) -> None:
+    world = idle_world
+    async with world.executor(limits={"search_requests_per_minute": 600}):
+        await sent(world, 30)
+    record = await stored(world)
+    await forget(world)
+    now = time.time()
+    assert record.counted(ledger.REQUESTS, now) == 30
+    assert sum(one.requests for one in record.replicas.values()) == 0
+
+
+async def stored(world: World) -> Record:
+    _, value = await LimitStore(world.caller.client, 1).read(RECORD)
+    return ledger.decode(value)
+
+
+@requirement("limits.window")
+async def test_without_a_limit_nothing_is_stored(world: World) -> None:
+    assert errors(await sent(world, 5)) == []
+    with pytest.raises(NotFoundError):
+        await world.caller.client.jetstream().stream_info(f"KV_{BUCKET}")
