@@ -8,7 +8,6 @@ import ctypes
 import gc
 import logging
 import os
-import secrets
 import signal
 import socket
 import time
@@ -25,7 +24,7 @@ from openapi_tool.bus.connection import BusClient, connected, outage_as_unavaila
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable_monitor import DurableMonitor
-from openapi_tool.bus.limit_store import LimitStore
+from openapi_tool.bus.limit_store import shared_limits
 from openapi_tool.bus.parked_results import ParkedResultStore
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.session_key_store import shared_session_key
@@ -42,7 +41,6 @@ from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.kernel.guarded import GuardedStore
 from openapi_tool.kernel.store import KernelStore
-from openapi_tool.limits.limiter import Limiter
 from openapi_tool.open_files import raise_limit, shortage
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.v1r4 import V1r4
@@ -184,10 +182,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolv
     replicas = await _until_available(lambda: _replica_count(client, bootstrap.durable), nats_unavailable)
     session_key = await _session_key(settings, client, replicas, nats_unavailable)
     guarded, answers = GuardedStore(kernel, database.breaker), ParkedResultStore(client, replicas)
-    store = LimitStore(client, replicas)
-    limiter = Limiter(f"{INSTANCE}-{secrets.token_hex(3)}", settings.limits, store, clock.time)
-    stack.push_async_callback(limiter.aclose)
-    await store.follow(limiter.news)
+    limiter = await stack.enter_async_context(shared_limits(client, replicas, INSTANCE, settings.limits, clock.time))
     runner = build_runner(bootstrap, transport, guarded, session_key, permits=limiter)
     pipeline = Pipeline(
         PipelineOptions(settings.protocol.actor_id, settings.executor, settings.tools),

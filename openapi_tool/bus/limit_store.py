@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import nats.errors
 from nats.aio.client import Client
@@ -20,6 +22,8 @@ from nats.js.errors import (
 from nats.js.kv import KeyValue
 
 from openapi_tool.bus.connection import outage_as_unavailable
+from openapi_tool.limits.limiter import Limiter
+from openapi_tool.options import LimitOptions
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -37,6 +41,24 @@ _MAX_BYTES = 16 * 2**20
 _MAX_VALUE_BYTES = 256 * 1024
 _TIMEOUT_S = 2.0
 _MAX_DIGITS = 20
+
+
+@asynccontextmanager
+async def shared_limits(
+    client: Client, replicas: int, instance: str, options: LimitOptions, clock: Callable[[], float]
+) -> AsyncIterator[Limiter]:
+    """Yield the limiter of this process, which gives back its unused permits in the end.
+
+    `instance` names the process; a restarted one may have the same name, and is another replica. `clock` is the
+    server's, in seconds since the epoch.
+    """
+    store = LimitStore(client, replicas)
+    limiter = Limiter(f"{instance}-{secrets.token_hex(3)}", options, store, clock)
+    await store.follow(limiter.news)
+    try:
+        yield limiter
+    finally:
+        await limiter.aclose()
 
 
 class LimitStore:
