@@ -148,6 +148,7 @@ REQUIREMENTS = (
     Requirement("run.turn_deadline", "protocol 7", "A call that outlasts the worker's default wait ends before the deadline that another result of its step has set."),
     Requirement("start.reasons", "design", "A start that waits names what is missing, where, and the remedy, once and then every minute; /readyz says the same."),
     Requirement("cli.help", "design", "Help fits a terminal of 50 columns, -h asks for it anywhere, and shells complete commands and flags."),
+    Requirement("docs.run", "design", "Every command and snippet of the documents is run by a test, or listed with the reason why not."),
     Requirement("testing.runner", "design", "`openapi_tool.testing` runs a definition as `serve` does, without servers: answers as the model reads them, requests as they would leave."),
     Requirement("testing.example", "design", "The example project of one's own tools passes its tests, and they notice a broken definition."),
     Requirement("runner.alone", "design", "A tool call needs no turn, card or inbox: owner, definition, arguments and deadline suffice."),

@@ -1,0 +1,362 @@
+"""Every command and snippet of the documents is run here, or stands on a list with the reason why not.
+
+A new block without a handler fails, and so does a line of the list that no document needs. Commands run in a shell, in
+a folder with some definitions; `openapi-tool` asks nobody tthere, and finds the servers of the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from nats.aio.client import Client
+from typer.testing import CliRunner
+
+from openapi_tool.cli import app
+from openapi_tool.local.caller import Caller
+from openapi_tool.local.dev import ANY_ANSWER
+from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.settings import Settings
+from openapi_tool.tools.policy import HOOKS_GROUP, Denial, PlannedCall
+from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool
+from tests.requirements import requirement
+from tests.support import V1R4, delivery, each
+from tests.wire.test_bus import server
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "VERSIONING.md", "ARCHITECTURE.md")),
+    ROOT / "helm" / "openapi-tool" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+)
+_BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
+_INLINE = re.compile(r"`openapi-tool ([^`]+)`")
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block; `place` is its file and line."""
+
+    place: str
+    kind: str
+    text: str
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of a block for a shell, lines that continue joined, without comments."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def blocks() -> Iterator[Block]:
+    for file in DOCUMENTS:
+        text = file.read_text(encoding="utf-8")
+        for match in _BLOCK.finditer(text):
+            line = text[: match.start()].count("\n") + 1
+            yield Block(f"{file.relative_to(ROOT)}:{line}", match[2], match[3])
+
+
+ALL = list(blocks())
+SHELL = [block for block in ALL if block.kind == "sh"]
+COMMANDS = [(block.place, command) for block in SHELL for command in block.commands]
+
+NOT_RUN = {
+    r"(kubectl|for pod in|done$|helm) ?.*": "needs a cluster; tests/unit/test_chart.py renders the chart",
+    r".*--upstream real.*": "needs a key of Jina and the internet",
+    r"\.venv/bin/openapi-tool demo --json( +#.*)?": "tests/end_to_end/test_local.py runs the demo with --json",
+    r"openapi-tool dev( --keep \S+)?( +#.*)?": "runs until Ctrl-C; tests/end_to_end/test_dev.py runs it so",
+    r"pip install \.": "takes minutes; tests/end_to_end/test_image.py installs the package as the image does",
+    r"export \w+=.*": "a variable that each run of `serve` in the tests has",
+    r"openapi-tool serve": "runs until SIGTERM; most of tests/end_to_end starts it",
+    r"openapi-tool .*product_docs.*|(cp|openapi-tool) .*my_tool\.yaml.*": "tests/end_to_end/test_dev.py runs the five",
+    r"openapi-tool .*--api http://kernel:8000": "needs the kernel's API; tests/registry/test_apply.py has a double",
+}
+"""Pattern of a whole command -> why it is not run here."""
+
+DRY_RUN = r"make .*"
+"""Commands that take minutes: here only the rules of the Makefile are followed."""
+
+HELP_ONLY = r"\.venv/bin/python -m .*"
+"""Programs that take minutes: here they only tell their arguments."""
+
+
+def adjusted(words: list[str]) -> list[str]:
+    """Add what a command needs here: `apply` would ask, and `call` is careful where `dev` did not make the rows."""
+    if words[:1] == ["call"]:
+        return [*words, "--yes", "--project", PROJECT, "--agent", AGENT]
+    if words[:2] == ["tools", "apply"]:
+        return [*words, *({"--yes", "--db"} - set(words))]
+    return words
+
+
+def reason(command: str) -> str | None:
+    return next((why for pattern, why in NOT_RUN.items() if re.fullmatch(pattern, command)), None)
+
+
+def run(command: str, folder: Path, environment: Mapping[str, str]) -> None:
+    """Run a command, which must succeed: `openapi-tool` in this process, what follows a pipe in a shell."""
+    command, *piped = command.split(" | ")
+    program, *words = shlex.split(command, comments=True)
+    if program != "openapi-tool":
+        _in_shell(command, "", folder, environment)
+        return
+    expanded = [name for word in words for name in (_files(word, folder) if "*" in word else [word])]
+    result = CliRunner().invoke(app, adjusted(expanded), env=dict(environment))
+    assert result.exit_code == 0, f"{command}: {result.output}"
+    for after in piped:
+        _in_shell(after, result.stdout, folder, environment)
+
+
+def _files(pattern: str, folder: Path) -> list[str]:
+    return sorted(str(file.relative_to(folder)) for file in folder.glob(pattern))
+
+
+def _in_shell(command: str, text: str, folder: Path, environment: Mapping[str, str]) -> None:
+    done = subprocess.run(  # noqa: S603 - our own documents
+        ["/bin/sh", "-c", command], input=text, cwd=folder, env=environment, capture_output=True, text=True,
+        check=False, timeout=_TIMEOUT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder as the documents suppose it: definitions of one's own, a list of projects, arguments."""
+    for name in ("config", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "my-tools").mkdir()
+    definition = yaml.safe_load((ROOT / "config" / "tools" / "jina_search.yaml").read_text(encoding="utf-8"))
+    (tmp_path / "my-tools" / "search.yaml").write_text(yaml.safe_dump({**definition, "tool_name": "my_search"}))
+    (tmp_path / "my-tool.yaml").write_text(yaml.safe_dump({**definition, "tool_name": "my_tool"}))
+    (tmp_path / "projects.txt").write_text("my-project\nproj_dev\n")
+    (tmp_path / "arguments.json").write_text('{"url": "https://example.com/"}')
+    return tmp_path
+
+
+@pytest.fixture
+async def environment(
+    stack: EmbeddedStack, caller: Caller, database: str, start_executor: StartExecutor
+) -> dict[str, str]:
+    """What a shell needs to reach the servers of the test, with an executor, projects and tools."""
+    stack.upstream.rules(*ANY_ANSWER)
+    for project in ("my-project", "proj_dev"):
+        await caller.add_project(project)
+    reader = yaml.safe_load((ROOT / "config" / "tools" / "jina_read.yaml").read_text(encoding="utf-8"))
+    for tool in (search_tool(), reader, {**search_tool(), "tool_name": "my_tool"}):
+        await caller.add_tool(PROJECT, tool)
+    await asyncio.to_thread(start_executor)
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+    return {
+        "PATH": path,
+        "HOME": str(stack.folder),
+        "PG_DSN": stack.postgres.dsn(database),
+        "NATS_SERVERS": stack.nats.url,
+        **stack.upstream.keys,
+        "PORT": str(stack.upstream.admin_port),
+    }
+
+
+@requirement("docs.run")
+async def test_the_commands_of_the_documents_succeed(
+    stack: EmbeddedStack, folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    ran = 0
+    for place, command in COMMANDS:
+        if reason(command) or re.fullmatch(f"{DRY_RUN}|{HELP_ONLY}", command):
+            continue
+        assert command.startswith(("openapi-tool ", "curl ")), f"{place}: neither run nor on the list: {command}"
+        here = command.replace(":PORT/", f":{environment['PORT']}/")
+        await asyncio.to_thread(run, here, folder, environment)
+        stack.upstream.rules(*ANY_ANSWER)  # one of the commands changes them
+        ran += 1
+    assert ran >= 15
+
+
+@requirement("docs.run")
+@each(("place", "command"), [found for found in COMMANDS if re.fullmatch(DRY_RUN, found[1]) and not reason(found[1])])
+def test_the_rules_of_the_makefile_exist(place: str, command: str) -> None:
+    assert shutil.which("make"), place
+    words = shlex.split(command.partition(" && ")[0], comments=True)
+    made = subprocess.run(["make", "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603, S607
+    assert made.returncode == 0, f"{place}: {made.stderr}"
+
+
+@requirement("docs.run")
+@each(("place", "command"), [found for found in COMMANDS if re.fullmatch(HELP_ONLY, found[1])])
+def test_programs_know_their_arguments(place: str, command: str) -> None:
+    _, _, module, *arguments = shlex.split(command, comments=True)
+    told = _help_of(module)
+    for argument in arguments:
+        assert argument in told, f"{place}: {argument}"
+
+
+@functools.cache
+def _help_of(module: str) -> str:
+    program = [sys.executable, "-m", module, "--help"]
+    return subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S).stdout  # noqa: S603
+
+
+@requirement("docs.run")
+def test_each_reason_is_of_a_command_that_a_document_has() -> None:
+    for pattern in NOT_RUN:
+        assert any(re.fullmatch(pattern, command) for _, command in COMMANDS), pattern
+
+
+# Blocks that are no commands: by file and first line, how each is run, or why not.
+
+
+def _lints(text: str) -> None:
+    """Lint a definition, or what is to be added to the options of one."""
+    found = yaml.safe_load(text)
+    if "tool_name" not in found:
+        found = {**search_tool(), "after_execution": "suspend", "options": {"jina": {"mode": "search"}, **found}}
+    secrets = {"ALLOWED_ENV": "DOCS_READER_KEY,DOCS_TENANT", "ENV_PARAMETERS": "tenant_token"}
+    settings = {f"OPENAPI_TOOL__SECRETS__{name}": value for name, value in secrets.items()}
+    result = CliRunner().invoke(app, ["tools", "lint", "-"], input=yaml.safe_dump(found), env=settings)
+    assert result.exit_code == 0, result.output
+
+
+def _is_a_command(text: str) -> None:
+    subject, *headers, body = text.splitlines()
+    named = dict(pair.split(": ") for line in headers for pair in re.split(r" {2,}", line))
+    command = V1R4.decode(delivery(named, subject=subject, data=body.encode()))
+    assert command.function_name == "jina_search"
+
+
+def _is_a_policy(text: str) -> None:
+    policy = Settings.model_validate({"postgres": {"dsn": "postgresql://h/db"}, **tomllib.loads(text)}).policy
+    assert policy.deny
+    assert policy.projects
+
+
+def _is_an_entry_point(text: str) -> None:
+    assert tomllib.loads(text)["project"]["entry-points"][HOOKS_GROUP]
+
+
+def _is_a_hook(text: str) -> None:
+    scope: dict[str, Any] = {"is_night": lambda: True}
+    exec(compile(text, "hook", "exec"), scope)  # noqa: S102 - our own document
+    call = PlannedCall("jina.read", "t", frozenset(), "p", "c", "a", "turn", "call", {})
+    assert isinstance(asyncio.run(scope["office_hours"](call)), Denial)
+
+
+def _is_printed(text: str) -> None:
+    result = CliRunner().invoke(app, ["sql", "grants", "--role", "openapi_tool"])
+    assert text.split() == result.stdout.split()
+
+
+def _passes(text: str) -> None:
+    """Run a test of one's own tool, in a copy of the example project."""
+    project = Path(os.environ["SNIPPET_FOLDER"])
+    shutil.copytree(ROOT / "examples" / "own-tools" / "tools", project / "tools")
+    (project / "test_snippet.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "test_snippet.py"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.returncode == 0, done.stdout
+
+
+HANDLED: dict[tuple[str, str], Callable[[str], None] | str] = {
+    ("ARCHITECTURE.md", "cg.v1r4."): _is_a_command,
+    ("ARCHITECTURE.md", "cards "): "a drawing of rows; tests/kernel_conformance compares real ones",
+    ("README.md", "cmd.tool.jina.*"): "a drawing",
+    ("README.md", "tool_name: web_search"): _lints,
+    ("README.md", "envs:"): _lints,
+    ("CONTRIBUTING.md", "# cosmic.toml"): "settings of a tool with an environment of its own",
+    ("SECURITY.md", "delete from cards as result"): "tests/wire/test_secrets.py runs it",
+    ("SECURITY.md", "delete from cards"): "tests/wire/test_secrets.py runs it",
+    ("SECURITY.md", "nats stream purge"): "tests/wire/test_secrets.py purges the subject; the program nats is Go's",
+    ("helm/openapi-tool/README.md", "image:"): "tests/unit/test_chart.py renders the chart with it",
+    ("helm/openapi-tool/README.md", "secrets:"): "tests/unit/test_chart.py renders the chart with it",
+    ("helm/openapi-tool/README.md", "autoscaling:"): "tests/unit/test_chart.py renders the chart with it",
+    ("helm/openapi-tool/README.md", "toolsJob:"): "tests/unit/test_chart.py renders the chart with it",
+    ("docs/developing.md", "12:00:01.250 →"): "lines that `dev` prints; tests/end_to_end/test_dev.py looks for such",
+    ("docs/developing.md", "import json"): _passes,
+    ("docs/least-privilege.md", "grant usage"): _is_printed,
+    ("docs/least-privilege.md", "permissions: {"): "test_the_permissions_of_other_users_are_taken_by_a_server",
+    ("docs/registering-tools.md", "my-tools/search.yaml:9:7"): "what `lint` prints of a wrong definition",
+    ("docs/registering-tools.md", "[policy]"): _is_a_policy,
+    ("docs/registering-tools.md", "[project.entry-points"): _is_an_entry_point,
+    ("docs/registering-tools.md", "from openapi_tool.tools.policy"): _is_a_hook,
+}  # fmt: skip
+"""Longer beginnings first where one begins like another."""
+
+
+def _handler(block: Block) -> Callable[[str], None] | str | None:
+    file = block.place.partition(":")[0]
+    return next((how for (name, begin), how in HANDLED.items() if name == file and _begins(block, begin)), None)
+
+
+def _begins(block: Block, begin: str) -> bool:
+    return block.text.lstrip().startswith(begin)
+
+
+@requirement("docs.run")
+def test_every_other_snippet_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SNIPPET_FOLDER", str(tmp_path))
+    others = [block for block in ALL if block.kind != "sh"]
+    for block in others:
+        how = _handler(block)
+        assert how is not None, f"{block.place}: neither run nor on the list"
+        if not isinstance(how, str):
+            how(block.text)
+    for name, begin in HANDLED:
+        found = [block for block in others if block.place.startswith(f"{name}:") and _begins(block, begin)]
+        assert found, f"no document has this: {name} {begin}"
+
+
+@requirement("docs.run")
+async def test_the_permissions_of_other_users_are_taken_by_a_server(stack: EmbeddedStack) -> None:
+    (block,) = (block for block in ALL if block.text.startswith("permissions: {"))
+    with server(stack, f"authorization {{ users: [{{ user: a, password: a-word, {block.text.strip()} }}] }}\n") as nats:
+        denied = asyncio.Event()
+
+        async def on_error(error: Exception) -> None:
+            if "permissions violation" in str(error).lower():
+                denied.set()
+
+        client = Client()
+        await client.connect(nats.url, user="a", password="a-word", error_cb=on_error)
+        await client.publish("_INBOX.openapi_tool.x", b"")
+        async with asyncio.timeout(5):
+            await denied.wait()
+        await client.close()
+
+
+# Commands within a sentence.
+
+INLINE = [(str(file.relative_to(ROOT)), found) for file in DOCUMENTS for found in _INLINE.findall(file.read_text())]
+
+
+@requirement("docs.run")
+@each(("file", "words"), INLINE)
+def test_a_command_within_a_sentence_exists_with_its_flags(file: str, words: str) -> None:
+    command: Any = typer.main.get_command(app)
+    top, known = command, {"--help", "-h"}
+    for word in words.split():
+        command = getattr(command, "commands", {}).get(word, command)
+        known |= {option for parameter in command.params for option in parameter.opts}
+        if word.startswith("--"):
+            assert word.partition("=")[0].rstrip(",.;") in known, f"{file}: openapi-tool {words}"
+    assert command is not top, f"{file}: openapi-tool {words}"
+
+
+@requirement("docs.run")
+def test_there_are_as_many_blocks_and_commands_as_one_sees() -> None:
+    assert len(ALL) >= 40
+    assert len(INLINE) >= 20
