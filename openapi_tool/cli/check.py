@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +17,7 @@ from openapi_tool.bus.connection import BusClient, connected, outage_as_unavaila
 from openapi_tool.bus.durable_state import DurableMissing, observe
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.streams import UNLIMITED, Durable, DurableOptions, command_stream_of
-from openapi_tool.cli.common import say, tell, tell_json
+from openapi_tool.cli.common import USAGE, say, tell, tell_json
 from openapi_tool.cli.tools_files import settings_failed
 from openapi_tool.cli.tools_registry import judge, stored_check
 from openapi_tool.cooperative import TimeSlicer
@@ -62,13 +62,14 @@ def check(
     try:
         bootstrap = build_bootstrap(load_settings({}), os.environ)
     except SettingsError as error:
+        if as_json:
+            _tell({"settings": Found("\n".join(error.problems))}, [])
+            raise typer.Exit(USAGE) from None
         settings_failed(error)
     found = {"settings": Found(), **asyncio.run(_found(bootstrap, project or _own_project(bootstrap), upstream))}
     failed = any(one.problem for one in found.values())
     if as_json:
-        checks, details = ({name: getattr(one, part) for name, one in found.items()} for part in ("problem", "details"))
-        remarks = bootstrap.settings.remarks
-        tell_json({"ok": not failed, "checks": checks, "details": details, "remarks": remarks})
+        _tell(found, bootstrap.settings.remarks)
     else:
         for remark in bootstrap.settings.remarks:
             say(f"openapi-tool: {remark}")
@@ -76,6 +77,12 @@ def check(
             tell(f"{name}: {one}")
     if failed:
         raise typer.Exit(_FAILED)
+
+
+def _tell(found: Mapping[str, Found], remarks: Sequence[str]) -> None:
+    """Print all outcomes as one JSON object."""
+    checks, details = ({name: getattr(one, part) for name, one in found.items()} for part in ("problem", "details"))
+    tell_json({"ok": not any(checks.values()), "checks": checks, "details": details, "remarks": list(remarks)})
 
 
 def _own_project(bootstrap: Bootstrap) -> list[str]:

@@ -10,6 +10,7 @@ import typer
 
 from openapi_tool.cli.common import fail
 from openapi_tool.kernel.grants import INSPECT, USAGE, grant_statements, reader_grants
+from openapi_tool.settings import SettingsError, load_settings
 
 app = typer.Typer(no_args_is_help=True, help="Print the database privileges that the service needs.")
 
@@ -25,6 +26,14 @@ class User(StrEnum):
 _READS = {User.INSPECT: INSPECT, User.USAGE: USAGE}
 
 
+def _own_role() -> str | None:
+    """Return the user of the connection string; None without one."""
+    try:
+        return load_settings().postgres.parsed.user
+    except SettingsError:
+        return None
+
+
 @app.callback()
 def _group() -> None:
     """Make `grants` a subcommand: typer merges a single command into its group."""
@@ -33,7 +42,10 @@ def _group() -> None:
 @app.command(short_help="Print the GRANT statements for a role.")
 def grants(
     *,
-    role: Annotated[str, typer.Option(help="Database role that the executor logs in as.")],
+    role: Annotated[
+        str | None,
+        typer.Option(help="Database role of the executor; by default the user in PG_DSN.", show_default=False),
+    ] = None,
     registration: Annotated[
         bool, typer.Option("--registration", help="Include the privileges to register tools.")
     ] = False,
@@ -44,6 +56,8 @@ def grants(
 
     Changes nothing; the operator of the database runs them. Exit codes: 0, 2 invalid role name.
     """
+    if role is None:
+        role = _own_role() or fail("--role: name the database role; the settings have no user in PG_DSN")
     try:
         reads = _READS.get(user)
         statements = reader_grants(role, reads) if reads else grant_statements(role, registration=registration)

@@ -12,7 +12,7 @@ import typer
 
 from openapi_tool.cli import tools_apply, tools_registry
 from openapi_tool.cli.common import fail, say, tell, tell_json
-from openapi_tool.cli.tools_files import LINT_FAILED, Files, lint_files, load_definitions
+from openapi_tool.cli.tools_files import LINT_FAILED, Files, file_count, lint_files, load_definitions
 from openapi_tool.cli.tools_registry import JsonOption, ProjectOption
 from openapi_tool.tools import exports
 from openapi_tool.tools.catalogue import CATALOGUE
@@ -56,7 +56,7 @@ def lint(
         else:
             tell(str(found))
     errors = sum(not found.problem.warning for found in problems)
-    found_all = (len(files), "file"), (errors, "error"), (len(problems) - errors, "warning")
+    found_all = (file_count(files), "file"), (errors, "error"), (len(problems) - errors, "warning")
     say(", ".join(counted(*each) for each in found_all), quiet=as_json)
     if errors or (strict and problems):
         raise typer.Exit(LINT_FAILED)

@@ -119,7 +119,8 @@ async def _each(
 ) -> list[Result]:
     """Return the results in the order of the items, run concurrently, with a progress bar on a terminal."""
     slots = asyncio.Semaphore(_AT_ONCE)
-    with Progress(console=Console(stderr=True), transient=True, disable=quiet) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
         bar = progress.add_task(what, total=len(items))
 
         async def one(item: Any) -> Result:

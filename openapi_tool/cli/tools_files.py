@@ -145,6 +145,11 @@ def _sources(paths: Sequence[Path]) -> list[tuple[str, Source]]:
     return [(str(file), source) for path in paths for file in _files(path) for source in _read(file)]
 
 
+def file_count(paths: Sequence[Path]) -> int:
+    """Return the number of files that the paths stand for. Exits with 2 for a folder without one."""
+    return sum(len(_files(path)) for path in paths)
+
+
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]

@@ -171,6 +171,16 @@ async def test_what_is_printed_can_be_run_as_it_is_for_any_role(
         await connection.close()
 
 
+@requirement("privilege.grants")
+def test_the_role_is_the_user_of_the_settings_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PG_DSN", "postgresql://its_role@db/kernel")
+    assert printed().stdout == printed("--role", "its_role").stdout
+    for dsn in ("", "postgresql://db/kernel"):
+        monkeypatch.setenv("PG_DSN", dsn)
+        assert (printed().exit_code, printed().stdout) == (2, "")
+        assert printed().stderr.startswith("openapi-tool: --role: name the database role")
+
+
 @pytest.mark.parametrize("role", ["", "public", "none", "r" * 64, "ü" * 32, "a\nb", "a\x00b"])
 @requirement("privilege.grants")
 def test_what_no_role_can_be_called_is_refused(role: str) -> None:

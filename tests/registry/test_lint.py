@@ -407,6 +407,7 @@ def test_folders_and_standard_input_are_read(tmp_path: Path) -> None:
     assert [line.rsplit(": ", 1)[0] for line in told(done)][:2] == places
     assert "c.yml:1:1: error: options" in done.stdout
     assert "notes" not in done.output
+    assert done.stderr.startswith("3 files, ")
     text = (tmp_path / "a.yaml").read_text()
     assert CliRunner().invoke(app, ["tools", "lint", "-"], input=text).exit_code == 0
     empty = tmp_path / "empty"

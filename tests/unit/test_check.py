@@ -50,8 +50,13 @@ def test_the_same_as_json() -> None:
 @pytest.mark.parametrize(("variable", "value"), [("PG_DSN", ""), ("OPENAPI_TOOL__EXECUTOR__CONCURENCY", "8")])
 @requirement("cli.check")
 def test_a_wrong_configuration_is_not_tried(variable: str, value: str) -> None:
-    result = CliRunner().invoke(app, ["check"], env={**NOBODY, variable: value})
+    environment = {**NOBODY, variable: value}
+    result = CliRunner().invoke(app, ["check"], env=environment)
     assert (result.exit_code, result.stdout) == (2, "")
+    as_json = CliRunner().invoke(app, ["check", "--json"], env=environment)
+    assert (as_json.exit_code, as_json.stderr) == (2, "")
+    found = json.loads(as_json.stdout)
+    assert (found["ok"], f"openapi-tool: {found['checks']['settings']}\n") == (False, result.stderr)
 
 
 DURABLE = "durable_that_is_checked"
