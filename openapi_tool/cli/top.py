@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from openapi_tool.bootstrap import Bootstrap
@@ -18,6 +18,7 @@ from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.stats import gather_stats
 from openapi_tool.cli.common import cell, fail, say, tell_json
 from openapi_tool.cli.nats_connection import with_nats
+from openapi_tool.tools.problems import counted
 
 _NOBODY = 1
 _WITHIN_S = 1.0
@@ -61,12 +62,13 @@ def top(
 
 def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     """Return the tables: replicas, tools by project, errors, problems."""
-    table = Table("replica", *_COLUMNS, title=f"{len(replicas)} replicas, the last minute")
+    columns = (Column(name, overflow="fold") for name in ("replica", *_COLUMNS))
+    table = Table(*columns, title=f"{counted(len(replicas), 'replica')}, the last minute")
     for replica in replicas:
         table.add_row(*(cell(_known(replica.get(name))) for name in ("instance", *_COLUMNS)))
     pending = max((replica.get("pending") or 0 for replica in replicas), default=0)
     unsettled = max((replica.get("unacknowledged") or 0 for replica in replicas), default=0)
-    lag = Text(f"durable: {pending:g} commands not delivered, {unsettled:g} not settled")
+    lag = Text(f"durable: {counted(round(pending), 'command')} not delivered, {unsettled:g} not settled")
     troubles = [cell(f"! {text}") for text in problems(replicas)]
     return Group(table, lag, _summed(replicas, "tools"), _summed(replicas, "errors"), *troubles)
 
@@ -116,4 +118,5 @@ def _problems(replica: Mapping[str, Any]) -> Iterator[str]:
 def _warnings(replica: Mapping[str, Any]) -> Iterator[str]:
     for warning in replica.get("warnings") or ():
         project = f" (project {warning['project_id']})" if warning.get("project_id") else ""
-        yield f"{replica.get('instance')}: {warning['action']}, {warning['count']} times{project}: {warning['message']}"
+        often = counted(warning["count"], "time")
+        yield f"{replica.get('instance')}: {warning['action']}, {often}{project}: {warning['message']}"

@@ -128,6 +128,8 @@ async def test_top_shows_calls_errors_and_what_is_wrong(world: World) -> None:
     assert "consumer is unavailable" in " ".join(found["problems"]), "nobody runs its monitor here"
     text = await run(world, "top", "--once")
     assert "auth_failed" in text
+    assert "1 replica, the last minute" in text
+    assert "…" not in text, "narrow columns fold"
     assert "unused-key" not in json.dumps(found) + text
 
 
