@@ -27,7 +27,7 @@ from openapi_tool.protocol.subject import command_filter
 from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.settings.libpq import DriverOptions
 from openapi_tool.settings.model import SCHEMES, NatsSettings
-from openapi_tool.settings.secret_values import confidential, unmasked
+from openapi_tool.settings.secret_values import secret_values, unmasked
 from openapi_tool.settings.urls import parse_url
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
@@ -68,7 +68,7 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
     hooks = _hooks(settings.policy.hooks, problems)
     if problems or upstream_tls is None or driver_options is None:
         raise SettingsError(problems)
-    named = confidential(settings, secrets, environment, driver_options)
+    named = secret_values(settings, secrets, environment, driver_options)
     redactor = Redactor(value for _, value in named)
     return Bootstrap(
         settings=settings,

@@ -58,8 +58,8 @@ MONEY = (
     ),
     Mutation(
         "executor/pipeline.py",
-        "answer.parked or await self._parked.park(call.identity, answer)",
-        "answer.parked",
+        "result.parked or await self._parked.park(call.identity, result)",
+        "result.parked",
         "tests/wire/test_continuation.py::test_a_paid_answer_is_not_asked_for_again",
     ),
     Mutation(

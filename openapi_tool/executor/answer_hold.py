@@ -1,4 +1,4 @@
-"""Delay of answers that would come before their worker has suspended the turn (section 12, ADR 8)."""
+"""Delay of results that are ready before the worker has suspended the turn (protocol section 12, ADR 8)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _Step = tuple[str, str, str, str | None]
 
 
 class AnswerHold:
-    """Holds answers until `min_answer_s` seconds after the newest command of their step, a second at most.
+    """Holds results until `min_answer_s` seconds after the newest command of their step, at most `_MOST_S`.
 
-    A worker suspends a turn once it has sent all calls of the step. A row that comes earlier is deferred for a second,
-    and may make it block the model's next step. Nobody suspends for a UI action or in epoch 0.
+    A worker suspends a turn once it has sent all calls of the step. It defers a row that it receives earlier by a
+    second, and such a row may block the model's next step. No worker suspends for a UI action or in epoch 0.
     """
 
     def __init__(self, min_answer_s: float, clock: Clock, slots: Slots) -> None:
@@ -30,8 +30,8 @@ class AnswerHold:
         self._slots = slots
         self._newest: dict[_Step, float] = {}
 
-    def note(self, delivery: Delivery, identity: CallIdentity) -> None:
-        """Note that a step has sent a command."""
+    def record_command(self, delivery: Delivery, identity: CallIdentity) -> None:
+        """Record the publish time of a command as the newest of its step, if it is."""
         if self._min_answer_s:
             step, at = _step(identity), delivery.published_at.timestamp()
             self._newest[step] = max(at, self._newest.get(step, at))
@@ -39,7 +39,7 @@ class AnswerHold:
                 self._forget_old()
 
     async def wait(self, delivery: Delivery, identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> None:
-        """Wait, without a slot, until the worker should have suspended the turn."""
+        """Release the slot and wait until the worker should have suspended the turn."""
         if not self._min_answer_s or not waiting_turn.suspends:
             return
         step, published_at = _step(identity), delivery.published_at.timestamp()
@@ -58,10 +58,10 @@ class AnswerHold:
         return min(due, published_at + _MOST_S) - self._clock.time()
 
     def _forget_old(self) -> None:
-        """Forget steps whose answers need no delay any more; all of them where a flood leaves no other way."""
+        """Forget steps whose results need no further delay; all steps if too many recent ones remain."""
         since = self._clock.time() - _MOST_S
-        kept = {step: at for step, at in self._newest.items() if at > since}
-        self._newest = kept if len(kept) < _MAX_STEPS else {}
+        recent = {step: at for step, at in self._newest.items() if at > since}
+        self._newest = recent if len(recent) < _MAX_STEPS else {}
 
 
 def _step(identity: CallIdentity) -> _Step:

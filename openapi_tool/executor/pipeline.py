@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any
 
 from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
@@ -60,7 +59,9 @@ from openapi_tool.tools.template import placeholder_values
 
 log = logging.getLogger(__name__)
 
-_FINISH_S = 2.0
+_FINISH_GRACE_S = 2.0
+"""Seconds that commit and doorbell may take after a cancellation."""
+
 _PARK_AFTER_S = 10.0
 """Seconds of failed commits until the result is parked for another executor; workers wait at least 30 s."""
 
@@ -129,7 +130,7 @@ class Pipeline:
             return DeadLetter(refusal.reason, refusal.message, refusal.terminate)
         except Unavailable as outage:
             metrics.REQUEUED.inc()
-            # An operator's remedy stands in the one line of the health report; here it would be repeated for each call.
+            # Without the operator's remedy: the health report logs it once, this line for each requeued command.
             reason = outage.problem if isinstance(outage, NeedsOperator) else str(outage)
             return Requeue(self._options.executor.requeue_delay_s, reason=reason)
         except Exception as defect:
@@ -148,44 +149,47 @@ class Pipeline:
         records = await self._kernel.load(command)
         identity = identify(command.identity, records.card)
         if records.earlier is not None:
-            return await self._repeat(delivery, identity, records, records.earlier)
+            return await self._settle_existing_result(delivery, identity, records, records.earlier)
 
         acceptance = self._dialect.accept(identity, records)
-        self._hold.note(delivery, identity)
+        self._hold.record_command(delivery, identity)
         function_name, age_s = short(command.function_name), max(0.0, self._age_s(delivery))
         link = trace_link(identity, acceptance.waiting_turn)
-        whose, trace_id = ids(identity), link.parent.trace_id
-        facts = CallFacts(whose, trace_id, function_name, delivery.attempt, age_s, began, time.monotonic())
+        log_ids, trace_id = ids(identity), link.parent.trace_id
+        facts = CallFacts(log_ids, trace_id, function_name, delivery.attempt, age_s, began, time.monotonic())
         CALL_FIELDS.set(facts.fields)
         call = _Call(delivery, command, identity, records, acceptance, facts)
         span_name = f"execute_tool {function_name}"
-        with self._tracer.span(span_name, link, whose) as span, self._runner.memory(identity.project_id) as memory:
-            span.facts, facts.attempts = facts, memory.attempts
+        with self._tracer.span(span_name, link, log_ids) as span, self._runner.memory(identity.project_id) as memory:
+            span.facts = facts
+            facts.attempts = memory.attempts  # the same list: the backend appends to it while the call runs
             memory.agent, memory.slot = identity.agent_id, self._slots.of(delivery.stream_sequence)
-            answer = await self._parked_result(call) or await self._answer(call, memory)
+            result = await self._parked_result(call) or await self._run_to_result(call, memory)
+            # `attempts` ends at MAX_ATTEMPTS; `spent` lacks a shared request whose cost another call reported.
             self._slots.charge(delivery.stream_sequence, max(memory.spent.requests, len(memory.attempts)))
-            memory.keep(_COPIES_OF_COMMIT * len(answer.artifact.content) if answer.artifact else 0)
-            _note_outcome(facts, answer, memory)
-            card = self._result_card(call, answer.fields)
+            memory.keep(_COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
+            _record_outcome(facts, result, memory)
+            card = self._result_card(call, result.fields)
             report = self._report(acceptance, span, card.card_id, card.content)
-            return await shielded(self._finish(call, answer, card, report), _FINISH_S)
+            return await shielded(self._finish(call, result, card, report), _FINISH_GRACE_S)
 
-    async def _finish(self, call: _Call, answer: CallResult, card: Card, report: Report) -> Settlement:
-        """Wait for the worker to suspend, commit, publish the doorbell; shielded from cancellation as one piece."""
+    async def _finish(self, call: _Call, result: CallResult, card: Card, report: Report) -> Settlement:
+        """Wait for the worker to suspend, commit, publish the doorbell; shielded from cancellation as one unit."""
         await self._hold.wait(call.delivery, call.identity, call.acceptance.waiting_turn)
         facts, began = call.facts, time.monotonic()
-        written = await self._commit_or_park(call, answer, card, report)
+        written = await self._commit_or_park(call, result, card, report)
         facts.commit = (began, time.monotonic())
-        if answer.parked:
+        if result.parked:
             await self._parked.forget(call.identity)
         if not written:
-            return await self._reconsider(call)
+            return await self._settle_refused_commit(call)
         began = time.monotonic()
         await self._wakeup.send(call.delivery, call.identity, call.records, report.wakeup)
         if report.wakeup is not None:
             facts.wakeup, facts.wakeup_subject = (began, time.monotonic()), report.wakeup.subject
         answered(facts)
         if call.delivery.exhausted:
+            # The turn has its failed result; the dead letter lets an operator find the command that ended executors.
             return DeadLetter("attempts_exhausted", _EXHAUSTED, terminate=False)
         return Acknowledge()
 
@@ -197,7 +201,7 @@ class Pipeline:
         delivery = call.delivery
         return None if delivery.attempt == 1 or delivery.exhausted else await self._parked.find(call.identity)
 
-    async def _commit_or_park(self, call: _Call, answer: CallResult, card: Card, report: Report) -> bool:
+    async def _commit_or_park(self, call: _Call, result: CallResult, card: Card, report: Report) -> bool:
         """Commit the result; if that fails, park it for the next delivery and raise the failure.
 
         Parked after `_PARK_AFTER_S` of failed commits: another executor may still reach the database. A result that is
@@ -206,48 +210,56 @@ class Pipeline:
         limit_s = self._options.executor.commit_retry_timeout_s
         early_s = min(_PARK_AFTER_S, limit_s)
         try:
-            return await self._commit(card, report, answer.artifact, early_s)
+            return await self._commit(card, report, result.artifact, early_s)
         except (Exception, asyncio.CancelledError) as failure:
-            parked = answer.parked or await self._parked.park(call.identity, answer)
+            parked = result.parked or await self._parked.park(call.identity, result)
             if parked or not isinstance(failure, Unavailable) or limit_s <= early_s:
                 raise
         try:
-            return await self._commit(card, report, answer.artifact, limit_s - early_s, retry=True)
+            return await self._commit(card, report, result.artifact, limit_s - early_s, retry=True)
         except (Exception, asyncio.CancelledError):
-            await self._parked.park(call.identity, answer)
+            await self._parked.park(call.identity, result)
             raise
 
     async def _commit(
         self, card: Card, report: Report, artifact: ArtifactCard | None, for_s: float, *, retry: bool = False
     ) -> bool:
-        """Commit, with retries for `for_s` seconds while the database is unavailable."""
-        tries = count(int(retry))
+        """Commit, with retries for `for_s` seconds while the database is unavailable.
+
+        `retry` means that a commit of this result failed before; the circuit breaker needs to know.
+        """
+
+        async def attempt() -> bool:
+            nonlocal retry
+            failed_before, retry = retry, True
+            return await self._kernel.commit(card, report, artifact, retry=failed_before)
+
         return await retried(
-            lambda: self._kernel.commit(card, report, artifact, retry=next(tries) > 0),
+            attempt,
             on=Unavailable,
             wait=_BETWEEN_COMMITS,
             stop=stop_after_delay(for_s),
             before_sleep=_log_commit_waits,
         )
 
-    async def _answer(self, call: _Call, memory: Memory) -> CallResult:
+    async def _run_to_result(self, call: _Call, memory: Memory) -> CallResult:
         """Run the call; every failure, also a defect, becomes a result."""
         identity = call.identity
         owner = CallOwner(identity.project_id, identity.agent_id, placeholder_values(identity))
         try:
             request = self._request(call, owner)
-        except Exception as cause:  # noqa: BLE001 - logged there
+        except Exception as cause:  # noqa: BLE001 - logged by `failed`
             return CallResult(self._runner.failed(owner, call.command.function_name, cause, memory, call.facts.loaded))
-        fields, kept = await self._run(call, request, memory)
-        return CallResult(fields, self._artifact(call, kept))
+        fields, stored_text = await self._run(call, request, memory)
+        return CallResult(fields, self._artifact(call, stored_text))
 
     async def _run(self, call: _Call, request: ToolCallRequest, memory: Memory) -> tuple[ResultFields, KeptText | None]:
-        """Run the call, within its turn's deadline where it may outlast the worker's default wait."""
-        look_in_s = self._limits.default_left_s(self._age_s(call.delivery))
+        """Run the call. If it outlasts the worker's default wait, check then whether its turn's deadline is earlier."""
+        check_after_s = self._limits.default_left_s(self._age_s(call.delivery))
         outlasts = self._limits.outlasts_default(request.definition.suspend_timeout_s)
-        if not outlasts or call.identity.step_id is None or look_in_s >= request.deadline.remaining():
+        if not outlasts or call.identity.step_id is None or check_after_s >= request.deadline.remaining():
             return await self._runner.run(request, memory)
-        async with TurnDeadline(self._kernel, self._limits, call.identity, look_in_s) as turn:
+        async with TurnDeadline(self._kernel, self._limits, call.identity, check_after_s) as turn:
             request = replace(request, deadline=replace(request.deadline, turn=turn.limit))
             return await self._runner.run(request, memory)
 
@@ -274,11 +286,11 @@ class Pipeline:
             raise NotFound(f"This project has no tool named {named!r}; use one of the tools offered.")
         return parse_definition(call.records.tool)
 
-    def _artifact(self, call: _Call, kept: KeptText | None) -> ArtifactCard | None:
-        if kept is None:
+    def _artifact(self, call: _Call, text: KeptText | None) -> ArtifactCard | None:
+        if text is None:
             return None
         options = self._options
-        return artifact_card(options.actor_id, call.identity, call.records.card, kept, options.tools.artifact_ttl_s)
+        return artifact_card(options.actor_id, call.identity, call.records.card, text, options.tools.artifact_ttl_s)
 
     def _result_card(self, call: _Call, fields: ResultFields) -> Card:
         return result_card(
@@ -296,7 +308,7 @@ class Pipeline:
     def _report(self, acceptance: Acceptance, span: Span, card_id: str, content: Mapping[str, Any]) -> Report:
         return self._dialect.report(acceptance, span.context, span.tracestate, card_id, content)
 
-    async def _repeat(
+    async def _settle_existing_result(
         self, delivery: Delivery, identity: CallIdentity, records: CallRecords, earlier: EarlierResult
     ) -> Settlement:
         """Settle a call that has a result card: complete a missing report, publish a missing doorbell.
@@ -332,20 +344,20 @@ class Pipeline:
             await self._kernel.report(earlier.card_id, report)
         await self._wakeup.send(delivery, identity, records, report.wakeup)
 
-    async def _reconsider(self, call: _Call) -> Settlement:
-        """Handle a commit that wrote nothing: another result was first, or the turn no longer waits."""
+    async def _settle_refused_commit(self, call: _Call) -> Settlement:
+        """Settle a call whose commit wrote nothing: another result was first, or the turn no longer waits."""
         records = await self._kernel.load(call.command)
         if records.earlier is not None:
-            return await self._repeat(call.delivery, call.identity, records, records.earlier)
+            return await self._settle_existing_result(call.delivery, call.identity, records, records.earlier)
         self._dialect.accept(call.identity, records)
         # A defect counts as a lost run; treated as an outage, it would be retried, and billed, forever.
         raise InternalError("the result was not written, and neither another result nor a stale turn explains it")
 
 
-def _note_outcome(facts: CallFacts, answer: CallResult, memory: Memory) -> None:
+def _record_outcome(facts: CallFacts, result: CallResult, memory: Memory) -> None:
     """Record the result for log line, metrics and span; the tokens of a parked result are those of the lost run."""
-    fields = answer.fields
-    usage = (fields.tool_output or {}).get("usage") if answer.parked else None
+    fields = result.fields
+    usage = (fields.tool_output or {}).get("usage") if result.parked else None
     facts.tool, facts.status, facts.error_code = fields.tool, fields.status, fields.error_code
     facts.tokens = usage["tokens"] if usage else memory.spent.tokens
     facts.cached, facts.truncated = fields.cached, fields.truncated

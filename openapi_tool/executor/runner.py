@@ -133,8 +133,8 @@ class ToolRunner:
     def _arguments(self, request: ToolCallRequest) -> Arguments:
         owner, definition, options = request.owner, request.definition, self._options
         arguments = prepare_arguments(definition, request.call, owner, options.envs, options.secret, options.scope)
-        if arguments.key_passed_over is not None:
-            self._log_key_passed_over(owner, definition, arguments.key_passed_over)
+        if arguments.key_fallback_reason is not None:
+            self._log_key_fallback(owner, definition, arguments.key_fallback_reason)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("running", extra={"action": "call.running", "session": arguments.session} | owner_ids(owner))
         return arguments
@@ -203,7 +203,7 @@ class ToolRunner:
                 extra={"action": "key.refused", "variable": variable, "http_status": refusal.http_status},
             )
 
-    def _log_key_passed_over(self, owner: CallOwner, definition: ToolDefinition, reason: str) -> None:
+    def _log_key_fallback(self, owner: CallOwner, definition: ToolDefinition, reason: str) -> None:
         """Log once per project, tool and reason."""
         if self._logged.first(owner.project_id, definition.tool_name, reason):
             log.warning(

@@ -29,8 +29,8 @@ _OVERHEAD_BYTES = 600  # of an entry beside its response: key, links, dictionary
 _COPIES = 5  # of a text until it is committed: JSON, jsonb encoding, buffers of driver and transport
 _HASH_KEY = secrets.token_bytes(32)
 
-Ask = Callable[[Meter], Coroutine[Any, Any, ToolOutput]]
-"""Sends the upstream request and counts its cost in the meter."""
+Fetch = Callable[[Meter], Coroutine[Any, Any, ToolOutput]]
+"""Sends the upstream request and adds its cost to the meter."""
 
 
 def cache_key(definition: ToolDefinition, arguments: Arguments, request: UpstreamRequest) -> bytes:
@@ -78,44 +78,46 @@ class ResponseCache:
         self,
         key: bytes,
         deadline: Deadline,
-        ask: Callable[[Meter], Coroutine[Any, Any, ToolOutput]],
+        fetch: Fetch,
         grant: MemoryGrant,
         spent: Meter,
     ) -> ToolOutput:
-        """Return the cached response, that of an identical request in flight, or that of `ask`. Raises its ToolError.
+        """Return the cached response, that of an identical request in flight, or that of `fetch`. Raises its ToolError.
 
-        `grant` holds the memory of a cached or shared response; `ask` takes its own. `spent` receives the cost, so that
-        each request is reported once: the first of the waiting calls to end reports what was counted by then.
+        `grant` holds the memory of a cached or shared response; `fetch` takes its own. `spent` receives the cost: of
+        the calls that share a request, the first one to end reports the cost so far, so each request is reported once.
         """
         if not self._options.ttl_s > 0:
-            return await ask(spent)
-        if (kept := self._responses.get(key)) is not None:
-            await _hold(grant, memory_of(kept) if len(kept) > SMALL else 0, deadline)
+            return await fetch(spent)
+        if (cached := self._responses.get(key)) is not None:
+            # Small responses are not counted: reserving memory would cost more than they occupy.
+            await _hold(grant, memory_of(cached) if len(cached) > SMALL else 0, deadline)
             metrics.CACHE_HITS.inc()
-            return await self._slicer.run(_unpacked(kept), len(kept))
-        pending, joined = self._in_flight.get(key), True
+            return await self._slicer.run(_unpacked(cached), len(cached))
+        pending = self._in_flight.get(key)
+        joined = pending is not None
         if pending is None:
             metrics.CACHE_MISSES.inc()
-            pending, joined = self._start(key, ask), False
+            pending = self._start(key, fetch)
         try:
             output = await self._wait(pending, deadline, spent)
         except ToolTimeout:
             if not joined or deadline.remaining() <= 0:
                 raise
             # The call that started the request had an earlier deadline than this one.
-            return await self.get(key, deadline, ask, grant, spent)
+            return await self.get(key, deadline, fetch, grant, spent)
         if not joined:
             return output
-        if not grant.try_hold(needed := _memory_beside(output)):
+        if not grant.try_hold(needed := _commit_memory(output)):
             del output, pending  # its memory belongs to the call that started it; look it up again after the wait
             await _hold(grant, needed, deadline)
-            return await self.get(key, deadline, ask, grant, spent)
+            return await self.get(key, deadline, fetch, grant, spent)
         metrics.CACHE_HITS.inc()
         return replace(output, cached=True, usage=NO_USAGE)
 
-    def _start(self, key: bytes, ask: Ask) -> _InFlightRequest:
+    def _start(self, key: bytes, fetch: Fetch) -> _InFlightRequest:
         meter = Meter()
-        pending = self._in_flight[key] = _InFlightRequest(key, asyncio.create_task(self._run(key, ask(meter))), meter)
+        pending = self._in_flight[key] = _InFlightRequest(key, asyncio.create_task(self._run(key, fetch(meter))), meter)
         pending.task.add_done_callback(lambda _: self._on_done(pending))
         return pending
 
@@ -161,7 +163,7 @@ async def _hold(grant: MemoryGrant, size: int, deadline: Deadline) -> None:
         raise _too_late() from None
 
 
-def _memory_beside(output: ToolOutput) -> int:
+def _commit_memory(output: ToolOutput) -> int:
     """Return the bytes that a call needs to commit a shared response; 0 for a small one."""
     size = sum(map(sys.getsizeof, texts(output.items)))
     return _COPIES * size if size > SMALL else 0
@@ -173,18 +175,18 @@ def _too_late() -> ToolTimeout:
 
 def _packed(output: ToolOutput) -> Steps[bytes]:
     """Serialize the parts of an output that a cached one needs."""
-    yield
+    yield  # TimeSlicer runs generators; this one has a single step
     items = [(item.head, item.body, item.heading) for item in output.items]
     parts = {"items": items, "state": output.state}
     try:
         packed = dumps(parts)
-    except TypeError:
+    except TypeError:  # orjson refuses lone surrogates and integers beyond 64 bits
         packed = dumps(storable(parts))
     return bytes(memoryview(packed))  # a copy of exact size: orjson's result keeps a buffer of up to ten times that
 
 
 def _unpacked(packed: bytes) -> Steps[ToolOutput]:
-    yield
+    yield  # as in `_packed`
     parts: Any = loads(packed)
     return ToolOutput(tuple(Item(*item) for item in parts["items"]), parts["state"], cached=True)
 

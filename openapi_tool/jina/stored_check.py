@@ -49,10 +49,10 @@ class StoredCheck:
         except ToolMisconfigured as error:
             return None, [*_problems(error), *_passed_over(record)]
         found = list(dict.fromkeys(self._problems(definition)))
-        return None if found else definition, [*found, *_passed_over(record), *self._key_passed_over(definition)]
+        return None if found else definition, [*found, *_passed_over(record), *self._key_fallback(definition)]
 
     def _problems(self, definition: ToolDefinition) -> Iterator[str]:
-        yield from _refusal(lambda: self.operator.over(definition))
+        yield from _refusal(lambda: self.operator.merged_envs(definition))
         envs = {**definition.envs, **self.operator.variables}
         for variable in sorted({self._key_variable(envs, definition), *_without_key(envs).values()}):
             yield from _refusal(partial(self.secret, variable))
@@ -62,7 +62,7 @@ class StoredCheck:
         yield from default_problems(definition, plain)
         yield from _refusal(lambda: self._resolve(definition, sample_arguments(values)))
 
-    def _key_passed_over(self, definition: ToolDefinition) -> Iterator[str]:
+    def _key_fallback(self, definition: ToolDefinition) -> Iterator[str]:
         """Yield why calls take the key of `auth_env` although `envs` names another variable."""
         envs = {**definition.envs, **self.operator.variables}
         named = envs.get(API_KEY, definition.auth_env)

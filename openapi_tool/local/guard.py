@@ -25,7 +25,10 @@ _POLL_S = 0.01
 
 
 class Guard:
-    """Parent's end of the pipe. The guard inherits the descriptors in `hold`, so their locks last until it ends."""
+    """Parent's end of the pipe.
+
+    `hold` are descriptors of locked files. The guard inherits them, so that they stay locked until it has cleaned up.
+    """
 
     def __init__(self, hold: Sequence[int] = ()) -> None:
         self._process = subprocess.Popen(
@@ -38,17 +41,17 @@ class Guard:
         self._children: list[subprocess.Popen[bytes]] = []
         self._lock = threading.Lock()
 
-    def watch(self, child: subprocess.Popen[bytes], stop_signal: signal.Signals = signal.SIGTERM) -> None:
+    def stop_at_end(self, child: subprocess.Popen[bytes], stop_signal: signal.Signals = signal.SIGTERM) -> None:
         """Stop this process with `stop_signal` if it still runs at the end."""
-        with self._lock:  # servers are started in threads: one of two that come at once would be forgotten
+        with self._lock:  # servers start in threads; without the lock one of two concurrent calls would lose its child
             self._children = [*(child for child in self._children if child.poll() is None), child]
-        self._tell({"pid": child.pid, "signal": int(stop_signal)})
+        self._send({"pid": child.pid, "signal": int(stop_signal)})
 
-    def own(self, path: Path) -> None:
+    def delete_at_end(self, path: Path) -> None:
         """Delete this folder or file at the end."""
-        self._tell({"path": str(path)})
+        self._send({"path": str(path)})
 
-    def _tell(self, message: dict[str, object]) -> None:
+    def _send(self, message: dict[str, object]) -> None:
         pipe = self._pipe()
         with self._lock:
             pipe.write(json.dumps(message) + "\n")
@@ -69,6 +72,7 @@ class Guard:
 
 def main() -> None:
     """Run the guard."""
+    # Clean up when the pipe closes, not when a signal to the whole process group or pod arrives first.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     processes: list[tuple[psutil.Process, int]] = []

@@ -67,7 +67,7 @@ class ServerProcess:
                 start_new_session=True,
                 **self._identity,
             )
-        self._guard.watch(self._process, self._stop_signal)
+        self._guard.stop_at_end(self._process, self._stop_signal)
         give_up = time.monotonic() + START_S
         while not ready():
             if self._process.poll() is not None or time.monotonic() > give_up:

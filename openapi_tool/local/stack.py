@@ -50,7 +50,7 @@ class EmbeddedStack:
     ) -> None:
         self.guard = Guard(hold)
         self.folder = Path(tempfile.mkdtemp(prefix="openapi-tool-", dir=base or _base_folder()))
-        self.guard.own(self.folder)
+        self.guard.delete_at_end(self.folder)
         self.folder.chmod(0o755)
         for name in ("postgres", "nats"):
             (self.folder / name).mkdir()
@@ -78,7 +78,7 @@ class EmbeddedStack:
 
     def own(self, path: Path) -> None:
         """Also delete this file or folder when everything has stopped."""
-        self.guard.own(path)
+        self.guard.delete_at_end(path)
 
     def ended(self) -> str | None:
         """Return the name of a server that has ended unexpectedly, None if all run."""

@@ -350,7 +350,7 @@ class Settings(BaseSettings):
         """Return the name of the durable."""
         return self.nats.durable or default_durable(self.protocol.version, self.protocol.target)
 
-    def confidential(self) -> list[tuple[str, str]]:
+    def secret_values(self) -> list[tuple[str, str]]:
         """Return every secret in the settings, with the name of its setting."""
         whole = {
             "session.key": self.session.key,

@@ -15,8 +15,8 @@ from openapi_tool.settings.urls import parse_url
 from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
 from openapi_tool.tools.secrets import Secrets
 
-Named = tuple[str, str]
-"""Source of a value, and the value."""
+NamedSecret = tuple[str, str]
+"""Name of the source, and the value."""
 
 _COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|HEADERS|DSN|SERVERS|PROXY|ENDPOINT", re.IGNORECASE)
@@ -25,20 +25,20 @@ _NOT_SECRET = ("", "postgres", "postgresql", *SCHEMES)  # common words; masking 
 _LONG_LINE = re.compile(r"^[A-Za-z0-9._=-]{20,}$", re.MULTILINE)  # in a credentials file: JWT and seed
 
 
-def confidential(
+def secret_values(
     settings: Settings, secrets: Secrets, environment: Mapping[str, str], driver_options: DriverOptions
-) -> list[Named]:
+) -> list[NamedSecret]:
     """Return the secrets for the redactor: of the settings, of tools, and of files and variables that drivers read."""
     return [
         *secrets.values().items(),
-        *settings.confidential(),
+        *settings.secret_values(),
         *((option.where, option.value) for option in driver_options.passwords()),
         *_of_files(settings.nats.credentials_file, settings.nats.nkey_seed_file),
         *_of_collector(environment),
     ]
 
 
-def unmasked(named: list[Named]) -> list[str]:
+def unmasked(named: list[NamedSecret]) -> list[str]:
     """Return the names of values that are too short to be masked."""
     return sorted({name for name, value in named if len(value) < MIN_SECRET_CHARS})
 
@@ -64,16 +64,16 @@ def _of_urls(value: str) -> list[str]:
         return [value, *(part for part in _DELIMITER.split(value) if part.lower() not in _NOT_SECRET)]
 
 
-def _of_files(*files: Path | None) -> Iterator[Named]:
+def _of_files(*files: Path | None) -> Iterator[NamedSecret]:
     for file in filter(None, files):
         for line in _LONG_LINE.findall(file.read_text(encoding="utf-8", errors="replace")):
             yield str(file), line
 
 
-def _of_collector(environment: Mapping[str, str]) -> Iterator[Named]:
+def _of_collector(environment: Mapping[str, str]) -> Iterator[NamedSecret]:
     """Return the values of the collector's headers: `name=value,name=value`, percent-encoded."""
     for variable in _COLLECTOR_VARIABLES:
         for pair in filter(None, environment.get(variable, "").split(",")):
             value = unquote(pair.partition("=")[2]).strip()
             yield variable, value
-            yield variable, value.rpartition(" ")[2]
+            yield variable, value.rpartition(" ")[2]  # of `Bearer TOKEN` the token alone, too

@@ -21,25 +21,27 @@ POSTGRES, NATS, CONSUMER, JETSTREAM = DEPENDENCIES = "postgres", "nats", "consum
 _TICK_S = 0.25
 _LAG_WARNING_S = 0.5
 _REASON_CHARS = 1_000
-_REASONS, _REPEAT_AFTER_S = 64, 3_600.0
+_MAX_LOGGED_REASONS = 64
+_REPEAT_AFTER_S = 3_600.0
+"""Seconds until the full text of a known reason is logged again."""
 
 
 @dataclass(slots=True)
 class Dependency:
     """State of a dependency.
 
-    `seen` is its last success on the monotonic clock, in seconds; `since` the last change of `ok`; `reason` why it is
-    not ok.
+    `last_ok_at` is its last success on the monotonic clock, in seconds; `since` the last change of `ok`; `reason` why
+    it is not ok.
     """
 
     ok: bool = False
-    seen: float | None = None
+    last_ok_at: float | None = None
     since: datetime = field(default_factory=lambda: datetime.now(UTC))
     reason: str = ""
 
-    def shown(self) -> dict[str, Any]:
-        """Return the JSON form; `age_s` is in seconds, null before the first success."""
-        age_s = None if self.seen is None else round(time.monotonic() - self.seen, 1)
+    def as_json(self) -> dict[str, Any]:
+        """Return the JSON object; `age_s` is in seconds since the last success, null before the first one."""
+        age_s = None if self.last_ok_at is None else round(time.monotonic() - self.last_ok_at, 1)
         reason = {"reason": self.reason} if self.reason else {}
         return {"ok": self.ok, "age_s": age_s, "since": self.since.isoformat(timespec="seconds"), **reason}
 
@@ -56,31 +58,33 @@ class Health:
     draining: bool = False
     clock_offset_s: float | None = None
     redact: Callable[[str], str] = str
-    _said: TTLCache[tuple[str, str], bool] = field(default_factory=lambda: TTLCache(_REASONS, _REPEAT_AFTER_S))
+    _logged_reasons: TTLCache[tuple[str, str], bool] = field(
+        default_factory=lambda: TTLCache(_MAX_LOGGED_REASONS, _REPEAT_AFTER_S)
+    )
 
     def record(self, name: str, *, ok: bool, reason: str = "") -> bool:
         """Record the state of a dependency; return whether `ok` changed.
 
-        A change of state is logged, and each new reason once an hour.
+        Each change of state is logged, and each new reason. The text of a reason is logged at most once an hour, a
+        repeated one as `, as before`: a pooler can change it many times a minute.
         """
         dependency = self.dependencies[name]
         changed, known = dependency.ok != ok, dependency.reason
         dependency.ok, dependency.reason = ok, "" if ok else self.redact(reason)[:_REASON_CHARS]
         if ok:
-            dependency.seen = time.monotonic()
+            dependency.last_ok_at = time.monotonic()
         if changed:
             dependency.since = datetime.now(UTC)
         metrics.DEPENDENCY_UP.labels(name).set(ok)
-        if changed or (dependency.reason != known and (name, dependency.reason) not in self._said):
+        if changed or (dependency.reason != known and (name, dependency.reason) not in self._logged_reasons):
             self._log(name, dependency)
         return changed
 
     def _log(self, name: str, dependency: Dependency) -> None:
-        """Log a change; the full reason once an hour, because a pooler can change it many times a minute."""
         reason = dependency.reason
         if reason:
-            reason = ", as before" if (name, reason) in self._said else f": {reason}"
-            self._said.setdefault((name, dependency.reason), True)
+            reason = ", as before" if (name, reason) in self._logged_reasons else f": {reason}"
+            self._logged_reasons.setdefault((name, dependency.reason), True)
         log.log(
             logging.INFO if dependency.ok else logging.WARNING,
             "%s is %s%s",
@@ -99,9 +103,9 @@ class Health:
         """Return whether new calls can be committed."""
         return not self.draining and all(dependency.ok for dependency in self.dependencies.values())
 
-    def shown(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the body of /readyz."""
-        dependencies = {name: dependency.shown() for name, dependency in self.dependencies.items()}
+        dependencies = {name: dependency.as_json() for name, dependency in self.dependencies.items()}
         offset_s = None if self.clock_offset_s is None else round(self.clock_offset_s, 3)
         return {
             "ready": self.ready,
@@ -112,7 +116,7 @@ class Health:
 
 
 async def monitor_loop_lag(on_lag: Callable[[float], None]) -> None:
-    """Monitor event-loop lag until cancelled; call `on_lag` with the seconds above the threshold."""
+    """Monitor event-loop lag until cancelled; call `on_lag` with the lag in seconds if it exceeds the threshold."""
     loop = asyncio.get_running_loop()
     metrics.EVENT_LOOP_TASKS.follow(lambda: len(asyncio.all_tasks(loop)))
     while True:

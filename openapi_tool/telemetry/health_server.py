@@ -148,7 +148,7 @@ def _handlers(health: Health) -> dict[str, Callable[[web.Request], Any]]:
 
     async def ready(request: web.Request) -> web.Response:
         del request
-        return web.json_response(health.shown(), status=200 if health.ready else 503)
+        return web.json_response(health.as_json(), status=200 if health.ready else 503)
 
     async def scrape(request: web.Request) -> web.Response:
         del request

@@ -62,7 +62,7 @@ class Snapshots:
             **_speed(recent, window_s),
             **{name: _number(gauge) for name, gauge in _GAUGES.items()},
             "phases_p95_ms": _phases(recent),
-            "health": self.health.shown(),
+            "health": self.health.as_json(),
             "limits": dict(self.limits),
             "tools": _rows(recent),
             "errors": _errors(recent),

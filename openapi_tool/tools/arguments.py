@@ -74,7 +74,8 @@ class Arguments:
     - `api_key`: bearer key of the upstream request.
     - `session`: session identity, derived from `session_id` (`tools/session.py`).
     - `session_alias`: first 128 characters of `session_id`, None if it is no text.
-    - `key_passed_over`: why the key is that of `auth_env` although `envs` names another variable, or None.
+    - `key_variable`: name of the variable that `api_key` was read from.
+    - `key_fallback_reason`: why the key is that of `auth_env` although `envs` names another variable, or None.
     - `repaired`: names of arguments that the schema took only after a repair (`tools/lenient.py`).
     """
 
@@ -85,7 +86,7 @@ class Arguments:
     session: str
     session_alias: str | None = None
     key_variable: str = ""
-    key_passed_over: str | None = None
+    key_fallback_reason: str | None = None
     repaired: tuple[str, ...] = ()
 
 
@@ -110,7 +111,7 @@ class OperatorEnvs:
     variables: Mapping[str, str] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
 
-    def over(self, definition: ToolDefinition) -> dict[str, str]:
+    def merged_envs(self, definition: ToolDefinition) -> dict[str, str]:
         """Return the definition's `envs`, overridden by `variables`, as argument to variable.
 
         Raises ToolMisconfigured if the definition maps an argument that may not take a secret.
@@ -139,20 +140,21 @@ def prepare_arguments(
     `secret` reads a variable, `scope` derives the session identity. Raises BadRequest with every offending path for a
     mistake of the model, ToolMisconfigured for one of the operator.
     """
-    envs = operator.over(definition)
+    envs = operator.merged_envs(definition)
     hidden = frozenset(definition.fixed) | frozenset(envs) | call.fixed_applied
     # The kernel's worker may already have merged defaults and fixed values into the card; it lists their names. They
     # are not the model's, so leave them out here and compute them again below.
     not_from_model = hidden | call.defaults_applied
     given = {name: value for name, value in call.arguments.items() if name not in not_from_model}
+    # A default that the worker merged counts even if the definition has changed since and no longer contains it.
     defaults = {
         name: render_default(name, definition.defaults.get(name), call, owner.ids)
         for name in sorted({*definition.defaults, *(call.defaults_applied & call.arguments.keys())})
         if name not in given and name not in hidden
     }
-    repairs = _validate(definition, defaults, given, hidden)
+    repairs = _validated_repairs(definition, defaults, given, hidden)
     given |= repairs
-    api_key, variable, passed_over = _api_key(envs, definition, secret)
+    api_key, variable, fallback_reason = _api_key(envs, definition, secret)
     fixed = {name: render_fixed(name, template, call, owner.ids) for name, template in definition.fixed.items()}
     prepared: dict[str, JsonValue] = defaults | given | fixed
     values = {name: value for name, value in prepared.items() if not is_identity(name)}
@@ -165,13 +167,16 @@ def prepare_arguments(
         session=scope.identity(owner.project_id, owner.agent_id, alias),
         session_alias=storable_text(alias[:_MAX_ALIAS_CHARS]) if isinstance(alias, str) else None,
         key_variable=variable,
-        key_passed_over=passed_over,
+        key_fallback_reason=fallback_reason,
         repaired=tuple(sorted(repairs)),
     )
 
 
 def _alias(prepared: dict[str, JsonValue]) -> JsonValue:
-    """Return the alias of the session: the last `session_id` in the order of precedence, in any spelling."""
+    """Return the alias of the session: the `session_id` of the highest precedence; its name is compared folded.
+
+    `prepared` holds defaults, then the model's arguments, then fixed values.
+    """
     return next((prepared[name] for name in reversed(prepared) if fold(name) == _SESSION), None)
 
 
@@ -180,7 +185,7 @@ def is_identity(name: str) -> bool:
     return fold(name) in IDENTITY_ARGUMENTS
 
 
-def _validate(
+def _validated_repairs(
     definition: ToolDefinition,
     defaults: Mapping[str, JsonValue],
     given: Mapping[str, JsonValue],

@@ -54,7 +54,7 @@ async def reason(
         starting.cancel()
         await asyncio.wait([starting])
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    found = health.shown()["dependencies"][dependency]["reason"]
+    found = health.as_json()["dependencies"][dependency]["reason"]
     assert told == [f"{dependency} is unavailable: {found}"]
     return str(found)
 

@@ -187,9 +187,9 @@ def test_the_real_upstream_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_processes_that_are_started_at_once_are_all_ended_and_waited_for() -> None:
     guard = Guard()
     first, second, third = [Interrupted([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(3)]
-    guard.watch(first)
-    first.meanwhile = other = threading.Thread(target=guard.watch, args=(second,))
-    guard.watch(third)
+    guard.stop_at_end(first)
+    first.meanwhile = other = threading.Thread(target=guard.stop_at_end, args=(second,))
+    guard.stop_at_end(third)
     other.join()
     guard.close()
     assert [child.returncode for child in (first, second, third)] == [-signal.SIGTERM] * 3

@@ -52,7 +52,7 @@ class VictimProcess:
         self._process = subprocess.Popen(  # noqa: S603 - ourselves
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PATH": os.environ.get("PATH", "")}
         )
-        guard.watch(self._process)
+        guard.stop_at_end(self._process)
 
     def __enter__(self) -> Self:
         if self._heard() != _READY:

@@ -170,7 +170,7 @@ def test_a_batch_cancelled_at_any_await_gives_all_memory_back_and_is_no_defect(c
 
 @requirement("cancel.once")
 def test_a_result_that_still_waits_for_the_database_is_handed_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline_module, "_FINISH_S", 0.0)
+    monkeypatch.setattr(pipeline_module, "_FINISH_GRACE_S", 0.0)
 
     async def check() -> None:
         scene, waiting = Scene(), asyncio.Event()

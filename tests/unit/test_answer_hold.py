@@ -58,7 +58,7 @@ class Scene:
 
     async def answered(self, command: Delivery, waiting: WaitingTurnRecord | None = None, **of: Any) -> int:
         who = identity(**of)
-        self.hold.note(command, who)
+        self.hold.record_command(command, who)
         await self.hold.wait(command, who, waiting or waiting_turn())
         return round(asyncio.get_running_loop().time() * 1000)
 
@@ -127,7 +127,7 @@ def test_calls_of_another_step_or_agent_delay_nothing() -> None:
     async def check() -> None:
         scene = Scene()
         for other in ({"step_id": "next"}, {"agent_id": "other"}, {"project_id": "other"}, {"agent_turn_id": "other"}):
-            scene.hold.note(sent(50), identity(**other))
+            scene.hold.record_command(sent(50), identity(**other))
         assert await scene.answered(sent()) == 60
 
     run_virtually(check())
@@ -139,7 +139,7 @@ def test_a_step_without_end_or_a_wrong_clock_delays_an_answer_by_a_second_at_mos
     async def check() -> None:
         scene = Scene()
         scene.clock.behind_s = behind_s
-        scene.hold.note(sent(3_600_000), identity())
+        scene.hold.record_command(sent(3_600_000), identity())
         assert await scene.answered(sent()) == 1000 + 20 * bool(behind_s)
 
     run_virtually(check())
@@ -149,11 +149,11 @@ def test_what_is_known_of_steps_is_bounded() -> None:
     async def check() -> None:
         scene = Scene()
         for number in range(10_000):
-            scene.hold.note(sent(), identity(step_id=f"step-{number}"))
+            scene.hold.record_command(sent(), identity(step_id=f"step-{number}"))
         assert len(scene.hold._newest) <= 4_096  # noqa: SLF001 - memory shows nowhere else
         await asyncio.sleep(2)
         for number in range(5_000):
-            scene.hold.note(sent(2_000), identity(step_id=f"later-{number}"))
+            scene.hold.record_command(sent(2_000), identity(step_id=f"later-{number}"))
         assert len(scene.hold._newest) <= 4_096  # noqa: SLF001 - the same
 
     run_virtually(check())

@@ -42,7 +42,7 @@ from openapi_tool.local.caller import Answer
 from openapi_tool.protocol.errors import ToolError, ToolMisconfigured
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.libpq import DriverOptions
-from openapi_tool.settings.secret_values import confidential, likely_secrets
+from openapi_tool.settings.secret_values import likely_secrets, secret_values
 from openapi_tool.telemetry import logs
 from openapi_tool.telemetry.logs import JsonFormatter
 from openapi_tool.telemetry.redact import MASK, MIN_SECRET_CHARS, Redactor, of_call
@@ -370,7 +370,7 @@ def test_every_value_in_use_is_known(tmp_path: Path) -> None:
     settings = Settings.model_validate(sections)
     bootstrap = build_bootstrap(settings, environment)
     libpq = DriverOptions(settings.postgres.parsed, environment, None)
-    known = [value for _, value in confidential(settings, bootstrap.secrets, environment, libpq)]
+    known = [value for _, value in secret_values(settings, bootstrap.secrets, environment, libpq)]
     hidden = {
         *("key-of-jina", "key-of-the-service", "password-of-libpq", "token-of-collector", "key-of-collector"),
         *("p%40ss-word", "p@ss-word", "password-of-query", "password-of-nats", token, seed),

@@ -133,7 +133,7 @@ def test_settings_never_show_the_database_password(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("NATS_SERVERS", "nats://token-of-nats@bus:4222")
     settings = load_settings()
     assert "ss-word" not in repr(settings) + str(settings.model_dump()) + settings.model_dump_json()
-    assert {"p%40ss-word", "p@ss-word", "token-of-nats"} <= {value for _, value in settings.confidential()}
+    assert {"p%40ss-word", "p@ss-word", "token-of-nats"} <= {value for _, value in settings.secret_values()}
 
 
 @requirement("egress.hosts")

@@ -159,8 +159,8 @@ def test_the_key_is_the_definitions_own_then_auth_env() -> None:
     for passed_over in ("UNSET", "HOME"):
         prepared = prepare({}, jina=jina, envs={"api_key": passed_over})
         assert prepared.api_key.get_secret_value() == "key-one"
-        assert passed_over in (prepared.key_passed_over or "")
-    assert prepare({}, jina=jina, envs={"api_key": "SEARCH_API_KEY"}).key_passed_over is None
+        assert passed_over in (prepared.key_fallback_reason or "")
+    assert prepare({}, jina=jina, envs={"api_key": "SEARCH_API_KEY"}).key_fallback_reason is None
 
 
 @requirement("options.envs")
