@@ -1,6 +1,6 @@
 """Shield work from the cancellation of the task that awaits it.
 
-`asyncio.shield` alone is not enough: the cancelled caller stops waiting at once while the work goes on, so that the
+`asyncio.shield` alone is not enough: the cancelled caller stops waiting at once while the work continues, so that the
 caller would hand back a command that the work then acknowledges.
 """
 

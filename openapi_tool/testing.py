@@ -102,12 +102,12 @@ class ToolResult:
 
     @property
     def error(self) -> ErrorObject | None:
-        """The error of a failed call, None for a success."""
+        """Error of a failed call, None for a success."""
         return self.fields.error
 
     @property
     def error_code(self) -> str | None:
-        """The error's code, None for a success."""
+        """Code of the error, None for a success."""
         return self.fields.error_code
 
     @property
@@ -128,7 +128,7 @@ class ToolResult:
 
 @dataclass(slots=True)
 class _Traffic:
-    """What one call sends and waits for."""
+    """Upstream requests and waits of one call."""
 
     requests: list[httpx.Request] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)

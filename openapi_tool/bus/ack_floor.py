@@ -24,7 +24,7 @@ KEYS = "floor"
 class AckFloor:
     """All commands up to `sequence` of a stream that match the filter are settled.
 
-    `created` tells a stream from an earlier one of the same name, whose sequences mean nothing now.
+    `created` distinguishes a stream from an earlier one of the same name, whose sequences are meaningless for it.
     """
 
     stream: str
@@ -44,7 +44,7 @@ async def load_ack_floor(client: Client, durable: str, now: AckFloor) -> int:
     """
     try:
         bucket = await client.jetstream().key_value(BUCKET)
-        kept = _read((await bucket.get(_key(durable))).value)
+        stored = _read((await bucket.get(_key(durable))).value)
     except (BucketNotFoundError, KeyNotFoundError):
         return 0
     except Denied as denied:
@@ -54,19 +54,19 @@ async def load_ack_floor(client: Client, durable: str, now: AckFloor) -> int:
             extra={"action": "ack_floor.denied"},
         )
         return 0
-    return kept.sequence if kept and kept.is_of(now) else 0
+    return stored.sequence if stored and stored.is_of(now) else 0
 
 
 async def save_ack_floor(client: Client, durable: str, now: AckFloor) -> None:
     """Store `now` if it is ahead of the stored floor; on a conflict the other one wins. Raises nats.errors.Error."""
     bucket = await client.jetstream().key_value(BUCKET)
-    revision, kept = 0, None
+    revision, stored = 0, None
     try:
         entry = await bucket.get(_key(durable))
-        revision, kept = entry.revision or 0, _read(entry.value)
+        revision, stored = entry.revision or 0, _read(entry.value)
     except KeyNotFoundError as missing:
         revision = (missing.entry.revision or 0) if missing.entry else 0
-    if kept is not None and kept.is_of(now) and kept.sequence >= now.sequence:
+    if stored is not None and stored.is_of(now) and stored.sequence >= now.sequence:
         return
     try:
         await bucket.update(_key(durable), orjson.dumps(asdict(now)), last=revision)

@@ -150,7 +150,7 @@ class BusClient(Client):
         """Wait for a round trip. Raises nats.errors.Error.
 
         nats-py waits with asyncio.wait_for, which in Python 3.11 swallows a cancellation that arrives together with the
-        reply. A cancelled pull then went on, and the drain waited for it forever.
+        reply. A cancelled pull then continued, and the drain waited for it forever.
         """
         await interruptible(super().flush(timeout))
 
@@ -165,7 +165,7 @@ class BusClient(Client):
 
     @property
     def encrypted(self) -> bool:
-        """Whether the connection is over TLS."""
+        """True if the connection uses TLS."""
         return self._is_encrypted()
 
     async def on_error(self, error: Exception) -> None:
@@ -202,14 +202,14 @@ class BusClient(Client):
                 stream.transport.abort()
 
     def drop(self, subscription: Subscription) -> None:
-        """Remove a subscription locally, even if the server cannot be told.
+        """Remove a subscription locally, even if the server cannot be reached.
 
         nats-py keeps a subscription whose drain failed, and would subscribe again after the next reconnect.
         """
         self._remove_sub(subscription._id)  # noqa: SLF001 - nats-py has no public method for it
 
     def _fail_requests(self, lowered: str) -> str:
-        """Fail pending requests to a subject, given in lower case as nats-py reports it; return its real spelling."""
+        """Fail pending requests to a subject, given in lower case as nats-py reports it; return it in its real case."""
         asked = {subject for subject in self._awaiting_reply.values() if subject.lower() == lowered}
         for answer, subject in self._awaiting_reply.items():
             if subject in asked and not answer.done():

@@ -107,7 +107,7 @@ class CommandConsumer:
 
     @property
     def _free(self) -> int:
-        """How many slots are free."""
+        """Number of free slots."""
         return self._concurrency - len(self._running) + self._slots.released
 
     @property

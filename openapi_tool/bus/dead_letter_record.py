@@ -73,16 +73,16 @@ class DeadLetter:
         return {name: value and value[:_ID_CHARS] for name, value in known.items()}
 
 
-Kept = TypeVar("Kept", Delivery, DeadLetter)
+Record = TypeVar("Record", Delivery, DeadLetter)
 
 
-def without_secrets(kept: Kept, redactor: Redactor) -> Kept:
+def without_secrets(record: Record, redactor: Redactor) -> Record:
     """Return a command with this executor's secrets masked: a sender may have put one into it."""
     return replace(
-        kept,
-        subject=redactor.text(kept.subject),
-        headers=redactor.value(dict(kept.headers)),
-        data=redactor.text(kept.data.decode(errors="surrogateescape")).encode(errors="surrogateescape"),
+        record,
+        subject=redactor.text(record.subject),
+        headers=redactor.value(dict(record.headers)),
+        data=redactor.text(record.data.decode(errors="surrogateescape")).encode(errors="surrogateescape"),
     )
 
 
@@ -143,15 +143,15 @@ def _cut(text: str, chars: int) -> str:
 
 def _most_telling(headers: Mapping[str, str], head: Callable[[str, int], str] = _cut) -> dict[str, str]:
     """Return headers up to a size bound, identity headers first; `head` cuts each value."""
-    kept: dict[str, str] = {}
+    included: dict[str, str] = {}
     left = _HEADERS_BYTES
     for name in sorted(headers, key=lambda name: name.lower() not in _IDENTITY):
-        kept_name, value = head(name, _VALUE_CHARS), head(headers[name], _VALUE_CHARS)
-        left -= len(orjson.dumps((kept_name, value)))
+        cut_name, value = head(name, _VALUE_CHARS), head(headers[name], _VALUE_CHARS)
+        left -= len(orjson.dumps((cut_name, value)))
         if left < 0:
             break
-        kept[kept_name] = value
-    return kept
+        included[cut_name] = value
+    return included
 
 
 def decode(record: bytes, number: int) -> DeadLetter:

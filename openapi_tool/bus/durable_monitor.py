@@ -166,7 +166,7 @@ class DurableMonitor:
                 await self._restore(durable, state)
 
     async def _save_floor(self, durable: Durable, state: DurableState) -> None:
-        """Store the durable's ack floor, in case somebody deletes the durable."""
+        """Store the durable's ack floor, in case the durable is deleted."""
         now = time.monotonic()
         if state.filters != (self._options.filter_subject,):
             return  # the floor of a wrong filter is beyond commands that it skipped

@@ -1,8 +1,8 @@
 """Leases of redelivered commands, and the count of runs that were lost with their executor (ADR 4).
 
-The first delivery needs no lease: JetStream delivers a message to nobody else while heartbeats extend
-its AckWait. A redelivery means that something went wrong: the first run may still be going on in a
-process that stalled. So a KV record names the owner, and counts runs that began and never ended.
+The first delivery needs no lease: JetStream delivers a message to no other executor while heartbeats extend its
+AckWait. A redelivery means that something went wrong: the first run may still be in progress in a process that stalled.
+So a KV record names the owner, and counts runs that began and never ended.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Leases:
             await (await self._opened()).update(key, orjson.dumps(asdict(record)), last=revision)
         except KeyWrongLastSequenceError:
             return False
-        except NoStreamResponseError:  # the bucket was deleted or has no leader; opening it again tells which
+        except NoStreamResponseError:  # the bucket was deleted or has no leader; opening it again shows which
             self._bucket = None
             return False
         return True

@@ -22,7 +22,7 @@ from openapi_tool.bus.pull_consumer import unsubscribe
 _EVERY_S = 0.05
 """Seconds until the next request after one that found fewer commands than it asked for."""
 
-_LIMIT_S = 1.0
+_REPLY_TIMEOUT_S = 1.0
 """Seconds until the next request if the server does not answer."""
 
 _IN_ONE_GO_S = 0.01
@@ -78,12 +78,13 @@ class LookAhead:
             request = {"batch": batch, "no_wait": True, "max_bytes": _MAX_BYTES}
             await self._client.publish(self._subject, orjson.dumps(request), inbox)
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LIMIT_S):
+                async with asyncio.timeout(_REPLY_TIMEOUT_S):
                     await self._answered.wait()
         if self._left:
             await asyncio.sleep(_EVERY_S)
 
     async def _on_message(self, message: Msg) -> None:
+        # A stored message has a reply subject; its publisher may have set a header `Status`, which is not the server's.
         status = message.headers.get(Header.STATUS) if message.headers and not message.reply else None
         if status is None:
             self._receive(message)

@@ -46,10 +46,10 @@ def connection_obstacle(error: Exception, where: str) -> str:
 
 
 def _cause(error: Exception) -> str:
-    told = str(error).removeprefix("nats: ").strip("'\" ")
+    reason = str(error).removeprefix("nats: ").strip("'\" ")
     if _refuses_login(error):
-        return f"the login is refused ({told}); {_LOGIN}"
-    if isinstance(error, ConnectionRefusedError) or "Connect call failed" in told:
+        return f"the login is refused ({reason}); {_LOGIN}"
+    if isinstance(error, ConnectionRefusedError) or "Connect call failed" in reason:
         return f"connection refused; {_SERVERS}"
     if isinstance(error, socket.gaierror):
         return f"the host's name cannot be resolved; {_SERVERS}"
@@ -57,7 +57,7 @@ def _cause(error: Exception) -> str:
         return f"the server closed the connection before the login was accepted: is it a NATS server? {_SERVERS}"
     if isinstance(error, TimeoutError | asyncio.TimeoutError | nats.errors.TimeoutError):
         return f"no answer in time: is it a NATS server? {_SERVERS}"
-    return f"{told or type(error).__name__}; {_SERVERS}"
+    return f"{reason or type(error).__name__}; {_SERVERS}"
 
 
 def use_obstacle(error: Exception, where: str) -> str:
@@ -65,5 +65,5 @@ def use_obstacle(error: Exception, where: str) -> str:
     if isinstance(error, NoStreamResponseError) or (isinstance(error, ServiceUnavailableError) and error.code is None):
         at = f" on {where}" if where else ""
         return f"NATS: JetStream is not enabled{at}, or not for this account: start the server with -js"
-    told = str(error).removeprefix("nats: ").strip("'\" ")
-    return f"{f'NATS at {where}' if where else 'NATS'}: {': '.join(filter(None, (type(error).__name__, told)))}"
+    reason = str(error).removeprefix("nats: ").strip("'\" ")
+    return f"{f'NATS at {where}' if where else 'NATS'}: {': '.join(filter(None, (type(error).__name__, reason)))}"

@@ -26,8 +26,8 @@ class Permissions:
 
     def over(self, domain: str | None, inbox: str) -> Permissions:
         """Return the same permissions for another JetStream domain and inbox prefix."""
-        heard = tuple(f"{inbox}.>" if subject == f"{INBOX}.>" else subject for subject in self.subscribe)
-        return Permissions(tuple(routed(subject, domain) for subject in self.publish), heard)
+        subscribe = tuple(f"{inbox}.>" if subject == f"{INBOX}.>" else subject for subject in self.subscribe)
+        return Permissions(tuple(routed(subject, domain) for subject in self.publish), subscribe)
 
     def server_config(self) -> str:
         """Return the `permissions` block of a user in the server's configuration file."""

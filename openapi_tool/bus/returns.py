@@ -27,11 +27,11 @@ _MAX_REMEMBERED = 20_000
 _IN_ONE_GO = 32
 """Commands handed back before the event loop gets a turn."""
 
-_LIMIT_S = 2.0
+_BATCH_TIMEOUT_S = 2.0
 """Timeout in seconds for one such batch."""
 
 _MIN_DELAY_S, _MAX_DELAY_S = 0.1, 30.0
-_MEAN_OF = 64
+_MEAN_WEIGHT = 64
 """Weight of the moving average of call durations, in calls."""
 
 
@@ -52,7 +52,7 @@ class Returns:
         """
         self._queue.append((message, work, delay_s))
         self._wake.set()
-        if work is not None and not delay_s:  # a surplus is logged once for many, and is handed back again and again
+        if work is not None and not delay_s:  # a surplus is handed back repeatedly; one line in a minute is logged
             log.info("handed a waiting command back", extra={"action": "call.handed_back"} | ids_of(work.delivery))
         if never_run:
             place = message.metadata
@@ -61,12 +61,13 @@ class Returns:
                 self._deliveries.popitem(last=False)
 
     def never_run(self, place: Msg.Metadata) -> bool:
-        """Return whether no earlier delivery of a command was run, and drop the note of it.
+        """Return whether no earlier delivery of a command was run, and drop the record of it.
 
         That is known only if this process received and handed back all of them. Such a redelivery needs no lease
         (ADR 4).
         """
         attempt = place.num_delivered
+        # The delivery before this one was handed back here, and so were all before it.
         return attempt == 1 or self._deliveries.pop(place.sequence.stream, 0) + 1 == attempt
 
     async def run(self) -> None:
@@ -80,7 +81,7 @@ class Returns:
         """Hand back everything that was added."""
         while self._queue:
             try:
-                async with asyncio.timeout(_LIMIT_S):
+                async with asyncio.timeout(_BATCH_TIMEOUT_S):
                     for _ in range(min(_IN_ONE_GO, len(self._queue))):
                         await self._give_back(*self._queue.popleft())
             except (nats.errors.Error, OSError, TimeoutError) as error:
@@ -113,7 +114,7 @@ class ReturnDelays:
 
     def finished(self, duration_s: float) -> None:
         """Add the duration of a call in seconds to the moving average."""
-        self._mean_s += (duration_s - self._mean_s) / _MEAN_OF
+        self._mean_s += (duration_s - self._mean_s) / _MEAN_WEIGHT
 
     def next(self, project: str, waiting: int) -> float:
         """Return the redelivery delay in seconds for the next command of a project; `waiting` commands wait here."""

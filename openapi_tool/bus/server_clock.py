@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 
-_KEPT_S = 30.0
+_WINDOW_S = 30.0
+"""Seconds for which a sample is used."""
+
 _WARN_FROM_S = 2.0
 _SLACK_S = 0.05
 
@@ -57,8 +59,8 @@ class ServerClock:
         `asked` and `answered` are the times of request and reply on the monotonic clock, in seconds.
         """
         newest = _Sample(answered, server_time - (asked + answered) / 2, (answered - asked) / 2)
-        kept = [sample for sample in self._samples if sample.at >= answered - _KEPT_S and _agree(sample, newest)]
-        self._samples = deque([*kept, newest])
+        recent = [sample for sample in self._samples if sample.at >= answered - _WINDOW_S and _agree(sample, newest)]
+        self._samples = deque([*recent, newest])
         self._offset_s = min(self._samples, key=lambda sample: sample.error_s).offset_s
         self._warn_of_offset()
 

@@ -38,15 +38,15 @@ async def shared_session_key(client: Client, replicas: int = 1) -> bytes:
         raise Unavailable(f"NATS: no shared session key (set session.key): {type(error).__name__}: {error}") from error
 
 
-async def restore_session_key(client: Client, kept: bytes, replicas: int = 1) -> None:
-    """Store the key again after its bucket was deleted, so that executors which start later use the same.
+async def restore_session_key(client: Client, key: bytes, replicas: int = 1) -> None:
+    """Store the key again after its bucket was deleted, so that executors which start later use the same one.
 
     Raises nats.errors.Error, or Unavailable if the stored key is empty.
     """
     bucket = await ensure_bucket(client, replicas)
     with contextlib.suppress(KeyWrongLastSequenceError):  # another executor was first
-        await bucket.create(SESSION_KEY, kept)
-    if _value(await bucket.get(SESSION_KEY)) != kept:
+        await bucket.create(SESSION_KEY, key)
+    if _value(await bucket.get(SESSION_KEY)) != key:
         log.error(
             "another executor created a different session key: the executors compute different sessions; restart all",
             extra={"action": "session_key.differs"},

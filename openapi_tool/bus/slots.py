@@ -1,4 +1,4 @@
-"""What running calls report of themselves: slots that they give up, upstream requests that they made."""
+"""Slots and upstream requests of running calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from openapi_tool.options import ExecutorOptions
 
 
 class Slots:
-    """Commands whose call keeps no slot although it runs, and the costs of calls, by their sequence in the stream.
+    """Running calls without a slot, and upstream requests of calls, by the command's sequence in the stream.
 
     At most `limit` at once are released for good, because their answer is held, and at most `most_parked` parked while
     they wait for a permit; further ones keep their slots.
@@ -24,16 +24,16 @@ class Slots:
 
     @property
     def released(self) -> int:
-        """How many running calls keep no slot."""
+        """Number of running calls without a slot."""
         return len(self._released) + len(self._parked)
 
     @property
     def parked(self) -> int:
-        """How many running calls wait for a permit without a slot."""
+        """Number of running calls that wait for a permit without a slot."""
         return len(self._parked)
 
     def release(self, sequence: int) -> None:
-        """Let another command have the slot of a running call."""
+        """Give the slot of a running call to the next command."""
         if len(self._released) < self._limit:
             self._released.add(sequence)
             self.wake()

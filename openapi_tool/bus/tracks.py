@@ -27,7 +27,7 @@ _BEFORE = timedelta(seconds=60)  # clocks of database and NATS differ
 
 @dataclass(frozen=True, slots=True)
 class CommandState:
-    """Where a command is: its position in the stream, and what the durable and the lease say of it.
+    """State of a command: stream position, delivery state of the durable, lease.
 
     `delivered` and `ack_floor` are stream sequences of the durable, None without a durable. `lease` is None for a
     command that was delivered once, or that is settled.

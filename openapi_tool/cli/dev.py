@@ -229,9 +229,9 @@ class Feed:
             self._begun.discard(call_id)
             yield await self._end(entry)
         elif action in _AGAIN:
-            yield _line("↻", entry, _told(entry))
+            yield _line("↻", entry, _message(entry))
         elif entry["level"] in _LOUD and action not in _NO_NEWS:
-            yield _line("!", entry, _told(entry))
+            yield _line("!", entry, _message(entry))
 
     async def _begin(self, entry: Mapping[str, Any]) -> str:
         content = await self._content(entry, "tool.call")
@@ -257,7 +257,7 @@ class Feed:
         return {}
 
 
-def _told(entry: Mapping[str, Any]) -> str:
+def _message(entry: Mapping[str, Any]) -> str:
     """Return the first line of a message, and the error fields."""
     details = [f"{name}={entry[name]}" for name in _DETAILS if name in entry]
     return ", ".join([entry["message"].partition("\n")[0], *details])

@@ -32,7 +32,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Everything that is stored of a call."""
+    """Stored data of a call."""
 
     rows: CallRows
     commands: list[CommandState] = field(default_factory=list)

@@ -16,7 +16,7 @@ app = typer.Typer(no_args_is_help=True, help="Print the database privileges that
 
 
 class User(StrEnum):
-    """What the role is for."""
+    """Purpose of a database role."""
 
     EXECUTOR = "executor"
     INSPECT = "inspect"

@@ -65,12 +65,12 @@ class ParkedResults:
         """Return the result that was parked for this call, None if there is none or it cannot be read."""
         try:
             async with asyncio.timeout(_WITHIN_S):
-                kept = await self._store.get(self._name(identity))
+                sealed = await self._store.get(self._name(identity))
         except (Unavailable, TimeoutError):
             return None
-        if kept is None:
+        if sealed is None:
             return None
-        seal, record = kept[:_SEAL_BYTES], kept[_SEAL_BYTES:]
+        seal, record = sealed[:_SEAL_BYTES], sealed[_SEAL_BYTES:]
         if not hmac.compare_digest(seal, self._seal(identity, record)):
             return None
         return _decode(record, identity.project_id)
@@ -119,11 +119,11 @@ def _encode(result: CallResult) -> bytes:
 
 def _decode(record: bytes, project_id: str) -> CallResult | None:
     """Decode a record of any executor; return None for another version."""
-    kept: dict[str, Any] = orjson.loads(record)
-    if kept.pop("version") != _VERSION:
+    fields: dict[str, Any] = orjson.loads(record)
+    if fields.pop("version") != _VERSION:
         return None
-    card = kept.pop("artifact")
+    card = fields.pop("artifact")
     if card is not None:
         card["content"] = bytearray(orjson.dumps(card["content"]))
     artifact = None if card is None else ArtifactCard(tenant_id=project_id, **card)
-    return CallResult(ResultFields(**kept), artifact, parked=True)
+    return CallResult(ResultFields(**fields), artifact, parked=True)

@@ -115,7 +115,7 @@ class Slots(Protocol):
     """Slots of the running calls."""
 
     def release(self, sequence: int) -> None:
-        """Give up the slot of a running call, by its command's sequence in the stream; the call goes on."""
+        """Give up the slot of a running call, by its command's sequence in the stream; the call continues."""
 
     def charge(self, sequence: int, requests: int) -> None:
         """Record the number of upstream requests of a running call, for the fair share of its project."""
@@ -143,7 +143,7 @@ class Span(Protocol):
         """Vendor state, passed through unchanged."""
 
     facts: CallFacts | None
-    """What the exported span is made of; filled while the call runs."""
+    """Facts for the exported span; filled while the call runs."""
 
 
 class Tracer(Protocol):

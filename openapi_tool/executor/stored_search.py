@@ -55,7 +55,7 @@ _PLACES_CHARS, _ANSWERS_CHARS = 420, 200
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a call looks for: a phrase (`name` is `find`) or the answer to a question (`question`)."""
+    """Query of a search in a stored text: a phrase (`name` is `find`) or a question (`question`)."""
 
     name: str
     text: str

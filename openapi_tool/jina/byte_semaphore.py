@@ -264,7 +264,7 @@ class MemoryGrant:
 
     @property
     def project(self) -> str | None:
-        """The project that it counts for."""
+        """Project to which the memory is charged."""
         return self._memory.project
 
     @property

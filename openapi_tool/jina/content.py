@@ -278,7 +278,7 @@ class _Page:
         return (*shown, f"({counted(left, 'more line')})") if left > 0 else shown
 
     def kinds(self, item: Mapping[str, Any], *, with_text: bool) -> tuple[str, ...]:
-        """Return the types of what the model is warned of; `with_text` means that page text was requested."""
+        """Return the types of the warnings for the model; `with_text` means that page text was requested."""
         text = _text(item.get("content")) or _text(item.get("text"))
         if text and not text.isspace():
             kind = wall(_text(item.get("title")), text)

@@ -151,8 +151,8 @@ class _Calls:
         if parameter and not parameter.model and problem.path[:2] == _PROPERTIES:
             return replace(problem, message=f"{problem.message}; an operator may set it in options.jina.params")
         if reason := REFUSED.get(fold(name)):
-            told = reason in problem.message
-            return problem if told else replace(problem, message=f"{problem.message}: {reason}")
+            included = reason in problem.message
+            return problem if included else replace(problem, message=f"{problem.message}: {reason}")
         if parameter:
             return problem
         entries = self.endpoint.parameters

@@ -137,7 +137,7 @@ _CHANCE = re.compile(
     | net::ERR_(?:\w*(?:CONNECTION|TIMED_OUT)|ADDRESS_UNREACHABLE|EMPTY_RESPONSE|NETWORK_CHANGED)""",
     re.IGNORECASE | re.VERBOSE,
 )
-"""What a browser and curl say of a page that was slow or away; TLS and names that do not resolve stay as they are."""
+"""Errors of the browser and curl for a slow or unreachable page; not those of TLS and of name resolution."""
 
 
 def upstream_failure(
@@ -224,8 +224,8 @@ def _text(envelope: Mapping[str, Any]) -> str:
 
 def _retry_after(envelope: Mapping[str, Any], header: str | None) -> float | None:
     """Return the seconds to wait: from the header, else from the body's number, else from its date."""
-    told = (header, envelope.get("retryAfter"), envelope.get("retryAfterDate"))
-    return next((seconds for value in told if (seconds := _seconds(value)) is not None), None)
+    candidates = (header, envelope.get("retryAfter"), envelope.get("retryAfterDate"))
+    return next((seconds for value in candidates if (seconds := _seconds(value)) is not None), None)
 
 
 def _seconds(value: Any) -> float | None:

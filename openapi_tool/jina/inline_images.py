@@ -1,6 +1,6 @@
 """Drop the addresses of inline images: `data:` addresses, and `blob:` ones, which only the browser of the upstream has.
 
-Nobody can open them, and one may be longer than its page.
+A model cannot open them, and one may be longer than its page.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from openapi_tool.cooperative import Steps
 
 _MARKS = (("](blob:", ")"), ("](data:image/", ")"), ('src="data:image/', '"'), ("src='data:image/", "'"))
-"""What an address begins with, and what it ends with, in Markdown and HTML."""
+"""Delimiters of an address in Markdown and HTML: its beginning and its end."""
 _MOST_DROPPED = 10_000
 
 

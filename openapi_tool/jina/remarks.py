@@ -24,7 +24,7 @@ WARNINGS: Mapping[str, str] = {
     "may_be_captcha": "The page has a captcha. If content is missing, use another source.",
     "stored_copy": "This is a stored copy. For the current page, read it with no_cache.",
 }
-"""What is said to the model, by the type of a warning as it is in the state."""
+"""Texts for the model, by the type of a warning in the result's `state`."""
 
 _OF_UPSTREAM: Mapping[str, str] = {
     "This page maybe not yet fully loaded, consider explicitly specify a timeout.": "not_loaded",

@@ -130,7 +130,7 @@ class _Target:
 
 
 def checked_url(text: str, rules: UrlPolicy) -> str:
-    """The URL to send: what was given, repaired where the intent is plain.
+    """Return the URL to send; repair the given one if the intent is clear.
 
     Time is linear in the text. Raises BadRequest where it is no web address, TargetRefused where its host is
     not public.
@@ -157,7 +157,7 @@ def _bounded(text: str) -> str:
 
 
 def _unwrapped(text: str) -> str:
-    """Without the blanks, quotes, angle brackets and markdown around it."""
+    """Return the text without surrounding blanks, quotes, angle brackets and markdown."""
     text = text.strip(_BLANKS)
     while inside := _inside(text):
         text = inside
@@ -167,7 +167,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _inside(text: str) -> str:
-    """Text inside the outermost wrapper, without the punctuation behind it; empty where there is none.
+    """Return the text inside the outermost wrapper, without the punctuation after it; empty if there is no wrapper.
 
     Takes a run of the same wrapper (`**…**`) off at once; one by one would be quadratic. A comma or semicolon at
     the inner end goes too; a dot stays, since addresses do end in dots (`/Acme_Inc.`).
@@ -185,7 +185,7 @@ def _inside(text: str) -> str:
 
 
 def _behind_reader(reader: _Target) -> str:
-    """The target of a reader URL (`r.jina.ai/https://example.com`). Raises BadRequest where there is none."""
+    """Return the URL inside a reader URL (`r.jina.ai/https://example.com`). Raises BadRequest if there is none."""
     target = reader.rest.lstrip("/")
     if not reader.rest.startswith("/") or not target or target[0] in "?#":
         raise BadRequest(f"url: {_shown(reader.host)} is the reader itself, no page. Give the address of a page.")
@@ -213,7 +213,7 @@ def _parsed(text: str) -> _Target:
 
 
 def _with_scheme(text: str) -> str:
-    """With `http://` or `https://` exactly once; the latter where there was none."""
+    """Return the text with exactly one scheme, `http://` or `https://`; the latter if there was none."""
     text = text.removeprefix("//")
     if _ENCODED_SCHEME.match(text):
         text = _checked(_decoded(text))
@@ -225,7 +225,7 @@ def _with_scheme(text: str) -> str:
 
 
 def _checked(text: str) -> str:
-    """The text without blanks at its end. Raises BadRequest for a character that no URL holds."""
+    """Return the text without trailing white space. Raises BadRequest for a character that a URL cannot contain."""
     text = text.rstrip(_BLANKS)
     if _FORBIDDEN.search(text):
         raise BadRequest("url: holds blanks, line breaks or control characters. Write one address, blanks as %20.")
@@ -235,7 +235,7 @@ def _checked(text: str) -> str:
 
 
 def _decoded(text: str) -> str:
-    """Percent-decoded once. Raises BadRequest where that gives no UTF-8."""
+    """Percent-decode once. Raises BadRequest if the result is not UTF-8."""
     try:
         return unquote(text, errors="strict")
     except UnicodeDecodeError:
@@ -243,21 +243,21 @@ def _decoded(text: str) -> str:
 
 
 def _folded(host: str) -> str:
-    """A host as names are compared (UTS 46), with `xn--` labels in their own letters and without one trailing dot.
+    """Return a host in the form in which names are compared (UTS 46): `xn--` labels decoded, no trailing dot.
 
-    Only for judging: it folds a little more than names do (ß), never less.
+    Only for the check: it folds a little more than UTS 46 (ß), never less.
     """
     return ".".join(map(_international, _mapped(host).split("."))).removesuffix(".")
 
 
 def _mapped(text: str) -> str:
-    """Compatibility forms, case, ignored characters and full stops made one."""
+    """Return the text with compatibility forms, case, ignored characters and full stops normalized."""
     mapped = unicodedata.normalize("NFKC", text).casefold()
     return unicodedata.normalize("NFKC", _IGNORED.sub("", mapped)).replace("\u3002", ".")
 
 
 def _international(label: str) -> str:
-    """What an `xn--` label stands for; one that stands for nothing is left, and is no label then."""
+    """Decode an `xn--` label; return an invalid one unchanged, which then fails the check of labels."""
     if not label.startswith(_ENCODED_LABEL) or len(label) > _MAX_LABEL_CHARS:
         return label
     try:
@@ -268,7 +268,7 @@ def _international(label: str) -> str:
 
 
 def _check_host(host: str, rules: UrlPolicy) -> None:
-    """Raises BadRequest for a host that cannot exist, TargetRefused for an internal one."""
+    """Raise BadRequest for a host that cannot exist, TargetRefused for an internal one."""
     if host.startswith("["):
         _check_v6(host.strip("[]"), rules)
     elif _LAST_IS_NUMBER.fullmatch(host):
@@ -289,7 +289,7 @@ def _check_v6(text: str, rules: UrlPolicy) -> None:
 
 
 def _check_v4(host: str, rules: UrlPolicy) -> None:
-    """An unusual spelling of a public address is refused too: not every program reads it alike."""
+    """Refuse non-canonical IPv4 addresses, also public ones: programs parse them differently."""
     address = _v4(host)
     _check_address(address, rules)
     if str(address) != host:
@@ -297,7 +297,7 @@ def _check_v4(host: str, rules: UrlPolicy) -> None:
 
 
 def _v4(host: str) -> IPv4Address:
-    """Any spelling: one to four parts, each decimal, octal (0…) or hexadecimal (0x…). Raises BadRequest."""
+    """Parse one to four parts, each decimal, octal (0…) or hexadecimal (0x…). Raises BadRequest."""
     parts = host.split(".")
     if len(host) <= _MAX_NAME_CHARS and len(parts) <= _V4_PARTS and all(map(_NUMBER.fullmatch, parts)):
         *front, last = map(_number, parts)
@@ -330,7 +330,7 @@ def _check_name(host: str, rules: UrlPolicy) -> None:
 
 
 def _is_label(label: str) -> bool:
-    """Letters, digits, hyphens, underscores, and what international names hold: nothing invisible or unassigned."""
+    """Return whether a label has only letters, digits, hyphens, underscores, and visible non-ASCII characters."""
     if not 0 < len(label) <= _MAX_LABEL_CHARS or label.startswith(_ENCODED_LABEL):
         return False
     return all(_ASCII_OF_LABEL.match(char) or _is_visible(char) for char in label)
@@ -363,7 +363,7 @@ def _suffix(entry: str) -> str:
 
 
 def _canonical(entry: str) -> str:
-    """An address in its one shortest spelling, a name folded."""
+    """Return an address in its canonical form, a name folded."""
     try:
         return str(ip_address(entry.strip("[]")))
     except ValueError:
@@ -379,6 +379,6 @@ def _refused(host: str, why: str) -> TargetRefused:
 
 
 def _shown(text: str) -> str:
-    """Quoted, cut to a line, with whatever cannot be printed escaped."""
+    """Return a text quoted and truncated for one line, with unprintable characters escaped."""
     shown = repr(text[:_SHOWN_CHARS])
     return shown if len(shown) <= _MAX_SHOWN_CHARS else f"{shown[:_MAX_SHOWN_CHARS]}…"

@@ -18,20 +18,23 @@ class GuardedStore:
         self._breaker = breaker
 
     async def load(self, command: Command) -> CallRecords:
-        """As in KernelStore."""
+        """Load the records of a call; report the outcome to the breaker."""
         with self._breaker.attempt("load") as succeeded:
             records = await self._store.load(command)
             succeeded()
         return records
 
     async def last_answer_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
-        """As in KernelStore, without the breaker: a failure stops no call (`executor/turn_deadline.py`)."""
+        """Return the age of the step's newest result, without the breaker: a failure does not end the call."""
         return await self._store.last_answer_s(project_id, agent_turn_id, step_id)
 
     async def commit(
         self, card: Card, report: Report, artifact: ArtifactCard | None = None, *, retry: bool = False
     ) -> bool:
-        """As in KernelStore. A commit that wrote nothing is no success: with a full disk it works, too."""
+        """Commit a result; report the outcome to the breaker.
+
+        A commit that wrote nothing is not reported as a success: it succeeds with a full disk, too.
+        """
         with self._breaker.attempt("commit", retry=retry) as succeeded:
             written = await self._store.commit(card, report, artifact)
             if written:
@@ -39,11 +42,11 @@ class GuardedStore:
         return written
 
     async def report(self, card_id: str, report: Report) -> bool:
-        """As in KernelStore. It writes less than a commit, so its success is not recorded."""
+        """Report an existing result card. It writes less than a commit, so only a failure counts for the breaker."""
         with self._breaker.attempt("commit"):
             return await self._store.report(card_id, report)
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
-        """As in KernelStore."""
+        """Return a part of a stored text; report a failure to the breaker."""
         with self._breaker.attempt("load"):
             return await self._store.artifact(project_id, agent_id, card_id, start, chars)

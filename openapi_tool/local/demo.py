@@ -39,7 +39,7 @@ CALLS: Mapping[Upstream, tuple[tuple[str, dict[str, Any]], ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Journey:
-    """Everything that one call wrote and sent; `steps` are milliseconds since it was published."""
+    """Rows and messages of one call; `steps` are milliseconds since its command was published."""
 
     tool_name: str
     arguments: Mapping[str, Any]

@@ -43,7 +43,7 @@ _MAX_REQUEST_BYTES = 1_000_000
 
 @dataclass(slots=True)
 class Rule:
-    """How to answer requests whose query or url contains `match` (any if empty).
+    """Response rule for requests whose query or url contains `match` (any if empty).
 
     `answer` names the recording for a request without its own; `statuses` lists one status per request,
     normal answers follow; `drop` ends the connection `before` or `half` through the body, or lets it

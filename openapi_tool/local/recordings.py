@@ -157,13 +157,13 @@ def _text(value: Any) -> str:
 
 @cache
 def load_recordings() -> Mapping[str, Recording]:
-    """Every recording by its name."""
+    """Return the recordings by name."""
     return {recording.name: recording for recording, _ in _parsed()}
 
 
 @cache
 def recorded_answers() -> Mapping[Question, Recording]:
-    """The answer to every recorded question; of several, the first by name."""
+    """Return the responses by recorded request; of several for one request, the first by name."""
     answers: dict[Question, Recording] = {}
     for recording, question in _parsed():
         if question is not None:
@@ -199,7 +199,7 @@ def _message(text: str) -> tuple[str, dict[str, str], str]:
 
 @cache
 def error_classes() -> Mapping[str, Mapping[str, Any]]:
-    """Each of the server's own error classes by name: `http`, `body`, and `headers` where it sets any."""
+    """Return the server's error classes by name: `http`, `body`, and `headers` if it sets any."""
     classes: Mapping[str, Mapping[str, Any]] = json.loads(
         (files(__package__) / "data" / "jina" / "error-bodies.json").read_text(encoding="utf-8")
     )
@@ -208,7 +208,7 @@ def error_classes() -> Mapping[str, Mapping[str, Any]]:
 
 @cache
 def error_bodies() -> Mapping[int, Mapping[str, Any]]:
-    """A real error body for each HTTP status that the server's own error classes use; the first by name."""
+    """Return an error body for each HTTP status of the server's error classes; of several, the first by name."""
     bodies: dict[int, Mapping[str, Any]] = {}
     for _, entry in sorted(error_classes().items()):
         bodies.setdefault(entry["http"], entry["body"])

@@ -47,7 +47,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The child's process id."""
+        """Process id of the child."""
         return self._running().pid
 
     def _running(self) -> subprocess.Popen[bytes]:

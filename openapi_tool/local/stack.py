@@ -77,7 +77,7 @@ class EmbeddedStack:
         self.close()
 
     def own(self, path: Path) -> None:
-        """Also delete this file or folder when everything has stopped."""
+        """Delete this file or folder, too, when all servers have stopped."""
         self.guard.delete_at_end(path)
 
     def ended(self) -> str | None:

@@ -94,7 +94,7 @@ def _check_with_urllib(text: str) -> None:
 
 
 def _options(query: str) -> dict[str, str]:
-    """The query by name, decoded; where a name is given twice, the last value."""
+    """Return the decoded query by name; of a name given twice, the last value."""
     try:
         return {name: values[-1] for name, values in parse_qs(query, strict_parsing=True).items()} if query else {}
     except ValueError:
@@ -102,7 +102,7 @@ def _options(query: str) -> dict[str, str]:
 
 
 def _hosts_of(options: Mapping[str, str]) -> tuple[Host, ...]:
-    """Hosts from the query; `port` holds one port for all or one for each, and then theirs do not count."""
+    """Return the hosts from the query; its `port`, one for all hosts or one for each, overrides ports in `host`."""
     hosts, ports = parse_hosts(options.get("host", "")), options.get("port", "").split(",")
     if ports == [""]:
         return hosts
@@ -118,7 +118,7 @@ def parse_hosts(text: str, *, decode: bool = False) -> tuple[Host, ...]:
 
 
 def _host(text: str, *, decode: bool) -> Host:
-    """One host. Raises ValueError."""
+    """Parse one host. Raises ValueError."""
     if text.startswith("/") and not decode:
         return text, None
     found = _HOST.fullmatch(text)

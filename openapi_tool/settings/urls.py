@@ -38,18 +38,18 @@ class ServerUrl:
 
     @property
     def credentials(self) -> list[str]:
-        """The password as written and decoded; the user name where it stands alone, as a token does."""
+        """The password, as written and decoded; without a password the user name, which then is a token."""
         secret = self.password or self.user
         return [secret, unquote(secret)] if secret else []
 
     @property
     def where(self) -> str:
-        """Host and port, that of NATS where there is none."""
+        """Host and port, by default that of NATS."""
         return f"{self.host}:{self.port or 4222}"
 
     @property
     def shown(self) -> str:
-        """The URL with `***` for user and password, and without its query."""
+        """URL with `***` for user and password, and without its query."""
         login = "***@" if self.user or self.password else ""
         port = "" if self.port is None else f":{self.port}"
         return f"{self.scheme}://{login}{self.host}{port}{self.path}"
@@ -58,7 +58,7 @@ class ServerUrl:
 def parse_url(text: str, schemes: Collection[str]) -> ServerUrl:
     """Read a URL of one of `schemes`.
 
-    Raises ValueError, whose message holds no part of the text, for anything that not every program would read alike.
+    Raises ValueError for a text that programs parse differently; its message contains no part of the text.
     """
     found = _URL.fullmatch(text)
     if not found or found["scheme"].lower() not in schemes:

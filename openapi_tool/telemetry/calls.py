@@ -25,7 +25,7 @@ _MAX_RECENT = 1_024
 
 @dataclass(slots=True)
 class CallFacts:
-    """How one call went. Times are on the monotonic clock, in seconds; None is a phase that did not come.
+    """Facts of one call. Times are on the monotonic clock, in seconds; None if the phase was not reached.
 
     `ids` are those of log lines, `age_s` is the command's age when its handling `began`. `commit` and `wakeup` are
     begin and end of commit and doorbell, `wakeup_subject` is the doorbell's.
@@ -56,7 +56,7 @@ class CallFacts:
         return self.ended - self.began + self.age_s
 
     def fields(self) -> Mapping[str, Any]:
-        """Return what each log line of the call has."""
+        """Return the fields of each log line of the call."""
         return {"trace_id": self.trace_id, **self.ids}
 
     @property

@@ -16,14 +16,14 @@ WINDOW_S = 600.0
 _MAX_ACTIONS = 100
 _MAX_CHARS = 300
 _PRESENT = "health.changed"
-"""Not kept: the present state of each dependency is shown instead."""
+"""Action that is not recorded: the current state of each dependency is shown instead."""
 
 _IDS = ("project_id", "variable")
 
 
 @dataclass(slots=True)
 class Warned:
-    """How often an action was logged as a warning or worse, and the last line; `at` is on the monotonic clock."""
+    """Count and last line of an action's warnings and errors; `at` is its time on the monotonic clock, in seconds."""
 
     count: int
     at: float

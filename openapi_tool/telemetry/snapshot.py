@@ -1,4 +1,4 @@
-"""What this process does right now, for `top` and the page: a JSON object without payloads and secrets."""
+"""Snapshot of this process for `top` and the HTML page: a JSON object without payloads and secrets."""
 
 from __future__ import annotations
 

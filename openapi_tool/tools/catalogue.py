@@ -305,4 +305,4 @@ PURPOSES: Mapping[str, str] = {
     "jina.read": "the text of one page or PDF.",
     "jina.read_many": "several pages in one call.",
 }
-"""What each built-in tool is for, in the system role of a manifest; a definition with its own description has that."""
+"""Purpose of each built-in tool, for the system role of a manifest; a definition's own description replaces it."""

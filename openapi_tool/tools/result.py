@@ -125,7 +125,7 @@ class ResultFields:
 
     @property
     def error_code(self) -> str | None:
-        """The error's code, None for a success."""
+        """Code of the error, None for a success."""
         return str(self.error["code"]) if self.error else None
 
 
@@ -138,7 +138,10 @@ def success(
     tool: str = "",
     session: str | None = None,
 ) -> ResultFields:
-    """A success: the text itself with the rest in metadata, or all of it but session and attempts as one object."""
+    """Return the fields of a success: the text as result and the rest as `tool_output`.
+
+    With `result_format` `object` the result is one object with text and rest, except session and attempts.
+    """
     about = storable(
         ToolOutputObject(
             state=output.state,
@@ -161,14 +164,14 @@ def success(
 
 
 def cost(outcome: ToolOutput | ToolError) -> Usage:
-    """What an outcome cost upstream, a failure included."""
+    """Return the upstream cost of an outcome, also of a failure."""
     return outcome.usage if isinstance(outcome, ToolOutput) else Usage(outcome.tokens, outcome.requests)
 
 
 def failure(
     error: ToolError, latency_ms: int, attempts: Sequence[Attempt] = (), tool: str = "", session: str | None = None
 ) -> ResultFields:
-    """A failure: the model sees `error` only, so its message says what to do instead."""
+    """Return the fields of a failure. The model sees `error` only, so its message says what to do instead."""
     described = storable(error.as_error())
     result: dict[str, object] = {"error_code": error.code, "error_message": described["message"], "error": described}
     if error.detail is not None:

@@ -86,10 +86,10 @@ def _explained(compiled: _Compiled, instance: dict[str, Any]) -> list[str]:
     Each error of the library has a copy of the value and of its choices, so all errors together may take the product of
     schema and instance: 500 branches and a text of 250 kB took 500 MB.
     """
-    kept, left_out = _within_memory(compiled, instance)
+    within, left_out = _within_memory(compiled, instance)
     problems = [
         f"{'.'.join(short(str(part)) for part in path) or 'arguments'}: {says}"
-        for error in compiled.validator.iter_errors(kept)
+        for error in compiled.validator.iter_errors(within)
         for path, says in _located(error)
         if not left_out or (path and path[0] not in left_out)
     ]
@@ -102,13 +102,13 @@ def _explained(compiled: _Compiled, instance: dict[str, Any]) -> list[str]:
 def _within_memory(compiled: _Compiled, instance: dict[str, Any]) -> tuple[dict[str, Any], frozenset[str]]:
     """Return the arguments whose errors fit into memory together, cheapest first, and the names of the others."""
     costs = {name: _cost(compiled, value) for name, value in instance.items()}
-    budget, kept = _MAX_EXPLAINED_BYTES, set[str]()
+    budget, within = _MAX_EXPLAINED_BYTES, set[str]()
     for name in sorted(costs, key=lambda name: costs[name]):
         budget -= costs[name]
         if budget < 0:
             break
-        kept.add(name)
-    return {name: instance[name] for name in instance if name in kept}, frozenset(instance.keys() - kept)
+        within.add(name)
+    return {name: instance[name] for name in instance if name in within}, frozenset(instance.keys() - within)
 
 
 def _cost(compiled: _Compiled, value: JsonValue) -> int:

@@ -206,11 +206,11 @@ def opening_lines(text: str) -> str:
     return f"{first}\n{second}\n" if is_table else ""
 
 
-# What is stored, and later parts of it.
+# Stored texts, and later parts of them.
 
 
 def kept_text(items: Sequence[Item], rests: Sequence[Rest]) -> Steps[KeptText]:
-    """Return the whole text of the items, as stored, with where each of them is in it."""
+    """Return the whole text of the items, as stored, with the position of each item in it."""
     content, digest, chars = bytearray(b'{"__type__":"TextContent","text":"'), hashlib.sha256(), 0
     for piece in _pieces(items):
         content += dumps(piece)[1:-1]
@@ -235,7 +235,7 @@ def rests_of(stored: Sequence[Sequence[Any]] | None, chars: int) -> list[Rest]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a part begins in a stored text, and where the code block or table does that it is in."""
+    """Start of a part in a stored text, and start of the code block or table that contains it."""
 
     start: int
     opening: int | None = None

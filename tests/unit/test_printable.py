@@ -261,7 +261,7 @@ def test_a_journey_of_the_demo_is_text(monkeypatch: pytest.MonkeyPatch, capsys: 
 @requirement("terminal.text")
 def test_a_line_of_dev_is_text(capsys: pytest.CaptureFixture[str]) -> None:
     entry = {"time": "2026-01-01T00:00:00+00:00", "message": HOSTILE, "tool_call_id": HOSTILE, "subject": HOSTILE}
-    line = dev._line("!", entry, dev._told(entry))  # noqa: SLF001 - the command needs a stack
+    line = dev._line("!", entry, dev._message(entry))  # noqa: SLF001 - the command needs a stack
     assert not UNSAFE & set(line)
     common.say(HOSTILE)
     common.tell(HOSTILE)
