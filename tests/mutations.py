@@ -438,4 +438,86 @@ LOSS = (
 )
 """Every command is answered once or dead-lettered once, whatever dies."""
 
-MUTATIONS = (*MONEY, *IDENTITY, *SECRETS, *LOSS)
+OPERATORS = (
+    Mutation(
+        "kernel/timeline.py",
+        "where tenant_id = $1 and tool_call_id = $2",
+        "where $1::text is not null and tool_call_id = $2",
+        "tests/wire/test_inspect.py::test_no_call_of_another_project_is_shown",
+    ),
+    Mutation(
+        "cli/inspect.py",
+        "    if found.letters:\n",
+        "    if not found:\n",
+        "tests/wire/test_inspect.py::test_a_dead_letter_says_why",
+    ),
+    Mutation(
+        "cli/inspect.py",
+        "    if command.paused:\n",
+        "    if not command:\n",
+        "tests/end_to_end/test_incidents.py::test_a_paused_durable",
+    ),
+    Mutation(
+        "bus/stats.py",
+        'if message.reply.startswith(f"{SUBJECT}."):',
+        "if message.reply:",
+        "tests/wire/test_inspect.py::test_a_replica_answers_only_below_its_own_subject",
+    ),
+    Mutation(
+        "cli/top.py",
+        'if replica.get("waiting_for_memory"):',
+        "if not replica:",
+        "tests/end_to_end/test_incidents.py::test_responses_that_fill_the_memory",
+    ),
+    Mutation(
+        "cli/top.py",
+        ">= _SLOW_DATABASE_MS:",
+        ">= 1_000_000:",
+        "tests/end_to_end/test_incidents.py::test_a_slow_database",
+    ),
+    Mutation(
+        "cli/top.py",
+        ">= _CLOCK_OFFSET_S:",
+        ">= 1_000_000:",
+        "tests/end_to_end/test_incidents.py::test_a_clock_that_is_wrong",
+    ),
+    Mutation(
+        "telemetry/recent_warnings.py",
+        "return self._redactor.head(text, _MAX_CHARS)",
+        "return text[:_MAX_CHARS]",
+        "tests/unit/test_telemetry.py::test_the_last_warnings_are_kept_by_action_masked_and_short",
+    ),
+    Mutation(
+        "executor/runner.py",
+        "        metrics.KEYS_REFUSED.labels(variable).inc()\n",
+        "",
+        "tests/end_to_end/test_incidents.py::test_a_dead_key",
+    ),
+    Mutation(
+        "bus/intake.py",
+        "        metrics.RETURNED.inc()\n",
+        "",
+        "tests/end_to_end/test_incidents.py::test_a_flood_of_one_project",
+    ),
+    Mutation(
+        "bus/durable_monitor.py",
+        "    metrics.MAX_UNACKNOWLEDGED.set(state.max_ack_pending)\n",
+        "",
+        "tests/end_to_end/test_incidents.py::test_a_durable_at_its_maximum",
+    ),
+    Mutation(
+        "telemetry/health_server.py",
+        "    if snapshots is not None:\n",
+        "    if snapshots is None:\n",
+        "tests/unit/test_health_server.py::test_the_page_is_off_by_default",
+    ),
+    Mutation(
+        "telemetry/page.py",
+        "made.textContent = text",
+        "made.innerHTML = text",
+        "tests/unit/test_health_server.py::test_the_page_has_a_strict_policy_and_its_numbers_no_payload",
+    ),
+)
+"""Alerts, `inspect`, `top` and the page name the cause, and show no other project's call and no secret."""
+
+MUTATIONS = (*MONEY, *IDENTITY, *SECRETS, *LOSS, *OPERATORS)

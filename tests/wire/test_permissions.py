@@ -483,3 +483,37 @@ async def test_inspect_and_top_get_by_with_what_is_printed_for_them(
                 monkeypatch.delenv("OPENAPI_TOOL__NATS__PASSWORD")
         assert done.exit_code == 0, done.output
         assert "is denied" not in done.output
+
+
+@requirement("privilege.subjects", "cli.top")
+async def test_without_statistics_calls_are_answered_and_top_names_the_permission(
+    stack: EmbeddedStack,
+    caller: Caller,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Users of an executor or of `top` that are older than the subject."""
+    del caller  # it has made project and agent
+    everything, no_stats = 'permissions: { publish: ">" }', '"openapi_tool.stats"'
+    deaf = f"permissions: {{ subscribe: {{ deny: [{no_stats}] }} }}"
+    mute = f"permissions: {{ publish: {{ deny: [{no_stats}] }} }}"
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "people")
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "people-word")
+    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/unused")
+    for executor, people in ((deaf, everything), (everything, mute)):
+        with server(stack, config(executor, people)) as strict:
+            monkeypatch.setenv("NATS_SERVERS", strict.url)
+            async with (
+                kernel_of(strict, stack.postgres.dsn(database)) as kernel,
+                open_world(stack, kernel, database) as world,
+                world.executor(nats=bus(strict)),
+            ):
+                outcome = await world.send(await world.place())
+                assert outcome.content["status"] == "success"
+                done = await asyncio.to_thread(CliRunner().invoke, app, ["top", "--once"])
+        assert done.exit_code == 1, done.output
+        assert "no replica answers on openapi_tool.stats: none runs, or its user lacks permission" in done.stderr
+        record = await logged(caplog, "nats.denied")
+        assert "openapi_tool.stats" in record.getMessage() + str(vars(record))
+        caplog.clear()
