@@ -22,7 +22,7 @@ from openapi_tool.telemetry import metrics
 log = logging.getLogger(__name__)
 
 _MAX_WAITING_BYTES = 16 * 2**20
-_LOOK_BEHIND = 512
+LOOK_BEHIND = 512
 """Commands that are fetched even if no more can wait, to find those of other projects behind a backlog."""
 
 _LOG_EVERY_S = 60.0
@@ -47,7 +47,7 @@ class Intake:
     @property
     def look_ahead(self) -> int:
         """Number of commands to fetch while all slots are busy."""
-        return max(self._options.max_held - self.waiting, _LOOK_BEHIND)
+        return max(self._options.max_held - self.waiting, LOOK_BEHIND)
 
     @property
     def full(self) -> bool:

@@ -8,6 +8,7 @@ They take no command from an executor with a free slot: that one has a pull requ
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,8 +20,12 @@ from nats.js.api import Header
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.pull_consumer import unsubscribe
 
-_EVERY_S = 0.05
-"""Seconds until the next request after one that found fewer commands than it asked for."""
+EVERY_S = 0.05
+"""Mean seconds until the next request after one that found fewer commands than it asked for."""
+
+JITTER = 0.5, 1.5
+"""Least and greatest factor of EVERY_S. Without it the replica whose requests follow the longest gap takes most of the
+new commands each time, and they wait there behind one another."""
 
 _REPLY_TIMEOUT_S = 1.0
 """Seconds until the next request if the server does not answer."""
@@ -81,7 +86,7 @@ class LookAhead:
                 async with asyncio.timeout(_REPLY_TIMEOUT_S):
                     await self._answered.wait()
         if self._left:
-            await asyncio.sleep(_EVERY_S)
+            await asyncio.sleep(EVERY_S * random.uniform(*JITTER))  # noqa: S311 - no secret depends on it
 
     async def _on_message(self, message: Msg) -> None:
         # A stored message has a reply subject; its publisher may have set a header `Status`, which is not the server's.

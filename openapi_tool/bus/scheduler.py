@@ -15,6 +15,8 @@ from openapi_tool.bus.held import Held
 
 _EQUAL: Mapping[str, float] = MappingProxyType({})
 
+_LEAST_COST = 0.1
+
 _MAX_IDLE_FLOWS = 4_096
 """Flows (projects or agents) without a waiting command whose charge is remembered, at each level."""
 
@@ -75,10 +77,11 @@ class FairScheduler:
     def finished(self, work: Held, cost: float) -> None:
         """Charge project and agent with the cost of a command beyond the one request that `next` has charged.
 
-        A command without an upstream request costs one, too: refunded, a flood of invalid calls would keep all slots.
+        A command without an upstream request, such as an expired one, costs a tenth: as a whole one it would use up the
+        share of a project whose commands expire, and free of charge a flood of invalid calls would keep all slots.
         """
-        if cost > 1:
-            self._projects.charge(work.flow, cost - 1)
+        if cost != 1:
+            self._projects.charge(work.flow, max(cost, _LEAST_COST) - 1)
 
     def crowded_out(self) -> Held:
         """Remove and return the newest command of the largest agent in the largest project, by memory and weight."""
@@ -121,7 +124,8 @@ class _Flow:
     """Flow of a fair queue: one project, or one agent of it.
 
     `size` is the memory in bytes of its waiting commands, `start` the virtual time at which the next of them is due,
-    `step` the virtual time of a request (1 / weight), `queued` whether the heap of the fair queue has an entry for it.
+    `step` the virtual time of a request (1 / weight), `queued` the number of its valid entry in the heap of the fair
+    queue, 0 without one.
     """
 
     __slots__ = ("queue", "queued", "size", "start", "step")
@@ -131,7 +135,7 @@ class _Flow:
         self.start = start
         self.step = 1 / weight
         self.size = 0
-        self.queued = False
+        self.queued = 0
 
 
 class _FairQueue:
@@ -147,7 +151,8 @@ class _FairQueue:
         self._weights = weights
         self._now = 0.0
         self._flows: dict[str, _Flow] = {}
-        # Heap of (start, number of the entry, flow). A charge does not move its entry, so the start may be outdated.
+        # Heap of (start, number of the entry, flow). A charge leaves the entry as it is, so its start may be too early.
+        # A refund adds an entry, so only the one that the flow names is valid.
         self._due: list[tuple[float, int, str]] = []
         self._entries = 0
 
@@ -185,25 +190,31 @@ class _FairQueue:
         return max((name for _, _, name in self._due), key=self._fill)
 
     def _fill(self, name: str) -> float:
-        flow = self._flows[name]
-        return flow.size * flow.step
+        flow = self._flows.get(name)
+        return flow.size * flow.step if flow else 0.0
 
     def charge(self, path: tuple[str, ...], cost: float) -> None:
+        """Charge a flow; a negative cost is a refund, but not of the time before the flow served last."""
         if flow := self._flows.get(path[0]):
-            flow.start += cost * flow.step
+            charged = flow.start + cost * flow.step
+            flow.start = charged if cost > 0 else max(charged, min(flow.start, self._now))
             flow.queue.charge(path[1:], cost)
+            if cost < 0 and flow.queued:
+                self._enqueue(path[0], flow)
 
     def _enqueue(self, name: str, flow: _Flow) -> None:
-        flow.queued = True
         self._entries += 1
+        flow.queued = self._entries
         heapq.heappush(self._due, (flow.start, self._entries, name))  # FIFO among equal starts
 
     def _earliest(self) -> tuple[_Flow, str]:
         """Remove and return the flow to serve; drop entries of empty flows, reinsert those of flows charged since."""
         while True:
-            start, _, name = heapq.heappop(self._due)
-            flow = self._flows[name]
-            flow.queued = False
+            start, number, name = heapq.heappop(self._due)
+            flow = self._flows.get(name)
+            if flow is None or flow.queued != number:
+                continue
+            flow.queued = 0
             if not flow.size:
                 continue
             if flow.start <= start:

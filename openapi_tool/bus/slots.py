@@ -40,7 +40,7 @@ class Slots:
 
     def charge(self, sequence: int, requests: int) -> None:
         """Record the number of upstream requests of a running call; one is assumed."""
-        if requests > 1:
+        if requests != 1:
             self._requests[sequence] = requests
 
     def of(self, sequence: int) -> CallSlot:
@@ -58,7 +58,7 @@ class Slots:
         self._parked.discard(sequence)
 
     def ended(self, sequence: int) -> int:
-        """Forget a call; return its number of upstream requests, at least 1."""
+        """Forget a call; return its number of upstream requests."""
         self._released.discard(sequence)
         self._parked.discard(sequence)
         return self._requests.pop(sequence, 1) if self._requests else 1

@@ -256,12 +256,24 @@ def test_calls_without_an_upstream_request_are_not_free() -> None:
     offer(scheduler, "invalid", 100)
     offer(scheduler, "paying", 100)
     served = Counter[str]()
-    for _ in range(40):
+    for _ in range(44):
         work = scheduler.next()
         assert work is not None
         served[work.flow[0]] += 1
         scheduler.finished(work, 0 if work.flow[0] == "invalid" else 1)
-    assert served == {"invalid": 20, "paying": 20}
+    assert served == {"invalid": 40, "paying": 4}
+
+
+@requirement("fair.weights")
+def test_a_refund_is_no_credit() -> None:
+    """A project that was alone with calls that cost nothing is not served before others because of it."""
+    scheduler = FairScheduler()
+    offer(scheduler, "invalid", 100)
+    for work in [scheduler.next() for _ in range(50)]:
+        assert work is not None
+        scheduler.finished(work, 0)
+    offer(scheduler, "other", 20)
+    assert run(scheduler, 20).count("other") in (9, 10, 11)
 
 
 @requirement("fair.weights")
@@ -288,13 +300,16 @@ def test_the_newest_command_of_the_largest_agent_in_the_largest_project_gives_wa
 
 
 @requirement("intake")
-@given(st.lists(st.one_of(FLOWS, st.sampled_from(["next", "drop"])), max_size=60))
+@given(st.lists(st.one_of(FLOWS, st.sampled_from(["next", "drop", "refund", "charge"])), max_size=60))
 def test_every_command_leaves_once_and_those_of_an_agent_in_order(steps: list[Any]) -> None:
     scheduler, inside, left = FairScheduler(), list[Held](), list[Held]()
     for step in steps:
         if isinstance(step, tuple):
             inside.append(held(*step))
             scheduler.offer(inside[-1])
+        elif step in ("refund", "charge"):
+            for ran in left[-3:]:
+                scheduler.finished(ran, 0 if step == "refund" else 5)
         elif len(scheduler):
             work = scheduler.next() if step == "next" else scheduler.crowded_out()
             assert work is not None
@@ -314,8 +329,9 @@ def test_every_command_leaves_once_and_those_of_an_agent_in_order(steps: list[An
 def test_names_that_are_made_up_are_forgotten() -> None:
     scheduler = FairScheduler()
     for number in range(20_000):
-        scheduler.offer(held(f"project{number}"))
+        scheduler.offer(work := held(f"project{number}"))
         scheduler.next()
+        scheduler.finished(work, number % 3)
     assert len(scheduler._projects._flows) < 5_000  # noqa: SLF001 - what is bounded
 
 
