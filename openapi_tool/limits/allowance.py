@@ -31,7 +31,10 @@ class Planned:
 
 
 class Allowance:
-    """Permits of one replica, named `name`, for one key and endpoint with configured limits `rates`."""
+    """Permits of one replica, named `name`, for one key and endpoint with configured limits `rates`.
+
+    `alone` is the number of replicas that share the limit without the store, 0 with it.
+    """
 
     def __init__(self, name: str, rates: Rates) -> None:
         self.name = name
@@ -39,7 +42,7 @@ class Allowance:
         self.record = Record()
         self.revision = 0
         self.running = 0
-        self.alone = False
+        self.alone = 0
         self.at_hand = {REQUESTS: 0, TOKENS: 0}
         self.demand = 0.0
         self._demand_at = 0.0
@@ -62,6 +65,10 @@ class Allowance:
     def paused_s(self, now: float) -> float:
         """Return the seconds until a pause after a 429 ends."""
         return max(0.0, self.record.paused_until - now)
+
+    def go_alone(self, now: float) -> None:
+        """Go on without the store, among as many replicas as it named in the last 60 s."""
+        self.alone = self.alone or self.record.replicas_seen(now)
 
     def note_sent(self, now: float) -> None:
         """Count a request that no limit concerns, by seconds, in case a 429 asks for a limit later."""
@@ -99,7 +106,7 @@ class Allowance:
     def _has(self, rates: Rates, now: float) -> bool:
         if self.alone:
             self.at_hand = self._share_alone(rates, now)
-            self._concurrent = (rates.concurrent or 0) // self.record.replicas_seen(now) or 1
+            self._concurrent = (rates.concurrent or 0) // self.alone or 1
         elif now >= self._until:
             self.at_hand = {REQUESTS: 0, TOKENS: 0}
         return (
@@ -116,7 +123,7 @@ class Allowance:
         for resource, limit in ((REQUESTS, rates.requests), (TOKENS, rates.tokens)):
             own = sum(getattr(use, resource) for use in self._alone_uses)
             free = (limit or 0) - self.record.counted(resource, now)
-            share[resource] = max(0, free // self.record.replicas_seen(now) - own)
+            share[resource] = max(0, free // self.alone - own)
         return share
 
     def _note_demand(self, now: float) -> None:
@@ -169,7 +176,7 @@ class Allowance:
             self.at_hand[REQUESTS] -= use.requests
             self.at_hand[TOKENS] -= use.tokens if use.requests else 0
         self._until, self._concurrent = mine.until, mine.concurrent
-        self.alone = False
+        self.alone = 0
         self._alone_uses.clear()
         self._sent.clear()
 
@@ -182,7 +189,7 @@ class Allowance:
         """Return a function from a number of permits of this replica to the seconds until it has them."""
         free = Forecast(self.record, self.rates, max(1, self.tokens_each), now)
         if self.alone:
-            replicas = self.record.replicas_seen(now)
+            replicas = self.alone
             return lambda count: free.wait_s(count * replicas)
         wanted = [other.want for other in self.record.others(now, self.name)]
         return lambda count: free.wait_s(count + sum(min(count, want) for want in wanted))

@@ -324,15 +324,14 @@ class Flow:
         """Go on with this replica's share of the limit while the record cannot be changed."""
         allowance, now = self.allowance, self._now()
         if allowance.limited and not allowance.alone:
-            allowance.alone = True
-            replicas = allowance.record.replicas_seen(now)
+            allowance.go_alone(now)
             log.warning(
                 "cannot share the limit of %s requests with the key of %s: %s; this replica uses 1/%s of it",
                 self.endpoint,
                 self.variable,
                 reason,
-                replicas,
-                extra={"action": "limits.alone", "replicas": replicas, **self._named()},
+                allowance.alone,
+                extra={"action": "limits.alone", "replicas": allowance.alone, **self._named()},
             )
         self._give()
         self._refuse_hopeless()

@@ -1,0 +1,281 @@
+"""Limits in virtual time: never more than the limit in any 60 s, equal shares, and honest forecasts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openapi_tool.limits import ledger
+from openapi_tool.limits.allowance import Allowance, Planned
+from openapi_tool.limits.ledger import MARGIN_S, REQUESTS, WINDOW_S, Rates, Record
+from openapi_tool.limits.line import Line, Waiter
+from tests.requirements import requirement
+
+START = 1_000_000.0
+STEP_S = 0.25
+
+
+@dataclass
+class Store:
+    """The shared record; `revision` counts its changes."""
+
+    value: bytes | None = None
+    revision: int = 0
+
+
+@dataclass
+class Pod:
+    """A replica with calls that wait; its clock is off by `error_s`."""
+
+    allowance: Allowance
+    error_s: float = 0.0
+    waiting: int = 0
+    planned: tuple[Planned, int] | None = None
+    unsure: Planned | None = None
+    due: float = 0.0
+
+
+@dataclass
+class World:
+    """Replicas over one record, in virtual time; `sent` are the true times of all requests."""
+
+    rates: Rates
+    store: Store = field(default_factory=Store)
+    pods: list[Pod] = field(default_factory=list)
+    now: float = START
+    sent: list[float] = field(default_factory=list)
+    born: int = 0
+
+    def start(self, error_s: float = 0.0) -> None:
+        self.born += 1
+        self.pods.append(Pod(Allowance(f"pod-{self.born}", self.rates), error_s))
+
+    def send(self, pod: Pod, most: int) -> int:
+        done = 0
+        while done < most and (use := pod.allowance.take(self.now + pod.error_s)) is not None:
+            pod.allowance.settle(use, None)
+            self.sent.append(self.now)
+            done += 1
+        return done
+
+    def plan(self, pod: Pod) -> None:
+        """Read the record and work out its change."""
+        if pod.unsure is not None and pod.allowance.is_written(pod.unsure, self.store.value):
+            pod.allowance.confirm(pod.unsure, self.store.revision)
+        pod.unsure = None
+        planned = pod.allowance.plan(self.store.value, pod.waiting, self.now + pod.error_s)
+        pod.planned = planned, self.store.revision
+
+    def write(self, pod: Pod, *, answered: bool = True) -> bool:
+        """Write what was planned unless another was first; without an `answer` the replica does not know."""
+        if pod.planned is None:
+            return False
+        planned, revision = pod.planned
+        pod.planned = None
+        if revision != self.store.revision:
+            return False
+        self.store.value, self.store.revision = ledger.encode(planned.record), revision + 1
+        if answered:
+            pod.allowance.confirm(planned, self.store.revision)
+        else:
+            pod.unsure = planned
+        return answered
+
+    def change(self, pod: Pod) -> None:
+        self.plan(pod)
+        self.write(pod)
+        for other in self.pods:
+            other.allowance.see(ledger.decode(self.store.value), self.store.revision)
+
+    def do(self, act: str, pod: Pod, number: int) -> None:
+        if act == "send":
+            self.send(pod, number)
+        elif act == "plan":
+            self.plan(pod)
+        elif act in ("write", "lose"):
+            self.write(pod, answered=act == "write")
+        elif act == "wait":
+            pod.waiting = number
+        elif act == "crash":
+            self.pods.remove(pod)
+
+    def most_in_a_window(self) -> int:
+        most = first = 0
+        for at, time in enumerate(self.sent):
+            while self.sent[first] <= time - WINDOW_S:
+                first += 1
+            most = max(most, at - first + 1)
+        return most
+
+
+ACTS = ("send", "plan", "write", "lose", "crash", "start", "wait", "pass")
+
+
+@given(
+    limit=st.integers(1, 40),
+    acts=st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 9), st.floats(0, 20)), max_size=150),
+    errors=st.lists(st.floats(-MARGIN_S / 2, MARGIN_S / 2), min_size=4, max_size=4),
+)
+@requirement("limits.window")
+def test_no_interleaving_sends_more_than_the_limit(
+    limit: int, acts: list[tuple[str, int, float]], errors: list[float]
+) -> None:
+    """Conflicts, writes of unknown outcome, crashes, restarts, and clocks that differ by up to the margin."""
+    world = World(Rates(limit))
+    for error_s in errors[:2]:
+        world.start(error_s)
+    for act, which, seconds in acts:
+        if act == "pass":
+            world.now += seconds
+        elif act == "start" and len(world.pods) < len(errors):
+            world.start(errors[len(world.pods)])
+        elif world.pods:
+            world.do(act, world.pods[which % len(world.pods)], which)
+    assert world.most_in_a_window() <= limit
+
+
+def overload(world: World, seconds: float, seed: int = 1) -> list[int]:
+    """Let every replica have more calls than it may send; return how many each has sent."""
+    chance, end = random.Random(seed), world.now + seconds  # noqa: S311
+    done = {id(pod): 0 for pod in world.pods}
+    while world.now < end:
+        world.now += STEP_S
+        for pod in chance.sample(world.pods, len(world.pods)):
+            pod.waiting = 100
+            if world.now >= pod.due and pod.allowance.free_in_s(world.now + pod.error_s) <= 0:
+                world.change(pod)
+                pod.due = world.now + chance.uniform(0.75, 1.25)
+            done[id(pod)] = done.get(id(pod), 0) + world.send(pod, 100)
+    return [done[id(pod)] for pod in world.pods]
+
+
+@requirement("limits.shared", "limits.window")
+def test_replicas_use_the_limit_in_equal_shares_whatever_their_clocks() -> None:
+    world = World(Rates(600))
+    for error_s in (-0.2, -0.1, 0.1, 0.2):
+        world.start(error_s)
+    shares = overload(world, 300)
+    assert sum(shares) >= 0.95 * 5 * 600
+    mean = sum(shares) / len(shares)
+    assert all(0.8 * mean <= share <= 1.2 * mean for share in shares)
+    assert world.most_in_a_window() <= 600
+
+
+@requirement("limits.shared")
+def test_the_others_get_the_share_of_a_killed_replica_and_new_ones_get_theirs() -> None:
+    world = World(Rates(600))
+    for _ in range(4):
+        world.start()
+    overload(world, 120)
+    world.pods.pop()
+    overload(world, 5)
+    assert sum(overload(world, 20)) >= 0.9 * 200
+    for _ in range(3):
+        world.start()
+    overload(world, 10)
+    shares = overload(world, 60)
+    assert max(shares) <= 1.2 * min(shares)
+    assert world.most_in_a_window() <= 600
+
+
+@requirement("limits.window")
+def test_without_the_store_a_replica_uses_its_share_of_what_was_left() -> None:
+    world = World(Rates(60))
+    for _ in range(2):
+        world.start()
+    overload(world, 3)
+    for pod in world.pods:
+        pod.allowance.go_alone(world.now)
+    for _ in range(400):
+        world.now += STEP_S
+        for pod in world.pods:
+            world.send(pod, 100)
+    assert 50 <= world.most_in_a_window() <= 60
+
+
+@requirement("limits.shared")
+def test_a_limit_found_by_429s_is_halved_once_for_a_burst_and_grows_while_calls_wait() -> None:
+    record = Record()
+    ledger.lower(record, START)
+    record.adaptive.limit = 200  # type: ignore[union-attr]
+    found = []
+    for after_s in (1, 11, 12, 30):
+        ledger.lower(record, START + after_s)
+        found.append(record.effective(Rates(), START + after_s).requests)
+    assert found == [200, 100, 100, 50]
+    assert record.effective(Rates(), START + 30 + ledger.ADAPTIVE_S).requests is None
+    assert record.effective(Rates(7), START + 30).requests == 7
+    world = World(Rates(), Store(ledger.encode(record)), now=START + 30)
+    world.start()
+    overload(world, 60)
+    grown = ledger.decode(world.store.value).effective(Rates(), world.now).requests
+    assert grown is not None
+    assert 50 < grown < 100
+
+
+@requirement("limits.window")
+def test_a_record_that_is_none_is_empty() -> None:
+    for stored in (None, b"", b"null", b"[]", b"{}", b'{"version": 2}', orjson.dumps({"version": 1}), b"\xff"):
+        assert ledger.decode(stored) == Record()
+
+
+@requirement("limits.window")
+def test_tokens_are_settled_by_what_a_request_cost() -> None:
+    allowance, stored, sent = Allowance("pod", Rates(tokens=100_000)), None, 0
+    allowance.tokens_each = 10_000
+    for second in range(40):
+        allowance.confirm(allowance.plan(stored, 1, START + second), second + 1)
+        stored = ledger.encode(allowance.record)
+        if (use := allowance.take(START + second)) is not None:
+            allowance.settle(use, 30_000)
+            sent += 1
+    assert allowance.record.counted(ledger.TOKENS, START + 40) == sent * 30_000
+    assert sent == 4  # after the fourth nothing is left
+
+
+def waiter(project: str, agent: str, latest: float) -> Waiter[str]:
+    return Waiter((project, agent), latest, f"{project}/{agent}")
+
+
+@requirement("limits.waiting")
+def test_permits_go_round_by_project_and_agent() -> None:
+    line: Line[str] = Line()
+    for flow in ("a", "x"), ("a", "x"), ("a", "x"), ("a", "y"), ("b", "z"), ("c", "z"):
+        line.add(waiter(*flow, START), START)
+    order = [line.pop().item for _ in range(len(line))]
+    assert order == ["a/x", "b/z", "c/z", "a/y", "a/x", "a/x"]
+    assert line.by_project() == {}
+
+
+@requirement("limits.waiting")
+def test_a_call_is_given_up_once_its_place_comes_too_late() -> None:
+    line: Line[str] = Line()
+    for _ in range(10):
+        line.add(waiter("a", "x", START + 5), START)
+    line.add(waiter("b", "x", START + 5), START)
+    given_up = line.hopeless(float, START)  # one permit a second
+    assert [one.flow[0] for one, _ in given_up] == ["a"] * 6  # b has one call, which takes one permit from a
+    assert all(seconds >= 1 for _, seconds in given_up)
+    assert line.hopeless(lambda _: 0.0, START) == []
+
+
+@requirement("limits.window")
+def test_what_another_replica_did_not_use_comes_back() -> None:
+    world = World(Rates(30))
+    world.start()
+    world.start()
+    one, two = world.pods
+    one.waiting = 5
+    world.change(one)
+    assert ledger.decode(world.store.value).counted(REQUESTS, world.now) == 5
+    one.waiting = 0
+    world.now += 3
+    world.change(one)
+    two.waiting = 30
+    world.now += 60
+    world.change(two)
+    assert world.send(two, 30) == 10  # a burst; the rest is paced
