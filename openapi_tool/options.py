@@ -246,23 +246,6 @@ class KeyLimits(Options):
 
 
 @validated(frozen=True)
-class KeyPool(Options):
-    """Keys that stand behind one variable."""
-
-    keys: Annotated[
-        tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...],
-        Field(min_length=1, max_length=100, description="Variables that hold the keys."),
-    ]
-
-    @field_validator("keys")
-    @classmethod
-    def _are_different(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
-        if len({key.upper() for key in keys}) < len(keys):
-            raise ValueError("names a variable twice; name each once")
-        return keys
-
-
-@validated(frozen=True)
 class LimitOptions(KeyLimits):
     """Limits of the upstream per key, shared by all replicas; without one nothing is held back until the first 429."""
 
@@ -270,31 +253,14 @@ class LimitOptions(KeyLimits):
         dict[str, KeyLimits],
         Field(description="Limits of the key in one variable, in any case; what is not set there is as for all keys."),
     ] = field(default_factory=dict)
-    pools: Annotated[
-        dict[str, KeyPool],
-        Field(
-            description="By variable that definitions name: `keys`, the variables of several keys that share its load."
-        ),
-    ] = field(default_factory=dict)
 
     @model_validator(mode="after")
     def _names_are_variables(self) -> LimitOptions:
-        for name in (*self.keys, *self.pools):
-            if not VARIABLE.fullmatch(name):
-                raise ValueError("keys and pools must be names of environment variables; correct the others")
-        for names in (self.keys, self.pools):
-            if len({name.upper() for name in names}) < len(names):
-                raise ValueError("keys and pools are matched without regard to case; name each once")
-        pools = {name.upper() for name in self.pools}
-        for name, pool in self.pools.items():
-            if nested := [key for key in pool.keys if key.upper() in pools - {name.upper()}]:
-                raise ValueError(f"pools.{name}: {nested[0]} is a pool itself; name variables with keys")
+        if not all(map(VARIABLE.fullmatch, self.keys)):
+            raise ValueError("keys must be names of environment variables; correct the others")
+        if len({name.upper() for name in self.keys}) < len(self.keys):
+            raise ValueError("keys are matched without regard to case; name each once")
         return self
-
-    @property
-    def pooled(self) -> tuple[str, ...]:
-        """Return the variables of all pools."""
-        return tuple(key for pool in self.pools.values() for key in pool.keys)
 
     def of(self, variable: str) -> KeyLimits:
         """Return the limits of the key in a variable."""
@@ -302,8 +268,3 @@ class LimitOptions(KeyLimits):
         names = [limit.name for limit in fields(KeyLimits)]
         merged = {name: getattr(own, name, None) or getattr(self, name) for name in names}
         return KeyLimits(**merged)
-
-    def pool(self, variable: str) -> tuple[str, ...]:
-        """Return the variables whose keys stand behind one that a definition names: itself if it is no pool."""
-        found = next((pool.keys for name, pool in self.pools.items() if name.upper() == variable.upper()), None)
-        return found or (variable,)

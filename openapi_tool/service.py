@@ -183,6 +183,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolv
     session_key = await _session_key(settings, client, replicas, nats_unavailable)
     guarded, answers = GuardedStore(kernel, database.breaker), ParkedResultStore(client, replicas)
     limiter = await stack.enter_async_context(shared_limits(client, replicas, INSTANCE, settings.limits, clock.time))
+    health.limits = limiter.shown
     runner = build_runner(bootstrap, transport, guarded, session_key, permits=limiter)
     pipeline = Pipeline(
         PipelineOptions(settings.protocol.actor_id, settings.executor, settings.tools),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from openapi_tool.limits import ledger
 from openapi_tool.limits.forecast import Forecast
-from openapi_tool.limits.ledger import COUNTED_S, REQUESTS, TOKENS, Rates, Record, Replica, Report, Use
+from openapi_tool.limits.ledger import COUNTED_S, REQUESTS, TOKENS, WINDOW_S, Rates, Record, Replica, Report, Use
 
 _AHEAD_S = 1.6
 """Seconds of demand for which permits are taken ahead of need."""
@@ -49,7 +49,8 @@ class Allowance:
         self._until = 0.0
         self._uses: list[Use] = []
         self._alone_uses: deque[Use] = deque()
-        self._sent: deque[list[float]] = deque(maxlen=_MAX_SENT)  # [second, requests] while nothing is limited
+        self._sent: deque[list[float]] = deque(maxlen=_MAX_SENT)  # [second, requests]
+        self._joined = 0.0
         self._concurrent = 0
         self.tokens_each = 0
 
@@ -71,7 +72,7 @@ class Allowance:
         self.alone = self.alone or self.record.replicas_seen(now)
 
     def note_sent(self, now: float) -> None:
-        """Count a request that no limit concerns, by seconds, in case a 429 asks for a limit later."""
+        """Count a request by seconds, in case a 429 asks for a limit later."""
         if self._sent and now - self._sent[-1][0] < 1.0:
             self._sent[-1][1] += 1
         else:
@@ -82,6 +83,7 @@ class Allowance:
         rates = self.in_force(now)
         if self.paused_s(now) or not self._has(rates, now):
             return None
+        self.note_sent(now)
         use = Use(now, 1, self.tokens_each)
         self._note_demand(now)
         if rates.requests is not None:
@@ -153,7 +155,8 @@ class Allowance:
         keep = dict(self.at_hand) if now < self._until and not leave else {}
         wanted = 0 if leave else max(waiting, self.ahead(now) - keep.get(REQUESTS, 0), 0)
         want = {REQUESTS: wanted, TOKENS: max(0, wanted * self.tokens_each - keep.get(TOKENS, 0))}
-        sent = tuple(Use(at, int(count), 0) for at, count in self._sent if at + COUNTED_S > now)
+        unlimited = record.adaptive is not None and record.adaptive.since != self._joined
+        sent = tuple(Use(at, int(count), 0) for at, count in self._sent if unlimited and at + COUNTED_S > now)
         told = Report(tuple(self._uses), keep, want, self.running, 0 if leave else wanted, sent)
         mine = ledger.report(record, self.name, told, self.rates, now)
         if leave:
@@ -178,7 +181,7 @@ class Allowance:
         self._until, self._concurrent = mine.until, mine.concurrent
         self.alone = 0
         self._alone_uses.clear()
-        self._sent.clear()
+        self._joined = self.record.adaptive.since if self.record.adaptive else 0.0
 
     def see(self, record: Record, revision: int) -> None:
         """Adopt a newer record, such as one that another replica wrote."""
@@ -193,6 +196,10 @@ class Allowance:
             return lambda count: free.wait_s(count * replicas)
         wanted = [other.want for other in self.record.others(now, self.name)]
         return lambda count: free.wait_s(count + sum(min(count, want) for want in wanted))
+
+    def sent_in_window(self, now: float) -> int:
+        """Return the number of requests of the last 60 s."""
+        return int(sum(count for at, count in self._sent if at + WINDOW_S > now))
 
     def free_in_s(self, now: float) -> float:
         """Return the seconds until any permit is free for anybody."""

@@ -352,9 +352,13 @@ class Flow:
             "used": record.counted(ledger.REQUESTS, now),
             "used_tokens": record.counted(ledger.TOKENS, now),
             "paused_s": round(allowance.paused_s(now), 1),
-            "replicas": {name: one.requests for name, one in record.replicas.items()},
+            "at_hand": allowance.at_hand[ledger.REQUESTS],
+            "sent": allowance.sent_in_window(now),
             "running": allowance.running,
-            "alone": allowance.alone,
-            "waiting": dict(sorted(self.line.by_project().items(), key=lambda item: -item[1])[:_MAX_PROJECTS]),
+            "alone": bool(allowance.alone),
+            "waiting": len(self.line),
+            "waiting_by_project": dict(
+                sorted(self.line.by_project().items(), key=lambda item: -item[1])[:_MAX_PROJECTS]
+            ),
             "refused": self.refusals,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -51,13 +51,14 @@ class Health:
     """Dependencies by name; ready while all are available and the process does not drain.
 
     `clock_offset_s` is the local clock's offset from the NATS server's in seconds; None while unknown.
-    `redact` masks secrets in a reason.
+    `redact` masks secrets in a reason. `limits` returns the state of each limited key and endpoint.
     """
 
     dependencies: dict[str, Dependency] = field(default_factory=lambda: {name: Dependency() for name in DEPENDENCIES})
     draining: bool = False
     clock_offset_s: float | None = None
     redact: Callable[[str], str] = str
+    limits: Callable[[], Sequence[Mapping[str, Any]]] = list
     _logged_reasons: TTLCache[tuple[str, str], bool] = field(
         default_factory=lambda: TTLCache(_MAX_LOGGED_REASONS, _REPEAT_AFTER_S)
     )
@@ -107,11 +108,13 @@ class Health:
         """Return the body of /readyz."""
         dependencies = {name: dependency.as_json() for name, dependency in self.dependencies.items()}
         offset_s = None if self.clock_offset_s is None else round(self.clock_offset_s, 3)
+        limits = [{name: one[name] for name in one if name != "waiting_by_project"} for one in self.limits()]
         return {
             "ready": self.ready,
             "draining": self.draining,
             "clock_offset_s": offset_s,
             "dependencies": dependencies,
+            **({"limits": limits} if limits else {}),
         }
 
 

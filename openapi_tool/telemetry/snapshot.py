@@ -64,6 +64,7 @@ class Snapshots:
             "phases_p95_ms": _phases(recent),
             "health": self.health.as_json(),
             "limits": dict(self.limits),
+            "upstream_limits": list(self.health.limits()),
             "tools": _rows(recent),
             "errors": _errors(recent),
             "warnings": RECENT_WARNINGS.shown(),

@@ -158,7 +158,6 @@ def test_the_sample_shows_every_setting_with_its_default() -> None:
             "policy.projects",
             "fairness.weights",
             "limits.keys",
-            "limits.pools",
         ):
             assert sample == default, path
 
@@ -341,7 +340,6 @@ TABLE: dict[str, Bound] = {
     "settings/secrets.py _VARIABLE": Bound(None, RUST),
     "options.py _UNUSABLE": Bound(16_000, ONE_CLASS),
     "options.py VARIABLE": Bound(16_000, ONE_CLASS),
-    "options.py ^[A-Za-z_][A-Za-z0-9_]*$": Bound(None, RUST),
     "jina/url_policy.py _LABELS": Bound(10_000, "`\\.` ends each repeat"),
     "settings/urls.py _NO_NAME": Bound(131_072, ONE_CLASS),
     "settings/urls.py _URL": Bound(131_072, "each part ends at a character that it does not hold"),

@@ -1,0 +1,110 @@
+"""`openapi-tool limits`: limits of the upstream by key and endpoint, and who uses them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from openapi_tool.bootstrap import Bootstrap
+from openapi_tool.bus.connection import BusClient
+from openapi_tool.bus.stats import gather_stats
+from openapi_tool.cli.common import cell, fail, say, tell_json
+from openapi_tool.cli.nats_connection import with_nats
+
+_NOBODY = 1
+_WITHIN_S = 1.0
+_EVERY_S = 2.0
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent", "found_by_429")
+_HEADS = ("key", "endpoint", "requests/min", "used", "tokens/min", "used", "at once", "running", "paused s", "waiting")
+
+
+def limits(
+    *,
+    watch: Annotated[bool, typer.Option("--watch", help="Update every 2 s until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, once.")] = False,
+) -> None:
+    """Show limits by key and endpoint: used, paused, the share of each replica, waiting calls by project.
+
+    Exit codes: 0, 1 no replica answers, 2 invalid settings, or NATS cannot be reached.
+    """
+
+    async def work(bootstrap: Bootstrap, client: BusClient) -> None:
+        del bootstrap
+        replicas = await gather_stats(client, _WITHIN_S)
+        if not replicas:
+            fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NOBODY)
+        if as_json:
+            tell_json({"limits": combined(replicas)})
+            return
+        console = Console(highlight=False)
+        if not watch:
+            console.print(shown(combined(replicas)))
+            return
+        with Live(shown(combined(replicas)), console=console, auto_refresh=False, screen=True) as live:
+            while True:
+                await asyncio.sleep(_EVERY_S)
+                live.update(shown(combined(await gather_stats(client, _WITHIN_S))), refresh=True)
+
+    with_nats(work, "openapi-tool nats permissions --for top")
+    if watch and not as_json:
+        say("stopped")
+
+
+def combined(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return one entry per key and endpoint: what is shared as the busiest replica sees it, the rest added up."""
+    found: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = {}
+    for replica in replicas:
+        for one in replica.get("upstream_limits") or ():
+            key = str(one.get("variable")), str(one.get("endpoint"))
+            found.setdefault(key, []).append((str(replica.get("instance")), one))
+    return [_entry(key, found[key]) for key in sorted(found)]
+
+
+def _entry(key: tuple[str, str], parts: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    waiting: Counter[str] = Counter()
+    for _, one in parts:
+        waiting.update(one.get("waiting_by_project") or {})
+    first = parts[0][1]
+    return {
+        "variable": key[0],
+        "endpoint": key[1],
+        **{name: first.get(name) for name in _LIMITS},
+        **{name: max(one.get(name) or 0 for _, one in parts) for name in ("used", "used_tokens", "paused_s")},
+        "running": sum(one.get("running") or 0 for _, one in parts),
+        "refused": sum(one.get("refused") or 0 for _, one in parts),
+        "replicas": {
+            name: {"sent_per_minute": one.get("sent"), "at_hand": one.get("at_hand"), "alone": one.get("alone")}
+            for name, one in parts
+        },
+        "waiting": dict(waiting.most_common()),
+    }
+
+
+def shown(entries: Sequence[Mapping[str, Any]]) -> Group:
+    """Return the tables: limits, replicas, waiting calls by project."""
+    table = Table(*_HEADS, title="limits")
+    shares = Table("key", "endpoint", "replica", "requests/min", "permits at hand", "without NATS")
+    waiting = Table("key", "endpoint", "project", "waiting")
+    for one in entries:
+        names = cell(one["variable"]), cell(one["endpoint"])
+        limit = _limit(one["requests_per_minute"]) + (" (found by 429)" if one["found_by_429"] else "")
+        values = (one["used"], _limit(one["tokens_per_minute"]), one["used_tokens"], _limit(one["concurrent"]))
+        rest = (one["running"], one["paused_s"], sum(one["waiting"].values()))
+        table.add_row(*names, cell(limit), *map(cell, values), *map(cell, rest))
+        for name, part in one["replicas"].items():
+            alone = "yes" if part["alone"] else ""
+            shares.add_row(*names, cell(name), cell(part["sent_per_minute"]), cell(part["at_hand"]), cell(alone))
+        for project, calls in one["waiting"].items():
+            waiting.add_row(*names, cell(project), cell(calls))
+    return Group(table, shares, waiting)
+
+
+def _limit(value: object) -> str:
+    return "-" if value is None else str(value)
