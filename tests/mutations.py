@@ -343,7 +343,7 @@ LOSS = (
         "bus/dead_letters.py",
         'if cause == "unavailable" and delivery.attempt < _LAST_DELIVERY:',
         'if cause == "unavailable":',
-        "tests/wire/test_kept_commands.py::test_an_outage_keeps_a_command_for_some_deliveries_and_no_longer",
+        "tests/wire/test_dead_letters.py::test_dead_letter_is_discarded_after_five_deliveries_during_an_outage",
     ),
     Mutation(
         "bus/heartbeats.py",
@@ -409,19 +409,19 @@ LOSS = (
         "bus/returns.py",
         "or self._deliveries.pop(place.sequence.stream, 0) + 1 == attempt",
         "or self._deliveries.pop(place.sequence.stream, 0) > 0",
-        "tests/races/test_intake.py::test_what_went_back_and_was_delivered_elsewhere_in_between_needs_a_lease",
+        "tests/races/test_intake.py::test_command_handed_back_and_delivered_elsewhere_in_between_needs_a_lease",
     ),
     Mutation(
         "bus/consumer.py",
         "                self._intake.mark_stale()  #",
         "                pass  #",
-        "tests/races/test_intake.py::test_what_waited_through_a_standstill_or_without_a_connection_begins_with_a_lease",
+        "tests/races/test_intake.py::test_command_that_waited_through_a_stall_or_a_disconnect_needs_a_lease",
     ),
     Mutation(
         "bus/consumer.py",
         "            self._intake.give_back_waiting()\n        while",
         "            pass\n        while",
-        "tests/races/test_intake.py::test_what_waits_goes_back_when_calls_cannot_be_finished",
+        "tests/races/test_intake.py::test_waiting_commands_are_handed_back_while_calls_cannot_be_finished",
     ),
     Mutation(
         "bus/scheduler.py",

@@ -1,4 +1,4 @@
-"""What a wrong setting, or somebody on the way, gets to see of a secret before anything runs."""
+"""Secrets at the start: neither the error for an invalid setting nor a network intermediary shows one."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ TIMEOUT_S = 15.0
 
 
 def dsn(between: str) -> dict[str, str]:
-    """A connection string whose password has something between its halves."""
+    """Return a connection string whose password has `between` between its halves."""
     return {"PG_DSN": f"postgresql://user:{HEAD}{between}{TAIL}@127.0.0.1:1/kernel"}
 
 
 Outcome = tuple[int | None, str]
-"""Exit code, None for what did not end, and output."""
+"""Exit code (None after a timeout) and output."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """A command that ends with 2 because of a variable; `named` stands in what it says."""
+    """A command that must exit with 2 because of a variable; `named` must occur in its output."""
 
     environment: Mapping[str, str]
     command: Sequence[str] = SERVE
@@ -53,38 +53,40 @@ STARTS: Mapping[str, Start] = {
     "a port that is a password": Start({"PG_DSN": f"postgresql://127.0.0.1:{HEAD}{TAIL}/kernel"}, named="postgres.dsn"),
     "another scheme": Start({"PG_DSN": f"postgre://user:{HEAD}{TAIL}@host/kernel"}, named="postgres.dsn"),
     "a port of libpq's": Start({"PG_DSN": DATABASE, "PGPORT": f"{HEAD}{TAIL}"}, named="PGPORT"),
-    "a section that is no JSON": Start(
+    "a section that is not JSON": Start(
         {"PG_DSN": DATABASE, "OPENAPI_TOOL__NATS": f'{{"token": "{HEAD}{TAIL}"'}, named="OPENAPI_TOOL__NATS"
     ),
     "a server without brackets": Start(
         {"PG_DSN": DATABASE, "NATS_SERVERS": f"nats://{HEAD}:{TAIL}@fe80::1:4222"}, named="nats.servers"
     ),
-    "a seed that is none": Start(
+    "an invalid seed": Start(
         {"PG_DSN": DATABASE, "OPENAPI_TOOL__NATS__NKEY_SEED_FILE": "seed"},
         named="nkey_seed_file",
         files={"seed": f"SU{HEAD}{TAIL}"},
     ),
-    "credentials that are none": Start(
+    "an invalid credentials file": Start(
         {"PG_DSN": DATABASE, "OPENAPI_TOOL__NATS__CREDENTIALS_FILE": "creds"},
         named="credentials_file",
         files={"creds": f"-----BEGIN NATS USER JWT-----\n{HEAD}{TAIL}\n"},
     ),
-    "a proxy that is none": Start(
+    "an invalid proxy URL": Start(
         {"PG_DSN": DATABASE, "OPENAPI_TOOL__EGRESS__PROXY": f"http://u:{HEAD}/{TAIL}@h:1"}, named="egress.proxy"
     ),
-    "the DSN for tools": Start({"PG_DSN": DATABASE, "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "PG_DSN"}, named="PG_DSN"),
-    "a setting of NATS for tools": Start(
+    "PG_DSN in allowed_env": Start(
+        {"PG_DSN": DATABASE, "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "PG_DSN"}, named="PG_DSN"
+    ),
+    "nats_servers in allowed_env": Start(
         {"PG_DSN": DATABASE, "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "nats_servers"}, named="nats_servers"
     ),
-    "a setting of ours for tools": Start(
+    "a setting of the executor as a tool's key": Start(
         {"PG_DSN": DATABASE, "OPENAPI_TOOL__TOOLS__JINA__ENVS": '{"api_key": "OPENAPI_TOOL__SESSION__KEY"}'},
         named="OPENAPI_TOOL__SESSION__KEY",
     ),
-    "a proxy for tools": Start(
+    "HTTPS_PROXY as a tool's key": Start(
         {"PG_DSN": DATABASE, "OPENAPI_TOOL__TOOLS__JINA__SERVICES": '{"jina": {"envs": {"api_key": "HTTPS_PROXY"}}}'},
         named="HTTPS_PROXY",
     ),
-    "a page's parameter for a secret": Start(
+    "an upstream parameter in env_parameters": Start(
         {"PG_DSN": DATABASE, "OPENAPI_TOOL__SECRETS__ENV_PARAMETERS": "url"}, named="env_parameters"
     ),
 }
@@ -105,14 +107,14 @@ def _run(start: Start, folder: Path) -> Outcome:
             check=False,
             timeout=TIMEOUT_S,
         )
-    except subprocess.TimeoutExpired as endless:  # it took the setting and waits for what is not there
-        return None, (endless.stdout or b"").decode(errors="replace")
+    except subprocess.TimeoutExpired as timeout:  # it accepted the setting and waits for a server
+        return None, (timeout.stdout or b"").decode(errors="replace")
     return done.returncode, done.stdout.decode(errors="replace")
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Outcome]]:
-    """Every start, two at a time: each takes a second, most of it imports."""
+    """Yield the outcome of each start; two run at a time, because each takes a second, most of it imports."""
     folders = {name: tmp_path_factory.mktemp("start") for name in STARTS}
     with ThreadPoolExecutor(2) as workers:
         running = {name: workers.submit(_run, start, folders[name]) for name, start in STARTS.items()}
@@ -121,33 +123,33 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, 
 
 @pytest.mark.parametrize("name", STARTS)
 @requirement("settings.errors")
-def test_a_wrong_setting_is_named_and_shows_nothing(outcomes: Mapping[str, Outcome], name: str) -> None:
-    code, said = outcomes[name]
-    assert code == 2, said
-    assert "Traceback" not in said
-    assert HEAD not in said
-    assert TAIL not in said
-    assert STARTS[name].named in said, said
+def test_error_names_the_setting_and_shows_no_secret(outcomes: Mapping[str, Outcome], name: str) -> None:
+    code, output = outcomes[name]
+    assert code == 2, output
+    assert "Traceback" not in output
+    assert HEAD not in output
+    assert TAIL not in output
+    assert STARTS[name].named in output, output
 
 
 class Listener:
-    """A NATS server that offers no TLS, or somebody on the way who says so; keeps what it hears."""
+    """NATS server without TLS, or an intermediary that strips it; records what it receives in `received`."""
 
     def __init__(self, info: Mapping[str, object]) -> None:
         self._info = {"server_id": "x", "version": "2.11.0", "max_payload": 1_000_000, "headers": True, **info}
-        self.heard = b""
+        self.received = b""
         self._connections = 0
         self._left = asyncio.Event()
         self._left.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Say what a server says first, and listen."""
+        """Send INFO, reply to CONNECT with PONG, and record."""
         self._connections += 1
         self._left.clear()
         writer.write(b"INFO " + json.dumps(self._info).encode() + b"\r\n")
         with suppress(OSError):
             while data := await reader.read(65_536):
-                self.heard += data
+                self.received += data
                 if data.startswith(b"CONNECT"):
                     writer.write(b"PONG\r\n")
         writer.close()
@@ -156,7 +158,7 @@ class Listener:
             self._left.set()
 
     async def left(self) -> None:
-        """Wait until nobody is connected."""
+        """Wait until no client is connected."""
         await self._left.wait()
 
 
@@ -171,7 +173,7 @@ class Listener:
     ids=["scheme", "setting", "stripped", "announced"],
 )
 @requirement("settings.errors")
-async def test_tls_that_was_asked_for_is_tls_or_nothing(url: str, tls: str, info: Mapping[str, object]) -> None:
+async def test_requested_tls_is_never_downgraded(url: str, tls: str, info: Mapping[str, object]) -> None:
     listener = Listener(info)
     async with await asyncio.start_server(listener.serve, "127.0.0.1", 0) as server:
         environment = {
@@ -189,10 +191,10 @@ async def test_tls_that_was_asked_for_is_tls_or_nothing(url: str, tls: str, info
             stderr=asyncio.subprocess.STDOUT,
         )
         async with asyncio.timeout(TIMEOUT_S):
-            said, _ = await process.communicate()
+            output, _ = await process.communicate()
             await listener.left()
-    assert HEAD.encode() not in listener.heard
-    assert TAIL.encode() not in listener.heard
+    assert HEAD.encode() not in listener.received
+    assert TAIL.encode() not in listener.received
     assert process.returncode == 2
-    assert b"TLS" in said, said
-    assert TAIL.encode() not in said
+    assert b"TLS" in output, output
+    assert TAIL.encode() not in output

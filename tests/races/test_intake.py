@@ -1,4 +1,4 @@
-"""Commands that wait for a slot: kept alive, run in fair order, given back when they should not wait here."""
+"""Waiting commands: heartbeats, fair order, hand-back when the queue is full, during an outage and in a drain."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.races.fakes import FakeMemory, FakeTools, Run, Scene, Schedule, turns
 from tests.requirements import requirement
 
 
-class Handling:
-    """Keeps every call until `go`; notes the deliveries that ran, in their order."""
+class BlockingHandler:
+    """Handler that blocks each call until `go` is set, and records the deliveries in `ran`, in their order."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -34,15 +34,15 @@ class Handling:
         return [delivery.stream_sequence for delivery in self.ran]
 
 
-def scene_with(concurrency: int = 2, max_held: int = 512, ack_wait_s: float = 60.0) -> tuple[Scene, Handling]:
-    handling = Handling()
+def scene_with(concurrency: int = 2, max_held: int = 512, ack_wait_s: float = 60.0) -> tuple[Scene, BlockingHandler]:
+    handling = BlockingHandler()
     scene = Scene(concurrency=concurrency, max_held=max_held, ack_wait_s=ack_wait_s, handle=handling.handle)
     scene.consumer.start()
     return scene, handling
 
 
 def naks(scene: Scene) -> list[tuple[int, float]]:
-    """Stream sequence and delay in seconds of each command that went back."""
+    """Return stream sequence and delay in seconds of each command that was handed back."""
     return [
         (int(subject.split(".")[5]), orjson.loads(data.partition(b" ")[2] or b"{}").get("delay", 0) / 1e9)
         for subject, data in scene.bus.published
@@ -51,7 +51,7 @@ def naks(scene: Scene) -> list[tuple[int, float]]:
 
 
 @requirement("intake")
-def test_what_finds_no_slot_waits_with_heartbeats_and_runs_next_without_a_lease(run: Run) -> None:
+def test_command_without_free_slot_waits_with_heartbeats_and_runs_without_lease(run: Run) -> None:
     async def check() -> None:
         scene, handling = scene_with(ack_wait_s=0.2)
         for number in range(1, 4):
@@ -62,7 +62,7 @@ def test_what_finds_no_slot_waits_with_heartbeats_and_runs_next_without_a_lease(
         handling.go.set()
         await turns(60)
         assert handling.numbers == [1, 2, 3]
-        assert scene.bus.stored == {}
+        assert scene.bus.stored == {}  # no lease
         assert scene.bus.sent(b"-NAK") == []
         await scene.consumer.stop(1)
 
@@ -70,7 +70,7 @@ def test_what_finds_no_slot_waits_with_heartbeats_and_runs_next_without_a_lease(
 
 
 @requirement("intake")
-def test_another_projects_command_runs_before_the_backlog_of_the_first(run: Run) -> None:
+def test_command_of_another_project_runs_before_the_backlog_of_the_first(run: Run) -> None:
     async def check() -> None:
         scene, handling = scene_with(concurrency=1)
         for number in range(1, 100):
@@ -103,14 +103,14 @@ def test_a_project_is_charged_the_upstream_requests_of_its_calls(run: Run) -> No
             scene.offer(scene.bus.message(number, project=("batches", "single")[number % 2]))
         while len(scene.tools.projects) < 50:
             await turns()
-        assert scene.tools.projects[:50].count("batches") == 10
+        assert scene.tools.projects[:50].count("batches") == 10  # four requests against one: a fifth of the calls
         await scene.consumer.stop(1)
 
     run(check())
 
 
 @requirement("intake")
-def test_surplus_of_the_largest_project_goes_back_each_later_than_the_one_before(run: Run) -> None:
+def test_surplus_of_the_largest_project_is_handed_back_with_growing_delays(run: Run) -> None:
     async def check() -> None:
         scene, handling = scene_with(concurrency=1, max_held=10)
         for number in range(1, 31):
@@ -118,7 +118,7 @@ def test_surplus_of_the_largest_project_goes_back_each_later_than_the_one_before
         scene.offer(scene.bus.message(31, project="other"))
         await turns(100)
         back = naks(scene)
-        assert len(back) == 20
+        assert len(back) == 20  # of 31 commands 1 runs and 10 are held
         assert 31 not in dict(back)
         assert [delay for _, delay in back] == sorted(delay for _, delay in back)
         assert back[-1][1] > back[0][1] > 0.09
@@ -130,36 +130,38 @@ def test_surplus_of_the_largest_project_goes_back_each_later_than_the_one_before
         await turns(600)
         assert len(handling.numbers) == 21
         assert {delivery.attempt for delivery in handling.ran} == {1}
-        assert scene.bus.stored == {}  # no lease: nobody had begun it
+        assert scene.bus.stored == {}  # no lease: none of them was run before
         await scene.consumer.stop(1)
 
     run(check())
 
 
 @requirement("intake")
-def test_what_a_look_ahead_finds_of_the_largest_project_goes_back_untouched(run: Run) -> None:
+def test_look_ahead_hands_back_commands_of_the_largest_project_without_decoding(run: Run) -> None:
     async def check() -> None:
         scene, handling = scene_with(concurrency=1, max_held=2)
         for number in range(1, 4):
             scene.offer(scene.bus.message(number))
         for number, project in ((4, "proj"), (5, "other"), (6, "proj")):
-            scene.consumer._receive_or_refuse(scene.bus.message(number, project=project))  # noqa: SLF001 - as the look
+            scene.consumer._receive_or_refuse(scene.bus.message(number, project=project))  # noqa: SLF001 - by LookAhead
         await turns(100)
+        # 4: the queue is full, and proj has the most; 3: evicted for 5; 6: as 4
         assert [number for number, _ in naks(scene)] == [4, 3, 6]
         handling.go.set()
         await turns(200)
         for number in (4, 3, 6):
-            scene.consumer._receive_or_refuse(scene.bus.message(number, attempt=2))  # noqa: SLF001 - the same
+            scene.consumer._receive_or_refuse(scene.bus.message(number, attempt=2))  # noqa: SLF001 - by LookAhead
             await turns(100)
+        # 2 and 5 are of different projects, which have equal shares
         assert handling.numbers in ([1, 2, 5, 4, 3, 6], [1, 5, 2, 4, 3, 6])
-        assert scene.bus.stored == {}
+        assert scene.bus.stored == {}  # no lease
         await scene.consumer.stop(1)
 
     run(check())
 
 
 @requirement("intake")
-def test_what_went_back_and_was_delivered_elsewhere_in_between_needs_a_lease(run: Run) -> None:
+def test_command_handed_back_and_delivered_elsewhere_in_between_needs_a_lease(run: Run) -> None:
     async def check() -> None:
         scene, handling = scene_with(concurrency=1, max_held=1)
         for number in range(1, 4):
@@ -171,14 +173,14 @@ def test_what_went_back_and_was_delivered_elsewhere_in_between_needs_a_lease(run
         scene.offer(scene.bus.message(back, attempt=3))
         await turns(60)
         assert handling.ran[-1].attempt == 3
-        assert "update done" in scene.schedule.seen
+        assert "update done" in scene.schedule.seen  # a lease was taken
         await scene.consumer.stop(1)
 
     run(check())
 
 
 @requirement("intake")
-def test_what_waited_through_a_standstill_or_without_a_connection_begins_with_a_lease(run: Run) -> None:
+def test_command_that_waited_through_a_stall_or_a_disconnect_needs_a_lease(run: Run) -> None:
     async def check(*, connected: bool) -> None:
         scene, handling = scene_with(concurrency=1, ack_wait_s=0.12)
         for number in (1, 2):
@@ -204,7 +206,7 @@ def test_what_waited_through_a_standstill_or_without_a_connection_begins_with_a_
 
 
 @requirement("outage")
-def test_what_waits_goes_back_when_calls_cannot_be_finished(run: Run) -> None:
+def test_waiting_commands_are_handed_back_while_calls_cannot_be_finished(run: Run) -> None:
     async def check() -> None:
         scene, handling = scene_with(concurrency=1)
         for number in range(1, 6):
@@ -230,7 +232,7 @@ def test_what_waits_goes_back_when_calls_cannot_be_finished(run: Run) -> None:
 
 
 @requirement("run.stop")
-def test_a_drain_gives_back_what_waits_at_once_and_lets_calls_finish(run: Run) -> None:
+def test_drain_hands_back_waiting_commands_at_once_and_lets_calls_finish(run: Run) -> None:
     async def check() -> None:
         scene, handling = scene_with(concurrency=2)
         for number in range(1, 301):
@@ -248,7 +250,7 @@ def test_a_drain_gives_back_what_waits_at_once_and_lets_calls_finish(run: Run) -
 
 
 @requirement("intake")
-def test_a_command_that_is_held_already_is_not_held_twice(run: Run) -> None:
+def test_redelivery_of_a_held_command_is_ignored(run: Run) -> None:
     async def check() -> None:
         scene, handling = scene_with(concurrency=1)
         for number in (1, 2, 2, 1):
@@ -262,7 +264,7 @@ def test_a_command_that_is_held_already_is_not_held_twice(run: Run) -> None:
 
 
 @requirement("intake")
-def test_delays_follow_the_pace_at_which_calls_end_and_have_bounds() -> None:
+def test_redelivery_delays_follow_the_mean_duration_of_calls_within_bounds() -> None:
     now = 0.0
     delays = ReturnDelays(slots=10, clock=lambda: now)
     for _ in range(1_000):
@@ -276,29 +278,30 @@ def test_delays_follow_the_pace_at_which_calls_end_and_have_bounds() -> None:
 
 
 @requirement("answer.hold")
-def test_an_answer_that_waits_for_its_worker_keeps_no_slot_and_goes_out_in_a_drain(run: Run) -> None:
+def test_held_result_occupies_no_slot_and_is_committed_in_a_drain(run: Run) -> None:
     async def check() -> None:
         scene = Scene(concurrency=1, min_answer_s=0.3)
         scene.consumer.start()
         for number in range(1, 4):
             scene.offer(scene.bus.message(number))
         await turns(100)
-        assert scene.tools.projects == ["proj", "proj"]  # the second one waits beside the first, and keeps its slot
+        # At most `concurrency` results are held without a slot: the second keeps its slot, so the third does not run.
+        assert scene.tools.projects == ["proj", "proj"]
         assert scene.consumer.running == 2
         assert scene.kernel.committed == []
         await scene.consumer.stop(0)
         assert len(scene.kernel.committed) == 2
-        assert scene.bus.sent() == [b"-NAK", b"", b""]
+        assert scene.bus.sent() == [b"-NAK", b"", b""]  # JetStream treats an empty payload as +ACK
 
     run(check())
 
 
 @requirement("run.stop")
 @pytest.mark.parametrize("commands", [1, 2], ids=["running", "waiting"])
-def test_a_command_that_is_handed_back_leaves_a_line_with_its_ids(
+def test_handing_a_command_back_is_logged_with_its_ids(
     run: Run, caplog: pytest.LogCaptureFixture, commands: int
 ) -> None:
-    """Also one that only waited."""
+    """For a running and for a waiting command."""
     caplog.set_level(logging.INFO, "openapi_tool")
 
     async def check() -> None:
@@ -309,7 +312,7 @@ def test_a_command_that_is_handed_back_leaves_a_line_with_its_ids(
         await scene.consumer.stop(0)
 
     run(check())
-    told = [vars(record) for record in caplog.records if getattr(record, "action", "") == "call.handed_back"]
+    lines = [vars(record) for record in caplog.records if getattr(record, "action", "") == "call.handed_back"]
     names = ("stream_sequence", "project_id", "agent_id", "agent_turn_id", "tool_call_id")
-    ids = sorted([line[name] for name in names] for line in told)
+    ids = sorted([line[name] for name in names] for line in lines)
     assert ids == [[number, "proj", "agent", "turn", f"call-{number}"] for number in range(1, commands + 1)]

@@ -1,4 +1,4 @@
-"""Answers that would come before the worker has suspended: held, without a slot, and no longer than useful."""
+"""Results that are ready before the worker has suspended the turn: held without a slot, for a second at most."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class LoopClock:
 
 
 @dataclass
-class Released:
-    """Slots that were given up."""
+class FakeSlots:
+    """Records the slots that were released."""
 
     sequences: list[int] = field(default_factory=list)
 
@@ -47,19 +47,19 @@ class Released:
 
 @dataclass
 class Scene:
-    """A hold of 60 ms, and when answers were let through, in ms since START."""
+    """A hold of 60 ms; `answered` returns when the hold ended, in ms since START."""
 
     min_answer_s: float = 0.06
     clock: LoopClock = field(default_factory=LoopClock)
-    slots: Released = field(default_factory=Released)
+    slots: FakeSlots = field(default_factory=FakeSlots)
 
     def __post_init__(self) -> None:
         self.hold = AnswerHold(self.min_answer_s, self.clock, self.slots)
 
-    async def answered(self, command: Delivery, waiting: WaitingTurnRecord | None = None, **of: Any) -> int:
-        who = identity(**of)
-        self.hold.record_command(command, who)
-        await self.hold.wait(command, who, waiting or waiting_turn())
+    async def answered(self, command: Delivery, waiting: WaitingTurnRecord | None = None, **ids: Any) -> int:
+        caller = identity(**ids)
+        self.hold.record_command(command, caller)
+        await self.hold.wait(command, caller, waiting or waiting_turn())
         return round(asyncio.get_running_loop().time() * 1000)
 
 
@@ -68,7 +68,7 @@ def sent(after_ms: float = 0, sequence: int = 1) -> Delivery:
 
 
 @requirement("answer.hold")
-def test_an_early_answer_waits_without_a_slot_until_the_worker_has_suspended() -> None:
+def test_early_result_waits_without_a_slot_until_the_worker_has_suspended() -> None:
     async def check() -> None:
         scene = Scene()
         assert await scene.answered(sent(sequence=7)) == 60
@@ -78,7 +78,7 @@ def test_an_early_answer_waits_without_a_slot_until_the_worker_has_suspended() -
 
 
 @requirement("answer.hold")
-def test_a_late_answer_neither_waits_nor_gives_up_its_slot() -> None:
+def test_late_result_neither_waits_nor_releases_its_slot() -> None:
     async def check() -> None:
         scene = Scene()
         await asyncio.sleep(0.08)
@@ -92,7 +92,7 @@ def test_a_late_answer_neither_waits_nor_gives_up_its_slot() -> None:
 @pytest.mark.parametrize(
     "waiting", [waiting_turn(message_type="ui_action"), waiting_turn(turn_epoch=0)], ids=["ui", "epoch 0"]
 )
-def test_nobody_waits_where_nobody_suspends(waiting: WaitingTurnRecord) -> None:
+def test_result_is_not_held_for_ui_actions_and_epoch_0(waiting: WaitingTurnRecord) -> None:
     async def check() -> None:
         scene = Scene()
         assert await scene.answered(sent(), waiting) == 0
@@ -101,7 +101,7 @@ def test_nobody_waits_where_nobody_suspends(waiting: WaitingTurnRecord) -> None:
     run_virtually(check())
 
 
-def test_zero_switches_it_off() -> None:
+def test_zero_disables_the_hold() -> None:
     async def check() -> None:
         assert await Scene(min_answer_s=0).answered(sent()) == 0
 
@@ -109,7 +109,7 @@ def test_zero_switches_it_off() -> None:
 
 
 @requirement("answer.hold")
-def test_answers_of_a_step_wait_for_its_newest_call() -> None:
+def test_results_of_a_step_wait_for_its_newest_command() -> None:
     async def check() -> None:
         scene = Scene()
 
@@ -117,13 +117,14 @@ def test_answers_of_a_step_wait_for_its_newest_call() -> None:
             await asyncio.sleep(after_ms / 1000)
             return await scene.answered(sent(after_ms))
 
+        # The newest command is sent after 9 * 20 ms; the hold is 60 ms.
         assert await asyncio.gather(*(call(20 * number) for number in range(10))) == [240] * 10
 
     run_virtually(check())
 
 
 @requirement("answer.hold")
-def test_calls_of_another_step_or_agent_delay_nothing() -> None:
+def test_commands_of_another_step_or_agent_delay_nothing() -> None:
     async def check() -> None:
         scene = Scene()
         for other in ({"step_id": "next"}, {"agent_id": "other"}, {"project_id": "other"}, {"agent_turn_id": "other"}):
@@ -135,17 +136,18 @@ def test_calls_of_another_step_or_agent_delay_nothing() -> None:
 
 @requirement("answer.hold")
 @pytest.mark.parametrize("behind_s", [0.0, 28.0])
-def test_a_step_without_end_or_a_wrong_clock_delays_an_answer_by_a_second_at_most(behind_s: float) -> None:
+def test_endless_step_or_wrong_clock_delays_a_result_by_a_second_at_most(behind_s: float) -> None:
     async def check() -> None:
         scene = Scene()
         scene.clock.behind_s = behind_s
-        scene.hold.record_command(sent(3_600_000), identity())
+        scene.hold.record_command(sent(3_600_000), identity())  # a command with a timestamp one hour ahead
+        # With a clock that is behind only the loop's time ends the wait: after 17 sleeps of 60 ms, at 1,020 ms.
         assert await scene.answered(sent()) == 1000 + 20 * bool(behind_s)
 
     run_virtually(check())
 
 
-def test_what_is_known_of_steps_is_bounded() -> None:
+def test_memory_for_steps_is_bounded() -> None:
     async def check() -> None:
         scene = Scene()
         for number in range(10_000):

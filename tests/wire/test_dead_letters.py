@@ -1,4 +1,4 @@
-"""What is kept of commands that nobody is answered for: whole or in part, within limits, and never in the way."""
+"""Dead letters: content, limits, replay; storing one never blocks other commands."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ from tests.requirements import requirement
 from tests.support import dead_letters
 from tests.wire.world import DURABLE, World, header_block, publish
 
-__all__ = ["environment"]
-
 LARGE = b"x" * 790_000
 FILTER = "cg.v1r4.*.*.cmd.tool.jina.>"
 STALE = {"CG-Turn-Id": "an-old-turn"}
@@ -46,12 +44,19 @@ def stored(reason: str) -> float:
     return REGISTRY.get_sample_value("openapi_tool_dead_letters_total", {"reason": reason}) or 0.0
 
 
+@pytest.fixture
+def environment(idle_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connection settings of the command line."""
+    monkeypatch.setenv("PG_DSN", idle_world.dsn)
+    monkeypatch.setenv("NATS_SERVERS", idle_world.stack.nats.url)
+
+
 def logged(caplog: pytest.LogCaptureFixture, action: str) -> list[logging.LogRecord]:
     return [record for record in caplog.records if getattr(record, "action", "") == action]
 
 
 @requirement("deadletters")
-async def test_a_large_command_from_nobody_is_settled_and_kept_in_part(world: World) -> None:
+async def test_large_command_without_identity_is_recorded_in_part(world: World) -> None:
     call = await world.place()
     headers: dict[str, str | None] = {**dict.fromkeys(call.headers), "CG-Turn-Id": "a-turn", "x-other": "v" * 30_000}
     outcome = await world.send(call, headers=headers, data=LARGE)
@@ -67,7 +72,7 @@ async def test_a_large_command_from_nobody_is_settled_and_kept_in_part(world: Wo
 
 
 @requirement("deadletters")
-async def test_many_large_commands_from_nobody_keep_nobody_waiting(world: World) -> None:
+async def test_large_commands_without_identity_do_not_delay_others(world: World) -> None:
     for _ in range(20):
         await publish(world.stack.nats.url, COMMAND, LARGE)
     call = await world.place()
@@ -77,7 +82,7 @@ async def test_many_large_commands_from_nobody_keep_nobody_waiting(world: World)
 
 
 @requirement("deadletters")
-async def test_a_command_of_64_kib_is_kept_whole(world: World) -> None:
+async def test_command_of_64_kib_is_recorded_whole(world: World) -> None:
     call = await world.place()
     data = bytes(range(256)) * 128
     outcome = await world.send(call, headers={**STALE, "x-other": "é" * 15_000}, data=data)
@@ -89,7 +94,7 @@ async def test_a_command_of_64_kib_is_kept_whole(world: World) -> None:
 
 @pytest.mark.usefixtures("environment")
 @requirement("deadletters")
-async def test_a_command_that_is_kept_in_part_is_sent_again_from_its_stream(idle_world: World) -> None:
+async def test_replay_reads_a_partly_recorded_command_from_its_stream(idle_world: World) -> None:
     world, call = idle_world, await idle_world.place()
     async with world.executor():
         await world.send(call, headers=STALE, data=LARGE)
@@ -106,7 +111,7 @@ async def test_a_command_that_is_kept_in_part_is_sent_again_from_its_stream(idle
 @pytest.mark.parametrize("change", ["purged", "deleted", "another"])
 @pytest.mark.usefixtures("environment")
 @requirement("deadletters")
-async def test_a_command_that_is_gone_is_said_to_be_gone(idle_world: World, change: str) -> None:
+async def test_replay_reports_a_command_that_expired_or_was_replaced(idle_world: World, change: str) -> None:
     world, jetstream = idle_world, idle_world.caller.client.jetstream()
     async with world.executor():
         await world.send(await world.place(), headers=STALE, data=LARGE)
@@ -129,7 +134,7 @@ async def test_a_command_that_is_gone_is_said_to_be_gone(idle_world: World, chan
 
 @pytest.mark.usefixtures("environment")
 @requirement("deadletters")
-async def test_what_nobody_would_get_is_not_sent_again(idle_world: World) -> None:
+async def test_replay_refuses_an_invalid_subject_and_an_unreadable_record(idle_world: World) -> None:
     world, jetstream = idle_world, idle_world.caller.client.jetstream()
     await publish(world.stack.nats.url, COMMAND + b"\xff", b"{}")
     async with world.executor():
@@ -148,17 +153,15 @@ async def test_what_nobody_would_get_is_not_sent_again(idle_world: World) -> Non
 
 
 @requirement("deadletters")
-async def test_the_stream_that_is_made_has_limits_for_each_project_and_in_all(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_created_stream_has_limits_per_project_and_in_all(world: World, caplog: pytest.LogCaptureFixture) -> None:
     await world.send(await world.place(), headers=STALE)
     config = (await world.caller.client.jetstream().stream_info(DEAD_LETTERS)).config
     assert (config.subjects, config.max_age) == ([SUBJECTS], 7 * 24 * 3600)
     assert (config.max_bytes, config.max_msgs, config.max_msgs_per_subject) == (512 * 1024 * 1024, 100_000, 1_000)
     assert (config.discard, config.discard_new_per_subject) == (DiscardPolicy.NEW, True)
     assert logged(caplog, "dead_letters.unlimited") == []
-    last = await world.caller.client.jetstream().get_msg(DEAD_LETTERS, 1)
-    assert last.subject == f"{SUBJECT}.{PROJECT}"
+    record = await world.caller.client.jetstream().get_msg(DEAD_LETTERS, 1)
+    assert record.subject == f"{SUBJECT}.{PROJECT}"
 
 
 async def _stream(world: World, **changes: Any) -> None:
@@ -172,12 +175,12 @@ async def _stream(world: World, **changes: Any) -> None:
     [
         ({"max_msgs_per_subject": 1}, "full"),
         ({"max_msgs": 1}, "full"),
-        ({"max_bytes": 1_800}, "full"),
+        ({"max_bytes": 1_800}, "full"),  # one record has some 1,500 bytes
         ({"max_msg_size": 100}, "too_large"),
     ],
 )
 @requirement("deadletters")
-async def test_a_letter_that_the_stream_refuses_is_logged_and_counted_and_its_command_settled(
+async def test_refused_dead_letter_is_logged_and_counted_and_its_command_settled(
     idle_world: World, caplog: pytest.LogCaptureFixture, changes: Mapping[str, Any], cause: str
 ) -> None:
     world = idle_world
@@ -201,14 +204,14 @@ async def test_a_letter_that_the_stream_refuses_is_logged_and_counted_and_its_co
 
 
 @requirement("deadletters")
-async def test_a_project_whose_room_is_full_takes_none_from_another(idle_world: World) -> None:
+async def test_project_at_its_limit_does_not_evict_dead_letters_of_others(idle_world: World) -> None:
     await _stream(idle_world, max_msgs_per_subject=2)
     url = idle_world.stack.nats.url
     for _ in range(5):
         await publish(url, b"cg.v1r4.loud.public.cmd.tool.jina.search", b"{}")
     for subject in (
         b"cg.v1r4.p\xff.public.cmd.tool.jina.search",
-        b"cg.v1r4.a b".replace(b" ", b"\xc3\xa9") + b".c.cmd.tool.jina.s",
+        "cg.v1r4.aéb.c.cmd.tool.jina.s".encode(),
     ):
         await publish(url, subject, b"{}")
     async with idle_world.executor():
@@ -222,7 +225,7 @@ async def test_a_project_whose_room_is_full_takes_none_from_another(idle_world: 
 
 
 @requirement("deadletters")
-async def test_an_outage_keeps_a_command_for_some_deliveries_and_no_longer(
+async def test_dead_letter_is_discarded_after_five_deliveries_during_an_outage(
     idle_world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     world, publish_, attempts = idle_world, JetStreamContext.publish, []
@@ -260,7 +263,7 @@ async def test_an_outage_keeps_a_command_for_some_deliveries_and_no_longer(
     ],
 )
 @requirement("deadletters")
-async def test_an_existing_stream_is_used_as_it_is_with_a_warning_of_what_it_lacks(
+async def test_existing_stream_is_used_unchanged_with_a_warning_about_missing_limits(
     idle_world: World, caplog: pytest.LogCaptureFixture, changes: Mapping[str, Any], flags: list[str]
 ) -> None:
     world = idle_world
@@ -275,7 +278,7 @@ async def test_an_existing_stream_is_used_as_it_is_with_a_warning_of_what_it_lac
 
 @pytest.mark.usefixtures("environment")
 @requirement("deadletters")
-async def test_a_record_of_the_first_shape_is_shown_and_sent_again(idle_world: World) -> None:
+async def test_record_in_the_first_format_is_listed_and_replayed(idle_world: World) -> None:
     world, jetstream = idle_world, idle_world.caller.client.jetstream()
     call = await world.place()
     await _stream(world, subjects=[SUBJECT])
@@ -294,7 +297,7 @@ async def test_a_record_of_the_first_shape_is_shown_and_sent_again(idle_world: W
     [listed] = lines(await deadletters("list", "--json"))
     assert (listed["whole"], json.loads(listed["data"]), listed["stream_sequence"]) == (True, dict(call.body), 7)
     assert lines(await deadletters("replay", listed["id"], "--yes", "--json"))[0]["sent"] is True
-    world.caller.last_sequence = 1
+    world.caller.last_sequence = 1  # the replayed command is the first message of the stream
     async with world.executor():
         assert (await world.outcome(call)).content["status"] == "success"
 
@@ -303,7 +306,7 @@ async def test_a_record_of_the_first_shape_is_shown_and_sent_again(idle_world: W
 async def test_commands_that_claim_to_be_a_status_of_the_server_are_found_among_the_abandoned(
     idle_world: World,
 ) -> None:
-    """nats-py's `fetch` takes such a header for the server's word, and ends with it."""
+    """nats-py's `fetch` treats such a header as a status message of the server and stops."""
     world, jetstream = idle_world, idle_world.caller.client.jetstream()
     config = ConsumerConfig(durable_name=DURABLE, filter_subject=FILTER, ack_policy=AckPolicy.EXPLICIT)
     await jetstream.add_consumer(STREAM, config)
@@ -320,7 +323,8 @@ async def test_commands_that_claim_to_be_a_status_of_the_server_are_found_among_
         await (await pulled.next_msg(5)).ack_sync()
 
     async def answered(subject: str, headers: Mapping[str, str]) -> bool:
-        return not (subject or headers)
+        del subject, headers
+        return False  # no command has a result
 
     options = DurableOptions("v1r4", DURABLE, FILTER, 6, 100)
     async with asyncio.timeout(10):
@@ -331,13 +335,7 @@ async def test_commands_that_claim_to_be_a_status_of_the_server_are_found_among_
     assert await dead_letters(world.caller) == []
 
 
-# What becomes of commands that nobody answers, and how people get at them.
-
-
-@pytest.fixture
-def environment(idle_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PG_DSN", idle_world.dsn)
-    monkeypatch.setenv("NATS_SERVERS", idle_world.stack.nats.url)
+# The command line: list, show, replay.
 
 
 async def deadletters(*arguments: str) -> Result:
@@ -351,7 +349,7 @@ def lines(result: Result) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("environment")
 @requirement("deadletters")
-async def test_a_dead_letter_is_listed_shown_and_sent_again(idle_world: World) -> None:
+async def test_dead_letter_is_listed_shown_and_replayed(idle_world: World) -> None:
     world = idle_world
     call = await world.place()
     async with world.executor():
@@ -376,9 +374,7 @@ async def test_a_dead_letter_is_listed_shown_and_sent_again(idle_world: World) -
 @pytest.mark.parametrize("header", ["Nats-Expected-Last-Subject-Sequence", "nats-msg-id"])
 @pytest.mark.usefixtures("environment")
 @requirement("deadletters")
-async def test_a_letter_whose_headers_speak_to_the_server_is_sent_and_stops_no_other(
-    idle_world: World, header: str
-) -> None:
+async def test_replay_drops_nats_headers_that_the_server_would_interpret(idle_world: World, header: str) -> None:
     world, jetstream = idle_world, idle_world.caller.client.jetstream()
     subject = (await world.place()).subject
     async with world.executor():
@@ -395,7 +391,7 @@ async def test_a_letter_whose_headers_speak_to_the_server_is_sent_and_stops_no_o
 
 @pytest.mark.usefixtures("environment")
 @requirement("deadletters")
-async def test_what_the_server_refuses_is_said_of_each_letter(idle_world: World) -> None:
+async def test_replay_reports_each_refused_dead_letter(idle_world: World) -> None:
     world, jetstream = idle_world, idle_world.caller.client.jetstream()
     async with world.executor():
         for _ in range(2):
@@ -409,10 +405,9 @@ async def test_what_the_server_refuses_is_said_of_each_letter(idle_world: World)
     assert len(lines(await deadletters("list", "--json"))) == 2
 
 
-@pytest.mark.usefixtures("environment")
+@pytest.mark.usefixtures("idle_world", "environment")
 @requirement("deadletters")
-async def test_an_unknown_dead_letter_is_named(idle_world: World) -> None:
-    del idle_world
+async def test_an_unknown_dead_letter_is_named() -> None:
     for command in (("show", "7"), ("replay", "7", "--yes")):
         refused = await deadletters(*command)
         assert refused.exit_code == 2
@@ -420,7 +415,7 @@ async def test_an_unknown_dead_letter_is_named(idle_world: World) -> None:
 
 
 @requirement("deadletters")
-async def test_a_server_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/unused")
     monkeypatch.setenv("NATS_SERVERS", "nats://127.0.0.1:1")
     refused = await deadletters("list")
@@ -433,7 +428,9 @@ async def test_a_server_that_is_not_there_is_an_error(monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("environment")
 @requirement("handover")
-async def test_another_executors_durable_is_taken_over_and_what_it_gave_up_on_is_found(idle_world: World) -> None:
+async def test_durable_of_another_executor_is_taken_over_and_abandoned_commands_are_listed(
+    idle_world: World,
+) -> None:
     """The kernel's own executor refuses redelivered commands and stops after a few (protocol section 10)."""
     world, jetstream = idle_world, idle_world.caller.client.jetstream()
     filter_subject = "cg.v1r4.*.*.cmd.tool.jina.>"
