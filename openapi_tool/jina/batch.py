@@ -8,9 +8,10 @@ from typing import Any, cast
 
 from openapi_tool.protocol.errors import BadRequest, ToolError
 from openapi_tool.telemetry.redact import Redactor
-from openapi_tool.tools.arguments import Arguments, fold
+from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.definition import ToolDefinition, unusable
-from openapi_tool.tools.problems import Problem, listed
+from openapi_tool.tools.names import fold
+from openapi_tool.tools.problems import Problem, argument_path, listed
 from openapi_tool.tools.result import Item, ToolOutput, Usage, cost, one_line
 
 _SHOWN_CHARS = 200
@@ -32,7 +33,7 @@ def batch_items(definition: ToolDefinition, arguments: Arguments, most: int) -> 
         lines = [str(replace(problem, path=(*group, *problem.path))) for problem in own]
         raise unusable(definition.tool_name, listed(lines))
     if problems:
-        lines = listed(list(map(str, problems)))
+        lines = listed([f"{argument_path(problem.path)}: {problem.message}" for problem in problems])
         raise BadRequest("Correct these and call again: " + "; ".join(lines), detail={"problems": lines})
     return list(cast("list[str]", arguments.values[plural]))
 

@@ -287,7 +287,7 @@ class _Page:
         warning = _text(item.get("warning"))
         if not warning:
             return (kind,) if kind else ()
-        told = map(of_upstream, warning.splitlines()[:_MOST_WARNINGS])
+        told = map(of_upstream, warning[:_MOST_WARNING_CHARS].splitlines()[:_MOST_WARNINGS])
         found = dict.fromkeys(filter(None, (kind, *told)))
         if kind == "empty":
             found.pop("not_loaded", None)
@@ -342,8 +342,8 @@ class _Page:
         links = item.get("siteLinks")
         known = [link for link in links if isinstance(link, dict)] if isinstance(links, list) else []
         for link in known[:_MOST_SITE_LINKS]:
-            if self.line(link.get("link"), _MOST_URL_CHARS):
-                yield self._link(_text(link.get("title")), link["link"], link.get("snippet") or "")
+            if url := self.line(link.get("link"), _MOST_URL_CHARS):
+                yield self._link(_text(link.get("title")), url, link.get("snippet") or "")
 
 
 def usage_of(envelope: Mapping[str, Any]) -> Usage:

@@ -17,9 +17,9 @@ from openapi_tool.jina.failures import FAILURES, SEARCH_FAILURES, FailureTable
 from openapi_tool.jina.parameters import MODEL_FORMATS, WITH_CONTENT, Parameter, by_name
 from openapi_tool.jina.upstream_timeouts import READER_TIMEOUTS, SEARCH_TIMEOUTS, Parameters, Timeouts
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
-from openapi_tool.tools.arguments import fold
 from openapi_tool.tools.catalogue import READER, SEARCH, Operation
 from openapi_tool.tools.definition import ToolDefinition
+from openapi_tool.tools.names import fold
 from openapi_tool.tools.result import ToolOutput
 
 Renderer = Callable[[Mapping[str, Any], Parameters, Masks], Steps[ToolOutput]]

@@ -37,14 +37,16 @@ def without_inline_images(texts: list[str]) -> Steps[list[str]]:
 
 def _without(text: str, mark: str, closing: str) -> Steps[str]:
     pieces: list[str] = []
-    kept = at = 0
+    kept = at = end = 0
     while len(pieces) < _MOST_DROPPED and (start := text.find(mark, at)) >= 0:
-        end = text.find(closing, start + len(mark))
+        if end < start + len(mark):  # else it is also the next one after this mark
+            end = text.find(closing, start + len(mark))
         if end < 0:
             break
         line_end = text.find("\n", start, end)
         if line_end >= 0:
             at = line_end  # it is not closed on its line, and no other before that is
+            yield
             continue
         in_markdown = mark[0] == "]"
         pieces.append(text[kept : start + (1 if in_markdown else len("src=."))])

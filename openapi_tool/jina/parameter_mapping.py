@@ -18,9 +18,10 @@ from openapi_tool.jina.parameters import REFUSED, Parameter, secret_problem
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 from openapi_tool.telemetry.once import Once
-from openapi_tool.tools.arguments import MAX_RESULT_TOKENS, Arguments, fold
+from openapi_tool.tools.arguments import MAX_RESULT_TOKENS, Arguments
 from openapi_tool.tools.catalogue import BuiltInTool
 from openapi_tool.tools.definition import ToolDefinition, unusable
+from openapi_tool.tools.names import fold, not_taken
 from openapi_tool.tools.problems import Path, Problem, listed, short, shown_path
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,8 @@ def with_checked_url(resolved: ResolvedParameters, definition: ToolDefinition, r
         return replace(resolved, parameters={**parameters, name: endpoint.checked(parameters[name], rules)})
     except (BadRequest, TargetRefused) as refusal:
         if resolved.main_parameter_option is None:
+            given = definition.built_in.items or resolved.names.get(name, name)
+            refusal.message = refusal.message.replace("url:", f"{given}:", 1)
             raise
         problem = Problem(resolved.main_parameter_option, f"is no address that may be read ({refusal.code})")
     raise unusable(definition.tool_name, [str(problem)])
@@ -203,7 +206,8 @@ class _ParameterResolver:
         path, problems = (name,), self.findings.model
         parameter = self._endpoint.find(name)
         if parameter is None or not self._model_may(parameter):
-            problems.append(Problem(path, "is not an argument that this tool takes"))
+            known = self._definition.taken - {name}
+            problems.append(Problem(path, not_taken(name, sorted(known))))
         elif parameter.name == "respondWith" and value is not None and value not in self._endpoint.formats:
             problems.append(Problem(path, f"must be one of {', '.join(self._endpoint.formats)}"))
         elif self._only_name_of(parameter.name, name):

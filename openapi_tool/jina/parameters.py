@@ -13,11 +13,13 @@ from datetime import date
 from typing import Any
 
 from openapi_tool.jina.url_policy import MAX_URL_CHARS
-from openapi_tool.tools.arguments import fold
 from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.names import fold
 
 MAX_TEXT_CHARS = 2_000
 MAX_LIST_ITEMS = 20
+_NO_SITE = re.compile(r"[\s,;|\[\]()\"']")
+_SITE_RULE = 'must be names of sites, such as ["example.com"]'
 _DIGITS = re.compile(r"[0-9]{1,12}")
 
 Convert = Callable[[Any], Any]
@@ -46,7 +48,7 @@ class Parameter:
 def _text(limit: int = MAX_TEXT_CHARS) -> Convert:
     def convert(value: Any) -> str:
         if not isinstance(value, str) or not value.strip() or len(value) > limit:
-            raise ValueError(f"must be a text of 1 to {limit} characters")
+            raise ValueError(f"must be a text of 1 to {limit:,} characters, not blank")
         return value.strip()
 
     return convert
@@ -57,7 +59,7 @@ def _texts(value: Any) -> str | list[str]:
     if not items or len(items) > MAX_LIST_ITEMS or not all(isinstance(item, str) and item.strip() for item in items):
         raise ValueError(f"must be a text, or a list of 1 to {MAX_LIST_ITEMS} texts")
     if any(len(item) > MAX_TEXT_CHARS for item in items):
-        raise ValueError(f"must hold at most {MAX_TEXT_CHARS} characters in each text")
+        raise ValueError(f"must hold at most {MAX_TEXT_CHARS:,} characters in each text")
     return [item.strip() for item in items] if isinstance(value, list) else value.strip()
 
 
@@ -76,12 +78,20 @@ def _phrase(text: str) -> str:
     return f'"{" ".join(text.split())}"' if " " in text and '"' not in text else text
 
 
+def _sites(value: Any) -> str | list[str]:
+    """Return names of sites as they are: several in one text would be looked for as one site."""
+    texts = _texts(value)
+    if any(map(_NO_SITE.search, [texts] if isinstance(texts, str) else texts)):
+        raise ValueError(_SITE_RULE)
+    return texts
+
+
 def _excluded_sites(value: Any) -> str:
     """Return operators such as `-site:a.example -site:b.example`."""
     texts = _texts(value)
     sites = [_site(text) for text in ([texts] if isinstance(texts, str) else texts)]
-    if any(" " in site for site in sites):
-        raise ValueError('must be names of sites, such as ["example.com"]')
+    if any(map(_NO_SITE.search, sites)):
+        raise ValueError(_SITE_RULE)
     return " ".join(f"-site:{site}" for site in sites)
 
 
@@ -94,7 +104,7 @@ def _site(text: str) -> str:
 def _after(value: Any) -> str:
     """Return the operator `after:YYYY-MM-DD`."""
     try:
-        return f"after:{date.fromisoformat(value):%Y-%m-%d}"
+        return f"after:{date.fromisoformat(value).isoformat()}"
     except (TypeError, ValueError):
         raise ValueError("must be a date such as 2025-12-31") from None
 
@@ -103,7 +113,7 @@ def _integer(low: int, high: int) -> Convert:
     def convert(value: Any) -> int:
         number = _whole(value)
         if number is None or not low <= number <= high:
-            raise ValueError(f"must be an integer from {low} to {high}")
+            raise ValueError(f"must be an integer from {low:,} to {high:,}")
         return number
 
     return convert
@@ -159,7 +169,7 @@ def _language(value: Any) -> str:
     """Return a code as the upstream writes it: with its region only where the upstream tells them apart."""
     code: str = _text(20)(value).lower().replace("_", "-")
     code = _SCRIPTS.get(code, code)
-    return code if code in _REGIONAL else code.partition("-")[0]
+    return code if code in _REGIONAL else code.partition("-")[0] or code
 
 
 def _object(value: Any) -> Mapping[str, Any]:
@@ -239,7 +249,7 @@ SEARCH: tuple[Parameter, ...] = (
     Parameter("gl", _country, aliases=("country",), model=True),
     Parameter("hl", _language, aliases=("language",), model=True),
     Parameter("location", _text(200), model=True),
-    Parameter("site", _texts, aliases=("X-Site",), model=True),
+    Parameter("site", _sites, aliases=("X-Site",), model=True),
     Parameter("ext", _texts, aliases=("X-Ext",), model=True),
     Parameter("filetype", _each(lambda text: text.lstrip(".") or text), aliases=("X-Filetype",), model=True),
     Parameter("intitle", _each(_phrase), aliases=("X-Intitle", "title_words"), model=True),

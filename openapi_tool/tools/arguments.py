@@ -13,6 +13,7 @@ from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.protocol.jsonvalue import JsonValue
 from openapi_tool.tools.definition import ToolDefinition, unusable
 from openapi_tool.tools.lenient import repaired
+from openapi_tool.tools.names import fold
 from openapi_tool.tools.problems import listed, short
 from openapi_tool.tools.schema import schema_problems, visible_schema
 from openapi_tool.tools.secrets import MissingVariable, VariableNotAllowed
@@ -92,11 +93,6 @@ class Arguments:
 
 SecretSource = Callable[[str], SecretStr]
 """Read a variable by name. Raises ToolMisconfigured when it is missing or not allowed."""
-
-
-def fold(name: str) -> str:
-    """Return an argument's name in lower case without separators: `target_url`, `targetUrl`, `Target-URL` are equal."""
-    return name.replace("_", "").replace("-", "").lower()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from openapi_tool.protocol.jsonvalue import JsonValue
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.bounds import MAX_ROW_BYTES, memory_bytes, row_problems
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, BuiltInTool, Operation
+from openapi_tool.tools.names import fold
 from openapi_tool.tools.problems import Problem, any_of, did_you_mean, listed, short
 from openapi_tool.tools.schema import schema_defect, visible_schema
 
@@ -82,6 +83,16 @@ class ToolDefinition:
     def hidden(self) -> frozenset[str]:
         """Return the arguments that are never shown to the model."""
         return frozenset(self.fixed) | frozenset(self.envs)
+
+    @property
+    def taken(self) -> frozenset[str]:
+        """Return the arguments that a model may give, under the names that an error or remedy uses."""
+        properties = self.schema.get("properties")
+        names = set(properties) if isinstance(properties, dict) else set()
+        if self.schema.get("additionalProperties") is not False:
+            names |= self.built_in.arguments.model_fields.keys()
+        hidden = set(map(fold, self.hidden))
+        return frozenset(name for name in names if fold(name) not in hidden)
 
     @property
     def operation(self) -> Operation:

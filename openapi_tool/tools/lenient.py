@@ -6,16 +6,30 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import orjson
+
 from openapi_tool.protocol.jsonvalue import JsonValue
 from openapi_tool.tools.schema import schema_problems
 
 _INTEGER = re.compile(r"-?[0-9]{1,12}")
 _NUMBER = re.compile(r"-?[0-9]{1,12}(?:\.[0-9]{1,12})?")
 _FLAGS = {"true": True, "false": False}
+_LIST_STARTS = ('["', "['")
+_SEPARATORS = re.compile(r"[\s,;]+")
+_LABEL = r"[^\s.,;/?#:@\[\]\"'|()]+"
+_NAME = rf"{_LABEL}(?:\.{_LABEL})+\.?"
+_SITE = re.compile(rf"(?:site:)?(?:https?://)?{_NAME}(?:/[^\s,;]*)?", re.IGNORECASE)
+_ADDRESS = re.compile(rf"(?:https?://)?{_NAME}(?::[0-9]+)?(?:[/?#]\S*)?", re.IGNORECASE)
+_LISTED = {"urls": _ADDRESS, "site": _SITE, "exclude_sites": _SITE}
+"""Arguments whose items have no blank, so that several of them in one text can be told apart."""
+_TWO_ADDRESSES = re.compile(r"[\s,;]https?://", re.IGNORECASE)
 
 
 def repaired(schema: Mapping[str, Any], given: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return the arguments that can be repaired, by name; None for an optional one that counts as not given."""
+    """Return the arguments that can be repaired, by name; None for an optional one that counts as not given.
+
+    A number or flag that was given as a text is read also where its rule refuses it: the error then names the rule.
+    """
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict):
         return {}
@@ -25,13 +39,13 @@ def repaired(schema: Mapping[str, Any], given: Mapping[str, JsonValue]) -> dict[
         rule = properties.get(name)
         if not isinstance(rule, dict) or not _refuses(name, rule, value):
             continue
-        if value in (None, ""):
+        if value in (None, "", []):
             if name not in needed:
                 found[name] = None
             continue
-        fitting = [other for other in _readings(rule.get("type"), value) if not _refuses(name, rule, other)]
-        if fitting:
-            found[name] = fitting[0]
+        readings = [*_choices(rule.get("enum"), value), *_readings(name, rule.get("type"), value)]
+        if readings:
+            found[name] = next((other for other in readings if not _refuses(name, rule, other)), readings[0])
     return found
 
 
@@ -39,11 +53,20 @@ def _refuses(name: str, rule: Mapping[str, Any], value: JsonValue) -> bool:
     return bool(schema_problems({"properties": {name: rule}}, {name: value}))
 
 
-def _readings(types: object, value: JsonValue) -> Iterator[JsonValue]:
-    """Return what a value may be meant as where its argument is of these types."""
+def _choices(choices: object, value: JsonValue) -> Iterator[JsonValue]:
+    """Return the choice that a value is, but for case and blanks around it."""
+    if isinstance(choices, list) and isinstance(value, str) and (word := value.strip().lower()) in choices:
+        yield word
+
+
+def _readings(name: str, types: object, value: JsonValue) -> Iterator[JsonValue]:
+    """Return what a value may be meant as where its argument is of these types, the likeliest first."""
     wanted = types if isinstance(types, list) else [types]
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str) and "string" in wanted:
-        yield value[0]
+    if "string" in wanted:
+        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
+            yield value[0]
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield str(value)
     if not isinstance(value, str):
         return
     text = value.strip()
@@ -54,4 +77,29 @@ def _readings(types: object, value: JsonValue) -> Iterator[JsonValue]:
     if "boolean" in wanted and text.lower() in _FLAGS:
         yield _FLAGS[text.lower()]
     if "array" in wanted:
+        yield from _lists(name, text, value)
+
+
+def _lists(name: str, text: str, value: str) -> Iterator[JsonValue]:
+    """Return a text as a list: the JSON list that it is, the addresses in it, or itself as the only item."""
+    if text.startswith("["):
+        try:
+            parsed = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            parsed = None
+        if isinstance(parsed, list):
+            yield parsed
+            return
+    if text.startswith(_LIST_STARTS):
+        return  # a list in another notation, or a part of one
+    item = _LISTED.get(name)
+    if item is None or not _SEPARATORS.search(text):
         yield [value]
+        return
+    if item.fullmatch(text):
+        if not _TWO_ADDRESSES.search(text):  # else it may be one address or several
+            yield [value]
+        return
+    pieces = [piece for piece in _SEPARATORS.split(text) if piece]
+    if all(map(item.fullmatch, pieces)):
+        yield pieces

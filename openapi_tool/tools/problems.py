@@ -42,6 +42,12 @@ def shown_path(path: Path) -> str:
     return text.removeprefix(".") or "definition"
 
 
+def argument_path(path: Path) -> str:
+    """Return the path in a call's arguments for a model: `queries item 2`, counted as in the results."""
+    text = "".join(f" item {part + 1}" if isinstance(part, int) else f".{short(part)}" for part in path)
+    return text.removeprefix(".").strip() or "arguments"
+
+
 def short(text: str, most: int = _SHORT_CHARS) -> str:
     """Return a text for a message, cut to `most` characters; names in a definition or call may have 256 kB."""
     return text if len(text) <= most else f"{text[: most - 1]}…"

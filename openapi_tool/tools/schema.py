@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,9 @@ from cachetools import LRUCache
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.jsonvalue import JsonValue
 from openapi_tool.tools.bounds import parts, patterns
-from openapi_tool.tools.problems import Problem, counted, listed, short
+from openapi_tool.tools.names import meant, not_taken
+from openapi_tool.tools.problems import MAX_PROBLEMS, Problem, argument_path, listed, short
+from openapi_tool.tools.rule_text import rule_text
 
 MAX_CACHE_BYTES = 32_000_000
 """Memory of all compiled validators of the process, by the estimate of `_Compiled.memory`."""
@@ -22,16 +24,20 @@ MAX_CACHE_BYTES = 32_000_000
 # This regular expression engine has no look-around and takes linear time; larger programs need too long per character.
 _LINEAR = jsonschema_rs.RegexOptions(size_limit=16_000, dfa_size_limit=200_000)
 _FREE_PATTERN = r"\S"  # of the built-in tools; the search ends at the first character that is not white space
-_MOST_CHOICES_CHARS = 160
 _RULES = {
-    "maxItems": ("must have at most", "item"),
-    "minItems": ("must have at least", "item"),
-    "maxLength": ("must have at most", "character"),
-    "minLength": ("must have at least", "character"),
-    "maximum": ("must be at most", ""),
-    "minimum": ("must be at least", ""),
+    "type": None,
+    "enum": None,
+    **dict.fromkeys(("maximum", "minimum", "exclusiveMaximum", "exclusiveMinimum"), "number"),
+    **dict.fromkeys(("maxLength", "minLength", "pattern"), "string"),
+    **dict.fromkeys(("maxItems", "minItems"), "array"),
 }
-"""By keyword, where the library's own message begins with the value, which may be long."""
+"""Keywords that are told as the whole rule of an argument, with the type that they hold for."""
+_OTHER_RULES = {
+    "anyOf": "must be of one of the forms in the tool's parameters",
+    "oneOf": "must be of exactly one of the forms in the tool's parameters",
+    "not": "must not be of this form",
+    "uniqueItems": "must have no item twice",
+}
 _MAX_MATCHED_BYTES = 50_000  # bytes of the arguments times patterns; at up to 1 µs each, 50 ms
 _MAX_EXPLAINED_BYTES = 6_000_000  # of copies in errors; takes up to 4 times as much memory, and 5 ms per MB
 _BYTES_A_VALUE = 60  # of the copy of a value, in addition to its text
@@ -77,24 +83,24 @@ def schema_problems(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
         return [f"arguments: have more than {most:,} bytes together, the limit of this tool; give less"]
     if compiled.validator.is_valid(instance):
         return []
-    return listed(_explained(compiled, instance))
+    return listed(_explained(schema, compiled, instance))
 
 
-def _explained(compiled: _Compiled, instance: dict[str, Any]) -> list[str]:
+def _explained(schema: Mapping[str, Any], compiled: _Compiled, instance: dict[str, Any]) -> list[str]:
     """Return the problems of an invalid instance, without arguments whose errors would take too much memory.
 
     Each error of the library has a copy of the value and of its choices, so all errors together may take the product of
     schema and instance: 500 branches and a text of 250 kB took 500 MB.
     """
     within, left_out = _within_memory(compiled, instance)
-    problems = [
-        f"{'.'.join(short(str(part)) for part in path) or 'arguments'}: {says}"
+    problems = {
+        f"{argument_path(path)}: {says}": None
         for error in compiled.validator.iter_errors(within)
-        for path, says in _located(error)
+        for path, says in _located(error, schema, within)
         if not left_out or (path and path[0] not in left_out)
-    ]
+    }
     if problems:
-        return problems
+        return list(problems)
     named = ", ".join(listed(sorted(left_out)))
     return [f"{named}: too large to say what is wrong; call again with less"]
 
@@ -132,26 +138,57 @@ def _huge(instance: dict[str, Any]) -> Iterator[str]:
             yield name
 
 
-def _located(error: jsonschema_rs.ValidationError) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def _located(
+    error: jsonschema_rs.ValidationError, schema: Mapping[str, Any], instance: Mapping[str, Any]
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Yield path and message of each mistake in an error: one per missing or unexpected name."""
     match error.kind:
         case jsonschema_rs.ValidationErrorKind.Required(property=name):
-            yield (*error.instance_path, name), "is required"
+            yield (*error.instance_path, name), _missing(name, schema, {} if error.instance_path else instance)
         case jsonschema_rs.ValidationErrorKind.AdditionalProperties(unexpected=names):
-            yield from (((*error.instance_path, name), "is not an argument that this tool takes") for name in names)
+            known = () if error.instance_path else _properties(schema).keys() - instance.keys()
+            for number, name in enumerate(names):  # a model is told of the first only
+                yield (*error.instance_path, name), not_taken(name, sorted(known) if number < MAX_PROBLEMS else ())
+        case jsonschema_rs.ValidationErrorKind.Type() if error.instance is None and error.instance_path:
+            yield tuple(error.instance_path), "is required"
         case kind:
-            yield tuple(error.instance_path), _rule_first(kind, error)
+            yield tuple(error.instance_path), _rule(kind, error, schema)
 
 
-def _rule_first(kind: jsonschema_rs.ValidationErrorKind, error: jsonschema_rs.ValidationError) -> str:
-    """Return what is wrong at a path, the rule before the value: messages are cut from the end."""
-    if isinstance(kind, jsonschema_rs.ValidationErrorKind.Enum):
-        return f"must be one of {short(', '.join(map(str, kind.options)), _MOST_CHOICES_CHARS)}"
-    if kind.name not in _RULES:
-        return error.message
-    rule, noun = _RULES[kind.name]
-    limit: Any = getattr(kind, "limit", "")
-    return f"{rule} {counted(limit, noun) if noun else limit}"
+def _missing(name: str, schema: Mapping[str, Any], instance: Mapping[str, Any]) -> str:
+    """Say that an argument is required, and which unknown one seems to be meant as it."""
+    unknown = [other for other in instance if other not in _properties(schema)][:MAX_PROBLEMS]
+    other = next((other for other in unknown if meant(other, [name])), None)
+    return f"is required; give it in place of {short(other)}" if other else "is required"
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def _rule(
+    kind: jsonschema_rs.ValidationErrorKind, error: jsonschema_rs.ValidationError, schema: Mapping[str, Any]
+) -> str:
+    """Return what a value must be: the rule and not the value, which may be long."""
+    keyword = kind.name
+    if keyword in _RULES:
+        rule = _rule_at(schema, error.schema_path[:-1])
+        if text := rule_text(rule if "type" in rule else {**rule, "type": _RULES[keyword]}):
+            return text
+    return _OTHER_RULES.get(keyword) or short(error.message)
+
+
+def _rule_at(schema: object, path: Sequence[str | int]) -> Mapping[str, Any]:
+    """Return the part of a schema at a path, an empty one if it is not there."""
+    for part in path:
+        if isinstance(schema, dict):
+            schema = schema.get(str(part))
+        elif isinstance(schema, list) and isinstance(part, int) and part < len(schema):
+            schema = schema[part]
+        else:
+            return {}
+    return schema if isinstance(schema, dict) else {}
 
 
 def schema_defect(schema: Mapping[str, Any]) -> Problem | None:

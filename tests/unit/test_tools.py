@@ -458,5 +458,5 @@ def test_one_is_no_plural(number: int, expected: str) -> None:
     assert counted(number, "item", "left") == expected
     assert counted(number, "item") == expected.partition(" is")[0].partition(" are")[0]
     assert schema_problems({"properties": {"a": {"minLength": number + 1}}}, {"a": ""}) == (
-        [f"a: must have at least {counted(number + 1, 'character')}"]
+        [f"a: must be a text of at least {counted(number + 1, 'character')}"]
     )

@@ -1,0 +1,59 @@
+"""Names of arguments: their folded form, and which one a model meant by an unknown name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from itertools import islice
+
+_MOST_CHARS, _MOST_KNOWN = 40, 100
+_WORDS = {
+    "query": "q searchquery searchterm keywords question text",
+    "url": "uri link address href targeturl pageurl website page",
+    "count": "n num limit maxresults numresults numberofresults topk size results",
+    "country": "gl region countrycode",
+    "language": "hl lang languagecode",
+    "site": "sites domain domains includedomains includesites",
+    "exclude_sites": "excludedomains blockeddomains",
+    "after": "since startdate fromdate publishedafter",
+    "file_type": "filetype ext extension",
+    "title_words": "intitle",
+    "with_content": "content includecontent fullcontent rawcontent includerawcontent",
+    "format": "respondwith returnformat outputformat",
+    "target_selector": "selector css cssselector",
+    "max_tokens": "tokens tokenlimit maxlength maxchars",
+    "with_links": "links includelinks",
+    "with_images": "images includeimages",
+    "no_cache": "nocache fresh refresh",
+}
+_MEANT = {other: name for name, others in _WORDS.items() for other in others.split()}
+"""Arguments of the built-in tools by their folded names elsewhere: in the upstream, and in other search tools."""
+_PLURALS = {"query": "queries", "url": "urls"}
+
+
+def fold(name: str) -> str:
+    """Return an argument's name in lower case without separators: `target_url`, `targetUrl`, `Target-URL` are equal."""
+    return name.replace("_", "").replace("-", "").lower()
+
+
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """Return which of the known arguments is meant by an unknown name, None if none is near.
+
+    Takes no more than a first part of long names and of many known ones.
+    """
+    if len(name) > _MOST_CHARS:
+        return None
+    by_folded = {fold(other): other for other in islice(known, _MOST_KNOWN)}
+    folded = fold(name)
+    other = _MEANT.get(folded, folded)
+    for candidate in (folded, other, _PLURALS.get(other, "")):
+        if (found := by_folded.get(fold(candidate))) is not None:
+            return found
+    close = difflib.get_close_matches(folded, by_folded, n=1)
+    return by_folded[close[0]] if close else None
+
+
+def not_taken(name: str, known: Iterable[str]) -> str:
+    """Return what is wrong with an argument that a tool does not take."""
+    other = meant(name, known)
+    return f"is not an argument that this tool takes{f'; did you mean {other}?' if other else ''}"

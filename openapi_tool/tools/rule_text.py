@@ -1,0 +1,61 @@
+"""The rule of a JSON Schema for one argument, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from openapi_tool.tools.problems import short
+
+_MOST_CHOICES_CHARS = 160
+_PATTERNS: Mapping[Any, str] = {None: "", r"\S": ", not blank"}
+_NOUNS = {"boolean": "true or false", "object": "an object", "null": "null"}
+
+
+def rule_text(rule: Mapping[str, Any]) -> str | None:
+    """Return what a value must be, such as `must be an integer from 1 to 20`; None if the rule has no type."""
+    choices, types = rule.get("enum"), rule.get("type")
+    if isinstance(choices, list):
+        return f"must be one of {short(', '.join(map(str, choices)), _MOST_CHOICES_CHARS)}"
+    wanted = types if isinstance(types, list) else [types] if types else []
+    kinds = [_kind(str(wanted_type), rule) for wanted_type in wanted]
+    return f"must be {' or '.join(kinds)}" if kinds else None
+
+
+def _kind(wanted: str, rule: Mapping[str, Any]) -> str:
+    if wanted in ("integer", "number"):
+        above, below = rule.get("exclusiveMinimum"), rule.get("exclusiveMaximum")
+        return f"{'an' if wanted == 'integer' else 'a'} {wanted}" + (
+            (f" above {_shown(above)}" if above is not None else "")
+            + (" and" if None not in (above, rule.get("maximum")) else "")
+            + (f" below {_shown(below)}" if below is not None else "")
+            + _span(rule.get("minimum"), rule.get("maximum"), "of " if above is None else "")
+        )
+    if wanted == "string":
+        size = _span(rule.get("minLength"), rule.get("maxLength"), "of ", "character")
+        return f"a text{size}{_PATTERNS.get(rule.get('pattern'), ' that fits its pattern')}"
+    if wanted == "array":
+        items = rule.get("items")
+        noun = "text" if isinstance(items, dict) and items.get("type") == "string" else "item"
+        size = _span(rule.get("minItems"), rule.get("maxItems"), "of ", noun)
+        return f"a list{size or f' of {noun}s'}"
+    return _NOUNS.get(wanted, wanted)
+
+
+def _span(least: float | None, most: float | None, of: str, noun: str = "") -> str:
+    """Return the range of a number (without a noun) or of a size."""
+    if least is None and most is None:
+        return ""
+    if most is None:
+        limit, words = least, f" {of}at least {_shown(least)}"
+    elif least is None:
+        limit, words = most, f" {of}at most {_shown(most)}"
+    elif least == most:
+        limit, words = most, f" {of}{_shown(most)}"
+    else:
+        limit, words = most, f" {of if noun else 'from '}{_shown(least)} to {_shown(most)}"
+    return f"{words} {noun}{'' if limit == 1 else 's'}" if noun else words
+
+
+def _shown(number: float | None) -> str:
+    return short(f"{int(number) if isinstance(number, float) and number.is_integer() else number:,}")
