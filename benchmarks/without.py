@@ -50,9 +50,9 @@ def _dumps(value: Any, default: Callable[[Any], Any] | None = None, option: int 
 
 def no_gc_settings() -> None:
     """Keep Python's default settings of the garbage collector."""
-    from openapi_tool import service  # noqa: PLC0415 - another part may have to be gone before it is imported
+    from openapi_tool import process_memory  # noqa: PLC0415 - another part may have to be gone before it is imported
 
-    service._collect_garbage_rarely = lambda: None  # noqa: SLF001 - there is no switch, and nobody wants one
+    process_memory.collect_garbage_rarely = lambda: None  # there is no switch, and nobody wants one
 
 
 def no_aiohttp() -> None:

@@ -1,17 +1,22 @@
-"""SIGHUP: reload the policy and mounted keys while calls run."""
+"""Reload the policy and mounted keys while calls run, on SIGHUP and when their files change."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.settings import Settings, SettingsError
+from openapi_tool.settings.sources import CONFIG_VARIABLE
+from openapi_tool.tools.secrets import FILE_SUFFIX
 
 log = logging.getLogger(__name__)
+
+EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +33,20 @@ class Reloader:
     environment: Mapping[str, str]
 
     async def run(self, asked: asyncio.Event) -> None:
-        """Reload whenever `asked` is set, until cancelled."""
-        while True:
-            await asked.wait()
-            asked.clear()
-            await self.reload()
+        """Reload whenever `asked` is set or a file changed, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(watch(self.files, asked), name="files")
+            while True:
+                await asked.wait()
+                asked.clear()
+                await self.reload()
+
+    @property
+    def files(self) -> list[Path]:
+        """The configuration file, and those with the values of keys."""
+        keys = (f"{variable}{FILE_SUFFIX}" for variable in sorted(self.bootstrap.secrets.allowed))
+        named = (self.environment.get(variable) for variable in (CONFIG_VARIABLE, *keys))
+        return [Path(name) for name in named if name]
 
     async def reload(self) -> None:
         """Reload once."""
@@ -57,3 +71,41 @@ class Reloader:
         names = set(Settings.model_fields) - {"policy"}
         before, after = self.bootstrap.settings, fresh.settings
         return sorted(name for name in names if getattr(before, name) != getattr(after, name))
+
+
+async def watch(files: Sequence[Path], changed: asyncio.Event) -> None:
+    """Set `changed` whenever files changed."""
+    watched = Watched(files)
+    while files:
+        if await asyncio.to_thread(watched.changed):
+            changed.set()
+        await asyncio.sleep(EVERY_S)
+
+
+class Watched:
+    """Files whose changes are noticed by modification time, size and inode, also behind a link."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
+        self._known = self._before = self._states()
+
+    def changed(self) -> bool:
+        """Return whether a file changed, and then not since the last call: a writer may need several steps."""
+        now = self._states()
+        settled = now == self._before != self._known
+        if settled:
+            self._known = now
+        self._before = now
+        return settled
+
+    def _states(self) -> list[tuple[int, int, int] | None]:
+        return [_state(file) for file in self._files]
+
+
+def _state(file: Path) -> tuple[int, int, int] | None:
+    """Return what changes with a file's content or with the link to it, None for one that cannot be read."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size

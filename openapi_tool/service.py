@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
-import gc
 import logging
 import os
 import signal
@@ -18,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenacity import wait_exponential_jitter
 
-from openapi_tool import __version__
+from openapi_tool import __version__, process_memory
 from openapi_tool.bootstrap import NAME, Bootstrap, build_bootstrap, build_runner
 from openapi_tool.bus.connection import BusClient, connected, outage_as_unavailable
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
@@ -32,6 +29,7 @@ from openapi_tool.bus.slots import slots_of
 from openapi_tool.bus.stats import answer_stats
 from openapi_tool.bus.storage import Storage
 from openapi_tool.bus.streams import DurableOptions, replica_count
+from openapi_tool.bus.switch_store import SwitchMonitor
 from openapi_tool.bus.wakeup_publisher import WakeupPublisher
 from openapi_tool.database_monitor import DatabaseMonitor
 from openapi_tool.executor.parking import ParkedResults
@@ -71,8 +69,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _LARGE_BYTES = -3, -1, 4 * 2**20  # mallopt(3)
-
 _REMIND_S = 60.0
 
 INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
@@ -109,8 +105,8 @@ async def _serve(
         if parts is None:
             return
         consumer = parts.consumer
-        _collect_garbage_rarely()
-        _give_large_memory_back()
+        process_memory.collect_garbage_rarely()
+        process_memory.give_large_memory_back()
         consumer.start()
         log.info("serving", extra={"action": "service.started", "durable": bootstrap.durable.name})
         try:
@@ -120,25 +116,6 @@ async def _serve(
             bootstrap.health.draining = True
             await consumer.stop(bootstrap.settings.executor.drain_timeout_s)
     log.info("stopped", extra={"action": "service.stopped"})
-
-
-def _give_large_memory_back() -> None:
-    """Make glibc allocate blocks of 4 MB and more with mmap, so that freeing returns them to the system.
-
-    By default glibc raises that threshold to the largest block ever freed, and responses of 10 MB then fragment the
-    heap. Other C libraries do not.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-        library.mallopt(_M_TRIM_THRESHOLD, 4 * _LARGE_BYTES)
-
-
-def _collect_garbage_rarely() -> None:
-    """Exclude long-lived objects from garbage collection and run it less often: calls create hardly any cycles."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +128,7 @@ class Parts:
     storage: Storage
     database: DatabaseMonitor
     runner: ToolRunner
+    switches: SwitchMonitor
 
 
 async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver | None) -> Parts:
@@ -206,7 +184,9 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolv
     for variable in bootstrap.secrets.allowed:
         metrics.KEYS_REFUSED.labels(variable)  # at 0 from the start, so that an alert sees the first refusal
     await answer_stats(client, snapshots(bootstrap).now)
-    return Parts(consumer, kernel, monitor, storage, database, runner)
+    switches = SwitchMonitor(client, runner.switch)
+    await _until_available(switches.load, nats_unavailable)
+    return Parts(consumer, kernel, monitor, storage, database, runner, switches)
 
 
 def snapshots(bootstrap: Bootstrap) -> Snapshots:
@@ -246,6 +226,7 @@ async def _side_tasks(parts: Parts, bootstrap: Bootstrap, reloading: Coroutine[A
         group.create_task(parts.consumer.failed(), name="consumer")
         group.create_task(parts.durable_monitor.run(), name="durable monitor")
         group.create_task(parts.storage.run(), name="storage")
+        group.create_task(parts.switches.run(), name="switches")
         group.create_task(reloading, name="reload")
         group.create_task(monitor_loop_lag(parts.consumer.stalled), name="loop lag")
         group.create_task(_monitor_database(parts, bootstrap.settings.health.check_interval_s), name="database monitor")

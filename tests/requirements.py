@@ -32,6 +32,7 @@ REQUIREMENTS = (
     Requirement("subject.durable", "protocol 1", "The command stream is created only if none exists; all replicas share one durable consumer, whose settings are restored."),
     Requirement("command.body", "protocol 2", "A body that is not a JSON object, is too large, or has a missing or forbidden field gives `bad_request` naming the field; unknown fields are ignored."),
     Requirement("command.any", "protocol 10", "Any subject, headers, body and database state give one result or one dead letter, and affect no other call."),
+    Requirement("switches", "design", "An operator disables a tool, a project or all tools on all replicas without a restart; its calls fail with the reason and cost nothing."),
     Requirement("usage", "design", "`usage` sums up calls, tokens, requests, cache hits, errors and latency of one project from its result cards."),
     Requirement("identity.headers", "protocol 2", "Identity comes from subject and headers, and from the call card if they lack it; never from the body. Every malformed header is named."),
     Requirement("identity.unanswerable", "protocol 2", "A command whose result cannot reach any turn is dead-lettered on its first delivery."),

@@ -5,7 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from openapi_tool.bus import ack_floor, dead_letters, leases, limit_store, parked_results, session_key_store, stats
+from openapi_tool.bus import (
+    ack_floor,
+    dead_letters,
+    leases,
+    limit_store,
+    parked_results,
+    session_key_store,
+    stats,
+    switch_store,
+)
 from openapi_tool.bus.client import INBOX, routed
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.protocol.subject import command_stream
@@ -71,6 +80,7 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
                 f"{ack_floor.KEYS}.{options.name}",
                 *(() if session_key else (session_key_store.SESSION_KEY,)),
             ),
+            _direct_get(session_key_store.BUCKET, switch_store.KEY),
         ),
         (f"{INBOX}.>", stats.SUBJECT, f"{limit_store.NEWS}.>"),
     )
@@ -114,6 +124,11 @@ def _of_one_project(options: DurableOptions) -> str:
     return ".".join((*tokens[:2], "*", "*", *tokens[4:]))
 
 
+def switch_permissions() -> Permissions:
+    """Return the permissions of `tools disable`, `enable` and `disabled`."""
+    return Permissions(_bucket(session_key_store.BUCKET, switch_store.KEY))
+
+
 def top_permissions() -> Permissions:
     """Return the permissions of `top`."""
     return Permissions((stats.SUBJECT,), (f"{INBOX}.>", stats.ANSWERS))
@@ -129,13 +144,17 @@ def _created_stream(stream: str) -> tuple[str, ...]:
     return f"{_API}.STREAM.INFO.{stream}", f"{_API}.STREAM.CREATE.{stream}"
 
 
+def _direct_get(bucket: str, key: str) -> str:
+    return f"{_API}.DIRECT.GET.KV_{bucket}.$KV.{bucket}.{key}"
+
+
 def _bucket(bucket: str, *keys: str) -> tuple[str, ...]:
     """Return both ways to read: a bucket that an operator created may not allow direct gets."""
     subjects = [f"$KV.{bucket}.{key}" for key in keys]
     stream = f"KV_{bucket}"
     return (
         *_created_stream(stream),
-        *(f"{_API}.DIRECT.GET.{stream}.{subject}" for subject in subjects),
+        *(_direct_get(bucket, key) for key in keys),
         f"{_API}.STREAM.MSG.GET.{stream}",
         *subjects,
     )

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from openapi_tool.local.stack import EmbeddedStack
 
 USAGE = 2
+NO_DATABASE = {"postgres": {"dsn": "postgresql://unused"}}
+"""Settings of a command that needs none; `postgres.dsn` is required."""
 
 
 class Upstream(StrEnum):

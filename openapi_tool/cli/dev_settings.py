@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openapi_tool.bootstrap import build_bootstrap, tool_secrets
-from openapi_tool.cli.common import Upstream, executor_settings
+from openapi_tool.cli.common import NO_DATABASE, Upstream, executor_settings
 from openapi_tool.cli.tools_files import settings_failed
 from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.stack import KEY_NAMES
@@ -18,7 +18,6 @@ from openapi_tool.settings.sources import kernel_remarks
 from openapi_tool.tools.secrets import FILE_SUFFIX
 
 _CA = "SSL_CERT_FILE"
-_NO_DATABASE = {"postgres": {"dsn": "postgresql://unused"}}
 _OF_SERVERS = ("nats.ack_wait_s", "nats.max_ack_pending")
 """The only settings of `nats` that do not say where and how to connect."""
 
@@ -43,7 +42,7 @@ def dev_settings(upstream: Upstream, environment: Mapping[str, str]) -> DevSetti
     """
     own = executor_settings(upstream)
     try:
-        settings = load_settings(_NO_DATABASE)
+        settings = load_settings(NO_DATABASE)
         allowed = tool_secrets(settings, {}).allowed
         passed = _passed(environment, allowed) if upstream is Upstream.REAL else {}
         build_bootstrap(settings, passed)

@@ -21,9 +21,10 @@ from openapi_tool.bus.permissions import (
     dead_letter_permissions,
     executor_permissions,
     inspect_permissions,
+    switch_permissions,
     top_permissions,
 )
-from openapi_tool.cli.common import USAGE, fail, say, tell, tell_json
+from openapi_tool.cli.common import NO_DATABASE, USAGE, fail, say, tell, tell_json
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.settings import SettingsError, load_settings
 from openapi_tool.telemetry.printable import printable_lines
@@ -32,7 +33,6 @@ app = typer.Typer(no_args_is_help=True, help="Print NATS permissions; show or re
 
 _STREAM = re.compile(r"[^\s.*>/\\\x00-\x20\x7f]+")
 _REFUSED = 1
-_NO_DATABASE = {"postgres": {"dsn": "postgresql://unused"}}
 
 
 class Format(StrEnum):
@@ -50,6 +50,7 @@ class User(StrEnum):
     DEADLETTERS = "deadletters"
     INSPECT = "inspect"
     TOP = "top"
+    SWITCHES = "switches"
 
 
 @app.command(short_help="Print the subjects that a user must be permitted.")
@@ -69,7 +70,7 @@ def permissions(
     if stream is not None and not _STREAM.fullmatch(stream):
         fail(f"--stream: {stream!r} cannot be a stream's name")
     try:
-        settings = load_settings(_NO_DATABASE)
+        settings = load_settings(NO_DATABASE)
     except SettingsError as error:
         for problem in error.problems:
             say(f"openapi-tool: {problem}")
@@ -82,6 +83,7 @@ def permissions(
         User.DEADLETTERS: lambda: dead_letter_permissions(options, stream=stream),
         User.INSPECT: lambda: inspect_permissions(options, stream=stream),
         User.TOP: top_permissions,
+        User.SWITCHES: switch_permissions,
     }[user]()
     typer.echo(
         printable_lines(
@@ -108,7 +110,7 @@ def durable(
     before, after = with_nats(
         partial(_durable, restore=restore),
         "openapi-tool nats permissions",
-        {} if "PG_DSN" in os.environ else _NO_DATABASE,
+        {} if "PG_DSN" in os.environ else NO_DATABASE,
     )
     if as_json:
         tell_json({"before": asdict(before), "after": asdict(after)} if restore else asdict(after))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from openapi_tool.cli import tools_apply, tools_registry
+from openapi_tool.cli import tools_apply, tools_registry, tools_switches
 from openapi_tool.cli.common import fail, say, tell, tell_json
 from openapi_tool.cli.tools_files import LINT_FAILED, Files, file_count, lint_files, load_definitions
 from openapi_tool.cli.tools_registry import JsonOption, ProjectOption
@@ -19,7 +19,7 @@ from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.exports import DuplicateName, ShownTool, defined
 from openapi_tool.tools.problems import counted
 
-app = typer.Typer(no_args_is_help=True, help="Lint, render, apply, list, show, delete and export tool definitions.")
+app = typer.Typer(no_args_is_help=True, help="Lint, apply, list, export, disable … tool definitions.")
 
 
 class ExportFormat(StrEnum):
@@ -115,6 +115,9 @@ app.command(short_help="Register definitions; show differences first.")(tools_ap
 app.command("list", short_help="List a project's definitions and their mistakes.")(tools_registry.list_)
 app.command(short_help="Print one definition as YAML.")(tools_registry.show)
 app.command(short_help="Delete definitions; running calls finish.")(tools_registry.delete)
+app.command(short_help="Disable a tool, a project or all tools at once.")(tools_switches.disable)
+app.command(short_help="Enable again what was disabled.")(tools_switches.enable)
+app.command(short_help="List what is disabled, by whom and why.")(tools_switches.disabled)
 
 
 def _shown(files: Sequence[Path]) -> list[ShownTool]:

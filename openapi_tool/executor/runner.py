@@ -36,6 +36,7 @@ from openapi_tool.tools.policy import Authorizer
 from openapi_tool.tools.problems import short
 from openapi_tool.tools.result import RenderedResult, ResultFields, ToolOutput, failure, success
 from openapi_tool.tools.session import SessionScope
+from openapi_tool.tools.switches import Switches
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +76,17 @@ class ToolRunner:
         self._options = options
         self._backend = backend
         self._continuation = continuation
+        self._switches = Switches()
         self._logged = Once()
         self._refused_keys: dict[str, float] = {}
 
     def use(self, authorizer: Authorizer, secret: SecretSource) -> None:
         """Replace policy and secrets for all calls that start from now on (SIGHUP)."""
         self._options = replace(self._options, authorizer=authorizer, secret=secret)
+
+    def switch(self, switches: Switches) -> None:
+        """Use these switches for all calls that start from now on."""
+        self._switches = switches
 
     def memory(self, project_id: str) -> Memory:
         """Return the memory reservation for a call: a context manager to leave once the result is stored."""
@@ -144,6 +150,7 @@ class ToolRunner:
     ) -> tuple[ToolOutput, RenderedResult, KeptText | None]:
         """Return the output, what the model is shown, and the whole text if it was cut."""
         owner, definition, deadline = request.owner, request.definition, request.deadline
+        self._switches.check(owner.project_id, definition.tool_name)
         await self._options.authorizer.authorize(definition, owner, arguments)
         if not deadline.remaining():
             raise ToolTimeout("The tool executor received this call too late to run it; call again.")

@@ -24,7 +24,7 @@ from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.server import ServerFailed, accepts, free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from openapi_tool.protocol.subject import default_durable
-from openapi_tool.reload import Reloader
+from openapi_tool.reload import Reloader, Watched
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.health import DEPENDENCIES
 from openapi_tool.telemetry.redact import MASK, Redactor
@@ -311,8 +311,12 @@ class Reloaded:
 
     async def hang_up(self, action: str) -> None:
         """Send SIGHUP, and wait until the log has one more line of this action."""
+        await self.logged(action, lambda: self.executor.signal(signal.SIGHUP))
+
+    async def logged(self, action: str, cause: Callable[[], object]) -> None:
+        """Cause something, and wait until the log has one more line of this action."""
         before = self.executor.log_text().count(f'"{action}"')
-        self.executor.signal(signal.SIGHUP)
+        cause()
         async with asyncio.timeout(PATIENCE_S):
             while self.executor.log_text().count(f'"{action}"') == before:  # noqa: ASYNC110 - a file tells nobody
                 await asyncio.sleep(0.05)
@@ -359,6 +363,30 @@ async def test_sighup_reads_policy_and_keys_again_and_ends_nothing(reloaded: Rel
     reloaded.config.write_text('[policy]\ndeny = ["jina.*"]\n')
     await reloaded.hang_up("reload.done")
     assert (await reloaded.answer())["error"]["code"] == "tool_not_available"
+
+
+@requirement("reload")
+async def test_files_that_change_are_read_again_without_a_signal(reloaded: Reloaded) -> None:
+    await reloaded.logged("reload.done", lambda: reloaded.config.write_text('[policy]\ndeny = ["jina.*"]\n'))
+    assert (await reloaded.answer())["error"]["code"] == "tool_not_available"
+
+
+@requirement("reload")
+def test_a_file_counts_as_changed_once_it_stays_so(tmp_path: Path) -> None:
+    """The kubelet replaces a mounted key by another link; others write a file in steps."""
+    link, files = tmp_path / "key", [tmp_path / name for name in ("first", "second")]
+    for file in files:
+        file.write_text("of equal length")
+    link.symlink_to(files[0])
+    watched = Watched([link, tmp_path / "missing"])
+    assert not watched.changed()
+    link.unlink()
+    link.symlink_to(files[1])
+    assert [watched.changed() for _ in range(3)] == [False, True, False]
+    files[1].write_text("longer than before")
+    assert not watched.changed()
+    files[1].unlink()
+    assert [watched.changed() for _ in range(3)] == [False, True, False]
 
 
 @requirement("reload")

@@ -1,7 +1,7 @@
 """Every command and snippet of the documents is run here, or stands on a list with the reason why not.
 
 A new block without a handler fails, and so does a line of the list that no document needs. Commands run in a shell, in
-a folder with some definitions; `openapi-tool` asks nobody tthere, and finds the servers of the test.
+a folder with some definitions; `openapi-tool` asks nobody there, and finds the servers of the test.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ NOT_RUN = {
     r"\.venv/bin/openapi-tool demo --json( +#.*)?": "tests/end_to_end/test_local.py runs the demo with --json",
     r"openapi-tool dev( --keep \S+)?( +#.*)?": "runs until Ctrl-C; tests/end_to_end/test_dev.py runs it so",
     r"pip install \.": "takes minutes; tests/end_to_end/test_image.py installs the package as the image does",
+    r"openapi-tool usage .*--plot .*": "needs the extra [plot]; tests/kernel/test_usage.py draws where it is installed",
     r"export \w+=.*": "a variable that each run of `serve` in the tests has",
     r"openapi-tool serve": "runs until SIGTERM; most of tests/end_to_end starts it",
     r"openapi-tool .*product_docs.*|(cp|openapi-tool) .*my_tool\.yaml.*": "tests/end_to_end/test_dev.py runs the five",

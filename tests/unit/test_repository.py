@@ -310,6 +310,7 @@ TABLE: dict[str, Bound] = {
     "jina/failures.py _CHANCE": Bound(4_000, "`\\w*` begins behind a literal text that it does not hold"),
     "jina/failures.py _ERROR_NAME": Bound(4_000, "`\\b` lets a word begin once; `[^()]*` ends at the next bracket"),
     "jina/failures.py _NOT_THE_CAUSE": Bound(4_000, "`\\b` lets a word begin once, `++` gives nothing back"),
+    "cli/usage.py _SPAN": Bound(5, "a repeat of 4 at most"),
     "jina/parameters.py _DIGITS": Bound(4_300, ONE_CLASS),
     "jina/url_policy.py _ASCII_OF_LABEL": Bound(1, ONE_CLASS),
     "jina/url_policy.py _ENCODED_SCHEME": Bound(16_000, LITERALS),

@@ -455,12 +455,12 @@ async def test_a_person_without_a_right_or_with_a_wrong_login_is_told_the_remedy
 
 
 @requirement("privilege.subjects", "cli.inspect", "cli.top")
-async def test_inspect_and_top_get_by_with_what_is_printed_for_them(
+async def test_commands_get_by_with_what_is_printed_for_them(
     stack: EmbeddedStack, caller: Caller, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del caller  # it has made project and agent
     executor = printed("--format", "server-config")
-    for command in ("inspect", "top"):
+    for command in ("inspect", "top", "switches"):
         people = printed("--format", "server-config", "--for", command)
         with server(stack, config(executor, people)) as strict:
             async with (
@@ -477,6 +477,7 @@ async def test_inspect_and_top_get_by_with_what_is_printed_for_them(
                 words = {
                     "inspect": ["inspect", call.tool_call_id, "--project", call.project_id],
                     "top": ["top", "--json"],
+                    "switches": ["tools", "disable", "--project", call.project_id, "--reason", "x"],
                 }
                 done = await asyncio.to_thread(CliRunner().invoke, app, words[command])
                 monkeypatch.delenv("OPENAPI_TOOL__NATS__USER")

@@ -1,0 +1,149 @@
+"""`openapi-tool tools disable`, `enable` and `disabled`: stop calls on all replicas without a restart."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from openapi_tool.bootstrap import Bootstrap
+from openapi_tool.bus.connection import BusClient
+from openapi_tool.bus.switch_store import change_switches, load_switches
+from openapi_tool.cli.common import NO_DATABASE, cell, fail, say, tell_json
+from openapi_tool.cli.nats_connection import with_nats
+from openapi_tool.cli.tools_registry import JsonOption
+from openapi_tool.tools.switches import (
+    ALL,
+    MAX_SWITCHES,
+    MAX_TEXT_CHARS,
+    Switch,
+    Switches,
+    SwitchRecordInvalid,
+)
+
+_NOT_DISABLED = 1
+T = TypeVar("T")
+
+NameArgument = Annotated[str | None, typer.Argument(help="Tool; without it all tools of the project.")]
+ProjectOption = Annotated[str | None, typer.Option(help="Project of the tool.")]
+EverywhereOption = Annotated[bool, typer.Option("--all-projects", help="All projects instead of one.")]
+ReasonOption = Annotated[str, typer.Option(help="Why; models and the log of every replica get it.")]
+ByOption = Annotated[str | None, typer.Option(help="Who; by default the user of this machine.")]
+
+
+def disable(
+    name: NameArgument = None,
+    *,
+    project: ProjectOption = None,
+    all_projects: EverywhereOption = False,
+    reason: ReasonOption,
+    by: ByOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Disable a tool within two seconds on all replicas: its calls fail with tool_not_available and the reason.
+
+    Nothing is sent upstream for them. Running calls are finished. Exit codes: 0, 2 invalid options or settings, or NATS
+    cannot be reached.
+    """
+    switch = _switch(name, project, reason, by, all_projects=all_projects)
+
+    def change(switches: Switches) -> Switches:
+        changed = switches.disabled(switch)
+        if len(changed.all) > MAX_SWITCHES:
+            fail(f"{MAX_SWITCHES:,} tools are disabled already; disable a whole project or all tools instead")
+        return changed
+
+    _with_store(lambda client: change_switches(client, change))
+    if as_json:
+        tell_json(asdict(switch))
+    else:
+        say(f"disabled {_named(switch)}")
+
+
+def enable(
+    name: NameArgument = None,
+    *,
+    project: ProjectOption = None,
+    all_projects: EverywhereOption = False,
+    reason: ReasonOption,
+    by: ByOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Enable again exactly what was disabled, within two seconds on all replicas.
+
+    Exit codes: 0, 1 it is not disabled, 2 invalid options or settings, or NATS cannot be reached.
+    """
+    switch = _switch(name, project, reason, by, all_projects=all_projects)
+    before, after = _with_store(lambda client: change_switches(client, lambda found: found.enabled(switch)))
+    if len(before.all) == len(after.all):
+        fail(f"{_named(switch)} is not disabled; openapi-tool tools disabled lists what is", _NOT_DISABLED)
+    if as_json:
+        tell_json(asdict(switch))
+    else:
+        say(f"enabled {_named(switch)}")
+
+
+def disabled(*, as_json: JsonOption = False) -> None:
+    """List what is disabled, since when, by whom and why. Exit codes: 0, 2 invalid settings, NATS cannot be reached."""
+    switches = _with_store(load_switches).switches.all
+    if as_json:
+        tell_json([asdict(switch) for switch in switches])
+        return
+    if not switches:
+        say("nothing is disabled")
+        return
+    table = Table("project", "tool", "since", "by", "reason")
+    for switch in switches:
+        table.add_row(*map(cell, (switch.project_id, switch.tool_name, switch.at, switch.by, switch.reason)))
+    Console(highlight=False).print(table)
+
+
+def _switch(name: str | None, project: str | None, reason: str, by: str | None, *, all_projects: bool) -> Switch:
+    """Return the switch that the options describe; exits where they are wrong."""
+    if (project is None) is not all_projects:
+        fail("name either --project P or --all-projects")
+    who = _user() if by is None else by
+    for option, text in (("--reason", reason), ("--by", who), ("NAME", name or ALL), ("--project", project or ALL)):
+        if not text.strip() or len(text) > MAX_TEXT_CHARS or not text.isprintable():
+            fail(f"{option} must have 1 to {MAX_TEXT_CHARS} printable characters")
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return Switch(project or ALL, name or ALL, _sentence(reason), who, at)
+
+
+def _sentence(reason: str) -> str:
+    """Return the reason with a full stop, as further sentences follow in what a model reads."""
+    reason = reason.strip()
+    return reason if reason[-1] in ".!?" else f"{reason}."
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        fail("name yourself with --by")
+
+
+def _named(switch: Switch) -> str:
+    tools = "all tools" if switch.tool_name == ALL else f"tool {switch.tool_name!r}"
+    return f"{tools} of {'all projects' if switch.project_id == ALL else f'project {switch.project_id!r}'}"
+
+
+def _with_store(work: Callable[[BusClient], Awaitable[T]]) -> T:
+    """Return the result of `work` with a connection; exits where NATS or the stored record are in the way."""
+
+    async def with_client(bootstrap: Bootstrap, client: BusClient) -> T:
+        del bootstrap
+        return await work(client)
+
+    try:
+        flags = {} if "PG_DSN" in os.environ else NO_DATABASE
+        return with_nats(with_client, "openapi-tool nats permissions --for switches", flags)
+    except SwitchRecordInvalid as invalid:
+        fail(f"key switches in bucket openapi_tool: {invalid}; delete it: nats kv del openapi_tool switches")

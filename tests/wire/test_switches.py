@@ -1,0 +1,202 @@
+"""`tools disable`, `enable` and `disabled`, and what a running executor makes of them, on a real NATS."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from openapi_tool.bus.session_key_store import BUCKET
+from openapi_tool.bus.switch_store import KEY, change_switches, load_switches
+from openapi_tool.cli import app
+from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.tools.switches import Switch, Switches
+from tests.conftest import PROJECT
+from tests.requirements import requirement
+from tests.wire.world import World
+
+WHY = ("--reason", "it costs too much", "--by", "an operator")
+
+
+async def run(world: World, *arguments: str) -> Any:
+    environment = {"NATS_SERVERS": world.stack.nats.url}
+    return await asyncio.to_thread(CliRunner().invoke, app, ["tools", *arguments], env=environment)
+
+
+async def ran(world: World, *arguments: str) -> str:
+    result = await run(world, *arguments)
+    assert result.exit_code == 0, result.output
+    return str(result.stdout)
+
+
+async def called(world: World) -> Any:
+    """Return error code and message of a call, None of one that succeeds; the executor has read the switches."""
+    assert world.parts is not None
+    await world.parts.switches.check()
+    outcome = await world.send(await world.place())
+    error = outcome.content["error"]
+    return error and (error["code"], error["message"])
+
+
+def requests(world: World) -> int:
+    return len(world.stack.upstream.requests())
+
+
+def logged(caplog: pytest.LogCaptureFixture, action: str) -> list[Any]:
+    return [line for line in caplog.records if getattr(line, "action", "") == action]
+
+
+@requirement("switches")
+async def test_a_disabled_tool_is_refused_for_free_until_it_is_enabled(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = requests(world)
+    await ran(world, "disable", "jina_search", "--project", PROJECT, *WHY)
+    assert await called(world) == (
+        "tool_not_available",
+        "An operator disabled this tool: it costs too much. Do not call it again; go on without it.",
+    )
+    assert requests(world) == before
+    await ran(world, "enable", "jina_search", "--project", PROJECT, "--reason", "cheap again", "--by", "another")
+    assert await called(world) is None
+    [off], [on] = logged(caplog, "tool.disabled"), logged(caplog, "tool.enabled")
+    assert (off.project_id, off.tool_name, off.reason, off.by) == (
+        PROJECT,
+        "jina_search",
+        "it costs too much.",
+        "an operator",
+    )
+    assert (on.reason, on.by) == ("cheap again.", "another")
+
+
+@requirement("switches")
+@pytest.mark.parametrize("scope", [("--project", PROJECT), ("--all-projects",), ("jina_search", "--all-projects")])
+async def test_a_project_or_everything_is_disabled_at_once(world: World, scope: tuple[str, ...]) -> None:
+    await ran(world, "disable", *scope, *WHY)
+    code, _ = await called(world)
+    assert code == "tool_not_available"
+
+
+@requirement("switches")
+async def test_another_tool_or_project_goes_on(world: World) -> None:
+    await ran(world, "disable", "jina_search", "--project", "another", *WHY)
+    await ran(world, "disable", "jina_read", "--project", PROJECT, *WHY)
+    assert await called(world) is None
+
+
+@requirement("switches")
+async def test_an_executor_that_starts_knows_what_is_disabled(idle_world: World) -> None:
+    await ran(idle_world, "disable", "--all-projects", *WHY)
+    call = await idle_world.place()
+    await idle_world.caller.publish(call)
+    async with idle_world.executor():
+        outcome = await idle_world.outcome(call)
+    assert outcome.content["error"]["code"] == "tool_not_available"
+
+
+@requirement("switches")
+@pytest.mark.parametrize("stored", ["deleted bucket", "another record"])
+async def test_the_last_known_switches_hold_while_the_record_cannot_be_read(
+    world: World, caplog: pytest.LogCaptureFixture, stored: str
+) -> None:
+    await ran(world, "disable", "jina_search", "--project", PROJECT, *WHY)
+    assert await called(world) is not None
+    jetstream = world.caller.client.jetstream()
+    if stored == "deleted bucket":
+        await jetstream.delete_key_value(BUCKET)
+    else:
+        await (await jetstream.key_value(BUCKET)).put(KEY, b"[]")
+    assert await called(world) is not None
+    assert await called(world) is not None
+    assert len(logged(caplog, "switches.not_read")) == 1
+
+
+@requirement("switches")
+async def test_deleting_the_key_enables_everything(world: World) -> None:
+    await ran(world, "disable", "--all-projects", *WHY)
+    assert await called(world) is not None
+    await (await world.caller.client.jetstream().key_value(BUCKET)).delete(KEY)
+    assert await called(world) is None
+    await ran(world, "disable", "--all-projects", *WHY)
+    assert await called(world) is not None
+
+
+@requirement("switches")
+async def test_the_monitor_reads_on_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openapi_tool.bus.switch_store.EVERY_S", 0.01)
+    assert world.parts is not None
+    heard = asyncio.Event()
+    monkeypatch.setattr(world.parts.switches, "_use", lambda _: heard.set())
+    monitoring = asyncio.create_task(world.parts.switches.run())
+    await ran(world, "disable", "--all-projects", *WHY)
+    async with asyncio.timeout(10):
+        await heard.wait()
+    monitoring.cancel()
+
+
+@requirement("switches")
+async def test_changes_at_the_same_time_are_all_kept(world: World) -> None:
+    def disable(number: int) -> Any:
+        switch = Switch(str(number), "t", "x", "y", "z")
+        return change_switches(world.caller.client, lambda found: found.disabled(switch))
+
+    await asyncio.gather(*map(disable, range(4)))
+    stored = await load_switches(world.caller.client)
+    assert [each.project_id for each in stored.switches.all] == ["0", "1", "2", "3"]
+
+
+@requirement("switches")
+async def test_what_is_disabled_is_listed(world: World) -> None:
+    assert "nothing is disabled" in (await run(world, "disabled")).stderr
+    await ran(world, "disable", "jina_search", "--project", PROJECT, "--reason", "[bold]\N{SNOWMAN}?", "--by", "me")
+    [row] = json.loads(await ran(world, "disabled", "--json"))
+    assert {**row, "at": ""} == {
+        "project_id": PROJECT,
+        "tool_name": "jina_search",
+        "reason": "[bold]\N{SNOWMAN}?",
+        "by": "me",
+        "at": "",
+    }
+    assert "[bold]" in await ran(world, "disabled")
+    told = json.loads(await ran(world, "enable", "jina_search", "--project", PROJECT, "--reason", "x", "--json"))
+    assert told["reason"] == "x."
+    assert told["by"]
+
+
+@requirement("switches")
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("disable", "t", "--reason", "x"), 2, "name either --project P or --all-projects"),
+        (("disable", "t", "--project", "p", "--all-projects", "--reason", "x"), 2, "name either --project P or"),
+        (("disable", "t", "--project", "p"), 2, "--reason"),
+        (("disable", "t", "--project", "p", "--reason", " "), 2, "--reason must have 1 to 300 printable characters"),
+        (("disable", "t", "--project", "p", "--reason", "x" * 301), 2, "--reason must have 1 to 300 printable"),
+        (("disable", "t", "--project", "p", "--reason", "a\x1b[2J"), 2, "--reason must have 1 to 300 printable"),
+        (("disable", "t", "--project", "p", "--reason", "x", "--by", ""), 2, "--by must have 1 to 300 printable"),
+        (("enable", "t", "--project", "p", "--reason", "x"), 1, "tool 't' of project 'p' is not disabled"),
+    ],
+)
+async def test_a_wrong_change_is_named(world: World, arguments: tuple[str, ...], code: int, says: str) -> None:
+    result = await run(world, *arguments)
+    assert (result.exit_code, says in result.stderr) == (code, True), result.output
+
+
+@requirement("switches")
+async def test_a_set_that_is_full_takes_no_further_switch(world: World) -> None:
+    many = Switches(Switch(str(number), "t", "x", "y", "z") for number in range(1_000))
+    await change_switches(world.caller.client, lambda _: many)
+    full = await run(world, "disable", "t", "--project", "p", *WHY)
+    assert (full.exit_code, "1,000 tools are disabled already" in full.stderr) == (2, True)
+    assert "disabled" in (await run(world, "disable", "t", "--project", "7", *WHY)).stderr
+
+
+@requirement("switches")
+async def test_a_record_of_something_else_is_named_with_its_remedy(world: World, stack: EmbeddedStack) -> None:
+    del stack
+    await (await world.caller.client.jetstream().key_value(BUCKET)).put(KEY, b"[]")
+    result = await run(world, "disabled")
+    assert (result.exit_code, "nats kv del openapi_tool switches" in result.stderr) == (2, True)
