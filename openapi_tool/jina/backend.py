@@ -7,6 +7,7 @@ import copy
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from openapi_tool.cooperative import TimeSlicer
@@ -41,6 +42,7 @@ from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ToolOutput, Usage
 
 _ONE_REQUEST = Usage(requests=1)
+_GRADED = frozenset({"max_tokens", "target_selector"})
 _END_S = 1.0
 """Seconds that the items of a cancelled call may take to end."""
 
@@ -190,7 +192,7 @@ class JinaBackend:
             _end(attempt, grant)
             return envelope
 
-        masks = _masks_of(arguments, self._redactor)
+        masks = replace(_masks_of(arguments, self._redactor), offers=partial(_offers, definition, arguments))
         try:
             least_s = endpoint.timeouts.least_s(resolved.parameters)
             envelope = await with_retries(
@@ -289,6 +291,11 @@ def _without_frames(error: ToolError) -> ToolError:
     """
     error.__context__ = error.__cause__ = None
     return error.with_traceback(None)
+
+
+def _offers(definition: ToolDefinition, arguments: Arguments, name: str) -> bool:
+    """Return whether a remedy may name an argument: the model may give it, and more of it or for the first time."""
+    return name in definition.taken and (name in _GRADED or not arguments.values.get(name))
 
 
 def _masks_of(arguments: Arguments, redactor: Redactor) -> Masks:

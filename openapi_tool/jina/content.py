@@ -16,14 +16,16 @@ from openapi_tool.cooperative import SMALL, Steps, at_once
 from openapi_tool.jina.failures import NOTHING_SECRET, quoted
 from openapi_tool.jina.inline_images import is_inline, without_inline_images
 from openapi_tool.jina.remarks import (
-    WARNINGS,
+    Offers,
     cut_page,
     cut_results,
     is_cut,
     of_upstream,
+    offers_all,
     page_warnings,
     result_warning,
     wall,
+    warning,
 )
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
 from openapi_tool.telemetry.redact import Redactor, of_call
@@ -54,10 +56,14 @@ _PLAIN = (str, int, float)  # a constant: `isinstance` with a union would create
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Redactor of a response (secrets sent with its call), and redactor of errors (all secrets)."""
+    """Redactor of a response (secrets sent with its call), and redactor of errors (all secrets).
+
+    `offers` says which arguments a remedy may name.
+    """
 
     answer: Redactor
     error: Redactor
+    offers: Offers = offers_all
 
 
 NOTHING_KNOWN = Masks(of_call(()), NOTHING_SECRET)
@@ -105,19 +111,19 @@ def _search_steps(
         for place in cut:
             facts[place]["cut_at_tokens"] = max_tokens
     if any(kinds):
-        items += _result_warnings(kinds, facts)
+        items += _result_warnings(kinds, facts, masks.offers)
     state = {"results": facts}
     return ToolOutput(tuple(items), state, usage_of(envelope))
 
 
-def _result_warnings(kinds: list[tuple[str, ...]], facts: list[dict[str, Any]]) -> Iterator[Item]:
+def _result_warnings(kinds: list[tuple[str, ...]], facts: list[dict[str, Any]], offers: Offers) -> Iterator[Item]:
     """Add the types of warnings to the facts of each result; yield each warning with the numbers of its results."""
     for those, about in zip(kinds, facts, strict=True):
         if those:
             about["warnings"] = list(those)
     for kind in dict.fromkeys(chain.from_iterable(kinds)):
         numbers = [number for number, those in enumerate(kinds, start=1) if kind in those]
-        yield Item(heading=result_warning(kind, numbers))
+        yield Item(heading=result_warning(kind, numbers, offers))
 
 
 def _no_results(query: str, usage: Usage, redactor: Redactor, *, with_pages: bool) -> ToolOutput:
@@ -203,7 +209,7 @@ def _page_steps(envelope: Mapping[str, Any], max_tokens: int | None, masks: Mask
     lists = yield from page.lists(item)
     warnings, kinds = page.warnings(item), page.kinds(item, with_text=True)
     if not parts and not lists and _text(item.get("warning")).strip():
-        raise _nothing_to_read(warnings, kinds, usage_of(envelope).tokens, masks.error)
+        raise _nothing_to_read(warnings, kinds, usage_of(envelope).tokens, masks)
     head = [
         f"Title: {page.line(item.get('title')) or '(none)'}",
         f"URL: {page.line(item.get('url'), _MOST_URL_CHARS)}",
@@ -214,25 +220,27 @@ def _page_steps(envelope: Mapping[str, Any], max_tokens: int | None, masks: Mask
     ]
     state = page.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
     body = BLOCK_GAP.join([*parts, *lists])
-    items, usage = [Item("\n".join(head), body, page_warnings(kinds) if kinds else "")], usage_of(envelope)
+    items, usage = (
+        [Item("\n".join(head), body, page_warnings(kinds, masks.offers) if kinds else "")],
+        usage_of(envelope),
+    )
     if kinds:
         state["warnings"] = list(kinds)
     if max_tokens and is_cut(usage.tokens, max_tokens):
-        items.append(Item(heading=cut_page(max_tokens)))
+        items.append(Item(heading=cut_page(max_tokens, masks.offers)))
         state["cut_at_tokens"] = max_tokens
     return ToolOutput(tuple(items), state, usage)
 
 
-def _nothing_to_read(
-    warnings: tuple[str, ...], kinds: tuple[str, ...], tokens: int, redactor: Redactor
-) -> UpstreamRejected:
+def _nothing_to_read(warnings: tuple[str, ...], kinds: tuple[str, ...], tokens: int, masks: Masks) -> UpstreamRejected:
     """Return the error of a page with warnings only; the upstream charges for it."""
+    wait = "wait for it with wait_for_selector, " if masks.offers("wait_for_selector") else ""
     parts = [
-        "The page has nothing to read; check the address, wait for it with wait_for_selector, or use another page.",
-        *(WARNINGS[kind] for kind in kinds if kind != "empty"),
+        f"The page has nothing to read; check the address, {wait}or use another page.",
+        *(warning(kind, masks.offers) for kind in kinds if kind != "empty"),
     ]
     if warnings:
-        parts.append(f"The service says: {quoted(redactor.head(' '.join(warnings), _MOST_CHARS))}")
+        parts.append(f"The service says: {quoted(masks.error.head(' '.join(warnings), _MOST_CHARS))}")
     failure = UpstreamRejected(" ".join(parts))
     failure.tokens = tokens
     return failure

@@ -5,7 +5,7 @@ They stand outside of the frames of web content, so that no page can write one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _OVER = 50  # the charge of a cut text, counted afresh, may be a fiftieth above the limit (jina-api 1.3)
 
@@ -25,6 +25,29 @@ WARNINGS: Mapping[str, str] = {
     "stored_copy": "This is a stored copy. For the current page, read it with no_cache.",
 }
 """Texts for the model, by the type of a warning in the result's `state`."""
+
+_WITHOUT: Mapping[str, tuple[str, str]] = {
+    "javascript": ("wait_for_selector", "The page asks for JavaScript. Use another source."),
+    "empty": ("wait_for_selector", "The page has no text, or loads it late. Use another source."),
+    "not_loaded": ("wait_for_selector", "The page may not be fully loaded. If so, use another source."),
+    "stored_copy": ("no_cache", "This is a stored copy; the page itself may be newer."),
+}
+"""The argument that a warning names, and what is said where the model cannot give it, or has given it already."""
+
+Offers = Callable[[str], bool]
+"""Whether a remedy may name an argument in the result of a call."""
+
+
+def offers_all(_: str) -> bool:
+    """Offer every argument."""
+    return True
+
+
+def warning(kind: str, offers: Offers = offers_all) -> str:
+    """Return what is said to the model about a page."""
+    argument, other = _WITHOUT.get(kind, ("", ""))
+    return WARNINGS[kind] if not argument or offers(argument) else other
+
 
 _OF_UPSTREAM: Mapping[str, str] = {
     "This page maybe not yet fully loaded, consider explicitly specify a timeout.": "not_loaded",
@@ -109,15 +132,15 @@ def of_upstream(line: str) -> str | None:
     return _OF_UPSTREAM.get(line)
 
 
-def page_warnings(kinds: Iterable[str]) -> str:
+def page_warnings(kinds: Iterable[str], offers: Offers = offers_all) -> str:
     """Return the warnings about a page, a line each."""
-    return "\n".join(f"[Warning: {WARNINGS[kind]}]" for kind in kinds)
+    return "\n".join(f"[Warning: {warning(kind, offers)}]" for kind in kinds)
 
 
-def result_warning(kind: str, numbers: Sequence[int]) -> str:
+def result_warning(kind: str, numbers: Sequence[int], offers: Offers = offers_all) -> str:
     """Return a warning about search results."""
     results = "result" if len(numbers) == 1 else "results"
-    return f"[Warning about {results} {', '.join(map(str, numbers))}: {WARNINGS[kind]}]"
+    return f"[Warning about {results} {', '.join(map(str, numbers))}: {warning(kind, offers)}]"
 
 
 def is_cut(tokens: int | None, max_tokens: int | None) -> bool:
@@ -125,12 +148,15 @@ def is_cut(tokens: int | None, max_tokens: int | None) -> bool:
     return tokens is not None and max_tokens is not None and max_tokens <= tokens <= max_tokens + max_tokens // _OVER
 
 
-def cut_page(max_tokens: int) -> str:
+def cut_page(max_tokens: int, offers: Offers = offers_all) -> str:
     """Return the remark about a page that the upstream cut."""
-    return (
-        f"[The page goes on: it was cut at max_tokens = {max_tokens:,}, and the rest is not stored. To see more, call "
-        "again with a larger max_tokens, which costs more, or read a part of it with target_selector.]"
-    )
+    remedies = {
+        "max_tokens": "call again with a larger max_tokens, which costs more",
+        "target_selector": "read a part of it with target_selector",
+    }
+    ways = ", or ".join(way for argument, way in remedies.items() if offers(argument))
+    more = f"To see more, {ways}." if ways else "This tool cannot show it."
+    return f"[The page goes on: it was cut at max_tokens = {max_tokens:,}, and the rest is not stored. {more}]"
 
 
 def cut_results(numbers: Iterable[int], max_tokens: int) -> str:

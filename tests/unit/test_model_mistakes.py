@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import respx
 from pydantic import SecretStr
 
 from openapi_tool.cooperative import at_once
@@ -12,6 +14,7 @@ from openapi_tool.jina.content import search_output
 from openapi_tool.jina.inline_images import without_inline_images
 from openapi_tool.jina.parameter_mapping import resolve_parameters
 from openapi_tool.protocol.errors import BadRequest
+from openapi_tool.testing import ToolResult
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.names import meant
@@ -21,6 +24,7 @@ from tests.answering import Answering, serving
 from tests.requirements import requirement
 from tests.support import definition, owner, tool_call
 
+STORED = "This is a cached snapshot of the original page, consider retry with caching opt-out."
 A, B = "https://a.example/x", "https://b.example/"
 
 
@@ -205,3 +209,28 @@ def test_addresses_of_images_that_are_never_closed_are_looked_through_once(mark:
 def test_a_site_link_that_is_no_text_does_not_break_a_search(link: Any) -> None:
     output = search_output({"data": [{"title": "x", "siteLinks": [{"title": "a", "link": link}]}]}, "q")
     assert f"- a: {link}" in output.content
+
+
+_TAKEN = ("url", "wait_for_selector", "max_tokens", "target_selector", "no_cache")
+
+
+@requirement("content.reader")
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        ({"content": "Please enable JavaScript to view this page."}, {"wait_for_selector"}),
+        ({"content": "x", "usage": {"tokens": 500}}, {"max_tokens", "target_selector"}),
+        ({"content": "x", "warning": STORED}, {"no_cache"}),
+    ],
+)
+def test_a_remedy_names_only_arguments_that_the_tool_takes(
+    data: dict[str, Any], named: set[str], jina: respx.Router, run_tool: Callable[..., ToolResult]
+) -> None:
+    jina.post("https://r.jina.ai/").respond(json={"code": 200, "data": data})
+    tools: list[tuple[Any, ...]] = [(_TAKEN, (), named), (("url",), (), set()), (_TAKEN, named, set())]
+    for number, (taken, fixed, expected) in enumerate(tools):
+        schema = {"type": "object", "additionalProperties": False, "properties": {name: {} for name in taken}}
+        jina_options = {"mode": "reader", "params": {"maxTokens": 500}}
+        found = definition(jina_options, parameters=schema, args={"fixed": dict.fromkeys(fixed)})
+        text = run_tool(found, {"url": f"{A}{number}"}).text  # else the second would come from the cache
+        assert {name for name in _TAKEN[1:] if f"with {name}" in text or f"larger {name}" in text} == expected
