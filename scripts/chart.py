@@ -149,7 +149,7 @@ def values_schema() -> str:
 
 
 def _object(children: tuple[Value, ...]) -> dict[str, Any]:
-    """Return the schema of an object. Helm takes away what is set to null: only what is empty anyway may be missing."""
+    """Return the schema of an object. Helm removes keys that are set to null: only empty ones may be missing."""
     properties = {value.key: _property(value) for value in children}
     required = [value.key for value in children if value.default not in ("", [], {}, None)]
     return {"type": "object", "additionalProperties": False, "required": required, "properties": properties}

@@ -98,7 +98,7 @@ async def replay(client: Client, letter: DeadLetter) -> None:
 
 
 class _Stored(NamedTuple):
-    """A message as its stream holds it."""
+    """Stored message of a stream."""
 
     subject: str
     headers: Headers

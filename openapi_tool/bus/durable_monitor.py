@@ -34,7 +34,7 @@ _SAVE_FLOOR_S = 10.0
 
 
 class Consumer(Protocol):
-    """The methods of CommandConsumer that the watch uses."""
+    """Methods of CommandConsumer that the monitor uses."""
 
     @property
     def durable(self) -> Durable | None:

@@ -22,7 +22,7 @@ class StillPulled(nats.errors.Error):
 
 @dataclass(frozen=True, slots=True)
 class DurableShown:
-    """The durable as people see it; `waiting` commands were never delivered."""
+    """State of the durable for the command line; `waiting` commands were never delivered."""
 
     durable: str
     stream: str

@@ -85,7 +85,7 @@ class PipelineOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call that will get a result: its delivery, caller, records, and the turn that takes the result."""
+    """Call that will get a result: its delivery, caller, records, and the turn that takes the result."""
 
     delivery: Delivery
     command: Command

@@ -1,4 +1,4 @@
-"""What the calls of a project cost, from its result cards; read only, by project and time."""
+"""Upstream cost of the calls of a project, from its result cards; read only, by project and time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_ROWS = 1_000
 
 
 class By(StrEnum):
-    """What usage is summed up by."""
+    """Keys by which usage is summed up."""
 
     TOOL = "tool"
     AGENT = "agent"

@@ -1,4 +1,4 @@
-"""A throw-away CA and a certificate for the upstream's hosts; both end with the stack."""
+"""Temporary CA and a certificate for the upstream's hosts; both end with the stack."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class PostgresServer:
         if self.port:
             self._start_on(self.port)
             return
-        for attempt in range(_PORTS_TO_TRY):  # somebody may take a free port before PostgreSQL does
+        for attempt in range(_PORTS_TO_TRY):  # another process may take a free port first
             try:
                 self._start_on(free_port())
             except ServerFailed:

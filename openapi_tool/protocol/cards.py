@@ -50,7 +50,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class KeptText:
-    """The whole text of a result that was cut: `content` is the JSON of its TextContent, made piece by piece.
+    """Whole text of a truncated result: `content` is the JSON of its TextContent, made piece by piece.
 
     `card_id` names the card that it is to be stored under, `items` the places of its items (tools/truncation.py).
     """
@@ -171,7 +171,7 @@ def result_card(
 def artifact_card(
     actor_id: str, identity: CallIdentity, call_card: CardRecord | None, kept: KeptText, ttl_s: int
 ) -> ArtifactCard:
-    """A card with the whole text of a result that was cut, of the calling agent's (tool-design section 3).
+    """Return the calling agent's artifact card with the whole text of a truncated result (tool-design section 3).
 
     Its column `tool_call_id` stays empty: results are found by that.
     """

@@ -182,7 +182,7 @@ class SessionSettings(Section):
     key: Secret | None = Field(
         None,
         min_length=MIN_KEY_BYTES,
-        description="Key behind session identities, at least 16 bytes; without one it is made once and kept in NATS.",
+        description="Key behind session identities, at least 16 bytes; by default one is generated and stored in NATS.",
     )
 
 

@@ -34,7 +34,7 @@ _LIMITS: dict[str, Any] = {"max_line_size": 2_048, "max_field_size": 2_048, "max
 
 
 class Statistics(Protocol):
-    """What the page shows."""
+    """Data of the HTML page."""
 
     def now(self) -> Mapping[str, Any]:
         """Return the present statistics as a JSON object."""

@@ -91,7 +91,7 @@ class Policy(ToolRules):
     ] = ()
     projects: Annotated[
         dict[str, ToolRules],
-        Field(description="`allow` and `deny` of single projects, which only take more away."),
+        Field(description="`allow` and `deny` of single projects, which can only restrict further."),
     ] = field(default_factory=dict)
     hooks: Annotated[
         tuple[str, ...],

@@ -68,7 +68,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- printf "%dMi" (div (add $bytes 1048575) 1048576) -}}
 {{- end -}}
 
-{{/* Seconds until a pod has stopped: it goes on fetching, then drains. */}}
+{{/* Seconds until a pod has stopped: it continues to fetch, then drains. */}}
 {{- define "openapi-tool.stopSeconds" -}}
 {{- add .Values.preStopSleepSeconds (.Values.config | default dict | dig "executor" "drain_timeout_s" 25.0 | float64 | ceil | int64) -}}
 {{- end -}}
