@@ -36,7 +36,7 @@ from openapi_tool.local.recordings import (
     read_question,
     recorded_answers,
 )
-from openapi_tool.protocol.cards import KeptText, ToolCall, as_model_reads
+from openapi_tool.protocol.cards import StoredText, ToolCall, as_model_reads
 from openapi_tool.protocol.jsonvalue import ErrorObject, UsageObject
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.settings import Settings
@@ -305,9 +305,9 @@ class _Artifacts:
     """Whole texts of truncated results, in memory."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, str, str], tuple[KeptText, str]] = {}
+        self._kept: dict[tuple[str, str, str], tuple[StoredText, str]] = {}
 
-    def keep(self, owner: CallOwner, kept: KeptText) -> None:
+    def keep(self, owner: CallOwner, kept: StoredText) -> None:
         """Store a text for its owner."""
         text = orjson.loads(kept.content)["text"]
         self._kept[owner.project_id, owner.agent_id, kept.card_id] = kept, text

@@ -22,7 +22,7 @@ from openapi_tool.jina.byte_semaphore import CallMemory
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options import CacheOptions, RetryOptions, ToolOptions
-from openapi_tool.protocol.cards import KeptText
+from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.arguments import Arguments, CallOwner
@@ -124,7 +124,7 @@ class Answering:
 
     async def card(
         self, mode: str = "reader", key: str = KEY, sent: tuple[str, ...] = (), **values: Any
-    ) -> tuple[ResultFields, RenderedResult, KeptText | None]:
+    ) -> tuple[ResultFields, RenderedResult, StoredText | None]:
         """What is stored of it."""
         with self.tools.memory("proj") as memory:
             output = await self.output(mode, key, sent, memory, **values)

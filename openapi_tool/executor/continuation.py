@@ -8,7 +8,7 @@ from openapi_tool.cooperative import Steps, TimeSlicer
 from openapi_tool.executor.ports import Artifacts
 from openapi_tool.executor.stored_search import StoredSearch, Wanted
 from openapi_tool.options import ToolOptions
-from openapi_tool.protocol.cards import KeptText
+from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.protocol.records import Artifact
@@ -34,10 +34,10 @@ from openapi_tool.tools.truncation import (
     Place,
     Rest,
     cut,
-    kept_text,
     later,
     opening_lines,
     rests_of,
+    stored_text,
     whole,
 )
 
@@ -102,7 +102,7 @@ class Continuation:
 
     async def render(
         self, output: ToolOutput, definition: ToolDefinition, owner: CallOwner, most_tokens: int | None = None
-    ) -> tuple[RenderedResult, KeptText | None]:
+    ) -> tuple[RenderedResult, StoredText | None]:
         """Return what the model is shown and, if it was cut and may be stored, the whole text.
 
         `most_tokens` is the call's own limit.
@@ -112,7 +112,7 @@ class Continuation:
 
     def _show(
         self, output: ToolOutput, definition: ToolDefinition, owner: CallOwner, most_tokens: int | None
-    ) -> Steps[tuple[RenderedResult, KeptText | None]]:
+    ) -> Steps[tuple[RenderedResult, StoredText | None]]:
         items = []
         for item in output.items:
             items.append(Item(*map(storable_text, item)))
@@ -131,12 +131,12 @@ class Continuation:
         missing = _missing(part)
         if not output.keep:
             return RenderedResult(f"{shown}\n\n[{missing} They are not kept; ask for less.]", truncated=True), None
-        kept = yield from kept_text(items, part.rests)
-        artifact = Artifact(kept.card_id, kept.chars, kept.sha256, "")
+        stored = yield from stored_text(items, part.rests)
+        artifact = Artifact(stored.card_id, stored.chars, stored.sha256, "")
         if dead_end:
             note = f"[{missing} This tool cannot show them; ask for less of the page.]"
-            return RenderedResult(f"{shown}\n\n{note}", truncated=True, artifact_ref=artifact.reference), kept
-        return self._part(shown, missing, artifact, part.next, definition, owner), kept
+            return RenderedResult(f"{shown}\n\n{note}", truncated=True, artifact_ref=artifact.reference), stored
+        return self._part(shown, missing, artifact, part.next, definition, owner), stored
 
     async def resume(
         self, cursor: str, definition: ToolDefinition, owner: CallOwner, most_tokens: int | None = None

@@ -26,7 +26,7 @@ from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.cards import (
     ArtifactCard,
     Card,
-    KeptText,
+    StoredText,
     artifact_card,
     read_tool_call,
     result_card,
@@ -253,7 +253,9 @@ class Pipeline:
         fields, stored_text = await self._run(call, request, memory)
         return CallResult(fields, self._artifact(call, stored_text))
 
-    async def _run(self, call: _Call, request: ToolCallRequest, memory: Memory) -> tuple[ResultFields, KeptText | None]:
+    async def _run(
+        self, call: _Call, request: ToolCallRequest, memory: Memory
+    ) -> tuple[ResultFields, StoredText | None]:
         """Run the call. If it outlasts the worker's default wait, check then whether its turn's deadline is earlier."""
         check_after_s = self._limits.default_left_s(self._age_s(call.delivery))
         outlasts = self._limits.outlasts_default(request.definition.suspend_timeout_s)
@@ -286,7 +288,7 @@ class Pipeline:
             raise NotFound(f"This project has no tool named {named!r}; use one of the tools offered.")
         return parse_definition(call.records.tool)
 
-    def _artifact(self, call: _Call, text: KeptText | None) -> ArtifactCard | None:
+    def _artifact(self, call: _Call, text: StoredText | None) -> ArtifactCard | None:
         if text is None:
             return None
         options = self._options

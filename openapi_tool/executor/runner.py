@@ -16,7 +16,7 @@ from openapi_tool.executor.continuation import Continuation, requested_cursor, r
 from openapi_tool.executor.ids import owner_ids
 from openapi_tool.executor.ports import Memory, ToolBackend
 from openapi_tool.executor.stored_search import Wanted, requested_search
-from openapi_tool.protocol.cards import KeptText, ToolCall
+from openapi_tool.protocol.cards import StoredText, ToolCall
 from openapi_tool.protocol.errors import (
     AuthFailed,
     BudgetExceeded,
@@ -93,7 +93,7 @@ class ToolRunner:
         memory: Memory = self._backend.memory(project_id)
         return memory
 
-    async def run(self, request: ToolCallRequest, memory: Memory) -> tuple[ResultFields, KeptText | None]:
+    async def run(self, request: ToolCallRequest, memory: Memory) -> tuple[ResultFields, StoredText | None]:
         """Run a call within `memory`; return its result, and the whole text if it was truncated.
 
         Raises Unavailable, and CancelledError if the call was cancelled.
@@ -147,7 +147,7 @@ class ToolRunner:
 
     async def _run(
         self, request: ToolCallRequest, arguments: Arguments, memory: Memory
-    ) -> tuple[ToolOutput, RenderedResult, KeptText | None]:
+    ) -> tuple[ToolOutput, RenderedResult, StoredText | None]:
         """Return the output, what the model is shown, and the whole text if it was cut."""
         owner, definition, deadline = request.owner, request.definition, request.deadline
         self._switches.check(owner.project_id, definition.tool_name)

@@ -49,7 +49,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptText:
+class StoredText:
     """Whole text of a truncated result: `content` is the JSON of its TextContent, made piece by piece.
 
     `card_id` names the card that it is to be stored under, `items` the places of its items (tools/truncation.py).
@@ -169,7 +169,7 @@ def result_card(
 
 
 def artifact_card(
-    actor_id: str, identity: CallIdentity, call_card: CardRecord | None, kept: KeptText, ttl_s: int
+    actor_id: str, identity: CallIdentity, call_card: CardRecord | None, kept: StoredText, ttl_s: int
 ) -> ArtifactCard:
     """Return the calling agent's artifact card with the whole text of a truncated result (tool-design section 3).
 

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from openapi_tool.cooperative import Steps
-from openapi_tool.protocol.cards import KeptText, new_id
+from openapi_tool.protocol.cards import StoredText, new_id
 from openapi_tool.protocol.jsontext import dumps
 from openapi_tool.tools.frame import CUT_CHARS, HEADING_CHARS, INTRO_CHARS, MARK_CHARS, Part
 from openapi_tool.tools.result import BLOCK_GAP, Item, texts
@@ -209,7 +209,7 @@ def opening_lines(text: str) -> str:
 # Stored texts, and later parts of them.
 
 
-def kept_text(items: Sequence[Item], rests: Sequence[Rest]) -> Steps[KeptText]:
+def stored_text(items: Sequence[Item], rests: Sequence[Rest]) -> Steps[StoredText]:
     """Return the whole text of the items, as stored, with the position of each item in it."""
     content, digest, chars = bytearray(b'{"__type__":"TextContent","text":"'), hashlib.sha256(), 0
     for piece in _pieces(items):
@@ -218,7 +218,7 @@ def kept_text(items: Sequence[Item], rests: Sequence[Rest]) -> Steps[KeptText]:
         chars += len(piece)
         yield
     content += b'"}'
-    return KeptText(new_id(), content, chars, digest.hexdigest(), tuple(map(astuple, rests)))
+    return StoredText(new_id(), content, chars, digest.hexdigest(), tuple(map(astuple, rests)))
 
 
 def _pieces(items: Sequence[Item]) -> Iterator[str]:

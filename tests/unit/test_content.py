@@ -27,11 +27,11 @@ from openapi_tool.tools.truncation import (
     Limit,
     boundary,
     cut,
-    kept_text,
     later,
     opening_lines,
     rests_of,
     shares,
+    stored_text,
     whole,
 )
 from scripts.content_sizes import (
@@ -738,7 +738,7 @@ def test_case_5_a_later_part_opens_its_code_block_or_table_again(before: str, ro
 @given(blocks=st.lists(texts.filter(bool) | st.text(min_size=1, max_size=40), min_size=1, max_size=5))
 def test_a_kept_text_is_that_of_all_items(blocks: list[str]) -> None:
     found = [Item(block, "body", "ours") for block in blocks]
-    kept, text = at_once(kept_text(found, cut(found, Limit(LIMIT, LIMIT)).rests)), BLOCK_GAP.join(texts_of(found))
+    kept, text = at_once(stored_text(found, cut(found, Limit(LIMIT, LIMIT)).rests)), BLOCK_GAP.join(texts_of(found))
     assert json.loads(kept.content) == {"__type__": "TextContent", "text": text}
     assert (kept.chars, kept.sha256) == (len(text), hashlib.sha256(text.encode()).hexdigest())
     rests = rests_of(kept.items, kept.chars)

@@ -12,14 +12,14 @@ from openapi_tool.cooperative import at_once
 from openapi_tool.executor.parking import MAX_BYTES, CallResult, ParkedResults
 from openapi_tool.executor.runner import ToolCallRequest
 from openapi_tool.protocol.attempts import Attempt
-from openapi_tool.protocol.cards import KeptText, ToolCall, artifact_card
+from openapi_tool.protocol.cards import StoredText, ToolCall, artifact_card
 from openapi_tool.protocol.errors import ToolMisconfigured, Unavailable
 from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.policy import Authorizer, Policy
 from openapi_tool.tools.result import Item, ResultFields, ToolOutput, Usage
-from openapi_tool.tools.truncation import kept_text
+from openapi_tool.tools.truncation import stored_text
 from tests.frames import framed_items
 from tests.races.fakes import FakeResultStore, runner
 from tests.requirements import requirement
@@ -70,7 +70,7 @@ def request(left_s: float = 60, **arguments: Any) -> ToolCallRequest:
     return ToolCallRequest(OWNER, definition(READ, parameters=PARAMETERS), ToolCall(given), Deadline.after(left_s))
 
 
-async def run(tools: Tools, asked: ToolCallRequest, **options: Any) -> tuple[ResultFields, KeptText | None]:
+async def run(tools: Tools, asked: ToolCallRequest, **options: Any) -> tuple[ResultFields, StoredText | None]:
     one = runner(Texts(), tools, **options)
     return await one.run(asked, one.memory("proj"))
 
@@ -186,7 +186,7 @@ async def test_what_is_parked_is_found_whole_and_then_forgotten() -> None:
     store = FakeResultStore()
     parked = ParkedResults(store, KEY)
     artifact = artifact_card(
-        "tool.openapi", identity(), call_card(), at_once(kept_text([Item("the whole text")], [])), 60
+        "tool.openapi", identity(), call_card(), at_once(stored_text([Item("the whole text")], [])), 60
     )
     await parked.park(identity(), CallResult(FIELDS, artifact))
     found = await ParkedResults(store, KEY).find(identity())
