@@ -14,13 +14,14 @@ from openapi_tool.tools.schema import schema_problems
 _INTEGER = re.compile(r"-?[0-9]{1,12}")
 _NUMBER = re.compile(r"-?[0-9]{1,12}(?:\.[0-9]{1,12})?")
 _FLAGS = {"true": True, "false": False}
+_MAX_LIST_CHARS = 20_000  # the values of the arguments were counted before, those within a text were not
 _LIST_STARTS = ('["', "['")
 _SEPARATORS = re.compile(r"[\s,;]+")
-_LABEL = r"[^\s.,;/?#:@\[\]\"'|()]+"
-_NAME = rf"{_LABEL}(?:\.{_LABEL})+\.?"
-_SITE = re.compile(rf"(?:site:)?(?:https?://)?{_NAME}(?:/[^\s,;]*)?", re.IGNORECASE)
-_ADDRESS = re.compile(rf"(?:https?://)?{_NAME}(?::[0-9]+)?(?:[/?#]\S*)?", re.IGNORECASE)
-_LISTED = {"urls": _ADDRESS, "site": _SITE, "exclude_sites": _SITE}
+_LABEL = r"[^\s.,;/?#:@\[\]\"'|()]++"
+_NAME = rf"{_LABEL}(?:\.{_LABEL})++\.?"
+_SITE = re.compile(rf"(?:site:)?(?:https?://)?{_NAME}(?:/[^\s,;]*+)?", re.IGNORECASE)
+_ADDRESS = re.compile(rf"(?:https?://)?{_NAME}(?::[0-9]++)?(?:[/?#]\S*+)?", re.IGNORECASE)
+_LISTED = {"urls": _ADDRESS.fullmatch, "site": _SITE.fullmatch, "exclude_sites": _SITE.fullmatch}
 """Arguments whose items have no blank, so that several of them in one text can be told apart."""
 _TWO_ADDRESSES = re.compile(r"[\s,;]https?://", re.IGNORECASE)
 
@@ -82,7 +83,7 @@ def _readings(name: str, types: object, value: JsonValue) -> Iterator[JsonValue]
 
 def _lists(name: str, text: str, value: str) -> Iterator[JsonValue]:
     """Return a text as a list: the JSON list that it is, the addresses in it, or itself as the only item."""
-    if text.startswith("["):
+    if text.startswith("[") and len(text) <= _MAX_LIST_CHARS:
         try:
             parsed = orjson.loads(text)
         except orjson.JSONDecodeError:
@@ -92,14 +93,14 @@ def _lists(name: str, text: str, value: str) -> Iterator[JsonValue]:
             return
     if text.startswith(_LIST_STARTS):
         return  # a list in another notation, or a part of one
-    item = _LISTED.get(name)
-    if item is None or not _SEPARATORS.search(text):
+    is_item = _LISTED.get(name)
+    if is_item is None or len(text) > _MAX_LIST_CHARS or not _SEPARATORS.search(text):
         yield [value]
         return
-    if item.fullmatch(text):
+    if is_item(text):
         if not _TWO_ADDRESSES.search(text):  # else it may be one address or several
             yield [value]
         return
     pieces = [piece for piece in _SEPARATORS.split(text) if piece]
-    if all(map(item.fullmatch, pieces)):
+    if all(map(is_item, pieces)):
         yield pieces

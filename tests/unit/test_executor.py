@@ -111,10 +111,10 @@ async def test_a_hook_of_a_call_without_turn_sees_empty_ids() -> None:
 @pytest.mark.parametrize(
     ("asked", "options", "code"),
     [
-        ({"url": 1}, {}, "bad_request"),
+        ({"url": {"a": 1}}, {}, "bad_request"),
         ({}, {"authorizer": Authorizer(Policy(deny=("*",)))}, "tool_not_available"),
         ({"left_s": 0}, {}, "tool_timeout"),
-        ({"left_s": 0, "url": 1}, {}, "bad_request"),
+        ({"left_s": 0, "url": {"a": 1}}, {}, "bad_request"),
         ({"cursor": "unknown"}, {}, "not_found"),
     ],
     ids=["arguments", "policy", "deadline", "arguments before deadline", "cursor"],

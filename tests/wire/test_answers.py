@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.caller import PlacedCall
-from tests.conftest import PROJECT, reader_tool, search_tool
+from tests.conftest import AGENT, PROJECT, reader_tool, search_tool
 from tests.frames import framed_items
 from tests.requirements import requirement
 from tests.wire.test_refusals import assert_settled_once
@@ -297,15 +297,17 @@ async def test_a_result_that_is_never_written_is_billed_a_few_times_and_given_up
 
 
 @requirement("session.scoped")
-async def test_neither_alias_nor_identity_of_a_session_goes_upstream_or_into_a_row(
+async def test_an_alias_of_a_session_is_only_in_the_metadata_of_its_result_and_the_identity_nowhere(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="openapi_tool")
     await world.caller.add_tool(PROJECT, search_tool(args={"fixed": {"session_id": "the-alias-{agent_id}"}}))
     outcome = await world.send(await world.place())
     assert outcome.content["status"] == "success"
+    assert outcome.answer.card["metadata"]["tool_output"].pop("session") == f"the-alias-{AGENT}"
     everything = json.dumps([outcome.upstream_requests, outcome.answer.card, outcome.answer.inbox_row], default=str)
     assert "the-alias" not in everything + caplog.text
+    assert not re.search(r'[^0-9a-f][0-9a-f]{64}"', everything), "the identity, which has 64 hex digits"
     assert "session" not in json.dumps([record.__dict__ for record in caplog.records], default=str).lower()
 
 
