@@ -163,7 +163,8 @@ class _Calls:
         others = (f"a {other} tool" for other, endpoint in ENDPOINTS.items() if endpoint.find(name))
         home = any_of(homes) if homes else next(others, None)
         hint = f"; it is one of {home}" if home else did_you_mean(name, known) or "; take it out"
-        return replace(problem, message=problem.message + hint)
+        message, _, _ = problem.message.partition("; did you mean ")  # for a model, which sees fewer names
+        return replace(problem, message=message + hint)
 
     def _upstream_time(self, parameters: Mapping[str, Any]) -> Iterator[Problem]:
         """Yield a problem if the upstream's `timeout`, which applies to each of its stages, exceeds the call's time."""

@@ -64,7 +64,7 @@ async def test_an_object_result_is_one_object(caller: Caller, start_executor: St
     start_executor()
     answer = await answered(caller, {"url": "http://site.fixture.test:8099/article"}, "jina_reader", "read")
     assert "A Fixture Article" in answer.card["content"]["result"]["content"]
-    assert list(answer.card["metadata"]["tool_output"]) == ["attempts"]
+    assert list(answer.card["metadata"]["tool_output"]) == ["retries", "attempts"]
 
 
 IMPATIENT = {

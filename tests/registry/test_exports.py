@@ -245,11 +245,13 @@ def test_two_tools_never_share_a_name() -> None:
 
 
 def values(schema: Mapping[str, Any], name: str = "") -> st.SearchStrategy[Any]:
-    """What a model could give for a schema of the subset; texts are words, addresses are addresses, dates are dates."""
+    """What a model could give for a schema of the subset; texts are words; addresses, sites and dates are such."""
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     if name == "after":
         return st.dates().map(str)
+    if name in ("site", "exclude_sites") and schema["type"] == "string":
+        return st.from_regex(r"[a-z]{3,10}\.com", fullmatch=True)
     if name in ("url", "urls") and schema["type"] == "string":
         return st.from_regex(r"https://[a-z]{3,10}\.com/[a-z0-9/]{0,20}", fullmatch=True)
     kinds: dict[str, Any] = {

@@ -596,7 +596,3 @@ def test_commands_of_the_readme_name_objects_of_its_release() -> None:
     named = set(re.findall(r"\b(?:deployment|job)/[a-z-]+", README))
     assert len(named) == 2
     assert named <= known
-    selector = re.findall(r"--selector \S*\s*(\S+)\);", README)
-    (deployment,) = [document for document in documents if document["kind"] == "Deployment"]
-    labels = deployment["spec"]["selector"]["matchLabels"]
-    assert [dict(part.split("=") for part in text.split(",")) for text in selector] == [labels]

@@ -400,7 +400,7 @@ async def test_a_batch_of_which_nothing_succeeds_has_failed_and_names_each_item(
     assert (outcome.content["status"], outcome.content["error"]["code"]) == ("failed", "upstream_rejected")
     message = outcome.content["error"]["message"]
     assert GONE in message
-    assert "ftp://no.example: url: 'ftp:' cannot be read." in message
+    assert "ftp://no.example: urls: 'ftp:' cannot be read." in message
     assert [entry["item"] for entry in outcome.content["error"]["detail"]["results"]] == [GONE, "ftp://no.example"]
 
 
@@ -437,8 +437,8 @@ async def test_a_search_for_many_asks_in_parallel(world: World) -> None:
         ({"urls": []}, "urls: must be a list of 1 to 10 texts"),
         ({"urls": [ARTICLE] * 11}, "urls: must be a list of 1 to 10 texts"),
         ({"urls": ARTICLE}, "urls: must be a list"),
-        ({"urls": [ARTICLE, " ", 7]}, "urls[1]"),
-        ({"urls": [ARTICLE, " ", 7]}, "urls[2]"),
+        ({"urls": [ARTICLE, " ", 7]}, "urls item 2: must be a text that is not empty"),
+        ({"urls": [ARTICLE, " ", 7]}, "urls item 3: must be a text that is not empty"),
         ({"urls": [ARTICLE], "url": SHORT}, "url: is not an argument of this tool, which takes urls"),
         ({"urls": [ARTICLE], "target_url": SHORT}, "target_url: is not an argument of this tool, which takes urls"),
         ({"url": ARTICLE}, "urls: must be a list"),
