@@ -19,6 +19,7 @@ from tests.requirements import requirement
 from tests.wire.world import World
 
 LIMIT = 6
+_DEADLINE_S = 40.0  # above the time that a call may wait for a permit
 RECORD = "limit.JINA_API_KEY.search"
 
 
@@ -43,7 +44,7 @@ async def sent(world: World, calls: int) -> list[Answer]:
     placed = [await world.place() for _ in range(calls)]
     for call in placed:
         await world.caller.publish(call)
-    await world.settled()
+    await world.settled(_DEADLINE_S)
     return [await world.caller.read_answer(call) for call in placed]
 
 

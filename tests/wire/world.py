@@ -110,9 +110,9 @@ class World:
             upstream_requests=await asyncio.to_thread(self.stack.upstream.requests),
         )
 
-    async def settled(self) -> Any:
+    async def settled(self, within_s: float = SETTLED_S) -> Any:
         """The consumer once every command that was sent is settled; its `num_pending` alone lags behind."""
-        async with asyncio.timeout(SETTLED_S):
+        async with asyncio.timeout(within_s):
             while True:
                 try:
                     info = await self.caller.client.jetstream().consumer_info(STREAM, DURABLE)
