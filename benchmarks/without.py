@@ -57,9 +57,9 @@ def no_gc_settings() -> None:
 
 def no_aiohttp() -> None:
     """Use httpx's connection pool."""
-    from openapi_tool import service  # noqa: PLC0415 - as above
+    from openapi_tool import assembly  # noqa: PLC0415 - as above
 
-    vars(service)["AiohttpTransport"] = _pool_of_httpx
+    vars(assembly)["AiohttpTransport"] = _pool_of_httpx
 
 
 class _Resolved(httpcore.AsyncNetworkBackend):

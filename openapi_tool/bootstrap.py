@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import inspect
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import Artifacts
 from openapi_tool.executor.runner import RunnerOptions, ToolRunner
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
+from openapi_tool.jina.byte_semaphore import CallMemory
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import EgressTransport, tls_context
 from openapi_tool.jina.retry import Sleep
@@ -25,8 +28,8 @@ from openapi_tool.kernel.store import PoolOptions
 from openapi_tool.limits.permits import Permits
 from openapi_tool.protocol.subject import command_filter
 from openapi_tool.settings import Settings, SettingsError
+from openapi_tool.settings.connections import SCHEMES, NatsSettings
 from openapi_tool.settings.libpq import DriverOptions
-from openapi_tool.settings.model import SCHEMES, NatsSettings
 from openapi_tool.settings.secret_values import secret_values, unmasked
 from openapi_tool.settings.urls import parse_url
 from openapi_tool.telemetry.health import Health
@@ -40,11 +43,16 @@ from openapi_tool.tools.secrets import Secrets
 from openapi_tool.tools.session import SessionScope
 
 NAME = "openapi-tool"
+_UNSCOPED = "v1r4"  # the version whose keys and projects have no prefix
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Settings and the objects built from them; `unmasked` names secrets that are too short to be masked."""
+    """Settings and the objects built from them; `unmasked` names secrets that are too short to be masked.
+
+    `bus`, `pool` and `durable` are of one kernel. `others` are the same for the kernels of other protocol versions,
+    which share all objects but these three and the health record of their dependencies; they are not `main`.
+    """
 
     settings: Settings
     secrets: Secrets
@@ -56,62 +64,142 @@ class Bootstrap:
     durable: DurableOptions
     authorizer: Authorizer
     health: Health
+    others: tuple[Bootstrap, ...] = ()
+    main: bool = True
+
+    @property
+    def version(self) -> str:
+        """Return the protocol version of the kernel."""
+        return self.settings.protocol.version
+
+    def of_version(self, version: str | None) -> Bootstrap:
+        """Return the part for the kernel of a version, None for the main one. Raises SettingsError if it is not set."""
+        for one in (self, *self.others):
+            if version in (None, one.version):
+                return one
+        raise SettingsError(
+            [f"no kernel of protocol {version} is set: set protocol.version, or dialects.v1r3.postgres.dsn"]
+        )
 
 
 def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Bootstrap:
     """Check what the types of the settings cannot: files, hooks, logins. Raises SettingsError naming every mistake."""
     problems: list[str] = []
-    driver_options = _driver_options(settings, environment, problems)
+    connections = [
+        _connection(kernel, "" if kernel is settings else f"dialects.{kernel.protocol.version}.", environment, problems)
+        for kernel in settings.kernels
+    ]
     secrets = tool_secrets(settings, environment)
-    problems += [*secrets.problems, *_login_problems(settings.nats)]
+    problems += secrets.problems
     upstream_tls = _tried(lambda: _upstream_tls(settings, environment), "egress.ca_file or SSL_CERT_FILE", problems)
-    bus_tls = _tried(lambda: _bus_tls(settings.nats), "nats.ca_file, nats.cert_file or nats.key_file", problems)
     hooks = _hooks(settings.policy.hooks, problems)
-    if problems or upstream_tls is None or driver_options is None:
+    if problems or upstream_tls is None:
         raise SettingsError(problems)
-    named = secret_values(settings, secrets, environment, driver_options)
+    named = secret_values(settings, secrets, environment, [one.driver_options for one in connections if one])
     redactor = Redactor(value for _, value in named)
-    return Bootstrap(
-        settings=settings,
-        secrets=secrets,
-        redactor=redactor,
-        unmasked=unmasked(named),
-        upstream_tls=upstream_tls,
-        bus=_bus_options(settings.nats, bus_tls),
-        pool=_pool_options(settings),
-        durable=durable_options(settings),
-        authorizer=Authorizer(settings.policy, hooks),
-        health=Health(redact=redactor.at("health").text),
-    )
+    authorizer = Authorizer(settings.policy, hooks)
+    health = Health(redact=redactor.at("health").text)
+    main, *others = [
+        Bootstrap(
+            settings=kernel,
+            secrets=secrets,
+            redactor=redactor,
+            unmasked=unmasked(named),
+            upstream_tls=upstream_tls,
+            bus=connection.bus,
+            pool=_pool_options(kernel),
+            durable=durable_options(kernel),
+            authorizer=authorizer,
+            health=health if kernel is settings else health.part(kernel.protocol.version),
+            main=kernel is settings,
+        )
+        for kernel, connection in zip(settings.kernels, connections, strict=True)
+        if connection
+    ]
+    return replace(main, others=tuple(others))
 
 
-def build_runner(
-    bootstrap: Bootstrap,
-    transport: EgressTransport,
-    artifacts: Artifacts,
-    session_key: bytes,
-    sleep: Sleep = asyncio.sleep,
-    permits: Permits | None = None,
-) -> ToolRunner:
-    """Build the runner of tool calls; `session_key` derives session identities and signs cursors.
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    """How to connect to one kernel."""
+
+    bus: BusOptions
+    driver_options: DriverOptions
+
+
+def _connection(
+    kernel: Settings, place: str, environment: Mapping[str, str], problems: list[str]
+) -> _Connection | None:
+    """Return how to connect to a kernel, None after a mistake.
+
+    Mistakes are added to `problems`; `place` precedes the names of their settings.
+    """
+    own: list[str] = []
+    driver_options = _driver_options(kernel, environment, own)
+    own += _login_problems(kernel.nats)
+    tls = _tried(lambda: _bus_tls(kernel.nats), "nats.ca_file, nats.cert_file or nats.key_file", own)
+    problems += [f"{place}{problem}" for problem in own]
+    if own or driver_options is None:
+        return None
+    return _Connection(_bus_options(kernel.nats, tls), driver_options)
+
+
+class Upstream:
+    """Everything behind the tools that all kernels share: client, cache, memory limit, retries.
 
     Upstream requests need one of `permits`; without them nothing is limited. Only tests pass `sleep`, which waits
     between attempts.
     """
-    settings, slicer, errors = bootstrap.settings, TimeSlicer(), bootstrap.redactor.at("error")
-    client = JinaClient(transport, settings.egress.max_response_bytes, errors, slicer)
-    upstream = JinaBackendOptions(
-        settings.retry, settings.cache, settings.tools, settings.url_policy, settings.egress.body_budget_bytes
-    )
+
+    def __init__(
+        self,
+        bootstrap: Bootstrap,
+        transport: EgressTransport,
+        sleep: Sleep = asyncio.sleep,
+        permits: Permits | None = None,
+    ) -> None:
+        settings, self.slicer, self.errors = bootstrap.settings, TimeSlicer(), bootstrap.redactor.at("error")
+        client = JinaClient(transport, settings.egress.max_response_bytes, self.errors, self.slicer)
+        options = JinaBackendOptions(
+            settings.retry, settings.cache, settings.tools, settings.url_policy, settings.egress.body_budget_bytes
+        )
+        self.backend = JinaBackend(client, options, self.errors, self.slicer, sleep, permits)
+
+
+class _OfDialect:
+    """Backend for the calls of another kernel: the same project id there is another project.
+
+    A blank, which no token of a subject may hold, keeps the name apart from every project id.
+    """
+
+    def __init__(self, backend: JinaBackend, version: str) -> None:
+        self._version = version
+        self._backend = backend
+        self.run = backend.run
+
+    def memory(self, project_id: str) -> CallMemory:
+        """Return the memory of a call of this project."""
+        return self._backend.memory(f"{self._version} {project_id}")
+
+
+def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts, session_key: bytes) -> ToolRunner:
+    """Build the runner of tool calls of one kernel; `session_key` derives session identities and signs cursors."""
+    settings, version = bootstrap.settings, bootstrap.version
     options = RunnerOptions(
         authorizer=bootstrap.authorizer,
         envs=operator_envs(settings),
         secret=bootstrap.secrets,
         scope=SessionScope(session_key),
-        redact=errors.value,
+        redact=upstream.errors.value,
     )
-    backend = JinaBackend(client, upstream, errors, slicer, sleep, permits)
-    return ToolRunner(options, backend, Continuation(artifacts, Cursors(session_key), settings.tools, slicer))
+    continuation = Continuation(artifacts, Cursors(session_key), settings.tools, upstream.slicer)
+    backend = upstream.backend if version == _UNSCOPED else _OfDialect(upstream.backend, version)
+    return ToolRunner(options, backend, continuation)
+
+
+def scoped_key(key: bytes, version: str) -> bytes:
+    """Return the session key of a protocol version, so that no session, cursor or parked result is of two kernels."""
+    return key if version == _UNSCOPED else hmac.digest(key, version.encode(), hashlib.sha256)
 
 
 def _hooks(names: Iterable[str], problems: list[str]) -> dict[str, Hook]:
@@ -252,6 +340,7 @@ def _pool_options(settings: Settings) -> PoolOptions:
         timeout_s=postgres.timeout_s,
         prepared_statements=postgres.prepared_statements,
         where=postgres.parsed.where,
+        version=settings.protocol.version,
     )
 
 

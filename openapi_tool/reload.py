@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
@@ -19,18 +19,25 @@ log = logging.getLogger(__name__)
 EVERY_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reloader:
-    """Reads the settings again with `read`, and gives policy and secrets to `runner`.
+    """Reads the settings again with `read`, and gives policy and secrets to `runners`.
 
     After a mistake in the settings everything stays as it is. Changes of anything but the policy and the values of keys
     need a restart; they are logged.
     """
 
     bootstrap: Bootstrap
-    runner: ToolRunner
     read: Callable[[], Settings]
     environment: Mapping[str, str]
+    runners: list[ToolRunner] = field(default_factory=list)
+    _latest: Bootstrap | None = None
+
+    def add(self, runner: ToolRunner) -> None:
+        """Add the runner of a kernel, which may be connected long after the last reload."""
+        self.runners.append(runner)
+        if self._latest is not None:
+            runner.use(self._latest.authorizer, self._latest.secrets)
 
     async def run(self, asked: asyncio.Event) -> None:
         """Reload whenever `asked` is set or a file changed, until cancelled."""
@@ -60,7 +67,9 @@ class Reloader:
             )
             return
         self.bootstrap.redactor.learn(fresh.redactor.known)  # before the first use of a new key
-        self.runner.use(fresh.authorizer, fresh.secrets)
+        self._latest = fresh
+        for runner in self.runners:
+            runner.use(fresh.authorizer, fresh.secrets)
         log.info(
             "reloaded policy and keys",
             extra={"action": "reload.done", "missing": fresh.secrets.missing(), "need_restart": self._differ(fresh)},

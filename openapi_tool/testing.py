@@ -23,7 +23,7 @@ import respx
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from respx.models import AllMockedAssertionError
 
-from openapi_tool.bootstrap import build_bootstrap, build_runner, lint_limits
+from openapi_tool.bootstrap import Upstream, build_bootstrap, build_runner, lint_limits
 from openapi_tool.executor.runner import ToolCallRequest
 from openapi_tool.jina.definition_lint import source_problems
 from openapi_tool.jina.egress import EgressTransport
@@ -157,7 +157,7 @@ class InProcessExecutor:
         bootstrap = build_bootstrap(self._settings, {DEFAULT_AUTH_ENV: KEY, **(environment or {})})
         self._artifacts = _Artifacts()
         transport = EgressTransport(_RouterTransport(router))
-        self._runner = build_runner(bootstrap, transport, self._artifacts, _SESSION_KEY, _skip)
+        self._runner = build_runner(bootstrap, Upstream(bootstrap, transport, _skip), self._artifacts, _SESSION_KEY)
 
     async def run_tool(
         self,

@@ -501,7 +501,7 @@ OPERATORS = (
     ),
     Mutation(
         "bus/durable_monitor.py",
-        "    metrics.MAX_UNACKNOWLEDGED.set(state.max_ack_pending)\n",
+        "    metrics.MAX_UNACKNOWLEDGED.follow(lambda: state.max_ack_pending, of=version)\n",
         "",
         "tests/end_to_end/test_incidents.py::test_a_durable_at_its_maximum",
     ),

@@ -131,11 +131,12 @@ class CommandConsumer:
         ]
 
     def _export(self) -> None:
-        metrics.SLOTS.set(self._concurrency)
-        metrics.RUNNING.follow(lambda: self.running)
-        metrics.HELD.follow(lambda: len(self._intake.held))
-        metrics.WAITING.follow(lambda: self._intake.waiting)
-        metrics.OLDEST_HELD.follow(lambda: self._intake.oldest_s(self._clock.time()))
+        version = self._options.durable.version
+        metrics.SLOTS.follow(lambda: self._concurrency, of=version)
+        metrics.RUNNING.follow(lambda: self.running, of=version)
+        metrics.HELD.follow(lambda: len(self._intake.held), of=version)
+        metrics.WAITING.follow(lambda: self._intake.waiting, of=version)
+        metrics.OLDEST_HELD.follow(lambda: self._intake.oldest_s(self._clock.time()), of=version)
 
     async def failed(self) -> None:
         """Wait until a side task ends. Raises SideTaskEnded with the cause: no side task ends without a defect."""

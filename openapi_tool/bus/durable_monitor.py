@@ -102,7 +102,7 @@ class DurableMonitor:
             return
         try:
             state = await observe(self._client, durable, self._clock)
-            _export(state)
+            _export(state, self._options.version)
             self._unanswered = 0
             self._record("", self._problem(state))
             await self._act_on(durable, state)
@@ -222,10 +222,10 @@ class DurableMonitor:
             )
 
 
-def _export(state: DurableState) -> None:
-    metrics.PENDING.set(state.pending)
-    metrics.UNACKNOWLEDGED.set(state.ack_pending)
-    metrics.MAX_UNACKNOWLEDGED.set(state.max_ack_pending)
+def _export(state: DurableState, version: str) -> None:
+    metrics.PENDING.follow(lambda: state.pending, of=version)
+    metrics.UNACKNOWLEDGED.follow(lambda: state.ack_pending, of=version)
+    metrics.MAX_UNACKNOWLEDGED.follow(lambda: state.max_ack_pending, of=version)
 
 
 def _settings(state: DurableState) -> tuple[object, ...]:

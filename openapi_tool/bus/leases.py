@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from urllib.parse import quote
 
 import nats.errors
 import orjson
@@ -30,7 +31,7 @@ from nats.js.kv import KeyValue
 from openapi_tool.protocol.command import Delivery
 
 BUCKET = "openapi_tool_leases"
-KEYS = "command.*"
+KEYS = "command.*.*"
 _VERSION = 1
 _FORGET_S = 3600
 _RACES = 8
@@ -175,8 +176,13 @@ class Leases:
             return await jetstream.key_value(BUCKET)
 
 
+def lease_key(stream: str, sequence: int) -> str:
+    """Return the key of a command by its place; `stream` is quoted, since keys allow fewer characters than names."""
+    return f"command.{quote(stream, safe='').replace('~', '%7E').replace('%', '=')}.{sequence}"
+
+
 def _key(delivery: Delivery) -> str:
-    return f"command.{delivery.stream_sequence}"
+    return lease_key(delivery.stream, delivery.stream_sequence)
 
 
 def _record(value: bytes | None) -> Record | None:

@@ -24,6 +24,7 @@ from nats.js.kv import KeyValue
 from openapi_tool.bus.connection import outage_as_unavailable
 from openapi_tool.limits.limiter import Limiter
 from openapi_tool.options import LimitOptions
+from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -43,22 +44,39 @@ _TIMEOUT_S = 2.0
 _MAX_DIGITS = 20
 
 
-@asynccontextmanager
-async def shared_limits(
-    client: Client, replicas: int, instance: str, options: LimitOptions, clock: Callable[[], float]
-) -> AsyncIterator[Limiter]:
-    """Yield the limiter of this process, which gives back its unused permits in the end.
+class SharedLimits:
+    """Limiter of this process, and its store, which is unavailable until NATS is connected.
 
     `instance` names the process; a restarted one may have the same name, and is another replica. `clock` is the
     server's, in seconds since the epoch.
     """
-    store = LimitStore(client, replicas)
-    limiter = Limiter(f"{instance}-{secrets.token_hex(3)}", options, store, clock)
-    await store.follow(limiter.news)
-    try:
-        yield limiter
-    finally:
-        await limiter.aclose()
+
+    def __init__(self, instance: str, options: LimitOptions, clock: Callable[[], float]) -> None:
+        self._store: LimitStore | None = None
+        self.limiter = Limiter(f"{instance}-{secrets.token_hex(3)}", options, self, clock)
+
+    @asynccontextmanager
+    async def connected(self, client: Client, replicas: int) -> AsyncIterator[None]:
+        """Share the limits over this connection; the limiter gives back its unused permits in the end."""
+        self._store = LimitStore(client, replicas)
+        await self._store.follow(self.limiter.news)
+        try:
+            yield
+        finally:
+            await self.limiter.aclose()
+
+    async def read(self, name: str) -> tuple[int, bytes | None]:
+        """Return revision and value of a record; 0 and None if there is none. Raises Unavailable."""
+        return await self._opened().read(name)
+
+    async def write(self, name: str, value: bytes, revision: int) -> int | None:
+        """Replace a record if it still has this revision; return the new one, None if not. Raises Unavailable."""
+        return await self._opened().write(name, value, revision)
+
+    def _opened(self) -> LimitStore:
+        if self._store is None:
+            raise Unavailable("NATS: not connected yet")
+        return self._store
 
 
 class LimitStore:

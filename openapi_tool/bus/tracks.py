@@ -83,13 +83,13 @@ async def _state(client: Client, options: DurableOptions, stream: str, delivery:
         info.ack_floor.stream_seq if info.ack_floor else 0,
         info.num_pending or 0,
         bool(getattr(info, "paused", False)),
-        await _lease(client, delivery.stream_sequence),
+        await _lease(client, stream, delivery.stream_sequence),
     )
 
 
-async def _lease(client: Client, sequence: int) -> dict[str, Any] | None:
+async def _lease(client: Client, stream: str, sequence: int) -> dict[str, Any] | None:
     try:
-        entry = await (await client.jetstream().key_value(leases.BUCKET)).get(f"command.{sequence}")
+        entry = await (await client.jetstream().key_value(leases.BUCKET)).get(leases.lease_key(stream, sequence))
     except (KeyNotFoundError, NotFoundError):
         return None
     value = orjson.loads(entry.value or b"null")

@@ -29,8 +29,8 @@ from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subject import default_durable, parse_command_subject
 from openapi_tool.settings import SettingsError, load_settings
+from openapi_tool.settings.connections import SCHEMES
 from openapi_tool.settings.dsn import parse_dsn
-from openapi_tool.settings.model import SCHEMES
 from openapi_tool.settings.urls import parse_url
 from openapi_tool.shielding import interruptible
 from openapi_tool.telemetry.printable import printable_lines

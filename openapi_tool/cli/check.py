@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from openapi_tool.assembly import upstream_transport
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.bus.connection import BusClient, connected, outage_as_unavailable
 from openapi_tool.bus.durable_state import DurableMissing, observe
@@ -26,7 +27,6 @@ from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.registration import ToolRows
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol.errors import ToolError, Unavailable
-from openapi_tool.service import upstream_transport
 from openapi_tool.settings import SettingsError, load_settings
 from openapi_tool.tools.catalogue import OPERATIONS
 from openapi_tool.tools.registry import RegistryError

@@ -101,7 +101,7 @@ async def _refuse_other_version(
     """Raise NeedsOperator if the columns are those of another protocol version."""
     columns = set(await connection.fetchval(_INBOX_COLUMNS, timeout=timeout_s))
     versions = {version for version, other in STATEMENTS.items() if other.INBOX_COLUMN in columns}
-    expected = next(version for version, other in STATEMENTS.items() if other is statements)
+    expected = statements.VERSION
     if len(versions) == 1 and expected not in versions:
         raise NeedsOperator(
             f"PostgreSQL: this is a database of protocol {versions.pop()}, but {expected} is configured for it",

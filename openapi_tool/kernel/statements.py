@@ -19,6 +19,7 @@ class Statements(Protocol):
     `INBOX_COLUMN` is a column of `state.agent_inbox` that no other version has.
     """
 
+    VERSION: str
     INBOX_COLUMN: str
     LOAD: str
     ANSWERED: str
@@ -38,5 +39,6 @@ class Statements(Protocol):
         """Return the records of a call from a row of LOAD."""
 
 
-STATEMENTS: Mapping[str, Statements] = {"v1r4": v1r4, "v1r3": v1r3}
+_ALL: tuple[Statements, ...] = (v1r4, v1r3)
+STATEMENTS: Mapping[str, Statements] = {one.VERSION: one for one in _ALL}
 """Statements by protocol version."""

@@ -56,8 +56,8 @@ class KernelStore:
         self._pool = pool
         self._sql = statements
         self._permits = permits = FairSemaphore(pool.get_max_size())
-        metrics.PERMITS_USED.follow(lambda: permits.used, "database")
-        metrics.PERMITS_WAITING.follow(lambda: permits.waiting, "database")
+        metrics.PERMITS_USED.follow(lambda: permits.used, "database", of=statements.VERSION)
+        metrics.PERMITS_WAITING.follow(lambda: permits.waiting, "database", of=statements.VERSION)
         self._timeout_s = timeout_s
 
     @classmethod

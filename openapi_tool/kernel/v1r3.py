@@ -13,6 +13,7 @@ from openapi_tool.protocol.records import CallRecords
 from openapi_tool.protocol.report import Report
 from openapi_tool.tools.naming import unmangled
 
+VERSION = "v1r3"
 INBOX_COLUMN = "traceparent"
 
 # An inbox row has no channel and no headers, so those that the doorbell of an earlier report needs are put together

@@ -12,6 +12,7 @@ from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
 from openapi_tool.protocol.report import Report
 from openapi_tool.tools.naming import unmangled
 
+VERSION = "v1r4"
 INBOX_COLUMN = "context_headers"
 
 LOAD = f"""

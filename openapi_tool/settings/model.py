@@ -8,6 +8,7 @@ is also the variable `OPENAPI_TOOL__SECTION__KEY`; `PG_DSN` and `NATS_SERVERS` a
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import field, replace
 from typing import Annotated, Any, Literal
 
@@ -18,7 +19,6 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from openapi_tool.jina.byte_semaphore import most_memory
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options import (
-    MAX_ACK_PENDING,
     TERABYTE,
     CacheOptions,
     ExecutorOptions,
@@ -30,7 +30,8 @@ from openapi_tool.options import (
     split,
 )
 from openapi_tool.protocol.subject import default_durable
-from openapi_tool.settings.dsn import ESCAPE, Dsn, parse_dsn
+from openapi_tool.settings.connections import SCHEMES, NatsSettings, PostgresSettings
+from openapi_tool.settings.dsn import ESCAPE
 from openapi_tool.settings.secrets import JinaToolSettings, SecretsSettings
 from openapi_tool.settings.section import File, Section
 from openapi_tool.settings.sources import PREFIX, file_sources, kernel_remarks
@@ -42,131 +43,50 @@ from openapi_tool.tools.secrets import Secret
 from openapi_tool.tools.session import MIN_KEY_BYTES
 
 _TOKEN = r"^([A-Za-z0-9_-]+|\*)$"  # noqa: S105 - a subject's token
-_TCP, _WEB_SOCKET, _HTTP = ("nats", "tls"), ("ws", "wss"), ("http", "https")
-SCHEMES = (*_TCP, *_WEB_SOCKET, *_HTTP)
-"""Schemes of all URLs in the settings except the database's."""
+_HTTP = ("http", "https")
 _PROXY_FORM = "must look like http://user:password@host:port, with the port"
-
-
-def _is_a_server(url: str) -> str:
-    try:
-        found = parse_url(url, (*_TCP, *_WEB_SOCKET))
-    except ValueError as problem:
-        raise ValueError(
-            f"{problem}; must look like nats://host:4222, with an IPv6 address in brackets; set a user or password "
-            "with one of / ? # @ : [ ] as nats.user and nats.password"
-        ) from None
-    if found.path or found.query:
-        raise ValueError("must end with the host or its port: nats://host:4222")
-    return url
-
-
-NatsUrl = Annotated[str, AfterValidator(_is_a_server)]
 
 
 class ProtocolSettings(Section):
     """Protocol version and identity."""
 
-    version: Literal["v1r4"] = Field("v1r4", description="Protocol version, the second token of every subject.")
+    version: Literal["v1r4", "v1r3"] = Field(
+        "v1r4", description="Protocol version of the kernel in sections `nats` and `postgres`."
+    )
     target: str = Field("jina", pattern=r"^[A-Za-z0-9_-]+$", description="Tool target, the subject's seventh token.")
     actor_id: str = Field(
-        "tool.openapi", pattern=r"^tool\.\S+$", description="Author of result cards; must start with `tool.`."
+        "tool.openapi",
+        pattern=r"^tool\.\S+$",
+        description="Author of result cards; must start with `tool.`, `{target}` is the tool target.",
     )
     project: str = Field("*", pattern=_TOKEN, description="Only this project's commands; `*` for all.")
     channel: str = Field("*", pattern=_TOKEN, description="Only this channel's commands; `*` for all.")
 
 
-class NatsSettings(Section):
-    """NATS connection. At most one way to authenticate: user and password, token, credentials file or nkey seed."""
+class DialectSettings(Section):
+    """Kernel of another protocol version, which this process serves beside the main one."""
 
-    servers: Annotated[tuple[NatsUrl, ...], NoDecode, BeforeValidator(split)] = Field(
-        ("nats://127.0.0.1:4222",), min_length=1, description="Server URLs; comma-separated in the environment."
-    )
-    tls: bool = Field(
-        default=False, description="Require TLS; a `tls://` or `wss://` server and `ca_file` require it, too."
-    )
-    tls_check_hostname: bool = Field(default=True, description="Verify the server's hostname.")
-    ca_file: File | None = Field(None, description="CA (PEM) that signed the server's certificate.")
-    cert_file: File | None = Field(None, description="Client certificate (PEM); needs `key_file`.")
-    key_file: File | None = Field(None, description="Key of the client certificate (PEM).")
-    user: str | None = Field(None, description="User name; needs `password`.")
-    password: Secret | None = Field(None, description="Password of `user`.")
-    token: Secret | None = Field(None, description="Token.")
-    credentials_file: File | None = Field(None, description="Credentials file of a NATS account (`.creds`).")
-    nkey_seed_file: File | None = Field(None, description="File with an nkey seed.")
-    durable: str | None = Field(
+    postgres: PostgresSettings = Field(description="Its database; the keys are those of section `postgres`.")
+    nats: NatsSettings | None = Field(
         None,
-        pattern=r"^[A-Za-z0-9_-]+$",
-        description="Durable consumer shared by all replicas; by default the kernel executor's own name.",
+        description="Its NATS; the keys are those of section `nats`. By default the main one, with a durable of its "
+        "own.",
     )
-    ack_wait_s: Seconds = Field(6, description="Seconds without a heartbeat until a command is delivered again.")
-    max_ack_pending: int = Field(
-        100_000,
-        ge=1,
-        le=MAX_ACK_PENDING,
-        description="Commands in flight over all replicas; raised up to 1,000,000 while a backlog fills it.",
+    actor_id: str = Field(
+        "tool.openapi.{target}",
+        pattern=r"^tool\.\S+$",
+        description="Author of result cards; must start with `tool.`, `{target}` is the tool target.",
     )
-    create_stream: bool = Field(
-        default=True, description="Make the command stream where none captures its subjects; off where only others may."
-    )
-    jetstream_domain: str | None = Field(
+
+
+class DialectsSettings(Section):
+    """Kernels of other protocol versions that the same process serves."""
+
+    v1r3: DialectSettings | None = Field(
         None,
-        pattern=r"^[A-Za-z0-9_-]+$",
-        description="JetStream domain of the kernel, where executors are on a leaf node.",
+        description="Kernel of protocol v1r3: sections `dialects.v1r3.postgres` and `dialects.v1r3.nats`, and "
+        "`actor_id`.",
     )
-    inbox_prefix: str = Field(
-        "_INBOX.openapi_tool",
-        pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$",
-        description="Prefix of the subjects on which replies are received.",
-    )
-    replicas: int | None = Field(
-        None,
-        ge=1,
-        le=5,
-        description="Servers that keep each stream and bucket that is made here; by default as for the command stream.",
-    )
-
-    @field_validator("servers")
-    @classmethod
-    def _use_one_transport(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
-        if len({url.lower().startswith(tuple(f"{scheme}:" for scheme in _WEB_SOCKET)) for url in servers}) > 1:
-            raise ValueError("must be all nats:// and tls://, or all ws:// and wss://")
-        return servers
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> NatsSettings:
-        ways = (self.user, self.token, self.credentials_file, self.nkey_seed_file)
-        if sum(way is not None for way in ways) > 1:
-            raise ValueError(
-                "only one of user, token, credentials_file and nkey_seed_file may be set; unset the others"
-            )
-        for one, other in (("user", "password"), ("cert_file", "key_file")):
-            if (getattr(self, one) is None) != (getattr(self, other) is None):
-                raise ValueError(f"{one} and {other} go together; set both, or neither")
-        return self
-
-
-class PostgresSettings(Section):
-    """The kernel's database."""
-
-    dsn: Secret = Field(
-        description="Connection string (`PG_DSN`); TLS by `?sslmode=verify-full&sslrootcert=…`; with several hosts "
-        "`target_session_attrs=read-write`. Never shown."
-    )
-    pool_size: int = Field(8, ge=1, le=100, description="Size of the connection pool of one process.")
-    timeout_s: Seconds = Field(5, description="Seconds to wait for a connection or a statement.")
-    prepared_statements: bool = Field(default=True, description="Switch off behind PgBouncer in transaction mode.")
-
-    @field_validator("dsn")
-    @classmethod
-    def _is_a_dsn(cls, dsn: Secret) -> Secret:
-        parse_dsn(dsn.get_secret_value())
-        return dsn
-
-    @property
-    def parsed(self) -> Dsn:
-        """Return the parsed connection string."""
-        return parse_dsn(self.dsn.get_secret_value())
 
 
 @dataclass(frozen=True)
@@ -284,6 +204,7 @@ class Settings(BaseSettings):
     protocol: ProtocolSettings = Field(default_factory=ProtocolSettings)
     nats: NatsSettings = Field(default_factory=NatsSettings)
     postgres: PostgresSettings
+    dialects: DialectsSettings = Field(default_factory=DialectsSettings)
     executor: ExecutorOptions = Field(default_factory=ExecutorOptions)
     fairness: FairnessOptions = Field(default_factory=FairnessOptions)
     tools: ToolsSettings = Field(default_factory=ToolsSettings)
@@ -302,19 +223,31 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _narrowed_durable_has_its_own_name(self) -> Settings:
         narrowed = self.protocol.project != "*" or self.protocol.channel != "*"
-        if narrowed and self.nats.durable is None:
-            raise ValueError("nats.durable must be set where protocol.project or protocol.channel narrows the filter")
+        for place, kernel in zip(("", "dialects.v1r3."), self.kernels, strict=False):
+            if narrowed and kernel.nats.durable is None:
+                raise ValueError(
+                    f"{place}nats.durable must be set where protocol.project or protocol.channel narrows the filter"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _kernels_differ(self) -> Settings:
+        if self.dialects.v1r3 is not None and self.protocol.version == "v1r3":
+            raise ValueError("dialects.v1r3 cannot be set beside protocol.version = v1r3; remove one of them")
+        if len({one.durable for one in self.kernels}) < len(self.kernels):
+            raise ValueError("dialects.v1r3.nats.durable must differ from nats.durable")
         return self
 
     @model_validator(mode="after")
     def _lost_calls_are_answered_in_time(self) -> Settings:
         """Lower the lost runs to what fits into a worker's wait: an early end is better than none."""
         patience_s = self.executor.worker_timeout_s - self.executor.commit_margin_s
-        fitting = max(1, math.ceil(patience_s / self.nats.ack_wait_s) - 1)
+        ack_wait_s = max(one.nats.ack_wait_s for one in self.kernels)
+        fitting = max(1, math.ceil(patience_s / ack_wait_s) - 1)
         if fitting < self.executor.max_lost_runs:
             self._remarks.append(
                 f"executor.max_lost_runs is lowered from {self.executor.max_lost_runs} to {fitting}: times "
-                f"nats.ack_wait_s ({self.nats.ack_wait_s:g} s) it must be less than executor.worker_timeout_s less "
+                f"nats.ack_wait_s ({ack_wait_s:g} s) it must be less than executor.worker_timeout_s less "
                 f"executor.commit_margin_s ({patience_s:g} s), or a call that lost its executors is answered too late"
             )
             object.__setattr__(self, "executor", replace(self.executor, max_lost_runs=fitting))
@@ -347,30 +280,49 @@ class Settings(BaseSettings):
         """Return the name of the durable."""
         return self.nats.durable or default_durable(self.protocol.version, self.protocol.target)
 
+    @property
+    def actor_id(self) -> str:
+        """Return the author of result cards."""
+        return self.protocol.actor_id.replace("{target}", self.protocol.target)
+
+    @property
+    def kernels(self) -> tuple[Settings, ...]:
+        """Return the settings as each kernel's executor sees them, the main one's first.
+
+        They differ in version, author, `nats` and `postgres`.
+        """
+        other = self.dialects.v1r3
+        if other is None:
+            return (self,)
+        changed: dict[str, Any] = {
+            "protocol": self.protocol.model_copy(update={"version": "v1r3", "actor_id": other.actor_id}),
+            "nats": other.nats or self.nats.model_copy(update={"durable": None}),
+            "postgres": other.postgres,
+            "dialects": DialectsSettings(),
+        }
+        return self, self.model_copy(update=changed)
+
     def secret_values(self) -> list[tuple[str, str]]:
         """Return every secret in the settings, with the name of its setting."""
-        whole = {
-            "session.key": self.session.key,
-            "nats.password": self.nats.password,
-            "nats.token": self.nats.token,
-        }
-        urls = [("nats.servers", url) for url in self.nats.servers]
-        urls += [("egress.proxy", self.egress.proxy.get_secret_value())] if self.egress.proxy else []
+        urls = [("egress.proxy", self.egress.proxy.get_secret_value())] if self.egress.proxy else []
         collectors = ("otlp_endpoint", "otlp_metrics_endpoint")
         named = ((f"telemetry.{name}", getattr(self.telemetry, name)) for name in collectors)
         urls += [(name, url) for name, url in named if url]
+        key = self.session.key
         return [
-            *((name, secret.get_secret_value()) for name, secret in whole.items() if secret is not None),
-            *(("postgres.dsn", part) for part in self.postgres.parsed.credentials),
+            *([("session.key", key.get_secret_value())] if key else []),
             *((name, part) for name, url in urls for part in parse_url(url, SCHEMES).credentials),
+            *(found for one in self.kernels for found in _of_connections(one.nats, one.postgres)),
         ]
 
     def shown(self) -> dict[str, Any]:
         """Return the effective settings for display, with masked credentials."""
         shown = self.model_dump(mode="json", exclude_none=True)
-        shown["postgres"]["dsn"] = self.postgres.parsed.shown
-        shown["nats"]["servers"] = [parse_url(url, SCHEMES).shown for url in self.nats.servers]
-        shown["nats"]["durable"] = self.durable
+        _mask_connections(shown, self)
+        if self.dialects.v1r3 is not None:
+            other = shown["dialects"]["v1r3"]
+            other.setdefault("nats", {})
+            _mask_connections(other, self.kernels[1])
         if self.egress.proxy is not None:
             shown["egress"]["proxy"] = parse_url(self.egress.proxy.get_secret_value(), SCHEMES).shown
         for name in ("otlp_endpoint", "otlp_metrics_endpoint"):
@@ -390,3 +342,20 @@ class Settings(BaseSettings):
         """Return the sources in descending precedence: flags, long names, short names, our file, the kernel's file."""
         del dotenv_settings, file_secret_settings
         return init_settings, env_settings, *file_sources(settings_cls)
+
+
+def _of_connections(nats: NatsSettings, postgres: PostgresSettings) -> Iterator[tuple[str, str]]:
+    """Yield the secrets of a kernel's connections."""
+    for name, secret in (("nats.password", nats.password), ("nats.token", nats.token)):
+        if secret is not None:
+            yield name, secret.get_secret_value()
+    for url in nats.servers:
+        yield from (("nats.servers", part) for part in parse_url(url, SCHEMES).credentials)
+    yield from (("postgres.dsn", part) for part in postgres.parsed.credentials)
+
+
+def _mask_connections(shown: dict[str, Any], kernel: Settings) -> None:
+    """Mask the credentials of a kernel's connections in what is shown of them."""
+    shown["postgres"]["dsn"] = kernel.postgres.parsed.shown
+    shown["nats"]["servers"] = [parse_url(url, SCHEMES).shown for url in kernel.nats.servers]
+    shown["nats"]["durable"] = kernel.durable

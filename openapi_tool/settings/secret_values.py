@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import unquote
 
 from openapi_tool.settings import Settings
+from openapi_tool.settings.connections import SCHEMES
 from openapi_tool.settings.dsn import parse_dsn
 from openapi_tool.settings.libpq import DriverOptions
-from openapi_tool.settings.model import SCHEMES
 from openapi_tool.settings.urls import parse_url
 from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
 from openapi_tool.tools.secrets import Secrets
@@ -26,14 +26,14 @@ _LONG_LINE = re.compile(r"^[A-Za-z0-9._=-]{20,}$", re.MULTILINE)  # in a credent
 
 
 def secret_values(
-    settings: Settings, secrets: Secrets, environment: Mapping[str, str], driver_options: DriverOptions
+    settings: Settings, secrets: Secrets, environment: Mapping[str, str], driver_options: Iterable[DriverOptions]
 ) -> list[NamedSecret]:
     """Return the secrets for the redactor: of the settings, of tools, and of files and variables that drivers read."""
     return [
         *secrets.values().items(),
         *settings.secret_values(),
-        *((option.where, option.value) for option in driver_options.passwords()),
-        *_of_files(settings.nats.credentials_file, settings.nats.nkey_seed_file),
+        *((option.where, option.value) for options in driver_options for option in options.passwords()),
+        *(found for one in settings.kernels for found in _of_files(one.nats.credentials_file, one.nats.nkey_seed_file)),
         *_of_collector(environment),
     ]
 

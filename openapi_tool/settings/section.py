@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, field_validator
 from pydantic.fields import FieldInfo
@@ -37,7 +37,8 @@ class Section(BaseModel):
 
 
 def fields_of(kind: Any) -> Mapping[str, FieldInfo]:
-    """Return the fields of a section by name, for a model or a dataclass; empty for any other type."""
+    """Return the fields of a section by name, for a model (also an optional one) or a dataclass, else none."""
+    kind = next((one for one in get_args(kind) if hasattr(one, "model_fields")), kind)
     if not dataclasses.is_dataclass(kind):
         return getattr(kind, "model_fields", {})
     hints = get_type_hints(kind, include_extras=True)

@@ -51,7 +51,9 @@ class Health:
     """Dependencies by name; ready while all are available and the process does not drain.
 
     `clock_offset_s` is the local clock's offset from the NATS server's in seconds; None while unknown.
-    `redact` masks secrets in a reason. `limits` returns the state of each limited key and endpoint.
+    `redact` masks secrets in a reason. `limits` returns the state of each limited key and endpoint. `prefix` precedes
+    the names of dependencies in output; `parts` are the records of further kernels, which count as dependencies of this
+    one.
     """
 
     dependencies: dict[str, Dependency] = field(default_factory=lambda: {name: Dependency() for name in DEPENDENCIES})
@@ -59,9 +61,17 @@ class Health:
     clock_offset_s: float | None = None
     redact: Callable[[str], str] = str
     limits: Callable[[], Sequence[Mapping[str, Any]]] = list
+    prefix: str = ""
+    parts: list[Health] = field(default_factory=list)
     _logged_reasons: TTLCache[tuple[str, str], bool] = field(
         default_factory=lambda: TTLCache(_MAX_LOGGED_REASONS, _REPEAT_AFTER_S)
     )
+
+    def part(self, name: str) -> Health:
+        """Return the record of a further kernel."""
+        part = Health(redact=self.redact, prefix=f"{name}.")
+        self.parts.append(part)
+        return part
 
     def record(self, name: str, *, ok: bool, reason: str = "") -> bool:
         """Record the state of a dependency; return whether `ok` changed.
@@ -76,7 +86,7 @@ class Health:
             dependency.last_ok_at = time.monotonic()
         if changed:
             dependency.since = datetime.now(UTC)
-        metrics.DEPENDENCY_UP.labels(name).set(ok)
+        metrics.DEPENDENCY_UP.labels(self.prefix + name).set(ok)
         if changed or (dependency.reason != known and (name, dependency.reason) not in self._logged_reasons):
             self._log(name, dependency)
         return changed
@@ -89,10 +99,10 @@ class Health:
         log.log(
             logging.INFO if dependency.ok else logging.WARNING,
             "%s is %s%s",
-            name,
+            self.prefix + name,
             "available" if dependency.ok else "unavailable",
             reason,
-            extra={"action": "health.changed", "dependency": name, "ok": dependency.ok},
+            extra={"action": "health.changed", "dependency": self.prefix + name, "ok": dependency.ok},
         )
 
     def ok(self, name: str) -> bool:
@@ -102,11 +112,16 @@ class Health:
     @property
     def ready(self) -> bool:
         """Return whether new calls can be committed."""
-        return not self.draining and all(dependency.ok for dependency in self.dependencies.values())
+        own = all(dependency.ok for dependency in self.dependencies.values())
+        return own and not self.draining and all(part.ready for part in self.parts)
 
     def as_json(self) -> dict[str, Any]:
         """Return the body of /readyz."""
-        dependencies = {name: dependency.as_json() for name, dependency in self.dependencies.items()}
+        dependencies = {
+            part.prefix + name: dependency.as_json()
+            for part in (self, *self.parts)
+            for name, dependency in part.dependencies.items()
+        }
         offset_s = None if self.clock_offset_s is None else round(self.clock_offset_s, 3)
         limits = [{name: one[name] for name in one if name != "waiting_by_project"} for one in self.limits()]
         return {

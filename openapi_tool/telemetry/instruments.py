@@ -100,13 +100,25 @@ class Counter(Family[Value]):
 
 
 class Gauge(Family[Value]):
-    """Number that goes up and down; set, or read from `source` whenever it is exported."""
+    """Number that goes up and down; set, or read from sources whenever it is exported.
+
+    `combine` makes one number of the sources of a child, which are of the kernels that one process serves.
+    """
 
     kind = "gauge"
 
-    def __init__(self, name: str, text: str, labels: Labels = (), present: Iterable[Labels] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: Labels = (),
+        present: Iterable[Labels] = (),
+        *,
+        combine: Callable[[Iterable[float]], float] = sum,
+    ) -> None:
         super().__init__(name, text, labels, present)
-        self._sources: dict[Labels, Callable[[], float]] = {}
+        self._combine = combine
+        self._sources: dict[Labels, dict[str, Callable[[], float]]] = {}
 
     def _child(self) -> Value:
         return Value()
@@ -115,14 +127,14 @@ class Gauge(Family[Value]):
         """Set the only child of a gauge without labels."""
         self._children[()].number = number
 
-    def follow(self, source: Callable[[], float], *values: str) -> None:
-        """Read the gauge from `source` at each export, which costs a call nothing."""
-        self._sources[values] = source
+    def follow(self, source: Callable[[], float], *values: str, of: str = "") -> None:
+        """Read the gauge from `source` at each export, which costs a call nothing; of each `of` the last one counts."""
+        self._sources.setdefault(values, {})[of] = source
 
     def children(self) -> Iterator[tuple[dict[str, str], Value]]:
         """Yield labels and child of each series, those with a source up to date."""
-        for values, source in self._sources.items():
-            self.labels(*values).number = source()
+        for values, sources in self._sources.items():
+            self.labels(*values).number = self._combine(source() for source in sources.values())
         return super().children()
 
 

@@ -48,8 +48,10 @@ UPSTREAM_SECONDS = Histogram(
 RUNNING = Gauge("calls_running", "Commands being processed.")
 HELD = Gauge("commands_held", "Received commands that are not settled: running and waiting ones.")
 WAITING = Gauge("commands_waiting", "Received commands waiting for a slot.")
-OLDEST_HELD = Gauge("oldest_held_command_seconds", "Time since the arrival in the stream of the oldest held command.")
-SLOTS = Gauge("slots", "executor.concurrency: most concurrent calls of this process.")
+OLDEST_HELD = Gauge(
+    "oldest_held_command_seconds", "Time since the arrival in the stream of the oldest held command.", combine=max
+)
+SLOTS = Gauge("slots", "executor.concurrency of each kernel: most concurrent calls of this process.")
 PENDING = Gauge("durable_pending", "Commands in the stream that the durable has not delivered to any replica.")
 UNACKNOWLEDGED = Gauge("durable_unacknowledged", "Commands delivered to any replica and not settled.")
 MAX_UNACKNOWLEDGED = Gauge("durable_max_unacknowledged", "The durable's max_ack_pending; at it, delivery stops.")
@@ -111,8 +113,12 @@ def list_projects(project_ids: Iterable[str]) -> None:
 
 
 def project_label(project_id: str | None) -> str:
-    """Return the label of a project: its id if the operator lists it, else empty."""
-    return project_id if project_id in _listed else ""
+    """Return the label of a project: its id if the operator lists it, else empty.
+
+    The name of a project of a v1r3 kernel begins with its version and a blank.
+    """
+    name = (project_id or "").removeprefix("v1r3 ")
+    return name if name in _listed else ""
 
 
 ALL: tuple[Metric, ...] = tuple(found for found in list(globals().values()) if isinstance(found, Metric))

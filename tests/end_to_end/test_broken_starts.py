@@ -14,12 +14,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from openapi_tool import service
-from openapi_tool.bootstrap import build_bootstrap
+from openapi_tool import assembly
+from openapi_tool.assembly import Reminder, assemble, open_shared
+from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.local import nats_server
 from openapi_tool.local.caller import prepare_database
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.service import Reminder, assemble
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.health import NATS, POSTGRES, Health
 from tests.requirements import requirement
@@ -38,6 +38,10 @@ class CountingHealth(Health):
         return super().record(name, ok=ok, reason=reason)
 
 
+async def _assembled(stack: AsyncExitStack, bootstrap: Bootstrap) -> None:
+    await assemble(stack, bootstrap, open_shared(stack, bootstrap, None))
+
+
 async def reason(
     dependency: str, dsn: str, servers: str, caplog: pytest.LogCaptureFixture, attempts: int = 4, **login: Any
 ) -> str:
@@ -47,7 +51,7 @@ async def reason(
     health = CountingHealth(redact=bootstrap.health.redact)
     caplog.set_level(logging.INFO, "openapi_tool")
     async with AsyncExitStack() as stack:
-        starting = asyncio.create_task(assemble(stack, replace(bootstrap, health=health), None))
+        starting = asyncio.create_task(_assembled(stack, replace(bootstrap, health=health)))
         async with asyncio.timeout(30):
             while health.failed < attempts:  # noqa: ASYNC110 - a record has no event
                 await asyncio.sleep(0.01)
@@ -183,7 +187,7 @@ async def test_the_line_of_a_minute_has_the_reason_of_the_health_report(
     monkeypatch: pytest.MonkeyPatch,
     dependency: str,
 ) -> None:
-    monkeypatch.setattr(service, "_REMIND_S", 0.0)
+    monkeypatch.setattr(assembly, "_REMIND_S", 0.0)
     dsn = f"postgresql://user@{NOBODY}/kernel" if dependency == POSTGRES else stack.postgres.dsn(database)
     with pytest.raises(AssertionError):
         await reason(dependency, dsn, f"nats://{NOBODY}", caplog)

@@ -403,7 +403,7 @@ async def test_a_new_key_is_masked_before_its_first_use() -> None:
 
     environment = {"JINA_API_KEY": "the-second-key"}
     runner = cast("ToolRunner", NotedRunner())
-    await Reloader(bootstrap, runner, lambda: bootstrap.settings, environment).reload()
+    await Reloader(bootstrap, lambda: bootstrap.settings, environment, [runner]).reload()
     assert used == [MASK]
 
 

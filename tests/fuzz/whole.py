@@ -20,7 +20,7 @@ from unittest import mock
 import httpx
 import orjson
 
-from openapi_tool import service
+from openapi_tool import assembly
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command, Delivery
@@ -165,15 +165,17 @@ class _Kernel:
         with ExitStack() as patches:
             for name, value in {
                 "KernelStore": SimpleNamespace(open=self._open),
-                "connected": lambda _: nullcontext(),
+                "connected": lambda _: nullcontext(mock.AsyncMock()),
                 "upstream_transport": lambda *_: httpx.MockTransport(lambda _: self._response()),
                 "WakeupPublisher": lambda *_: self,
                 "_replica_count": mock.AsyncMock(return_value=1),
                 "answer_stats": mock.AsyncMock(),
+                "SwitchMonitor": lambda *_: mock.AsyncMock(),
                 "CommandConsumer": lambda *given: _consumer(handlers, given[3]),
             }.items():
-                patches.enter_context(mock.patch.object(service, name, value))
-            await service.assemble(AsyncExitStack(), build_bootstrap(_SETTINGS, _ENVIRONMENT), None)
+                patches.enter_context(mock.patch.object(assembly, name, value))
+            stack, bootstrap = AsyncExitStack(), build_bootstrap(_SETTINGS, _ENVIRONMENT)
+            await assembly.assemble(stack, bootstrap, assembly.open_shared(stack, bootstrap, None))
         return handlers[0]
 
     async def _open(self, _: object) -> _Kernel:

@@ -20,6 +20,7 @@ from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.held import FetchMode
+from openapi_tool.bus.leases import lease_key
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.slots import Slots
 from openapi_tool.bus.streams import DurableOptions
@@ -138,7 +139,7 @@ class FakeBus:
 
     def lost(self, sequence: int) -> int | None:
         """How many lost runs KV counts for a command; None without a record."""
-        _, value = self.stored.get(f"command.{sequence}", (0, b"null"))
+        _, value = self.stored.get(lease_key("stream", sequence), (0, b"null"))
         record = orjson.loads(value)
         return record and int(record["lost"])
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openapi_tool.assembly import consumer_options
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus import consumer as consumer_module
 from openapi_tool.bus.consumer import CommandConsumer, SideTaskEnded
@@ -26,7 +27,6 @@ from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.protocol.settlement import Acknowledge, Settlement
-from openapi_tool.service import _consumer_options
 from openapi_tool.settings import Settings
 from openapi_tool.shielding import shielded
 from openapi_tool.telemetry.traces import WireTracer, shut_down
@@ -409,7 +409,7 @@ def test_a_call_is_never_broken_off_before_all_its_limits_have_passed(
         tools={"max_timeout_s": maximum_s},
         executor={"commit_retry_timeout_s": commit_retry_timeout_s},
     )
-    hold_s = _consumer_options(build_bootstrap(settings, {}), 1).hold_s
+    hold_s = consumer_options(build_bootstrap(settings, {}), 1).hold_s
     load_s = commit_s = last_commit_s = reload_s = 2 * statement_s  # connection and statement
     assert hold_s > load_s + maximum_s + commit_s + commit_retry_timeout_s + last_commit_s + reload_s
 

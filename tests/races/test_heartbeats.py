@@ -14,7 +14,7 @@ from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.delivery import delivery_of
 from openapi_tool.bus.heartbeats import Heartbeats
 from openapi_tool.bus.held import Held
-from openapi_tool.bus.leases import Lease, Leases
+from openapi_tool.bus.leases import Lease, Leases, lease_key
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.settlement import Acknowledge, Settlement
 from tests.races.fakes import FakeBus, Run, Scene, Schedule, turns
@@ -38,7 +38,7 @@ class Calls:
         message = self.bus.message(sequence)
         delivery = delivery_of(message)
         assert delivery is not None
-        lease = Lease(f"command.{sequence}", 1) if leased else None
+        lease = Lease(lease_key("stream", sequence), 1) if leased else None
         return Held(message, delivery, self.now, self.now, lease=lease)
 
     async def look(self, at: float) -> int:
@@ -175,7 +175,7 @@ def scene_with(lost: int, concurrency: int = 40) -> tuple[Scene, Handling]:
     scene = Scene(concurrency=concurrency, handle=handling.handle)
     for sequence in range(1, SUSPECTS + 1):
         record = {"version": 1, "owner": "gone", "lost": lost, "expires_at": 0.0}
-        scene.bus.stored[f"command.{sequence}"] = (1, orjson.dumps(record))
+        scene.bus.stored[lease_key("stream", sequence)] = (1, orjson.dumps(record))
     return scene, handling
 
 

@@ -12,11 +12,11 @@ import pytest
 from nats.js.api import ConsumerConfig
 from typer.testing import CliRunner, Result
 
+from openapi_tool.assembly import upstream_transport
 from openapi_tool.cli import app, check
 from openapi_tool.local.caller import STREAM, Caller
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.service import upstream_transport
 from tests.requirements import requirement
 
 NOBODY = {"PG_DSN": "postgresql://user:the-word@127.0.0.1:1/kernel", "NATS_SERVERS": "nats://127.0.0.1:1"}

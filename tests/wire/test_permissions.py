@@ -291,7 +291,7 @@ async def _start(client: Client, settings: Settings) -> None:
     """What `serve` asks of NATS until it takes commands."""
     await shared_session_key(client)
     await ensure_durable(client, build_bootstrap(settings, {}).durable)
-    await Leases(client, 1.0).take(delivery())
+    await Leases(client, 1.0).take(replace(delivery(), stream=STREAM))
 
 
 ASKED = [
@@ -303,7 +303,7 @@ ASKED = [
     "$JS.API.STREAM.CREATE.KV_openapi_tool",
     "$KV.openapi_tool.session_key",
     "$JS.API.STREAM.INFO.KV_openapi_tool_leases",
-    "$KV.openapi_tool_leases.command.*",
+    "$KV.openapi_tool_leases.command.*.*",
     "_INBOX.openapi_tool.>",
 ]
 
@@ -320,7 +320,7 @@ async def test_a_request_that_is_denied_says_so_at_once_and_names_its_subject(
                 await _start(client, settings)
             with pytest.raises((Denied, Unavailable)):  # and again
                 await _start(client, settings)
-    exact = subject.replace("command.*", "command.1")
+    exact = subject.replace("command.*.*", f"command.{STREAM}.1")
     assert f"permission for {exact} is denied; grant what `openapi-tool nats permissions` lists" in str(refused.value)
     record = await logged(caplog, "nats.denied")
     assert record.levelno == logging.ERROR

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from nats.aio.msg import Msg
 
-from openapi_tool.bus.leases import BUCKET, Lease, Leases, LeaseTaken
+from openapi_tool.bus.leases import BUCKET, Lease, Leases, LeaseTaken, lease_key
 from openapi_tool.bus.wakeup_publisher import WakeupPublisher
 from openapi_tool.jina.backend import JinaBackend
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, CallMemory, most_memory
@@ -94,7 +94,7 @@ async def test_a_wait_past_the_deadline_is_not_begun(world: World) -> None:
 
 
 def delivery(number: int, attempt: int) -> Delivery:
-    return Delivery("cg.v1r4.p.c.cmd.tool.jina.search", {}, b"{}", datetime.now(UTC), attempt, number)
+    return Delivery("cg.v1r4.p.c.cmd.tool.jina.search", {}, b"{}", datetime.now(UTC), attempt, number, stream="stream")
 
 
 async def taken(leases: Leases, command: Delivery) -> Lease:
@@ -212,7 +212,7 @@ async def test_a_record_that_nobody_can_read_counts_as_none(idle_world: World, v
     leases = Leases(idle_world.caller.client, 5)
     await leases.give_back(delivery(5, 1), began=True)
     bucket = await idle_world.caller.client.jetstream().key_value(BUCKET)
-    await bucket.put("command.5", value)
+    await bucket.put(lease_key("stream", 5), value)
     assert (await taken(leases, delivery(5, 2))).lost == 1
 
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
+from openapi_tool.assembly import Parts, assemble, open_shared
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.consumer import CommandConsumer
 from openapi_tool.local.caller import STREAM, Answer, Caller, PlacedCall
@@ -21,7 +22,6 @@ from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.subject import default_durable
-from openapi_tool.service import Parts, assemble
 from openapi_tool.settings import Settings
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.support import dead_letters, dsn_of
@@ -146,7 +146,8 @@ class World:
         }
         resolver = LoopbackResolver(self.stack.upstream.port)
         async with AsyncExitStack() as stack:
-            parts = self.parts = await assemble(stack, build_bootstrap(settings, environment), resolver)
+            bootstrap = build_bootstrap(settings, environment)
+            parts = self.parts = await assemble(stack, bootstrap, open_shared(stack, bootstrap, resolver))
             parts.consumer.start()
             yield parts.consumer
             await parts.consumer.stop(1.0)

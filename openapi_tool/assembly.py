@@ -1,0 +1,258 @@
+"""Assemble the parts of the service: those that all kernels share, and those of one kernel."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from tenacity import wait_exponential_jitter
+
+from openapi_tool.bootstrap import NAME, Bootstrap, Upstream, build_runner, scoped_key
+from openapi_tool.bus.connection import BusClient, connected, outage_as_unavailable
+from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
+from openapi_tool.bus.dead_letters import DeadLetters
+from openapi_tool.bus.durable_monitor import DurableMonitor
+from openapi_tool.bus.limit_store import SharedLimits
+from openapi_tool.bus.parked_results import ParkedResultStore
+from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.bus.session_key_store import shared_session_key
+from openapi_tool.bus.slots import slots_of
+from openapi_tool.bus.stats import answer_stats
+from openapi_tool.bus.storage import Storage
+from openapi_tool.bus.streams import DurableOptions, replica_count
+from openapi_tool.bus.switch_store import SwitchMonitor
+from openapi_tool.bus.wakeup_publisher import WakeupPublisher
+from openapi_tool.database_monitor import DatabaseMonitor
+from openapi_tool.executor.parking import ParkedResults
+from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
+from openapi_tool.executor.runner import ToolRunner
+from openapi_tool.jina.egress import EgressTransport
+from openapi_tool.jina.transport import AiohttpTransport, Resolver
+from openapi_tool.kernel.guarded import GuardedStore
+from openapi_tool.kernel.store import KernelStore
+from openapi_tool.protocol.dialect import Dialect
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.v1r3 import V1r3
+from openapi_tool.protocol.v1r4 import V1r4
+from openapi_tool.retrying import retried
+from openapi_tool.settings import Settings
+from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.health import NATS
+from openapi_tool.telemetry.snapshot import Snapshots
+from openapi_tool.telemetry.traces import Exporting, WireTracer, shut_down
+from openapi_tool.tools.deadline import TimeLimits, longest_call_s
+
+if TYPE_CHECKING:
+    from openapi_tool.telemetry.otlp import ExportingTracer
+
+T = TypeVar("T")
+
+_REMIND_S = 60.0
+
+INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
+"""Name of this process among the replicas, in spans, metrics over OTLP and `top`."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The assembled parts that the caller starts, monitors or stops."""
+
+    consumer: CommandConsumer
+    kernel: KernelStore
+    durable_monitor: DurableMonitor
+    storage: Storage
+    database: DatabaseMonitor
+    runner: ToolRunner
+    switches: SwitchMonitor
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The parts that the kernels of all versions share: everything behind the tools, and the exporter of spans.
+
+    `limits` are kept in the NATS of the main kernel, whose `clock` they use.
+    """
+
+    upstream: Upstream
+    limits: SharedLimits
+    clock: ServerClock
+    tracer: WireTracer | ExportingTracer
+
+
+def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver | None) -> Shared:
+    """Build the shared parts; `stack` closes them in reverse order."""
+    transport = upstream_transport(bootstrap, resolver)
+    stack.push_async_callback(transport.aclose)
+    tracer = _tracer(bootstrap)
+    stack.push_async_callback(shut_down, tracer)
+    if (exporter := _metrics_exporter(bootstrap)) is not None:
+        stack.push_async_callback(shut_down, exporter)
+    for variable in bootstrap.secrets.allowed:
+        metrics.KEYS_REFUSED.labels(variable)  # at 0 from the start, so that an alert sees the first refusal
+    clock = ServerClock()
+    limits = SharedLimits(INSTANCE, bootstrap.settings.limits, clock.time)
+    bootstrap.health.limits = limits.limiter.shown
+    return Shared(Upstream(bootstrap, transport, permits=limits.limiter), limits, clock, tracer)
+
+
+async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) -> Parts:
+    """Connect to a kernel and build its parts without starting the consumer; `stack` closes them in reverse order."""
+    settings, health = bootstrap.settings, bootstrap.health
+    database = DatabaseMonitor(health, bootstrap.pool.where)
+    kernel = await _until_available(lambda: KernelStore.open(bootstrap.pool), database.mark_unavailable)
+    stack.push_async_callback(kernel.aclose)
+    database.mark_available()
+
+    def nats_unavailable(error: Unavailable) -> str:
+        health.record(NATS, ok=False, reason=str(error))
+        return str(error)
+
+    reminder = Reminder()
+
+    def nats_trouble(reason: str) -> None:
+        reminder.log(nats_unavailable(Unavailable(reason)))
+
+    bus = replace(bootstrap.bus, on_trouble=nats_trouble)
+    client = await _until_available(lambda: stack.enter_async_context(connected(bus)), nats_unavailable)
+    health.record(NATS, ok=True)
+    clock, slots = shared.clock if bootstrap.main else ServerClock(), slots_of(settings.executor)
+    replicas = await _until_available(lambda: _replica_count(client, bootstrap.durable), nats_unavailable)
+    shared_key = await _session_key(settings, client, replicas, nats_unavailable)
+    session_key = scoped_key(shared_key, bootstrap.version)
+    if bootstrap.main:
+        await stack.enter_async_context(shared.limits.connected(client, replicas))
+    guarded, answers = GuardedStore(kernel, database.breaker), ParkedResultStore(client, replicas)
+    runner = build_runner(bootstrap, shared.upstream, guarded, session_key)
+    pipeline = Pipeline(
+        PipelineOptions(settings.actor_id, settings.executor, settings.tools),
+        _dialect(settings),
+        guarded,
+        runner,
+        WakeupPublisher(client),
+        shared.tracer,
+        clock,
+        ParkedResults(answers, session_key),
+        slots,
+    )
+    letters = DeadLetters(client, bootstrap.redactor.at("dead_letter"), replicas)
+    options = consumer_options(bootstrap, replicas)
+    consumer = CommandConsumer(client, options, letters, pipeline.handle, database.fetch_mode, clock, slots)
+    database.wake = consumer.wake
+    kept_key = None if settings.session.key else shared_key
+    storage = Storage(client, consumer.leases, answers, letters, kept_key, replicas, health)
+    monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health)
+    if bootstrap.main:
+        await answer_stats(client, snapshots(bootstrap).now)
+    switches = SwitchMonitor(client, runner.switch)
+    await _until_available(switches.load, nats_unavailable)
+    return Parts(consumer, kernel, monitor, storage, database, runner, switches)
+
+
+def _dialect(settings: Settings) -> Dialect:
+    """Return the rules of the protocol version."""
+    return V1r3(settings.actor_id) if settings.protocol.version == "v1r3" else V1r4(settings.actor_id, NAME)
+
+
+def snapshots(bootstrap: Bootstrap) -> Snapshots:
+    """Return the source of statistics for `top` and the page, with the limits that the settings set."""
+    settings = bootstrap.settings
+    limits = {
+        "executor.concurrency": settings.executor.concurrency,
+        "executor.max_held": settings.executor.max_held,
+        "postgres.pool_size": settings.postgres.pool_size,
+        "egress.max_connections": settings.egress.max_connections,
+        "egress.body_budget_bytes": settings.egress.body_budget_bytes,
+        "cache.max_bytes": settings.cache.max_bytes,
+        "tools.max_timeout_s": settings.tools.max_timeout_s,
+    }
+    return Snapshots(INSTANCE, bootstrap.health, limits)
+
+
+async def _replica_count(client: BusClient, durable: DurableOptions) -> int:
+    with outage_as_unavailable(client.where):
+        return await replica_count(client, durable)
+
+
+def consumer_options(bootstrap: Bootstrap, replicas: int) -> ConsumerOptions:
+    """Return the options of the consumer of a kernel."""
+    settings = bootstrap.settings
+    limits = TimeLimits(settings.executor, settings.tools)
+    hold_s = longest_call_s(limits, bootstrap.authorizer, settings.postgres.timeout_s)
+    return ConsumerOptions(bootstrap.durable, settings.executor, hold_s, replicas, settings.fairness)
+
+
+def upstream_transport(bootstrap: Bootstrap, resolver: Resolver | None) -> EgressTransport:
+    """Return the transport for all upstream requests."""
+    egress = bootstrap.settings.egress
+    return EgressTransport(
+        AiohttpTransport(
+            bootstrap.upstream_tls,
+            egress.max_connections,
+            resolver,
+            proxy=egress.proxy,
+            public_addresses_only=egress.public_addresses_only,
+        )
+    )
+
+
+async def _session_key(
+    settings: Settings, client: BusClient, replicas: int, on_unavailable: Callable[[Unavailable], str]
+) -> bytes:
+    if settings.session.key is not None:
+        return settings.session.key.get_secret_value().encode()
+    return await _until_available(lambda: shared_session_key(client, replicas), on_unavailable)
+
+
+class Reminder:
+    """Logs once a minute why the start waits; the first time is the health record's. `clock` is in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = clock()
+
+    def log(self, reason: str) -> None:
+        """Log, if a minute has passed."""
+        now = self._clock()
+        if now - self._last >= _REMIND_S:
+            self._last = now
+            log.warning("still waiting to start: %s", reason, extra={"action": "service.waiting"})
+
+
+async def _until_available(attempt: Callable[[], Awaitable[T]], on_unavailable: Callable[[Unavailable], str]) -> T:
+    """Retry until a dependency is available. `on_unavailable` records a failure and returns its line of each minute."""
+    reminder = Reminder()
+
+    async def trial() -> T:
+        try:
+            return await attempt()
+        except Unavailable as error:
+            reminder.log(on_unavailable(error))
+            raise
+
+    return await retried(trial, on=Unavailable, wait=wait_exponential_jitter(multiplier=0.2, max=5, jitter=0.2))
+
+
+def _tracer(bootstrap: Bootstrap) -> WireTracer | ExportingTracer:
+    telemetry = bootstrap.settings.telemetry
+    if telemetry.otlp_endpoint is None:
+        return WireTracer()
+    from openapi_tool.telemetry.otlp import open_tracer  # noqa: PLC0415 - 30 MB that few deployments need
+
+    return open_tracer(telemetry.otlp_endpoint, bootstrap.redactor.at("span"), telemetry.trace_ratio, INSTANCE)
+
+
+def _metrics_exporter(bootstrap: Bootstrap) -> Exporting | None:
+    telemetry = bootstrap.settings.telemetry
+    if telemetry.otlp_metrics_endpoint is None:
+        return None
+    from openapi_tool.telemetry.otlp_metrics import open_exporter  # noqa: PLC0415 - the same
+
+    return open_exporter(telemetry.otlp_metrics_endpoint, telemetry.otlp_metrics_interval_s, INSTANCE)
