@@ -15,7 +15,7 @@ DOCKER ?= docker
 VERSION_OF = -c 'import platform; print(platform.python_version())'
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: install demo test chaos canary hostile fuzz bench bench-tenants mutations sizes answers pictures check lint types contracts figures docs audit sbom image lock clean
+.PHONY: install demo test long chaos canary hostile fuzz bench bench-tenants mutations sizes answers pictures check lint types contracts figures docs audit sbom image lock clean
 
 # The virtual environment with everything in it.
 install: $(READY)
@@ -25,9 +25,13 @@ demo: $(READY)
 
 # One worker a core, each with servers of its own; what measures CPU time runs afterwards, alone.
 test: $(READY)
-	$(PY) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal -m "not alone" $(TEST)
+	$(PY) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal -m "not alone and not long" $(TEST)
 	$(PY) -m pytest -m alone tests/performance tests/hostile/test_hostile.py tests/unit/test_hostile_answers.py \
 	  tests/unit/test_stored_search.py
+
+# Staged incidents: real servers, the chart's alerts in promtool, and what the commands say of each.
+long: $(READY)
+	$(PY) -m pytest -m long tests/end_to_end/test_incidents.py
 
 # Ten minutes of faults; for a shorter run: make chaos CHAOS="--calls 1000 --seed 4"; for partial failures:
 # make chaos CHAOS="--profile cluster" (or failover, failover-hosts, pgbouncer, clocks, admin)

@@ -44,7 +44,7 @@ PATIENCE_S = 30.0
 BEGINS, ONCE, LASTING = 15, 20, 58
 """Minutes: when an incident begins, and when one that happens once and one that lasts is looked at."""
 
-pytestmark = needs_promtool
+pytestmark = [needs_promtool, pytest.mark.long]
 
 Scrape = Mapping[str, float]
 

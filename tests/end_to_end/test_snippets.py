@@ -246,6 +246,11 @@ def _is_a_policy(text: str) -> None:
     assert policy.projects
 
 
+def _adds_a_kernel(text: str) -> None:
+    settings = Settings.model_validate({"postgres": {"dsn": "postgresql://h/db"}, **tomllib.loads(text)})
+    assert settings.dialects.v1r3 is not None
+
+
 def _is_an_entry_point(text: str) -> None:
     assert tomllib.loads(text)["project"]["entry-points"][HOOKS_GROUP]
 
@@ -290,6 +295,7 @@ HANDLED: dict[tuple[str, str], Callable[[str], None] | str] = {
     ("docs/developing.md", "import json"): _passes,
     ("docs/least-privilege.md", "grant usage"): _is_printed,
     ("docs/least-privilege.md", "permissions: {"): "test_the_permissions_of_other_users_are_taken_by_a_server",
+    ("docs/migrating.md", "[dialects.v1r3"): _adds_a_kernel,
     ("docs/registering-tools.md", "my-tools/search.yaml:9:7"): "what `lint` prints of a wrong definition",
     ("docs/registering-tools.md", "[policy]"): _is_a_policy,
     ("docs/registering-tools.md", "[project.entry-points"): _is_an_entry_point,
