@@ -186,7 +186,7 @@ def test_a_refusal_names_everything_that_is_wrong(call: tuple[ToolDefinition, di
                 if any(
                     problem.startswith(f"{said}{end}")
                     for problem in problems
-                    for said in {name or "arguments", fold(name)}  # one without a name is a fault of them all
+                    for said in {name, name.removeprefix(".").strip() or "arguments", fold(name)}
                     for end in ":. "
                 )
             }
