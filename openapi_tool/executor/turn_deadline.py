@@ -16,25 +16,28 @@ from openapi_tool.tools.deadline import TimeLimits, TurnLimit
 
 log = logging.getLogger(__name__)
 
+_MIN_WAIT_S = 1.0
+
 
 class TurnDeadline:
-    """Looks once, when the worker's default wait ends, whether another call of the step was answered.
+    """Looks, each time that the turn may be about to end, whether another call of the step was answered.
 
     `suspend_timeout_seconds` raises the turn's deadline only until then: the answer sets it to its own time plus the
-    default. What a call in time costs is one timer. A context around the run of the call.
+    default. The first look is when the worker's default wait ends. A call in time costs one timer. A context around the
+    run of the call.
     """
 
-    def __init__(self, kernel: Kernel, limits: TimeLimits, identity: CallIdentity, look_in_s: float) -> None:
+    def __init__(self, kernel: Kernel, limits: TimeLimits, identity: CallIdentity, first_look_s: float) -> None:
         self.limit = TurnLimit()
         self._kernel = kernel
         self._limits = limits
         self._identity = identity
-        self._look_in_s = look_in_s
+        self._first_look_s = first_look_s
         self._timer: asyncio.TimerHandle | None = None
         self._look: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._timer = asyncio.get_running_loop().call_later(self._look_in_s, self._begin)
+        self._timer = asyncio.get_running_loop().call_later(self._first_look_s, self._begin)
         return self
 
     async def __aexit__(
@@ -50,18 +53,21 @@ class TurnDeadline:
         self._look = asyncio.create_task(self._shorten())
 
     async def _shorten(self) -> None:
+        while (age_s := await self._answered_s()) is None:  # noqa: ASYNC110 - another process may answer
+            # An answer from now on ends the turn no earlier than after another default wait.
+            await asyncio.sleep(max(_MIN_WAIT_S, self._limits.default_left_s(0.0)))
+        left_s = self._limits.default_left_s(age_s)
+        self.limit.shorten(time.monotonic() + left_s)
+        log.info(
+            "another call of the step was answered, which ends the turn's wait earlier",
+            extra={"action": "turn.shortened", "left_s": round(left_s, 3)} | ids(self._identity),
+        )
+
+    async def _answered_s(self) -> float | None:
+        """Return the seconds since another call of the step was answered, None if none was or it is unknown."""
         identity = self._identity
         try:
-            age_s = await self._kernel.last_answer_s(
-                identity.project_id, identity.agent_turn_id, identity.step_id or ""
-            )
+            return await self._kernel.last_answer_s(identity.project_id, identity.agent_turn_id, identity.step_id or "")
         except Unavailable as outage:
             log.debug("cannot look for other answers of the step: %s", outage, extra={"action": "turn.unknown"})
-            return
-        if age_s is not None:
-            left_s = self._limits.default_left_s(age_s)
-            self.limit.shorten(time.monotonic() + left_s)
-            log.info(
-                "another call of the step was answered, which ends the turn's wait earlier",
-                extra={"action": "turn.shortened", "left_s": round(left_s, 3)} | ids(identity),
-            )
+            return None

@@ -69,41 +69,34 @@ READER: dict[str, Any] = {
 SHORT: dict[str, Any] = {"worker_timeout_s": 4, "commit_margin_s": 1.5, "requeue_delay_s": 0.05}
 
 
-async def with_a_slow_call(world: World, others: list[tuple[str, Any]]) -> Turn:
-    """A step with a call that takes longer than the worker's default wait, beside others."""
+SLOW_READ = ("jina_reader", {"url": SLOW})
+STEPS: dict[str, list[tuple[str, Any]]] = {
+    "beside": [SLOW_READ, AT_ONCE],
+    "alone": [SLOW_READ],
+    "batch": [("many", {"urls": [SLOW, "https://fast.example/"]}), AT_ONCE],
+}
+
+
+@requirement("run.turn_deadline")
+async def test_a_slow_call_ends_before_the_deadline_that_an_answer_of_its_step_has_set(world: World) -> None:
+    """Three agents at once: a slow call beside an answered one, one alone, and a batch beside an answered call."""
     world.stack.upstream.rules({"match": "slow", "answer": "r-post-json", "delay_s": 6}, {"answer": "r-post-json"})
-    await world.caller.add_tool(PROJECT, READER)
-    calls = [("jina_reader", {"url": SLOW}), *others]
-    async with world.executor(executor=SHORT), Worker.running(world, default_s=4) as worker:
-        return await worker.ended(await worker.step(PROJECT, AGENT, calls, suspend_timeout_s=60))
-
-
-@requirement("run.turn_deadline")
-async def test_a_slow_call_beside_an_answered_one_ends_before_the_turns_new_deadline(world: World) -> None:
-    turn = await with_a_slow_call(world, [AT_ONCE])
-    slow, fast = (turn.results[call.tool_call_id]["content"] for call in turn.calls)
-    assert turn.head == "suspended"
-    assert (slow["status"], fast["status"]) == ("timeout", "failed")
-
-
-@requirement("run.turn_deadline")
-async def test_a_slow_call_alone_has_all_of_its_own_time(world: World) -> None:
-    turn = await with_a_slow_call(world, [])
-    assert [turn.results[call.tool_call_id]["content"]["status"] for call in turn.calls] == ["success"]
-
-
-@requirement("run.turn_deadline")
-async def test_the_items_that_were_read_in_time_are_kept_of_a_batch(world: World) -> None:
     options = {**READER["options"], "jina": {"mode": "reader", "tool": "jina.read_many"}}
-    await world.caller.add_tool(PROJECT, {**READER, "tool_name": "many", "options": options})
-    world.stack.upstream.rules({"match": "slow", "answer": "r-post-json", "delay_s": 6}, {"answer": "r-post-json"})
-    calls = [("many", {"urls": [SLOW, "https://fast.example/"]}), AT_ONCE]
+    for tool in (READER, {**READER, "tool_name": "many", "options": options}):
+        await world.caller.add_tool(PROJECT, tool)
+    for agent in STEPS:
+        await world.caller.add_agent(PROJECT, agent)
     async with world.executor(executor=SHORT), Worker.running(world, default_s=4) as worker:
-        turn = await worker.ended(await worker.step(PROJECT, AGENT, calls, suspend_timeout_s=60))
-    batch = turn.results[turn.calls[0].tool_call_id]
-    assert (turn.head, batch["content"]["status"]) == ("suspended", "success")
-    state = batch["metadata"]["tool_output"]["state"]
-    assert (state["succeeded"], state["failed"]) == (1, 1)
+        turns = [await worker.step(PROJECT, agent, calls, suspend_timeout_s=60) for agent, calls in STEPS.items()]
+        for turn in turns:
+            await worker.ended(turn)
+    beside, alone, batch = ([turn.results[call.tool_call_id] for call in turn.calls] for turn in turns)
+    assert [turn.head for turn in turns] == ["suspended"] * 3
+    assert [card["content"]["status"] for card in beside] == ["timeout", "failed"]
+    assert [card["content"]["status"] for card in alone] == ["success"], "it has all of its own time"
+    assert [card["content"]["status"] for card in batch] == ["success", "failed"]
+    state = batch[0]["metadata"]["tool_output"]["state"]
+    assert (state["succeeded"], state["failed"]) == (1, 1), "what was read in time is kept"
 
 
 @requirement("card.result")

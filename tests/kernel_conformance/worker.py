@@ -119,7 +119,7 @@ class Worker:
             turn.head = "suspended"
         return turn
 
-    async def ended(self, turn: Turn, within_s: float = 20.0) -> Turn:
+    async def ended(self, turn: Turn, within_s: float = 60.0) -> Turn:
         """Wait until every call of a turn has its result, or the turn failed. Raises TimeoutError."""
         async with asyncio.timeout(within_s):
             while turn.head == "running" or (turn.head == "suspended" and len(turn.results) < len(turn.calls)):  # noqa: ASYNC110 - it ends in several ways

@@ -1,19 +1,28 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.executor import turn_deadline
+from openapi_tool.executor.ports import Kernel
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.upstream_timeouts import MARGIN_S
 from openapi_tool.options import ExecutorOptions, ToolOptions
-from openapi_tool.tools.deadline import TimeLimits
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.tools.deadline import Deadline, TimeLimits
+from tests.races.virtual import run_virtually
 from tests.requirements import requirement
+from tests.support import identity
 
 LIMITS = TimeLimits(ExecutorOptions(), ToolOptions())
 
@@ -37,6 +46,53 @@ def test_a_call_has_what_the_worker_waits_less_the_margin_and_the_age(
 @requirement("answer.time")
 def test_a_call_that_cannot_end_in_time_has_none_left(age_s: float, suspend_s: float | None) -> None:
     assert left_s(age_s, suspend_s) == 0
+
+
+# The turn's deadline, which the answer of another call of the step resets.
+
+
+@dataclass
+class OtherCall:
+    """A kernel in which another call of the step is answered at this second; the first `unknown` looks fail."""
+
+    answered_at: float
+    unknown: int = 0
+    looks: list[int] = field(default_factory=list)
+
+    async def last_answer_s(self, *_: str) -> float | None:
+        now = asyncio.get_running_loop().time()
+        self.looks.append(round(now))
+        if len(self.looks) <= self.unknown:
+            raise Unavailable("PostgreSQL: away")
+        return None if now < self.answered_at else now - self.answered_at
+
+
+@pytest.mark.parametrize(
+    ("other", "ends_at", "looks"),
+    [
+        (OtherCall(10), 10 + 27, [27]),
+        (OtherCall(28), 28 + 27, [27, 54]),
+        (OtherCall(53), 53 + 27, [27, 54]),
+        (OtherCall(55), 55 + 27, [27, 54, 81]),
+        (OtherCall(1_000), 87, [27, 54, 81]),
+        (OtherCall(10, unknown=1), 54, [27, 54]),
+    ],
+    ids=["early", "just after the look", "later", "much later", "never", "unknown at first"],
+)
+@requirement("run.turn_deadline")
+def test_a_call_ends_before_the_deadline_that_another_answer_has_set_whenever_it_comes(
+    other: OtherCall, ends_at: int, looks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        now = asyncio.get_running_loop().time
+        monkeypatch.setattr(turn_deadline, "time", SimpleNamespace(monotonic=now))
+        async with turn_deadline.TurnDeadline(cast("Kernel", other), LIMITS, identity(), 27) as turn:
+            with suppress(TimeoutError):
+                async with Deadline(87, turn.limit).limit():
+                    await asyncio.sleep(1_000)
+        assert (round(now()), other.looks) == (ends_at, looks)
+
+    run_virtually(check())
 
 
 # The upstream's own time limit, from what is left of a call.
