@@ -28,6 +28,7 @@ from openapi_tool.kernel.registration import ToolRows
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.settings import SettingsError, load_settings
+from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.tools.catalogue import OPERATIONS
 from openapi_tool.tools.registry import RegistryError
 
@@ -68,10 +69,11 @@ def check(
         settings_failed(error)
     found = {"settings": Found(), **asyncio.run(_found(bootstrap, project or _own_project(bootstrap), upstream))}
     failed = any(one.problem for one in found.values())
+    remarks = [*bootstrap.settings.remarks, *ignored_variables(os.environ)]
     if as_json:
-        _tell(found, bootstrap.settings.remarks)
+        _tell(found, remarks)
     else:
-        for remark in bootstrap.settings.remarks:
+        for remark in remarks:
             say(f"openapi-tool: {remark}")
         for name, one in found.items():
             tell(f"{name}: {one}")

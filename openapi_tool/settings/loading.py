@@ -85,9 +85,14 @@ def _merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
 
 def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
     """Yield variables with our prefix and an unknown section; pydantic checks the keys inside a section."""
+    known = {_folded(name): name for name in _variables()}
     for variable in sorted(environment):
         section = variable.removeprefix(PREFIX).split("__")[0].lower()
-        if variable.startswith(PREFIX) and section not in Settings.model_fields:
+        if not variable.startswith(PREFIX) or section in Settings.model_fields:
+            continue
+        if meant := known.get(_folded(variable)):
+            yield f"{variable}: is no setting; did you mean {meant}?"
+        else:
             hint = _did_you_mean(section, Settings.model_fields) or f"; known are {', '.join(Settings.model_fields)}"
             yield f"{variable}: there is no section {section!r}{hint}"
 
@@ -113,19 +118,24 @@ def ignored_variables(environment: Mapping[str, str]) -> list[str]:
     return [
         f"{variable} is no setting and has no effect"
         for variable in sorted(environment)
-        if variable.startswith(_BEGINNING)
+        if variable.upper().startswith(_BEGINNING)
         and not variable.startswith((PREFIX, *_OF_KUBERNETES))
         and _folded(variable) not in known
     ]
 
 
 def _variables() -> Iterator[str]:
-    """Yield every variable that sets something."""
+    """Yield every variable that sets something, of sections at any depth; entries of a mapping have any name."""
     yield CONFIG_VARIABLE
-    for section, field in Settings.model_fields.items():
-        yield f"{PREFIX}{section}".upper()
-        for key in fields_of(field.annotation):
-            yield f"{PREFIX}{section}__{key}".upper()
+    yield from _variables_of(Settings, PREFIX)
+
+
+def _variables_of(kind: Any, beginning: str) -> Iterator[str]:
+    for name, field in fields_of(kind).items():
+        variable = f"{beginning}{name.upper()}"
+        yield variable
+        if get_origin(field.annotation) is not dict:
+            yield from _variables_of(field.annotation, f"{variable}__")
 
 
 def _folded(variable: str) -> str:

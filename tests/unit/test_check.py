@@ -47,6 +47,14 @@ def test_the_same_as_json() -> None:
     assert [name for name, problem in found["checks"].items() if problem] == ["postgres", "nats", "JINA_API_KEY"]
 
 
+@requirement("cli.check")
+def test_a_setting_without_effect_is_a_remark() -> None:
+    environment = {**NOBODY, "OPENAPI_TOOL_COLOUR": "blue"}
+    remark = "OPENAPI_TOOL_COLOUR is no setting and has no effect"
+    assert f"openapi-tool: {remark}\n" in CliRunner().invoke(app, ["check"], env=environment).stderr
+    assert json.loads(CliRunner().invoke(app, ["check", "--json"], env=environment).stdout)["remarks"] == [remark]
+
+
 @pytest.mark.parametrize(("variable", "value"), [("PG_DSN", ""), ("OPENAPI_TOOL__EXECUTOR__CONCURENCY", "8")])
 @requirement("cli.check")
 def test_a_wrong_configuration_is_not_tried(variable: str, value: str) -> None:
