@@ -16,6 +16,8 @@ PAGE = ROOT / "docs" / "operations.md"
 MEANINGS = {
     "call.answered": "A call is answered: result committed, doorbell published. With times, cost and status.",
     "call.broken": "A defect of the executor, with traceback; report it.",
+    "call.handed_back": "A command that waited or was cancelled was handed back; at debug level also a surplus.",
+    "call.redelivered": "A command was redelivered; at debug level also one that was handed back here without a run.",
     "call.running": "A call begins, after its arguments were accepted.",
     "consumer.started": "The durable is found or created; commands are fetched from now on.",
     "drain.finished": "All calls ended or were handed back after SIGTERM.",
@@ -49,7 +51,8 @@ def actions() -> dict[str, tuple[str, str]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         for name, level, message in _of_module(ast.parse(path.read_text(encoding="utf-8"))):
             known = found.get(name, (_OTHER, ""))
-            levels = level if known[0] == _OTHER else known[0]
+            levels = known[0] if level in (_OTHER, *known[0].split(", ")) else f"{known[0]}, {level}"
+            levels = levels.removeprefix(f"{_OTHER}, ")
             found[name] = (levels, MEANINGS.get(name) or known[1] or _sentence(message))
     return dict(sorted(found.items()))
 

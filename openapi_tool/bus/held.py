@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -69,15 +70,23 @@ def project_of(subject: str) -> str:
 
 def ids_of(delivery: Delivery) -> dict[str, Any]:
     """Return what subject and headers say of a command's identity, for log lines; each cut to 128 characters."""
-    claimed = {name: delivery.headers.get(header, "") for name, header in _ID_HEADERS.items()}
-    found = {"project_id": project_of(delivery.subject), **claimed}
-    shown = {name: short(value, _SHOWN_CHARS) for name, value in found.items()}
-    return {"stream_sequence": delivery.stream_sequence, **shown, **_trace(delivery)}
+    return {"stream_sequence": delivery.stream_sequence, **_claimed(delivery.subject, delivery.headers)}
 
 
-def _trace(delivery: Delivery) -> dict[str, str]:
+def ids_of_message(message: Msg) -> dict[str, Any]:
+    """Return the same of a message of JetStream that is not held."""
+    return {"stream_sequence": message.metadata.sequence.stream, **_claimed(message.subject, message.headers or {})}
+
+
+def _claimed(subject: str, headers: Mapping[str, str]) -> dict[str, str]:
+    claimed = {name: headers.get(header, "") for name, header in _ID_HEADERS.items()}
+    found = {"project_id": project_of(subject), **claimed}
+    return {name: short(value, _SHOWN_CHARS) for name, value in found.items()} | _trace(headers)
+
+
+def _trace(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the trace id in the command's own header; the waiting turn's, which counts, is not loaded yet."""
     try:
-        return {"trace_id": parse_traceparent(delivery.headers.get(TRACEPARENT, "")).trace_id}
+        return {"trace_id": parse_traceparent(headers.get(TRACEPARENT, "")).trace_id}
     except ValueError:
         return {}

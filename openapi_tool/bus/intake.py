@@ -13,7 +13,7 @@ from dataclasses import replace
 from nats.aio.msg import Msg
 
 from openapi_tool.bus.delivery import delivery_of, metadata_of
-from openapi_tool.bus.held import Held, project_of
+from openapi_tool.bus.held import Held, ids_of, project_of
 from openapi_tool.bus.returns import Publish, ReturnDelays, Returns
 from openapi_tool.bus.scheduler import Scheduler
 from openapi_tool.options import ExecutorOptions
@@ -85,6 +85,11 @@ class Intake:
             )
             return None
         if delivery.attempt > 1 and self.returns.never_run(message.metadata):
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug(
+                    "command redelivered that was handed back here",
+                    extra={"action": "call.redelivered", "attempt": delivery.attempt} | ids_of(delivery),
+                )
             delivery = replace(delivery, attempt=1)
         now = time.monotonic()
         work = self.held[sequence] = Held(message, delivery, now, now, stale=stale)

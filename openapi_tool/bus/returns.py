@@ -11,11 +11,12 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import nats.errors
 from nats.aio.msg import Msg
 
-from openapi_tool.bus.held import Held, ids_of
+from openapi_tool.bus.held import Held, ids_of, ids_of_message
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +53,10 @@ class Returns:
         """
         self._queue.append((message, work, delay_s))
         self._wake.set()
-        if work is not None and not delay_s:  # a surplus is handed back repeatedly; one line in a minute is logged
-            log.info("handed a waiting command back", extra={"action": "call.handed_back"} | ids_of(work.delivery))
+        if not delay_s:
+            log.info("handed a waiting command back", extra={"action": "call.handed_back"} | _ids(message, work))
+        elif log.isEnabledFor(logging.DEBUG):  # it may be thousands of lines; `intake.full` is one in a minute
+            log.debug("handed a surplus command back", extra={"action": "call.handed_back"} | _ids(message, work))
         if never_run:
             place = message.metadata
             self._deliveries[place.sequence.stream] = place.num_delivered
@@ -80,14 +83,17 @@ class Returns:
     async def flush(self) -> None:
         """Hand back everything that was added."""
         while self._queue:
+            message, work, _ = self._queue[0]
             try:
                 async with asyncio.timeout(_BATCH_TIMEOUT_S):
                     for _ in range(min(_IN_ONE_GO, len(self._queue))):
-                        await self._give_back(*self._queue.popleft())
+                        message, work, delay_s = self._queue.popleft()
+                        await self._give_back(message, work, delay_s)
             except (nats.errors.Error, OSError, TimeoutError) as error:
+                why = f"{type(error).__name__}: {error}"
                 log.warning(
                     "cannot hand a command back; the server redelivers it after AckWait",
-                    extra={"action": "call.unsettled", "error": f"{type(error).__name__}: {error}"},
+                    extra={"action": "call.unsettled", "error": why} | _ids(message, work),
                 )
             await asyncio.sleep(0)
 
@@ -97,6 +103,11 @@ class Returns:
         finally:
             if work is not None:
                 self._forget(work)
+
+
+def _ids(message: Msg, work: Held | None) -> dict[str, Any]:
+    """Return the ids of a command for log lines; headers and body of a message that is held are in its delivery."""
+    return ids_of_message(message) if work is None else ids_of(work.delivery)
 
 
 class ReturnDelays:

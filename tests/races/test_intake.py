@@ -137,7 +137,16 @@ def test_surplus_of_the_largest_project_is_handed_back_with_growing_delays(run: 
 
 
 @requirement("intake")
-def test_look_ahead_hands_back_commands_of_the_largest_project_without_decoding(run: Run) -> None:
+def test_look_ahead_hands_back_commands_of_the_largest_project_without_decoding(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "openapi_tool")
+
+    def logged(action: str) -> list[tuple[int, str]]:
+        lines = [vars(record) for record in caplog.records if getattr(record, "action", "") == action]
+        assert {line["levelname"] for line in lines} == {"DEBUG"}
+        return [(line["stream_sequence"], line["tool_call_id"]) for line in lines]
+
     async def check() -> None:
         scene, handling = scene_with(concurrency=1, max_held=2)
         for number in range(1, 4):
@@ -147,6 +156,8 @@ def test_look_ahead_hands_back_commands_of_the_largest_project_without_decoding(
         await turns(100)
         # 4: the queue is full, and proj has the most; 3: evicted for 5; 6: as 4
         assert [number for number, _ in naks(scene)] == [4, 3, 6]
+        ids = [(4, "call-4"), (3, "call-3"), (6, "call-6")]
+        assert logged("call.handed_back") == ids
         handling.go.set()
         await turns(200)
         for number in (4, 3, 6):
@@ -154,6 +165,7 @@ def test_look_ahead_hands_back_commands_of_the_largest_project_without_decoding(
             await turns(100)
         # 2 and 5 are of different projects, which have equal shares
         assert handling.numbers in ([1, 2, 5, 4, 3, 6], [1, 5, 2, 4, 3, 6])
+        assert logged("call.redelivered") == ids
         assert scene.bus.stored == {}  # no lease
         await scene.consumer.stop(1)
 
