@@ -173,7 +173,8 @@ def snapshots(bootstrap: Bootstrap) -> Snapshots:
         "cache.max_bytes": settings.cache.max_bytes,
         "tools.max_timeout_s": settings.tools.max_timeout_s,
     }
-    return Snapshots(INSTANCE, bootstrap.health, limits)
+    durables = [one.durable.name for one in (bootstrap, *bootstrap.others)]
+    return Snapshots(INSTANCE, bootstrap.health, limits, durables)
 
 
 async def _replica_count(client: BusClient, durable: DurableOptions) -> int:

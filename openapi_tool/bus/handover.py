@@ -10,14 +10,22 @@ from nats.js.api import ConsumerInfo
 from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.durable_state import DurableMissing
+from openapi_tool.bus.stats import gather_stats
 from openapi_tool.bus.streams import DurableOptions
+from openapi_tool.tools.problems import counted
 
 KERNEL_ACK_WAIT_S, KERNEL_MAX_DELIVER = 30.0, 3
 """The kernel executor's own settings of the durable (protocol section 1)."""
 
 
+_ANSWER_S = 0.5
+"""Seconds in which every replica that runs tells its statistics."""
+
+_NAMED = 5
+
+
 class StillPulled(nats.errors.Error):
-    """An executor still pulls from the durable."""
+    """An executor still consumes from the durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +53,18 @@ async def hand_to_kernel(client: Client, options: DurableOptions) -> tuple[Durab
     With ours a command that was answered and whose acknowledgement was lost comes back every few seconds and without
     end; the kernel's executor fails on it each time, and its later calls time out.
 
-    Raises StillPulled while pull requests are open, DurableMissing, or another nats.errors.Error.
+    Raises StillPulled while an executor consumes from it, DurableMissing, or another nats.errors.Error.
     """
     before = await _info(client, options)
     if before.num_waiting:
         raise StillPulled(f"the durable {options.name!r} still has open pull requests ({before.num_waiting})")
+    # A replica without a free slot, or during an outage of the database, has no open pull request.
+    found = await gather_stats(client, _ANSWER_S)
+    running = [str(one["instance"]) for one in found if options.name in one.get("durables", [options.name])]
+    if running:
+        named = ", ".join(running[:_NAMED]) + (", …" if len(running) > _NAMED else "")
+        replicas = f"{counted(len(running), 'running replica')} ({named})"
+        raise StillPulled(f"the durable {options.name!r} still has {replicas}")
     config = before.config.evolve(
         name=options.name, ack_wait=KERNEL_ACK_WAIT_S, max_deliver=KERNEL_MAX_DELIVER, backoff=None
     )

@@ -119,6 +119,20 @@ def inspect_permissions(options: DurableOptions, *, stream: str | None) -> Permi
     )
 
 
+def handover_permissions(options: DurableOptions, *, stream: str | None) -> Permissions:
+    """Return the permissions of `nats durable`, including `--restore`."""
+    stream = stream or command_stream(options.version)[0]
+    return Permissions(
+        (
+            f"{_API}.STREAM.NAMES",
+            f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
+            f"{_API}.CONSUMER.CREATE.{stream}.{options.name}.>",
+            stats.SUBJECT,
+        ),
+        (f"{INBOX}.>", stats.ANSWERS),
+    )
+
+
 def _of_one_project(options: DurableOptions) -> str:
     tokens = options.filter_subject.split(".")
     return ".".join((*tokens[:2], "*", "*", *tokens[4:]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from functools import partial
@@ -20,6 +21,7 @@ from openapi_tool.bus.permissions import (
     Permissions,
     dead_letter_permissions,
     executor_permissions,
+    handover_permissions,
     inspect_permissions,
     switch_permissions,
     top_permissions,
@@ -51,6 +53,7 @@ class User(StrEnum):
     INSPECT = "inspect"
     TOP = "top"
     SWITCHES = "switches"
+    DURABLE = "durable"
 
 
 @app.command(short_help="Print the subjects that a user must be permitted.")
@@ -76,7 +79,7 @@ def permissions(
             say(f"openapi-tool: {problem}")
         raise typer.Exit(USAGE) from None
     options = durable_options(settings)
-    needed = {
+    of_user: dict[User, Callable[[], Permissions]] = {
         User.EXECUTOR: lambda: executor_permissions(
             options, stream=stream, session_key=settings.session.key is not None
         ),
@@ -84,7 +87,9 @@ def permissions(
         User.INSPECT: lambda: inspect_permissions(options, stream=stream),
         User.TOP: top_permissions,
         User.SWITCHES: switch_permissions,
-    }[user]()
+        User.DURABLE: lambda: handover_permissions(options, stream=stream),
+    }
+    needed = of_user[user]()
     typer.echo(
         printable_lines(
             _shown(
@@ -105,11 +110,11 @@ def durable(
 ) -> None:
     """Show the durable consumer, or give it back to the kernel's own executor. Does not need PG_DSN.
 
-    Exit codes: 0, 1 refused while an executor still pulls, 2 NATS cannot be reached or there is no durable.
+    Exit codes: 0, 1 refused while an executor still consumes, 2 NATS cannot be reached or there is no durable.
     """
     before, after = with_nats(
         partial(_durable, restore=restore),
-        "openapi-tool nats permissions",
+        "openapi-tool nats permissions --for durable",
         {} if "PG_DSN" in os.environ else NO_DATABASE,
     )
     if as_json:

@@ -36,11 +36,15 @@ _GAUGES = {
 
 @dataclass(slots=True)
 class Snapshots:
-    """Makes snapshots, at most two a second: anybody may ask who reaches the port or the subject."""
+    """Makes snapshots, at most two a second: anybody may ask who reaches the port or the subject.
+
+    `durables` are the durables that this process consumes.
+    """
 
     instance: str
     health: Health
     limits: Mapping[str, Any]
+    durables: Sequence[str] = ()
     _made_at: float = 0.0
     _last: Mapping[str, Any] | None = None
 
@@ -58,6 +62,7 @@ class Snapshots:
         return {
             "instance": self.instance,
             "version": __version__,
+            "durables": list(self.durables),
             "window_s": round(window_s, 1),
             **_speed(recent, window_s),
             **{name: _number(gauge) for name, gauge in _GAUGES.items()},

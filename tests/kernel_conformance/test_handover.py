@@ -12,6 +12,7 @@ import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 from typer.testing import CliRunner, Result
 
+from openapi_tool.assembly import INSTANCE
 from openapi_tool.cli import app
 from openapi_tool.local.caller import STREAM
 from tests.requirements import requirement
@@ -31,6 +32,16 @@ async def settings_of(world: World) -> tuple[float, int]:
     return config.ack_wait or 0, config.max_deliver or 0
 
 
+async def busy_without_a_pull(world: World) -> None:
+    """Wait until the only slot of the executor is taken."""
+    async with asyncio.timeout(10):
+        while True:
+            info = await world.caller.client.jetstream().consumer_info(STREAM, DURABLE)
+            if info.num_ack_pending and not info.num_waiting:
+                return
+            await asyncio.sleep(0.01)
+
+
 @requirement("handover")
 async def test_the_durable_goes_to_this_executor_and_back_with_each_ones_settings(world: World) -> None:
     kernels = ConsumerConfig(
@@ -44,6 +55,16 @@ async def test_the_durable_goes_to_this_executor_and_back_with_each_ones_setting
         assert refused.exit_code == 1
         assert "still has open pull requests (1): stop every replica of the executor first" in refused.stderr
         assert await settings_of(world) == (6, -1)
+    async with world.executor(executor={"concurrency": 1}):
+        world.stack.upstream.rules({"answer": "s-post-json", "delay_s": 30})
+        busy = await world.place()
+        await world.caller.publish(busy)
+        await busy_without_a_pull(world)
+        refused = await durable(world, "--restore")
+        assert refused.exit_code == 1
+        assert f"the durable {DURABLE!r} still has 1 running replica ({INSTANCE}): stop every replica" in refused.stderr
+        assert await settings_of(world) == (6, -1)
+        world.stack.upstream.rules()
     unsettled = await world.place()
     await world.caller.publish(unsettled)
     given_back = await durable(world, "--restore", "--json")
@@ -52,9 +73,11 @@ async def test_the_durable_goes_to_this_executor_and_back_with_each_ones_setting
     assert [told[when]["max_deliver"] for when in ("before", "after")] == [-1, 3]
     assert await settings_of(world) == (30, 3)
     subscription = await world.caller.client.jetstream().pull_subscribe_bind(DURABLE, STREAM)
-    (message,) = await subscription.fetch(1, timeout=5)
-    assert (message.headers or {})["CG-Tool-Call-Id"] == unsettled.tool_call_id
-    await message.ack_sync()
+    messages = await subscription.fetch(2, timeout=5)
+    given = {(message.headers or {})["CG-Tool-Call-Id"] for message in messages}
+    assert given == {busy.tool_call_id, unsettled.tool_call_id}, "one was handed back, the other never delivered"
+    for message in messages:
+        await message.ack_sync()
 
 
 @requirement("handover")

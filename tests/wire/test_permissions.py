@@ -486,6 +486,27 @@ async def test_commands_get_by_with_what_is_printed_for_them(
         assert "is denied" not in done.output
 
 
+@requirement("privilege.subjects", "handover")
+async def test_the_durable_is_given_back_with_what_is_printed_for_it(
+    stack: EmbeddedStack, caller: Caller, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del caller  # it has made project and agent
+    people = printed("--format", "server-config", "--for", "durable")
+    with server(stack, config(printed("--format", "server-config"), people)) as strict:
+        async with (
+            kernel_of(strict, stack.postgres.dsn(database)) as kernel,
+            open_world(stack, kernel, database) as world,
+        ):
+            async with world.executor(nats=bus(strict)):
+                await world.send(await world.place())
+            monkeypatch.setenv("NATS_SERVERS", strict.url)
+            monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "people")
+            monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "people-word")
+            done = await asyncio.to_thread(CliRunner().invoke, app, ["nats", "durable", "--restore"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "max_deliver: 3 (was -1)" in done.stdout
+
+
 @requirement("privilege.subjects", "cli.top")
 async def test_without_statistics_calls_are_answered_and_top_names_the_permission(
     stack: EmbeddedStack,
