@@ -62,12 +62,14 @@ def _value(rule: Mapping[str, Any]) -> str:
     if "enum" in rule:
         return ", ".join(f"`{choice}`" for choice in rule["enum"])
     kind = f"array of {rule['items']['type']}" if rule["type"] == "array" else str(rule["type"])
+    if "exclusiveMinimum" in rule:
+        return f"{kind}, above {rule['exclusiveMinimum']:g}, at most {rule['maximum']:,.0f}"
     for low, high, unit in _LIMITS:
         if high in rule:
-            least = rule.get(low, rule.get("exclusiveMinimum"))
+            least = rule[low]
             span = f"{least:,} to {rule[high]:,}" if least != rule[high] else str(least)
             return f"{kind}, {span} {unit}".rstrip()
-    return kind
+    return f"{kind}, at least {rule['minimum']:,}" if "minimum" in rule else kind
 
 
 def _operator() -> str:

@@ -24,6 +24,7 @@ from openapi_tool.tools.arguments import (
 from openapi_tool.tools.cursor import Cursors, Position, unknown_cursor
 from openapi_tool.tools.definition import MIN_RESULT_TOKENS, ToolDefinition
 from openapi_tool.tools.frame import framed, without_frames
+from openapi_tool.tools.lenient import whole_number
 from openapi_tool.tools.problems import counted, listed, short
 from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, items_chars
 from openapi_tool.tools.schema import schema_problems
@@ -41,6 +42,7 @@ from openapi_tool.tools.truncation import (
     whole,
 )
 
+_SHORTER = {"target_selector": "Read a part with target_selector", "count": "Ask for fewer results with count"}
 _UNCONTINUED = 2  # times as much is shown where a definition takes no cursor
 
 
@@ -50,7 +52,7 @@ def requested_cursor(definition: ToolDefinition, arguments: Arguments) -> str | 
     An address beside it is ignored where the definition requires one: the model had to give it.
     """
     cursor = arguments.values.get(CURSOR)
-    if cursor is None or not takes_cursor(definition):
+    if cursor in (None, "") or not takes_cursor(definition):
         return None
     problems = [] if isinstance(cursor, str) else [f"{CURSOR}: must be the text that an earlier result named"]
     problems += [
@@ -69,8 +71,11 @@ def requested_cursor(definition: ToolDefinition, arguments: Arguments) -> str | 
 def requested_tokens(arguments: Arguments) -> int | None:
     """Return the call's own limit of tokens that are shown, None without one. Raises BadRequest."""
     value = arguments.values.get(MAX_RESULT_TOKENS)
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= MIN_RESULT_TOKENS):
-        return value
+    if value in (None, ""):
+        return None
+    tokens = whole_number(value)
+    if tokens is not None and tokens >= MIN_RESULT_TOKENS:
+        return tokens
     problem = f"{MAX_RESULT_TOKENS}: must be an integer of at least {MIN_RESULT_TOKENS}"
     raise BadRequest(f"Correct these and call again: {problem}", detail={"problems": [problem]})
 
@@ -117,7 +122,7 @@ class Continuation:
         for item in output.items:
             items.append(Item(*map(storable_text, item)))
             yield
-        cost = _cost_note(output.usage.tokens, self._cost_note_tokens)
+        cost = _cost_note(output, self._cost_note_tokens)
         limit = self._limit(definition, most_tokens).less(len(cost))
         parts = whole(items, limit)
         dead_end = parts is None and takes_cursor(definition) and not _schema_takes_cursor(definition)
@@ -130,11 +135,12 @@ class Continuation:
         shown = framed(part.parts) + cost
         missing = _missing(part)
         if not output.keep:
-            return RenderedResult(f"{shown}\n\n[{missing} They are not kept; ask for less.]", truncated=True), None
+            note = f"[{missing} They are not kept.{_ask_for_less(definition)}]"
+            return RenderedResult(f"{shown}\n\n{note}", truncated=True), None
         stored = yield from stored_text(items, part.rests)
         artifact = Artifact(stored.card_id, stored.chars, stored.sha256, "")
         if dead_end:
-            note = f"[{missing} This tool cannot show them; ask for less of the page.]"
+            note = f"[{missing} This tool cannot show them.{_ask_for_less(definition)}]"
             return RenderedResult(f"{shown}\n\n{note}", truncated=True, artifact_ref=artifact.reference), stored
         return self._part(shown, missing, artifact, part.next, definition, owner), stored
 
@@ -193,18 +199,23 @@ class Continuation:
             return RenderedResult(text, artifact_ref=reference)
         position = Position(artifact.card_id, place.start, place.opening)
         cursor = self._cursors.issue(owner.project_id, owner.agent_id, position)
-        who = "call this tool again" if takes_cursor(definition) else "call a page reading tool that takes one"
+        who = "call this tool again" if takes_cursor(definition) else "call the tool that reads one page"
         note = f'[{missing} To go on at no cost, {who}, with only cursor "{cursor}".]'
         return RenderedResult(f"{text}\n\n{note}", truncated=True, artifact_ref=reference, next_cursor=cursor)
 
 
-def _cost_note(tokens: int, above: int) -> str:
+def _cost_note(output: ToolOutput, above: int) -> str:
     """Return the line about a result that cost more than `above` tokens, an empty text for one that did not."""
-    return (
-        f"\n\n[This result cost {tokens:,} tokens. Fewer items or a lower max_tokens cost less.]"
-        if tokens > above
-        else ""
-    )
+    tokens = output.usage.tokens
+    return f"\n\n[This result cost {tokens:,} tokens.{output.cheaper}]" if tokens > above else ""
+
+
+def _ask_for_less(definition: ToolDefinition) -> str:
+    """Return how a model gets a shorter result, as far as the definition takes an argument for that."""
+    if items := definition.built_in.items:
+        return f" Give fewer {items}."
+    taken = definition.taken & definition.built_in.arguments.model_fields.keys()
+    return next((f" {way}." for name, way in _SHORTER.items() if name in taken), "")
 
 
 def _left(rests: Sequence[Rest], place: Place | None) -> int:

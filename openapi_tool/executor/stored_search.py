@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from openapi_tool.cooperative import TimeSlicer
+from openapi_tool.cooperative import SMALL, Steps, TimeSlicer
 from openapi_tool.executor.ports import Artifacts
 from openapi_tool.fair_semaphore import FairSemaphore
 from openapi_tool.protocol.errors import BadRequest
@@ -44,6 +44,8 @@ from openapi_tool.tools.truncation import (
 _WINDOW_CHARS = 512 * 1024
 _LOOK_BACK_CHARS = 64 * 1024
 """Characters before a passage in which the code block or table that it is in may begin."""
+_PAUSE = SMALL + 1
+"""A size with which computations are run with pauses."""
 _CONCURRENT = 8
 """Searches of a process at a time: each holds a window of the text, up to 2 MB, and as much in the driver."""
 _MOST_CHARS = {FIND: MAX_PHRASE_CHARS, QUESTION: MAX_QUESTION_CHARS}
@@ -67,7 +69,9 @@ def requested_search(definition: ToolDefinition, arguments: Arguments, cursor: s
         return None
     asked = sorted(name for name in _ASKED & arguments.by_model if arguments.values[name] not in (None, ""))
     problems = [problem for name in asked if (problem := _problem(name, arguments.values[name], cursor))]
-    if len(asked) > 1:
+    if cursor is None:
+        problems = problems[:1]
+    elif len(asked) > 1:
         problems.append(f"{FIND}: cannot be given together with {QUESTION}; give one of them")
     if problems:
         raise BadRequest("Correct these and call again: " + "; ".join(problems), detail={"problems": problems})
@@ -77,8 +81,8 @@ def requested_search(definition: ToolDefinition, arguments: Arguments, cursor: s
 def _problem(name: str, value: object, cursor: str | None) -> str | None:
     if cursor is None:
         return (
-            f"{name}: looks through the rest of an earlier result and needs the {CURSOR} that this named; "
-            f"call without {name} first, and again only if the result was cut"
+            f"{name}: looks through an earlier result that was cut, and needs the {CURSOR} that it named; "
+            f"call without {name} first"
         )
     if not isinstance(value, str) or not value.strip() or len(value) > _MOST_CHARS[name]:
         return f"{name}: must be a text of 1 to {_MOST_CHARS[name]} characters"
@@ -110,12 +114,20 @@ class StoredSearch:
             for rest in rests:
                 await self._scan(search, text, rest)
             spans = await self._slicer.run(search.spans(), artifact.chars)
-            passages = [await _passage(text, rests, span) for span in spans]
-        page = _Page(partial(self._cursor, owner, artifact.card_id), artifact, passages, limit)
+            passages = [await self._passage(text, rests, span) for span in spans]
+        chars = sum(rest.end - rest.start for rest in rests)
+        page = _Page(partial(self._cursor, owner, artifact.card_id), artifact, chars, passages, limit)
         return page.places(phrase, cursor) if phrase else page.answers(cursor)
 
     def _cursor(self, owner: CallOwner, card_id: str, start: int, opening: int | None = None) -> str:
         return self._cursors.issue(owner.project_id, owner.agent_id, Position(card_id, start, opening))
+
+    async def _passage(self, text: _Windows, rests: Sequence[Rest], span: Span) -> _Passage:
+        number, rest = next((number, rest) for number, rest in enumerate(rests, start=1) if span.at < rest.end)
+        first = max(rest.start, span.at - _LOOK_BACK_CHARS)
+        window = await text.read(first, min(rest.end, span.at + span.chars))
+        steps = _passage(window, first, rests, number, span)
+        return await self._slicer.run(steps, _PAUSE)  # eight short windows are too much for one step, too
 
     async def _scan(self, search: Search, text: _Windows, rest: Rest) -> None:
         at = rest.start
@@ -172,17 +184,18 @@ class _Passage:
     where: str
 
 
-async def _passage(text: _Windows, rests: Sequence[Rest], span: Span) -> _Passage:
-    number, rest = next((number, rest) for number, rest in enumerate(rests, start=1) if span.at < rest.end)
-    first = max(rest.start, span.at - _LOOK_BACK_CHARS)
-    window = await text.read(first, min(rest.end, span.at + span.chars))
+def _passage(window: str, first: int, rests: Sequence[Rest], number: int, span: Span) -> Steps[_Passage]:
+    """Return a passage of the item with this number; `window` is the text around it, from `first` on."""
+    rest = rests[number - 1]
     begin = _begin(window, span.at - first, span.before)
     most = span.at + span.chars - first - begin
     shown = window[begin : begin + most + 1]
     opening = opening_of(window[:begin], window[begin : begin + 1])
+    yield
     lines = "" if opening is None else opening_lines(window[opening:][:OPENING_CHARS])
     if len(rests) > 1 and rest.title and first + begin > rest.start:
-        lines = f"{rest.title}\n{lines}"
+        title, _, _ = rest.title.partition("\n")
+        lines = f"{title}\n{lines}"
     return _Passage(
         at=span.at,
         start=first + begin,
@@ -207,10 +220,11 @@ def _begin(window: str, at: int, before: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """Result of a search as a model is shown it; `cursor` issues one for a position."""
+    """Result of a search as a model is shown it; `cursor` issues one for a position, `chars` is the length searched."""
 
     cursor: Callable[..., str]
     artifact: Artifact
+    chars: int
     passages: Sequence[_Passage]
     limit: Limit
 
@@ -244,7 +258,7 @@ class _Page:
 
     @property
     def _text(self) -> str:
-        return f"the {self.artifact.chars:,} characters kept of this result"
+        return f"the {self.chars:,} characters kept of this result"
 
     def _nothing(self, why: str, cursor: str) -> tuple[ToolOutput, RenderedResult]:
         return self._shown(f'[{why}; or read on with only cursor "{cursor.strip()}".]', [])

@@ -25,13 +25,14 @@ from openapi_tool.jina.parameter_mapping import (
     with_checked_url,
     with_max_tokens,
 )
+from openapi_tool.jina.remarks import cheaper
 from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.jina.retry import Sleep, with_retries
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.limits.permits import Need, Permit, Permits, Slot, Unlimited
 from openapi_tool.options import CacheOptions, RetryOptions, ToolOptions
 from openapi_tool.protocol.attempts import Attempt
-from openapi_tool.protocol.errors import ToolError
+from openapi_tool.protocol.errors import ToolError, ToolTimeout
 from openapi_tool.shielding import shielded
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.metrics import project_label
@@ -42,7 +43,8 @@ from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ToolOutput, Usage
 
 _ONE_REQUEST = Usage(requests=1)
-_GRADED = frozenset({"max_tokens", "target_selector"})
+_GRADED = frozenset({"count", "max_tokens", "target_selector"})
+_TIMEOUT = "timeout"
 _END_S = 1.0
 """Seconds that the items of a cancelled call may take to end."""
 
@@ -95,7 +97,8 @@ class JinaBackend:
         """Send the upstream requests and render the responses, within `memory`. Raises ToolError."""
         items = batch_items(definition, arguments, self._options.tools.max_batch_items)
         if items is None:
-            return await self._run_one(definition, arguments, deadline, memory)
+            output = await self._run_one(definition, arguments, deadline, memory)
+            return self._with_advice(output, definition, arguments, [])
         tasks = {
             item: asyncio.create_task(
                 self._try(definition, item_arguments(definition, arguments, item), deadline, memory)
@@ -104,7 +107,20 @@ class JinaBackend:
         }
         await _together(list(tasks.values()))
         outcomes = {item: task.result() for item, task in tasks.items()}
-        return batch_output(items, outcomes, _masks_of(arguments, self._redactor).answer)
+        output = batch_output(items, outcomes, _masks_of(arguments, self._redactor).answer)
+        return self._with_advice(output, definition, arguments, list(tasks))
+
+    def _with_advice(
+        self, output: ToolOutput, definition: ToolDefinition, arguments: Arguments, items: Sequence[str]
+    ) -> ToolOutput:
+        """Return an output with what would have cost less, where it cost much; `items` are those of a batch."""
+        tokens = output.usage.tokens
+        if tokens <= self._options.tools.cost_note_tokens:
+            return output
+        one = item_arguments(definition, arguments, items[0]) if items else arguments
+        parameters = resolve_parameters(definition, one).parameters
+        offers = partial(_offers, definition, arguments)
+        return replace(output, cheaper=cheaper(parameters, tokens, max(1, len(items)), offers))
 
     async def _try(
         self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, memory: CallMemory
@@ -124,6 +140,8 @@ class JinaBackend:
             output = await self._answered(definition, arguments, deadline, memory, spent)
         except ToolError as error:
             failed = _charged(error, spent.usage)
+            if isinstance(failed, ToolTimeout) and _TIMEOUT in arguments.by_model:
+                failed.message += f" A longer {_TIMEOUT} may help."
         else:
             return _with_cost(output, spent.usage)
         finally:
@@ -192,7 +210,8 @@ class JinaBackend:
             _end(attempt, grant)
             return envelope
 
-        masks = replace(_masks_of(arguments, self._redactor), offers=partial(_offers, definition, arguments))
+        offers = partial(_offers, definition, arguments)
+        masks = replace(_masks_of(arguments, self._redactor), offers=offers, names=resolved.names)
         try:
             least_s = endpoint.timeouts.least_s(resolved.parameters)
             envelope = await with_retries(

@@ -76,14 +76,15 @@ def batch_output(
     good = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolOutput)}
     errors = {item: outcome for item, outcome in outcomes.items() if isinstance(outcome, ToolError)}
     if not good:
-        raise _all_failed(errors)
+        raise _all_failed(items, errors)
     succeeded = sum(item in good for item in items)
     shown = (
         [Item(heading=f"{succeeded} of {len(items)} succeeded; the errors of the others are below.")] if errors else []
     )
     for item, outcome in outcomes.items():
-        heading = f"## {_numbers(items, item)} of {len(items)}: {redactor.head(one_line(item), _SHOWN_CHARS)}"
-        first, *others = _items(outcome)
+        label = f"{_numbers(items, item)} of {len(items)}"
+        heading = f"## {label}: {redactor.head(one_line(item), _SHOWN_CHARS)}"
+        first, *others = (item._replace(label=label) for item in _items(outcome))
         shown += [first._replace(heading=f"{heading}\n{first.heading}".rstrip()), *others]
     results = [_entry(redactor.text(item), outcomes[item]) for item in items]
     return ToolOutput(
@@ -112,12 +113,12 @@ def _entry(item: str, outcome: ToolOutput | ToolError) -> dict[str, Any]:
     return {"item": item, "status": outcome.status, "error": outcome.as_error()}
 
 
-def _all_failed(errors: Mapping[str, ToolError]) -> ToolError:
+def _all_failed(items: Sequence[str], errors: Mapping[str, ToolError]) -> ToolError:
     """Return an error of the first one's type whose message lists each reason once."""
     first = next(iter(errors.values()))
     reasons: dict[str, list[str]] = {}
     for item, error in errors.items():
-        reasons.setdefault(error.message, []).append(_short(item))
+        reasons.setdefault(error.message, []).append(f"{_numbers(items, item)} ({_short(item)})")
     message = (
         first.message
         if len(reasons) == 1

@@ -176,8 +176,7 @@ def _too_late() -> ToolTimeout:
 def _packed(output: ToolOutput) -> Steps[bytes]:
     """Serialize the parts of an output that a cached one needs."""
     yield  # TimeSlicer runs generators; this one has a single step
-    items = [(item.head, item.body, item.heading) for item in output.items]
-    parts = {"items": items, "state": output.state}
+    parts = {"items": [*map(tuple, output.items)], "state": output.state}
     try:
         packed = dumps(parts)
     except TypeError:  # orjson refuses lone surrogates and integers beyond 64 bits

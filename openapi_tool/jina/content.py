@@ -6,6 +6,7 @@ because a response may have 10 MB.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,10 +19,11 @@ from openapi_tool.jina.inline_images import is_inline, without_inline_images
 from openapi_tool.jina.remarks import (
     Offers,
     cut_page,
-    cut_results,
+    cut_result,
     is_cut,
     of_upstream,
     offers_all,
+    other_search,
     page_warnings,
     result_warning,
     wall,
@@ -58,12 +60,13 @@ _PLAIN = (str, int, float)  # a constant: `isinstance` with a union would create
 class Masks:
     """Redactor of a response (secrets sent with its call), and redactor of errors (all secrets).
 
-    `offers` says which arguments a remedy may name.
+    `offers` says which arguments a remedy may name, `names` under which names the model gave which parameters.
     """
 
     answer: Redactor
     error: Redactor
     offers: Offers = offers_all
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 NOTHING_KNOWN = Masks(of_call(()), NOTHING_SECRET)
@@ -99,7 +102,7 @@ def _search_steps(
     if not isinstance(results, list) or not all(isinstance(item, dict) for item in results):
         raise UpstreamUnavailable("The search answered in an unexpected shape; try again later.")
     if not results:
-        return _no_results(query, usage_of(envelope), masks.answer, with_pages=with_pages)
+        return _no_results(query, usage_of(envelope), masks, with_pages=with_pages)
     page = _Page(masks.answer)
     shown = results[:_MOST_RESULTS]
     items, kinds = yield from _result_items(shown, page, with_pages=with_pages)
@@ -107,8 +110,8 @@ def _search_steps(
         items.append(Item(heading=f"[{counted(len(results) - len(shown), 'more result', 'left out')}.]"))
     facts = [page.facts(item, ("title", "url", "date", "source")) for item in shown]
     if max_tokens and (cut := [place for place, item in enumerate(shown) if is_cut(_tokens(item), max_tokens)]):
-        items.append(Item(heading=cut_results([place + 1 for place in cut], max_tokens)))
         for place in cut:
+            items[place] = items[place]._replace(after=cut_result(max_tokens))
             facts[place]["cut_at_tokens"] = max_tokens
     if any(kinds):
         items += _result_warnings(kinds, facts, masks.offers)
@@ -126,12 +129,9 @@ def _result_warnings(kinds: list[tuple[str, ...]], facts: list[dict[str, Any]], 
         yield Item(heading=result_warning(kind, numbers, offers))
 
 
-def _no_results(query: str, usage: Usage, redactor: Redactor, *, with_pages: bool) -> ToolOutput:
+def _no_results(query: str, usage: Usage, masks: Masks, *, with_pages: bool) -> ToolOutput:
     """Return the output of a search without results; with page content it may have timed out (jina-api 2.2)."""
-    text = (
-        f"No results for {redactor.head(one_line(query), 200)!r}. "
-        "Use other or fewer words, or drop filters such as site, after or language."
-    )
+    text = f"No results for {masks.answer.head(one_line(query), 200)!r}. {other_search(masks.names)}"
     if with_pages:
         text += " If there should be some, search without page content: pages that load slowly are left out."
     return ToolOutput((Item(heading=text),), {"results": []}, usage)
@@ -147,8 +147,9 @@ def _masked(output: ToolOutput, redactor: Redactor) -> Steps[ToolOutput]:
     items = []
     for item in output.items:
         head = yield from redactor.steps(item.head)
-        items.append(Item(head, (yield from redactor.steps(item.body)) if item.body else "", item.heading))
-    return ToolOutput(tuple(items), redactor.value(output.state), output.usage)
+        body = (yield from redactor.steps(item.body)) if item.body else ""
+        items.append(item._replace(head=head, body=body))
+    return ToolOutput(tuple(items), (yield from redactor.value_steps(output.state)), output.usage)
 
 
 def _result_items(
@@ -220,16 +221,14 @@ def _page_steps(envelope: Mapping[str, Any], max_tokens: int | None, masks: Mask
     ]
     state = page.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
     body = BLOCK_GAP.join([*parts, *lists])
-    items, usage = (
-        [Item("\n".join(head), body, page_warnings(kinds, masks.offers) if kinds else "")],
-        usage_of(envelope),
-    )
+    answer = Item("\n".join(head), body, page_warnings(kinds, masks.offers) if kinds else "")
+    usage = usage_of(envelope)
     if kinds:
         state["warnings"] = list(kinds)
     if max_tokens and is_cut(usage.tokens, max_tokens):
-        items.append(Item(heading=cut_page(max_tokens, masks.offers)))
+        answer = answer._replace(after=cut_page(max_tokens, masks.offers))
         state["cut_at_tokens"] = max_tokens
-    return ToolOutput(tuple(items), state, usage)
+    return ToolOutput((answer,), state, usage)
 
 
 def _nothing_to_read(warnings: tuple[str, ...], kinds: tuple[str, ...], tokens: int, masks: Masks) -> UpstreamRejected:

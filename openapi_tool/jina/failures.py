@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
@@ -25,6 +25,8 @@ _MOST_READ_CHARS = 4_000
 """Characters of an upstream message that are read; limits the time of patterns."""
 _MAX_REASON_CHARS = 300
 _MOST_VALUE_CHARS = 80
+_QUOTES = re.compile('["\u201c-\u201f\u2033\u2036\u300c-\u300f\u301d-\u301f\u00ab\u00bb\uff02\uff62\uff63]')
+"""Signs that a model could take for the end of a quotation."""
 _VALIDATOR = "Rejected by validator"
 _MOST_WAIT_CHARS = 500
 _LONGEST_WAIT_S = 1e9
@@ -128,6 +130,14 @@ _NO_ANSWER = Rule(
     errors.UpstreamUnavailable, "The page did not answer; try again later or use another source.", repeats=ONCE
 )
 
+_SELECTORS = ("targetSelector", "waitForSelector", "removeSelector")
+_NO_MATCH = " with target selector "
+_BAD_SELECTOR = re.compile(
+    r"Failed to process the page: (?:Expected |Unmatched |Empty sub-selector|Malformed |Unknown pseudo|Attribute sel)"
+    r"|not a valid selector"
+)
+"""Errors of the parsers of CSS selectors in the server and in its browser."""
+
 # `\b` and the possessive `++` try a long word once; without them a match is tried at each of its letters.
 _NOT_THE_CAUSE = re.compile(r"\b\w++://\S*| with target selector .*", re.DOTALL)
 _CHANCE = re.compile(
@@ -153,12 +163,12 @@ def upstream_failure(
     `body` is the decoded JSON envelope, None without one; `retry_after` the unparsed header. The model never sees texts
     of 5xx responses, texts outside of Jina's envelope, or secrets of `redactor`.
     """
-    envelope = body if isinstance(body, dict) else {}
+    envelope, names = body if isinstance(body, dict) else {}, names or {}
     rule = _FRONT_DOOR if http_status == HTTPStatus.FORBIDDEN and not envelope else _rule(http_status, envelope, table)
+    if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and (blamed := _of_selector(envelope, names)):
+        rule = replace(rule, says=blamed, reason=False)
     reason = (
-        _reason(envelope, redactor, names or {})
-        if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR
-        else ""
+        _reason(envelope, redactor, names) if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR else ""
     )
     return rule.error(
         f"{rule.says} The service says: {quoted(reason)}" if reason else rule.says,
@@ -171,7 +181,7 @@ def upstream_failure(
 
 def quoted(text: str) -> str:
     """Return the upstream's text as one short quoted line: it may contain text of a page (its HTTP status text)."""
-    return '"' + one_line(text[:_MOST_READ_CHARS])[:_MAX_REASON_CHARS].replace('"', "'") + '"'
+    return '"' + _QUOTES.sub("'", one_line(text[:_MOST_READ_CHARS])[:_MAX_REASON_CHARS]) + '"'
 
 
 def found_nothing(http_status: int, body: Any, table: FailureTable) -> bool:
@@ -180,6 +190,22 @@ def found_nothing(http_status: int, body: Any, table: FailureTable) -> bool:
         return False
     message = body.get("message") if isinstance(body, dict) else None
     return isinstance(message, str) and message.startswith(table.nothing_found)
+
+
+def _of_selector(envelope: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """Return what the model should change about a selector of its own that failed a page, an empty text for nothing."""
+    given = [names[parameter] for parameter in _SELECTORS if parameter in names]
+    if not given:
+        return ""
+    text = _text(envelope)[:_MOST_READ_CHARS]
+    target, wait = names.get("targetSelector"), names.get("waitForSelector")
+    if target and _NO_MATCH in text:
+        return f"{target}: matches nothing on the page; use another selector, or read the page without one."
+    if _BAD_SELECTOR.search(text):
+        return f"{' or '.join(given)}: is no CSS selector that the service understands; correct it, or leave it out."
+    if wait and _by_chance(envelope):
+        return f"The page took too long: perhaps nothing on it matches {wait}; correct it, or leave it out."
+    return ""
 
 
 def _rule(http_status: int, envelope: Mapping[str, Any], table: FailureTable) -> Rule:

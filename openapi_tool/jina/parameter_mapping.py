@@ -7,6 +7,7 @@ arguments, fixed values. So a fixed value wins, whichever alias of the parameter
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,7 @@ from openapi_tool.jina.parameters import REFUSED, Parameter, secret_problem
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
 from openapi_tool.telemetry.once import Once
-from openapi_tool.tools.arguments import MAX_RESULT_TOKENS, Arguments
+from openapi_tool.tools.arguments import CURSOR, MAX_RESULT_TOKENS, Arguments, takes_cursor
 from openapi_tool.tools.catalogue import BuiltInTool
 from openapi_tool.tools.definition import ToolDefinition, unusable
 from openapi_tool.tools.names import fold, not_taken
@@ -29,6 +30,7 @@ _logged = Once()
 
 IGNORED_HEADERS = frozenset(fold(name) for name in ("Accept", "Accept-Encoding", "Content-Type", "User-Agent"))
 _TIMEOUT = "timeout"
+_CURSOR = re.compile(r"[A-Za-z0-9_-]{40,60}=?")
 _NEEDS_WHOLE_PAGE = frozenset({"removeSelector", "withIframe", "withShadowDom"})
 """Parameters that do nothing in the default format: the server keeps what it extracted before (jina-api section 9)."""
 
@@ -97,6 +99,8 @@ def with_checked_url(resolved: ResolvedParameters, definition: ToolDefinition, r
         if resolved.main_parameter_option is None:
             given = definition.built_in.items or resolved.names.get(name, name)
             refusal.message = refusal.message.replace("url:", f"{given}:", 1)
+            if takes_cursor(definition) and _CURSOR.fullmatch(parameters[name]):
+                refusal.message = f"{given}: is no address. If it is a cursor, give it as {CURSOR}, without {given}."
             raise
         problem = Problem(resolved.main_parameter_option, f"is no address that may be read ({refusal.code})")
     raise unusable(definition.tool_name, [str(problem)])
@@ -201,7 +205,7 @@ class _ParameterResolver:
             )
 
     def _model_argument(self, name: str, value: Any) -> None:
-        if value is None and name in self._definition.built_in.arguments.model_fields:
+        if value in (None, "") and name in self._definition.built_in.arguments.model_fields:
             return
         path, problems = (name,), self.findings.model
         parameter = self._endpoint.find(name)

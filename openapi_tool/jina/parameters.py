@@ -14,13 +14,13 @@ from typing import Any
 
 from openapi_tool.jina.url_policy import MAX_URL_CHARS
 from openapi_tool.tools.catalogue import CATALOGUE
+from openapi_tool.tools.lenient import whole_number
 from openapi_tool.tools.names import fold
 
 MAX_TEXT_CHARS = 2_000
 MAX_LIST_ITEMS = 20
 _NO_SITE = re.compile(r"[\s,;|\[\]()\"']")
 _SITE_RULE = 'must be names of sites, such as ["example.com"]'
-_DIGITS = re.compile(r"[0-9]{1,12}")
 
 Convert = Callable[[Any], Any]
 """Converts a given value to the upstream's; None means: do not send it. Raises ValueError with the allowed values."""
@@ -111,22 +111,12 @@ def _after(value: Any) -> str:
 
 def _integer(low: int, high: int) -> Convert:
     def convert(value: Any) -> int:
-        number = _whole(value)
+        number = whole_number(value)
         if number is None or not low <= number <= high:
             raise ValueError(f"must be an integer from {low:,} to {high:,}")
         return number
 
     return convert
-
-
-def _whole(value: Any) -> int | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else None
 
 
 def _flag(value: Any) -> bool | None:
@@ -179,7 +169,7 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 _MAX_SECONDS = 180
-_MAX_TOKENS = 2_000_000
+MIN_MAX_TOKENS, _MAX_TOKENS = 500, 2_000_000
 _MAX_PDF_PAGE = 100_000
 _WEEK_S = 7 * 24 * 3600
 _style = _text(128)
@@ -200,7 +190,7 @@ _PAGE = (
         model=True,
     ),
     Parameter("noCache", _flag, "X-No-Cache", model=True),
-    Parameter("maxTokens", _integer(500, _MAX_TOKENS), "X-Max-Tokens", model=True),
+    Parameter("maxTokens", _integer(MIN_MAX_TOKENS, _MAX_TOKENS), "X-Max-Tokens", model=True),
     Parameter("timeout", _integer(1, _MAX_SECONDS), "X-Timeout"),
     Parameter("engine", _text(40), "X-Engine"),
     Parameter(

@@ -5,8 +5,16 @@ They stand outside of the frames of web content, so that no page can write one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
+from openapi_tool.jina.parameters import MIN_MAX_TOKENS
+
+_USUAL_COUNT, _BASE_TOKENS = 10, 10_000
+"""Number of results of a search, and its least charge for each ten of them (jina-api section 5)."""
+_FILTERS = ("site", "exclude_sites", "after", "filetype", "intitle", "ext", "loc", "location", "gl", "hl")
+"""Parameters of a search without which there may be results."""
 _OVER = 50  # the charge of a cut text, counted afresh, may be a fiftieth above the limit (jina-api 1.3)
 
 _MAX_WALL_CHARS = 1_000
@@ -159,9 +167,34 @@ def cut_page(max_tokens: int, offers: Offers = offers_all) -> str:
     return f"[The page goes on: it was cut at max_tokens = {max_tokens:,}, and the rest is not stored. {more}]"
 
 
-def cut_results(numbers: Iterable[int], max_tokens: int) -> str:
-    """Return the remark about search results whose pages the upstream cut."""
-    return (
-        f"[The pages of results {', '.join(map(str, numbers))} go on: they were cut at max_tokens = {max_tokens:,}, "
-        "and the rest is not stored. To see more of one, read it by its address.]"
-    )
+def cut_result(max_tokens: int) -> str:
+    """Return the remark about a search result whose page the upstream cut."""
+    return f"[This page goes on: it was cut at max_tokens = {max_tokens:,}. To see more, read it by its address.]"
+
+
+def other_search(names: Mapping[str, str]) -> str:
+    """Return what to change about a search without results; `names` are those of the parameters that the model gave."""
+    filters = [names[name] for name in _FILTERS if name in names]
+    drop = f", or drop {' or '.join(filters)}" if filters else ""
+    end = f" The results may end before this {names['page']}." if "page" in names else ""
+    return f"Use other or fewer words{drop}.{end}"
+
+
+def cheaper(parameters: Mapping[str, Any], tokens: int, items: int, offers: Offers = offers_all) -> str:
+    """Return how a model could lower the cost of a call, empty if it cannot.
+
+    `parameters` are the upstream's, `tokens` is the charge for `items` queries or addresses together.
+    """
+    is_search = "q" in parameters
+    count = parameters.get("num", _USUAL_COUNT)
+    base = items * _BASE_TOKENS * -(-count // _USUAL_COUNT)
+    has_pages = not is_search or (parameters.get("respondWith") != "no-content" and tokens > base)
+    ways = [f"fewer {'searches' if is_search else 'pages'}"] if items > 1 else []
+    if is_search and offers("count"):
+        if count > _USUAL_COUNT:
+            ways.append(f"a count of at most {_USUAL_COUNT}")
+        elif has_pages:
+            ways.append("a lower count")
+    if has_pages and offers("max_tokens") and parameters.get("maxTokens", math.inf) > MIN_MAX_TOKENS:
+        ways.append("a lower max_tokens")
+    return f" Cheaper: {' or '.join(ways)}." if ways else ""

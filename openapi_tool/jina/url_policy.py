@@ -59,6 +59,8 @@ _BLANKS = " \t\r\n\f\v\u00a0\u200b\u2060\u3000\ufeff"
 _PAIRS = {'"': '"', "'": "'", "`": "`", "<": ">", "\u201c": "\u201d", "\u2018": "\u2019", "«": "»", "*": "*"}
 _LINK = re.compile(r"""!?\[.*\]\(\s*(\S+)(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)""", re.DOTALL)
 # ASCII, because with IGNORECASE `s` also matches U+017F, which would pass an unknown scheme.
+_DOI = re.compile(r"\A(?:doi:)?(10\.[0-9]{4,9}/[^\s#?%]+)\Z", re.IGNORECASE)
+"""A document's identifier; as an address it would be an unusual spelling of a private one."""
 _SCHEME = re.compile(r"(?:https?:/*){,2}(https?):/*", re.IGNORECASE | re.ASCII)
 _ENCODED_SCHEME = re.compile(r"https?%3a", re.IGNORECASE | re.ASCII)
 _OTHER_SCHEME = re.compile(r"(?!localhost:)[a-z][a-z0-9+-]*:", re.IGNORECASE)  # no dot: `host.name:80` is none
@@ -135,7 +137,7 @@ def checked_url(text: str, rules: UrlPolicy) -> str:
     Time is linear in the text. Raises BadRequest where it is no web address, TargetRefused where its host is
     not public.
     """
-    target = _parsed(_checked(_unwrapped(_bounded(text))))
+    target = _parsed(_checked(_DOI.sub(r"https://doi.org/\1", _unwrapped(_bounded(text)))))
     for _ in range(_MAX_READER_PREFIXES):
         if not _READER.fullmatch(target.host):
             break

@@ -28,6 +28,8 @@ from typing import ClassVar, Literal
 from openapi_tool.protocol.jsonvalue import ErrorObject
 
 Status = Literal["success", "failed", "timeout"]
+_IN_MESSAGE = frozenset({"problems", "results"})
+"""Members of a detail that the message says, too: a model, which reads the whole error, would read them twice."""
 
 
 class ExecutorError(Exception):
@@ -67,10 +69,13 @@ class ToolError(ExecutorError):
         self.http_status = http_status
 
     def as_error(self) -> ErrorObject:
-        """Return the `error` object of a tool.result card."""
+        """Return the `error` object of a tool.result card, without the parts of `detail` that the message says."""
         error = ErrorObject(code=self.code, message=self.message, source="tool", retryable=self.retryable)
-        if self.detail is not None:
-            error["detail"] = self.detail
+        detail = self.detail
+        if isinstance(detail, dict):
+            detail = {name: value for name, value in detail.items() if name not in _IN_MESSAGE} or None
+        if detail is not None:
+            error["detail"] = detail
         if self.http_status is not None:
             error["http_status"] = self.http_status
         return error

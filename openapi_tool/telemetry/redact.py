@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from openapi_tool.cooperative import Steps, at_once
+from openapi_tool.cooperative import Steps, at_once, each
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.encodings import REACH_CHARS, Encoding, encodings
 
@@ -98,6 +98,30 @@ class Redactor:
     def value(self, value: Any) -> Any:
         """Return a JSON-like value with secrets masked, also in keys; other objects become their text."""
         return value if isinstance(value, (dict, list)) and self._is_clean(value) else self._masked(value)
+
+    def value_steps(self, value: Any) -> Steps[Any]:
+        """Do as `value`, in steps of a few milliseconds."""
+        try:
+            text = orjson.dumps(value).decode()
+        except (TypeError, ValueError):
+            return (yield from self._masked_steps(value))
+        yield
+        for spans in self._found(text):
+            if spans:
+                return (yield from self._masked_steps(value))
+            yield
+        return value
+
+    def _masked_steps(self, value: Any) -> Steps[Any]:
+        if isinstance(value, dict):
+            masked = {}
+            for key, item in value.items():
+                masked[self.text(str(key))] = yield from self._masked_steps(item)
+            return masked
+        if isinstance(value, list | tuple):
+            return (yield from each(map(self._masked_steps, value)))
+        yield
+        return self._masked(value)
 
     def _found(self, text: str) -> Iterator[list[Span]]:
         """Yield the spans of secrets slice by slice; a secret that begins in a slice may end after it."""

@@ -17,6 +17,7 @@ import orjson
 from openapi_tool.protocol.errors import NotFound
 
 _ID_BYTES, _START_BYTES, _SEAL_BYTES = 16, 5, 12
+_AROUND = " \t\r\n\"'`\u201c\u201d"
 _UNKNOWN = "cursor: is unknown here, or its text is no longer kept; ask for the page itself again, by its url."
 
 
@@ -48,7 +49,7 @@ class Cursors:
     def read(self, project_id: str, agent_id: str, cursor: str) -> Position:
         """Return the position of a cursor. Raises NotFound if it was not issued to this owner."""
         try:
-            opened = base64.b64decode(cursor.strip(), altchars=b"-_", validate=True)
+            opened = base64.b64decode(cursor.strip(_AROUND), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             raise unknown_cursor() from None
         place, seal = opened[:-_SEAL_BYTES], opened[-_SEAL_BYTES:]

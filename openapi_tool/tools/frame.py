@@ -31,13 +31,15 @@ class Part(NamedTuple):
     """Part of an item as it is shown.
 
     `heading` is written here, `text` comes from the web. `repeated` holds lines of earlier parts that are shown again,
-    such as the header of a table. `left` is the number of characters of the item after this part.
+    such as the header of a table. `left` is the number of characters of the item after this part. `after` is written
+    here and stands at the end of the item.
     """
 
     text: str = ""
     heading: str = ""
     repeated: str = ""
     left: int = 0
+    after: str = ""
 
 
 def framed(parts: Sequence[Part]) -> str:
@@ -58,6 +60,9 @@ def framed(parts: Sequence[Part]) -> str:
             introduced = is_open = True
         if part.text and part.left:
             lines.append(f"[{mark} cut: {counted(part.left, 'character')} more]")
+        if part.after and not part.left:
+            lines += [f"[{mark} end]"] * is_open + [""] * bool(lines) + [part.after]
+            is_open = False
     return "\n".join([*lines, f"[{mark} end]"] if is_open else lines)
 
 

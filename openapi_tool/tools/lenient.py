@@ -11,6 +11,7 @@ import orjson
 from openapi_tool.protocol.jsonvalue import JsonValue
 from openapi_tool.tools.schema import schema_problems
 
+_DIGITS = re.compile(r"[0-9]{1,12}")
 _INTEGER = re.compile(r"-?[0-9]{1,12}")
 _NUMBER = re.compile(r"-?[0-9]{1,12}(?:\.[0-9]{1,12})?")
 _FLAGS = {"true": True, "false": False}
@@ -24,6 +25,17 @@ _ADDRESS = re.compile(rf"(?:https?://)?{_NAME}(?::[0-9]++)?(?:[/?#]\S*+)?", re.I
 _LISTED = {"urls": _ADDRESS.fullmatch, "site": _SITE.fullmatch, "exclude_sites": _SITE.fullmatch}
 """Arguments whose items have no blank, so that several of them in one text can be told apart."""
 _TWO_ADDRESSES = re.compile(r"[\s,;]https?://", re.IGNORECASE)
+
+
+def whole_number(value: object) -> int | None:
+    """Return a value as a whole number, also one that was given as `3.0` or `"3"`; None for others."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return int(value) if isinstance(value, str) and _DIGITS.fullmatch(value) else None
 
 
 def repaired(schema: Mapping[str, Any], given: Mapping[str, JsonValue]) -> dict[str, JsonValue]:

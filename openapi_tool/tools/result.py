@@ -39,12 +39,15 @@ class Item(NamedTuple):
     """One result or page of an output, or a remark of ours.
 
     `head` (title, address, snippet) and `body` are web content: the head is shown first, however much others bring.
-    `heading` is our own text before them.
+    `heading` is our own text before them, `after` our own text after their end, in whichever part that is shown.
+    `label`, such as `3 of 4`, names the item of a batch in later parts.
     """
 
     head: str = ""
     body: str = ""
     heading: str = ""
+    after: str = ""
+    label: str = ""
 
     @property
     def chars(self) -> int:
@@ -71,7 +74,7 @@ class ToolOutput:
     """Output of a tool: text for the model in items, `state` for what a UI renders.
 
     What does not fit is stored for later only with `keep`. `cached` says that nothing was asked for it, so `usage` is
-    nothing, too.
+    nothing, too. `cheaper` says how the model could lower the cost, empty if it cannot or if the cost is usual.
     """
 
     items: tuple[Item, ...]
@@ -79,6 +82,7 @@ class ToolOutput:
     usage: Usage = NO_USAGE
     cached: bool = False
     keep: bool = True
+    cheaper: str = ""
 
     @property
     def content(self) -> str:
@@ -94,7 +98,7 @@ def items_chars(items: Iterable[Item]) -> int:
 def texts(items: Iterable[Item]) -> Iterator[str]:
     """Return the texts of items that are not empty, in order."""
     for item in items:
-        yield from filter(None, (item.heading, item.head, item.body))
+        yield from filter(None, (item.heading, item.head, item.body, item.after))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +179,7 @@ def failure(
     described = storable(error.as_error())
     result: dict[str, object] = {"error_code": error.code, "error_message": described["message"], "error": described}
     if error.detail is not None:
-        result["error_detail"] = described["detail"]
+        result["error_detail"] = storable(error.detail)
     about = ToolOutputObject(usage=cost(error).as_dict(), latency_ms=latency_ms, **_tried(attempts, session))
     return ResultFields(error.status, result, described, about, tool)
 

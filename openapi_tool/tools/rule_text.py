@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,17 +10,23 @@ from openapi_tool.tools.problems import short
 
 _MOST_CHOICES_CHARS = 160
 _PATTERNS: Mapping[Any, str] = {None: "", r"\S": ", not blank"}
+_EXAMPLE = re.compile(r"such as .{1,40}?(?=;|\.(?:\s|$)|$)")
 _NOUNS = {"boolean": "true or false", "object": "an object", "null": "null"}
 
 
 def rule_text(rule: Mapping[str, Any]) -> str | None:
-    """Return what a value must be, such as `must be an integer from 1 to 20`; None if the rule has no type."""
+    """Return what a value must be, such as `must be an integer from 1 to 20`; None if the rule has no type.
+
+    An example in the argument's description (`such as de`) is added.
+    """
     choices, types = rule.get("enum"), rule.get("type")
     if isinstance(choices, list):
         return f"must be one of {short(', '.join(map(str, choices)), _MOST_CHOICES_CHARS)}"
     wanted = types if isinstance(types, list) else [types] if types else []
     kinds = [_kind(str(wanted_type), rule) for wanted_type in wanted]
-    return f"must be {' or '.join(kinds)}" if kinds else None
+    about = rule.get("description")
+    example = _EXAMPLE.search(about) if isinstance(about, str) else None
+    return f"must be {' or '.join(kinds)}{f', {example[0]}' if example else ''}" if kinds else None
 
 
 def _kind(wanted: str, rule: Mapping[str, Any]) -> str:

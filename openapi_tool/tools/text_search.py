@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -26,11 +27,14 @@ _BEFORE_CHARS, _AFTER_CHARS = 120, 400  # most of a passage before and from a ma
 _APART_CHARS = 240  # matches nearer than that to the one before are in its passage, wherever that is cut
 _SLICE_CHARS = 32 * 1024
 _SAME = {
-    **dict.fromkeys("\n\t\xa0", " "),
+    **dict.fromkeys("\n\r\t\x0b\x0c\x85\xa0\u2003\u2009\u2028\u2029\u202f\u3000", " "),
     **dict.fromkeys("\u2018\u2019", "'"),
     **dict.fromkeys("\u201c\u201d", '"'),
     "\u03c2": "\u03c3",  # the sigma at the end of a word
 }
+
+_MOST_BLANKS = 16  # that count as one: a limit, so that a match has one
+_RUN = re.compile(f" {{2,{_MOST_BLANKS}}}")
 
 _MARKS = "\u0300-\u036f\u0483-\u0489\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0dff"
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -65,11 +69,23 @@ class Search(Protocol):
 
 
 def folded(text: str) -> str:
-    """Return a text of the same length for comparison: case, line breaks and typographic quotes do not count."""
+    """Return a text of the same length for comparison: case, kinds of white space and of quotes do not count."""
     text = text.replace("İ", "i").lower()  # the one letter that becomes two in lower case
     for char, same in _SAME.items():
         text = text.replace(char, same)
     return text
+
+
+def _squeezed(text: str) -> tuple[str, list[int], list[int]]:
+    """Return a text with each run of blanks as one, and its places after each run.
+
+    The third list has the number of characters that are gone before each of these places, and first 0.
+    """
+    ends, gone = list[int](), [0]
+    for run in _RUN.finditer(text):
+        ends.append(run.start() - gone[-1] + 1)
+        gone.append(gone[-1] + run.end() - run.start() - 1)
+    return _RUN.sub(" ", text), ends, gone
 
 
 class Phrase:
@@ -79,7 +95,8 @@ class Phrase:
     """
 
     def __init__(self, phrase: str, start: int) -> None:
-        self._phrase = folded(phrase).strip()
+        self._phrase = " ".join(folded(phrase).split())
+        self._overlap = len(self._phrase) - 1 + (_MOST_BLANKS - 1) * self._phrase.count(" ")
         self._start = start
         self._next = 0
         self._first: tuple[list[int], list[int]] = ([], [])
@@ -87,17 +104,27 @@ class Phrase:
 
     def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
         """Look through a window; see `Search`."""
-        overlap = len(self._phrase) - 1
         for begin in range(0, len(text), _SLICE_CHARS):
-            part = folded(text[begin : begin + _SLICE_CHARS + overlap])
-            found = part.find(self._phrase, max(0, self._next - at - begin))
-            while found >= 0:
+            part = folded(text[begin : begin + _SLICE_CHARS + self._overlap])
+            for found in self._places(part, max(0, self._next - at - begin)):
                 self._add(at + begin + found)
-                found = part.find(self._phrase, found + _APART_CHARS)
             yield
         if last:
             self._next = 0  # a match in the next item is a place of its own
-        return len(text) if last else len(text) - overlap
+        return len(text) if last else len(text) - self._overlap
+
+    def _places(self, text: str, start: int) -> Iterator[int]:
+        """Yield the places of the phrase in a folded text from `start` on that are not near the one before."""
+        ends, gone = list[int](), [0]
+        if " " in self._phrase and "  " in text:
+            text, ends, gone = _squeezed(text)
+        at = max(0, start - gone[-1])
+        while (at := text.find(self._phrase, at)) >= 0:
+            before = gone[bisect_right(ends, at)]
+            if at + before >= start:
+                yield at + before
+                start = at + before + _APART_CHARS
+            at = max(at + 1, start - gone[-1])
 
     def _add(self, at: int) -> None:
         self._next = at + _APART_CHARS

@@ -31,6 +31,7 @@ AROUND_CHARS = MARK_CHARS + HEADING_CHARS + CUT_CHARS
 AROUND_CHARS_A_TOKEN = 3
 """Characters of marks and notes that are one token."""
 _ASCII_CHARS_A_TOKEN = 2  # at least, but for texts of nothing but signs
+_MOST_HEAD_CHARS = 500  # of a head, to count how many items can be shown with their heads
 _MOST_TITLE_CHARS = 120
 _MOST_LINE_CHARS = 200
 OPENING_CHARS = 3 * _MOST_LINE_CHARS
@@ -44,7 +45,7 @@ class Rest:
     """An item in a stored text: from `start` to `end`, of which the first result showed everything before `shown`.
 
     `opening` is where the code block or table begins in which that ended, None outside of one; `title` the item's first
-    line.
+    lines: its title and its address. `label` and `after` are those of the item.
     """
 
     start: int
@@ -52,6 +53,8 @@ class Rest:
     end: int
     opening: int | None = None
     title: str = ""
+    label: str = ""
+    after: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +86,10 @@ class Limit:
 def whole(items: Sequence[Item], limit: Limit) -> tuple[Part, ...] | None:
     """Return all parts of the items, None where they would be longer than `limit`."""
     chars = INTRO_CHARS + sum(item.chars + MARK_CHARS for item in items)
-    chars += sum(len(item.heading) + HEADING_CHARS for item in items if item.heading)
+    chars += sum(len(own) + HEADING_CHARS for item in items for own in (item.heading, item.after) if own)
     if chars > limit.chars or not _has_few_tokens(items, chars, limit.tokens):
         return None
-    return tuple(Part(item.text, item.heading) for item in items)
+    return tuple(Part(item.text, item.heading, after=item.after) for item in items)
 
 
 def _has_few_tokens(items: Sequence[Item], chars: int, most: int) -> bool:
@@ -101,13 +104,15 @@ def cut(items: Sequence[Item], limit: Limit) -> Cut:
     """Return what is shown of items that are too long together; framed and with a note it keeps `limit`.
 
     Every head is shown first, then bodies, each by max-min fair shares: short ones whole, and what they leave free goes
-    to longer ones.
+    to longer ones. Where there is no space for every head, the last items are left out.
     """
-    count = min(len(items), max(1, (limit.chars - NOTE_CHARS) // (LEAST_CHARS + AROUND_CHARS)))
-    space = max(2, limit.chars - NOTE_CHARS - count * AROUND_CHARS)
-    headings = _headings(items[:count], space // 2) + [""] * (len(items) - count)
+    left_out = _without_space(items, limit)
+    around = sum(_around(item) for place, item in enumerate(items) if place not in left_out)
+    space = max(2, limit.chars - NOTE_CHARS - around)
+    space_tokens = max(2, limit.tokens - (NOTE_CHARS + around) // AROUND_CHARS_A_TOKEN)
+    headings = _headings(["" if n in left_out else item.heading for n, item in enumerate(items)], space, space_tokens)
+    count = min(left_out, default=len(items))
     shown = _shares(items[:count], space - sum(map(len, headings))) + [0] * (len(items) - count)
-    space_tokens = limit.tokens - (NOTE_CHARS + count * AROUND_CHARS) // AROUND_CHARS_A_TOKEN
     shown = _within_tokens(items, shown, space_tokens - sum(map(estimated, headings)))
     ends = [_end(item, most) for item, most in zip(items, shown, strict=True)]
     parts: list[Part] = []
@@ -115,20 +120,49 @@ def cut(items: Sequence[Item], limit: Limit) -> Cut:
     at = 0
     for item, heading, end in zip(items, headings, ends, strict=True):
         at += len(item.heading) + len(BLOCK_GAP) if item.heading else 0
-        text = item.part(end)
-        opening = opening_of(text, item.part(end + 1)[end:]) if end < item.chars else None
-        parts.append(Part(text, heading, left=item.chars - end))
+        text, body = item.part(end), item.chars - len(item.body)  # no line of a head opens a code block
+        opening = opening_of(text[body:], item.part(end + 1)[end:]) if end < item.chars else None
+        parts.append(Part(text, heading, left=item.chars - end, after=item.after))
         if item.chars:
-            where = None if opening is None else at + opening
-            rests.append(Rest(at, at + end, at + item.chars, where, item.head[:_MOST_TITLE_CHARS].partition("\n")[0]))
+            where = None if opening is None else at + body + opening
+            rests.append(Rest(at, at + end, at + item.chars, where, _title(item), item.label, item.after))
             at += item.chars + len(BLOCK_GAP)
+        at += len(item.after) + len(BLOCK_GAP) if item.after else 0
     return Cut(tuple(parts), tuple(rests), sum(part.left for part in parts))
 
 
-def _headings(items: Sequence[Item], space: int) -> list[str]:
-    most = shares([len(item.heading) for item in items], space)
-    pairs = [(item.heading, chars) for item, chars in zip(items, most, strict=True)]
-    return [heading if len(heading) <= chars else f"{heading[: max(0, chars - 1)]}…" for heading, chars in pairs]
+def _around(item: Item) -> int:
+    """Return the characters of marks and line ends around an item, and of the remark after it."""
+    own = (HEADING_CHARS if item.heading else 0) + (len(item.after) + HEADING_CHARS if item.after else 0)
+    return own + (MARK_CHARS + CUT_CHARS if item.chars else 0)
+
+
+def _without_space(items: Sequence[Item], limit: Limit) -> frozenset[int]:
+    """Return the places of the items that are left out because the heads before them take all space."""
+    chars, tokens = limit.chars - NOTE_CHARS, limit.tokens - NOTE_CHARS // AROUND_CHARS_A_TOKEN
+    for place, item in enumerate(items):
+        head = item.part(min(len(item.head), _MOST_HEAD_CHARS) or LEAST_CHARS)
+        chars -= _around(item) + max(len(head), min(item.chars, LEAST_CHARS))
+        tokens -= _around(item) // AROUND_CHARS_A_TOKEN + estimated(head)
+        if place and (chars < 0 or tokens < 0):
+            return frozenset(number for number in range(place, len(items)) if items[number].chars)
+    return frozenset()
+
+
+def _headings(headings: Sequence[str], space: int, tokens: int) -> list[str]:
+    """Return headings that take no more than half of the space."""
+    most = shares(list(map(len, headings)), space // 2)
+    most_tokens = shares(list(map(estimated, headings)), tokens // 2)
+    ends = [min(chars, fitting(text, few)) for text, chars, few in zip(headings, most, most_tokens, strict=True)]
+    return [
+        text if end >= len(text) else f"{text[: max(0, end - 1)]}…" for text, end in zip(headings, ends, strict=True)
+    ]
+
+
+def _title(item: Item) -> str:
+    """Return the lines that say in a later part which item it is: title and address, a long address left out."""
+    title, address, *_ = [*item.head.split("\n", 2), "", ""]
+    return f"{title[:_MOST_TITLE_CHARS]}\n{address if len(address) <= _MOST_LINE_CHARS else ''}".rstrip("\n")
 
 
 def _shares(items: Sequence[Item], space: int) -> list[int]:
@@ -141,8 +175,14 @@ def _shares(items: Sequence[Item], space: int) -> list[int]:
 def _within_tokens(items: Sequence[Item], shown: Sequence[int], space: int) -> list[int]:
     """Return the same shares in characters, made smaller where they have more tokens together than `space`."""
     parts = [item.part(chars) for item, chars in zip(items, shown, strict=True)]
-    most = shares([estimated(part) for part in parts], max(0, space))
-    return [fitting(part, tokens) for part, tokens in zip(parts, most, strict=True)]
+    sizes = [estimated(part) for part in parts]
+    if sum(sizes) <= space:
+        return list(shown)
+    heads = [min(size, estimated(part[: len(i.head)])) for i, part, size in zip(items, parts, sizes, strict=True)]
+    for_heads = shares(heads, max(0, space))
+    bodies = [size - head for size, head in zip(sizes, heads, strict=True)]
+    for_bodies = shares(bodies, max(0, space - sum(for_heads)))
+    return [fitting(part, head + body) for part, head, body in zip(parts, for_heads, for_bodies, strict=True)]
 
 
 def shares(sizes: Sequence[int], space: int) -> list[int]:
@@ -174,7 +214,8 @@ def boundary(text: str, limit: int) -> int:
 
 def opening_of(text: str, following: str, inherited: str = "") -> int | None:
     """Return where the code block or table begins in which a text ends; -1 where that is `inherited`, before it."""
-    fence = (-1, "```") if _FENCE.match(inherited) else None
+    opened = _FENCE.match(inherited)
+    fence = (-1, opened[1]) if opened else None
     for line in _FENCE.finditer(text):
         if fence is None:
             fence = (line.start(), line[1])
@@ -267,17 +308,19 @@ def later(rests: Sequence[Rest], place: Place, window: str, opening: str, limit:
             opening = "" if where is None else opening_lines(window[where - place.start :][:OPENING_CHARS])
         text = window[begin - place.start : rest.end - place.start]
         lines = opening if begin == rest.start or not rest.title else f"{rest.title}\n{opening}"
-        heading = _said(rest, begin, number if len(rests) > 1 else None, len(rests), lines.count("\n"))
-        space -= len(heading) + len(lines) + AROUND_CHARS
+        where_it_is = where_in(rest, begin, number if len(rests) > 1 else None, len(rests), lines.count("\n"))
+        heading = f"[Continued: {where_it_is}.]"
+        own = len(heading) + len(rest.after)
+        space -= own + len(lines) + AROUND_CHARS
         if not text or (parts and space < LEAST_CHARS):
             return Later(tuple(parts), at, Place(begin, where))
-        tokens -= (len(heading) + AROUND_CHARS) // AROUND_CHARS_A_TOKEN + estimated(lines)
+        tokens -= (own + AROUND_CHARS) // AROUND_CHARS_A_TOKEN + estimated(lines)
         if parts and tokens < LEAST_CHARS // AROUND_CHARS_A_TOKEN:
             return Later(tuple(parts), at, Place(begin, where))
         size = boundary(text, max(min(space, fitting(text[: max(space, 0)], tokens)), LEAST_CHARS))
         space, at = space - size, begin + size
         tokens -= estimated(text[:size])
-        parts.append(Part(text[:size], heading, lines, rest.end - at))
+        parts.append(Part(text[:size], heading, lines, rest.end - at, rest.after))
         if at < rest.end:
             found = opening_of(text[:size], text[size : size + 1], opening)
             return Later(
@@ -286,12 +329,9 @@ def later(rests: Sequence[Rest], place: Place, window: str, opening: str, limit:
     return Later(tuple(parts), at, None)
 
 
-def _said(rest: Rest, begin: int, number: int | None, count: int, repeated: int) -> str:
-    return f"[Continued: {where_in(rest, begin, number, count, repeated)}.]"
-
-
 def where_in(rest: Rest, begin: int, number: int | None, count: int, repeated: int) -> str:
     """Say where a part begins, and how many lines before it are repeated; `number` is that of the item, None of one."""
-    item = "" if number is None else f"item {number} of {count}, "
+    name = rest.label or ("" if number is None else f"item {number} of {count}")
+    item = f"{name}, " if name else ""
     lines = f"; its first {'line is' if repeated == 1 else f'{repeated} lines are'} repeated" if repeated else ""
     return f"{item}from character {begin - rest.start + 1:,} of {rest.end - rest.start:,}{lines}"

@@ -628,7 +628,12 @@ def test_a_text_ends_at_the_best_boundary_that_uses_most_of_the_room(text: str, 
 
 
 items_truncation = st.builds(
-    Item, st.text(st.sampled_from("abc \n.é"), min_size=1, max_size=300), texts, st.sampled_from(["", "## x"])
+    Item,
+    st.text(st.sampled_from("abc \n.é"), min_size=1, max_size=300),
+    texts,
+    st.sampled_from(["", "## x"]),
+    st.sampled_from(["", "[After it.]"]),
+    st.just(""),
 )
 
 
@@ -671,6 +676,7 @@ def test_case_5_the_parts_are_the_whole_text_character_by_character(found: list[
     shown = list(read_on(found, LIMIT))
     assert all(len(content) <= LIMIT for content in shown)
     assert put_together(shown, found) == [item.part(item.chars) for item in found if item.chars]
+    assert sum(content.count("[After it.]") for content in shown) == sum(bool(item.after) for item in found)
 
 
 @requirement("content.cursor")
@@ -735,9 +741,35 @@ def test_case_5_a_later_part_opens_its_code_block_or_table_again(before: str, ro
 
 
 @requirement("content.cursor")
+@pytest.mark.parametrize(
+    ("opening", "row", "closing"),
+    [
+        ("~~~py\n", "x = 1\n", "~~~\n"),
+        ("````md\n", "```\nx\n```\n", "````\n"),
+        ("```\n", "~~~\nx\n", "```\n"),
+    ],
+)
+def test_case_5_a_code_block_that_was_opened_again_ends_with_its_own_fence(
+    opening: str, row: str, closing: str
+) -> None:
+    block = opening + row * (4_000 // len(row)) + closing
+    found = [Item("1. x\nhttps://a.example/\n```python snippet", block + "Plain text. " * 400)]
+    shown = list(read_on(found, LIMIT))
+    assert put_together(shown, found) == [item.part(item.chars) for item in found]
+    at = 0
+    for number, content in enumerate(shown):
+        (text,) = framed_items(content)
+        title = "1. x\nhttps://a.example/\n" if number else ""
+        inside = 0 < at < len(found[0].head) + 2 + len(block)
+        assert text.startswith(title + (opening if inside else ""))
+        assert inside or not number or not text.startswith(title + opening[:3])
+        at += len(text.split("\n", repeated_lines(content)[0] if number else 0)[-1])
+
+
+@requirement("content.cursor")
 @given(blocks=st.lists(texts.filter(bool) | st.text(min_size=1, max_size=40), min_size=1, max_size=5))
 def test_a_kept_text_is_that_of_all_items(blocks: list[str]) -> None:
-    found = [Item(block, "body", "ours") for block in blocks]
+    found = [Item(block, "body", "ours", "after") for block in blocks]
     kept, text = at_once(stored_text(found, cut(found, Limit(LIMIT, LIMIT)).rests)), BLOCK_GAP.join(texts_of(found))
     assert json.loads(kept.content) == {"__type__": "TextContent", "text": text}
     assert (kept.chars, kept.sha256) == (len(text), hashlib.sha256(text.encode()).hexdigest())

@@ -22,7 +22,7 @@ from openapi_tool.jina.content import page_output, search_output
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.inline_images import without_inline_images
 from openapi_tool.jina.parameter_mapping import resolve_parameters, with_max_tokens
-from openapi_tool.jina.remarks import STEMS, WALLS, WARNINGS, wall
+from openapi_tool.jina.remarks import STEMS, WALLS, WARNINGS, cheaper, wall
 from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.local.recordings import load_recordings
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
@@ -43,6 +43,7 @@ from tests.answering import OWNER, Answering, serving
 from tests.frames import framed_items
 from tests.requirements import requirement
 from tests.support import definition, each, owner, tool_call
+from tests.unit.test_stored_search import Kept
 
 READER, SEARCH = {"mode": "reader"}, {"mode": "search"}
 PAGE, PLACE = {"code": 200, "data": {"content": "x"}}, {"url": "https://a.example/"}
@@ -88,6 +89,48 @@ async def test_case_2_the_limit_of_tokens_reaches_the_upstream(jina: respx.Route
         assert json.loads(result.requests[0].content).get("maxTokens") == expected
 
 
+_FOUND = {"q": "x", "respondWith": "no-content"}
+
+
+@requirement("usage.exact")
+@pytest.mark.parametrize(
+    ("parameters", "tokens", "items", "says"),
+    [
+        ({"url": "u"}, 12_000, 1, "a lower max_tokens"),
+        ({"url": "u", "maxTokens": 500}, 12_000, 1, ""),
+        ({"url": "u"}, 12_000, 3, "fewer pages or a lower max_tokens"),
+        ({**_FOUND, "num": 20}, 20_000, 1, "a count of at most 10"),
+        (_FOUND, 30_000, 3, "fewer searches"),
+        ({**_FOUND, "type": "news"}, 50_000, 1, ""),
+        ({"q": "x"}, 86_126, 1, "a lower count or a lower max_tokens"),
+        ({"q": "x", "num": 20}, 20_000, 1, "a count of at most 10"),
+    ],
+)
+def test_case_2_the_note_about_the_cost_advises_what_would_lower_it(
+    parameters: dict[str, Any], tokens: int, items: int, says: str
+) -> None:
+    assert cheaper(parameters, tokens, items) == (f" Cheaper: {says}." if says else "")
+    assert cheaper(parameters, tokens, items, lambda _: False) == (
+        f" Cheaper: fewer {'searches' if 'q' in parameters else 'pages'}." if items > 1 else ""
+    )
+
+
+@requirement("usage.exact")
+def test_case_2_the_note_advises_only_what_the_definition_takes(
+    jina: respx.Router, run_tool: Callable[..., ToolResult]
+) -> None:
+    jina.post("https://r.jina.ai/").respond(json={"data": {"content": "x", "usage": {"tokens": 12_000}}})
+    for tool, values, says in (
+        ({"tool": "jina.read"}, PLACE, "cost 12,000 tokens. Cheaper: a lower max_tokens.]"),
+        ({"tool": "jina.read_many"}, {"urls": ["https://b.example/"]}, "cost 12,000 tokens. Cheaper: a lower max_t"),
+        ({"tool": "jina.read_many"}, {"urls": ["https://c.example/", "d.example"]}, "tokens. Cheaper: fewer pages or"),
+    ):
+        assert says in run_tool(definition(tool), values).text
+    closed = {"type": "object", "additionalProperties": False, "properties": {"url": {"type": "string"}}}
+    text = run_tool(definition(READER, parameters=closed), {"url": "https://e.example/"}).text
+    assert text.endswith("[This result cost 12,000 tokens.]")
+
+
 @requirement("usage.exact")
 @pytest.mark.parametrize("chars", [100, 60_000])
 async def test_case_2_a_result_that_cost_much_says_what_it_cost(chars: int) -> None:
@@ -104,7 +147,7 @@ async def test_case_2_a_result_that_cost_much_says_what_it_cost(chars: int) -> N
 def test_case_3_a_page_that_the_upstream_cut_says_so_and_how_to_go_on(name: str) -> None:
     page = json.loads(load_recordings()[name].body)
     output = page_output(page, 500)
-    assert output.items[-1].heading.startswith("[The page goes on: it was cut at max_tokens = 500")
+    assert output.items[-1].after.startswith("[The page goes on: it was cut at max_tokens = 500")
     assert "larger max_tokens" in output.content
     assert output.state["cut_at_tokens"] == 500
     for other in (None, 400, 506):
@@ -117,9 +160,66 @@ def test_case_3_a_page_that_the_upstream_cut_says_so_and_how_to_go_on(name: str)
 def test_case_3_results_whose_pages_the_upstream_cut_are_named() -> None:
     data = [{"title": str(tokens), "content": "x", "usage": {"tokens": tokens}} for tokens in (499, 500, 12, 510)]
     output = search_output({"data": data}, "a query", with_pages=True, max_tokens=500)
-    assert "[The pages of results 2, 4 go on: they were cut at max_tokens = 500" in output.content
+    said = "[This page goes on: it was cut at max_tokens = 500. To see more, read it by its address.]"
+    assert [item.after for item in output.items] == ["", said, "", said]
     assert [result.get("cut_at_tokens") for result in output.state["results"]] == [None, 500, None, 500]
-    assert "go on" not in search_output({"data": data}, "a query", max_tokens=500).content
+    assert "goes on" not in search_output({"data": data}, "a query", max_tokens=500).content
+
+
+@requirement("content.cursor")
+async def test_case_3_the_remark_about_a_cut_stands_at_the_end_of_the_last_part() -> None:
+    page = {"title": "x", "url": "https://a.example/", "content": "word " * 2_000, "usage": {"tokens": 900}}
+    kept = Kept(*page_output({"data": page}, 900).items)
+    cursor: str | None = await kept.first()
+    first, _ = await kept.continuation.render(ToolOutput(kept.items), definition(READER), OWNER)
+    shown = [first.content]
+    while cursor:
+        _, part = await kept.continuation.resume(cursor, definition(READER), OWNER)
+        shown.append(part.content)
+        cursor = part.next_cursor
+    assert len(shown) > 2
+    assert all("goes on" not in content and "at no cost" in content for content in shown[:-1])
+    assert re.search(r"\[\d{6} end\]\n\n\[The page goes on: it was cut at max_tokens = 900[^\n]*\]$", shown[-1])
+
+
+# 1: every item first, however little space there is; 5: which item goes on.
+
+
+@requirement("content.kept")
+@pytest.mark.parametrize("tokens", [500, 600, 1_000])
+async def test_case_1_a_small_limit_shows_some_items_with_their_heads_and_is_kept(tokens: int) -> None:
+    continuation = Answering(serving(b"")).continuation
+    data = [
+        {"title": f"Result {n}", "url": f"https://{n}.example/", "description": "A short text. " * 8} for n in range(20)
+    ]
+    found = search_output({"data": data}, "q")
+    failed = {f"https://{n}.example/": UpstreamRejected("reason " * 40) for n in range(9)}
+    good = ToolOutput((Item("Title: 日本語\nURL: https://a.example/", "本页的内容。" * 900),))
+    several = batch_output([*failed, "日" * 150], {**failed, "日" * 150: good}, of_call(()))
+    for output, tool in ((found, SEARCH), (several, {"tool": "jina.read_many"})):
+        shown, _ = await continuation.render(output, definition(tool), OWNER, tokens)
+        assert estimated(shown.content) <= tokens
+        heads = [item.head for item in output.items if item.head]
+        whole = [text for text in framed_items(shown.content) if text in heads or text.startswith("Title: 日本語\nURL")]
+        assert len(whole) == len(framed_items(shown.content))
+        assert len(whole) >= min(len(heads), 3)
+
+
+@requirement("content.cursor")
+async def test_case_5_an_item_keeps_its_number_and_address_in_later_parts() -> None:
+    pages = {
+        f"https://{n}.example/": ToolOutput((Item(f"Title: {n}\nURL: https://{n}.example/", f"{n} " * 3_000),))
+        for n in (2, 3)
+    }
+    gone = UpstreamRejected("It is gone.")
+    items = batch_output(["https://1.example/", *pages], {"https://1.example/": gone, **pages}, of_call(())).items
+    kept = Kept(*items)
+    _, part = await kept.continuation.resume(await kept.first(), definition(READER), OWNER)
+    assert part.content.startswith("[Continued: 2 of 3, from character ")
+    assert "; its first 2 lines are repeated.]" in part.content
+    assert framed_items(part.content)[0].startswith("Title: 2\nURL: https://2.example/\n2 2 ")
+    _, shown, _ = await kept.search(await kept.first(), {"find": "3 3 3"})
+    assert "[1: 3 of 3, from character " in shown.content
 
 
 # 4: tokens, not characters.
@@ -182,12 +282,18 @@ async def test_case_4_a_result_keeps_its_limit_of_tokens_in_every_script(kind: s
 
 
 @requirement("content.cursor")
-@pytest.mark.parametrize("wrong", [499, "900", True, 1.5])
+@pytest.mark.parametrize("wrong", [499, "499", True, 1_000.5])
 def test_case_4_a_limit_that_is_too_low_is_refused(wrong: Any) -> None:
     with pytest.raises(BadRequest, match="max_result_tokens: must be an integer of at least 500"):
         requested_tokens(arguments({"max_result_tokens": wrong}))
     with pytest.raises(ToolMisconfigured, match="max_result_tokens"):
         definition(READER, max_result_tokens=wrong)
+
+
+@requirement("content.cursor")
+def test_case_4_a_limit_is_read_as_every_number() -> None:
+    found = [requested_tokens(arguments({"max_result_tokens": value})) for value in (900, 900.0, "900", "", None)]
+    assert found == [900, 900, 900, None, None]
 
 
 def test_case_4_the_limit_of_a_call_is_not_sent_upstream() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 import respx
 from pydantic import SecretStr
@@ -14,6 +16,7 @@ from openapi_tool.jina.content import search_output
 from openapi_tool.jina.inline_images import without_inline_images
 from openapi_tool.jina.parameter_mapping import resolve_parameters
 from openapi_tool.protocol.errors import BadRequest
+from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.testing import ToolResult
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
@@ -95,7 +98,8 @@ def test_a_value_in_another_form_is_repaired(tool: str, name: str, value: Any, e
         ("jina.search", {"query": "   "}, "query: must be a text of 1 to 2,000 characters, not blank"),
         ("jina.search", {"query": ""}, "query: must be a text of 1 to 2,000 characters, not blank"),
         ("jina.search", {"query": None}, "query: is required"),
-        ("jina.search", {"query": "x", "country": "Germany"}, "country: must be a text of 2 characters"),
+        ("jina.search", {"query": "x", "country": "Germany"}, "country: must be a text of 2 characters, such as de"),
+        ("jina.search", {"query": "x", "site": 3}, 'site: must be a list of 1 to 20 texts, such as ["example.com"]'),
         ("jina.read", {"url": A, "timeout": "0"}, "timeout: must be a number above 0 and at most 3,600"),
         ("jina.read", {"url": A, "retain_links": True}, "retain_links: must be one of none, all, text, gpt-oss"),
         ("jina.read", {"url": [A, B]}, "url: must be a text of 1 to 16,000 characters, not blank"),
@@ -234,3 +238,139 @@ def test_a_remedy_names_only_arguments_that_the_tool_takes(
         found = definition(jina_options, parameters=schema, args={"fixed": dict.fromkeys(fixed)})
         text = run_tool(found, {"url": f"{A}{number}"}).text  # else the second would come from the cache
         assert {name for name in _TAKEN[1:] if f"with {name}" in text or f"larger {name}" in text} == expected
+
+
+_SYNTAX = "AssertionFailureError: Failed to process the page: Expected name, found ["
+_NO_MATCH = "AssertionFailureError: No content available for URL https://a.example/x with target selector #nope"
+_TIME = "AssertionFailureError: Navigation timeout of 15000 ms exceeded"
+
+
+@requirement("answer.errors")
+@pytest.mark.parametrize(
+    ("values", "readable", "says"),
+    [
+        ({"target_selector": "#nope"}, _NO_MATCH, "target_selector: matches nothing on the page; use another selector"),
+        ({"targetSelector": "#nope"}, _NO_MATCH, "targetSelector: matches nothing on the page; use another selector"),
+        ({"target_selector": "a["}, _SYNTAX, "target_selector: is no CSS selector that the service understands; corr"),
+        (
+            {"wait_for_selector": "a[", "remove_selector": "b"},
+            _SYNTAX,
+            "wait_for_selector or remove_selector: is no CSS selector",
+        ),
+        ({"wait_for_selector": "#late"}, _TIME, "The page took too long: perhaps nothing on it matches wait_for_sel"),
+        ({}, _NO_MATCH, "The page could not be read; check the address or use another source. The service says: "),
+        (
+            {"wait_for_selector": "#x"},
+            "AssertionFailureError: Invalid TLD",
+            "The page could not be read; check the add",
+        ),
+    ],
+)
+def test_an_error_of_a_selector_names_its_argument(
+    values: dict[str, Any], readable: str, says: str, jina: respx.Router, run_tool: Callable[..., ToolResult]
+) -> None:
+    body = {"code": 422, "status": 42206, "readableMessage": readable}
+    jina.post("https://r.jina.ai/").respond(422, json=body)
+    error = run_tool(definition({"mode": "reader"}), {"url": A, **values}).error
+    assert error is not None
+    assert error["message"].startswith(says)
+
+
+@requirement("content.search")
+@pytest.mark.parametrize(
+    ("values", "advises"),
+    [
+        ({}, "Use other or fewer words."),
+        ({"count": 5}, "Use other or fewer words."),
+        ({"site": ["a.example"], "language": "de"}, "Use other or fewer words, or drop site or language."),
+        ({"page": 3}, "Use other or fewer words. The results may end before this page."),
+    ],
+)
+def test_a_search_without_results_names_only_filters_that_were_given(
+    values: dict[str, Any], advises: str, jina: respx.Router, run_tool: Callable[..., ToolResult]
+) -> None:
+    jina.post("https://s.jina.ai/").respond(json={"code": 200, "data": []})
+    assert run_tool(definition({"mode": "search"}), {"query": "x", **values}).text == f"No results for 'x'. {advises}"
+
+
+@requirement("answer.errors")
+def test_a_problem_stands_once_in_what_a_model_reads(jina: respx.Router, run_tool: Callable[..., ToolResult]) -> None:
+    jina.post("https://r.jina.ai/").respond(451, json={"code": 451, "readableMessage": "Of law."})
+    batch = {"tool": "jina.read_many"}
+    for tool, values, said in (
+        (definition({"tool": "jina.search"}), {"query": "x", "count": 50}, "count: must be"),
+        (definition(batch), {"urls": []}, "urls: must be"),
+        (definition(batch), {"urls": [A, "http://10.0.0.1/"]}, "2 (http://10.0.0.1/): urls: '10.0.0.1' is"),
+        (definition(batch), {"urls": [A, B]}, "Of law."),
+        (definition({"tool": "jina.read"}), {"url": A, "find": "x", "question": "y"}, "looks through"),
+    ):
+        result = run_tool(tool, values)
+        assert result.status == "failed"
+        assert result.text.count(said) == 1
+
+
+@requirement("arguments.checked")
+@pytest.mark.parametrize(
+    ("values", "cut"),
+    [
+        ({"cursor": ""}, False),
+        ({"cursor": "", "find": "", "question": ""}, False),
+        ({"max_result_tokens": ""}, False),
+        ({"max_result_tokens": "800"}, True),
+        ({"max_result_tokens": 800.0}, True),
+    ],
+)
+def test_a_reader_that_declares_only_url_is_lenient_too(
+    values: dict[str, Any], jina: respx.Router, run_tool: Callable[..., ToolResult], *, cut: bool
+) -> None:
+    jina.post("https://r.jina.ai/").respond(json={"code": 200, "data": {"content": "word " * 1_000}})
+    schema = {"type": "object", "properties": {"url": {"type": "string"}}, "required": ["url"]}
+    found = definition({"mode": "reader"}, parameters=schema)
+    result = run_tool(found, {"url": A, **values})
+    assert result.status == "success"
+    assert (result.cursor is not None) == cut
+    if result.cursor:
+        again = run_tool(found, {"url": A, "cursor": f'"{result.cursor}"'})
+        assert again.text.startswith("[Continued: ")
+
+
+@requirement("answer.errors", "url.checked")
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"url": "A" * 44}, "url: is no address. If it is a cursor, give it as cursor, without url."),
+        ({"url": A, "timeout": 7}, "A longer timeout may help."),
+        ({"url": "10.1000/182"}, "asked for https://doi.org/10.1000/182"),
+        ({"url": "doi:10.1000/x.y(1)"}, "asked for https://doi.org/10.1000/x.y(1)"),
+        ({"url": "10.0.0.1/x"}, "is a private, local or reserved address"),
+    ],
+)
+def test_an_address_and_a_time_that_a_model_gets_wrong(
+    values: dict[str, Any], says: str, jina: respx.Router, run_tool: Callable[..., ToolResult]
+) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if "timeout" in values:
+            raise TimeoutError
+        return httpx.Response(451, json={"readableMessage": f"asked for {json.loads(request.content)['url']}"})
+
+    jina.post("https://r.jina.ai/").mock(side_effect=answer)
+    error = run_tool(definition({"tool": "jina.read"}), values).error
+    assert error is not None
+    assert says in error["message"]
+
+
+@requirement("loop.answers", "secrets.output")
+def test_secrets_in_a_large_state_are_masked_in_steps() -> None:
+    redactor = Redactor(["a-secret-of-the-test"])
+    clean = {"results": [{"title": "jina_ " * 2_000, "url": "jina_ " * 2_000, "n": 1, "f": None}] * 40}
+    dirty = {"results": [*clean["results"], {"a-secret-of-the-test": ["jina_ a-secret-of-the-test", 1.5, True]}]}
+    values: list[dict[str, Any]] = [clean, dirty, {"n": 2**70, "s": "a-secret-of-the-test"}]
+    for value in values:
+        steps, counted = redactor.value_steps(value), 0
+        try:
+            while True:
+                next(steps)
+                counted += 1
+        except StopIteration as done:
+            assert done.value == redactor.value(value)
+        assert counted > (9 if "results" in value else 0)

@@ -24,6 +24,7 @@ from openapi_tool.tools.cursor import Cursors
 from openapi_tool.tools.result import Item, RenderedResult, ToolOutput
 from openapi_tool.tools.text_search import MOST_SHOWN, Phrase, Question, Search, folded, terms
 from openapi_tool.tools.tokens import estimated
+from openapi_tool.tools.truncation import opening_of
 from tests.answering import OWNER, PAGES, SIZE, watched
 from tests.frames import framed_items, repeated_lines
 from tests.races.fakes import runner
@@ -168,7 +169,7 @@ async def test_case_11_where_nothing_is_found_the_text_says_what_to_do(wanted: d
 @requirement("content.find")
 @given(
     items=st.lists(st.text(st.sampled_from("abAİß\nς\u2019 "), min_size=1, max_size=300), min_size=1, max_size=3),
-    phrase=st.text(st.sampled_from("abAİßς'"), min_size=1, max_size=4),
+    phrase=st.text(st.sampled_from("abAİßς' "), min_size=1, max_size=4).filter(str.strip),
     window=st.integers(4, 300),
     apart=st.integers(4, 40),
 )
@@ -176,9 +177,10 @@ def test_case_11_every_place_is_found_wherever_a_window_ends(
     items: list[str], phrase: str, window: int, apart: int
 ) -> None:
     expected, start = [], 0
+    words = " {1,16}".join(map(re.escape, folded(phrase).split()))
     for text in items:
         last = -apart
-        for match in re.finditer(f"(?={re.escape(folded(phrase))})", folded(text)):
+        for match in re.finditer(f"(?={words})", folded(text)):
             if match.start() >= last + apart:
                 last = match.start()
                 expected.append(start + last)
@@ -187,7 +189,7 @@ def test_case_11_every_place_is_found_wherever_a_window_ends(
         patched.setattr(text_search, "_SLICE_CHARS", 64)
         patched.setattr(text_search, "_APART_CHARS", apart)
         search = Phrase(phrase, 0)
-        scanned(search, items, window)
+        scanned(search, items, window + 16 * phrase.count(" "))
     assert (search.before, search.after) == (0, len(expected))
     assert [span.at for span in at_once(search.spans())] == expected[: MOST_SHOWN + 1]
 
@@ -231,6 +233,38 @@ def test_case_11_a_place_in_a_code_block_or_table_opens_it_again(
         assert framed_items(part.content)[0].startswith(f"Title: x\n{repeated}{wanted}{row}")
 
     asyncio.run(check())
+
+
+@requirement("content.find")
+@each("between", [" ", "\n", "\r\n", "\n\n", "  ", " \n \t\n ", "\u3000"])
+def test_case_11_white_space_between_words_does_not_count(between: str) -> None:
+    text = f"{FILLER}Get your{between}money{between}back{between}in a week."
+    for phrase in ("your money back in", "YOUR\nmoney  back\r\nin"):
+        (place,) = at_once(scanned(Phrase(phrase, 0), [text], 5_000).spans())
+        assert text[place.at :].startswith(f"your{between}money")
+
+
+@requirement("content.find", "loop.answers")
+async def test_case_11_the_event_loop_runs_between_the_passages_of_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, looked = [0], list[int]()
+
+    async def tick() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    kept = Kept(Item("Title: x", f"{FILLER * 9}\nThe word.\n" * MOST_SHOWN), max_chars=2_000)
+    cursor = await kept.first()
+
+    def looking(*texts: str) -> int | None:
+        looked.append(turns[0])
+        return opening_of(*texts)
+
+    monkeypatch.setattr("openapi_tool.executor.stored_search.opening_of", looking)
+    ticking = asyncio.create_task(tick())
+    await kept.search(cursor, {"find": "the word"})
+    ticking.cancel()
+    assert len(set(looked)) == len(looked) > 4
 
 
 # A question.
@@ -399,9 +433,10 @@ async def test_case_11_a_search_ends_with_the_time_of_its_call() -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"find": "x"}, "find: looks through the rest of an earlier result and needs the cursor that this named"),
-        ({"find": "x", "url": "https://a.example/"}, "find: looks through the rest of an earlier result"),
-        ({"question": "x", "cursor": None}, "question: looks through the rest of an earlier result"),
+        ({"find": "x"}, "find: looks through an earlier result that was cut, and needs the cursor that it named"),
+        ({"find": "x", "url": "https://a.example/"}, "find: looks through an earlier result that was cut"),
+        ({"find": "x", "question": "y"}, "find: looks through an earlier result that was cut"),
+        ({"question": "x", "cursor": None}, "question: looks through an earlier result that was cut"),
         ({"find": "x", "question": "y", "cursor": "C"}, "find: cannot be given together with question"),
         ({"find": " \n", "cursor": "C"}, "find: must be a text of 1 to 200 characters"),
         ({"find": "x" * 201, "cursor": "C"}, "find: must be a text of 1 to 200 characters"),
@@ -418,7 +453,9 @@ async def test_case_11_arguments_that_do_not_fit_are_told_with_the_remedy(values
     one = runner(Stored(), tools)
     fields, _ = await one.run(request(**values), one.memory("proj"))
     assert fields.error is not None
-    assert says in fields.error["message"]
+    assert fields.error["message"].count(says) == 1
+    assert fields.error["message"].count("looks through") <= 1
+    assert "detail" not in fields.error
     assert tools.calls == []
 
 

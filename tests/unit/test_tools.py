@@ -415,19 +415,20 @@ def test_an_object_result_holds_everything() -> None:
 
 @requirement("answer.errors")
 def test_a_failure_says_the_same_in_error_and_result() -> None:
-    fields = failure(BadRequest("Correct x.", detail={"problems": ["x"]}, http_status=400), 5)
+    fields = failure(BadRequest("Correct x.", detail={"problems": ["x"], "kind": "y"}, http_status=400), 5)
     assert fields.status == "failed"
     assert fields.error == {
         "code": "bad_request",
         "message": "Correct x.",
         "source": "tool",
         "retryable": False,
-        "detail": {"problems": ["x"]},
+        "detail": {"kind": "y"},
         "http_status": 400,
     }
     assert fields.result["error_code"] == "bad_request"
     assert fields.result["error_message"] == "Correct x."
-    assert fields.result["error_detail"] == {"problems": ["x"]}
+    assert fields.result["error_detail"] == {"problems": ["x"], "kind": "y"}
+    assert "detail" not in BadRequest("Correct x.", detail={"problems": ["x"]}).as_error()
 
 
 def _subclasses(kind: type[ToolError]) -> list[type[ToolError]]:

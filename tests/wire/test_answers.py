@@ -400,8 +400,10 @@ async def test_a_batch_of_which_nothing_succeeds_has_failed_and_names_each_item(
     assert (outcome.content["status"], outcome.content["error"]["code"]) == ("failed", "upstream_rejected")
     message = outcome.content["error"]["message"]
     assert GONE in message
-    assert "ftp://no.example: urls: 'ftp:' cannot be read." in message
-    assert [entry["item"] for entry in outcome.content["error"]["detail"]["results"]] == [GONE, "ftp://no.example"]
+    assert "2 (ftp://no.example): urls: 'ftp:' cannot be read." in message
+    results = outcome.content["result"]["error_detail"]["results"]
+    assert [entry["item"] for entry in results] == [GONE, "ftp://no.example"]
+    assert "detail" not in outcome.content["error"]
 
 
 @requirement("batch")

@@ -125,7 +125,7 @@ def agent_of(outcome: Outcome) -> str:
 async def test_nothing_is_kept_of_a_page_that_may_not_be_tracked(world: World, jina: dict[str, Any]) -> None:
     world.stack.upstream.rules(LONG)
     outcome = await read(world, URL, jina={"mode": "reader", **jina})
-    assert "are not kept; ask for less" in outcome.content["result"]
+    assert outcome.content["result"].endswith("They are not kept. Read a part with target_selector.]")
     assert len(outcome.content["result"]) <= LIMIT
     assert (about(outcome)["truncated"], about(outcome)["next_cursor"]) == (True, None)
     assert about(outcome)["artifact_ref"] is None
@@ -190,15 +190,16 @@ async def test_case_1_long_search_results_are_all_shown_and_go_on_one_by_one(wor
     assert len(content) <= LIMIT
     assert all(f"] {n + 1}. Title {n}\nhttps://{n}.example/\nA snippet." in content for n in range(3))
     assert "characters in 3 items are left out." in content
-    assert "call a page reading tool that takes one" in content
+    assert "call the tool that reads one page, with only cursor" in content
     read_of: dict[int, str] = dict(enumerate(framed_items(content), start=1))
     for _ in range(9):
         outcome = await read(world, {"cursor": found["next_cursor"]})
         content, found = outcome.content["result"], about(outcome)
         numbers = [int(number) for number in re.findall(r"\[Continued: item (\d) of 3", content)]
+        assert set(repeated_lines(content)) == {2}
         for number, text in zip(numbers, framed_items(content), strict=True):
-            first, _, rest = text.partition("\n")
-            assert first == f"{number}. Title {number - 1}"
+            title, address, rest = text.split("\n", 2)
+            assert (title, address) == (f"{number}. Title {number - 1}", f"https://{number - 1}.example/")
             read_of[number] += rest
         if not found["truncated"]:
             break
@@ -307,7 +308,7 @@ async def test_where_no_cursor_is_taken_more_is_shown_and_none_is_offered(idle_w
         lengths[most] = len(outcome.content["result"])
         cut = most != 9_000
         assert about(outcome)["truncated"] == cut
-        assert ("This tool cannot show them; ask for less of the page." in outcome.content["result"]) == cut
+        assert outcome.content["result"].endswith("This tool cannot show them.]") == cut
         assert "cursor" not in outcome.content["result"]
     assert LIMIT < lengths[3_000] <= 3_000 < lengths[None] <= 2 * LIMIT < lengths[9_000]
 

@@ -236,7 +236,7 @@ async def test_numbers_that_nobody_can_reckon_with_are_refused(world: World) -> 
         call.card_id,
     )
     refused = await world.send(call)
-    assert refused.content["error"]["detail"]["problems"] == ["count: contains a number beyond 64 bits"]
+    assert refused.content["result"]["error_detail"]["problems"] == ["count: contains a number beyond 64 bits"]
 
 
 @requirement("arguments.checked")
@@ -251,8 +251,9 @@ async def test_names_and_values_of_a_model_are_cut_in_messages(world: World) -> 
             outcome = await asked(world, {**search_tool(), "parameters": schema}, arguments)
             error = outcome.content["error"]
             assert error["code"] == "bad_request"
-            assert len(error["detail"]["problems"]) <= 21
-            assert all(len(problem) <= 200 for problem in error["detail"]["problems"])
+            problems = outcome.content["result"]["error_detail"]["problems"]
+            assert len(problems) <= 21
+            assert all(len(problem) <= 200 for problem in problems)
             assert ("more" in error["message"]) is (len(arguments) > 100)
 
 
