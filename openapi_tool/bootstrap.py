@@ -72,15 +72,6 @@ class Bootstrap:
         """Return the protocol version of the kernel."""
         return self.settings.protocol.version
 
-    def of_version(self, version: str | None) -> Bootstrap:
-        """Return the part for the kernel of a version, None for the main one. Raises SettingsError if it is not set."""
-        for one in (self, *self.others):
-            if version in (None, one.version):
-                return one
-        raise SettingsError(
-            [f"no kernel of protocol {version} is set: set protocol.version, or dialects.v1r3.postgres.dsn"]
-        )
-
 
 def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Bootstrap:
     """Check what the types of the settings cannot: files, hooks, logins. Raises SettingsError naming every mistake."""

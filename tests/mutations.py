@@ -87,9 +87,63 @@ IDENTITY = (
     Mutation(
         "protocol/v1r4.py",
         "read_identity(subject, delivery.headers)",
-        'read_identity(subject, {"CG-Agent-Id": str(_read_body(delivery.data)[0].get("agent_id", ""))}'
+        'read_identity(subject, {"CG-Agent-Id": str(read_body(delivery).fields.get("agent_id", ""))}'
         " | dict(delivery.headers))",
         "tests/unit/test_protocol.py::test_the_body_never_becomes_identity",
+    ),
+    Mutation(
+        "protocol/v1r3.py",
+        'agent_id=_id(body, "agent_id")',
+        'agent_id=read.id(header.AGENT) or _id(body, "agent_id")',
+        "tests/unit/test_v1r3.py::test_headers_of_v1r4_name_nobody",
+    ),
+    Mutation(
+        "protocol/v1r3.py",
+        "isinstance(value, str) and storable_text(value) == value",
+        "isinstance(value, str)",
+        "tests/unit/test_v1r3.py::test_an_id_that_cannot_be_stored_is_refused_instead_of_changed",
+    ),
+    Mutation(
+        "kernel/v1r3.py",
+        "where project_id = $1 and message_type = 'tool_result' and md5(correlation_id) = md5(k.tool_call_id)",
+        "where message_type = 'tool_result' and md5(correlation_id) = md5(k.tool_call_id)",
+        "tests/kernel/test_v1r3.py::test_nothing_of_another_project_is_read",
+    ),
+    Mutation(
+        "kernel/inspection.py",
+        "if len(versions) == 1 and expected not in versions:",
+        "if len(versions) > 1:",
+        "tests/kernel/test_v1r3.py::test_a_database_of_the_other_version_is_named",
+    ),
+    Mutation(
+        "bootstrap.py",
+        "return key if version == _UNSCOPED else",
+        "return key if version else",
+        "tests/dialects/test_behaviour.py::test_the_same_project_call_and_sequence_on_both_share_nothing",
+    ),
+    Mutation(
+        "bootstrap.py",
+        'self._backend.memory(f"{self._version} {project_id}")',
+        "self._backend.memory(project_id)",
+        "tests/dialects/test_isolation.py::test_the_same_project_of_two_kernels_has_two_shares_of_memory_and_permits",
+    ),
+    Mutation(
+        "bus/leases.py",
+        "command.{quote(stream, safe='').replace('~', '%7E').replace('%', '=')}.{sequence}",
+        "command.{sequence}",
+        "tests/races/test_nats.py::test_commands_of_two_streams_with_one_sequence_have_two_leases",
+    ),
+    Mutation(
+        "bus/tracks.py",
+        "ids = (letter.version, claimed.project_id",
+        "ids = (options.version, claimed.project_id",
+        "tests/dialects/test_commands.py::test_dead_letters_of_equal_ids_are_told_apart",
+    ),
+    Mutation(
+        "cli/dev_settings.py",
+        '_OF_KERNEL = ("protocol", "dialects")',
+        '_OF_KERNEL = ("protocol",)',
+        "tests/dialects/test_commands.py::test_the_executor_of_dev_never_serves_a_kernel_of_the_settings",
     ),
     Mutation(
         "protocol/records.py",

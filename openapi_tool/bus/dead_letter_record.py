@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import orjson
 
 from openapi_tool.bus.wire import shown_subject
+from openapi_tool.protocol.claims import claimed_identity
 from openapi_tool.protocol.command import BodyDigest, Delivery
-from openapi_tool.protocol.identity import TOPOLOGY, TRACEPARENT, read_identity
-from openapi_tool.protocol.subject import CommandSubject
+from openapi_tool.protocol.identity import TOPOLOGY, TRACEPARENT
 from openapi_tool.telemetry.redact import Redactor
 
 _WHOLE_BYTES = 160 * 1024
@@ -59,10 +59,14 @@ class DeadLetter:
         """Id on the command line."""
         return f"command-{self.number}" if self.abandoned else str(self.number)
 
+    @property
+    def version(self) -> str:
+        """Return the protocol version in the subject; empty if it has none."""
+        return self.subject.split(".", 2)[1] if "." in self.subject else ""
+
     def identity(self) -> dict[str, str | None]:
-        """Return the caller's ids from subject and headers, cut to a bound; None where missing."""
-        tokens = [*self.subject.split(".", 4), "", "", "", ""]
-        claimed = read_identity(CommandSubject(tokens[1], tokens[2], tokens[3], "", ""), self.headers)
+        """Return the caller's ids as the command claims them, cut to a bound; None where missing."""
+        claimed = claimed_identity(self.subject, self.headers, self.data)
         known = {
             "project_id": claimed.project_id or None,
             "channel_id": claimed.channel_id or None,

@@ -33,6 +33,11 @@ class Permissions:
         """Return the JSON object of a user's `permissions` in NATS."""
         return {"publish": {"allow": list(self.publish)}, "subscribe": {"allow": list(self.subscribe)}}
 
+    def joined(self, other: Permissions) -> Permissions:
+        """Return the permissions of a user that needs both."""
+        publish, subscribe = (*self.publish, *other.publish), (*self.subscribe, *other.subscribe)
+        return Permissions(tuple(dict.fromkeys(publish)), tuple(dict.fromkeys(subscribe)))
+
     def over(self, domain: str | None, inbox: str) -> Permissions:
         """Return the same permissions for another JetStream domain and inbox prefix."""
         subscribe = tuple(f"{inbox}.>" if subject == f"{INBOX}.>" else subject for subject in self.subscribe)

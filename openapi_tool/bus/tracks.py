@@ -16,8 +16,8 @@ from openapi_tool.bus.dead_letter_reader import dead_letters, stream_messages
 from openapi_tool.bus.dead_letter_record import DeadLetter
 from openapi_tool.bus.delivery import delivery_of
 from openapi_tool.bus.streams import DurableOptions
+from openapi_tool.protocol.claims import claimed_identity
 from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.identity import TOOL_CALL
 from openapi_tool.protocol.subject import command_filter
 
 MAX_SEARCHED = 100_000
@@ -62,7 +62,8 @@ async def commands_of(
     async for message in stream_messages(client, stream, subject, since and since - _BEFORE):
         searched += 1
         delivery = delivery_of(message)
-        if delivery.headers.get(TOOL_CALL) == tool_call_id:
+        claimed = claimed_identity(delivery.subject, delivery.headers, delivery.data)
+        if claimed.tool_call_id == tool_call_id:
             found.append(delivery)
         if searched >= MAX_SEARCHED:
             break
@@ -97,12 +98,21 @@ async def _lease(client: Client, stream: str, sequence: int) -> dict[str, Any] |
 
 
 async def letters_of(
-    client: Client, project_id: str, tool_call_id: str, clean: Callable[[DeadLetter], DeadLetter]
+    client: Client,
+    options: DurableOptions,
+    project_id: str,
+    tool_call_id: str,
+    clean: Callable[[DeadLetter], DeadLetter],
 ) -> list[dict[str, Any]]:
-    """Return reason, message and times of the call's dead letters, masked by `clean`. Raises nats.errors.Error."""
+    """Return reason, message and times of the call's dead letters, masked by `clean`. Raises nats.errors.Error.
+
+    The stream of dead letters may be that of kernels of several protocol versions, with equal ids.
+    """
     found = []
     async for letter in dead_letters(client):
-        if letter.headers.get(TOOL_CALL) == tool_call_id and letter.identity()["project_id"] == project_id:
+        claimed = claimed_identity(letter.subject, letter.headers, letter.data)
+        ids = (letter.version, claimed.project_id, claimed.tool_call_id)
+        if ids == (options.version, project_id, tool_call_id):
             shown = asdict(clean(letter))
             found.append({name: shown[name] for name in ("number", "reason", "message", "published_at", "attempt")})
     return found

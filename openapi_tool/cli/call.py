@@ -19,10 +19,11 @@ from openapi_tool.bootstrap import NAME, build_bootstrap
 from openapi_tool.bus.connection import BusOptions
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.cli.common import fail, plain, say
+from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.cli.nats_connection import connected_once
 from openapi_tool.entry import INTERRUPTED
 from openapi_tool.kernel.failures import located, translate_connection_errors
-from openapi_tool.local.caller import ERRORS, VERSION, Answer, Caller, PlacedCall
+from openapi_tool.local.caller import ERRORS, Answer, Caller, PlacedCall
 from openapi_tool.local.database import open_database
 from openapi_tool.local.dev import DevError, Wanted, find_target, running_dev
 from openapi_tool.protocol.cards import as_model_reads
@@ -53,6 +54,7 @@ def call(
         str | None, typer.Option(help="Calling agent; by default that of the dev stack.", show_default=False)
     ] = None,
     channel: Annotated[str, typer.Option(help="Channel.")] = "public",
+    protocol: ProtocolOption = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the result.", min=0.1)] = 60,
     yes: Annotated[
         bool, typer.Option("--yes", help="Allow a real kernel: its workers get doorbells and resume turns.")
@@ -68,7 +70,7 @@ def call(
     wanted = Wanted(tool, project, agent, channel, anywhere=yes)
     redactor = Redactor()
     try:
-        addresses, redactor = _addresses()
+        addresses, redactor = _addresses(protocol)
         outcome = asyncio.run(_call(addresses, wanted, _arguments(args), timeout))
     except DevError as error:
         fail(redactor.text(str(error)))
@@ -100,35 +102,38 @@ def _arguments(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Addresses:
-    """Servers of a kernel; `where` names the database's for messages."""
+    """Servers of a kernel of protocol `version`; `where` names the database's for messages."""
 
     dsn: str
     where: str
     bus: BusOptions
+    version: str
 
 
-def _addresses() -> tuple[_Addresses, Redactor]:
+def _addresses(protocol: ProtocolVersion | None) -> tuple[_Addresses, Redactor]:
     """Return the servers from the environment or of the dev stack, and a redactor. Raises DevError."""
     dsn, servers = (os.environ.get(name) for name in ("PG_DSN", "NATS_SERVERS"))
     if not dsn and not servers:
-        return _of_dev_stack(), Redactor([os.environ.get(DEFAULT_AUTH_ENV, "")])
+        return _of_dev_stack(protocol), Redactor([os.environ.get(DEFAULT_AUTH_ENV, "")])
     if not dsn or not servers:
         raise DevError("set both PG_DSN and NATS_SERVERS, or neither for the dev stack")
     try:
         settings = load_settings({"postgres": {"dsn": dsn}, "nats": {"servers": servers}})
-        bootstrap = build_bootstrap(settings, os.environ)
+        bootstrap = build_bootstrap(settings.of_version(protocol), os.environ)
     except SettingsError as error:
         raise DevError("\n".join(error.problems)) from None
-    return _Addresses(bootstrap.pool.dsn, bootstrap.pool.where, bootstrap.bus), bootstrap.redactor
+    pool = bootstrap.pool
+    return _Addresses(pool.dsn, pool.where, bootstrap.bus, bootstrap.version), bootstrap.redactor
 
 
-def _of_dev_stack() -> _Addresses:
+def _of_dev_stack(protocol: ProtocolVersion | None) -> _Addresses:
     try:
-        found = running_dev()
+        found = running_dev(protocol)
     except DevError as error:
         raise DevError(f"{error}; start one with `openapi-tool dev`, or set PG_DSN and NATS_SERVERS") from None
     where = parse_url(found.nats_servers, SCHEMES).where
-    return _Addresses(found.pg_dsn, parse_dsn(found.pg_dsn).where, BusOptions([found.nats_servers], NAME, where=where))
+    bus = BusOptions([found.nats_servers], NAME, where=where)
+    return _Addresses(found.pg_dsn, parse_dsn(found.pg_dsn).where, bus, found.protocol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +196,7 @@ async def _connected(addresses: _Addresses) -> AsyncIterator[Caller]:
         client = await stack.enter_async_context(connected_once(addresses.bus))
         with translate_connection_errors():
             database = await stack.enter_async_context(open_database(addresses.dsn, _DATABASE_S))
-        yield Caller(database, client)
+        yield Caller(database, client, addresses.version)
 
 
 async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _Outcome:
@@ -225,7 +230,7 @@ def _tell(outcome: _Outcome, redactor: Redactor) -> None:
 
 
 def _where_to_look(placed: PlacedCall) -> str:
-    durable = default_durable(VERSION, parse_command_subject(placed.subject).target)
+    durable = default_durable(placed.version, parse_command_subject(placed.subject).target)
     return (
         f"Check that an executor consumes {placed.subject} (default durable {durable}), its log, and the dead letters "
         f"in the stream {DEAD_LETTERS}."

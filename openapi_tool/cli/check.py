@@ -19,6 +19,7 @@ from openapi_tool.bus.durable_state import DurableMissing, observe
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.streams import UNLIMITED, Durable, DurableOptions, command_stream_of
 from openapi_tool.cli.common import USAGE, say, tell, tell_json
+from openapi_tool.cli.kernel_option import ProtocolOption
 from openapi_tool.cli.tools_files import settings_failed
 from openapi_tool.cli.tools_registry import judge, stored_check
 from openapi_tool.cooperative import TimeSlicer
@@ -31,6 +32,8 @@ from openapi_tool.settings import SettingsError, load_settings
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.tools.catalogue import OPERATIONS
 from openapi_tool.tools.registry import RegistryError
+
+Check = Callable[[Bootstrap], Awaitable[list[str]]]
 
 _CHECK_S = 10.0
 _FAILED = 1
@@ -54,14 +57,15 @@ def check(
         list[str] | None, typer.Option(help="Check this project's definitions; repeatable.", show_default=False)
     ] = None,
     upstream: Annotated[bool, typer.Option("--upstream", help="Connect to the upstream, without a key.")] = False,
+    protocol: ProtocolOption = None,
 ) -> None:
     """Check settings, PostgreSQL, NATS and keys as `serve` would use them; change nothing.
 
-    Exit codes: 0 all usable, 1 a dependency is unusable, a key is missing or a definition would fail, 2 invalid
-    settings.
+    Without --protocol every kernel of the settings is checked. Exit codes: 0 all usable, 1 a dependency is unusable, a
+    key is missing or a definition would fail, 2 invalid settings.
     """
     try:
-        bootstrap = build_bootstrap(load_settings({}), os.environ)
+        bootstrap = build_bootstrap(load_settings().of_version(protocol), os.environ)
     except SettingsError as error:
         if as_json:
             _tell({"settings": Found("\n".join(error.problems))}, [])
@@ -94,11 +98,14 @@ def _own_project(bootstrap: Bootstrap) -> list[str]:
 
 
 async def _found(bootstrap: Bootstrap, projects: Sequence[str], upstream: bool) -> dict[str, Found]:  # noqa: FBT001
-    """Return the outcome for each dependency, project and key."""
-    checks: dict[str, Callable[[Bootstrap], Awaitable[list[str]]]] = {"postgres": _postgres, "nats": _nats}
-    checks |= {"upstream": _upstream} if upstream else {}
-    checks |= {f"definitions of {project}": partial(_definitions, project=project) for project in projects}
-    outcomes = await asyncio.gather(*(_outcome(check(bootstrap), bootstrap) for check in checks.values()))
+    """Return the outcome for each dependency, project and key; names of a further kernel begin with its version."""
+    checks: dict[str, tuple[Check, Bootstrap]] = {}
+    for kernel in (bootstrap, *bootstrap.others):
+        own: dict[str, Check] = {"postgres": _postgres, "nats": _nats}
+        own |= {"upstream": _upstream} if upstream and kernel.main else {}
+        own |= {f"definitions of {project}": partial(_definitions, project=project) for project in projects}
+        checks |= {f"{kernel.health.prefix}{name}": (check, kernel) for name, check in own.items()}
+    outcomes = await asyncio.gather(*(_outcome(check(kernel), kernel) for check, kernel in checks.values()))
     missing = bootstrap.secrets.missing()
     keys = {
         variable: Found("is not set" if variable in missing else "") for variable in sorted(bootstrap.secrets.allowed)
@@ -173,8 +180,9 @@ async def _reach(client: JinaClient, host: str) -> None:
 async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
     """Check the definitions of a project. Raises RegistryError, _WouldFail if calls of one would fail."""
     check = stored_check(bootstrap.settings)
-    async with ToolRows.open(bootstrap.pool.dsn, bootstrap.pool.timeout_s) as rows:
-        judged = [(row["tool_name"], judge(row, check)) for row in await rows.definitions(project)]
+    pool, version = bootstrap.pool, bootstrap.version
+    async with ToolRows.open(pool.dsn, pool.timeout_s, version) as rows:
+        judged = [(row["tool_name"], judge(row, check, version)) for row in await rows.definitions(project)]
     unusable = [f"{name}: {'; '.join(found['problems'])}" for name, found in judged if found["is"] == "unusable"]
     if unusable:
         raise _WouldFail("; ".join(unusable))

@@ -17,8 +17,11 @@ from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.dead_letter_reader import NotReplayable
 from openapi_tool.bus.dead_letter_record import DeadLetter, without_secrets
 from openapi_tool.cli.common import USAGE, cell, fail, say, tell, tell_json
+from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.kernel.store import KernelStore
+from openapi_tool.protocol.claims import claimed_identity
+from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.subject import parse_command_subject
 from openapi_tool.tools.problems import counted
@@ -44,10 +47,12 @@ def list_(
     project: Annotated[str | None, typer.Option(help="List this project only.", show_default=False)] = None,
     limit: Annotated[int | None, typer.Option(help="Newest N only [default: 100; with --json: all].", min=1)] = None,
     abandoned: AbandonedOption = False,
+    protocol: ProtocolOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List dead letters, newest first; with --json and without --limit oldest first, as they are read.
 
+    --protocol lists those of one kernel, where several are on the same NATS servers.
     Exit codes: 0, or 2 if NATS cannot be reached or the settings are invalid.
     """
     newest: deque[DeadLetter] = deque(maxlen=limit or _LISTED)
@@ -59,13 +64,15 @@ def list_(
             clean = without_secrets(letter, bootstrap.redactor)
             if project is not None and clean.identity()["project_id"] != project:
                 continue
+            if protocol is not None and clean.version != protocol:
+                continue
             seen += 1
             if as_json and limit is None:
                 tell_json(_shown(clean))
             else:
                 newest.append(clean)
 
-    _run(gather)
+    _run(gather, protocol)
     if as_json:
         for letter in reversed(newest):
             tell_json(_shown(letter))
@@ -88,9 +95,14 @@ def _show_table(letters: Iterable[DeadLetter]) -> None:
 
 
 @app.command(short_help="Show a dead letter in full.")
-def show(letter: Annotated[str, typer.Argument(help="Id from `list`.")], *, as_json: JsonOption = False) -> None:
+def show(
+    letter: Annotated[str, typer.Argument(help="Id from `list`.")],
+    *,
+    protocol: ProtocolOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Show a dead letter in full. Exit codes: 0, 2 there is no such id."""
-    found = _shown(_chosen(_run(_whichever(letter)), letter))
+    found = _shown(_chosen(_run(_whichever(letter), protocol), letter))
     tell_json(found, None if as_json else 2)
 
 
@@ -99,6 +111,7 @@ def replay(
     letters: Annotated[list[str], typer.Argument(help="Ids from `list`.")],
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Publish; without it nothing is changed.")] = False,
+    protocol: ProtocolOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Publish commands again and delete their records.
@@ -122,7 +135,7 @@ def replay(
             all_sent = all_sent and not outcome["why"]
         return all_sent
 
-    all_sent = _run(send)
+    all_sent = _run(send, protocol)
     if not yes:
         say("nothing was changed; add --yes to send")
     if not all_sent:
@@ -169,12 +182,13 @@ async def _letters(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) 
         return
     kernel = await KernelStore.open(replace(bootstrap.pool, inspected=False))
 
-    async def answered(subject: str, headers: Mapping[str, str]) -> bool:
+    async def answered(command: Delivery) -> bool:
         try:
-            project_id = parse_command_subject(subject).project_id
+            project_id = parse_command_subject(command.subject).project_id
         except Unanswerable:
             return False
-        return await kernel.answered(project_id, headers.get("CG-Tool-Call-Id", ""))
+        claimed = claimed_identity(command.subject, command.headers, command.data)
+        return await kernel.answered(project_id, claimed.tool_call_id or "")
 
     try:
         for letter in await dead_letter_reader.abandoned_commands(client, bootstrap.durable, recorded, answered):
@@ -195,5 +209,5 @@ def _shown(letter: DeadLetter) -> dict[str, Any]:
     return {name: fields[name] for name in sorted(fields, key=lambda name: name != "id")}
 
 
-def _run(work: Callable[[Bootstrap, BusClient], Coroutine[Any, Any, T]]) -> T:
-    return with_nats(work, "openapi-tool nats permissions --for deadletters")
+def _run(work: Callable[[Bootstrap, BusClient], Coroutine[Any, Any, T]], protocol: ProtocolVersion | None) -> T:
+    return with_nats(work, "openapi-tool nats permissions --for deadletters", protocol=protocol)

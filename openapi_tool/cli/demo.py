@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,6 +26,7 @@ from openapi_tool.cli.common import (
     plain,
     running,
 )
+from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.entry import INTERRUPTED
 from openapi_tool.settings import PREFIX
 from openapi_tool.telemetry.printable import printable_lines
@@ -42,13 +44,14 @@ _DOUBLE_NOTE = (
 def demo(
     *,
     upstream: UpstreamOption = Upstream.DOUBLE,
+    protocol: ProtocolOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per call only.")] = False,
 ) -> None:
     """Start the embedded stack and an executor, run a few calls, and show every step of each.
 
     Exit codes: 0 every call succeeded, 1 one did not, 2 a server cannot start or a key is missing.
     """
-    journeys = _run(upstream, quiet=as_json)
+    journeys = _run(upstream, protocol or ProtocolVersion.V1R4, quiet=as_json)
     if as_json:
         for journey in journeys:
             sys.stdout.write(json.dumps(asdict(journey), default=plain) + "\n")
@@ -58,7 +61,7 @@ def demo(
         raise typer.Exit(1)
 
 
-def _run(upstream: Upstream, *, quiet: bool) -> list[Journey]:
+def _run(upstream: Upstream, protocol: ProtocolVersion, *, quiet: bool) -> list[Journey]:
     with extra_needed("the demo"):
         from openapi_tool.local.demo import (  # noqa: PLC0415 - only the extra has what it needs
             DATABASE,
@@ -68,11 +71,12 @@ def _run(upstream: Upstream, *, quiet: bool) -> list[Journey]:
         )
         from openapi_tool.local.server import ServerFailed  # noqa: PLC0415 - the same
         from openapi_tool.local.stack import EmbeddedStack  # noqa: PLC0415 - the same
-    settings = executor_settings(upstream) | {f"{PREFIX}TOOLS__MAX_RESULT_CHARS": str(MAX_RESULT_CHARS)}
+    own = {f"{PREFIX}TOOLS__MAX_RESULT_CHARS": str(MAX_RESULT_CHARS), f"{PREFIX}PROTOCOL__VERSION": protocol.value}
+    settings = executor_settings(upstream) | own
     stack = EmbeddedStack()
     try:
-        with running(stack, DATABASE, prepare, settings, quiet=quiet) as executor:
-            return asyncio.run(play(stack, executor, upstream.value))
+        with running(stack, DATABASE, partial(prepare, version=protocol), settings, quiet=quiet) as executor:
+            return asyncio.run(play(stack, executor, upstream.value, protocol))
     except ServerFailed as failure:
         fail(str(failure))
     except TimeoutError:
@@ -110,6 +114,7 @@ def _table(journey: Journey) -> Table:
         "inbox row": _of(journey.inbox_row, "inbox_id", "message_type", "status", "payload"),
         "doorbell": journey.doorbell["subject"],
         "  headers ": journey.doorbell["headers"],
+        "  body ": journey.doorbell["data"],
         "trace id": journey.trace_id,
         "time": ", ".join(f"{name} {ms} ms" for name, ms in {"placed": 0, **journey.steps}.items()),
     }

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -29,14 +30,15 @@ from openapi_tool.cli.common import (
     tell,
 )
 from openapi_tool.cli.dev_page import DevStatistics, dev_page
+from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.local.caller import ERRORS, Caller
 from openapi_tool.local.dev import (
     AGENT,
-    DATABASE,
     PROJECT,
     DevError,
     announce,
     claimed_state,
+    database_of,
     kept_folder,
     log_entries,
     prepare,
@@ -44,6 +46,7 @@ from openapi_tool.local.dev import (
     tools_of,
 )
 from openapi_tool.protocol.cards import as_model_reads
+from openapi_tool.settings import PREFIX
 from openapi_tool.tools.problems import counted
 from openapi_tool.tools.result import one_line
 
@@ -78,6 +81,7 @@ def _port(of: str) -> Any:
 def dev(
     *,
     upstream: UpstreamOption = Upstream.DOUBLE,
+    protocol: ProtocolOption = None,
     keep: Annotated[
         Path | None,
         typer.Option(help="Keep the data in this folder for the next run; default: delete it."),
@@ -94,51 +98,85 @@ def dev(
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt):
-        _run(upstream, keep and keep.resolve(), pg_port, nats_port, page_port)
+        wanted = _Wanted(upstream, protocol or ProtocolVersion.V1R4, keep and keep.resolve(), pg_port, nats_port)
+        _run(wanted, page_port)
 
 
-def _run(upstream: Upstream, keep: Path | None, pg_port: int, nats_port: int, page_port: int) -> None:
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The stack that the options describe; a port of 0 is any free one."""
+
+    upstream: Upstream
+    protocol: ProtocolVersion
+    keep: Path | None
+    pg_port: int
+    nats_port: int
+
+
+def _run(wanted: _Wanted, page_port: int) -> None:
     with extra_needed("dev"):
         from openapi_tool.cli.dev_settings import dev_settings  # noqa: PLC0415 - the same
         from openapi_tool.local.demo import CALLS  # noqa: PLC0415 - only the extra has what it needs
         from openapi_tool.local.server import ServerFailed  # noqa: PLC0415 - the same
-    settings = dev_settings(upstream, os.environ)
+    settings = dev_settings(wanted.upstream, os.environ, wanted.protocol)
     for remark in settings.remarks:
         say(remark)
     try:
-        with _started(keep, pg_port, nats_port, settings) as (stack, executor, prefix):
-            examples = [_command(prefix, *example) for example in CALLS[upstream.value]]
-            about = [*_about(stack, upstream, keep), "In another terminal:", *examples]
-            asyncio.run(_watch(stack, executor, about, page_port))
+        with _started(wanted, settings) as (kernel, executor, prefix):
+            examples = [_command(prefix, *example) for example in CALLS[wanted.upstream.value]]
+            about = [*_about(kernel.stack, wanted), "In another terminal:", *examples]
+            asyncio.run(_watch(kernel, executor, about, page_port))
     except (DevError, ServerFailed, OSError) as error:
         fail(str(error))
 
 
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """The kernel that a stack plays."""
+
+    stack: EmbeddedStack
+    version: ProtocolVersion
+
+    @property
+    def database(self) -> str:
+        """Return the name of its database."""
+        return database_of(self.version)
+
+    @property
+    def dsn(self) -> str:
+        """Return the connection string of its database."""
+        return self.stack.postgres.dsn(self.database)
+
+    @property
+    def variables(self) -> list[str]:
+        """Return the variables by which other commands find it, as a shell assigns them."""
+        named = {"PG_DSN": self.dsn, "NATS_SERVERS": self.stack.nats.url}
+        if self.version is not ProtocolVersion.V1R4:
+            named[f"{PREFIX}PROTOCOL__VERSION"] = self.version.value
+        return [f"{name}={shlex.quote(value)}" for name, value in named.items()]
+
+
 @contextmanager
-def _started(
-    keep: Path | None, pg_port: int, nats_port: int, settings: DevSettings
-) -> Iterator[tuple[EmbeddedStack, ExecutorProcess, str]]:
+def _started(wanted: _Wanted, settings: DevSettings) -> Iterator[tuple[_Kernel, ExecutorProcess, str]]:
     """Run the stack and its executor; yield the environment that a `call` needs to find them."""
     from openapi_tool.local.demo import demo_tools  # noqa: PLC0415 - see _run
     from openapi_tool.local.stack import EmbeddedStack, kernel_schema  # noqa: PLC0415 - see _run
 
     with ExitStack() as held:
-        folder = held.enter_context(kept_folder(keep)) if keep else None
+        folder = held.enter_context(kept_folder(wanted.keep)) if wanted.keep else None
         state = held.enter_context(claimed_state())
         hold = [descriptor for descriptor in (folder, state) if descriptor is not None]
-        stack = EmbeddedStack(settings.key_names, keep=keep, pg_port=pg_port, nats_port=nats_port, hold=hold)
-        if state is not None:
-            stack.own(state_path())
-        executor = held.enter_context(
-            running(stack, DATABASE, lambda stack: prepare(stack, kernel_schema(), demo_tools()), settings.environment)
+        stack = EmbeddedStack(
+            settings.key_names, keep=wanted.keep, pg_port=wanted.pg_port, nats_port=wanted.nats_port, hold=hold
         )
         if state is not None:
-            announce(state, stack.postgres.dsn(DATABASE), stack.nats.url)
-        yield stack, executor, "" if state is not None else " ".join(_addresses(stack)) + " "
-
-
-def _addresses(stack: EmbeddedStack) -> list[str]:
-    return [f"PG_DSN={shlex.quote(stack.postgres.dsn(DATABASE))}", f"NATS_SERVERS={shlex.quote(stack.nats.url)}"]
+            stack.own(state_path())
+        kernel, version = _Kernel(stack, wanted.protocol), wanted.protocol
+        made = partial(prepare, version=version, schema=kernel_schema(version), tools=demo_tools(version))
+        executor = held.enter_context(running(stack, kernel.database, made, settings.environment))
+        if state is not None:
+            announce(state, kernel.dsn, stack.nats.url, version)
+        yield kernel, executor, "" if state is not None else " ".join(kernel.variables) + " "
 
 
 def _command(prefix: str, tool: str, arguments: Mapping[str, Any]) -> str:
@@ -151,24 +189,24 @@ def _command(prefix: str, tool: str, arguments: Mapping[str, Any]) -> str:
     return "  " + prefix + shlex.join([*words, "call", tool, "--args", json.dumps(arguments)])
 
 
-def _about(stack: EmbeddedStack, upstream: Upstream, keep: Path | None) -> Iterator[str]:
-    if upstream is Upstream.DOUBLE:
+def _about(stack: EmbeddedStack, wanted: _Wanted) -> Iterator[str]:
+    if wanted.upstream is Upstream.DOUBLE:
         rules = f"http://127.0.0.1:{stack.upstream.admin_port}/rules"
         yield f"the upstream is a double; a request without a recording gets another one's response (rules: {rules})"
-    if keep:
-        yield f"data is kept in {keep}"
+    if wanted.keep:
+        yield f"data is kept in {wanted.keep}"
 
 
-async def _watch(stack: EmbeddedStack, executor: ExecutorProcess, more: Sequence[str], page_port: int) -> None:
+async def _watch(kernel: _Kernel, executor: ExecutorProcess, more: Sequence[str], page_port: int) -> None:
     """Describe the stack, then print its calls until a signal has stopped the executor."""
-    stopping, statistics = _stop_on_signals(executor), DevStatistics()
+    stopping, statistics, stack = _stop_on_signals(executor), DevStatistics(), kernel.stack
     async with AsyncExitStack() as parts:
-        caller = await parts.enter_async_context(Caller.open(stack.postgres.dsn(DATABASE), servers=stack.nats.url))
+        caller = await parts.enter_async_context(Caller.open(kernel.dsn, kernel.version, servers=stack.nats.url))
         ask = partial(gather_stats, caller.client, _STATISTICS_S)
         page = await parts.enter_async_context(dev_page(ask, page_port, statistics))
         tools = sorted(await tools_of(caller, PROJECT))
         about = [f"project {PROJECT}, agent {AGENT}, tools {', '.join(tools)}", f"page: {page}"]
-        for line in (*(f"export {address}" for address in _addresses(stack)), *about, *more, "Ctrl-C stops it."):
+        for line in (*(f"export {address}" for address in kernel.variables), *about, *more, "Ctrl-C stops it."):
             tell(line)
         with executor.process.log.open("rb") as log:
             await _follow(log, Feed(caller, statistics.keep), lambda: _runs(stack, executor, stopping))

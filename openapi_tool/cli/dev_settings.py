@@ -9,6 +9,7 @@ from typing import Any
 
 from openapi_tool.bootstrap import build_bootstrap, tool_secrets
 from openapi_tool.cli.common import NO_DATABASE, Upstream, executor_settings
+from openapi_tool.cli.kernel_option import ProtocolVersion
 from openapi_tool.cli.tools_files import settings_failed
 from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.stack import KEY_NAMES
@@ -20,6 +21,9 @@ from openapi_tool.tools.secrets import FILE_SUFFIX
 _CA = "SSL_CERT_FILE"
 _OF_SERVERS = ("nats.ack_wait_s", "nats.max_ack_pending")
 """The only settings of `nats` that do not say where and how to connect."""
+
+_OF_KERNEL = ("protocol", "dialects")
+"""Sections that the stack decides: it plays one kernel, and no other may be served by the executor of `dev`."""
 
 _OF_STACK = ("postgres.dsn", "telemetry.log_level", "telemetry.log_format")
 _OF_UPSTREAM = ("egress.ca_file", "egress.proxy", "egress.public_addresses_only")
@@ -35,12 +39,15 @@ class DevSettings:
     remarks: tuple[str, ...]
 
 
-def dev_settings(upstream: Upstream, environment: Mapping[str, str]) -> DevSettings:
+def dev_settings(
+    upstream: Upstream, environment: Mapping[str, str], protocol: ProtocolVersion = ProtocolVersion.V1R4
+) -> DevSettings:
     """Return what the settings files and `environment` set and the stack does not decide.
 
-    `environment` is that of the process. Exits with 2 if a setting is invalid or a key is missing.
+    `environment` is that of the process, `protocol` the version of the stack's kernel. Exits with 2 if a setting is
+    invalid or a key is missing.
     """
-    own = executor_settings(upstream)
+    own = executor_settings(upstream) | {f"{PREFIX}PROTOCOL__VERSION": protocol.value}
     try:
         settings = load_settings(NO_DATABASE)
         allowed = tool_secrets(settings, {}).allowed
@@ -82,4 +89,4 @@ def _takes_effect(name: str, upstream: Upstream) -> bool:
         return name in _OF_SERVERS
     if name in _OF_UPSTREAM:
         return upstream is Upstream.REAL
-    return section != "protocol" and name not in _OF_STACK
+    return section not in _OF_KERNEL and name not in _OF_STACK

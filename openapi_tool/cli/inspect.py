@@ -15,6 +15,7 @@ from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.dead_letter_record import without_secrets
 from openapi_tool.bus.tracks import CommandState, commands_of, letters_of
 from openapi_tool.cli.common import fail, plain, tell, tell_json
+from openapi_tool.cli.kernel_option import ProtocolOption
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.kernel.timeline import CallRows, call_rows
 
@@ -51,6 +52,7 @@ def inspect(
     tool_call_id: Annotated[str, typer.Argument(help="Id of the tool call.")],
     *,
     project: Annotated[str, typer.Option(help="Project of the call.")],
+    protocol: ProtocolOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:
     """Show the timeline of one call, and why it has no result if it has none. Changes nothing.
@@ -64,10 +66,12 @@ def inspect(
         since = min(moments) if moments else None
         commands = await commands_of(client, bootstrap.durable, project, tool_call_id, since)
         redactor = bootstrap.redactor
-        letters = await letters_of(client, project, tool_call_id, lambda letter: without_secrets(letter, redactor))
+        letters = await letters_of(
+            client, bootstrap.durable, project, tool_call_id, lambda letter: without_secrets(letter, redactor)
+        )
         return Found(rows, commands, letters)
 
-    found = with_nats(gather, "openapi-tool nats permissions --for inspect")
+    found = with_nats(gather, "openapi-tool nats permissions --for inspect", protocol=protocol)
     if not (found.commands or found.letters or found.rows.inbox or found.rows.edges or found.rows.cards):
         fail(f"project {project!r} has no call {tool_call_id!r}, or its command and rows are gone", _UNKNOWN)
     events, verdict = sorted(_events(found), key=lambda event: event.at), conclusion(found)

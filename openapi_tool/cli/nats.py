@@ -26,9 +26,11 @@ from openapi_tool.bus.permissions import (
     switch_permissions,
     top_permissions,
 )
-from openapi_tool.cli.common import NO_DATABASE, USAGE, fail, say, tell, tell_json
+from openapi_tool.cli.common import NO_DATABASE, USAGE, fail, tell, tell_json
+from openapi_tool.cli.kernel_option import ProtocolOption
 from openapi_tool.cli.nats_connection import with_nats
-from openapi_tool.settings import SettingsError, load_settings
+from openapi_tool.cli.tools_files import settings_failed
+from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.telemetry.printable import printable_lines
 
 app = typer.Typer(no_args_is_help=True, help="Print NATS permissions; show or restore the durable.")
@@ -65,19 +67,35 @@ def permissions(
     stream: Annotated[
         str | None, typer.Option(help="Name of the command stream if it is not the kernel's default.")
     ] = None,
+    protocol: ProtocolOption = None,
 ) -> None:
     """Print the subjects that a NATS user must be permitted, for the current settings.
 
-    Makes no connection, and does not need PG_DSN. Exit codes: 0, 2 invalid settings.
+    Without --protocol they cover every kernel that `serve` reaches over the main NATS servers. Makes no connection, and
+    does not need PG_DSN. Exit codes: 0, 2 invalid settings.
     """
     if stream is not None and not _STREAM.fullmatch(stream):
         fail(f"--stream: {stream!r} cannot be a stream's name")
     try:
-        settings = load_settings(NO_DATABASE)
+        settings = load_settings(NO_DATABASE).of_version(protocol)
     except SettingsError as error:
-        for problem in error.problems:
-            say(f"openapi-tool: {problem}")
-        raise typer.Exit(USAGE) from None
+        settings_failed(error)
+    kernel, *others = _on_one_server(settings)
+    needed = _needed(user, kernel, stream)
+    for other in others:
+        needed = needed.joined(_needed(user, other, None))
+    needed = needed.over(kernel.nats.jetstream_domain, kernel.nats.inbox_prefix)
+    typer.echo(printable_lines(_shown(needed, Format.JSON if as_json else form)))
+
+
+def _on_one_server(settings: Settings) -> list[Settings]:
+    """Return the settings of the kernels that the process reaches with the login of section `nats`."""
+    own = settings.nats.model_copy(update={"durable": None})
+    return [kernel for kernel in settings.kernels if kernel.nats.model_copy(update={"durable": None}) == own]
+
+
+def _needed(user: User, settings: Settings, stream: str | None) -> Permissions:
+    """Return the permissions of a user for one kernel."""
     options = durable_options(settings)
     of_user: dict[User, Callable[[], Permissions]] = {
         User.EXECUTOR: lambda: executor_permissions(
@@ -89,15 +107,7 @@ def permissions(
         User.SWITCHES: switch_permissions,
         User.DURABLE: lambda: handover_permissions(options, stream=stream),
     }
-    needed = of_user[user]()
-    typer.echo(
-        printable_lines(
-            _shown(
-                needed.over(settings.nats.jetstream_domain, settings.nats.inbox_prefix),
-                Format.JSON if as_json else form,
-            )
-        )
-    )
+    return of_user[user]()
 
 
 @app.command(short_help="Show the durable, or give it back to the kernel.")
@@ -106,6 +116,7 @@ def durable(
     restore: Annotated[
         bool, typer.Option("--restore", help="Set what the kernel's own executor needs; stop every replica first.")
     ] = False,
+    protocol: ProtocolOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:
     """Show the durable consumer, or give it back to the kernel's own executor. Does not need PG_DSN.
@@ -116,6 +127,7 @@ def durable(
         partial(_durable, restore=restore),
         "openapi-tool nats permissions --for durable",
         {} if "PG_DSN" in os.environ else NO_DATABASE,
+        protocol,
     )
     if as_json:
         tell_json({"before": asdict(before), "after": asdict(after)} if restore else asdict(after))

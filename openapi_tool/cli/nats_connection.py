@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from openapi_tool.bootstrap import Bootstrap, build_bootstrap
+from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient, BusOptions, connected, outage_as_unavailable
 from openapi_tool.cli.common import USAGE, fail
-from openapi_tool.cli.tools_files import settings_failed
+from openapi_tool.cli.kernel_option import ProtocolVersion, kernel_bootstrap
 from openapi_tool.kernel.failures import located
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.settings import SettingsError, load_settings
 
 CONNECT_S = 1.5  # with the start of the program, the message is there within 3 s
 
@@ -23,16 +21,17 @@ T = TypeVar("T")
 
 
 def with_nats(
-    work: Callable[[Bootstrap, BusClient], Awaitable[T]], listed_by: str, flags: Mapping[str, Any] | None = None
+    work: Callable[[Bootstrap, BusClient], Awaitable[T]],
+    listed_by: str,
+    flags: Mapping[str, Any] | None = None,
+    protocol: ProtocolVersion | None = None,
 ) -> T:
     """Return the result of `work` with a connection to NATS, or print what is in the way and exit with 2.
 
-    `listed_by` is the command that prints the permissions that the user needs; `flags` are settings.
+    `listed_by` is the command that prints the permissions that the user needs; `flags` are settings; `protocol` is the
+    version of the kernel whose NATS it is, by default of the main one.
     """
-    try:
-        bootstrap = build_bootstrap(load_settings(flags or {}), os.environ)
-    except SettingsError as error:
-        settings_failed(error)
+    bootstrap = kernel_bootstrap(protocol, flags)
     try:
         return asyncio.run(_connected(bootstrap, work, listed_by))
     except Unavailable as error:

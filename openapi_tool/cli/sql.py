@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from openapi_tool.cli.common import fail
+from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.kernel.grants import INSPECT, USAGE, grant_statements, reader_grants
 from openapi_tool.settings import SettingsError, load_settings
 
@@ -26,10 +27,10 @@ class User(StrEnum):
 _READS = {User.INSPECT: INSPECT, User.USAGE: USAGE}
 
 
-def _own_role() -> str | None:
+def _own_role(protocol: ProtocolVersion | None) -> str | None:
     """Return the user of the connection string; None without one."""
     try:
-        return load_settings().postgres.parsed.user
+        return load_settings().of_version(protocol).postgres.parsed.user
     except SettingsError:
         return None
 
@@ -50,14 +51,16 @@ def grants(
         bool, typer.Option("--registration", help="Include the privileges to register tools.")
     ] = False,
     user: Annotated[User, typer.Option("--for", help="`serve`, or the command that it is for.")] = User.EXECUTOR,
+    protocol: ProtocolOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Print the GRANT statements for a role: the least privileges for `serve` and `deadletters`.
 
-    Changes nothing; the operator of the database runs them. Exit codes: 0, 2 invalid role name.
+    Changes nothing; the operator of the database runs them. They are the same for every protocol version. Exit codes:
+    0, 2 invalid role name.
     """
     if role is None:
-        role = _own_role() or fail("--role: name the database role; the settings have no user in PG_DSN")
+        role = _own_role(protocol) or fail("--role: name the database role; the settings have no user in PG_DSN")
     try:
         reads = _READS.get(user)
         statements = reader_grants(role, reads) if reads else grant_statements(role, registration=registration)

@@ -15,16 +15,20 @@ from rich.progress import Progress
 from rich.table import Column, Table
 
 from openapi_tool.cli.common import USAGE, cell, fail, say, tell, tell_json
+from openapi_tool.cli.kernel_option import ProtocolOption
 from openapi_tool.cli.tools_files import Files, load_definitions
 from openapi_tool.cli.tools_registry import (
     FAILED,
     ApiOption,
     DatabaseOption,
     JsonOption,
+    Place,
     YesOption,
     confirmed,
+    kernel_version,
     run_with,
 )
+from openapi_tool.protocol.subject import subject_in_version
 from openapi_tool.telemetry.printable import printable_line
 from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.problems import counted
@@ -58,24 +62,28 @@ def apply(
     ] = None,
     api: ApiOption = None,
     db: DatabaseOption = False,
+    protocol: ProtocolOption = None,
     yes: YesOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare and show; change nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Register definitions: lint, compare with the stored ones, show differences, confirm, write.
 
-    A failure in one project does not affect the others. Exit codes: 0 projects match the files (or differences
-    shown, with --dry-run), 1 a failure, an error in a file, or not confirmed, 2 usage or settings.
+    Subjects are stored in the kernel's protocol version; with --api name it, if it is not the files'. A failure in one
+    project does not affect the others. Exit codes: 0 projects match the files (or differences shown, with --dry-run),
+    1 a failure, an error in a file, or not confirmed, 2 usage or settings.
     """
     if as_json and not (yes or dry_run):
         fail("--json cannot ask for confirmation: add --yes or --dry-run", USAGE)
     projects = _projects(project or [], projects_file)
-    rows = [definition.row for definition in load_definitions(files)]
+    definitions, place = load_definitions(files), Place(api, db, protocol)
+    version = kernel_version(place)
+    rows = [_of_version(definition.row, version) for definition in definitions]
 
     async def work(registry: Registry) -> list[Result]:
         return await _apply(registry, projects, rows, ask=not yes, dry_run=dry_run, quiet=as_json)
 
-    results = run_with(api, db, work)
+    results = run_with(place, work)
     if as_json:
         for result in results:
             tell_json(asdict(result))
@@ -83,6 +91,11 @@ def apply(
         _show(results)
     if any(result.outcome == "failed" for result in results):
         raise typer.Exit(FAILED)
+
+
+def _of_version(row: dict[str, Any], version: str | None) -> dict[str, Any]:
+    """Return a definition with its subject in the kernel's protocol version, None if that is unknown."""
+    return row if version is None else {**row, "target_subject": subject_in_version(row["target_subject"], version)}
 
 
 def _projects(named: Sequence[str], file: Path | None) -> list[str]:

@@ -8,8 +8,9 @@ import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -17,6 +18,7 @@ from rich.table import Column, Table
 
 from openapi_tool.bootstrap import database_dsn, operator_envs, tool_secrets
 from openapi_tool.cli.common import USAGE, cell, fail, tell, tell_json
+from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.cli.management_api import ManagementApi
 from openapi_tool.cli.tools_files import settings_failed, settings_without_database
 from openapi_tool.entry import INTERRUPTED
@@ -31,6 +33,9 @@ from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.lint import part
 from openapi_tool.tools.pasted_keys import without_keys
 from openapi_tool.tools.registry import Registry, RegistryError, RegistryUnreachable
+
+if TYPE_CHECKING:
+    from openapi_tool.local.dev import StackAddress
 
 FAILED = 1
 _DESCRIPTION_CHARS = 60
@@ -47,16 +52,31 @@ ProjectOption = Annotated[str, typer.Option(help="Project.", show_default=False)
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where definitions are stored, by the options --api, --db and --protocol; see `run_with`."""
+
+    api: str | None
+    db: bool
+    protocol: ProtocolVersion | None = None
+
+
 def list_(
-    *, project: ProjectOption, api: ApiOption = None, db: DatabaseOption = False, as_json: JsonOption = False
+    *,
+    project: ProjectOption,
+    api: ApiOption = None,
+    db: DatabaseOption = False,
+    protocol: ProtocolOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """List the definitions of a project, and their mistakes as an executor with these settings sees them.
 
     Exit codes: 0, 1 there is no such project, 2 usage or settings, or the kernel cannot be reached.
     """
-    stored = run_with(api, db, lambda registry: registry.rows(project))
+    place = Place(api, db, protocol)
+    stored, version = run_with(place, lambda registry: registry.rows(project)), kernel_version(place)
     masked, check = _masking(), stored_check(settings_without_database())
-    rows = [masked({**row, **judge(row, check)}) for row in stored]
+    rows = [masked({**row, **judge(row, check, version)}) for row in stored]
     if as_json:
         for row in rows:
             tell_json({name: value for name, value in row.items() if name != "is"})
@@ -75,13 +95,14 @@ def show(
     project: ProjectOption,
     api: ApiOption = None,
     db: DatabaseOption = False,
+    protocol: ProtocolOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print one definition as YAML; keys pasted into it are masked.
 
     Exit codes: 0, 1 there is no such tool, 2 usage or settings.
     """
-    row = run_with(api, db, lambda registry: registry.row(project, tool))
+    row = run_with(Place(api, db, protocol), lambda registry: registry.row(project, tool))
     if row is None:
         fail(f"project {project} has no tool {tool!r}", FAILED)
     row = _masking()(row)
@@ -94,6 +115,7 @@ def delete(
     project: ProjectOption,
     api: ApiOption = None,
     db: DatabaseOption = False,
+    protocol: ProtocolOption = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -104,7 +126,7 @@ def delete(
     async def take_away(registry: Registry) -> list[dict[str, Any]]:
         return [await _deleted(registry, project, tool) for tool in tools]
 
-    outcomes = run_with(api, db, take_away)
+    outcomes = run_with(Place(api, db, protocol), take_away)
     for outcome in outcomes:
         told = f"{outcome['tool_name']}: {outcome['outcome']}" + (f", {outcome['reason']}" if outcome["reason"] else "")
         if as_json:
@@ -131,14 +153,14 @@ def confirmed(question: str) -> bool:
         return False
 
 
-def run_with(api: str | None, db: bool, work: Callable[[Registry], Coroutine[Any, Any, T]]) -> T:  # noqa: FBT001
+def run_with(place: Place, work: Callable[[Registry], Coroutine[Any, Any, T]]) -> T:
     """Run `work` with the chosen registry; print an obstacle in one line and exit."""
 
     async def open_and_work() -> T:
-        async with _registry(api, db=db) as registry:
+        async with _registry(place) as registry:
             return await work(registry)
 
-    if api is not None and db:
+    if place.api is not None and place.db:
         fail(_CHOICE, USAGE)
     try:
         return asyncio.run(open_and_work())
@@ -150,25 +172,39 @@ def run_with(api: str | None, db: bool, work: Callable[[Registry], Coroutine[Any
         raise typer.Exit(INTERRUPTED) from None
 
 
+def kernel_version(place: Place) -> str | None:
+    """Return the protocol version of the kernel with these definitions; None if an API does not tell. Exits with 2."""
+    if place.api is not None:
+        return place.protocol
+    if not place.db:
+        return _dev(place.protocol).protocol
+    return settings_without_database().of_version(place.protocol).protocol.version
+
+
 @asynccontextmanager
-async def _registry(api: str | None, *, db: bool) -> AsyncIterator[Registry]:
-    if db or api is None:
-        settings = load_settings({} if db else {"postgres": {"dsn": _dsn_of_dev()}})
-        async with ToolRows.open(database_dsn(settings, os.environ), settings.postgres.timeout_s) as rows:
-            yield rows
-    else:
-        async with ManagementApi.open(api) as client:
+async def _registry(place: Place) -> AsyncIterator[Registry]:
+    if place.api is not None:
+        async with ManagementApi.open(place.api) as client:
             yield client
+        return
+    if place.db:
+        settings = load_settings().of_version(place.protocol)
+        version: str = settings.protocol.version
+    else:
+        found = _dev(place.protocol)
+        settings, version = load_settings({"postgres": {"dsn": found.pg_dsn}}), found.protocol
+    async with ToolRows.open(database_dsn(settings, os.environ), settings.postgres.timeout_s, version) as rows:
+        yield rows
 
 
-def _dsn_of_dev() -> str:
-    """Return the connection string of this user's running `dev`. Exits with 2 where there is none."""
+def _dev(protocol: ProtocolVersion | None) -> StackAddress:
+    """Return the addresses of this user's running `dev`. Exits with 2 where there is none."""
     if not find_spec("openapi_tool.local"):  # the image does not contain the embedded stack
         fail(_CHOICE, USAGE)
     from openapi_tool.local.dev import DevError, running_dev  # noqa: PLC0415 - see above
 
     try:
-        return running_dev().pg_dsn
+        return running_dev(protocol)
     except DevError as error:
         fail(f"{_CHOICE}, or start `openapi-tool dev`: {error}", USAGE)
 
@@ -184,15 +220,19 @@ def stored_check(settings: Settings) -> StoredCheck:
     )
 
 
-def judge(row: dict[str, Any], check: StoredCheck) -> dict[str, Any]:
+def judge(row: dict[str, Any], check: StoredCheck, version: str | None) -> dict[str, Any]:
     """Return the built-in tool of a stored definition, and what the executor would refuse or ignore of it.
 
-    A tool that is sent to another target is another executor's.
+    A tool that is sent to another target is another executor's. `version` is the kernel's protocol version, None if
+    unknown.
     """
     target = row.get("target_subject")
     if isinstance(target, str) and f".cmd.tool.{check.target}." not in target:
         return {"is": "not ours", "problems": []}
     definition, problems = check.check(stored_record(row))
+    if version and isinstance(target, str) and not target.startswith(f"cg.{version}."):
+        why = f"target_subject: must begin with cg.{version}., or no executor of this kernel gets a call"
+        return {"is": "unusable", "problems": [why, *problems]}
     return {"is": definition.built_in.name if definition else "unusable", "problems": problems}
 
 

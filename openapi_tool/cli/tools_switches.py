@@ -17,6 +17,7 @@ from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.switch_store import change_switches, load_switches
 from openapi_tool.cli.common import NO_DATABASE, cell, fail, say, tell_json
+from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.tools_registry import JsonOption
 from openapi_tool.tools.switches import (
@@ -45,12 +46,13 @@ def disable(
     all_projects: EverywhereOption = False,
     reason: ReasonOption,
     by: ByOption = None,
+    protocol: ProtocolOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Disable a tool within two seconds on all replicas: its calls fail with tool_not_available and the reason.
 
-    Nothing is sent upstream for them. Running calls are finished. Exit codes: 0, 2 invalid options or settings, or NATS
-    cannot be reached.
+    Nothing is sent upstream for them. Running calls are finished. It applies to every kernel on these NATS servers.
+    Exit codes: 0, 2 invalid options or settings, or NATS cannot be reached.
     """
     switch = _switch(name, project, reason, by, all_projects=all_projects)
 
@@ -60,7 +62,7 @@ def disable(
             fail(f"{MAX_SWITCHES:,} tools are disabled already; disable a whole project or all tools instead")
         return changed
 
-    _with_store(lambda client: change_switches(client, change))
+    _with_store(lambda client: change_switches(client, change), protocol)
     if as_json:
         tell_json(asdict(switch))
     else:
@@ -74,6 +76,7 @@ def enable(
     all_projects: EverywhereOption = False,
     reason: ReasonOption,
     by: ByOption = None,
+    protocol: ProtocolOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Enable again exactly what was disabled, within two seconds on all replicas.
@@ -81,7 +84,7 @@ def enable(
     Exit codes: 0, 1 it is not disabled, 2 invalid options or settings, or NATS cannot be reached.
     """
     switch = _switch(name, project, reason, by, all_projects=all_projects)
-    before, after = _with_store(lambda client: change_switches(client, lambda found: found.enabled(switch)))
+    before, after = _with_store(lambda client: change_switches(client, lambda found: found.enabled(switch)), protocol)
     if len(before.all) == len(after.all):
         fail(f"{_named(switch)} is not disabled; openapi-tool tools disabled lists what is", _NOT_DISABLED)
     if as_json:
@@ -90,9 +93,9 @@ def enable(
         say(f"enabled {_named(switch)}")
 
 
-def disabled(*, as_json: JsonOption = False) -> None:
+def disabled(*, protocol: ProtocolOption = None, as_json: JsonOption = False) -> None:
     """List what is disabled, since when, by whom and why. Exit codes: 0, 2 invalid settings, NATS cannot be reached."""
-    switches = _with_store(load_switches).switches.all
+    switches = _with_store(load_switches, protocol).switches.all
     if as_json:
         tell_json([asdict(switch) for switch in switches])
         return
@@ -135,7 +138,7 @@ def _named(switch: Switch) -> str:
     return f"{tools} of {'all projects' if switch.project_id == ALL else f'project {switch.project_id!r}'}"
 
 
-def _with_store(work: Callable[[BusClient], Awaitable[T]]) -> T:
+def _with_store(work: Callable[[BusClient], Awaitable[T]], protocol: ProtocolVersion | None) -> T:
     """Return the result of `work` with a connection; exits where NATS or the stored record are in the way."""
 
     async def with_client(bootstrap: Bootstrap, client: BusClient) -> T:
@@ -144,6 +147,6 @@ def _with_store(work: Callable[[BusClient], Awaitable[T]]) -> T:
 
     try:
         flags = {} if "PG_DSN" in os.environ else NO_DATABASE
-        return with_nats(with_client, "openapi-tool nats permissions --for switches", flags)
+        return with_nats(with_client, "openapi-tool nats permissions --for switches", flags, protocol)
     except SwitchRecordInvalid as invalid:
         fail(f"key switches in bucket openapi_tool: {invalid}; delete it: nats kv del openapi_tool switches")

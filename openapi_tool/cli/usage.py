@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import csv
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,13 +15,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from openapi_tool.bootstrap import Bootstrap, build_bootstrap
+from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.cli.common import USAGE, cell, fail, say, tell_json
-from openapi_tool.cli.tools_files import settings_failed
+from openapi_tool.cli.kernel_option import ProtocolOption, kernel_bootstrap
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.usage import MAX_ROWS, By, usage
 from openapi_tool.protocol.errors import Unavailable
-from openapi_tool.settings import SettingsError, load_settings
 from openapi_tool.telemetry.printable import printable_line
 
 _FIGURES = ("calls", "tokens", "requests", "cache_hits", "errors", "truncated", "retries", "p50_ms", "p95_ms")
@@ -38,6 +36,7 @@ def show_usage(
     since: Annotated[str, typer.Option(help="Start: 7d, 24h, 30m, or a date or time in ISO 8601 (UTC).")] = "7d",
     until: Annotated[str | None, typer.Option(help="End, in the same forms; by default now.")] = None,
     by: Annotated[By, typer.Option(help="What to sum up by.")] = By.TOOL,
+    protocol: ProtocolOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV only.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw tokens and calls as PNG; needs the extra [plot].")] = None,
@@ -53,7 +52,7 @@ def show_usage(
     start, end = _moment(since, now, "--since"), _moment(until, now, "--until") if until else now
     if start >= end:
         fail("--since must be before --until")
-    total, rows = _read(project, start, end, by)
+    total, rows = _read(kernel_bootstrap(protocol), project, start, end, by)
     if plot is not None:
         _plot(plot, rows, f"{project} by {by}, {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC")
     if as_json:
@@ -76,12 +75,10 @@ def _moment(text: str, now: datetime, option: str) -> datetime:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
 
 
-def _read(project: str, start: datetime, end: datetime, by: By) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the sum of all calls, and those by `by`; exits where settings or database are in the way."""
-    try:
-        bootstrap = build_bootstrap(load_settings({}), os.environ)
-    except SettingsError as error:
-        settings_failed(error)
+def _read(
+    bootstrap: Bootstrap, project: str, start: datetime, end: datetime, by: By
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the sum of all calls, and those by `by`; exits where the database is in the way."""
     rows = _fetched(bootstrap, project, start, end, by)
     found = [{"key": row["key"], **{name: row[name] for name in _FIGURES}} for row in rows]
     if len(found) > MAX_ROWS:
@@ -91,7 +88,7 @@ def _read(project: str, start: datetime, end: datetime, by: By) -> tuple[dict[st
 
 
 def _fetched(bootstrap: Bootstrap, project: str, start: datetime, end: datetime, by: By) -> list[dict[str, Any]]:
-    actor_id = bootstrap.settings.protocol.actor_id
+    actor_id = bootstrap.settings.actor_id
     try:
         return asyncio.run(usage(bootstrap.pool.dsn, project, start, end, actor_id, by))
     except Unavailable as error:

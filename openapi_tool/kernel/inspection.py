@@ -27,9 +27,13 @@ where not exists (
 )
 """
 
+# From the catalogue: a role that registers tools has no privilege on the schema `state`.
 _INBOX_COLUMNS = """
-select array_agg(attname::text) from pg_catalog.pg_attribute
-where attrelid = to_regclass('state.agent_inbox') and attnum > 0 and not attisdropped
+select array_agg(a.attname::text)
+from pg_catalog.pg_attribute as a
+join pg_catalog.pg_class as c on c.oid = a.attrelid
+join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
+where n.nspname = 'state' and c.relname = 'agent_inbox' and a.attnum > 0 and not a.attisdropped
 """
 
 _UNIQUE = """
@@ -87,7 +91,7 @@ async def inspect(connection: asyncpg.Connection, statements: Statements, timeou
         for statement in (statements.LOAD, statements.COMMIT):
             await connection.prepare(statement, name="", timeout=timeout_s)
     except asyncpg.UndefinedColumnError:
-        await _refuse_other_version(connection, statements, timeout_s)
+        await refuse_other_version(connection, statements, timeout_s)
         raise
     rows = await connection.fetch(_UNIQUE, timeout=timeout_s)
     there = {unique_index(row["name"], row["keys"], row["predicate"]) for row in rows}
@@ -95,11 +99,11 @@ async def inspect(connection: asyncpg.Connection, statements: Statements, timeou
         raise NeedsOperator(f"PostgreSQL: missing: unique index on {'; '.join(missing)}", MIGRATIONS)
 
 
-async def _refuse_other_version(
-    connection: asyncpg.Connection, statements: Statements, timeout_s: float | None
+async def refuse_other_version(
+    connection: asyncpg.Connection, statements: Statements, timeout_s: float | None = None
 ) -> None:
     """Raise NeedsOperator if the columns are those of another protocol version."""
-    columns = set(await connection.fetchval(_INBOX_COLUMNS, timeout=timeout_s))
+    columns = set(await connection.fetchval(_INBOX_COLUMNS, timeout=timeout_s) or ())
     versions = {version for version, other in STATEMENTS.items() if other.INBOX_COLUMN in columns}
     expected = statements.VERSION
     if len(versions) == 1 and expected not in versions:

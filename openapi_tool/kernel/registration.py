@@ -8,6 +8,9 @@ from typing import Any
 
 import asyncpg
 
+from openapi_tool.kernel.inspection import refuse_other_version
+from openapi_tool.kernel.statements import STATEMENTS
+from openapi_tool.protocol.errors import NeedsOperator
 from openapi_tool.protocol.jsontext import dumps, loads
 from openapi_tool.tools.naming import RESERVED_NAMES
 from openapi_tool.tools.registry import COLUMNS, RegistryError, RegistryUnreachable, stored_row
@@ -43,8 +46,11 @@ class ToolRows:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, dsn: str, timeout_s: float) -> AsyncIterator[ToolRows]:
-        """Connect to PostgreSQL; a connection or a statement may take `timeout_s` seconds. Raises RegistryError."""
+    async def open(cls, dsn: str, timeout_s: float, version: str | None = None) -> AsyncIterator[ToolRows]:
+        """Connect to PostgreSQL; a connection or a statement may take `timeout_s` seconds.
+
+        Raises RegistryError, also for a database of another protocol version than `version`.
+        """
         with _translate_errors():
             pool = await asyncpg.create_pool(
                 dsn,
@@ -57,6 +63,8 @@ class ToolRows:
                 server_settings={"application_name": "openapi-tool"},
             )
         try:
+            if version is not None:
+                await _check_version(pool, version)
             yield cls(pool)
         finally:
             await pool.close()
@@ -109,6 +117,16 @@ class ToolRows:
     def _check_name(self, tool_name: str) -> None:
         if tool_name in RESERVED_NAMES:
             raise RegistryError(f"bad_request: the name {tool_name!r} is reserved by the kernel")
+
+
+async def _check_version(pool: asyncpg.Pool, version: str) -> None:
+    """Raise RegistryError if the database is of another protocol version."""
+    with _translate_errors():
+        async with pool.acquire() as connection:
+            try:
+                await refuse_other_version(connection, STATEMENTS[version])
+            except NeedsOperator as refusal:
+                raise RegistryError(str(refusal)) from None
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 
 from openapi_tool.kernel.failures import translate_connection_errors, translate_statement_errors
+from openapi_tool.kernel.inspection import refuse_other_version
 from openapi_tool.kernel.statements import STATEMENTS
 
 _MAX_BYTES = 65_536
@@ -43,11 +44,13 @@ class CallRows:
 
 async def call_rows(dsn: str, version: str, project_id: str, tool_call_id: str) -> CallRows:
     """Return the rows of a call in a database of this protocol version. Raises Unavailable."""
-    queries = (STATEMENTS[version].TIMELINE, _EDGES, _CARDS)
+    statements = STATEMENTS[version]
+    queries = (statements.TIMELINE, _EDGES, _CARDS)
     with translate_connection_errors():
         connection = await asyncpg.connect(dsn, timeout=_TIMEOUT_S, command_timeout=_TIMEOUT_S)
     try:
         with translate_statement_errors():
+            await refuse_other_version(connection, statements)
             found = [await connection.fetch(query, project_id, tool_call_id) for query in queries]
     finally:
         await connection.close(timeout=_TIMEOUT_S)

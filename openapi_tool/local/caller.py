@@ -56,10 +56,10 @@ class Answer:
 
 
 class Caller:
-    """The parts of a kernel of protocol `version` (v1r4 unless set) that a tool executor interacts with."""
+    """The parts of a kernel of protocol `version` that a tool executor interacts with."""
 
-    def __init__(self, database: asyncpg.Connection, client: Client) -> None:
-        self.database, self.client, self.version = database, client, VERSION
+    def __init__(self, database: asyncpg.Connection, client: Client, version: str = VERSION) -> None:
+        self.database, self.client, self.version = database, client, version
         self._doorbells: dict[str, asyncio.Future[tuple[float, Msg]]] = {}
         self._lock = asyncio.Lock()
         self.last_sequence = 0  # place in the stream of the last command that was sent
@@ -68,22 +68,21 @@ class Caller:
     @asynccontextmanager
     async def connect(cls, dsn: str, nats_url: str, version: str = VERSION) -> AsyncIterator[Caller]:
         """Connect, create the kernel's stream if it is missing, and subscribe to doorbells."""
-        async with cls.open(dsn, servers=nats_url) as caller:
-            caller.version = version
+        async with cls.open(dsn, version, servers=nats_url) as caller:
             await caller.make_stream()
             await caller.listen(f"cg.{version}.*.*.cmd.agent.*.wakeup")
             yield caller
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, dsn: str, **bus: Any) -> AsyncIterator[Caller]:
+    async def open(cls, dsn: str, version: str = VERSION, /, **bus: Any) -> AsyncIterator[Caller]:
         """Connect and change nothing; `bus` are the NATS client's options. Raises ERRORS."""
         async with AsyncExitStack() as stack:
             database = await stack.enter_async_context(open_database(dsn, _CONNECT_S))
             client = BusClient(tls_required=bus.get("tls") is not None)
             await client.connect(name="kernel-player", **bus)
             stack.push_async_callback(client.close)
-            yield cls(database, client)
+            yield cls(database, client, version)
 
     async def make_stream(self, metadata: Mapping[str, str] | None = None, *, replicas: int = 1) -> None:
         """Create the kernel's stream with `replicas` replicas if it is missing."""

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from openapi_tool.local.caller import Answer, Caller, PlacedCall, prepare_database
+from openapi_tool.local.caller import VERSION, Answer, Caller, PlacedCall, prepare_database
 from openapi_tool.local.dev import log_entries
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
+from openapi_tool.protocol.subject import subject_in_version
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.exports import registration
 
@@ -55,24 +56,27 @@ class Journey:
     steps: Mapping[str, int]
 
 
-async def play(stack: EmbeddedStack, executor: ExecutorProcess, upstream: Upstream) -> list[Journey]:
+async def play(
+    stack: EmbeddedStack, executor: ExecutorProcess, upstream: Upstream, version: str = VERSION
+) -> list[Journey]:
     """Register the tools, run the calls, and read the second part of the last one, whose page is long."""
-    async with Caller.connect(stack.postgres.dsn(DATABASE), stack.nats.url) as caller:
-        await caller.furnish(PROJECT, AGENT, demo_tools())
+    async with Caller.connect(stack.postgres.dsn(DATABASE), stack.nats.url, version) as caller:
+        await caller.furnish(PROJECT, AGENT, demo_tools(version))
         journeys = [await _follow(caller, executor, *call) for call in CALLS[upstream]]
         if cursor := journeys[-1].about.get("next_cursor"):
             journeys.append(await _follow(caller, executor, "jina_read", {"cursor": cursor}))
         return journeys
 
 
-async def prepare(stack: EmbeddedStack) -> None:
+async def prepare(stack: EmbeddedStack, version: str = VERSION) -> None:
     """Create the demonstration's database."""
-    await prepare_database(stack.postgres.dsn(), DATABASE, kernel_schema())
+    await prepare_database(stack.postgres.dsn(), DATABASE, kernel_schema(version))
 
 
-def demo_tools() -> Iterator[dict[str, Any]]:
-    """Return a definition of each built-in tool."""
-    return map(registration, CATALOGUE.values())
+def demo_tools(version: str = VERSION) -> Iterator[dict[str, Any]]:
+    """Return a definition of each built-in tool for a kernel of this version."""
+    for row in map(registration, CATALOGUE.values()):
+        yield {**row, "target_subject": subject_in_version(row["target_subject"], version)}
 
 
 async def _follow(caller: Caller, executor: ExecutorProcess, tool_name: str, arguments: dict[str, Any]) -> Journey:

@@ -27,7 +27,7 @@ from openapi_tool.protocol.subject import parse_command_subject, wakeup_subject
 if TYPE_CHECKING:
     from openapi_tool.local.stack import EmbeddedStack
 
-PROJECT, AGENT, DATABASE = "proj_dev", "agent_dev", "dev"
+PROJECT, AGENT = "proj_dev", "agent_dev"
 MARK = "openapi-tool dev"
 """Marks of `dev`: the comment on its database, and the metadata of its stream."""
 
@@ -46,11 +46,17 @@ class DevError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StackAddress:
-    """Addresses of a running dev stack."""
+    """Addresses of a running dev stack, and the protocol version of its kernel."""
 
     pid: int
     pg_dsn: str
     nats_servers: str
+    protocol: str = VERSION
+
+
+def database_of(version: str) -> str:
+    """Return the name of the database of a kernel of this version; a kept folder may contain one of each."""
+    return "dev" if version == VERSION else f"dev_{version}"
 
 
 def state_path() -> Path:
@@ -130,13 +136,16 @@ def _make(folder: Path) -> None:
         raise DevError(f"{folder} holds other things than data of dev; choose a new or an empty folder")
 
 
-def announce(descriptor: int, pg_dsn: str, nats_servers: str) -> None:
+def announce(descriptor: int, pg_dsn: str, nats_servers: str, version: str = VERSION) -> None:
     """Write the addresses of the dev stack to the locked state file, for `call`."""
-    write(descriptor, json.dumps(asdict(StackAddress(os.getpid(), pg_dsn, nats_servers))))
+    write(descriptor, json.dumps(asdict(StackAddress(os.getpid(), pg_dsn, nats_servers, version))))
 
 
-def running_dev() -> StackAddress:
-    """Return the addresses of this user's running dev stack. Raises DevError."""
+def running_dev(version: str | None = None) -> StackAddress:
+    """Return the addresses of this user's running dev stack, of this protocol version if one is given.
+
+    Raises DevError.
+    """
     path = state_path()
     try:
         with os.fdopen(_open_private(path, os.O_RDONLY), encoding="utf-8") as file:
@@ -149,6 +158,8 @@ def running_dev() -> StackAddress:
         raise DevError(f"no dev stack is up: {path} says nothing yet") from None
     if not _runs(found.pid):
         raise DevError(f"no dev stack is running: {path} is of process {found.pid}, which has ended")
+    if version not in (None, found.protocol):
+        raise DevError(f"the running dev stack is of protocol {found.protocol}, not of {version}")
     return found
 
 
@@ -161,22 +172,23 @@ def _runs(pid: int) -> bool:
     return True
 
 
-async def prepare(stack: EmbeddedStack, schema: str, tools: Iterable[Mapping[str, Any]]) -> None:
-    """Create stream and database if they are missing; do not change kept data, such as edited tools.
+async def prepare(stack: EmbeddedStack, version: str, schema: str, tools: Iterable[Mapping[str, Any]]) -> None:
+    """Create stream and database of a version if they are missing; do not change kept data, such as edited tools.
 
     The database is marked last, so that an incomplete one is created again. Sets rules of the double for requests
     without a recording.
     """
     stack.upstream.rules(*ANY_ANSWER)
-    async with Caller.open(stack.postgres.dsn(), servers=stack.nats.url) as server:
+    database = database_of(version)
+    async with Caller.open(stack.postgres.dsn(), version, servers=stack.nats.url) as server:
         await server.make_stream(_STREAM_MARK)
-        if await _comment(server, DATABASE) == MARK:
+        if await _comment(server, database) == MARK:
             return
-        await server.database.execute(f"drop database if exists {DATABASE} with (force)")
-        await prepare_database(stack.postgres.dsn(), DATABASE, schema)
-        async with Caller.open(stack.postgres.dsn(DATABASE), servers=stack.nats.url) as caller:
+        await server.database.execute(f"drop database if exists {database} with (force)")
+        await prepare_database(stack.postgres.dsn(), database, schema)
+        async with Caller.open(stack.postgres.dsn(database), servers=stack.nats.url) as caller:
             await caller.furnish(PROJECT, AGENT, tools)
-        await server.database.execute(f"comment on database {DATABASE} is '{MARK}'")
+        await server.database.execute(f"comment on database {database} is '{MARK}'")
 
 
 async def _comment(caller: Caller, database: str | None = None) -> str | None:
@@ -233,7 +245,7 @@ async def find_target(caller: Caller, wanted: Wanted) -> Target:
     tool = await _tool(caller, project_id, wanted.tool_name)
     worker_target = await _worker_target(caller, project_id, agent_id)
     values = {"project_id": project_id, "channel_id": wanted.channel_id, "agent_id": agent_id}
-    subject = _subject(tool, values)
+    subject = _subject(caller.version, tool, values)
     stream = await _stream(caller, subject)
     if not wanted.anywhere and not await _is_dev_stream(caller, stream):
         raise DevError(_foreign("stream"))
@@ -242,7 +254,7 @@ async def find_target(caller: Caller, wanted: Wanted) -> Target:
         tool_name=wanted.tool_name,
         subject=subject,
         after_execution=tool["after_execution"] or "suspend",
-        doorbell=_doorbell(project_id, wanted.channel_id, worker_target),
+        doorbell=_doorbell(caller.version, project_id, wanted.channel_id, worker_target),
     )
 
 
@@ -294,23 +306,23 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(known[:_NAMES_SHOWN]) + more or "none"
 
 
-def _subject(tool: Mapping[str, Any], values: Mapping[str, str]) -> str:
+def _subject(version: str, tool: Mapping[str, Any], values: Mapping[str, str]) -> str:
     """Return the subject of the command with its placeholders filled as by the kernel."""
     subject = str(tool["target_subject"] or "")
     for name, value in values.items():
         subject = subject.replace(f"{{{name}}}", value)
     try:
-        version = parse_command_subject(subject).version
+        found = parse_command_subject(subject).version
     except Unanswerable:
-        version = None
-    if version != VERSION or not _SUBJECT.fullmatch(subject):
-        raise DevError(f"{tool['tool_name']!r} cannot be called: {subject!r} is no subject of a {VERSION} tool command")
+        found = None
+    if found != version or not _SUBJECT.fullmatch(subject):
+        raise DevError(f"{tool['tool_name']!r} cannot be called: {subject!r} is no subject of a {version} tool command")
     return subject
 
 
-def _doorbell(project_id: str, channel_id: str, worker_target: str) -> str:
+def _doorbell(version: str, project_id: str, channel_id: str, worker_target: str) -> str:
     try:
-        return wakeup_subject(VERSION, project_id, channel_id, worker_target)
+        return wakeup_subject(version, project_id, channel_id, worker_target)
     except ValueError as error:
         raise DevError(str(error)) from None
 

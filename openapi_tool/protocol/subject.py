@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from openapi_tool.protocol.errors import Unanswerable
 
+VERSIONS = ("v1r4", "v1r3")
+"""Versions of the protocol."""
+
 MAX_ID_BYTES = 512
 """Limit of ids in UTF-8; the kernel's have about 40 bytes. Project, agent, turn and step are in B-tree indexes, whose
 rows are limited to 2,704 bytes: with longer ids the database would refuse the result after the call was billed.
@@ -51,6 +54,13 @@ def parse_command_subject(subject: str) -> CommandSubject:
     if any(is_too_long(token) for token in tokens[2:4]):
         raise Unanswerable("bad_subject", f"project or channel of {subject!r} is longer than {MAX_ID_BYTES} bytes")
     return CommandSubject(tokens[1], tokens[2], tokens[3], tokens[6], tokens[7])
+
+
+def subject_in_version(subject: str, version: str) -> str:
+    """Return the subject of a command, or the pattern of one, in another protocol version; any other text unchanged."""
+    root, _, rest = subject.partition(".")
+    known, _, rest = rest.partition(".")
+    return f"cg.{version}.{rest}" if root == "cg" and known in VERSIONS else subject
 
 
 def command_filter(version: str, project: str, channel: str, target: str) -> str:

@@ -47,7 +47,7 @@ class V1r3:
         """Decode a delivery. Raises Unanswerable only if its subject is not that of a tool command."""
         subject = parse_command_subject(delivery.subject)
         body = read_body(delivery)
-        return command_of(subject, _read_identity(subject, delivery.headers, body), body)
+        return command_of(subject, identity_in_body(subject, delivery.headers, body), body)
 
     def accept(self, identity: CallIdentity, records: CallRecords) -> Acceptance:
         """Check, before anything is billed, that the kernel will take the report.
@@ -122,8 +122,8 @@ class V1r3:
         return Wakeup(subject, headers, orjson.dumps({"agent_id": context_headers[header.AGENT]}))
 
 
-def _read_identity(subject: CommandSubject, headers: Mapping[str, str], body: Body) -> ClaimedIdentity:
-    """Return the identity in the body; add its problems to those of the body.
+def identity_in_body(subject: CommandSubject, headers: Mapping[str, str], body: Body) -> ClaimedIdentity:
+    """Return the identity in a body; add its problems to those of the body.
 
     Subject and headers say the rest. The step is the tool.call card's alone: the body's would not be that of the call.
     """

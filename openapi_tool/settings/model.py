@@ -302,6 +302,21 @@ class Settings(BaseSettings):
         }
         return self, self.model_copy(update=changed)
 
+    def of_version(self, version: str | None) -> Settings:
+        """Return the settings of the kernel of this protocol version alone; those of all kernels if it is None.
+
+        Where none is configured, the main servers count as those of a kernel of this version.
+        """
+        if version is None:
+            return self
+        changed: dict[str, Any] = {"dialects": DialectsSettings()}
+        for kernel in self.kernels:
+            if kernel.protocol.version == version:
+                return kernel.model_copy(update=changed)
+        changed["protocol"] = self.protocol.model_copy(update={"version": version})
+        changed["nats"] = self.nats.model_copy(update={"durable": None})
+        return self.model_copy(update=changed)
+
     def secret_values(self) -> list[tuple[str, str]]:
         """Return every secret in the settings, with the name of its setting."""
         urls = [("egress.proxy", self.egress.proxy.get_secret_value())] if self.egress.proxy else []

@@ -115,9 +115,9 @@ def list_projects(project_ids: Iterable[str]) -> None:
 def project_label(project_id: str | None) -> str:
     """Return the label of a project: its id if the operator lists it, else empty.
 
-    The name of a project of a v1r3 kernel begins with its version and a blank.
+    A blank, which no id contains, separates the version of a further kernel from the id of its project.
     """
-    name = (project_id or "").removeprefix("v1r3 ")
+    name = (project_id or "").rpartition(" ")[2]
     return name if name in _listed else ""
 
 

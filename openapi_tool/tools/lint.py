@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.jsonvalue import JsonValue
-from openapi_tool.protocol.subject import parse_command_subject
+from openapi_tool.protocol.subject import VERSIONS, parse_command_subject
 from openapi_tool.tools.arguments import is_identity
 from openapi_tool.tools.definition import TIMEOUTS, ToolDefinition, read_as_far_as_possible, stored_record
 from openapi_tool.tools.meta_schema import MAX_SUSPEND_S, violations
@@ -138,7 +138,7 @@ def _subject_problems(subject: object, limits: LintLimits) -> Iterator[Problem]:
         return
     if not _SUBJECT.fullmatch(subject):
         yield Problem(path, "may hold only letters, digits, '_' and '-' between its dots")
-    if parsed.version not in ("v1r4", "v1r3"):
+    if parsed.version not in VERSIONS:
         yield Problem(path, f"the second token must be v1r4{did_you_mean(parsed.version, ('v1r4',))}")
     if (parsed.project_id, parsed.channel_id) != (_PROJECT, _CHANNEL):
         message = f"tokens 3 and 4 must be {_PROJECT} and {_CHANNEL}, or the calls of other projects are refused"

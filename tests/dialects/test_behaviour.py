@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,40 +12,11 @@ from openapi_tool.local.caller import Answer, Caller, PlacedCall
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool
+from tests.dialects.conftest import PREFIX, Kernels
 from tests.requirements import requirement
 from tests.support import dead_letters, dsn_of
 
 KNOWN = {"query": "hello world", "count": 3}
-PREFIX = "OPENAPI_TOOL__DIALECTS__V1R3__"
-
-
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """A kernel of each version by its name, served by one executor."""
-
-    callers: Mapping[str, Caller]
-    executor: ExecutorProcess
-    stack: EmbeddedStack
-
-
-@pytest.fixture
-async def kernels(
-    stack: EmbeddedStack, caller: Caller, v1r3_caller: Caller, v1r3_database: str, start_executor: StartExecutor
-) -> Kernels:
-    callers = {one.version: one for one in (caller, v1r3_caller)}
-    for one in callers.values():
-        await one.add_tool(PROJECT, search_tool())
-    executor = start_executor(
-        {
-            f"{PREFIX}POSTGRES__DSN": dsn_of(stack, v1r3_database),
-            "OPENAPI_TOOL__CACHE__TTL_S": "300",
-            "OPENAPI_TOOL__EXECUTOR__REQUEUE_DELAY_S": "0.05",
-        }
-    )
-    async with asyncio.timeout(10):
-        while executor.log_text().count('"consumer.started"') < len(callers):  # noqa: ASYNC110 - a log has no event
-            await asyncio.sleep(0.05)
-    return Kernels(callers, executor, stack)
 
 
 @pytest.fixture(params=["v1r4", "v1r3"])

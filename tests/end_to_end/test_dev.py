@@ -194,6 +194,26 @@ async def test_calls_are_shown_as_they_pass_and_nothing_stays(
     assert os.listdir(spaced) == []  # noqa: PTH208 - nobody waits for this loop
 
 
+@requirement("dialects.commands")
+async def test_a_kernel_of_the_older_protocol_is_played_and_found(
+    start_dev: StartDev, environment: dict[str, str], tmp_path: Path
+) -> None:
+    dev = await start_dev("--protocol", "v1r3")
+    found = await dev.up()
+    assert found["OPENAPI_TOOL__PROTOCOL__VERSION"] == "v1r3"
+    called = await asyncio.to_thread(call, environment, "jina_search", "--args", json.dumps(SEARCH))
+    assert called.returncode == 0, called.stderr
+    assert "1. Result 1 for hello world" in called.stdout
+    await dev.line("← jina_search success")
+    refused = await asyncio.to_thread(call, environment, "jina_search", "--protocol", "v1r4")
+    assert (refused.returncode, "is of protocol v1r3, not of v1r4" in refused.stderr) == (2, True)
+    (tmp_path / "mine.yaml").write_text(json.dumps({**reader_tool(), "after_execution": "suspend"}))
+    words = ["tools", "apply", str(tmp_path / "mine.yaml"), "--project", PROJECT, "--yes"]
+    applied = await asyncio.to_thread(lambda: CliRunner().invoke(app, words, env=environment))
+    assert applied.exit_code == 0, applied.output
+    assert "cg.v1r3.{project_id}" in applied.output
+
+
 @requirement("cli.dev")
 async def test_it_can_be_stopped_while_it_comes_up(
     start_dev: StartDev, environment: dict[str, str], spaced: Path

@@ -154,10 +154,11 @@ def test_the_demo_shows_a_search_a_batch_and_a_long_page_in_two_parts(spaced: Pa
     assert list(spaced.iterdir()) == []
 
 
-@requirement("local.demo")
+@requirement("local.demo", "dialects.commands")
 def test_the_demo_says_that_a_double_answers_and_how_to_use_the_real_one(spaced: Path) -> None:
+    """With a kernel of protocol v1r3; the test above has one of v1r4."""
     done = subprocess.run(
-        [sys.executable, "-m", "openapi_tool", "demo"],
+        [sys.executable, "-m", "openapi_tool", "demo", "--protocol", "v1r3"],
         env=environment(spaced),
         capture_output=True,
         text=True,
@@ -167,6 +168,8 @@ def test_the_demo_says_that_a_double_answers_and_how_to_use_the_real_one(spaced:
     assert done.returncode == 0, done.stderr
     assert "--upstream real" in done.stdout
     assert "double" in done.stdout
+    assert "cg.v1r3.proj_demo.public.cmd.agent.worker_generic.wakeup" in done.stdout.replace("\n", "")
+    assert '{"agent_id":"agent_demo"}' in done.stdout
 
 
 @requirement("local.demo")

@@ -359,6 +359,17 @@ def test_a_bucket_that_goes_at_any_await_costs_one_delivery_at_most(run: Run) ->
     run(check())
 
 
+@requirement("dialects.isolated", "lease.owner")
+def test_commands_of_two_streams_with_one_sequence_have_two_leases(run: Run) -> None:
+    async def check() -> None:
+        buckets = Buckets(Schedule())
+        commands = [replace(redelivered(), stream=f"cg_cmd_{version}") for version in ("v1r4", "v1r3")]
+        taken = [await leases_on(buckets).take(command) for command in (*commands, *commands)]
+        assert [type(lease).__name__ for lease in taken] == ["Lease", "Lease", "LeaseTaken", "LeaseTaken"]
+
+    run(check())
+
+
 @requirement("nats.storage", "lease.owner")
 def test_executors_that_make_the_bucket_at_once_agree_on_one_owner(run: Run) -> None:
     async def check() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openapi_tool.protocol.body import INLINE_DATA
+from openapi_tool.protocol.claims import claimed_identity
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.dialect import Dialect
 from openapi_tool.protocol.errors import ReportRefused, Unanswerable
@@ -103,6 +104,22 @@ def test_an_id_that_cannot_be_stored_is_refused_instead_of_changed(name: str, va
     command = V1R3.decode(command_message(data=text))
     assert getattr(command.identity, name) is None
     assert command.violation is not None
+
+
+@requirement("v1r3.command", "dialects.commands")
+def test_what_a_command_claims_is_read_by_its_version() -> None:
+    body = json.dumps(IDENTITY).encode()
+    header = {"CG-Agent-Id": "other", "CG-Tool-Call-Id": "other"}
+    for subject, data, ids in (
+        (SUBJECT, body, ("proj", "agent", "call")),
+        (SUBJECT.replace("v1r3", "v1r4"), body, ("proj", "other", "other")),
+        (SUBJECT, body[:-1], ("proj", None, None)),
+        (SUBJECT, b"[1]", ("proj", None, None)),
+        ("cg.v1r3", b"\xff", ("", None, None)),
+        ("", b"", ("", "other", "other")),
+    ):
+        claimed = claimed_identity(subject, header, data)
+        assert (claimed.project_id, claimed.agent_id, claimed.tool_call_id) == ids
 
 
 @requirement("v1r3.command")

@@ -25,6 +25,7 @@ from openapi_tool.bus.dead_letters import SUBJECT, SUBJECTS
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.cli import app
 from openapi_tool.local.caller import STREAM
+from openapi_tool.protocol.command import Delivery
 from tests.conftest import PROJECT
 from tests.requirements import requirement
 from tests.support import dead_letters
@@ -322,8 +323,8 @@ async def test_commands_that_claim_to_be_a_status_of_the_server_are_found_among_
     for _ in range(4):
         await (await pulled.next_msg(5)).ack_sync()
 
-    async def answered(subject: str, headers: Mapping[str, str]) -> bool:
-        del subject, headers
+    async def answered(command: Delivery) -> bool:
+        del command
         return False  # no command has a result
 
     options = DurableOptions("v1r4", DURABLE, FILTER, 6, 100)

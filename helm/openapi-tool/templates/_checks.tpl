@@ -2,6 +2,7 @@
 {{- define "openapi-tool.check" -}}
 {{- include "openapi-tool.checkNames" . -}}
 {{- include "openapi-tool.checkServers" . -}}
+{{- include "openapi-tool.checkOlder" . -}}
 {{- include "openapi-tool.checkVolumes" . -}}
 {{- include "openapi-tool.checkTools" . -}}
 {{- include "openapi-tool.checkConfig" . -}}
@@ -69,9 +70,12 @@
 {{- end -}}
 {{- range $setting, $instead := dict
     "postgres.dsn" "secrets.postgres" "nats.password" "secrets.nats" "nats.token" "secrets.nats"
-    "session.key" "secrets.session" "egress.proxy" "secrets.proxy" -}}
+    "dialects.v1r3.postgres.dsn" "v1r3.postgres" "dialects.v1r3.nats.password" "v1r3.nats"
+    "dialects.v1r3.nats.token" "v1r3.nats" "session.key" "secrets.session" "egress.proxy" "secrets.proxy" -}}
 {{- $path := splitList "." $setting -}}
-{{- if hasKey (get ($.Values.config | default dict) (first $path) | default dict) (last $path) -}}
+{{- $section := $.Values.config | default dict -}}
+{{- range initial $path -}}{{- $section = get $section . | default dict -}}{{- end -}}
+{{- if hasKey $section (last $path) -}}
 {{- fail (printf "config.%s: a secret would stand in a ConfigMap. Put it into a Secret, and name that in %s." $setting $instead) -}}
 {{- end -}}
 {{- end -}}
@@ -79,9 +83,14 @@
     "nats.servers" "nats.servers" "secrets.allowed_env" "allowedEnv" "nats.user" "secrets.nats.userKey"
     "nats.ca_file" "secrets.natsTls" "nats.cert_file" "secrets.natsTls" "nats.key_file" "secrets.natsTls"
     "nats.credentials_file" "secrets.nats.credentialsKey" "nats.nkey_seed_file" "secrets.nats.nkeySeedKey"
-    "egress.ca_file" "secrets.upstreamCa" -}}
+    "dialects.v1r3.nats.servers" "v1r3.nats.servers" "dialects.v1r3.nats.user" "v1r3.nats.userKey"
+    "dialects.v1r3.nats.ca_file" "v1r3.natsTls" "dialects.v1r3.nats.cert_file" "v1r3.natsTls"
+    "dialects.v1r3.nats.key_file" "v1r3.natsTls" "dialects.v1r3.nats.credentials_file" "v1r3.nats.credentialsKey"
+    "dialects.v1r3.nats.nkey_seed_file" "v1r3.nats.nkeySeedKey" "egress.ca_file" "secrets.upstreamCa" -}}
 {{- $path := splitList "." $setting -}}
-{{- if hasKey (get ($.Values.config | default dict) (first $path) | default dict) (last $path) -}}
+{{- $section := $.Values.config | default dict -}}
+{{- range initial $path -}}{{- $section = get $section . | default dict -}}{{- end -}}
+{{- if hasKey $section (last $path) -}}
 {{- fail (printf "config.%s: the chart sets it from %s. Set that instead." $setting $instead) -}}
 {{- end -}}
 {{- end -}}
@@ -151,26 +160,44 @@
 {{- end -}}
 
 {{- define "openapi-tool.checkServers" -}}
+{{- range $where, $servers := dict "nats.servers" .Values.nats.servers "v1r3.nats.servers" .Values.v1r3.nats.servers -}}
 {{- $sockets := list -}}
-{{- range $at, $url := .Values.nats.servers -}}
+{{- range $at, $url := $servers -}}
 {{- if contains "@" $url -}}
-{{- fail "nats.servers: a URL holds user information, which everybody who may read the Deployment would see. Put user and password into a Secret, and name it in secrets.nats." -}}
+{{- fail (printf "%s: a URL holds user information, which everybody who may read the Deployment would see. Put user and password into a Secret, and name it in %s." $where (ternary "v1r3.nats" "secrets.nats" (hasPrefix "v1r3" $where))) -}}
 {{- end -}}
 {{- if not (regexMatch `^[a-z]+://(\[[0-9A-Fa-f:.]+\]|[^\s,/?#:%\[\]\\]+)(:[1-9][0-9]{0,4})?$` $url) -}}
-{{- fail (printf "nats.servers: entry %d is not one URL such as nats://host:4222. Give each server an entry of its own, its port without leading zeros, and nothing behind it." (add1 $at)) -}}
+{{- fail (printf "%s: entry %d is not one URL such as nats://host:4222. Give each server an entry of its own, its port without leading zeros, and nothing behind it." $where (add1 $at)) -}}
 {{- end -}}
 {{- if gt (include "openapi-tool.port" $url | int) 65535 -}}
-{{- fail (printf "nats.servers: entry %d: a port is a number from 1 to 65535." (add1 $at)) -}}
+{{- fail (printf "%s: entry %d: a port is a number from 1 to 65535." $where (add1 $at)) -}}
 {{- end -}}
 {{- $sockets = append $sockets (hasPrefix "ws" $url) -}}
 {{- end -}}
 {{- if gt (len (uniq $sockets)) 1 -}}
-{{- fail "nats.servers: must be all nats:// and tls://, or all ws:// and wss://." -}}
+{{- fail (printf "%s: must be all nats:// and tls://, or all ws:// and wss://." $where) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What belongs to the kernel of protocol v1r3 is refused where no such kernel is served. */}}
+{{- define "openapi-tool.checkOlder" -}}
+{{- $config := dig "dialects" "v1r3" (dict) (.Values.config | default dict) -}}
+{{- with .Values.v1r3 -}}
+{{- if and (not .postgres.name) (or $config .nats.servers .nats.name .natsTls.name) -}}
+{{- fail "v1r3.postgres.name is empty: a kernel of protocol v1r3 needs the Secret of its database." -}}
+{{- end -}}
+{{- if and (not .nats.servers) (or .nats.name .natsTls.name (hasKey $config "nats")) -}}
+{{- fail "v1r3.nats.servers is empty: without servers of its own that kernel has the login of secrets.nats." -}}
+{{- end -}}
+{{- if and .postgres.name (eq (dig "protocol" "version" "v1r4" ($.Values.config | default dict)) "v1r3") -}}
+{{- fail "v1r3.postgres: config.protocol.version is v1r3 already. Leave one out." -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "openapi-tool.checkVolumes" -}}
-{{- $own := list "config" "postgres" "nats" "nats-tls" "upstream-ca" "keys" "tools" -}}
+{{- $own := list "config" "postgres" "nats" "nats-tls" "v1r3-nats" "v1r3-nats-tls" "upstream-ca" "keys" "tools" -}}
 {{- $names := list -}}
 {{- range .Values.extraVolumes -}}
 {{- if or (has .name $own) (has .name $names) -}}
@@ -277,28 +304,27 @@
 {{- end -}}
 
 {{- define "openapi-tool.checkLogin" -}}
-{{- with .Values.secrets.natsTls -}}
-{{- if and (not .name) (or .certKey .keyKey) -}}
-{{- fail "secrets.natsTls: certKey and keyKey are keys of a Secret. Give its name." -}}
+{{- $secrets := .Values.secrets -}}
+{{- range $where, $tls := dict "secrets.natsTls" $secrets.natsTls "v1r3.natsTls" .Values.v1r3.natsTls -}}
+{{- if and (not $tls.name) (or $tls.certKey $tls.keyKey) -}}
+{{- fail (printf "%s: certKey and keyKey are keys of a Secret. Give its name." $where) -}}
 {{- end -}}
 {{- end -}}
-{{- with .Values.secrets.nats -}}
-{{- $ways := list -}}
-{{- range list .userKey .tokenKey .credentialsKey .nkeySeedKey -}}{{- if . -}}{{- $ways = append $ways . -}}{{- end -}}{{- end -}}
+{{- range $where, $login := dict "secrets.nats" $secrets.nats "v1r3.nats" .Values.v1r3.nats -}}
+{{- $ways := compact (list $login.userKey $login.tokenKey $login.credentialsKey $login.nkeySeedKey) -}}
 {{- if gt (len $ways) 1 -}}
-{{- fail "secrets.nats: only one of userKey, tokenKey, credentialsKey and nkeySeedKey may be set." -}}
+{{- fail (printf "%s: only one of userKey, tokenKey, credentialsKey and nkeySeedKey may be set." $where) -}}
 {{- end -}}
-{{- if ne (empty .userKey) (empty .passwordKey) -}}
-{{- fail "secrets.nats: userKey and passwordKey go together." -}}
+{{- if ne (empty $login.userKey) (empty $login.passwordKey) -}}
+{{- fail (printf "%s: userKey and passwordKey go together." $where) -}}
 {{- end -}}
-{{- if ne (empty .name) (empty $ways) -}}
-{{- fail "secrets.nats: name and one way to log in (userKey and passwordKey, tokenKey, credentialsKey or nkeySeedKey) go together." -}}
+{{- if ne (empty $login.name) (empty $ways) -}}
+{{- fail (printf "%s: name and one way to log in (userKey and passwordKey, tokenKey, credentialsKey or nkeySeedKey) go together." $where) -}}
 {{- end -}}
 {{- end -}}
-{{- range $where := list "natsTls" "postgres" -}}
-{{- $secret := get $.Values.secrets $where -}}
+{{- range $where, $secret := dict "secrets.natsTls" $secrets.natsTls "secrets.postgres" $secrets.postgres "v1r3.natsTls" .Values.v1r3.natsTls -}}
 {{- if ne (empty $secret.certKey) (empty $secret.keyKey) -}}
-{{- fail (printf "secrets.%s: certKey and keyKey go together." $where) -}}
+{{- fail (printf "%s: certKey and keyKey go together." $where) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -58,12 +58,14 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 {{- end -}}
 
-{{/* 128 MiB for the process, a quarter more than its budgets for what the allocator cannot give back, 1 MiB a call. */}}
+{{/* 128 MiB for the process, a quarter more than its budgets for what the allocator cannot give back, 1 MiB a call
+of each kernel. */}}
 {{- define "openapi-tool.memoryLimit" -}}
 {{- $config := .Values.config | default dict -}}
 {{- $answers := dig "egress" "body_budget_bytes" 256000000 $config | int64 -}}
 {{- $cache := dig "cache" "max_bytes" 4000000 $config | int64 -}}
-{{- $calls := dig "executor" "concurrency" 64 $config | int64 -}}
+{{- $kernels := ternary 1 2 (empty .Values.v1r3.postgres.name) -}}
+{{- $calls := mul $kernels (dig "executor" "concurrency" 64 $config | int64) -}}
 {{- $bytes := add (div (mul (add $answers $cache) 5) 4) (mul $calls 1048576) 134217728 -}}
 {{- printf "%dMi" (div (add $bytes 1048575) 1048576) -}}
 {{- end -}}

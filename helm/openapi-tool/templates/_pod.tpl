@@ -75,6 +75,31 @@ envFrom:
 {{- end }}
 {{- end -}}
 
+{{/* Login and TLS of a NATS: prefix of the variables, volume of the login's files, login, tls. */}}
+{{- define "openapi-tool.natsEnv" }}
+{{- range $setting, $key := dict "USER" .login.userKey "PASSWORD" .login.passwordKey "TOKEN" .login.tokenKey }}
+{{- if $key }}
+{{- include "openapi-tool.secretEnv" (dict "variable" (print $.prefix $setting) "secret" $.login.name "key" $key) }}
+{{- end }}
+{{- end }}
+{{- range $setting, $key := dict "CREDENTIALS_FILE" .login.credentialsKey "NKEY_SEED_FILE" .login.nkeySeedKey }}
+{{- if $key }}
+- name: {{ $.prefix }}{{ $setting }}
+  value: /etc/openapi-tool/{{ $.volume }}/{{ $key }}
+{{- end }}
+{{- end }}
+{{- if .tls.name }}
+{{- range $setting, $key := dict "CA_FILE" .tls.caKey "CERT_FILE" .tls.certKey "KEY_FILE" .tls.keyKey }}
+{{- if $key }}
+- name: {{ $.prefix }}{{ $setting }}
+  value: /etc/openapi-tool/{{ $.volume }}-tls/{{ $key }}
+{{- end }}
+{{- end }}
+- name: {{ $.prefix }}TLS
+  value: "true"
+{{- end }}
+{{- end -}}
+
 {{- define "openapi-tool.env" -}}
 - name: NATS_SERVERS
   value: {{ join "," .Values.nats.servers | quote }}
@@ -89,28 +114,18 @@ envFrom:
   value: {{ join "," . | quote }}
 {{- end }}
 {{- include "openapi-tool.postgresEnv" . }}
+{{- include "openapi-tool.natsEnv" (dict "prefix" "OPENAPI_TOOL__NATS__" "volume" "nats" "login" .Values.secrets.nats "tls" .Values.secrets.natsTls) }}
+{{- with .Values.v1r3 }}
+{{- if .postgres.name }}
+{{- include "openapi-tool.secretEnv" (dict "variable" "OPENAPI_TOOL__DIALECTS__V1R3__POSTGRES__DSN" "secret" .postgres.name "key" .postgres.dsnKey) }}
+{{- if .nats.servers }}
+- name: OPENAPI_TOOL__DIALECTS__V1R3__NATS__SERVERS
+  value: {{ join "," .nats.servers | quote }}
+{{- include "openapi-tool.natsEnv" (dict "prefix" "OPENAPI_TOOL__DIALECTS__V1R3__NATS__" "volume" "v1r3-nats" "login" .nats "tls" .natsTls) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- with .Values.secrets }}
-{{- range $setting, $key := dict "USER" .nats.userKey "PASSWORD" .nats.passwordKey "TOKEN" .nats.tokenKey }}
-{{- if $key }}
-{{- include "openapi-tool.secretEnv" (dict "variable" (printf "OPENAPI_TOOL__NATS__%s" $setting) "secret" $.Values.secrets.nats.name "key" $key) }}
-{{- end }}
-{{- end }}
-{{- range $setting, $key := dict "CREDENTIALS_FILE" .nats.credentialsKey "NKEY_SEED_FILE" .nats.nkeySeedKey }}
-{{- if $key }}
-- name: OPENAPI_TOOL__NATS__{{ $setting }}
-  value: /etc/openapi-tool/nats/{{ $key }}
-{{- end }}
-{{- end }}
-{{- if .natsTls.name }}
-{{- range $setting, $key := dict "CA_FILE" .natsTls.caKey "CERT_FILE" .natsTls.certKey "KEY_FILE" .natsTls.keyKey }}
-{{- if $key }}
-- name: OPENAPI_TOOL__NATS__{{ $setting }}
-  value: /etc/openapi-tool/nats-tls/{{ $key }}
-{{- end }}
-{{- end }}
-- name: OPENAPI_TOOL__NATS__TLS
-  value: "true"
-{{- end }}
 {{- if .session.name }}
 {{- include "openapi-tool.secretEnv" (dict "variable" "OPENAPI_TOOL__SESSION__KEY" "secret" .session.name "key" .session.key) }}
 {{- end }}
@@ -143,10 +158,13 @@ envFrom:
 {{/* Mounted Secrets by the name of their volume; only the keys that are read. */}}
 {{- define "openapi-tool.mounted" -}}
 {{- $secrets := .Values.secrets -}}
+{{- $older := .Values.v1r3 -}}
 {{- $mounted := dict
   "postgres" (dict "name" $secrets.postgres.name "keys" (list $secrets.postgres.caKey $secrets.postgres.certKey $secrets.postgres.keyKey))
   "nats" (dict "name" $secrets.nats.name "keys" (list $secrets.nats.credentialsKey $secrets.nats.nkeySeedKey))
   "nats-tls" (dict "name" $secrets.natsTls.name "keys" (list $secrets.natsTls.caKey $secrets.natsTls.certKey $secrets.natsTls.keyKey))
+  "v1r3-nats" (dict "name" $older.nats.name "keys" (list $older.nats.credentialsKey $older.nats.nkeySeedKey))
+  "v1r3-nats-tls" (dict "name" $older.natsTls.name "keys" (list $older.natsTls.caKey $older.natsTls.certKey $older.natsTls.keyKey))
   "upstream-ca" (dict "name" $secrets.upstreamCa.name "keys" (list $secrets.upstreamCa.key))
   "keys" (dict "name" (ternary $secrets.keys.name "" $secrets.keys.asFiles) "keys" (include "openapi-tool.keys" . | fromJsonArray)) -}}
 {{- $found := dict -}}
