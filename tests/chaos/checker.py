@@ -47,7 +47,10 @@ from tests.chaos.periods import (
     waited,
 )
 
-COMMANDS, DEAD_LETTERS = "cg_cmd_v1r4", "openapi_tool_dead_letters"
+MAIN, OLDER = "v1r4", "v1r3"
+"""Protocol versions of the kernels of a run."""
+
+COMMANDS, DEAD_LETTERS = f"cg_cmd_{MAIN}", "openapi_tool_dead_letters"
 _BATCH = 500
 _READ_AGAIN_S, _READ_WITHIN_S = 0.5, 20.0
 _OK = 200
@@ -103,12 +106,16 @@ async def check(
     path: Path,
     requests: Iterable[Mapping[str, Any]],
     deadline_s: float = math.inf,
+    version: str = MAIN,
 ) -> dict[str, Any]:
-    """The findings of a run; lists of ids name calls."""
-    journal, requests = read_journal(path), list(requests)
+    """The findings of a run about the kernel of one version; lists of ids name calls."""
+    journal = read_journal(path)
     calls = journal.calls
+    queries = {call["query"] for call in calls.values()}
+    requests = [request for request in requests if _query(request) in queries]
     rows = await _rows(dsn)
-    rung = Counter(bell.headers.get("CG-Turn-Id") for bell in await messages(nats_urls, COMMANDS, "cmd.agent"))
+    bells = await messages(nats_urls, f"cg_cmd_{version}", "cmd.agent")
+    rung = Counter(_rung_for(bell, version) for bell in bells)
     letters = await messages(nats_urls, DEAD_LETTERS, "")
     answered = {call_id for call_id in calls if whole(rows[call_id])}
     sent = {call_id for call_id, call in calls.items() if call["published"]}
@@ -131,7 +138,7 @@ async def check(
         "upstream_requests_per_call": _per_call(calls, sent, requests, whole_only=False),
         **_delays_after_crashes(delays(journal, rows, _held(requests))),
         "max_delay_s": _longest(_latency(calls[call_id], rows[call_id]) for call_id in answered),
-        "doorbells_missing": sum(calls[call_id]["agent_turn_id"] not in rung for call_id in answered),
+        "doorbells_missing": sum(calls[call_id]["doorbell"] not in rung for call_id in answered),
         "doorbells_repeated": rung.total() - len(rung),
         "dead_letters": dict(Counter(json.loads(letter.data)["reason"] for letter in letters)),
         "dead_letters_given_up": len(discarded),
@@ -139,6 +146,13 @@ async def check(
         "readiness": readiness(reactions(journal.outages, journal.probes)),
         "unready_otherwise_s": unready_otherwise(journal.outages, journal.probes),
     }
+
+
+def _rung_for(bell: Message, version: str) -> str | None:
+    """The turn of a doorbell; in v1r3, whose doorbells name none, its trace."""
+    if version == MAIN:
+        return bell.headers.get("CG-Turn-Id")
+    return bell.headers.get("traceparent", "--").split("-")[1]
 
 
 def read_journal(path: Path) -> Journal:
@@ -203,12 +217,12 @@ def _query(request: Mapping[str, Any]) -> Any:
 
 
 def dead_lettered(letters: Iterable[Message]) -> dict[str, float]:
-    """When dead letters were written, by the id of their call; a command without headers has it in its body."""
+    """When dead letters were written, by the id of their call; a command without identity has it as its body."""
     found = {}
     for letter in letters:
         record = json.loads(letter.data)
         body = base64.b64decode(record["data_base64"]).decode(errors="replace")
-        found[record["headers"].get("CG-Tool-Call-Id", body.strip('[]"'))] = letter.at
+        found[record.get("tool_call_id") or body.strip('[]"')] = letter.at
     return found
 
 

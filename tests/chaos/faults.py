@@ -119,13 +119,15 @@ def upstream_fault(seconds: float, **rule: Any) -> Callable[[Run], Awaitable[int
 
 
 async def duplicate(run: Run) -> int:
-    await run.load.duplicate(run.random.getrandbits(32))
+    for load in run.loads:
+        await load.duplicate(run.random.getrandbits(32))
     return 1
 
 
 async def poison(run: Run) -> int:
-    await run.load.rubbish()
-    await run.load.killer(run.random.getrandbits(32))
+    for load in run.loads:
+        await load.rubbish()
+        await load.killer(run.random.getrandbits(32))
     return 1
 
 

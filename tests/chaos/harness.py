@@ -75,7 +75,10 @@ class Site:
 
 @dataclass(slots=True)
 class Run:
-    """The servers, replicas and load of a run; `outage_s` is how long a fault keeps calls from being finished."""
+    """The servers, replicas and load of a run; `outage_s` is how long a fault keeps calls from being finished.
+
+    `older` is the load of a second kernel, which the same replicas serve.
+    """
 
     stack: EmbeddedStack
     site: Site
@@ -87,6 +90,16 @@ class Run:
     random: random.Random
     faults: dict[str, dict[str, int]] = field(default_factory=dict)
     background: set[asyncio.Task[Any]] = field(default_factory=set)
+    older: Load | None = None
+
+    @property
+    def loads(self) -> list[Load]:
+        """The load of each kernel."""
+        return [self.load, *([self.older] if self.older else [])]
+
+    async def place(self, calls: int, per_second: float) -> None:
+        """Place so many calls in each kernel."""
+        await asyncio.gather(*(load.run(calls, per_second) for load in self.loads))
 
     def normal_rules(self) -> list[dict[str, Any]]:
         return [

@@ -19,7 +19,8 @@ import nats.errors
 from nats.js import JetStreamContext
 
 from openapi_tool.local.caller import Caller, PlacedCall
-from tests.chaos.checker import COMMANDS
+from openapi_tool.local.placed_call import doorbell_key
+from tests.chaos.checker import MAIN
 from tests.chaos.fail_points import KILLER
 
 PROJECT, AGENT = "proj_chaos", "agent_chaos"
@@ -34,9 +35,12 @@ _CONNECT_S = 5.0
 _CONSUME_S = 1.0
 _CONSUME = (
     "update state.agent_inbox set status = 'consumed' "
-    "where message_type = 'tool_result' and status = 'pending' and agent_turn_id = any($1)"
+    "where message_type = 'tool_result' and status = 'pending' and {} = any($1)"
 )
-_WORKER, _WAKEUPS, _WAKEUPS_AT_ONCE = "chaos_worker", "cg.v1r4.*.*.cmd.agent.*.wakeup", 100
+_WORKER, _WAKEUPS_AT_ONCE = "chaos_worker", 100
+_NUMBERS_APART = 1_000_000
+"""Between the calls of two kernels, so that no query of one is a query of the other."""
+
 _PATIENT = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.25, "ping_interval": 1, "connect_timeout": 1}
 """The kernel's own connection must notice a frozen server soon, or hardly a call is placed while it lasts."""
 _OUTAGES = (
@@ -64,7 +68,7 @@ class Journal:
         self.note(
             call={
                 "tool_call_id": call.tool_call_id,
-                "agent_turn_id": call.agent_turn_id,
+                "doorbell": call.doorbell_key,
                 "kind": kind,
                 "query": query,
                 "upstream_s": upstream_s,
@@ -76,9 +80,12 @@ class Journal:
 
 
 class Load:
-    """The kernel of a run: places calls, and goes on after every outage."""
+    """A kernel of a run, of one protocol version: places calls, and goes on after every outage."""
 
-    def __init__(self, dsn: str, nats_urls: Sequence[str], journal: Journal, random_: random.Random) -> None:
+    def __init__(
+        self, dsn: str, nats_urls: Sequence[str], journal: Journal, random_: random.Random, version: str = MAIN
+    ) -> None:
+        self.version = version
         self._dsn = dsn
         self._nats_urls = list(nats_urls)
         self._journal = journal
@@ -86,7 +93,7 @@ class Load:
         self._stack = AsyncExitStack()
         self._caller: Caller | None = None
         self._connecting = asyncio.Lock()
-        self._numbers = count()
+        self._numbers = count(0 if version == MAIN else _NUMBERS_APART)
         self.sent = 0
 
     async def prepare(self, replicas: int = 1) -> None:
@@ -120,8 +127,9 @@ class Load:
         await self.send(f"{KILLER} {number}", "killer", 0.0)
 
     async def rubbish(self) -> None:
-        """A command whose body is no JSON, and one that nobody can be answered for."""
-        await self.send("never asked", "rubbish", 0.0, data=b"{broken")
+        """A command whose body is no JSON, and one that nobody can be answered for; in v1r3 the first is one, too."""
+        if self.version == MAIN:
+            await self.send("never asked", "rubbish", 0.0, data=b"{broken")
         await self.unanswerable()
 
     async def unanswerable(self) -> None:
@@ -141,10 +149,11 @@ class Load:
         connection = await asyncpg.connect(self._dsn, timeout=_CONNECT_S)
         try:
             jetstream = (await self._connected()).client.jetstream()
-            worker = await jetstream.pull_subscribe(_WAKEUPS, durable=_WORKER, stream=COMMANDS)
+            wakeups = f"cg.{self.version}.*.*.cmd.agent.*.wakeup"
+            worker = await jetstream.pull_subscribe(wakeups, durable=_WORKER, stream=f"cg_cmd_{self.version}")
             try:
                 while True:
-                    await _consume_woken(connection, worker)
+                    await _consume_woken(connection, worker, self.version)
                     await asyncio.sleep(_CONSUME_S)
             finally:
                 await worker.unsubscribe()
@@ -178,7 +187,7 @@ class Load:
         """A caller whose database is there; the ones before it keep their bus until the end."""
         async with self._connecting:
             if self._caller is None or self._caller.database.is_closed():
-                opening = Caller.open(self._dsn, servers=self._nats_urls, **_PATIENT)
+                opening = Caller.open(self._dsn, self.version, servers=self._nats_urls, **_PATIENT)
                 self._caller = await self._stack.enter_async_context(opening)
             return self._caller
 
@@ -186,10 +195,13 @@ class Load:
         await self._stack.aclose()
 
 
-async def _consume_woken(connection: asyncpg.Connection, worker: JetStreamContext.PullSubscription) -> None:
+async def _consume_woken(
+    connection: asyncpg.Connection, worker: JetStreamContext.PullSubscription, version: str
+) -> None:
+    column = "agent_turn_id" if version == MAIN else "trace_id"
     with contextlib.suppress(nats.errors.TimeoutError):  # nothing was rung
         wakeups = await worker.fetch(_WAKEUPS_AT_ONCE, timeout=_CONSUME_S)
-        turns = [(wakeup.headers or {}).get("CG-Turn-Id") for wakeup in wakeups]
-        await connection.execute(_CONSUME, turns, timeout=_CONNECT_S)
+        woken = [doorbell_key(wakeup) for wakeup in wakeups]
+        await connection.execute(_CONSUME.format(column), woken, timeout=_CONNECT_S)
         for wakeup in wakeups:
             await wakeup.ack()

@@ -24,10 +24,11 @@ import nats
 from openapi_tool.local.caller import prepare_database
 from openapi_tool.local.server import free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
-from tests.chaos.checker import COMMANDS, check
+from openapi_tool.protocol.subject import default_durable
+from tests.chaos.checker import OLDER, check
 from tests.chaos.fail_points import FOLDER_VARIABLE
 from tests.chaos.faults import Standard, note_deaths, note_given_up, schedule
-from tests.chaos.harness import DATABASE, DURABLE, Absent, Profile, Replica, Run, torment
+from tests.chaos.harness import DATABASE, Absent, Profile, Replica, Run, torment
 from tests.chaos.load import Journal, Load
 from tests.chaos.periods import REACTION_S
 from tests.chaos.probe import probe
@@ -53,7 +54,8 @@ class Options:
     The load goes on until every fault of `kinds` was fired, for an endless profile at most `hit_all_within_s` more
     seconds until each has hit a running call. Outages last `outage_s`; between faults are `rest_s` (by default the
     profile's), in an endless profile `every_s` (from, to). `settle_s` is how long what is left may take after the
-    load. Journal and logs are copied to the folder `keep`.
+    load. Journal and logs are copied to the folder `keep`. With `both` the replicas serve a second kernel, of protocol
+    v1r3, with a load of its own.
     """
 
     calls: int = 1000
@@ -69,10 +71,13 @@ class Options:
     rest_s: float | None = None
     settle_s: float = 90.0
     keep: Path | None = None
+    both: bool = False
 
 
 async def chaos(stack: EmbeddedStack, options: Options) -> dict[str, Any]:
     """Run and check; the findings with the faults that were fired. Raises Absent, ValueError for an unknown fault."""
+    if options.both and options.profile != "standard":
+        raise ValueError("only the standard profile has a second kernel")
     profile = PROFILES[options.profile](stack)
     if unknown := set(options.kinds) - set(profile.faults()):
         raise ValueError(f"{options.profile} has no {sorted(unknown)}, only {sorted(profile.faults())}")
@@ -83,14 +88,17 @@ async def chaos(stack: EmbeddedStack, options: Options) -> dict[str, Any]:
         if options.keep is not None:
             _keep(run, options.keep)
         found = await findings(run, profile.deadline_s)
+        older = await _older_findings(run) if run.older else None
     seconds = round(time.monotonic() - began)
+    failed = [f"{OLDER}.{name}" for name in failures(older, profile)] if older else []
     return {
         "profile": options.profile,
         **found,
+        **({OLDER: older} if older else {}),
         "faults": run.faults,
         "seed": options.seed,
         "seconds": seconds,
-        "failed": failures(found, profile),
+        "failed": [*failures(found, profile), *failed],
     }
 
 
@@ -116,14 +124,26 @@ async def prepare(profile: Profile, options: Options, exits: AsyncExitStack) -> 
     journal = Journal(folder / "journal")
     load = Load(site.dsn, site.nats_urls, journal, _random(options))
     run = Run(stack, site, options.outage_s, folder, [], load, journal, _random(options))
+    more = await _add_older_kernel(run, options) if options.both else {}
     run.replicas = [
-        _replica(run, number, profile.settings(number), options.executor or profile.executor)
+        _replica(run, number, {**profile.settings(number), **more}, options.executor or profile.executor)
         for number in range(options.replicas or profile.replicas)
     ]
     stack.upstream.forget()
     await run.rules()
-    await load.prepare(site.copies)
+    for one in run.loads:
+        await one.prepare(site.copies)
     return run
+
+
+async def _add_older_kernel(run: Run, options: Options) -> Mapping[str, str]:
+    """A second kernel on the same servers; the settings by which the replicas serve it, too."""
+    postgres, name = run.stack.postgres, f"{DATABASE}_{OLDER}"
+    await prepare_database(postgres.dsn(), name, kernel_schema(OLDER))
+    await make_role(postgres.dsn(name))
+    journal = Journal(run.folder / f"journal-{OLDER}")
+    run.older = Load(postgres.dsn(name), run.site.nats_urls, journal, _random(options), OLDER)
+    return {"OPENAPI_TOOL__DIALECTS__V1R3__POSTGRES__DSN": dsn_of(run.stack, name)}
 
 
 async def findings(run: Run, deadline_s: float) -> dict[str, Any]:
@@ -132,6 +152,17 @@ async def findings(run: Run, deadline_s: float) -> dict[str, Any]:
     note_given_up([replica.process.log_text() for replica in run.replicas], run.journal)
     requests = await asyncio.to_thread(run.stack.upstream.requests)
     return await check(run.site.dsn, run.site.nats_urls, run.journal.path, requests, deadline_s)
+
+
+async def _older_findings(run: Run) -> dict[str, Any]:
+    """What the checker says of the second kernel, which has met the same faults."""
+    path = run.folder / f"journal-{OLDER}"
+    lines = run.journal.path.read_text().splitlines(keepends=True)
+    with path.open("a") as journal:
+        journal.writelines(line for line in lines if not line.startswith(('{"call"', '{"given_up"')))
+    requests = await asyncio.to_thread(run.stack.upstream.requests)
+    dsn = run.stack.postgres.dsn(f"{DATABASE}_{OLDER}")
+    return await check(dsn, run.site.nats_urls, path, requests, version=OLDER)
 
 
 def _random(options: Options) -> random.Random:
@@ -159,10 +190,10 @@ async def _with_faults(run: Run, profile: Profile, options: Options) -> None:
     beside = [
         asyncio.create_task(run.keep_replicas_alive()),
         asyncio.create_task(probe(run.replicas, run.journal)),
-        asyncio.create_task(run.load.consume()),
+        *(asyncio.create_task(load.consume()) for load in run.loads),
     ]
     try:
-        await run.load.run(options.calls, options.per_second)
+        await run.place(options.calls, options.per_second)
         await _go_on(run, profile, options, tormentor, kinds)
         tormentor.cancel()
         await asyncio.wait([tormentor, *run.background])
@@ -193,11 +224,11 @@ async def _go_on(
     second = round(options.per_second)
     if profile.endless:
         while run.hit != set(kinds) and time.monotonic() < give_up:
-            await run.load.run(second, options.per_second)
+            await run.place(second, options.per_second)
         return
     while not tormentor.done():
-        await run.load.run(second, options.per_second)
-    await run.load.run(round((REACTION_S + 1) * options.per_second), options.per_second)
+        await run.place(second, options.per_second)
+    await run.place(round((REACTION_S + 1) * options.per_second), options.per_second)
 
 
 async def start(run: Run) -> None:
@@ -208,7 +239,8 @@ async def start(run: Run) -> None:
 async def stop(run: Run) -> None:
     """Stop all replicas and the load."""
     await asyncio.gather(*(asyncio.to_thread(replica.process.stop) for replica in run.replicas))
-    await run.load.close()
+    for load in run.loads:
+        await load.close()
 
 
 async def settled(run: Run, settle_s: float = 90.0) -> None:
@@ -216,11 +248,13 @@ async def settled(run: Run, settle_s: float = 90.0) -> None:
     client = await nats.connect(list(run.site.nats_urls))
     give_up = time.monotonic() + settle_s
     try:
-        while time.monotonic() < give_up:
-            info = await client.jetstream().consumer_info(COMMANDS, DURABLE)
-            if not info.num_pending and not info.num_ack_pending:
-                break
-            await asyncio.sleep(0.1)
+        for load in run.loads:
+            stream, durable = f"cg_cmd_{load.version}", default_durable(load.version, "jina")
+            while time.monotonic() < give_up:
+                info = await client.jetstream().consumer_info(stream, durable)
+                if not info.num_pending and not info.num_ack_pending:
+                    break
+                await asyncio.sleep(0.1)
         await asyncio.sleep(_QUIET_S)
     finally:
         await client.close()
@@ -236,16 +270,22 @@ def main() -> None:
     except Absent as absent:
         sys.stdout.write(json.dumps({"profile": options.profile, "skipped": str(absent)}) + "\n")
         return
+    counted = _counted(found) | ({OLDER: _counted(found[OLDER])} if OLDER in found else {})
+    sys.stdout.write(json.dumps(counted) + "\n")
+    sys.exit(bool(found["failed"]))
+
+
+def _counted(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The findings with numbers beside the lists of calls."""
     lists = ("lost", "late", "doubled", "refused", "asked_too_late")
     counts = {name: len(found[name]) for name in lists}
-    named = {f"{name}_calls": found[name] for name in lists}
-    sys.stdout.write(json.dumps({**found, **counts, **named}) + "\n")
-    sys.exit(bool(found["failed"]))
+    return {**found, **counts, **{f"{name}_calls": found[name] for name in lists}}
 
 
 def _options() -> Options:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--profile", default="standard", choices=sorted(PROFILES), help="what fails, and which servers")
+    parser.add_argument("--protocol", default="v1r4", choices=("v1r4", "both"), help="both adds a kernel of v1r3")
     parser.add_argument("--calls", type=int, help="calls to place (standard: 10000, else 2000)")
     parser.add_argument("--per-second", type=float, default=17.0, help="calls placed a second")
     parser.add_argument("--seed", type=int, default=1, help="a schedule of faults")
@@ -261,6 +301,7 @@ def _options() -> Options:
         profile=arguments.profile,
         outage_s=arguments.outage,
         keep=arguments.keep,
+        both=arguments.protocol == "both",
     )
 
 

@@ -43,6 +43,19 @@ async def test_under_every_fault_nothing_is_lost_and_nothing_doubled() -> None:
     assert {kind for kind, fault in findings["faults"].items() if fault["hit"]} == set(FAULTS), findings["faults"]
 
 
+@requirement("chaos.nothing_lost", "dialects.behaviour")
+async def test_two_kernels_in_one_process_lose_nothing_of_either() -> None:
+    options = Options(
+        calls=60, per_second=30, replicas=2, every_s=(0.1, 0.3), kinds=("kill", "kill_after_upstream", "nats_restart"),
+        both=True,
+    )  # fmt: skip
+    with EmbeddedStack() as stack:
+        findings = await chaos(stack, options)
+    assert findings["failed"] == [], findings
+    assert min(findings["calls"], findings["v1r3"]["calls"]) >= 30, findings
+    assert any(fault["hit"] for fault in findings["faults"].values()), findings["faults"]
+
+
 @requirement("chaos.nothing_lost")
 async def test_a_build_that_acknowledges_first_is_found_out() -> None:
     options = Options(
@@ -83,7 +96,7 @@ def test_a_seed_gives_the_same_schedule_again() -> None:
 
 
 OUTAGE = {"outage": "read-only", "began": 99.0, "since": 100.0, "until": 115.0, "over": 116.0, "fetched": 7}
-CALL = {"tool_call_id": "tc", "agent_turn_id": "t", "kind": "call", "query": "q", "placed_at": 100.0, "published": True}
+CALL = {"tool_call_id": "tc", "doorbell": "t", "kind": "call", "query": "q", "placed_at": 100.0, "published": True}
 
 
 def _probes(*states: tuple[float, float, bool], replica: int = 0) -> list[dict[str, Any]]:

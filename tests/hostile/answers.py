@@ -306,7 +306,7 @@ async def memory_for_answers_that_hardly_arrive(scene: Scene) -> None:
     """Each says that it has 10 MB, sends 70 kB, and goes on by the byte."""
     many = await scene.define({"jina": {"mode": "reader", "tool": "jina.read_many"}})
     await scene.caller.furnish(NEIGHBOUR, "agent", [{"tool_name": "read", "target_subject": "x", "options": READER}])
-    await scene.caller.listen(f"cg.v1r4.{NEIGHBOUR}.*.cmd.agent.*.wakeup")
+    await scene.caller.listen(f"cg.{scene.caller.version}.{NEIGHBOUR}.*.cmd.agent.*.wakeup")
     for batch in range(3):
         urls = [f"https://example.com/attack-held/{batch}/{number}" for number in range(HELD_PAGES)]
         await scene.place(many, {"urls": urls, "timeout": 8})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from openapi_tool.protocol.subject import VERSIONS
 from tests.hostile.scene import Scene
 
 MEMORY_BYTES = 512 * 1024 * 1024
@@ -25,7 +26,8 @@ Attack = Callable[[Scene], Awaitable[None]]
 class Case:
     """One attack. `answers` are whole HTTP responses by name, made before anything is measured.
 
-    `attack` raises where the attacker itself sees what it must not. It may be made more than once.
+    `attack` raises where the attacker itself sees what it must not. It may be made more than once. `versions` are the
+    protocol versions that have what is attacked.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Case:
     lag_s: float
     log_bytes: int
     latency_s: float
+    versions: Sequence[str] = VERSIONS
 
 
 class Cases(dict[str, Case]):
@@ -50,12 +53,13 @@ class Cases(dict[str, Case]):
         lag_s: float = LAG_S,
         log_bytes: int = LOG_BYTES,
         latency_s: float = LATENCY_S,
+        versions: Sequence[str] = VERSIONS,
     ) -> Callable[[Attack], Attack]:
         """Take in a function under its name; `item` is its place in the list of what was found."""
 
         def take(attack: Attack) -> Attack:
             name = attack.__name__
-            self[name] = Case(name, item, attack, answers, memory_bytes, lag_s, log_bytes, latency_s)
+            self[name] = Case(name, item, attack, answers, memory_bytes, lag_s, log_bytes, latency_s, versions)
             return attack
 
         return take

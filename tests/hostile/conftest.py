@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from openapi_tool.local.placed_call import V1R3
 from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import TEMPLATE
 from tests.hostile.play import make_world, renew
@@ -19,6 +20,15 @@ def shared_stage(stack: EmbeddedStack) -> Iterator[Stage]:
     database = f"hostile_{uuid.uuid4().hex[:8]}"
     asyncio.run(make_world(stack, database, TEMPLATE, None))
     with Stage(stack, database, short=True) as stage:
+        yield stage
+
+
+@pytest.fixture(scope="module")
+def older_stage(stack: EmbeddedStack, v1r3_template: str) -> Iterator[Stage]:
+    """A stage whose kernel is of protocol v1r3."""
+    database = f"hostile_{uuid.uuid4().hex[:8]}"
+    asyncio.run(make_world(stack, database, v1r3_template, None, V1R3))
+    with Stage(stack, database, short=True, version=V1R3) as stage:
         yield stage
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from openapi_tool.local.caller import Caller, prepare_database
+from openapi_tool.local.caller import VERSION, Caller, prepare_database
 from openapi_tool.local.stack import EmbeddedStack
 from tests.hostile.case import Case
 from tests.hostile.scene import Scene, Stage, Vitals
@@ -26,10 +26,12 @@ class Played:
     rounds: int
 
 
-async def make_world(stack: EmbeddedStack, database: str, template: str | None, schema: str | None) -> None:
+async def make_world(
+    stack: EmbeddedStack, database: str, template: str | None, schema: str | None, version: str = VERSION
+) -> None:
     """A database, and the kernel's stream."""
     await prepare_database(stack.postgres.dsn(), database, schema, template)
-    async with Caller.open(stack.postgres.dsn(database), servers=stack.nats.url) as caller:
+    async with Caller.open(stack.postgres.dsn(database), version, servers=stack.nats.url) as caller:
         await caller.forget_streams()
         await caller.make_stream()
 
@@ -38,14 +40,15 @@ async def make_world(stack: EmbeddedStack, database: str, template: str | None, 
 async def attacking(stage: Stage) -> AsyncIterator[Scene]:
     """The attacker's side, everything forgotten that was before."""
     dsn, bus = stage.stack.postgres.dsn(stage.database), stage.stack.nats.url
-    async with Caller.open(dsn, servers=bus) as caller:
+    async with Caller.open(dsn, stage.version, servers=bus) as caller:
         yield await Scene.open(stage, caller)
 
 
 async def renew(stage: Stage) -> None:
     """A fresh executor, stream and durable, after a case that left them in disorder."""
     stage.executor.process.kill()
-    async with Caller.open(stage.stack.postgres.dsn(stage.database), servers=stage.stack.nats.url) as caller:
+    dsn = stage.stack.postgres.dsn(stage.database)
+    async with Caller.open(dsn, stage.version, servers=stage.stack.nats.url) as caller:
         await caller.forget_streams()
         await caller.make_stream()
     await asyncio.to_thread(stage.restart)

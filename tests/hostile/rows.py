@@ -9,7 +9,7 @@ import secrets
 from openapi_tool.local.caller import PlacedCall
 from tests.hostile.answers import MOST_BYTES, assert_bounded, fill, page
 from tests.hostile.case import Cases
-from tests.hostile.scene import AGENT, PROJECT, SUBJECT, Scene, assert_failed, assert_succeeded, hpub
+from tests.hostile.scene import AGENT, PROJECT, Scene, assert_failed, assert_succeeded, hpub
 from tests.hostile.upstream import response
 
 CASES = Cases()
@@ -51,7 +51,7 @@ async def card_whose_metadata_are_large(scene: Scene) -> None:
     await _sent_at_once(scene, call)
 
 
-@CASES.case("own")
+@CASES.case("own", versions=["v1r4"])
 async def turn_whose_headers_are_large(scene: Scene) -> None:
     call = await _unsent(scene)
     await scene.caller.database.execute(
@@ -79,7 +79,7 @@ async def result_of_another_tool_that_is_large(scene: Scene) -> None:
     await _sent_at_once(scene, call)
 
 
-@CASES.case("own", latency_s=5.0)
+@CASES.case("own", latency_s=5.0, versions=["v1r4"])
 async def turns_that_are_among_many_rows(scene: Scene) -> None:
     """Rows of an agent of the attacker's, and commands for a turn that is none of them."""
     agent = f"{AGENT}_of_many_rows"
@@ -123,7 +123,7 @@ async def workers_that_are_no_token(scene: Scene) -> None:
     await scene.settled()
 
 
-@CASES.case("own")
+@CASES.case("own", versions=["v1r4"])
 async def turns_whose_headers_are_odd(scene: Scene) -> None:
     for context in ODD_CONTEXTS:
         call = await _unsent(scene)
@@ -146,11 +146,11 @@ async def ids_that_the_database_cannot_hold(scene: Scene) -> None:
             block = b"\r\n".join([b"NATS/1.0", *lines, name.encode() + b": " + value, b"", b""])
             await scene.publish_raw(hpub(call.subject.encode(), block, json.dumps(dict(call.body)).encode()))
     for token in (b"\x00", b"a\x00b", b"\xff\x00"):
-        await scene.publish_raw(hpub(SUBJECT.encode().replace(PROJECT.encode(), token), None, b"{}"))
+        await scene.publish_raw(hpub(scene.subject.encode().replace(PROJECT.encode(), token), None, b"{}"))
     await scene.settled()
 
 
-@CASES.case("own")
+@CASES.case("own", versions=["v1r4"])
 async def ids_that_no_index_takes(scene: Scene) -> None:
     """Results that the database would refuse, after the upstream was paid for each of them, again and again."""
     tool = await scene.define()

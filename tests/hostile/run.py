@@ -16,7 +16,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
+from openapi_tool.local.caller import VERSION
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
+from openapi_tool.protocol.subject import VERSIONS
 from tests.hostile.case import Case
 from tests.hostile.cases import CASES
 from tests.hostile.play import Played, complaints, make_world, play, renew
@@ -87,12 +89,12 @@ def _row(cells: Iterable[object]) -> str:
     return f"{first[0]:<{first[1]}}" + " ".join(f"{text:>{width}}" for text, width in others) + "\n"
 
 
-async def _measured(cases: Sequence[Case], pace: Pace) -> dict[str, Measured]:
+async def _measured(cases: Sequence[Case], pace: Pace, version: str) -> dict[str, Measured]:
     found: dict[str, Measured] = {}
     with EmbeddedStack() as stack:
-        await make_world(stack, DATABASE, None, kernel_schema())
+        await make_world(stack, DATABASE, None, kernel_schema(version), version)
         await make_role(stack.postgres.dsn(DATABASE))
-        with Stage(stack, DATABASE) as stage:
+        with Stage(stack, DATABASE, version=version) as stage:
             sys.stdout.write(_row(_COLUMNS))
             for case in cases:
                 one = found[case.name] = await measure(case, stage, pace)
@@ -116,10 +118,12 @@ def main() -> int:
     parser.add_argument("--only", action="append", default=[], help="cases whose name or item this is, or is a part of")
     parser.add_argument("--calls", type=int, default=60, help="the victim's calls, alone and beside each attack")
     parser.add_argument("--per-second", type=float, default=20.0, help="the victim's calls a second")
+    parser.add_argument("--protocol", choices=VERSIONS, default=VERSION, help="protocol version of the kernel")
     asked = parser.parse_args()
-    chosen = [case for case in CASES.values() if not asked.only or any(_means(case, word) for word in asked.only)]
+    cases = [case for case in CASES.values() if asked.protocol in case.versions]
+    chosen = [case for case in cases if not asked.only or any(_means(case, word) for word in asked.only)]
     pace = Pace(1 / asked.per_second, asked.calls, UPSTREAM_MS)
-    found = asyncio.run(_measured(chosen, pace))
+    found = asyncio.run(_measured(chosen, pace, asked.protocol))
     failed = {name: one.wrong for name, one in found.items() if one.wrong}
     figures = {name: asdict(one) for name, one in found.items()}
     sys.stdout.write(json.dumps({"cases": len(found), "failed": sorted(failed), "figures": figures}) + "\n")

@@ -18,12 +18,12 @@ import psutil
 from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.local.caller import STREAM, Answer, Caller, PlacedCall
+from openapi_tool.local.caller import VERSION, Answer, Caller, PlacedCall
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.server import ServerProcess, free_port
 from openapi_tool.local.stack import EmbeddedStack
-from openapi_tool.protocol.subject import default_durable
+from openapi_tool.protocol.subject import command_stream, default_durable
 from tests.hostile.executor import PROBE_VARIABLE, LagProbe
 from tests.hostile.upstream import RECEIVED
 from tests.hostile.victim import VictimProcess
@@ -45,13 +45,21 @@ class Vitals:
 class Stage:
     """Starts everything; `begin` and `vitals` stand around each case. Executors start again where one was spoilt.
 
-    In a `short` run, attacks by number and size are an eighth of what `make hostile` makes of them.
+    In a `short` run, attacks by number and size are an eighth of what `make hostile` makes of them. The kernel is of
+    protocol `version`.
     """
 
     def __init__(
-        self, stack: EmbeddedStack, database: str, settings: Mapping[str, str] | None = None, *, short: bool = False
+        self,
+        stack: EmbeddedStack,
+        database: str,
+        settings: Mapping[str, str] | None = None,
+        *,
+        short: bool = False,
+        version: str = VERSION,
     ) -> None:
         self.short = short
+        self.version = version
         self.stack = stack
         self.database = database
         self.spoilt = False
@@ -73,7 +81,8 @@ class Stage:
     def __enter__(self) -> Self:
         try:
             self._start_upstream()
-            victim = VictimProcess(self.stack.postgres.dsn(self.database), self.stack.nats.url, self._guard)
+            dsn = self.stack.postgres.dsn(self.database)
+            victim = VictimProcess(dsn, self.stack.nats.url, self.version, self._guard)
             self.victim = self._exits.enter_context(victim)
             self.executor = self._executor({})
             self.executor.start()
@@ -101,6 +110,7 @@ class Stage:
         return {
             "PG_DSN": dsn_of(self.stack, self.database),
             "NATS_SERVERS": self.stack.nats.url,
+            "OPENAPI_TOOL__PROTOCOL__VERSION": self.version,
             "SSL_CERT_FILE": str(self.stack.certificates.ca),
             "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY,TENANT_TOKEN",
             "OPENAPI_TOOL__HEALTH__PORT": str(self.health_port),
@@ -171,8 +181,6 @@ class Stage:
 
 
 PROJECT, AGENT = "proj_attacker", "agent_attacker"
-DURABLE = default_durable("v1r4", "jina")
-SUBJECT = f"cg.v1r4.{PROJECT}.public.cmd.tool.jina.search"
 ANSWER_S = 20.0
 _POLL_S = 0.01
 _NUMBERS = count()
@@ -192,6 +200,8 @@ class Scene:
     def __init__(self, stage: Stage, caller: Caller) -> None:
         self.stage = stage
         self.caller = caller
+        self.subject = f"cg.{caller.version}.{PROJECT}.public.cmd.tool.jina.search"
+        self.doorbells = f"cg.{caller.version}.{PROJECT}.*.cmd.agent.*.wakeup"
         self._letters_from = 0
         self._log_from = 0
 
@@ -199,8 +209,8 @@ class Scene:
     async def open(cls, stage: Stage, caller: Caller) -> Scene:
         """An attacker with a project, and everything forgotten that was before."""
         await caller.furnish(PROJECT, AGENT, [])
-        await caller.listen(f"cg.v1r4.{PROJECT}.*.cmd.agent.*.wakeup")
         scene = cls(stage, caller)
+        await caller.listen(scene.doorbells)
         stage.begin()
         await scene.begin_round()
         return scene
@@ -223,7 +233,7 @@ class Scene:
         name = name or f"tool_{next(_NUMBERS)}"
         tool = {
             "tool_name": name,
-            "target_subject": "cg.v1r4.{project_id}.{channel_id}.cmd.tool.jina.x",
+            "target_subject": f"cg.{self.caller.version}.{{project_id}}.{{channel_id}}.cmd.tool.jina.x",
             "options": {"jina": {"mode": "search"}} if options is None else options,
             "parameters": {} if parameters is None else parameters,
         }
@@ -303,11 +313,12 @@ class Scene:
 
     async def settled(self) -> None:
         """Wait until no command is left of those that are there now. Raises TimeoutError."""
-        jetstream = self.caller.client.jetstream()
-        last = (await jetstream.stream_info(STREAM)).state.last_seq
+        jetstream, version = self.caller.client.jetstream(), self.caller.version
+        stream, durable = command_stream(version)[0], default_durable(version, "jina")
+        last = (await jetstream.stream_info(stream)).state.last_seq
         async with asyncio.timeout(ANSWER_S):
             while True:
-                info = await jetstream.consumer_info(STREAM, DURABLE)
+                info = await jetstream.consumer_info(stream, durable)
                 if not info.num_pending and not info.num_ack_pending:
                     return
                 if info.ack_floor and info.ack_floor.stream_seq >= last:  # others go on sending

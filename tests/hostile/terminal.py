@@ -11,7 +11,7 @@ from itertools import count
 import orjson
 
 from tests.hostile.case import Cases
-from tests.hostile.scene import PROJECT, SUBJECT, Scene, hpub
+from tests.hostile.scene import PROJECT, Scene, hpub
 
 CASES = Cases()
 FORGED = "12:00:00.000 ERROR   all keys have expired  action=forged"
@@ -59,8 +59,11 @@ async def _letters(scene: Scene) -> None:
         value = data.replace(b"\r", b" ")
         lines = [b"%b: %b" % (name, value) for name in (b"CG-Tool-Call-Id", b"CG-Turn-Id", b"X-Note")]
         block = b"\r\n".join([b"NATS/1.0", *lines, b"", b""])
-        frames.append(hpub(SUBJECT.encode(), block, data))
-    frames += [hpub(SUBJECT.encode() + b".[/bold]\x1b[2J\xe2\x80\xae", None), hpub(SUBJECT.encode() + b".\xff[", None)]
+        frames.append(hpub(scene.subject.encode(), block, data))
+    frames += [
+        hpub(scene.subject.encode() + b".[/bold]\x1b[2J\xe2\x80\xae", None),
+        hpub(scene.subject.encode() + b".\xff[", None),
+    ]
     await scene.publish_raw(*frames)
     await scene.letters(len(frames))
 
@@ -95,7 +98,7 @@ async def dead_letters_that_stop_their_replay(scene: Scene) -> None:
     blocks = [
         f"NATS/1.0\r\n{name}: 0\r\n\r\n".encode() for name in ("Nats-Expected-Last-Subject-Sequence", "Nats-Msg-Id")
     ]
-    subject = SUBJECT.encode() + b".%d" % next(_NUMBERS)
+    subject = scene.subject.encode() + b".%d" % next(_NUMBERS)
     await scene.publish_raw(*(hpub(subject + b".%d" % number, block) for number, block in enumerate((*blocks, None))))
     await scene.letters(3)
     code, listed = await command(scene, "deadletters", "list", "--json")

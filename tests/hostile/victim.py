@@ -47,8 +47,8 @@ class Fate:
 class VictimProcess:
     """The process, from outside: `live` begins, `fate` ends and says what became of the calls."""
 
-    def __init__(self, dsn: str, nats_url: str, guard: Guard) -> None:
-        command = [sys.executable, "-m", __name__, "--dsn", dsn, "--nats", nats_url]
+    def __init__(self, dsn: str, nats_url: str, version: str, guard: Guard) -> None:
+        command = [sys.executable, "-m", __name__, "--dsn", dsn, "--nats", nats_url, "--protocol", version]
         self._process = subprocess.Popen(  # noqa: S603 - ourselves
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PATH": os.environ.get("PATH", "")}
         )
@@ -90,7 +90,7 @@ class VictimProcess:
 async def furnish(caller: Caller) -> None:
     """The victim's project, agent and tool."""
     await caller.furnish(PROJECT, AGENT, [search_tool()])
-    await caller.listen(f"cg.v1r4.{PROJECT}.*.cmd.agent.*.wakeup")
+    await caller.listen(f"cg.{caller.version}.{PROJECT}.*.cmd.agent.*.wakeup")
 
 
 async def _live(caller: Caller, pace: Pace, enough: asyncio.Event) -> Fate:
@@ -120,9 +120,9 @@ async def _call(caller: Caller, pace: Pace, fate: Fate) -> None:
         fate.lost.append(f"{query}: {content.get('status')} {content.get('error')}")
 
 
-async def _obey(dsn: str, nats_url: str) -> None:
+async def _obey(dsn: str, nats_url: str, version: str) -> None:
     """Do what the lines on standard input say, until it is closed."""
-    async with Caller.open(dsn, servers=nats_url) as caller:
+    async with Caller.open(dsn, version, servers=nats_url) as caller:
         await furnish(caller)
         _tell(_READY)
         while line := await asyncio.to_thread(sys.stdin.readline):
@@ -143,8 +143,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="A quiet project beside an attacker.")
     parser.add_argument("--dsn", required=True, help="the kernel's database")
     parser.add_argument("--nats", required=True, help="the kernel's NATS")
+    parser.add_argument("--protocol", required=True, help="the kernel's protocol version")
     asked = parser.parse_args(arguments)
-    asyncio.run(_obey(asked.dsn, asked.nats))
+    asyncio.run(_obey(asked.dsn, asked.nats, asked.protocol))
 
 
 if __name__ == "__main__":

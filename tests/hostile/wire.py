@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import orjson
@@ -14,7 +15,6 @@ from tests.hostile.scene import (
     AGENT,
     ANSWER_S,
     PROJECT,
-    SUBJECT,
     Scene,
     assert_failed,
     assert_succeeded,
@@ -74,7 +74,7 @@ async def _unanswered(scene: Scene, *changed: bytes, **changes: Any) -> PlacedCa
 
 @CASES.case("1")
 async def subject_that_is_no_utf8(scene: Scene) -> None:
-    said = await scene.publish_raw(hpub(SUBJECT.encode()[:-2] + b"\xff", None))
+    said = await scene.publish_raw(hpub(scene.subject.encode()[:-2] + b"\xff", None))
     assert b"-ERR" not in said
     letters = await scene.letters()
     assert {letter["reason"] for letter in letters} <= {"bad_subject", "no_identity"}, letters
@@ -82,13 +82,13 @@ async def subject_that_is_no_utf8(scene: Scene) -> None:
 
 @CASES.case("1")
 async def subjects_that_are_no_utf8_in_any_token(scene: Scene) -> None:
-    project, channel = PROJECT.encode(), b"public"
+    version, project, channel = scene.caller.version.encode(), PROJECT.encode(), b"public"
     tokens = [b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf5\x80", b"a\x80b", b"\x01\x7f\xfe", b"\x1b[2J\xff"]
     subjects = [
-        *(b"cg.v1r4.%b.public.cmd.tool.jina.search" % token for token in tokens),
-        *(b"cg.v1r4.%b.%b.cmd.tool.jina.search" % (project, token) for token in tokens),
-        *(b"cg.v1r4.%b.%b.cmd.tool.jina.%b" % (project, channel, token) for token in tokens),
-        *(b"cg.v1r4.%b.%b.cmd.tool.jina.x.%b" % (project, channel, token) for token in tokens),
+        *(b"cg.%b.%b.public.cmd.tool.jina.search" % (version, token) for token in tokens),
+        *(b"cg.%b.%b.%b.cmd.tool.jina.search" % (version, project, token) for token in tokens),
+        *(b"cg.%b.%b.%b.cmd.tool.jina.%b" % (version, project, channel, token) for token in tokens),
+        *(b"cg.%b.%b.%b.cmd.tool.jina.x.%b" % (version, project, channel, token) for token in tokens),
     ]
     assert b"-ERR" not in await scene.publish_raw(*(hpub(subject, None) for subject in subjects))
     assert len(await scene.letters(len(subjects))) == len(subjects)
@@ -96,7 +96,7 @@ async def subjects_that_are_no_utf8_in_any_token(scene: Scene) -> None:
 
 @CASES.case("1")
 async def subjects_that_are_no_utf8_in_a_flood(scene: Scene) -> None:
-    frame = hpub(SUBJECT.encode()[:-2] + b"\xff", None)
+    frame = hpub(scene.subject.encode()[:-2] + b"\xff", None)
     assert b"-ERR" not in await scene.publish_raw(*([frame] * MANY))
     await scene.letters(MANY)
 
@@ -104,7 +104,7 @@ async def subjects_that_are_no_utf8_in_a_flood(scene: Scene) -> None:
 @CASES.case("1")
 async def subject_of_control_characters(scene: Scene) -> None:
     odd = b"".join(bytes([byte]) for byte in range(1, 32) if byte not in b"\t\n\r\v\f") + "\u202eab\x7f".encode()
-    assert b"-ERR" not in await scene.publish_raw(hpub(SUBJECT.encode() + odd, None))
+    assert b"-ERR" not in await scene.publish_raw(hpub(scene.subject.encode() + odd, None))
     await scene.letters()
 
 
@@ -112,21 +112,21 @@ async def subject_of_control_characters(scene: Scene) -> None:
 async def subjects_that_hold_white_space(scene: Scene) -> None:
     """The server lets through what the client library takes for the end of the subject, with a number behind it."""
     ends = [b"\vx", b"\fx", b"\rx", b"\v1\v2", b"\f1\f$JS.ACK.x\f3", b"\v", b"\f"]
-    assert b"-ERR" not in await scene.publish_raw(*(hpub(SUBJECT.encode() + end, None) for end in ends))
+    assert b"-ERR" not in await scene.publish_raw(*(hpub(scene.subject.encode() + end, None) for end in ends))
     await scene.settled()
     assert len(await scene.letters(len(ends))) == len(ends)
 
 
 @CASES.case("1")
 async def subject_of_four_thousand_bytes(scene: Scene) -> None:
-    assert b"-ERR" not in await scene.publish_raw(hpub(SUBJECT.encode() + b"x" * 3_900, None))
+    assert b"-ERR" not in await scene.publish_raw(hpub(scene.subject.encode() + b"x" * 3_900, None))
     await scene.letters()
 
 
 @CASES.case("1")
 async def header_blocks_that_are_none(scene: Scene) -> None:
     for block in ODD_BLOCKS:  # each alone: the server closes where it refuses one
-        await scene.publish_raw(hpub(SUBJECT.encode(), block))
+        await scene.publish_raw(hpub(scene.subject.encode(), block))
     await scene.settled()
     await scene.letters()
 
@@ -158,7 +158,7 @@ async def headers_by_the_thousand(scene: Scene) -> None:
 
 @CASES.case("2")
 async def large_commands_without_identity(scene: Scene) -> None:
-    frame = hpub(SUBJECT.encode(), None, b"x" * LARGE_BYTES)
+    frame = hpub(scene.subject.encode(), None, b"x" * LARGE_BYTES)
     assert b"-ERR" not in await scene.publish_raw(*([frame] * MANY))
     await scene.settled()
     for letter in await scene.letters(MANY):
@@ -168,7 +168,7 @@ async def large_commands_without_identity(scene: Scene) -> None:
 @CASES.case("2")
 async def large_headers_without_identity(scene: Scene) -> None:
     block = b"NATS/1.0\r\nX-Large: " + b"x" * LARGEST_HEADERS + b"\r\n\r\n"
-    frame = hpub(SUBJECT.encode(), block, b"x" * LARGE_BYTES)
+    frame = hpub(scene.subject.encode(), block, b"x" * LARGE_BYTES)
     assert b"-ERR" not in await scene.publish_raw(*([frame] * MANY))
     await scene.settled()
     for letter in await scene.letters(MANY):
@@ -179,13 +179,13 @@ async def large_headers_without_identity(scene: Scene) -> None:
 async def large_headers_of_bytes_that_grow(scene: Scene) -> None:
     """Bytes that take six in JSON, so that a record of them is larger than the server takes."""
     block = b"NATS/1.0\r\nX-Large: " + b"\x01" * LARGEST_HEADERS + b"\r\n\r\n"
-    frame = hpub(SUBJECT.encode(), block, b"\xff" * KEPT_BYTES)
+    frame = hpub(scene.subject.encode(), block, b"\xff" * KEPT_BYTES)
     assert b"-ERR" not in await scene.publish_raw(*([frame] * 8))
     await scene.settled()
     await scene.letters(8)
 
 
-@CASES.case("2")
+@CASES.case("2", versions=["v1r4"])
 async def large_bodies_of_calls_that_can_be_answered(scene: Scene) -> None:
     tool = await scene.define()
     calls = [await scene.place(tool, {"query": "x"}, publish=False) for _ in range(20)]
@@ -197,17 +197,17 @@ async def large_bodies_of_calls_that_can_be_answered(scene: Scene) -> None:
 
 @CASES.case("2", log_bytes=3_000_000)  # a line for each
 async def dead_letters_of_one_project_leave_room_for_others(scene: Scene) -> None:
-    frame = hpub(SUBJECT.encode(), None, b"{}")
+    frame = hpub(scene.subject.encode(), None, b"{}")
     await scene.publish_raw(*([frame] * (1_000 + scene.share(2_000))))
     await scene.settled()
     await scene.letters()
-    other = SUBJECT.replace(PROJECT, "proj_other").encode()
+    other = scene.subject.replace(PROJECT, "proj_other").encode()
     await scene.publish_raw(hpub(other, None, b"{}"))
     await scene.settled()
     assert any("proj_other" in letter["subject"] for letter in await scene.letters()), "pushed out"
 
 
-@CASES.case("3")
+@CASES.case("3", versions=["v1r4"])  # tests/kernel/test_v1r3.py has the row of v1r3
 async def inbox_row_without_its_card(scene: Scene) -> None:
     tool = await scene.define()
     call = await scene.place(tool, {"query": "stray row"}, publish=False)
@@ -227,10 +227,20 @@ async def inbox_row_without_its_card(scene: Scene) -> None:
     assert "already_reported" in {letter["reason"] for letter in await scene.letters()}
 
 
-@CASES.case("1")
+HARD_BODIES = (b"[" * 60_000, b'{"a":' * 10_000, b"9" * 60_000, b'"\\ud800' * 8_000, b"\xff" * 60_000, b"\x00" * 60_000)
+
+
+@CASES.case("1", versions=["v1r3"])
+async def bodies_that_are_hard_to_parse_and_name_nobody(scene: Scene) -> None:
+    call = await scene.place(await scene.define(), {"query": "x"}, publish=False)
+    bodies = [*HARD_BODIES, b"[" * LARGE_BYTES]
+    await asyncio.gather(*(scene.caller.publish(call, data=body) for body in bodies))
+    assert {letter["reason"] for letter in await scene.letters(len(bodies))} == {"no_identity"}
+
+
+@CASES.case("1", versions=["v1r4"])
 async def bodies_that_are_hard_to_parse(scene: Scene) -> None:
-    tool = await scene.define()
-    bodies = [b"[" * 60_000, b'{"a":' * 10_000, b"9" * 60_000, b'"\\ud800' * 8_000, b"\xff" * 60_000, b"\x00" * 60_000]
+    tool, bodies = await scene.define(), HARD_BODIES
     calls = [await scene.place(tool, {"query": "x"}, publish=False) for _ in bodies]
     await asyncio.gather(*(scene.caller.publish(call, data=body) for call, body in zip(calls, bodies, strict=True)))
     for call in calls:
@@ -244,9 +254,35 @@ async def ids_of_sixty_kilobytes(scene: Scene) -> None:
     for name in (b"CG-Tool-Call-Id", b"CG-Agent-Id", b"CG-Turn-Id", b"CG-Step-Id", b"traceparent", b"tracestate"):
         fields = {b"CG-Agent-Id": AGENT.encode(), b"CG-Turn-Id": b"t", b"CG-Tool-Call-Id": b"c", name: long}
         lines = [b"%b: %b" % field for field in fields.items()]
-        await scene.publish_raw(hpub(SUBJECT.encode(), b"\r\n".join([b"NATS/1.0", *lines, b"", b""])))
+        await scene.publish_raw(hpub(scene.subject.encode(), b"\r\n".join([b"NATS/1.0", *lines, b"", b""])))
     await scene.settled()
     await scene.letters(5)
+
+
+@CASES.case("own", versions=["v1r3"])
+async def ids_in_the_body_that_are_none(scene: Scene) -> None:
+    """Of each a dead letter, or the answer that the call card has room for; nothing is asked of the upstream."""
+    tool = await scene.define()
+    values: list[Any] = [None, True, [], {"a": 1}, "", " ", "\x00", "a\x00b", "\ud800", "x" * 60_000, 1e308, -1, 2**70]
+    for name in ("tool_call_id", "agent_id", "agent_turn_id", "turn_epoch"):
+        for value in values:
+            call = await scene.place(tool, {"query": "never billed"}, publish=False)
+            await scene.caller.publish(call, data=json.dumps({**call.body, name: value}).encode())
+    await scene.settled()
+    assert b"never billed" not in scene.sent()
+
+
+@CASES.case("own", versions=["v1r3"])
+async def an_identity_in_headers_that_the_body_contradicts(scene: Scene) -> None:
+    """Headers of the other version name another agent, turn and project; only the body counts."""
+    forged = {"CG-Project-Id": "proj_other", "CG-Agent-Id": "other", "CG-Turn-Id": "other", "CG-Tool-Call-Id": "other"}
+    call = await scene.place(await scene.define(), {"query": "hello world"}, publish=False)
+    await scene.caller.publish(call, headers={**call.headers, **forged})
+    answer = await scene.caller.answer(call, ANSWER_S)
+    assert_succeeded(answer)
+    assert answer.inbox_row["agent_id"] == AGENT
+    assert answer.doorbell is not None
+    assert not forged.keys() & answer.doorbell["headers"].keys()
 
 
 @CASES.case("14")
@@ -257,7 +293,7 @@ async def the_servers_word_where_doorbells_are_acknowledged(scene: Scene) -> Non
     async def hear(message: Msg) -> None:
         told.append(message.reply)
 
-    heard = await scene.caller.client.subscribe(f"cg.v1r4.{PROJECT}.*.cmd.agent.*.wakeup", cb=hear)
+    heard = await scene.caller.client.subscribe(scene.doorbells, cb=hear)
     for _ in range(3):
         await scene.search("{n}")
     await heard.unsubscribe()
