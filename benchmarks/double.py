@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import re
 import ssl
 import sys
+import time
+from collections import Counter, defaultdict, deque
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,40 @@ _RECORDINGS = {True: "s-q-content-json", False: "r-ok-json"}
 _ROUNDS = 8
 _BACKLOG = 1024
 
-COUNTERS = {"connections": 0, "requests": 0}
+COUNTERS = {"connections": 0, "requests": 0, "refused": 0, "most_in_60_s": 0}
+SERVED: Counter[int] = Counter()
+"""Requests that were not refused, by the second of the epoch."""
+
+MINUTE_S = 60.0
+_KEY = re.compile(rb"authorization: *bearer +(\S+)", re.IGNORECASE)
+_RECENT: defaultdict[bytes, deque[float]] = defaultdict(deque)
+
+
+def counters() -> dict[str, Any]:
+    """Return connections, requests, refused ones, the most of a key in 60 s, and the served ones by second."""
+    return {**COUNTERS, "served": dict(SERVED)}
+
+
+def refused_for_s(request: bytes, per_minute: int) -> float | None:
+    """Count a request in its key's sliding window; return the seconds until the next one is served if it is refused."""
+    key, now = _KEY.search(request), time.time()
+    recent = _RECENT[key[1] if key else b""]
+    while recent and recent[0] <= now - MINUTE_S:
+        recent.popleft()
+    if len(recent) >= per_minute:
+        COUNTERS["refused"] += 1
+        return recent[0] + MINUTE_S - now
+    recent.append(now)
+    SERVED[int(now)] += 1
+    COUNTERS["most_in_60_s"] = max(COUNTERS["most_in_60_s"], len(recent))
+    return None
+
+
+def refusal(seconds: float) -> bytes:
+    """Return a response with status 429."""
+    body = b'{"data":null,"code":429,"name":"RateLimitTriggeredError","status":42903,"message":"limit"}'
+    head = f"HTTP/1.1 429 Too Many Requests\r\nRetry-After: {math.ceil(seconds)}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
 
 
 def question(delay_ms: int, size: int, number: int) -> str:
@@ -67,7 +103,8 @@ def _sized(item: dict[str, Any], text: str, chars: int, *, search: bool) -> Any:
 class Upstream(asyncio.Protocol):
     """One connection; answers requests one after another, as clients do not pipeline."""
 
-    def __init__(self) -> None:
+    def __init__(self, per_minute: int | None = None) -> None:
+        self._per_minute = per_minute
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
 
@@ -97,6 +134,9 @@ class Upstream(asyncio.Protocol):
 
     def _answer(self, request: bytes) -> None:
         COUNTERS["requests"] += 1
+        if self._per_minute and (seconds := refused_for_s(request, self._per_minute)) is not None:
+            self._send(refusal(seconds))
+            return
         wanted = _WANTED.search(request)
         delay_ms, size = map(int, wanted.groups()) if wanted else (0, 0)
         whole = answer(size, search=b"s.jina.ai" in request)
@@ -115,17 +155,17 @@ class Counters(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the counters and close."""
-        transport.write(json.dumps(COUNTERS).encode())  # type: ignore[attr-defined]
+        transport.write(json.dumps(counters()).encode())  # type: ignore[attr-defined]
         transport.close()
 
 
-async def serve(certificate: Path) -> None:
+async def serve(certificate: Path, per_minute: int | None) -> None:
     """Serve until killed; print both ports as one JSON line."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificate)
     loop = asyncio.get_running_loop()
     servers = [
-        await loop.create_server(Upstream, "127.0.0.1", 0, ssl=tls, backlog=_BACKLOG),
+        await loop.create_server(lambda: Upstream(per_minute), "127.0.0.1", 0, ssl=tls, backlog=_BACKLOG),
         await loop.create_server(Counters, "127.0.0.1", 0),
     ]
     port, counters = (server.sockets[0].getsockname()[1] for server in servers)
@@ -138,7 +178,9 @@ def main() -> None:
     """Run it as a process of its own."""
     parser = argparse.ArgumentParser(description="An upstream double for load.")
     parser.add_argument("--certificate", type=Path, required=True, help="PEM file with key and chain")
-    uvloop.run(serve(parser.parse_args().certificate))
+    parser.add_argument("--per-minute", type=int, help="answer 429 above so many requests of a key in 60 s")
+    arguments = parser.parse_args()
+    uvloop.run(serve(arguments.certificate, arguments.per_minute))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ class Stand:
     """The embedded stack with a NATS server that reports counters, and the minimal double.
 
     `without` names a part (`benchmarks.without.PARTS`) to remove from the executors; `settings` are their environment
-    variables. `modules` are run in place of those of a kind, each with the variable that takes the other's name.
+    variables. `modules` are run in place of those of a kind, each with the variable that takes the other's name. The
+    double answers 429 above `per_minute` requests of a key.
     """
 
     def __init__(
@@ -48,7 +49,9 @@ class Stand:
         without: str | None = None,
         settings: Mapping[str, str] = MappingProxyType({}),
         modules: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+        per_minute: int | None = None,
     ) -> None:
+        self._per_minute = per_minute
         self._without = without
         self._modules = modules
         self._settings = settings
@@ -81,7 +84,9 @@ class Stand:
     def _start_double(self) -> tuple[ServerProcess, dict[str, int]]:
         log = self.stack.folder / "bench-double.log"
         command: list[str | Path] = [sys.executable, "-m", "benchmarks.double"]
-        double = ServerProcess("double", [*command, "--certificate", self.stack.certificates.server], self._guard, log)
+        command += ["--certificate", self.stack.certificates.server]
+        command += ["--per-minute", str(self._per_minute)] if self._per_minute else []
+        double = ServerProcess("double", command, self._guard, log)
         double.start(lambda: log.read_text().endswith("\n"))
         ports: dict[str, int] = json.loads(log.read_text().splitlines()[0])
         return double, ports
@@ -138,10 +143,10 @@ class Stand:
         named = {"double": self.double, "nats": self.nats.process, "postgres": self.stack.postgres.process}
         return {name: process.pid for name, process in named.items() if process is not None}
 
-    async def upstream_counters(self) -> dict[str, int]:
-        """`connections` and `requests` that the double has seen."""
+    async def upstream_counters(self) -> dict[str, Any]:
+        """Return what the double has counted (`benchmarks.double.counters`)."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._counters)
-        told: dict[str, int] = json.loads(await reader.read())
+        told: dict[str, Any] = json.loads(await reader.read())
         writer.close()
         return told
 

@@ -1,4 +1,4 @@
-"""`make bench-tenants`: shares of projects that compete for one executor; one JSON object on the last line.
+"""`make bench-tenants`: shares of projects and replicas that compete; one JSON object on the last line.
 
 Each scenario runs real processes: NATS, PostgreSQL, the double, and replicas of the executor. Slots limit a replica,
 not CPU: `_SLOTS` calls at once, each of `_DELAY_MS`.
@@ -24,8 +24,10 @@ from typing import Any
 import asyncpg
 import uvloop
 
+from benchmarks import shifted
 from benchmarks.calls import Ask, furnish, place, project_id
 from benchmarks.harness import Stand, start_all
+from benchmarks.limited import LIMITED
 from benchmarks.measure import exact_cpu_seconds
 from benchmarks.traffic import Demand, Outcome, Traffic
 from openapi_tool.bus.leases import BUCKET
@@ -45,13 +47,18 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Extent of the scenarios: seconds of a measurement, replicas, queued commands, projects, the durable's limit."""
+    """Extent of the scenarios: seconds of a measurement, replicas, queued commands, projects, the durable's limit.
+
+    `limit` is that of the upstream in requests a minute, which `sharing` replicas share.
+    """
 
     seconds: float = 30.0
     replicas: int = 2
     backlog: int = 5_000
     projects: int = 50
     max_ack_pending: int = 5_000
+    limit: int = 600
+    sharing: int = 4
 
     @property
     def per_second(self) -> float:
@@ -67,20 +74,27 @@ class World:
         self.database = database
         self.size = size
 
+    @property
+    def common(self) -> dict[str, str]:
+        """Settings of all replicas."""
+        return {f"{_PREFIX}EXECUTOR__CONCURRENCY": str(_SLOTS), f"{_PREFIX}TOOLS__MAX_TIMEOUT_S": "600"}
+
     @asynccontextmanager
-    async def serving(self, replicas: int, settings: Mapping[str, str]) -> AsyncIterator[list[ExecutorProcess]]:
-        """Start replicas on an empty world; kill those that run at the end of the block."""
+    async def serving(
+        self, replicas: int, settings: Mapping[str, str], each: Sequence[Mapping[str, str]] = ()
+    ) -> AsyncIterator[list[ExecutorProcess]]:
+        """Start replicas on an empty world, with settings of all and of `each`; kill those in the list at the end."""
         await self.stand.clean(self.database)
         await furnish(self.database, self.size.projects)
-        own: dict[str, str] = {f"{_PREFIX}EXECUTOR__CONCURRENCY": str(_SLOTS), f"{_PREFIX}TOOLS__MAX_TIMEOUT_S": "600"}
-        started = [self.stand.process("executor", {**own, **settings}) for _ in range(replicas)]
+        own = [{**self.common, **settings, **one} for one in each or [{}] * replicas]
+        started = [self.stand.process("executor", one) for one in own]
         try:
             await start_all(started)
             yield started
         finally:
-            for each in started:
-                if each.process.alive:
-                    await asyncio.to_thread(each.process.kill)
+            for replica in started:
+                if replica.process.alive:
+                    await asyncio.to_thread(replica.process.kill)
 
     async def measure(self, *demands: Demand, settings: Mapping[str, str] = _NO_SETTINGS) -> list[Outcome]:
         """Return the outcome of each demand on new replicas."""
@@ -208,13 +222,24 @@ SCENARIOS: Mapping[str, Callable[[World], Awaitable[Figures]]] = {
     "equal": equal,
     "weighted": weighted,
     "held": held,
+    **LIMITED,
 }
 
 
 async def run(names: Sequence[str], size: Size) -> Figures:
     """Run scenarios one after the other; return the figures of each by its name."""
     found: Figures = {}
-    async with Stand() as stand:
+    unlimited = [name for name in names if name not in LIMITED]
+    if unlimited:
+        await _run(Stand(), unlimited, size, found)
+    for name in [name for name in LIMITED if name in names]:  # the double remembers the last minute
+        limited = Stand(modules={"executor": (shifted.__name__, shifted.MODULE_VARIABLE)}, per_minute=size.limit)
+        await _run(limited, [name], size, found)
+    return found
+
+
+async def _run(stand: Stand, names: Sequence[str], size: Size, found: Figures) -> None:
+    async with stand:
         database = await stand.database()
         try:
             for name in names:
@@ -223,7 +248,6 @@ async def run(names: Sequence[str], size: Size) -> Figures:
                 sys.stderr.write(f"{json.dumps(found[name])}\n")
         finally:
             await database.close()
-    return found
 
 
 def main() -> None:

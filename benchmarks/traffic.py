@@ -16,9 +16,11 @@ from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
 from benchmarks.calls import Command
+from openapi_tool.bus.stats import gather_stats
 from openapi_tool.local.caller import VERSION
 
 _CONFIRM_EVERY = 500
+_STATS_S = 1.0
 _PATIENCE_S = 30.0
 """Seconds after the last command until those without an answer count as unanswered."""
 
@@ -130,6 +132,12 @@ class Traffic:
             return (await self._client.jetstream().stream_info(stream)).state.last_seq
         except NotFoundError:
             return 0
+
+    async def limits_by_replica(self) -> tuple[list[int], list[int]]:
+        """Return each replica's requests of the last 60 s with limited keys, and those that it refused early."""
+        limits = [replica["upstream_limits"] for replica in await gather_stats(self._client, _STATS_S)]
+        sent, refused = ([sum(one[name] for one in each) for each in limits] for name in ("sent", "refused"))
+        return sent, refused
 
     def outcome(self, commands: Sequence[Command], since: float, until: float) -> Outcome:
         """Return the latencies of commands, and the answers by project in a window of the performance counter."""

@@ -33,6 +33,7 @@ from openapi_tool.executor.parking import ParkedResults
 from openapi_tool.executor.pipeline import Pipeline, PipelineOptions
 from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.jina.egress import EgressTransport
+from openapi_tool.jina.failures import key_failure
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.kernel.guarded import GuardedStore
 from openapi_tool.kernel.store import KernelStore
@@ -98,8 +99,9 @@ def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver 
     for variable in bootstrap.secrets.allowed:
         metrics.KEYS_REFUSED.labels(variable)  # at 0 from the start, so that an alert sees the first refusal
     clock = ServerClock()
-    limits = SharedLimits(INSTANCE, bootstrap.settings.limits, clock.time)
-    bootstrap.health.limits = limits.limiter.shown
+    limits = SharedLimits(bootstrap.settings.limits, clock.time, key_failure)
+    limits.limiter.keys.use(bootstrap.secrets)
+    bootstrap.health.limits, bootstrap.health.keys = limits.limiter.shown, limits.limiter.keys.shown
     return Shared(Upstream(bootstrap, transport, permits=limits.limiter), limits, clock, tracer)
 
 

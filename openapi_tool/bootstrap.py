@@ -270,7 +270,7 @@ def _login_problems(nats: NatsSettings) -> Iterator[str]:
 
 def tool_secrets(settings: Settings, environment: Mapping[str, str]) -> Secrets:
     """Return the variables that definitions may name, with their values."""
-    return Secrets(environment, settings.tool_variables)
+    return Secrets(environment, settings.tool_variables, settings.limits.pool_of)
 
 
 def operator_envs(settings: Settings) -> OperatorEnvs:

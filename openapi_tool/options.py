@@ -246,6 +246,23 @@ class KeyLimits(Options):
 
 
 @validated(frozen=True)
+class KeyPool(Options):
+    """Keys that stand behind one variable."""
+
+    keys: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...],
+        Field(min_length=1, max_length=100, description="Variables that hold the keys."),
+    ]
+
+    @field_validator("keys")
+    @classmethod
+    def _are_different(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        if len({key.upper() for key in keys}) < len(keys):
+            raise ValueError("names a variable twice; name each once")
+        return keys
+
+
+@validated(frozen=True)
 class LimitOptions(KeyLimits):
     """Limits of the upstream per key, shared by all replicas; without one nothing is held back until the first 429."""
 
@@ -253,14 +270,34 @@ class LimitOptions(KeyLimits):
         dict[str, KeyLimits],
         Field(description="Limits of the key in one variable, in any case; what is not set there is as for all keys."),
     ] = field(default_factory=dict)
+    pools: Annotated[
+        dict[str, KeyPool],
+        Field(
+            description="By variable that definitions name: `keys`, the variables of several keys that share its load. "
+            "Who names one of them uses the whole pool."
+        ),
+    ] = field(default_factory=dict)
 
     @model_validator(mode="after")
     def _names_are_variables(self) -> LimitOptions:
-        if not all(map(VARIABLE.fullmatch, self.keys)):
-            raise ValueError("keys must be names of environment variables; correct the others")
-        if len({name.upper() for name in self.keys}) < len(self.keys):
-            raise ValueError("keys are matched without regard to case; name each once")
+        for name in (*self.keys, *self.pools):
+            if not VARIABLE.fullmatch(name):
+                raise ValueError("keys and pools must be names of environment variables; correct the others")
+        for names in (self.keys, self.pools):
+            if len({name.upper() for name in names}) < len(names):
+                raise ValueError("keys and pools are matched without regard to case; name each once")
+        variables = [variable.upper() for pool in self.pools.values() for variable in pool.keys]
+        if twice := next((name for name in variables if variables.count(name) > 1), None):
+            raise ValueError(f"pools: {twice} is in two of them; a key belongs to one")
+        for name, pool in self.pools.items():
+            if name.upper() in variables and name.upper() not in map(str.upper, pool.keys):
+                raise ValueError(f"pools.{name}: is a key of another pool; name it otherwise, or list its own key")
         return self
+
+    @property
+    def pooled(self) -> tuple[str, ...]:
+        """Return the variables of all pools."""
+        return tuple(key for pool in self.pools.values() for key in pool.keys)
 
     def of(self, variable: str) -> KeyLimits:
         """Return the limits of the key in a variable."""
@@ -268,3 +305,8 @@ class LimitOptions(KeyLimits):
         names = [limit.name for limit in fields(KeyLimits)]
         merged = {name: getattr(own, name, None) or getattr(self, name) for name in names}
         return KeyLimits(**merged)
+
+    @property
+    def pool_of(self) -> dict[str, tuple[str, ...]]:
+        """Return the variables of each pool by its name and by each of them, in upper case."""
+        return {name.upper(): pool.keys for own, pool in self.pools.items() for name in (own, *pool.keys)}

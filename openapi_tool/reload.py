@@ -12,7 +12,7 @@ from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.settings import Settings, SettingsError
 from openapi_tool.settings.sources import CONFIG_VARIABLE
-from openapi_tool.tools.secrets import FILE_SUFFIX
+from openapi_tool.tools.secrets import FILE_SUFFIX, Secrets
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ EVERY_S = 2.0
 
 @dataclass(slots=True)
 class Reloader:
-    """Reads the settings again with `read`, and gives policy and secrets to `runners`.
+    """Reads the settings again with `read`, and gives policy and secrets to `runners`, the secrets also to `use_keys`.
 
     After a mistake in the settings everything stays as it is. Changes of anything but the policy and the values of keys
     need a restart; they are logged.
@@ -31,6 +31,7 @@ class Reloader:
     read: Callable[[], Settings]
     environment: Mapping[str, str]
     runners: list[ToolRunner] = field(default_factory=list)
+    use_keys: Callable[[Secrets], None] = lambda _: None
     _latest: Bootstrap | None = None
 
     def add(self, runner: ToolRunner) -> None:
@@ -68,6 +69,7 @@ class Reloader:
             return
         self.bootstrap.redactor.learn(fresh.redactor.known)  # before the first use of a new key
         self._latest = fresh
+        self.use_keys(fresh.secrets)
         for runner in self.runners:
             runner.use(fresh.authorizer, fresh.secrets)
         log.info(

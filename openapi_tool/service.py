@@ -65,7 +65,8 @@ async def _serve(
     async with AsyncExitStack() as stack:
         await _serve_health(stack, bootstrap)
         process_memory.give_large_memory_back()
-        shared, reloader = open_shared(stack, bootstrap, resolver), Reloader(bootstrap, read, environment)
+        shared = open_shared(stack, bootstrap, resolver)
+        reloader = Reloader(bootstrap, read, environment, use_keys=shared.limits.limiter.keys.use)
         process = _Process(stop, stack, shared, reloader)
         async with asyncio.TaskGroup() as group:
             for kernel in (bootstrap, *bootstrap.others):

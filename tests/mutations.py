@@ -361,8 +361,8 @@ SECRETS = (
     ),
     Mutation(
         "jina/backend.py",
-        "(arguments.api_key, *arguments.secrets.values())",
-        "(arguments.api_key,)",
+        "(key, *arguments.secrets.values())",
+        "(key,)",
         "tests/unit/test_content.py::test_an_answer_is_masked_of_what_was_sent_with_its_call_and_of_nothing_else",
     ),
     Mutation(

@@ -1,4 +1,4 @@
-"""Records of shared limits in a KV bucket, and a plain message to the other replicas with each change (ADR 9)."""
+"""Records of limits and of refused keys in a KV bucket, and a message to other replicas with each change (ADR 9)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nats.js.kv import KeyValue
 from openapi_tool.bus.connection import outage_as_unavailable
 from openapi_tool.limits.limiter import Limiter
 from openapi_tool.options import LimitOptions
-from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -39,27 +39,30 @@ News = Callable[[str, int, bytes], None]
 
 _TTL_S = 2 * 3600
 _MAX_BYTES = 16 * 2**20
-_MAX_VALUE_BYTES = 256 * 1024
+MAX_VALUE_BYTES = 256 * 1024
 _TIMEOUT_S = 2.0
 _MAX_DIGITS = 20
+_NAME_BYTES = 5  # of a replica: records have many of them
 
 
 class SharedLimits:
     """Limiter of this process, and its store, which is unavailable until NATS is connected.
 
-    `instance` names the process; a restarted one may have the same name, and is another replica. `clock` is the
-    server's, in seconds since the epoch.
+    `clock` is the server's, in seconds since the epoch; `failure` returns the error of a key that is refused with a
+    five-digit status.
     """
 
-    def __init__(self, instance: str, options: LimitOptions, clock: Callable[[], float]) -> None:
+    def __init__(self, options: LimitOptions, clock: Callable[[], float], failure: Callable[[int], ToolError]) -> None:
         self._store: LimitStore | None = None
-        self.limiter = Limiter(f"{instance}-{secrets.token_hex(3)}", options, self, clock)
+        self.limiter = Limiter(secrets.token_hex(_NAME_BYTES), options, self, clock, failure)
 
     @asynccontextmanager
     async def connected(self, client: Client, replicas: int) -> AsyncIterator[None]:
         """Share the limits over this connection; the limiter gives back its unused permits in the end."""
         self._store = LimitStore(client, replicas)
         await self._store.follow(self.limiter.news)
+        with contextlib.suppress(Unavailable):  # then the first refusals tell
+            await self.limiter.keys.load()
         try:
             yield
         finally:
@@ -128,7 +131,7 @@ class LimitStore:
 
         async def heard(message: Msg) -> None:
             number, _, value = message.data.partition(b"\n")
-            if number.isdigit() and len(number) < _MAX_DIGITS and len(value) <= _MAX_VALUE_BYTES:
+            if number.isdigit() and len(number) < _MAX_DIGITS and len(value) <= MAX_VALUE_BYTES:
                 news(message.subject.removeprefix(f"{NEWS}."), int(number), value)
 
         try:
@@ -149,7 +152,7 @@ class LimitStore:
                 bucket=BUCKET,
                 ttl=_TTL_S,
                 max_bytes=_MAX_BYTES,
-                max_value_size=_MAX_VALUE_BYTES,
+                max_value_size=MAX_VALUE_BYTES,
                 replicas=self._replicas,
             )
             with contextlib.suppress(BadRequestError):  # another executor created it first, with other limits

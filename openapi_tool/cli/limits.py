@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -10,27 +11,28 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.stats import gather_stats
-from openapi_tool.cli.common import cell, fail, say, tell_json
+from openapi_tool.cli.common import cell, fail, tell_json
 from openapi_tool.cli.nats_connection import with_nats
 
 _NOBODY = 1
 _WITHIN_S = 1.0
 _EVERY_S = 2.0
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent", "found_by_429")
+_KEY_FIELDS = ("variable", "state", "status", "for_s", "tried_again_s")
 _HEADS = ("key", "endpoint", "requests/min", "used", "tokens/min", "used", "at once", "running", "paused s", "waiting")
 
 
 def limits(
     *,
-    watch: Annotated[bool, typer.Option("--watch", help="Update every 2 s until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Update every 2 s until Ctrl-C or SIGTERM.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, once.")] = False,
 ) -> None:
-    """Show limits by key and endpoint: used, paused, the share of each replica, waiting calls by project.
+    """Show limits by key and endpoint: used, paused, the share of each replica, waiting calls by project; refused keys.
 
     Exit codes: 0, 1 no replica answers, 2 invalid settings, or NATS cannot be reached.
     """
@@ -41,20 +43,19 @@ def limits(
         if not replicas:
             fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NOBODY)
         if as_json:
-            tell_json({"limits": combined(replicas)})
+            tell_json({"limits": combined(replicas), "keys": marked(replicas)})
             return
         console = Console(highlight=False)
         if not watch:
-            console.print(shown(combined(replicas)))
+            console.print(shown(replicas))
             return
-        with Live(shown(combined(replicas)), console=console, auto_refresh=False, screen=True) as live:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it leaves the terminal as Ctrl-C does
+        with Live(shown(replicas), console=console, auto_refresh=False, screen=True) as live:
             while True:
                 await asyncio.sleep(_EVERY_S)
-                live.update(shown(combined(await gather_stats(client, _WITHIN_S))), refresh=True)
+                live.update(shown(await gather_stats(client, _WITHIN_S)), refresh=True)
 
     with_nats(work, "openapi-tool nats permissions --for top")
-    if watch and not as_json:
-        say("stopped")
 
 
 def combined(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -87,11 +88,23 @@ def _entry(key: tuple[str, str], parts: Sequence[tuple[str, Mapping[str, Any]]])
     }
 
 
-def shown(entries: Sequence[Mapping[str, Any]]) -> Group:
-    """Return the tables: limits, replicas, waiting calls by project."""
-    table = Table(*_HEADS, title="limits")
-    shares = Table("key", "endpoint", "replica", "requests/min", "permits at hand", "without NATS")
-    waiting = Table("key", "endpoint", "project", "waiting")
+def marked(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the keys that the upstream refuses, each as the replica shows it that tries it again last."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in sorted(
+        (one for replica in replicas for one in replica.get("upstream_keys") or ()),
+        key=lambda one: one.get("tried_again_s") or 0,
+    ):
+        found[str(one.get("variable"))] = {name: one.get(name) for name in _KEY_FIELDS}
+    return [found[variable] for variable in sorted(found)]
+
+
+def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
+    """Return the tables: refused keys if there are any, limits, replicas, waiting calls by project."""
+    keys, entries = marked(replicas), combined(replicas)
+    table = _table(_HEADS, "limits")
+    shares = _table(("key", "endpoint", "replica", "requests/min", "permits at hand", "without NATS"))
+    waiting = _table(("key", "endpoint", "project", "waiting"))
     for one in entries:
         names = cell(one["variable"]), cell(one["endpoint"])
         limit = _limit(one["requests_per_minute"]) + (" (found by 429)" if one["found_by_429"] else "")
@@ -103,7 +116,14 @@ def shown(entries: Sequence[Mapping[str, Any]]) -> Group:
             shares.add_row(*names, cell(name), cell(part["sent_per_minute"]), cell(part["at_hand"]), cell(alone))
         for project, calls in one["waiting"].items():
             waiting.add_row(*names, cell(project), cell(calls))
-    return Group(table, shares, waiting)
+    refused = _table(("key", "state", "status", "for s", "tried again in s"), "refused keys")
+    for one in keys:
+        refused.add_row(*(cell(one[name]) for name in _KEY_FIELDS))
+    return Group(*([refused] if keys else []), table, shares, waiting)
+
+
+def _table(heads: Sequence[str], title: str | None = None) -> Table:
+    return Table(*(Column(head, overflow="fold") for head in heads), title=title)
 
 
 def _limit(value: object) -> str:

@@ -165,7 +165,7 @@ class ToolRunner:
         try:
             output = await self._backend.run(definition, arguments, deadline, memory)
         except (AuthFailed, BudgetExceeded) as refusal:
-            self._log_refused_key(arguments.key_variable, refusal)
+            self._log_refused_key(refusal.key_variable or arguments.key_variable, refusal)
             raise
         shown, kept = await self._continuation.render(output, definition, owner, most_tokens)
         return output, _with_repairs(shown, arguments), kept

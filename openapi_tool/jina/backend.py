@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from pydantic import SecretStr
+
 from openapi_tool.cooperative import TimeSlicer
 from openapi_tool.jina.batch import batch_items, batch_output, item_arguments, without_secrets
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, CallMemory, MemoryGrant, most_memory
@@ -107,7 +109,7 @@ class JinaBackend:
         }
         await _together(list(tasks.values()))
         outcomes = {item: task.result() for item, task in tasks.items()}
-        output = batch_output(items, outcomes, _masks_of(arguments, self._redactor).answer)
+        output = batch_output(items, outcomes, _masks_of(arguments, self._redactor, arguments.api_key).answer)
         return self._with_advice(output, definition, arguments, list(tasks))
 
     def _with_advice(
@@ -184,11 +186,11 @@ class JinaBackend:
         endpoint, tool, project = endpoint_of(definition), definition.built_in.name, project_label(grant.project)
         requests, tokens = metrics.UPSTREAM_REQUESTS.labels(tool), metrics.UPSTREAM_TOKENS.labels(tool, project)
         patient = resolved.timeout_s is not None or definition.timeout_s is not None
-
-        need = Need(arguments.key_variable, endpoint.operation.name, grant.flow, deadline, grant.slot)
+        key, variable = arguments.api_key, arguments.key_variable
+        need = Need(variable, endpoint.operation.name, grant.flow, deadline, key, grant.slot, grant.call)
 
         async def fetch() -> dict[str, Any]:
-            return await _with_permit(await self._permits.acquire(need), send)
+            return await _with_permit(await self._permits.acquire(need), need, send)
 
         async def send() -> dict[str, Any]:
             timed = endpoint.timeouts.within(resolved.parameters, deadline.remaining(), patient=patient)
@@ -202,7 +204,7 @@ class JinaBackend:
             meter.add(_ONE_REQUEST)
             requests.inc()
             try:
-                envelope = await self._client.fetch(sent, arguments.api_key, deadline, grant)
+                envelope = await self._client.fetch(sent, need.key, deadline, grant)
             except ToolError as error:
                 _end(attempt, grant, error.code)
                 grant.clear()  # before the wait for the next request
@@ -211,12 +213,12 @@ class JinaBackend:
             return envelope
 
         offers = partial(_offers, definition, arguments)
-        masks = replace(_masks_of(arguments, self._redactor), offers=offers, names=resolved.names)
         try:
             least_s = endpoint.timeouts.least_s(resolved.parameters)
             envelope = await with_retries(
                 fetch, self._options.retry, deadline, least_s, _parked(self._sleep, grant.slot)
             )
+            masks = replace(_masks_of(arguments, self._redactor, need.key), offers=offers, names=resolved.names)
             rendering = endpoint.render(envelope, resolved.parameters, masks)
             del envelope
             output = await self._slicer.run(rendering, grant.body_bytes)
@@ -232,8 +234,9 @@ class JinaBackend:
         return replace(output, keep=False) if resolved.parameters.get("doNotTrack") else output
 
 
-async def _with_permit(permit: Permit, send: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-    """Send a request; tell its permit what it cost, and of an error."""
+async def _with_permit(permit: Permit, need: Need, send: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    """Send a request with the key of its permit; tell the permit what it cost, and of an error."""
+    need.key = permit.key
     try:
         envelope = await send()
     except ToolError as error:
@@ -317,6 +320,7 @@ def _offers(definition: ToolDefinition, arguments: Arguments, name: str) -> bool
     return name in definition.taken and (name in _GRADED or not arguments.values.get(name))
 
 
-def _masks_of(arguments: Arguments, redactor: Redactor) -> Masks:
-    sent = (arguments.api_key, *arguments.secrets.values())
+def _masks_of(arguments: Arguments, redactor: Redactor, key: SecretStr) -> Masks:
+    """Return the masks of a call that was sent with this key."""
+    sent = (key, *arguments.secrets.values())
     return Masks(of_call(secret.get_secret_value() for secret in sent), redactor)

@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from types import TracebackType
 from typing import Self
 
@@ -24,6 +25,7 @@ from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.protocol.attempts import MAX_ATTEMPTS, Attempt
 from openapi_tool.tools.result import NO_USAGE, Usage
 
+_NUMBERS = count()
 _ASCII, _WIDE, _WIDEST = 6, 8, 14
 """Bytes of memory per byte of a body until the result is committed: parsed, rendered, as JSON, in the driver.
 
@@ -206,7 +208,8 @@ class ByteSemaphore:
 class CallMemory:
     """Memory of one call, the body bytes of its responses, its upstream cost (`spent`) and requests so far.
 
-    `agent` and `slot` are those of the call, for its requests that wait for a permit.
+    `agent` and `slot` are those of the call, for its requests that wait for a permit; `number` tells the calls of this
+    process apart.
 
     Released when the last `with` block is left: a shared request may outlive the call that started it.
     """
@@ -221,6 +224,7 @@ class CallMemory:
         self.spent = NO_USAGE
         self.attempts: list[Attempt] = []
         self.agent = ""
+        self.number = next(_NUMBERS)
         self.slot: Slot = NO_SLOT
 
     @property
@@ -271,6 +275,11 @@ class MemoryGrant:
     def flow(self) -> tuple[str, str]:
         """Project and agent of the call."""
         return self._memory.project or "", self._memory.agent
+
+    @property
+    def call(self) -> int:
+        """Number of the call in this process."""
+        return self._memory.number
 
     @property
     def slot(self) -> Slot:

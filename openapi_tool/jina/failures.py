@@ -170,13 +170,21 @@ def upstream_failure(
     reason = (
         _reason(envelope, redactor, names) if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR else ""
     )
-    return rule.error(
+    error = rule.error(
         f"{rule.says} The service says: {quoted(reason)}" if reason else rule.says,
         retryable=rule.retryable or rule.repeats > 0,
         repeats=rule.repeats,
         retry_after=_retry_after(envelope, retry_after),
         http_status=http_status,
     )
+    status = envelope.get("status")
+    error.upstream_status = status if isinstance(status, int) else None
+    return error
+
+
+def key_failure(status: int) -> ToolError:
+    """Return the error of a request whose key the upstream is known to refuse with this five-digit status."""
+    return upstream_failure(status // 100, {"status": status}, None)
 
 
 def quoted(text: str) -> str:

@@ -6,21 +6,25 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
+
+from pydantic import SecretStr
 
 from openapi_tool.limits import ledger
 from openapi_tool.limits.allowance import Allowance, Planned
-from openapi_tool.limits.ledger import BLOCK_S, Rates, Use
+from openapi_tool.limits.key_record import STATES
+from openapi_tool.limits.keys import Keys
+from openapi_tool.limits.ledger import BLOCK_S, Use
 from openapi_tool.limits.line import Line, Waiter
 from openapi_tool.limits.permits import Need, Permit
+from openapi_tool.limits.queue import Given, Queue
+from openapi_tool.limits.store import RACES, Store
 from openapi_tool.protocol.errors import RateLimited, ToolError, Unavailable
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-_RACES = 8
 _SPACING_S, _CHANGES_PER_S = 0.5, 4.0
 """Least seconds between a replica's changes of a record whose permits are used up, and most changes by all a second."""
 
@@ -30,42 +34,30 @@ _IDLE_S = 20.0
 _LOOK_S = 0.25
 _AFTER_OUTAGE_S, _AFTER_OUTAGE_UNLIMITED_S = 1.0, 60.0
 _TOO_MANY_REQUESTS = 429
+_OF_THE_KEY = (401, 402, _TOO_MANY_REQUESTS)
 _MEAN_SHARE = 0.2  # weight of the newest request in the mean of tokens and duration
 _ROUNDING_S = 1e-6
 _REQUEST_S = 1.0  # mean duration before any request was seen
 _LEAST_TOKENS = {"search": 10_000}
 """Least that the upstream charges (jina-api section 5); the estimate before any request was seen."""
 
-_MAX_PROJECTS = 20
-
-
-class Store(Protocol):
-    """Records that all replicas share; every method raises Unavailable."""
-
-    async def read(self, name: str) -> tuple[int, bytes | None]:
-        """Return revision and value of a record; 0 and None if there is none."""
-
-    async def write(self, name: str, value: bytes, revision: int) -> int | None:
-        """Replace a record if it still has this revision, tell other replicas; return the new one, None if not."""
-
 
 class _Permit:
-    __slots__ = ("_ended", "_flow", "_use")
+    __slots__ = ("_ended", "_flow", "_need", "_trial", "_use", "key")
 
-    def __init__(self, flow: Flow, use: Use | None) -> None:
-        self._flow, self._use, self._ended = flow, use, False
-
-    @property
-    def variable(self) -> str:
-        return self._flow.variable
+    def __init__(self, flow: Flow, use: Use | None, need: Need, key: SecretStr, *, trial: bool) -> None:
+        self._flow, self._use, self._need, self._trial, self._ended = flow, use, need, trial, False
+        self.key = key
 
     def done(self, tokens: int) -> None:
         self._end(tokens)
+        if self._trial:
+            self._flow.keys.works(self._flow.variable)
 
     def failed(self, error: ToolError) -> None:
         self._end(error.tokens)
-        if error.http_status == _TOO_MANY_REQUESTS:
-            self._flow.refused(error.retry_after)
+        if error.http_status in _OF_THE_KEY:
+            self._flow.refused(error, self._need, self.key)
 
     def cancelled(self) -> None:
         self._end(None)
@@ -77,18 +69,25 @@ class _Permit:
 
 
 class Flow:
-    """Requests of one key to one endpoint: permits at hand, calls that wait, and the task that takes permits."""
+    """Requests of one key to one endpoint: permits at hand, calls that wait, and the task that takes permits.
+
+    `weight` is its part of a pool's load. While the key is marked, it serves one call only, if `trial` is set.
+    """
 
     def __init__(
-        self, variable: str, endpoint: str, rates: Rates, store: Store, name: str, now: Callable[[], float]
+        self, variable: str, endpoint: str, allowance: Allowance, store: Store, keys: Keys, queue: Queue
     ) -> None:
         self.variable, self.endpoint = variable, endpoint
-        self.allowance = Allowance(name, rates)
+        self.allowance = allowance
+        rates = allowance.rates
         self.allowance.tokens_each = _LEAST_TOKENS.get(endpoint, 1) if rates.tokens is not None else 0
-        self.line: Line[asyncio.Future[Use]] = Line()
+        self.queue, self.line = queue, queue.line
+        self.keys = keys
+        self.weight, self.load = 1.0, 0.0
+        self.trial = False
         self.refusals = 0
         self._store = store
-        self._now = now
+        self._now = keys.now
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"limits of {variable}")
         self._stored: tuple[int, bytes | None] | None = None
@@ -97,18 +96,38 @@ class Flow:
         self._changed_at = -_IDLE_S
         self._refused: list[float | None] = []
         self._request_s = _REQUEST_S
+        queue.flows.append(self)
+        self._export()
+
+    def _export(self) -> None:
+        labels, allowance = (self.variable, self.endpoint), self.allowance
+        metrics.LIMIT_USED.follow(lambda: allowance.record.counted(ledger.REQUESTS, self._now()), *labels)
+        metrics.LIMIT_WAITING.follow(lambda: len(self.shown_line), *labels)
+        metrics.LIMIT_PAUSED.follow(lambda: self.paused_s, *labels)
+
+    @property
+    def serves(self) -> bool:
+        """Return whether calls may use the key."""
+        if self.variable in self.keys.marks:
+            return self.trial
+        return not self.queue.pooled or self.keys.get(self.variable) is not None
+
+    @property
+    def paused_s(self) -> float:
+        """Return the seconds until a pause after a 429 ends."""
+        return self.allowance.paused_s(self._now())
 
     @property
     def record_name(self) -> str:
         """Key of the shared record."""
         return f"limit.{self.variable.upper()}.{self.endpoint}"
 
-    def try_take(self) -> Permit | None:
+    def try_take(self, need: Need) -> Permit | None:
         """Return a permit if one is at hand and nobody waits for it."""
         allowance = self.allowance
         if not allowance.limited:
             allowance.note_sent(self._now())
-            return _Permit(self, None)
+            return self._permit(None, need)
         if self.line:
             return None
         now = self._now()
@@ -117,38 +136,62 @@ class Flow:
             return None
         if allowance.is_low(now):
             self.wake()
-        return _Permit(self, use)
+        return self._permit(use, need)
+
+    def _permit(self, use: Use | None, need: Need) -> Permit:
+        return _Permit(self, use, need, self.key(need), trial=self._tries())
+
+    def key(self, need: Need) -> SecretStr:
+        """Return the key to send: the call's own, or that of a pool."""
+        return (self.keys.get(self.variable) or need.key) if self.queue.pooled else need.key
+
+    def _tries(self) -> bool:
+        trial, self.trial = self.trial, False
+        return trial
 
     async def wait(self, need: Need) -> Permit:
-        """Wait in line for a permit. Raises RateLimited."""
+        """Wait in line for a permit of this key or of another one of its pool.
+
+        Raises RateLimited, and the error of a key that is marked meanwhile.
+        """
         now = self._now()
-        future: asyncio.Future[Use] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Given] = asyncio.get_running_loop().create_future()
         waiter = Waiter(need.flow, now + need.deadline.remaining() - self._request_s, future)
         self.line.add(waiter, now)
-        self.wake()
+        self.queue.wake()
         need.slot.park()
-        use = None
+        given = None
         try:
             async with need.deadline.limit():
-                use = await future
+                given = flow, use, trial = await future
         except TimeoutError:
             raise self._too_late(self._request_s) from None
         finally:
             self.line.discard(waiter)
             need.slot.resume()
-            if use is None and future.done() and not future.cancelled() and future.exception() is None:
-                self.ended(future.result(), None)  # given at the moment in which the call was cancelled
-        return _Permit(self, use)
+            if given is None and future.done() and not future.cancelled() and future.exception() is None:
+                flow, use, _ = future.result()  # given at the moment in which the call was cancelled
+                flow.ended(use, None)
+        return _Permit(flow, use, need, flow.key(need), trial=trial)
 
     def wake(self) -> None:
         """Look at once whether permits can be given or taken."""
         self._wake.set()
 
-    def refused(self, retry_after_s: float | None) -> None:
-        """Pause after a 429: here at once, elsewhere as soon as the record is written."""
-        ledger.pause(self.allowance.record, retry_after_s, self._now())
-        self._refused.append(retry_after_s)
-        self.wake()
+    def refused(self, error: ToolError, need: Need, key: SecretStr) -> None:
+        """Pause the key after a 429, or count its refusal: here at once, elsewhere as soon as the record is written."""
+        error.key_variable = self.variable
+        if error.http_status == _TOO_MANY_REQUESTS:
+            ledger.pause(self.allowance.record, error.retry_after, self._now())
+            self._refused.append(error.retry_after)
+            self.wake()
+        elif error.upstream_status is not None and error.upstream_status in STATES:
+            self.keys.refused(self.variable, key, error.upstream_status, need.call)
+        else:
+            return
+        need.refused_by |= {self.variable}
+        if any(flow.variable not in need.refused_by and not flow.paused_s for flow in self.queue.serving()):
+            error.repeats, error.retry_after = max(1, error.repeats), 0.0  # with another key of the pool
 
     def ended(self, use: Use | None, tokens: int | None) -> None:
         """End a request."""
@@ -162,7 +205,7 @@ class Flow:
             mean = allowance.tokens_each + _MEAN_SHARE * (tokens - allowance.tokens_each)
             allowance.tokens_each = max(_LEAST_TOKENS.get(self.endpoint, 1), round(mean))
         if self.line:
-            self.wake()
+            self.queue.wake()
 
     def news(self, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
@@ -220,24 +263,35 @@ class Flow:
             return False
         if allowance.alone or allowance.holds_unused(now) or now - self._changed_at >= _IDLE_S:
             return True
-        wanted = bool(self.line) or (allowance.is_low(now) and allowance.demand > 0)
+        wanted = bool(self._waiting()) or (allowance.is_low(now) and allowance.demand > 0)
         return wanted and now >= self._next_change and allowance.free_in_s(now) <= _ROUNDING_S
 
     def _give(self) -> None:
         """Give permits at hand to the calls in line."""
         now = self._now()
-        while self.line and (use := self.allowance.take(now)) is not None:
+        while self.line and self.serves and (use := self.allowance.take(now)) is not None:
             future = self.line.pop().item
             if future.done():
                 self.allowance.settle(use, None)
             else:
-                future.set_result(use)
+                if self.queue.pooled:
+                    self.queue.used(self)
+                future.set_result((self, use, self._tries()))
+
+    def _waiting(self) -> int:
+        """Return this key's part of the calls that wait."""
+        if not self.queue.pooled:
+            return len(self.line)
+        total = sum(flow.weight for flow in self.queue.serving())
+        return math.ceil(len(self.line) * self.weight / total) if self.serves else 0
 
     def _refuse_hopeless(self) -> None:
         if not self.line:
             return
+        if self.variable in self.keys.marks and not self.queue.serving():
+            self.queue.fail(self.keys.error(self.variable))
         now = self._now()
-        for waiter, retry_after_s in self.line.hopeless(self.allowance.forecast(now), now):
+        for waiter, retry_after_s in self.line.hopeless(self.queue.wait_s(now), now):
             self.line.discard(waiter)
             if not waiter.item.done():
                 waiter.item.set_exception(self._too_late(retry_after_s))
@@ -264,10 +318,10 @@ class Flow:
         allowance = self.allowance
         if self._unsure is not None or self._stored is None:
             await self._read()
-        for _ in range(_RACES):
+        for _ in range(RACES):
             revision, stored = self._stored or (0, None)
             now = self._now()
-            planned = allowance.plan(stored, len(self.line), now, leave=leave)
+            planned = allowance.plan(stored, self._waiting(), now, leave=leave)
             value = ledger.encode(planned.record)
             self._unsure = planned
             written = await self._store.write(self.record_name, value, revision)
@@ -291,7 +345,7 @@ class Flow:
         """Tell the other replicas of a 429, and lower the limit where none is configured."""
         refused, self._refused = self._refused, []
         longest = max((seconds for seconds in refused if seconds is not None), default=None)
-        for _ in range(_RACES):
+        for _ in range(RACES):
             revision, stored = self._stored or (0, None)
             record, now = ledger.decode(stored), self._now()
             before = record.paused_until, record.adaptive and record.adaptive.limit
@@ -339,26 +393,7 @@ class Flow:
     def _named(self) -> dict[str, str]:
         return {"variable": self.variable, "endpoint": self.endpoint}
 
-    def shown(self) -> dict[str, Any]:
-        """Return the state for `openapi-tool limits` and /readyz."""
-        allowance, now = self.allowance, self._now()
-        rates, record = allowance.in_force(now), allowance.record
-        return {
-            **self._named(),
-            "requests_per_minute": rates.requests,
-            "tokens_per_minute": rates.tokens,
-            "concurrent": rates.concurrent,
-            "found_by_429": allowance.rates.requests is None and rates.requests is not None,
-            "used": record.counted(ledger.REQUESTS, now),
-            "used_tokens": record.counted(ledger.TOKENS, now),
-            "paused_s": round(allowance.paused_s(now), 1),
-            "at_hand": allowance.at_hand[ledger.REQUESTS],
-            "sent": allowance.sent_in_window(now),
-            "running": allowance.running,
-            "alone": bool(allowance.alone),
-            "waiting": len(self.line),
-            "waiting_by_project": dict(
-                sorted(self.line.by_project().items(), key=lambda item: -item[1])[:_MAX_PROJECTS]
-            ),
-            "refused": self.refusals,
-        }
+    @property
+    def shown_line(self) -> Line[Any]:
+        """Return the calls that wait; those of a pool, which wait in one line, are shown for its first key alone."""
+        return self.line if self is self.queue.flows[0] else Line()

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 import orjson
 
-VERSION = 1
+VERSION = 2
 WINDOW_S = 60.0
 MARGIN_S = 0.5
 """Difference of two replicas' clocks, and of the times from sending to arrival at the upstream, in seconds."""
@@ -38,6 +39,10 @@ _CONTENDER_S = 4.0
 """Seconds for which a replica's unmet demand counts; a killed one loses its share after them."""
 
 REPLICA_S = 60.0
+MOST_REPLICAS = 1_000
+"""Replicas in a record. Further ones, those without permits that were seen least recently, are left out: they still get
+permits, but their demand does not lower the shares of others."""
+
 MOST_PAUSE_S = 120.0
 _PAUSE_S = 2.0
 """Pause in seconds after a 429 without Retry-After."""
@@ -124,6 +129,10 @@ class Replica:
     serial: int = 0
     joined: float = 0.0
 
+    def counts(self, now: float) -> bool:
+        """Return whether its block counts against a limit."""
+        return self.requests + self.tokens > 0 and self.until + COUNTED_S > now
+
     def block(self, resource: str) -> int:
         """Return the permits of its block."""
         return self.requests if resource == REQUESTS else self.tokens
@@ -182,11 +191,11 @@ class Record:
         """Drop everything that no longer counts."""
         for resource in RESOURCES:
             self.window(resource).forget(now)
-        kept = {
-            name: one
-            for name, one in self.replicas.items()
-            if one.seen > now - REPLICA_S or (one.requests + one.tokens > 0 and one.until + COUNTED_S > now)
-        }
+        kept = {name: one for name, one in self.replicas.items() if one.seen > now - REPLICA_S or one.counts(now)}
+        if (surplus := len(kept) - MOST_REPLICAS) > 0:
+            idle = sorted((one.seen, name) for name, one in kept.items() if not one.counts(now))
+            for _, name in idle[:surplus]:
+                del kept[name]
         for one in kept.values():
             if one.seen <= now - REPLICA_S:
                 one.concurrent = 0
@@ -232,7 +241,7 @@ def report(record: Record, name: str, told: Report, rates: Rates, now: float) ->
         unmet = max(unmet, short if resource == REQUESTS else math.ceil(short / _per_request(told)))
     mine.concurrent, waiting = _running(record, name, told, in_force.concurrent, now)
     mine.want = max(unmet, waiting)
-    mine.seen, mine.until = now, now + BLOCK_S
+    mine.seen, mine.until = round(now, 3), round(now + BLOCK_S, 3)
     mine.serial += 1
     _raise_adaptive(record, unmet, now)
     return mine
@@ -334,9 +343,20 @@ def _raise_adaptive(record: Record, unmet: int, now: float) -> None:
         adaptive.changed = now
 
 
+_REPLICA = attrgetter(*(one.name for one in fields(Replica)))
+
+
 def encode(record: Record) -> bytes:
-    """Return the stored form."""
-    return orjson.dumps(asdict(record), option=orjson.OPT_NON_STR_KEYS)
+    """Return the stored form; of a replica it is a list of its fields in order: a record may have 1,000 of them."""
+    value = {
+        "version": record.version,
+        "paused_until": record.paused_until,
+        "requests": record.requests,
+        "tokens": record.tokens,
+        "replicas": {name: _REPLICA(one) for name, one in record.replicas.items()},
+        "adaptive": record.adaptive,
+    }
+    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
 
 
 def decode(stored: bytes | None) -> Record:
@@ -351,7 +371,7 @@ def decode(stored: bytes | None) -> Record:
             float(value["paused_until"]),
             _window(value["requests"]),
             _window(value["tokens"]),
-            {str(name): Replica(**one) for name, one in value["replicas"].items()},
+            {str(name): Replica(*one) for name, one in value["replicas"].items()},
             None if adaptive is None else Adaptive(**adaptive),
         )
     except (TypeError, ValueError, KeyError, AttributeError):

@@ -73,6 +73,10 @@ class Line(Generic[T]):
             waiting.remove(waiter)
             self._removed(waiter)
 
+    def all(self) -> list[Waiter[T]]:
+        """Return all calls, by project."""
+        return [waiter for project in self._projects.values() for waiter in _in_turn(project)]
+
     def hopeless(self, wait_s: Callable[[float], float], now: float) -> list[tuple[Waiter[T], float]]:
         """Return the calls that certainly get no permit in time, each with the seconds after which to call again.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from pydantic import SecretStr
+
 from openapi_tool.protocol.errors import ToolError
 from openapi_tool.tools.deadline import Deadline
 
@@ -32,32 +34,40 @@ class NoSlot:
 NO_SLOT = NoSlot()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Need:
     """A request that is to be sent: variable of its key, endpoint (`search` or `reader`), owner, deadline.
 
-    `flow` is (project, agent). `slot` is given up while the request waits.
+    `flow` is (project, agent). `slot` is given up while the request waits. `key` is the value of the variable, then the
+    key that the request is sent with; `call` is the number of the call in this process. `refused_by` are the variables
+    of a pool whose keys have refused it.
     """
 
     variable: str
     endpoint: str
     flow: tuple[str, str]
     deadline: Deadline
+    key: SecretStr
     slot: Slot = NO_SLOT
+    call: int = 0
+    refused_by: frozenset[str] = frozenset()
 
 
 class Permit(Protocol):
     """Right to send one request."""
 
     @property
-    def variable(self) -> str:
-        """Variable whose key the request is sent with: the one that was named, or another of its pool."""
+    def key(self) -> SecretStr:
+        """Key that the request is sent with: the one that was named, or another of its pool."""
 
     def done(self, tokens: int) -> None:
         """End the request, which cost so many tokens."""
 
     def failed(self, error: ToolError) -> None:
-        """End the request with an error; a 429 pauses the key for all replicas."""
+        """End the request with an error: a 429 pauses the key for all replicas, a refused key may be marked.
+
+        The error may be repeated if another key of the pool may serve the request.
+        """
 
     def cancelled(self) -> None:
         """End a request whose outcome is unknown."""
@@ -67,12 +77,16 @@ class Permits(Protocol):
     """Source of permits."""
 
     async def acquire(self, need: Need) -> Permit:
-        """Wait for a permit. Raises RateLimited once it is certain that none comes before the deadline."""
+        """Wait for a permit.
+
+        Raises RateLimited once it is certain that none comes before the deadline, and the error of a refused key while
+        it is marked.
+        """
 
 
 class _Unlimited:
-    def __init__(self, variable: str) -> None:
-        self.variable = variable
+    def __init__(self, key: SecretStr) -> None:
+        self.key = key
 
     def done(self, tokens: int) -> None:
         """Do nothing."""
@@ -89,4 +103,4 @@ class Unlimited:
 
     async def acquire(self, need: Need) -> Permit:
         """Return a permit at once."""
-        return _Unlimited(need.variable)
+        return _Unlimited(need.key)

@@ -43,7 +43,7 @@ _MAX_REQUEST_BYTES = 1_000_000
 
 @dataclass(slots=True)
 class Rule:
-    """Response rule for requests whose query or url contains `match` (any if empty).
+    """Response rule for requests whose query or url contains `match` (any if empty), with `key` for that key alone.
 
     `answer` names the recording for a request without its own; `statuses` lists one status per request,
     normal answers follow; `drop` ends the connection `before` or `half` through the body, or lets it
@@ -51,6 +51,7 @@ class Rule:
     """
 
     match: str = ""
+    key: str | None = None
     answer: str | None = None
     delay_s: float = 0.0
     statuses: list[int] = field(default_factory=list)
@@ -62,6 +63,10 @@ class Rule:
     drop: str | None = None
     rate_per_minute: int | None = None
     recent: deque[float] = field(default_factory=deque)
+
+    def fits(self, subject: str, key: str | None) -> bool:
+        """Return whether the rule is for such a request."""
+        return self.match in subject and self.key in (None, key)
 
     def over_rate(self) -> bool:
         """Count a request; return whether it exceeds the limit of this minute."""
@@ -110,7 +115,7 @@ class Double:
         entry = await self._note(request)
         try:
             question = self._check(request, entry)
-            rule = next((rule for rule in self._rules if rule.match in question.subject), Rule())
+            rule = next((rule for rule in self._rules if rule.fits(question.subject, entry["key"])), Rule())
             entry["hung"] = rule.hang
             response = await self._answer(request, question, rule)
         except _Refused as refusal:

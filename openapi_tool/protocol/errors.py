@@ -41,7 +41,8 @@ class ToolError(ExecutorError):
 
     The model sees only `message` (section 7), so it says what happened and what to do instead.
     `retryable` says whether the same request may work later; `retry_after` is in seconds; `repeats`
-    is the number of retries within this call. `tokens` and `requests` are its cost upstream.
+    is the number of retries within this call. `tokens` and `requests` are its cost upstream. `upstream_status` is the
+    five-digit status of the upstream's response, `key_variable` names the key that it refused.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -49,6 +50,8 @@ class ToolError(ExecutorError):
     retryable_by_default: ClassVar[bool] = False
     tokens = 0
     requests = 0
+    upstream_status: int | None = None
+    key_variable: str | None = None
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ from openapi_tool.settings.urls import checked_address, parse_url
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 from openapi_tool.tools.pasted_keys import looks_like_a_key
 from openapi_tool.tools.policy import Policy
-from openapi_tool.tools.secrets import Secret
+from openapi_tool.tools.secrets import Secret, is_executors_own
 from openapi_tool.tools.session import MIN_KEY_BYTES
 
 _TOKEN = r"^([A-Za-z0-9_-]+|\*)$"  # noqa: S105 - a subject's token
@@ -258,17 +258,20 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _limits_name_keys_of_tools(self) -> Settings:
         allowed = {name.upper() for name in self.tool_variables}
-        for name in self.limits.keys:
-            if name.upper() not in allowed:  # may be a key that was pasted here
-                shown = "a variable" if looks_like_a_key(name) else name
-                raise ValueError(f"limits.keys: no tool may use {shown}; add it to secrets.allowed_env")
+        for section in ("keys", "pools"):
+            for name in getattr(self.limits, section):
+                if name.upper() not in allowed:  # may be a key that was pasted here
+                    shown = "a variable" if looks_like_a_key(name) else name
+                    raise ValueError(f"limits.{section}: no tool may use {shown}; add it to secrets.allowed_env")
+        if own := next(filter(is_executors_own, self.limits.pooled), None):
+            raise ValueError(f"limits.pools: {own} is one of the executor's own settings; remove it")
         return self
 
     @property
     def tool_variables(self) -> set[str]:
-        """Return the variables that tool definitions may name."""
+        """Return the variables that tools may use: those that definitions may name, and the keys of pools."""
         service_envs = self.tools.jina.envs_of(self.protocol.target)
-        return {DEFAULT_AUTH_ENV, *self.secrets.allowed_env, *service_envs.values()}
+        return {DEFAULT_AUTH_ENV, *self.secrets.allowed_env, *service_envs.values(), *self.limits.pooled}
 
     @property
     def remarks(self) -> list[str]:

@@ -51,7 +51,8 @@ class Health:
     """Dependencies by name; ready while all are available and the process does not drain.
 
     `clock_offset_s` is the local clock's offset from the NATS server's in seconds; None while unknown.
-    `redact` masks secrets in a reason. `limits` returns the state of each limited key and endpoint. `prefix` precedes
+    `redact` masks secrets in a reason. `limits` returns the state of each limited key and endpoint, `keys` that of each
+    marked key. `prefix` precedes
     the names of dependencies in output; `parts` are the records of further kernels, which count as dependencies of this
     one.
     """
@@ -61,6 +62,7 @@ class Health:
     clock_offset_s: float | None = None
     redact: Callable[[str], str] = str
     limits: Callable[[], Sequence[Mapping[str, Any]]] = list
+    keys: Callable[[], Sequence[Mapping[str, Any]]] = list
     prefix: str = ""
     parts: list[Health] = field(default_factory=list)
     _logged_reasons: TTLCache[tuple[str, str], bool] = field(
@@ -130,6 +132,7 @@ class Health:
             "clock_offset_s": offset_s,
             "dependencies": dependencies,
             **({"limits": limits} if limits else {}),
+            **({"keys": list(keys)} if (keys := self.keys()) else {}),
         }
 
 

@@ -77,6 +77,19 @@ PERMITS_WAITING = Gauge("permits_waiting", "Calls that wait for such a permit.",
 RESPONSE_BYTES = Gauge("response_memory_free_bytes", "Memory for large responses that is free; calls wait for it.")
 RESPONSE_WAITING = Gauge("response_memory_waiting", "Responses that wait for that memory (egress.body_budget_bytes).")
 KEYS_REFUSED = Counter("keys_refused", "Requests whose key the upstream refused (401, 402).", ("variable",))
+KEY_UNUSABLE = Gauge(
+    "key_unusable",
+    "1 while a key is marked `invalid` or `exhausted`: its calls are answered without a request.",
+    ("variable", "state"),
+)  # fmt: skip
+LIMIT_USED = Gauge(
+    "limit_used", "Requests that count against a limit of `limits`, with permits at hand.", ("variable", "endpoint"),
+    combine=max,
+)  # fmt: skip
+LIMIT_WAITING = Gauge("limit_waiting", "Calls that wait for a permit of `limits`.", ("variable", "endpoint"))
+LIMIT_PAUSED = Gauge(
+    "limit_paused_seconds", "Seconds until a pause after a 429 ends.", ("variable", "endpoint"), combine=max
+)
 LIMIT_OPERATIONS = Counter(
     "limit_operations", "Operations on the shared records of `limits` in NATS.", ("operation",),
     [("read",), ("write",), ("conflict",)],

@@ -70,6 +70,7 @@ class Snapshots:
             "health": self.health.as_json(),
             "limits": dict(self.limits),
             "upstream_limits": list(self.health.limits()),
+            "upstream_keys": list(self.health.keys()),
             "tools": _rows(recent),
             "errors": _errors(recent),
             "warnings": RECENT_WARNINGS.shown(),

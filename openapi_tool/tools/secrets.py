@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NoReturn, Self
 
 from pydantic import SecretStr
@@ -15,6 +16,7 @@ from openapi_tool.tools.pasted_keys import looks_like_a_key
 FILE_SUFFIX = "_FILE"
 """`NAME_FILE` names a file that holds the value of `NAME`."""
 
+_NO_POOLS: Mapping[str, Sequence[str]] = MappingProxyType({})
 _MAX_FILE_BYTES = 64 * 1024
 _MAX_CHECKED_CHARS = 1_000  # of a name, which may have 256 kB
 # PG*: every variable of libpq and asyncpg. The others configure NATS, this service, trace export, proxies and CAs.
@@ -70,10 +72,14 @@ class _Unusable(Exception):
 class Secrets:
     """Variables that tool definitions may name, with their values at the time of construction.
 
-    `problems` has a line for each variable whose value cannot be used.
+    `pools` maps a variable, in upper case, to those with the keys of its pool: one that is not set itself has the first
+    of them. `problems` has a line for each variable whose value cannot be used.
     """
 
-    def __init__(self, environment: Mapping[str, str], allowed: Iterable[str]) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], allowed: Iterable[str], pools: Mapping[str, Sequence[str]] = _NO_POOLS
+    ) -> None:
+        self._pools = pools
         self.allowed = frozenset(name for name in allowed if not is_executors_own(name))
         self.problems: list[str] = []
         self._values: dict[str, Secret] = {}
@@ -106,7 +112,7 @@ class Secrets:
                 f"The tool's definition names the environment variable {variable[:80]!r}, which this executor does "
                 "not pass to tools; an operator must add it to secrets.allowed_env or correct the definition."
             )
-        value = self._values.get(variable)
+        value = self._values.get(variable) or self._pooled(variable)
         if value is None:
             raise MissingVariable(
                 f"The environment variable {variable!r} that holds this tool's key is not set in the executor; "
@@ -114,9 +120,19 @@ class Secrets:
             )
         return value
 
+    def get(self, variable: str) -> Secret | None:
+        """Return the value of an allowed variable itself, None if it is not set."""
+        return self._values.get(variable)
+
+    def _pooled(self, variable: str) -> Secret | None:
+        keys = self._pools.get(variable.upper(), ())
+        return next((value for key in keys if (value := self._values.get(key))), None)
+
     def missing(self) -> list[str]:
-        """Return the names of allowed variables that are not set."""
-        return sorted(self.allowed - self._values.keys())
+        """Return the names of allowed variables that are not set; the name of a pool needs no value of its own."""
+        missing = self.allowed - self._values.keys()
+        named = {name for name in missing if name not in self._pools.get(name.upper(), (name,))}
+        return sorted(missing - {name for name in named if self._pooled(name)})
 
     def values(self) -> dict[str, str]:
         """Return every value in use by the name of its variable, for the redactor."""

@@ -274,6 +274,7 @@ def silent() -> Iterator[str]:
         ["inspect", "tc_1", "--project", "p"],
         ["top"],
         ["top", "--once", "--json"],
+        ["limits", "--watch"],
         ["call", "jina_search"],
     ],
 )

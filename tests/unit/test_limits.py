@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+import secrets
 from dataclasses import dataclass, field
 
 import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openapi_tool.bus.limit_store import MAX_VALUE_BYTES
 from openapi_tool.limits import ledger
 from openapi_tool.limits.allowance import Allowance, Planned
-from openapi_tool.limits.ledger import MARGIN_S, REQUESTS, WINDOW_S, Rates, Record
+from openapi_tool.limits.ledger import MARGIN_S, REQUESTS, WINDOW_S, Rates, Record, Replica
 from openapi_tool.limits.line import Line, Waiter
 from tests.requirements import requirement
 
@@ -219,8 +221,22 @@ def test_a_limit_found_by_429s_is_halved_once_for_a_burst_and_grows_while_calls_
 
 @requirement("limits.window")
 def test_a_record_that_is_none_is_empty() -> None:
-    for stored in (None, b"", b"null", b"[]", b"{}", b'{"version": 2}', orjson.dumps({"version": 1}), b"\xff"):
+    for stored in (None, b"", b"null", b"[]", b"{}", b'{"version": 1}', orjson.dumps({"version": 2}), b"\xff"):
         assert ledger.decode(stored) == Record()
+
+
+@requirement("limits.window")
+def test_a_record_keeps_a_thousand_replicas_and_every_block_that_counts() -> None:
+    record = Record()
+    for number in range(2 * ledger.MOST_REPLICAS):
+        one = record.replicas[secrets.token_hex(5)] = Replica(START + number / 100, 9_999, served=99_999, serial=99_999)
+        one.requests, one.until = number % 2, one.seen + ledger.BLOCK_S
+    stored = ledger.encode(record)
+    assert len(stored) < MAX_VALUE_BYTES
+    assert ledger.decode(stored) == record
+    record.forget(START + 20)
+    assert len(record.replicas) == ledger.MOST_REPLICAS
+    assert sum(one.requests for one in record.replicas.values()) == ledger.MOST_REPLICAS
 
 
 @requirement("limits.window")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import pty
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -12,10 +16,13 @@ import pytest
 from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.limit_store import BUCKET, LimitStore
+from openapi_tool.bus.stats import gather_stats
+from openapi_tool.entry import INTERRUPTED
 from openapi_tool.limits import ledger
 from openapi_tool.limits.ledger import Record
 from openapi_tool.local.caller import Answer
 from tests.requirements import requirement
+from tests.wire.test_inspect import run
 from tests.wire.world import World
 
 LIMIT = 6
@@ -125,3 +132,65 @@ async def test_without_a_limit_nothing_is_stored(world: World) -> None:
     assert errors(await sent(world, 5)) == []
     with pytest.raises(NotFoundError):
         await world.caller.client.jetstream().stream_info(f"KV_{BUCKET}")
+
+
+@requirement("keys.marked", "keys.pools")
+async def test_a_refused_key_is_passed_over_by_every_replica_and_the_other_one_of_its_pool_serves(
+    idle_world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = idle_world
+    world.stack.upstream.rules({"key": "SEARCH_API_KEY", "statuses": [401] * 9})
+    pools = {"JINA_API_KEY": {"keys": ["JINA_API_KEY", "SEARCH_API_KEY"]}}
+    async with executors(world, 2, pools=pools):
+        answers = [answer for _ in range(4) for answer in await sent(world, 3)]
+        requests = await upstream(world)
+        [stats] = await gather_stats(world.caller.client, 0.2)  # both have the name of this process
+    assert errors(answers) == []  # the requests of the first calls are repeated with the other key
+    refused = [request for request in requests if request["key"] == "SEARCH_API_KEY"]
+    assert 2 <= len(refused) <= 3  # calls that ran at once
+    assert [key["variable"] for key in stats["upstream_keys"]] == ["SEARCH_API_KEY"]
+    assert len([line for line in caplog.messages if "the key of SEARCH_API_KEY is invalid" in line]) == 2
+    assert not any(value in caplog.text for value in world.stack.upstream.keys.values())
+    world.stack.upstream.rules({"statuses": [401] * 9})
+    await asyncio.to_thread(world.stack.upstream.forget)
+    async with executors(world, 2):
+        answers = [answer for _ in range(4) for answer in await sent(world, 1)]
+        assert len(await upstream(world)) == 2
+    assert [error["code"] for error in errors(answers)] == ["auth_failed"] * 4
+    assert {error["http_status"] for error in errors(answers)} == {401}
+
+
+async def watched(world: World) -> str:
+    """Return what `--watch` draws on a terminal until SIGTERM."""
+    terminal, other_end = pty.openpty()
+    environment = {**os.environ, "PG_DSN": world.dsn, "NATS_SERVERS": world.stack.nats.url}
+    environment |= {"TERM": "xterm", "COLUMNS": "120", "LINES": "60"}
+    command = (sys.executable, "-m", "openapi_tool", "limits", "--watch")
+    watching = await asyncio.create_subprocess_exec(*command, env=environment, stdout=other_end)
+    os.close(other_end)
+    async with asyncio.timeout(20):
+        drawn = await asyncio.to_thread(os.read, terminal, 65_536)
+        while b"40102" not in drawn:
+            drawn += await asyncio.to_thread(os.read, terminal, 65_536)
+        watching.terminate()
+        assert await watching.wait() == INTERRUPTED
+    os.close(terminal)
+    return drawn.decode("utf-8", "replace")
+
+
+@requirement("cli.limits")
+async def test_the_command_shows_limits_waiting_calls_and_refused_keys(idle_world: World) -> None:
+    world = idle_world
+    world.stack.upstream.rules({"match": "hello", "statuses": [200, 401, 401]})
+    assert "no replica answers" in await run(world, "limits", code=1)
+    async with executors(world, 1, search_requests_per_minute=LIMIT, keys={"SEARCH_API_KEY": {"reader_concurrent": 2}}):
+        for _ in range(3):
+            await sent(world, 1)
+        found = json.loads(await run(world, "limits", "--json"))
+        drawn = await watched(world)
+    [limit], [key] = found["limits"], found["keys"]
+    assert (limit["variable"], limit["endpoint"], limit["requests_per_minute"]) == ("JINA_API_KEY", "search", LIMIT)
+    assert (limit["used"], limit["running"], limit["waiting"]) == (3, 0, {})
+    assert [part["sent_per_minute"] for part in limit["replicas"].values()] == [3]
+    assert (key["variable"], key["state"], key["status"]) == ("JINA_API_KEY", "invalid", 40102)
+    assert all(text in drawn for text in ("refused keys", "JINA_API_KEY", "invalid", "40102"))

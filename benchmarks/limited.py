@@ -1,0 +1,123 @@
+"""Scenarios of `make bench-tenants` with a limit of the upstream, of which three times as much is demanded.
+
+The double counts the requests of each key in a sliding window of 60 s, and answers those above the limit with 429.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.calls import Ask, place
+from benchmarks.double import MINUTE_S
+from benchmarks.shifted import SHIFT_VARIABLE
+from benchmarks.traffic import Demand, Traffic
+from openapi_tool.local.executor import ExecutorProcess
+
+if TYPE_CHECKING:
+    from benchmarks.tenants import World
+
+Figures = dict[str, Any]
+Act = Callable[["World", list[ExecutorProcess]], Awaitable[None]]
+"""Changes the replicas in the middle of a run."""
+
+_OVERLOAD, _PROJECTS, _DELAY_MS = 3, 10, 200
+_PATIENCE_S = 20
+_AFTER_S, _FOR_S = 5, 10
+"""Seconds after a change from which the rate counts, and for how long."""
+
+_CLOCKS_S = 5.0
+
+
+async def limit(world: World) -> Figures:
+    """Replicas share a limit of which three times as much is demanded."""
+    return await _run(world)
+
+
+async def kill(world: World) -> Figures:
+    """One of them is killed in the middle; `after_5_s` is the use of the limit from 5 to 15 s later."""
+
+    async def kill_one(_: World, replicas: list[ExecutorProcess]) -> None:
+        await asyncio.to_thread(replicas.pop().process.kill)
+
+    return await _run(world, kill_one)
+
+
+async def start(world: World) -> Figures:
+    """Two more are started in the middle."""
+
+    async def start_two(world: World, replicas: list[ExecutorProcess]) -> None:
+        for _ in range(2):
+            replicas.append(world.stand.process("executor", {**world.common, **_settings(world)}))
+            await asyncio.to_thread(replicas[-1].start)
+
+    return await _run(world, start_two)
+
+
+async def clocks(world: World) -> Figures:
+    """The clocks of the replicas are 5 s apart."""
+    number = world.size.sharing
+    shifts = [_CLOCKS_S * (at / max(1, number - 1) - 0.5) for at in range(number)]
+    return await _run(world, each=[{SHIFT_VARIABLE: str(shift)} for shift in shifts])
+
+
+LIMITED: Mapping[str, Callable[[World], Awaitable[Figures]]] = MappingProxyType(
+    {"limit": limit, "kill": kill, "start": start, "clocks": clocks}
+)
+
+
+def _settings(world: World) -> dict[str, str]:
+    prefix = "OPENAPI_TOOL__"
+    return {
+        f"{prefix}LIMITS__SEARCH_REQUESTS_PER_MINUTE": str(world.size.limit),
+        f"{prefix}TOOLS__MAX_TIMEOUT_S": str(_PATIENCE_S),
+    }
+
+
+async def _run(world: World, act: Act | None = None, each: Sequence[Mapping[str, str]] = ()) -> Figures:
+    """Return what the double has counted, and the shares of the replicas in the last 60 s.
+
+    `could_have_been_served` is the part of the requests that were refused early for which the limit had room: all that
+    it allowed and that was not sent.
+    """
+    size, changed_at = world.size, 0.0
+    demand = Demand(int(_OVERLOAD * size.limit * size.seconds / MINUTE_S), _OVERLOAD * size.limit / MINUTE_S, _PROJECTS)
+    async with (
+        world.serving(size.sharing, _settings(world), each) as replicas,
+        Traffic.connect(world.stand.nats.url) as traffic,
+    ):
+        placed = await place(world.database, Ask(delay_ms=_DELAY_MS, projects=_PROJECTS), demand.count, "jina")
+        began = time.time()
+        publishing = asyncio.create_task(traffic.run([(demand, placed)], size.seconds, 0.0))
+        if act:
+            await asyncio.sleep(size.seconds / 2)
+            await act(world, replicas)
+            changed_at = time.time()
+        await publishing
+        shares, refused = await traffic.limits_by_replica()
+        counted = await world.stand.upstream_counters()
+    mean = sum(shares) / max(1, len(shares))
+    found = {
+        "allowed": round(size.limit * size.seconds / MINUTE_S),
+        "served": _between(counted, began, began + size.seconds),
+        "answered_429": counted["refused"],
+        "most_in_60_s": counted["most_in_60_s"],
+        "least_of_share": round(min(shares, default=0) / max(1, mean), 3),
+        "most_of_share": round(max(shares, default=0) / max(1, mean), 3),
+    }
+    unused = max(0, found["allowed"] - found["served"])
+    found["used"] = round(found["served"] / found["allowed"], 3)
+    found["refused_early"] = sum(refused)
+    found["could_have_been_served"] = round(unused / max(1, sum(refused)), 3)
+    if act:
+        since = changed_at + _AFTER_S
+        found["after_5_s"] = round(_between(counted, since, since + _FOR_S) * MINUTE_S / size.limit / _FOR_S, 3)
+    return found
+
+
+def _between(counted: Mapping[str, Any], since: float, until: float) -> int:
+    """Return the requests that were served in a time, by whole seconds."""
+    return sum(number for second, number in counted["served"].items() if int(since) <= int(second) < int(until))
