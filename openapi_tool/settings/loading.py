@@ -6,6 +6,7 @@ import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, get_origin
 
 from pydantic import ValidationError
@@ -124,10 +125,10 @@ def ignored_variables(environment: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _variables() -> Iterator[str]:
-    """Yield every variable that sets something, of sections at any depth; entries of a mapping have any name."""
-    yield CONFIG_VARIABLE
-    yield from _variables_of(Settings, PREFIX)
+@cache
+def _variables() -> tuple[str, ...]:
+    """Return every variable that sets something, of sections at any depth; entries of a mapping have any name."""
+    return (CONFIG_VARIABLE, *_variables_of(Settings, PREFIX))
 
 
 def _variables_of(kind: Any, beginning: str) -> Iterator[str]:

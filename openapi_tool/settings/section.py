@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -39,8 +40,12 @@ class Section(BaseModel):
 def fields_of(kind: Any) -> Mapping[str, FieldInfo]:
     """Return the fields of a section by name, for a model (also an optional one) or a dataclass, else none."""
     kind = next((one for one in get_args(kind) if hasattr(one, "model_fields")), kind)
-    if not dataclasses.is_dataclass(kind):
-        return getattr(kind, "model_fields", {})
+    is_dataclass = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    return _fields_of_dataclass(kind) if is_dataclass else getattr(kind, "model_fields", {})
+
+
+@cache
+def _fields_of_dataclass(kind: type[Any]) -> Mapping[str, FieldInfo]:
     hints = get_type_hints(kind, include_extras=True)
     return {
         field.name: FieldInfo.from_annotated_attribute(hints[field.name], field) for field in dataclasses.fields(kind)
