@@ -29,14 +29,23 @@ _PER_WORD, _PER_RARE_WORD = 0.97, 1.18
 _PER_LETTER, _PER_RARE_LETTER = 0.18, 0.42  # of those beyond the fifth of a word
 _PER_DIGITS, _PER_SIGN, _PER_LINE_END = 1.75, 0.33, 1.43
 _PER_CHARACTER = (
-    *((0x80, 0.39), (0x250, 0.3), (0x370, 0.41), (0x400, 0.34), (0x530, 0.29), (0x590, 0.46), (0x600, 0.42)),
+    *((0x80, 0.39), (0x250, 1.5), (0x300, 1.0), (0x370, 0.41), (0x400, 0.34), (0x460, 1.7), (0x530, 0.29)),
+    *((0x590, 0.46), (0x600, 0.42)),
     *((0x700, 2.1), (0x800, 1.5), (0x900, 0.35), (0xA00, 0.63), (0xA80, 0.39), (0xB00, 1.0), (0xB80, 0.37)),
     *((0xC00, 0.46), (0xD00, 0.31), (0xD80, 0.6), (0xE00, 0.42), (0xE80, 1.63), (0x1000, 0.57), (0x1060, 2.5)),
     *((0x10A0, 0.31), (0x1200, 2.0), (0x13A0, 3.2), (0x1680, 1.5), (0x1780, 0.62), (0x1800, 1.5), (0x1900, 3.0)),
-    *((0x1D00, 1.5), (0x1E00, 0.38), (0x1F00, 0.8), (0x2000, 1.0), (0x2D30, 2.95), (0x2D80, 2.0), (0x3000, 0.7)),
+    *((0x1D00, 1.5), (0x1E00, 0.38), (0x1F00, 2.3), (0x2000, 1.0), (0x2D30, 2.95), (0x2D80, 2.0), (0x3000, 0.7)),
     *((0x3040, 0.9), (0x3400, 0.88), (0xA000, 2.9), (0xAC00, 0.75), (0xD800, 1.0), (0x10000, 4.1), (0x1F000, 2.0)),
 )
 """Tokens of a character by the first code point of its block."""
+_PER_LETTER_OF = {
+    **dict.fromkeys("əɑʼˈ", 0.3),
+    **dict.fromkeys("ғқңүұһәөҗҳҷӣӯҒҚҢҮҰҺӘӨҖҲҶӢӮ", 0.34),
+    **dict.fromkeys("эЭ", 2.0),
+    "ŋ": 1.5,
+}
+"""Letters of widely used languages among rare ones of their block; and letters that are frequent only where words are
+rare: `э` in languages of the Caucasus and Siberia, `ŋ` in those of West Africa."""
 _STARTS = [start for start, _ in _PER_CHARACTER]
 
 
@@ -66,7 +75,7 @@ def _ascii_tokens(text: str) -> float:
 
 @lru_cache(maxsize=4_096)
 def _of_character(char: str) -> float:
-    return _PER_CHARACTER[bisect_right(_STARTS, ord(char)) - 1][1]
+    return _PER_LETTER_OF.get(char) or _PER_CHARACTER[bisect_right(_STARTS, ord(char)) - 1][1]
 
 
 def fitting(text: str, most: int) -> int:

@@ -253,12 +253,12 @@ def test_case_4_the_estimate_of_tokens_knows_the_script() -> None:
 
 @requirement("content.cursor")
 @pytest.mark.parametrize(
-    ("held_out", "count", "most", "least"), [("text", 50, 0.20, -0.35), ("language", 15, 0.55, -0.55)]
+    ("held_out", "count", "most", "least"), [("text", 50, 0.20, -0.35), ("language", 24, 0.35, -0.35)]
 )
 def test_case_4_the_estimate_holds_for_texts_that_it_was_not_fitted_to(
     held_out: str, count: int, most: float, least: float
 ) -> None:
-    """Of languages that were never looked at, up to half of the tokens are missed: each letter may be a token."""
+    """Languages that were never looked at have rare words, and letters that are a token each."""
     texts = [text for text in _TEXTS if text.get("held_out") == held_out]
     assert len(texts) >= count
     found, worst = errors_of(texts)
