@@ -13,6 +13,7 @@ PAINTER := $(VENV)/.painter
 TOOLS := .venv-tools
 DOCKER ?= docker
 VERSION_OF = -c 'import platform; print(platform.python_version())'
+WORKERS = $$($(PY) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
 .PHONY: install demo test long chaos canary hostile fuzz bench bench-tenants mutations sizes answers pictures check lint types contracts figures docs audit sbom image lock clean
@@ -23,9 +24,9 @@ install: $(READY)
 demo: $(READY)
 	$(PY) -m openapi_tool demo
 
-# One worker a core, each with servers of its own; what measures CPU time runs afterwards, alone.
+# A worker more than cores, as many tests wait; each has servers of its own. What measures CPU time runs afterwards, alone.
 test: $(READY)
-	$(PY) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal -m "not alone and not long" $(TEST)
+	$(PY) -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not alone and not long" $(TEST)
 	$(PY) -m pytest -m alone tests/performance tests/hostile/test_hostile.py tests/unit/test_hostile_answers.py \
 	  tests/unit/test_stored_search.py
 
