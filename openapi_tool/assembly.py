@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from tenacity import wait_exponential_jitter
@@ -79,13 +79,16 @@ class Parts:
 class Shared:
     """The parts that the kernels of all versions share: everything behind the tools, and the exporter of spans.
 
-    `limits` are kept in the NATS of the main kernel, whose `clock` they use.
+    `limits` are kept in the NATS of the main kernel, whose `clock` they use. `statistics` of the process are answered
+    on one connection to each NATS: `answering` are the servers of those that have one.
     """
 
     upstream: Upstream
     limits: SharedLimits
     clock: ServerClock
     tracer: WireTracer | ExportingTracer
+    statistics: Snapshots
+    answering: set[tuple[str, ...]] = field(default_factory=set)
 
 
 def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver | None) -> Shared:
@@ -102,7 +105,8 @@ def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver 
     limits = SharedLimits(bootstrap.settings.limits, clock.time, key_failure)
     limits.limiter.keys.use(bootstrap.secrets)
     bootstrap.health.limits, bootstrap.health.keys = limits.limiter.shown, limits.limiter.keys.shown
-    return Shared(Upstream(bootstrap, transport, permits=limits.limiter), limits, clock, tracer)
+    upstream = Upstream(bootstrap, transport, permits=limits.limiter)
+    return Shared(upstream, limits, clock, tracer, snapshots(bootstrap))
 
 
 async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) -> Parts:
@@ -151,8 +155,9 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     kept_key = None if settings.session.key else shared_key
     storage = Storage(client, consumer.leases, answers, letters, kept_key, replicas, health)
     monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health)
-    if bootstrap.main:
-        await answer_stats(client, snapshots(bootstrap).now)
+    if (servers := tuple(bootstrap.bus.servers)) not in shared.answering:
+        shared.answering.add(servers)
+        await answer_stats(client, shared.statistics.now)
     switches = SwitchMonitor(client, runner.switch)
     await _until_available(switches.load, nats_unavailable)
     return Parts(consumer, kernel, monitor, storage, database, runner, switches)

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from openapi_tool.bus.stats import gather_stats
 from openapi_tool.local.caller import Answer, Caller, PlacedCall
 from openapi_tool.local.executor import ExecutorProcess
+from openapi_tool.local.server import free_port
 from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool
-from tests.dialects.conftest import PREFIX, Kernels
+from tests.dialects.conftest import PREFIX, Kernels, tool_of
 from tests.requirements import requirement
 from tests.support import dead_letters, dsn_of
 
@@ -146,6 +148,26 @@ async def test_a_kernel_that_is_away_does_not_stop_the_other(
     executor = start_executor({f"{PREFIX}POSTGRES__DSN": wrong})
     assert (await called(caller)).card["content"]["status"] == "success"
     assert "a database of protocol v1r4, but v1r3 is configured" in executor.log_text()
+
+
+@requirement("dialects.isolated", "dialects.recognised")
+async def test_calls_of_the_older_kernel_go_on_without_the_main_one(
+    stack: EmbeddedStack, v1r3_caller: Caller, v1r3_database: str, start_executor: StartExecutor
+) -> None:
+    await v1r3_caller.add_tool(PROJECT, tool_of("v1r3"))
+    older = dsn_of(stack, v1r3_database)
+    reachable = {f"{PREFIX}POSTGRES__DSN": older, f"{PREFIX}NATS__SERVERS": stack.nats.url}
+    nowhere = f"127.0.0.1:{free_port()}"
+    for away, said in (
+        ({"NATS_SERVERS": f"nats://{nowhere}"}, f"NATS at {nowhere}: connection refused"),
+        ({"PG_DSN": older}, "a database of protocol v1r3, but v1r4 is configured"),
+    ):
+        executor = start_executor({**reachable, **away})
+        assert (await called(v1r3_caller)).card["content"]["status"] == "success"
+        assert said in executor.log_text()
+        [replica] = await gather_stats(v1r3_caller.client, 0.5)
+        assert "tool_jina_openapi_cmd_v1r3" in replica["durables"]
+        assert executor.stop() == 0
 
 
 @requirement("dialects.behaviour")
