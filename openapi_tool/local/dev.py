@@ -32,7 +32,7 @@ MARK = "openapi-tool dev"
 """Marks of `dev`: the comment on its database, and the metadata of its stream."""
 
 ANY_ANSWER = ({"match": "://", "answer": "r-post-json"}, {"answer": "s-post-json"})
-"""Rules of the double for requests without a recording: a page for an address, else a list of results."""
+"""Fallbacks of the double for requests without a recording: a page for an address, else a list of results."""
 
 _STREAM_MARK = {"made_by": MARK}
 _LOCK = "dev.lock"
@@ -178,7 +178,7 @@ async def prepare(stack: EmbeddedStack, version: str, schema: str, tools: Iterab
     The database is marked last, so that an incomplete one is created again. Sets rules of the double for requests
     without a recording.
     """
-    stack.upstream.rules(*ANY_ANSWER)
+    stack.upstream.fallbacks(*ANY_ANSWER)
     database = database_of(version)
     async with Caller.open(stack.postgres.dsn(), version, servers=stack.nats.url) as server:
         await server.make_stream(_STREAM_MARK)

@@ -16,7 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,7 @@ class Double:
     def __init__(self, keys: Mapping[str, str]) -> None:
         self._key_names = {value: name for name, value in keys.items()}
         self._rules: list[Rule] = []
+        self._fallbacks: list[Rule] = []
         self._received: deque[dict[str, Any]] = deque(maxlen=_KEPT_REQUESTS)
         self._news = asyncio.Condition()
         self._contexts: dict[str, ssl.SSLContext] = {}
@@ -172,7 +173,7 @@ class Double:
         status = 429 if rule.over_rate() else rule.statuses.pop(0) if rule.statuses else None
         if status is not None and status != web.HTTPOk.status_code:
             return self._failure(request, status, rule)
-        recording = _recording(question, rule)
+        recording = self._recording(question, rule)
         text = rule.body if rule.body is not None else _padded(recording.body.decode(), rule.body_bytes)
         if rule.echo_headers:
             text = _with_echo(text, request)
@@ -192,10 +193,25 @@ class Double:
     def _echo(self, request: web.Request, rule: Rule) -> dict[str, str]:
         return {"X-Echo": request.headers.get("Authorization", "")} if rule.echo_headers else {}
 
+    def _recording(self, question: Question, rule: Rule) -> Recording:
+        """Return the recording of the same request, else the rule's, else a fallback's."""
+        recording = recorded_answers().get(question) or recorded_answers().get(question.without_patience())
+        named = (one.answer for one in (rule, *self._fallbacks) if one.answer and one.match in question.subject)
+        if recording is None and (name := next(named, None)):
+            recording = load_recordings()[name]
+        if recording is None:
+            raise _Refused(UNKNOWN_STATUS, _complaint(f"no recording answers {question.text()}"))
+        return recording
+
     async def set_rules(self, request: web.Request) -> web.Response:
         """Replace all rules by the list in the body."""
-        self._rules = [Rule(**rule) for rule in await request.json()]
+        self._rules = await _rules_in(request)
         return web.json_response({"rules": len(self._rules)})
+
+    async def set_fallbacks(self, request: web.Request) -> web.Response:
+        """Replace the rules whose `answer` is for requests that neither a recording nor a rule answers."""
+        self._fallbacks = await _rules_in(request)
+        return web.json_response({"fallbacks": len(self._fallbacks)})
 
     async def requests(self, request: web.Request) -> web.Response:
         """Return all received requests, oldest first, once there are `at_least` this many."""
@@ -216,13 +232,18 @@ def _server_context(certificate: Path) -> ssl.SSLContext:
     return context
 
 
-def _recording(question: Question, rule: Rule) -> Recording:
-    recording = recorded_answers().get(question) or recorded_answers().get(question.without_patience())
-    if recording is None and rule.answer is not None:
-        recording = load_recordings()[rule.answer]
-    if recording is None:
-        raise _Refused(UNKNOWN_STATUS, _complaint(f"no recording answers {question.text()}"))
-    return recording
+async def _rules_in(request: web.Request) -> list[Rule]:
+    """Return the rules in the body. Raises HTTPBadRequest, which says what is wrong."""
+    try:
+        rules = [Rule(**rule) for rule in await request.json()]
+    except (TypeError, ValueError) as error:
+        known = ", ".join(one.name for one in fields(Rule) if one.name != "recent")
+        text = f"must be a JSON list of objects with these fields: {known} ({error})\n"
+        raise web.HTTPBadRequest(text=text) from None
+    unknown = [rule.answer for rule in rules if rule.answer is not None and rule.answer not in load_recordings()]
+    if unknown:
+        raise web.HTTPBadRequest(text=f"no recording is named {unknown[0]!r}; one is 's-post-json'\n")
+    return rules
 
 
 def _complaint(what: str) -> dict[str, Any]:
@@ -275,6 +296,7 @@ async def serve(double: Double, certificate: Path, port: int, admin_port: int) -
     upstream.router.add_route("*", "/{tail:.*}", double.upstream)
     admin = web.Application()
     admin.router.add_put("/rules", double.set_rules)
+    admin.router.add_put("/fallbacks", double.set_fallbacks)
     admin.router.add_get("/requests", double.requests)
     admin.router.add_delete("/requests", double.forget)
     ports = [

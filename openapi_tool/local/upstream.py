@@ -20,7 +20,7 @@ _TIMEOUT_S = 10.0
 
 
 class UpstreamDouble:
-    """Starts the double, sets its rules, reads the requests it received. `keys` maps names to accepted keys."""
+    """Starts the double, sets its rules, reads the requests that it received. `keys` maps names to accepted keys."""
 
     def __init__(self, folder: Path, certificates: Certificates, guard: Guard, key_names: Sequence[str]) -> None:
         self._log = folder / "double.log"
@@ -59,6 +59,10 @@ class UpstreamDouble:
     def rules(self, *rules: Mapping[str, Any]) -> None:
         """Replace all rules (`openapi_tool.local.double.Rule`); none means: answer from recordings only."""
         self._admin("PUT", "/rules", list(rules))
+
+    def fallbacks(self, *rules: Mapping[str, Any]) -> None:
+        """Replace the rules for requests that neither a recording nor another rule answers."""
+        self._admin("PUT", "/fallbacks", list(rules))
 
     def requests(self, at_least: int = 0) -> list[dict[str, Any]]:
         """Return received requests, oldest first, with `body` as text. Waits for `at_least`; raises TimeoutError."""

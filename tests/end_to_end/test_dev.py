@@ -355,7 +355,7 @@ async def test_what_is_kept_is_used_again(start_dev: StartDev, environment: dict
     async with Caller.open(found["PG_DSN"], servers=found["NATS_SERVERS"]) as caller:
         await caller.database.execute("update resource.tools set description = 'edited'")
         _slow_down(dev)
-        placed = await caller.place(PROJECT, AGENT, "jina_search", SEARCH)
+        placed = await caller.place(PROJECT, AGENT, "jina_search", {"query": "no recording answers this"})
         await dev.line("→ jina_search")
     assert await dev.stop(signal.SIGINT) == 0
     assert "← jina_search success" in dev.heard, "running calls end before it stops"

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 import pytest
@@ -412,3 +413,20 @@ def test_shut_in_with_loopback_alone_the_executor_answers_every_call(tmp_path: P
     assert done.returncode == 0, done.stderr
     journeys = [json.loads(line) for line in done.stdout.splitlines()]
     assert [journey["status"] for journey in journeys] == ["success"] * 4
+
+
+@requirement("cli.dev")
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ({"status": 429}, "these fields: match, answer, delay_s, statuses, retry_after, "),
+        ({"answer": "s-none"}, "no recording is named 's-none'"),
+    ],
+)
+def test_a_rule_of_the_double_that_says_nothing_is_refused_in_words(
+    stack: EmbeddedStack, rule: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(HTTPError) as refused:
+        stack.upstream.rules(rule)
+    assert refused.value.code == 400
+    assert says in refused.value.read().decode()
