@@ -48,7 +48,7 @@ _UNSCOPED = "v1r4"  # the version whose keys and projects have no prefix
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """Settings and the objects built from them; `unmasked` names secrets that are too short to be masked.
+    """Settings and the objects built from them; `unmasked` names secrets that cannot be masked.
 
     `bus`, `pool` and `durable` are of one kernel. `others` are the same for the kernels of other protocol versions,
     which share all objects but these three and the health record of their dependencies; they are not `main`.

@@ -157,7 +157,8 @@ def _log_configuration(bootstrap: Bootstrap, environment: Mapping[str, str]) -> 
         )
     for name in bootstrap.unmasked:
         log.warning(
-            "%s holds a secret of less than %s characters, which cannot be masked in logs and cards: set a longer one",
+            "%s holds a secret of less than %s characters or a common word, which is not masked in logs and cards: "
+            "set another one",
             name,
             MIN_SECRET_CHARS,
             extra={"action": "secret.short"},

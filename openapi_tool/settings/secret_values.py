@@ -12,7 +12,7 @@ from openapi_tool.settings.connections import SCHEMES
 from openapi_tool.settings.dsn import parse_dsn
 from openapi_tool.settings.libpq import DriverOptions
 from openapi_tool.settings.urls import parse_url
-from openapi_tool.telemetry.redact import MIN_SECRET_CHARS
+from openapi_tool.telemetry.redact import is_maskable
 from openapi_tool.tools.secrets import Secrets
 
 NamedSecret = tuple[str, str]
@@ -39,8 +39,8 @@ def secret_values(
 
 
 def unmasked(named: list[NamedSecret]) -> list[str]:
-    """Return the names of values that are too short to be masked."""
-    return sorted({name for name, value in named if len(value) < MIN_SECRET_CHARS})
+    """Return the names of values that are too short or too common to be masked."""
+    return sorted({name for name, value in named if not is_maskable(value)})
 
 
 def likely_secrets(environment: Mapping[str, str]) -> list[str]:

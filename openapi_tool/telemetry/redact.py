@@ -16,6 +16,9 @@ MASK = "[redacted]"
 MIN_SECRET_CHARS = 6
 """Shorter values occur in too many ordinary words to be masked; each is logged as a warning at the start."""
 
+_COMMON_WORDS = frozenset({"postgres", "postgresql", "password", "secret", "kernel", "executor", "openapi-tool"})
+"""Passwords of samples that are words of our own messages. Masked, they would spoil every message, and show by that."""
+
 _SLICE_CHARS = 64 * 1024
 """Characters searched in one step: 0.1 ms if no mark is found, up to 10 ms if patterns have to run."""
 
@@ -30,16 +33,21 @@ _SIGNS = "%\\&"  # first characters of escapes; few short texts contain one, so 
 Span = tuple[int, int]
 
 
+def is_maskable(secret: str) -> bool:
+    """Return whether a secret is long enough, and not a common word."""
+    return len(secret) >= MIN_SECRET_CHARS and secret.lower() not in _COMMON_WORDS
+
+
 class Redactor:
     """Replaces every known secret and every Jina-shaped key in texts, at any depth.
 
-    Secrets shorter than MIN_SECRET_CHARS are not masked. `where` is the label of the metric that counts masked values.
+    Secrets that are not maskable stay. `where` is the label of the metric that counts masked values.
     """
 
     def __init__(self, secrets: Iterable[str] = (), where: str = "log") -> None:
         self._where = where
         self._elsewhere: dict[str, Redactor] = {}
-        self._know(frozenset(secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS))
+        self._know(frozenset(secret for secret in secrets if is_maskable(secret)))
 
     def _know(self, secrets: frozenset[str]) -> None:
         self._secrets = secrets

@@ -346,6 +346,17 @@ def test_a_secret_that_is_too_short_to_be_masked_is_warned_of(caplog: pytest.Log
     assert build_bootstrap(Settings.model_validate(DSN), {"JINA_API_KEY": "x" * MIN_SECRET_CHARS}).unmasked == []
 
 
+@requirement("secrets.output", "start.reasons")
+def test_the_password_of_a_sample_spoils_no_message_and_is_warned_of() -> None:
+    settings = Settings.model_validate({"postgres": {"dsn": "postgresql://postgres:Postgres@db/kernel"}})
+    bootstrap = build_bootstrap(settings, {})
+    reason = "PostgreSQL at db:5432 (database kernel): connection refused; check postgres.dsn (PG_DSN)"
+    assert bootstrap.redactor.text(reason) == reason
+    assert bootstrap.unmasked == ["postgres.dsn"]
+    longer = Settings.model_validate({"postgres": {"dsn": "postgresql://postgres:postgres1@db/kernel"}})
+    assert build_bootstrap(longer, {}).redactor.text("postgres1") == MASK
+
+
 @requirement("secrets.output")
 def test_every_value_in_use_is_known(tmp_path: Path) -> None:
     credentials = tmp_path / "user.creds"
