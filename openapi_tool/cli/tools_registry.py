@@ -81,7 +81,8 @@ def list_(
         for row in rows:
             tell_json({name: value for name, value in row.items() if name != "is"})
         return
-    table = Table(*(Column(name, no_wrap=True) for name in ("tool", "is", "waits s")), "description, or what is wrong")
+    names = (Column(name, overflow="fold") for name in ("tool", "is"))
+    table = Table(*names, Column("waits s", no_wrap=True), "description, or what is wrong")
     for row in rows:
         waits = part(row, "options").get("suspend_timeout_seconds", "-")
         description = textwrap.shorten(row["description"] or "", _DESCRIPTION_CHARS, placeholder=" …")

@@ -78,7 +78,7 @@ class ToolRunner:
         self._continuation = continuation
         self._switches = Switches()
         self._logged = Once()
-        self._refused_keys: dict[str, float] = {}
+        self._refused_keys: dict[tuple[str, int | None], float] = {}
 
     def use(self, authorizer: Authorizer, secret: SecretSource) -> None:
         """Replace policy and secrets for all calls that start from now on (SIGHUP)."""
@@ -195,13 +195,13 @@ class ToolRunner:
             )
 
     def _log_refused_key(self, variable: str, refusal: ToolError) -> None:
-        """Warn of a key that is dead (401) or exhausted (402), once a minute per variable."""
+        """Warn of a key that is dead (401) or exhausted (402), once a minute per variable and status."""
         if refusal.http_status not in _KEY_REFUSED:
             return
         metrics.KEYS_REFUSED.labels(variable).inc()
-        now = time.monotonic()
-        if now - self._refused_keys.get(variable, -_REPEAT_S) >= _REPEAT_S:
-            self._refused_keys[variable] = now
+        now, key = time.monotonic(), (variable, refusal.http_status)
+        if now - self._refused_keys.get(key, -_REPEAT_S) >= _REPEAT_S:
+            self._refused_keys[key] = now
             log.warning(
                 "the upstream refused the key of %s (HTTP %s): %s",
                 variable,

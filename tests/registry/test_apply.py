@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner
 
-from openapi_tool.cli import app
+from openapi_tool.cli import app, tools_registry
 from openapi_tool.cli.management_api import ManagementApi
 from openapi_tool.kernel.registration import ToolRows
 from openapi_tool.local.caller import Caller
@@ -372,3 +374,15 @@ async def test_a_tool_of_another_executor_is_not_ours_and_not_unusable(caller: C
     shown = await tools("list", "--project", PROJECT, "--db")
     assert "not ours" in shown.stdout
     assert "unusable" not in shown.stdout
+
+
+@requirement("definition.apply")
+async def test_the_list_is_whole_in_a_narrow_terminal(
+    caller: Caller, tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await caller.add_tool(PROJECT, {**search_tool(), "tool_name": "search_of_a_long_name", "options": ["none"]})
+    monkeypatch.setattr(tools_registry, "Console", partial(Console, width=50))
+    shown = await tools("list", "--project", PROJECT, "--db")
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.stdout.splitlines() if "│" in line]
+    assert ["".join(column) for column in zip(*cells, strict=True)][:2] == ["search_of_a_long_name", "unusable"]
+    assert "must be an object" in " ".join(row[3] for row in cells)

@@ -522,16 +522,17 @@ async def test_a_model_may_ask_for_a_fresh_page(idle_world: World) -> None:
 
 
 @requirement("answer.errors")
-@pytest.mark.parametrize(("status", "says"), [(401, "it is not valid"), (402, "its balance is used up")])
-async def test_a_dead_or_exhausted_key_is_a_warning_that_names_its_variable_once(
-    world: World, caplog: pytest.LogCaptureFixture, status: int, says: str
+async def test_a_dead_and_an_exhausted_key_are_each_a_warning_that_names_the_variable_once(
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     name, labels = "openapi_tool_keys_refused_total", {"variable": "JINA_API_KEY"}
     before = REGISTRY.get_sample_value(name, labels) or 0
-    world.stack.upstream.rules({"statuses": [status, status]})
-    for _ in range(2):
+    world.stack.upstream.rules({"statuses": [401, 402, 401, 402]})
+    for _ in range(4):
         await world.send(await world.place())
     refused = [record for record in caplog.records if getattr(record, "action", "") == "key.refused"]
-    assert [record.levelname for record in refused] == ["WARNING"]
-    assert refused[0].getMessage().startswith(f"the upstream refused the key of JINA_API_KEY (HTTP {status}): {says}")
-    assert REGISTRY.get_sample_value(name, labels) == before + 2
+    assert [record.levelname for record in refused] == ["WARNING"] * 2
+    says = ("(HTTP 401): it is not valid", "(HTTP 402): its balance is used up")
+    for record, beginning in zip(refused, says, strict=True):
+        assert record.getMessage().startswith(f"the upstream refused the key of JINA_API_KEY {beginning}")
+    assert REGISTRY.get_sample_value(name, labels) == before + 4
