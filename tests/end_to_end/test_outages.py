@@ -403,8 +403,12 @@ async def test_a_new_key_is_masked_before_its_first_use() -> None:
 
     environment = {"JINA_API_KEY": "the-second-key"}
     runner = cast("ToolRunner", NotedRunner())
-    await Reloader(bootstrap, lambda: bootstrap.settings, environment, [runner]).reload()
-    assert used == [MASK]
+
+    def use_keys(secrets: Secrets) -> None:
+        used.extend(map(bootstrap.redactor.text, secrets.values().values()))
+
+    await Reloader(bootstrap, lambda: bootstrap.settings, environment, [runner], use_keys).reload()
+    assert used == [MASK, MASK]
 
 
 @requirement("reload")
