@@ -38,7 +38,7 @@ async def limit(world: World) -> Figures:
 
 
 async def kill(world: World) -> Figures:
-    """One of them is killed in the middle; `after_5_s` is the use of the limit from 5 to 15 s later."""
+    """One of them is killed in the middle; `after_5_s` is the use of the limit from 5 s later on, for 10 s."""
 
     async def kill_one(_: World, replicas: list[ExecutorProcess]) -> None:
         await asyncio.to_thread(replicas.pop().process.kill)
@@ -113,8 +113,10 @@ async def _run(world: World, act: Act | None = None, each: Sequence[Mapping[str,
     found["refused_early"] = sum(refused)
     found["could_have_been_served"] = round(unused / max(1, sum(refused)), 3)
     if act:
-        since = changed_at + _AFTER_S
-        found["after_5_s"] = round(_between(counted, since, since + _FOR_S) * MINUTE_S / size.limit / _FOR_S, 3)
+        since = int(changed_at) + _AFTER_S
+        until = min(since + _FOR_S, int(began + size.seconds))
+        rate = _between(counted, since, until) / (until - since) if until > since else None
+        found["after_5_s"] = rate and round(rate * MINUTE_S / size.limit, 3)
     return found
 
 

@@ -345,7 +345,7 @@ def test_our_parser_of_traceparent_agrees_with_that_of_opentelemetry(header: str
 @requirement("metrics")
 def test_metrics_of_both_exporters_are_the_same() -> None:
     metrics.list_projects(["listed"])
-    for project in ("listed", "not listed"):
+    for project in ("listed", "unlisted"):
         ids = {"project_id": project}
         calls.answered(facts(ids=ids, tool="a.tool", status="failed", error_code="bad_request", attempts=ATTEMPTS))
     metrics.list_projects([])
@@ -353,7 +353,7 @@ def test_metrics_of_both_exporters_are_the_same() -> None:
     series = 'openapi_tool_calls_total{error_code="bad_request",status="failed",tool="a.tool"'
     assert f"{series}}} 1.0\n" in text.replace(',project="listed"', ",PROJECT")
     assert 'project="listed"' in text
-    assert "not listed" not in text
+    assert "unlisted" not in text
     assert "openapi_tool_build_info{" in text
     assert "_created" not in text
     exporter = PeriodicExport(create_autospec(MetricExporter, instance=True), 3_600, "replica-1")
