@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,7 +87,8 @@ def _message(call: ast.Call) -> str:
 
 
 def _sentence(message: str) -> str:
-    text = message.replace("%.1f", "…").replace("%s", "…").removesuffix(": …")
+    text = re.sub(r"%(?:\.\d)?[fs]", "…", message).removesuffix(": …")
+    text = re.sub(r"(?<=\w)…$", "", text)  # an addition that may be empty
     return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
 
 

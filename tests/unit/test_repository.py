@@ -70,6 +70,7 @@ def test_every_action_and_metric_has_a_meaning_and_stands_in_the_operations_page
     assert operations.MEANINGS.keys() - found.keys() == set()
     for name, (_, meaning) in found.items():
         assert len(meaning) > 10, name
+        assert not re.search(r"%[.\d]*[a-z]|\w….$", meaning), name
         assert f"| `{name}` |" in page
     assert [metric.name for metric in metrics.ALL if f"| `{metric.name}" not in page or len(metric.text) < 10] == []
 
