@@ -35,7 +35,8 @@ long: $(READY)
 	$(PY) -m pytest -m long tests/end_to_end/test_incidents.py
 
 # Ten minutes of faults; for a shorter run: make chaos CHAOS="--calls 1000 --seed 4"; for partial failures:
-# make chaos CHAOS="--profile cluster" (or failover, failover-hosts, pgbouncer, clocks, admin)
+# make chaos CHAOS="--profile cluster" (or failover, failover-hosts, pgbouncer, clocks, admin); for kernels of both
+# protocol versions: make chaos CHAOS="--protocol both"
 chaos: $(READY)
 	$(PY) -m tests.chaos.run $(CHAOS)
 
@@ -43,7 +44,8 @@ chaos: $(READY)
 canary: $(READY)
 	$(PY) -m tests.canary.run
 
-# What a quiet project notices of each attack; for less: make hostile HOSTILE="--only 13 --calls 20"
+# What a quiet project notices of each attack; for less: make hostile HOSTILE="--only 13 --calls 20";
+# for a kernel of the older protocol: make hostile HOSTILE="--protocol v1r3"
 hostile: $(READY)
 	$(PY) -m tests.hostile.run $(HOSTILE)
 
