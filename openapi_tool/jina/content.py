@@ -149,6 +149,7 @@ def _masked(output: ToolOutput, redactor: Redactor) -> Steps[ToolOutput]:
         head = yield from redactor.steps(item.head)
         body = (yield from redactor.steps(item.body)) if item.body else ""
         items.append(item._replace(head=head, body=body))
+        yield  # the redactor itself makes one step of a short text
     return ToolOutput(tuple(items), (yield from redactor.value_steps(output.state)), output.usage)
 
 

@@ -143,7 +143,7 @@ def _without_space(items: Sequence[Item], limit: Limit) -> frozenset[int]:
     for place, item in enumerate(items):
         head = item.part(min(len(item.head), _MOST_HEAD_CHARS) or LEAST_CHARS)
         chars -= _around(item) + max(len(head), min(item.chars, LEAST_CHARS))
-        tokens -= _around(item) // AROUND_CHARS_A_TOKEN + estimated(head)
+        tokens -= -(-_around(item) // AROUND_CHARS_A_TOKEN) + estimated(head)
         if place and (chars < 0 or tokens < 0):
             return frozenset(number for number in range(place, len(items)) if items[number].chars)
     return frozenset()
@@ -178,11 +178,14 @@ def _within_tokens(items: Sequence[Item], shown: Sequence[int], space: int) -> l
     sizes = [estimated(part) for part in parts]
     if sum(sizes) <= space:
         return list(shown)
-    heads = [min(size, estimated(part[: len(i.head)])) for i, part, size in zip(items, parts, sizes, strict=True)]
-    for_heads = shares(heads, max(0, space))
-    bodies = [size - head for size, head in zip(sizes, heads, strict=True)]
+    heads = [part[: len(item.head)] for item, part in zip(items, parts, strict=True)]
+    head_sizes = list(map(estimated, heads))
+    for_heads = shares(head_sizes, max(0, space))
+    bodies = [max(0, size - head) for size, head in zip(sizes, head_sizes, strict=True)]
     for_bodies = shares(bodies, max(0, space - sum(for_heads)))
-    return [fitting(part, head + body) for part, head, body in zip(parts, for_heads, for_bodies, strict=True)]
+    ends = [fitting(part, head + body) for part, head, body in zip(parts, for_heads, for_bodies, strict=True)]
+    is_whole = [most >= size for most, size in zip(for_heads, head_sizes, strict=True)]
+    return [max(end, len(head) * fits) for end, head, fits in zip(ends, heads, is_whole, strict=True)]
 
 
 def shares(sizes: Sequence[int], space: int) -> list[int]:
@@ -195,7 +198,10 @@ def shares(sizes: Sequence[int], space: int) -> list[int]:
 
 
 def _end(item: Item, most: int) -> int:
-    return item.chars if most >= item.chars else boundary(item.part(most + 1), most)
+    if most >= item.chars:
+        return item.chars
+    end, head = boundary(item.part(most + 1), most), len(item.head)
+    return max(end, head) if most >= head else end
 
 
 def boundary(text: str, limit: int) -> int:

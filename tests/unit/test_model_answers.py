@@ -37,6 +37,7 @@ from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, Usage, s
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.session import SessionScope
 from openapi_tool.tools.tokens import estimated
+from openapi_tool.tools.truncation import Limit, cut
 from scripts import answers
 from scripts.content_sizes import successes
 from tests.answering import OWNER, Answering, serving
@@ -203,6 +204,16 @@ async def test_case_1_a_small_limit_shows_some_items_with_their_heads_and_is_kep
         whole = [text for text in framed_items(shown.content) if text in heads or text.startswith("Title: 日本語\nURL")]
         assert len(whole) == len(framed_items(shown.content))
         assert len(whole) >= min(len(heads), 3)
+
+
+@requirement("content.kept")
+def test_case_1_no_head_is_cut_where_fewer_can_be_whole() -> None:
+    about = "How to choose a hose for a garden, with prices. "
+    found = [Item(f"{n}. Hoses\nhttps://{n}.example/\n{about * (n % 4)}", "x " * 70 * (n % 3)) for n in range(40)]
+    for tokens in range(500, 2_500, 50):
+        shown = [part for part in cut(found, Limit(40_000, tokens)).parts if part.text]
+        assert len(shown) >= min(40, tokens // 150)
+        assert all(part.text.startswith(item.head) for item, part in zip(found, shown, strict=False))
 
 
 @requirement("content.cursor")
