@@ -17,7 +17,7 @@ PAGE = ROOT / "docs" / "operations.md"
 MEANINGS = {
     "call.answered": "A call is answered: result committed, doorbell published. With times, cost and status.",
     "call.broken": "A defect of the executor, with traceback; report it.",
-    "call.handed_back": "A command that waited or was cancelled was handed back; at debug level also a surplus.",
+    "call.handed_back": "A command that waited or was cancelled was handed back; at debug level also an evicted one.",
     "call.redelivered": "A command was redelivered; at debug level also one that was handed back here without a run.",
     "call.running": "A call begins, after its arguments were accepted.",
     "consumer.started": "The durable is found or created; commands are fetched from now on.",
@@ -87,9 +87,11 @@ def _message(call: ast.Call) -> str:
 
 
 def _sentence(message: str) -> str:
-    text = re.sub(r"%(?:\.\d)?[fs]", "…", message).removesuffix(": …")
+    text = re.sub(r"%(?:\.\d+)?[sdf]", "…", message).removesuffix(": …")
     text = re.sub(r"(?<=\w)…$", "", text)  # an addition that may be empty
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
+    begins_with_a_setting = "." in text.partition(" ")[0]
+    start = text[:1] if begins_with_a_setting else text[:1].upper()
+    return f"{start}{text[1:].rstrip('.')}." if text else ""
 
 
 _PICTURES = (

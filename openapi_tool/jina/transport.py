@@ -123,8 +123,10 @@ class PublicResolver(Resolver):
         found = await self._inner.resolve(host, port, family)
         refused = [address["host"] for address in found if not is_public(ip_address(address["host"]))]
         if refused:
-            about = {"action": "egress.address_refused", "host": host, "addresses": refused}
-            log.error("host of the upstream resolves to an address that is not public; nothing sent", extra=about)
+            log.error(
+                "host of the upstream resolves to an address that is not public; nothing sent",
+                extra={"action": "egress.address_refused", "host": host, "addresses": refused},
+            )
             raise OSError("an address that is not public")
         return found
 
