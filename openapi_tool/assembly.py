@@ -9,11 +9,14 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tenacity import wait_exponential_jitter
 
 from openapi_tool.bootstrap import NAME, Bootstrap, Upstream, build_runner, scoped_key
+from openapi_tool.budgets.account import SCOPES
+from openapi_tool.bus.budget_store import SharedBudgets
 from openapi_tool.bus.connection import BusClient, connected, outage_as_unavailable
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
@@ -79,12 +82,13 @@ class Parts:
 class Shared:
     """The parts that the kernels of all versions share: everything behind the tools, and the exporter of spans.
 
-    `limits` are kept in the NATS of the main kernel, whose `clock` they use. `statistics` of the process are answered
-    on one connection to each NATS: `answering` are the servers of those that have one.
+    `limits` and `budgets` are kept in the NATS of the main kernel, whose `clock` they use. `statistics` of the process
+    are answered on one connection to each NATS: `answering` are the servers of those that have one.
     """
 
     upstream: Upstream
     limits: SharedLimits
+    budgets: SharedBudgets
     clock: ServerClock
     tracer: WireTracer | ExportingTracer
     statistics: Snapshots
@@ -104,9 +108,14 @@ def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver 
     clock = ServerClock()
     limits = SharedLimits(bootstrap.settings.limits, clock.time, key_failure)
     limits.limiter.keys.use(bootstrap.secrets)
-    bootstrap.health.limits, bootstrap.health.keys = limits.limiter.shown, limits.limiter.keys.shown
-    upstream = Upstream(bootstrap, transport, permits=limits.limiter)
-    return Shared(upstream, limits, clock, tracer, snapshots(bootstrap))
+    budgets = SharedBudgets(INSTANCE, bootstrap.settings.budgets, clock.time)
+    for scope in SCOPES:
+        metrics.BUDGET_USED.follow(partial(budgets.budgets.most_used, scope), scope)
+    health = bootstrap.health
+    health.limits, health.keys = limits.limiter.shown, limits.limiter.keys.shown
+    health.budgets, health.budget_outage = budgets.budgets.shown, budgets.budgets.outage
+    upstream = Upstream(bootstrap, transport, permits=limits.limiter, budgets=budgets.budgets)
+    return Shared(upstream, limits, budgets, clock, tracer, snapshots(bootstrap))
 
 
 async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) -> Parts:
@@ -135,6 +144,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     session_key = scoped_key(shared_key, bootstrap.version)
     if bootstrap.main:
         await stack.enter_async_context(shared.limits.connected(client, replicas))
+        await stack.enter_async_context(shared.budgets.connected(client, replicas))
     guarded, answers = GuardedStore(kernel, database.breaker), ParkedResultStore(client, replicas)
     runner = build_runner(bootstrap, shared.upstream, guarded, session_key)
     pipeline = Pipeline(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from openapi_tool.budgets.budgets import Budgets
 from openapi_tool.bus.connection import BusOptions
 from openapi_tool.bus.credentials import credentials_problem, seed_problem
 from openapi_tool.bus.streams import DurableOptions
@@ -138,8 +139,8 @@ def _connection(
 class Upstream:
     """Everything behind the tools that all kernels share: client, cache, memory limit, retries.
 
-    Upstream requests need one of `permits`; without them nothing is limited. Only tests pass `sleep`, which waits
-    between attempts.
+    Upstream requests need one of `permits` and are charged to `budgets`; without them nothing is limited. Only tests
+    pass `sleep`, which waits between attempts.
     """
 
     def __init__(
@@ -148,13 +149,14 @@ class Upstream:
         transport: EgressTransport,
         sleep: Sleep = asyncio.sleep,
         permits: Permits | None = None,
+        budgets: Budgets | None = None,
     ) -> None:
         settings, self.slicer, self.errors = bootstrap.settings, TimeSlicer(), bootstrap.redactor.at("error")
         client = JinaClient(transport, settings.egress.max_response_bytes, self.errors, self.slicer)
         options = JinaBackendOptions(
             settings.retry, settings.cache, settings.tools, settings.url_policy, settings.egress.body_budget_bytes
         )
-        self.backend = JinaBackend(client, options, self.errors, self.slicer, sleep, permits)
+        self.backend = JinaBackend(client, options, self.errors, self.slicer, sleep, permits, budgets)
 
 
 class _OfDialect:
@@ -289,6 +291,7 @@ def lint_limits(settings: Settings, *, configured: bool = False) -> LintLimits:
         env_parameters=operator_envs(settings).parameters,
         allowed_env=frozenset(settings.tool_variables),
         configured=configured,
+        budgets=settings.budgets,
     )
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from datetime import UTC, tzinfo
 from typing import Annotated, Any, ClassVar
+from zoneinfo import ZoneInfo
 
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic.dataclasses import dataclass as validated
@@ -310,3 +312,71 @@ class LimitOptions(KeyLimits):
     def pool_of(self) -> dict[str, tuple[str, ...]]:
         """Return the variables of each pool by its name and by each of them, in upper case."""
         return {name.upper(): pool.keys for own, pool in self.pools.items() for name in (own, *pool.keys)}
+
+
+BudgetRequests = Annotated[int | None, Field(ge=0, le=1_000_000_000, description="Most upstream requests.")]
+BudgetTokens = Annotated[int | None, Field(ge=0, le=TERABYTE, description="Most tokens, estimated before a request.")]
+
+
+@validated(frozen=True)
+class BudgetLimits(Options):
+    """Budgets; what is not set is not limited."""
+
+    session_requests: BudgetRequests = None
+    session_tokens: BudgetTokens = None
+    agent_day_requests: BudgetRequests = None
+    agent_day_tokens: BudgetTokens = None
+    project_day_requests: BudgetRequests = None
+    project_day_tokens: BudgetTokens = None
+    project_month_requests: BudgetRequests = None
+    project_month_tokens: BudgetTokens = None
+
+    def of(self, scope: str) -> tuple[int | None, int | None]:
+        """Return requests and tokens of a scope such as `agent_day`."""
+        return getattr(self, f"{scope}_requests"), getattr(self, f"{scope}_tokens")
+
+    @property
+    def limited(self) -> bool:
+        """Return whether anything is limited."""
+        return any(getattr(self, limit.name) is not None for limit in fields(BudgetLimits))
+
+
+def time_zone(name: str) -> tzinfo:
+    """Return a time zone of the IANA database. Raises ValueError for one that this system does not have."""
+    if name == "UTC":  # also where the system has no database
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (LookupError, ValueError, OSError):
+        raise ValueError("must be a time zone that this system knows, such as UTC or Europe/Berlin") from None
+
+
+BUDGETS = tuple(limit.name for limit in fields(BudgetLimits))
+"""Names of all budgets, narrowest first."""
+
+
+@validated(frozen=True)
+class BudgetOptions(BudgetLimits):
+    """Budgets of sessions, agents and projects in upstream requests and tokens, shared by all replicas."""
+
+    time_zone: Annotated[
+        str, Field(max_length=64, description="Time zone of days and months, such as `Europe/Berlin`.")
+    ] = "UTC"
+    projects: Annotated[
+        dict[str, BudgetLimits],
+        Field(max_length=10_000, description="Budgets of single projects; what is not set there is as for all."),
+    ] = field(default_factory=dict)
+
+    @field_validator("time_zone")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        time_zone(name)
+        return name
+
+    def for_project(self, project_id: str) -> BudgetLimits:
+        """Return the budgets of a project."""
+        own = self.projects.get(project_id)
+        if own is None:
+            return self
+        given = {name: getattr(own, name) for name in BUDGETS}
+        return BudgetLimits(**{name: getattr(self, name) if mine is None else mine for name, mine in given.items()})

@@ -1,4 +1,4 @@
-"""Records of limits and of refused keys in a KV bucket, and a message to other replicas with each change (ADR 9)."""
+"""Records of limits, refused keys and budgets in KV, and a message to other replicas with each change (ADR 9)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import nats.errors
 from nats.aio.client import Client
@@ -26,6 +27,7 @@ from openapi_tool.limits.limiter import Limiter
 from openapi_tool.options import LimitOptions
 from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.instruments import Counter
 
 log = logging.getLogger(__name__)
 
@@ -37,36 +39,37 @@ NEWS = "openapi_tool.limits"
 News = Callable[[str, int, bytes], None]
 """Takes name, revision and value of a record that another replica wrote."""
 
-_TTL_S = 2 * 3600
-_MAX_BYTES = 16 * 2**20
 MAX_VALUE_BYTES = 256 * 1024
 _TIMEOUT_S = 2.0
 _MAX_DIGITS = 20
 _NAME_BYTES = 5  # of a replica: records have many of them
 
 
-class SharedLimits:
-    """Limiter of this process, and its store, which is unavailable until NATS is connected.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Bucket and subject of records that are dropped `ttl_s` seconds after their last change."""
 
-    `clock` is the server's, in seconds since the epoch; `failure` returns the error of a key that is refused with a
-    five-digit status.
-    """
+    bucket: str
+    news: str
+    ttl_s: int
+    max_bytes: int
+    operations: Counter
 
-    def __init__(self, options: LimitOptions, clock: Callable[[], float], failure: Callable[[int], ToolError]) -> None:
+
+LIMITS = Place(BUCKET, NEWS, 2 * 3600, 16 * 2**20, metrics.LIMIT_OPERATIONS)
+
+
+class SharedRecords:
+    """Records at a place, unavailable until NATS is connected."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
         self._store: LimitStore | None = None
-        self.limiter = Limiter(secrets.token_hex(_NAME_BYTES), options, self, clock, failure)
 
-    @asynccontextmanager
-    async def connected(self, client: Client, replicas: int) -> AsyncIterator[None]:
-        """Share the limits over this connection; the limiter gives back its unused permits in the end."""
-        self._store = LimitStore(client, replicas)
-        await self._store.follow(self.limiter.news)
-        with contextlib.suppress(Unavailable):  # then the first refusals tell
-            await self.limiter.keys.load()
-        try:
-            yield
-        finally:
-            await self.limiter.aclose()
+    async def connect(self, client: Client, replicas: int, news: News) -> None:
+        """Use this connection from now on, and call `news` with each record that another replica writes."""
+        self._store = LimitStore(client, replicas, self._place)
+        await self._store.follow(news)
 
     async def read(self, name: str) -> tuple[int, bytes | None]:
         """Return revision and value of a record; 0 and None if there is none. Raises Unavailable."""
@@ -82,20 +85,44 @@ class SharedLimits:
         return self._store
 
 
+class SharedLimits:
+    """Limiter of this process, and its store.
+
+    `clock` is the server's, in seconds since the epoch; `failure` returns the error of a key that is refused with a
+    five-digit status.
+    """
+
+    def __init__(self, options: LimitOptions, clock: Callable[[], float], failure: Callable[[int], ToolError]) -> None:
+        self._records = SharedRecords(LIMITS)
+        self.limiter = Limiter(secrets.token_hex(_NAME_BYTES), options, self._records, clock, failure)
+
+    @asynccontextmanager
+    async def connected(self, client: Client, replicas: int) -> AsyncIterator[None]:
+        """Share the limits over this connection; the limiter gives back its unused permits in the end."""
+        await self._records.connect(client, replicas, self.limiter.news)
+        with contextlib.suppress(Unavailable):  # then the first refusals tell
+            await self.limiter.keys.load()
+        try:
+            yield
+        finally:
+            await self.limiter.aclose()
+
+
 class LimitStore:
-    """Reads and writes records by compare-and-set; all methods raise Unavailable.
+    """Reads and writes records at a place by compare-and-set; all methods raise Unavailable.
 
     The bucket is created with `replicas` replicas when the first record is written.
     """
 
-    def __init__(self, client: Client, replicas: int) -> None:
+    def __init__(self, client: Client, replicas: int, place: Place = LIMITS) -> None:
         self._client = client
+        self._place = place
         self._replicas = replicas
         self._bucket: KeyValue | None = None
 
     async def read(self, name: str) -> tuple[int, bytes | None]:
         """Return revision and value of a record; 0 and None if there is none."""
-        metrics.LIMIT_OPERATIONS.labels("read").inc()
+        self._place.operations.labels("read").inc()
         with outage_as_unavailable():
             try:
                 entry = await (await self._opened()).get(name)
@@ -110,12 +137,12 @@ class LimitStore:
 
     async def write(self, name: str, value: bytes, revision: int) -> int | None:
         """Replace a record if it still has this revision; return the new one, None if not."""
-        metrics.LIMIT_OPERATIONS.labels("write").inc()
+        self._place.operations.labels("write").inc()
         with outage_as_unavailable():
             try:
                 written = await (await self._created()).update(name, value, last=revision)
             except KeyWrongLastSequenceError:
-                metrics.LIMIT_OPERATIONS.labels("conflict").inc()
+                self._place.operations.labels("conflict").inc()
                 return None
             except NoStreamResponseError:  # the bucket was deleted, or has no leader
                 self._bucket = None
@@ -123,7 +150,7 @@ class LimitStore:
             except nats.errors.Error:
                 self._bucket = None
                 raise
-            await self._client.publish(f"{NEWS}.{name}", b"%d\n%b" % (written, value))
+            await self._client.publish(f"{self._place.news}.{name}", b"%d\n%b" % (written, value))
         return written
 
     async def follow(self, news: News) -> None:
@@ -132,16 +159,18 @@ class LimitStore:
         async def heard(message: Msg) -> None:
             number, _, value = message.data.partition(b"\n")
             if number.isdigit() and len(number) < _MAX_DIGITS and len(value) <= MAX_VALUE_BYTES:
-                news(message.subject.removeprefix(f"{NEWS}."), int(number), value)
+                news(message.subject.removeprefix(f"{self._place.news}."), int(number), value)
 
         try:
-            await self._client.subscribe(f"{NEWS}.>", cb=heard)
+            await self._client.subscribe(f"{self._place.news}.>", cb=heard)
         except (nats.errors.Error, OSError) as error:
-            log.warning("cannot follow changes of limits: %s", error, extra={"action": "limits.not_followed"})
+            log.warning(
+                "cannot follow changes in %s: %s", self._place.bucket, error, extra={"action": "limits.not_followed"}
+            )
 
     async def _opened(self) -> KeyValue:
         if self._bucket is None:
-            self._bucket = await self._client.jetstream(timeout=_TIMEOUT_S).key_value(BUCKET)
+            self._bucket = await self._client.jetstream(timeout=_TIMEOUT_S).key_value(self._place.bucket)
         return self._bucket
 
     async def _created(self) -> KeyValue:
@@ -149,9 +178,9 @@ class LimitStore:
             return await self._opened()
         except BucketNotFoundError:
             config = KeyValueConfig(
-                bucket=BUCKET,
-                ttl=_TTL_S,
-                max_bytes=_MAX_BYTES,
+                bucket=self._place.bucket,
+                ttl=self._place.ttl_s,
+                max_bytes=self._place.max_bytes,
                 max_value_size=MAX_VALUE_BYTES,
                 replicas=self._replicas,
             )

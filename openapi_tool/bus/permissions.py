@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from openapi_tool.bus import (
     ack_floor,
+    budget_store,
     dead_letters,
     leases,
     limit_store,
@@ -80,6 +81,8 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
             *_bucket(parked_results.BUCKET, parked_results.KEYS),
             *_bucket(limit_store.BUCKET, limit_store.KEYS),
             f"{limit_store.NEWS}.>",
+            *_bucket(budget_store.BUCKET, budget_store.KEYS),
+            f"{budget_store.NEWS}.>",
             *_bucket(
                 session_key_store.BUCKET,
                 f"{ack_floor.KEYS}.{options.name}",
@@ -87,7 +90,7 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
             ),
             _direct_get(session_key_store.BUCKET, switch_store.KEY),
         ),
-        (f"{INBOX}.>", stats.SUBJECT, f"{limit_store.NEWS}.>"),
+        (f"{INBOX}.>", stats.SUBJECT, f"{limit_store.NEWS}.>", f"{budget_store.NEWS}.>"),
     )
 
 

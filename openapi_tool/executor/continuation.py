@@ -106,23 +106,28 @@ class Continuation:
         self._max_uncontinued_chars = options.max_uncontinued_chars or _UNCONTINUED * options.max_result_chars
 
     async def render(
-        self, output: ToolOutput, definition: ToolDefinition, owner: CallOwner, most_tokens: int | None = None
+        self,
+        output: ToolOutput,
+        definition: ToolDefinition,
+        owner: CallOwner,
+        most_tokens: int | None = None,
+        note: str = "",
     ) -> tuple[RenderedResult, StoredText | None]:
         """Return what the model is shown and, if it was cut and may be stored, the whole text.
 
-        `most_tokens` is the call's own limit.
+        `most_tokens` is the call's own limit. `note` is shown after the text.
         """
-        steps = self._show(output, definition, owner, most_tokens)
+        steps = self._show(output, definition, owner, most_tokens, note)
         return await self._slicer.run(steps, items_chars(output.items))
 
     def _show(
-        self, output: ToolOutput, definition: ToolDefinition, owner: CallOwner, most_tokens: int | None
+        self, output: ToolOutput, definition: ToolDefinition, owner: CallOwner, most_tokens: int | None, note: str
     ) -> Steps[tuple[RenderedResult, StoredText | None]]:
         items = []
         for item in output.items:
             items.append(Item(*map(storable_text, item)))
             yield
-        cost = _cost_note(output, self._cost_note_tokens)
+        cost = _cost_note(output, self._cost_note_tokens) + note
         limit = self._limit(definition, most_tokens).less(len(cost))
         parts = whole(items, limit)
         dead_end = parts is None and takes_cursor(definition) and not _schema_takes_cursor(definition)

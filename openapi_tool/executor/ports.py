@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
+from openapi_tool.budgets.budgets import Charge
 from openapi_tool.limits.permits import Slot
 from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.cards import ArtifactCard, Card
@@ -24,11 +25,13 @@ from openapi_tool.tools.result import ToolOutput, Usage
 class Memory(Protocol):
     """Memory reserved for a call, from its first upstream response until its result is committed.
 
-    `agent` and `slot` are those of the call, for its requests that wait for a permit.
+    `agent` and `slot` are those of the call, for its requests that wait for a permit. `budget` is what they are charged
+    to, None without any.
     """
 
     agent: str
     slot: Slot
+    budget: Charge | None
 
     @property
     def spent(self) -> Usage:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,7 +106,8 @@ class ToolRunner:
             session = arguments.session_alias
             output, shown, kept = await self._run(request, arguments, memory)
             took_ms = _ms_since(started)
-            return success(output, shown, definition.result_format, took_ms, memory.attempts, tool, session), kept
+            facts = took_ms, memory.attempts, tool, session, _left(memory)
+            return success(output, shown, definition.result_format, *facts), kept
         except Exception as cause:  # noqa: BLE001 - logged there
             return self.failed(request.owner, definition.tool_name, cause, memory, started, tool, session), None
 
@@ -132,7 +133,7 @@ class ToolRunner:
         error.tokens, error.requests = memory.spent.tokens, memory.spent.requests
         if isinstance(error, ToolMisconfigured):
             self._log_misconfigured(owner, tool_name, error)
-        fields = failure(error, _ms_since(started), memory.attempts, tool, session)
+        fields = failure(error, _ms_since(started), memory.attempts, tool, session, _left(memory))
         redact = self._options.redact
         return replace(fields, result=redact(fields.result), error=redact(fields.error))
 
@@ -167,7 +168,8 @@ class ToolRunner:
         except (AuthFailed, BudgetExceeded) as refusal:
             self._log_refused_key(refusal.key_variable or arguments.key_variable, refusal)
             raise
-        shown, kept = await self._continuation.render(output, definition, owner, most_tokens)
+        note = memory.budget.note if memory.budget is not None else ""
+        shown, kept = await self._continuation.render(output, definition, owner, most_tokens, note)
         return output, _with_repairs(shown, arguments), kept
 
     async def _find(
@@ -227,6 +229,10 @@ class ToolRunner:
 
 def _with_repairs(shown: RenderedResult, arguments: Arguments) -> RenderedResult:
     return replace(shown, repaired=arguments.repaired) if arguments.repaired else shown
+
+
+def _left(memory: Memory) -> Mapping[str, Any] | None:
+    return memory.budget.left() if memory.budget is not None else None
 
 
 def _defect(owner: CallOwner, cause: Exception) -> InternalError:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from openapi_tool.budgets.budgets import Budgets, Charge, Spender
 from openapi_tool.cooperative import TimeSlicer
 from openapi_tool.jina.batch import batch_items, batch_output, item_arguments, without_secrets
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, CallMemory, MemoryGrant, most_memory
@@ -47,6 +48,10 @@ from openapi_tool.tools.result import ToolOutput, Usage
 _ONE_REQUEST = Usage(requests=1)
 _GRADED = frozenset({"count", "max_tokens", "target_selector"})
 _TIMEOUT = "timeout"
+
+Send = Callable[[], Awaitable[dict[str, Any]]]
+"""Sends one request; returns the response envelope."""
+
 _END_S = 1.0
 """Seconds that the items of a cancelled call may take to end."""
 
@@ -66,7 +71,7 @@ class JinaBackend:
     """Runs search and reader calls, of one item or of a batch.
 
     In responses the secrets sent with their call are masked, in errors all secrets of `redactor`. Each request, also a
-    retry, needs one of `permits`. Only tests pass `sleep`, which waits between attempts.
+    retry, needs one of `permits` and is charged to `budgets`. Only tests pass `sleep`, which waits between attempts.
     """
 
     def __init__(
@@ -77,9 +82,11 @@ class JinaBackend:
         slicer: TimeSlicer | None = None,
         sleep: Sleep = asyncio.sleep,
         permits: Permits | None = None,
+        budgets: Budgets | None = None,
     ) -> None:
         self._client = client
         self._permits = permits or Unlimited()
+        self._budgets = budgets
         self._sleep = sleep
         self._options = options
         self._redactor = redactor
@@ -97,6 +104,9 @@ class JinaBackend:
         self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, memory: CallMemory
     ) -> ToolOutput:
         """Send the upstream requests and render the responses, within `memory`. Raises ToolError."""
+        if self._budgets is not None and (self._budgets.limited or definition.budget is not None):
+            names = (memory.project or "", memory.agent, arguments.session, definition.tool_name)
+            memory.budget = self._budgets.charge(Spender(*names, definition.budget))
         items = batch_items(definition, arguments, self._options.tools.max_batch_items)
         if items is None:
             output = await self._run_one(definition, arguments, deadline, memory)
@@ -190,7 +200,7 @@ class JinaBackend:
         need = Need(variable, endpoint.operation.name, grant.flow, deadline, key, grant.slot, grant.call)
 
         async def fetch() -> dict[str, Any]:
-            return await _with_permit(await self._permits.acquire(need), need, send)
+            return await self._permitted(grant.budget, endpoint.least_tokens(resolved.parameters), need, send)
 
         async def send() -> dict[str, Any]:
             timed = endpoint.timeouts.within(resolved.parameters, deadline.remaining(), patient=patient)
@@ -233,8 +243,31 @@ class JinaBackend:
             output = replace(output, state={**output.state, "format": "markdown"})
         return replace(output, keep=False) if resolved.parameters.get("doNotTrack") else output
 
+    async def _permitted(self, budget: Charge | None, least: int, need: Need, send: Send) -> dict[str, Any]:
+        """Wait for a permit and send a request.
 
-async def _with_permit(permit: Permit, need: Need, send: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+        Of `budget` an estimate of `least` tokens at least is reserved before, and replaced by what was charged.
+        """
+        if budget is None:
+            return await _with_permit(await self._permits.acquire(need), need, send)
+        reservation = await budget.reserve(least, need.deadline)
+        try:
+            permit = await self._permits.acquire(need)
+        except BaseException:
+            reservation.unsent()
+            raise
+        try:
+            envelope = await _with_permit(permit, need, send)
+        except BaseException as error:
+            reservation.sent(error.tokens if isinstance(error, ToolError) else None)
+            raise
+        tokens = usage_of(envelope).tokens
+        reservation.sent(tokens)
+        budget.learn(tokens)
+        return envelope
+
+
+async def _with_permit(permit: Permit, need: Need, send: Send) -> dict[str, Any]:
     """Send a request with the key of its permit; tell the permit what it cost, and of an error."""
     need.key = permit.key
     try:

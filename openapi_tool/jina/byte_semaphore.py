@@ -20,6 +20,7 @@ from itertools import count
 from types import TracebackType
 from typing import Self
 
+from openapi_tool.budgets.budgets import Charge
 from openapi_tool.jina.answer_json import MOST_VALUES
 from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.protocol.attempts import MAX_ATTEMPTS, Attempt
@@ -208,8 +209,8 @@ class ByteSemaphore:
 class CallMemory:
     """Memory of one call, the body bytes of its responses, its upstream cost (`spent`) and requests so far.
 
-    `agent` and `slot` are those of the call, for its requests that wait for a permit; `number` tells the calls of this
-    process apart.
+    `agent` and `slot` are those of the call, for its requests that wait for a permit; `budget` is charged for them;
+    `number` tells the calls of this process apart.
 
     Released when the last `with` block is left: a shared request may outlive the call that started it.
     """
@@ -226,6 +227,7 @@ class CallMemory:
         self.agent = ""
         self.number = next(_NUMBERS)
         self.slot: Slot = NO_SLOT
+        self.budget: Charge | None = None
 
     @property
     def holds(self) -> bool:
@@ -285,6 +287,11 @@ class MemoryGrant:
     def slot(self) -> Slot:
         """Slot of the call."""
         return self._memory.slot
+
+    @property
+    def budget(self) -> Charge | None:
+        """Accounts that the call's requests are charged to."""
+        return self._memory.budget
 
     def attempt(self, attempt: Attempt) -> None:
         """Record a request that is sent now."""

@@ -5,6 +5,7 @@ To add one: an `Operation` in tools/catalogue.py, a table in jina/parameters.py 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +23,16 @@ from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.names import fold
 from openapi_tool.tools.result import ToolOutput
 
+_TEN_RESULTS = 10_000  # least tokens of a search, for each ten results
+_LEAST_OF_PAGE = {
+    "withGeneratedAlt": 765,
+    "injectPageScript": 4_000,
+    "injectFrameScript": 4_000,
+    "instruction": 12_000,
+    "jsonSchema": 12_000,
+}
+"""Least tokens of a page that is read with a parameter."""
+
 Renderer = Callable[[Mapping[str, Any], Parameters, Masks], Steps[ToolOutput]]
 """Renders a response envelope, given the parameters of its request, with secrets masked."""
 
@@ -33,7 +44,8 @@ class Endpoint:
     `own` are arguments of the built-in tools that set a parameter with other values, under their aliases. `formats` are
     the values of `respondWith` that a model may use. `defaults` are sent if nothing else sets them. `implied` values
     are not sent, since they are the upstream's defaults. `checked` checks and repairs the main parameter if it
-    is an address.
+    is an address. `least_tokens` is the least that the upstream charges for a request that succeeds (jina-api
+    section 5).
     """
 
     operation: Operation
@@ -46,6 +58,7 @@ class Endpoint:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     implied: Mapping[str, Any] = field(default_factory=dict)
     checked: Callable[[str, UrlPolicy], str] | None = None
+    least_tokens: Callable[[Parameters], int] = lambda _: 1
 
     def find(self, name: str) -> Parameter | None:
         """Return the parameter with this name, alias or header, None if there is none."""
@@ -79,6 +92,16 @@ def _render_page(envelope: Mapping[str, Any], parameters: Parameters, masks: Mas
     return page_steps(envelope, parameters.get("maxTokens"), masks)
 
 
+def _least_of_search(parameters: Parameters) -> int:
+    scale = 5 if parameters.get("type") in ("images", "news") else 3 if parameters.get("provider") == "bing" else 1
+    number = parameters.get("num")
+    return _TEN_RESULTS * scale * math.ceil((number if isinstance(number, int) else 1) / 10)
+
+
+def _least_of_page(parameters: Parameters) -> int:
+    return max((least for name, least in _LEAST_OF_PAGE.items() if parameters.get(name)), default=1)
+
+
 ENDPOINTS: Mapping[str, Endpoint] = {
     endpoint.operation.name: endpoint
     for endpoint in (
@@ -92,8 +115,17 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             own=(WITH_CONTENT,),
             defaults={"respondWith": "no-content"},
             implied={"respondWith": "content"},
+            least_tokens=_least_of_search,
         ),
-        Endpoint(READER, tables.READER, READER_TIMEOUTS, _render_page, FAILURES, checked=checked_url),
+        Endpoint(
+            READER,
+            tables.READER,
+            READER_TIMEOUTS,
+            _render_page,
+            FAILURES,
+            checked=checked_url,
+            least_tokens=_least_of_page,
+        ),
     )
 }
 """Every endpoint by the name of its operation."""

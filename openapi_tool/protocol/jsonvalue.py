@@ -40,7 +40,8 @@ class AttemptObject(TypedDict):
 class ToolOutputObject(TypedDict, total=False):
     """`metadata.tool_output` of a result; a failure has only `usage`, `latency_ms`, `retries`, `session`, `attempts`.
 
-    `attempts` is there if the call sent requests itself, `session` if the call named one.
+    `attempts` is there if the call sent requests itself, `session` if the call named one, `budget` (what is left of
+    each) if there are budgets.
     """
 
     state: Mapping[str, Any]
@@ -54,3 +55,4 @@ class ToolOutputObject(TypedDict, total=False):
     session: str
     retries: int
     attempts: list[AttemptObject]
+    budget: Mapping[str, Any]

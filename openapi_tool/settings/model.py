@@ -20,6 +20,7 @@ from openapi_tool.jina.byte_semaphore import most_memory
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options import (
     TERABYTE,
+    BudgetOptions,
     CacheOptions,
     ExecutorOptions,
     FairnessOptions,
@@ -216,6 +217,7 @@ class Settings(BaseSettings):
     retry: RetryOptions = Field(default_factory=RetryOptions)
     cache: CacheOptions = Field(default_factory=CacheOptions)
     limits: LimitOptions = Field(default_factory=LimitOptions)
+    budgets: BudgetOptions = Field(default_factory=BudgetOptions)
     health: HealthSettings = Field(default_factory=HealthSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     _remarks: list[str] = PrivateAttr(default_factory=list)

@@ -52,9 +52,9 @@ class Health:
 
     `clock_offset_s` is the local clock's offset from the NATS server's in seconds; None while unknown.
     `redact` masks secrets in a reason. `limits` returns the state of each limited key and endpoint, `keys` that of each
-    marked key. `prefix` precedes
-    the names of dependencies in output; `parts` are the records of further kernels, which count as dependencies of this
-    one.
+    marked key, `budgets` that of each account, `budget_outage` why accounts cannot be shared, empty while they can.
+    `prefix` precedes the names of dependencies in output; `parts` are the records of further kernels, which count as
+    dependencies of this one.
     """
 
     dependencies: dict[str, Dependency] = field(default_factory=lambda: {name: Dependency() for name in DEPENDENCIES})
@@ -63,6 +63,8 @@ class Health:
     redact: Callable[[str], str] = str
     limits: Callable[[], Sequence[Mapping[str, Any]]] = list
     keys: Callable[[], Sequence[Mapping[str, Any]]] = list
+    budgets: Callable[[], Sequence[Mapping[str, Any]]] = list
+    budget_outage: Callable[[], str] = str
     prefix: str = ""
     parts: list[Health] = field(default_factory=list)
     _logged_reasons: TTLCache[tuple[str, str], bool] = field(
@@ -126,6 +128,7 @@ class Health:
         }
         offset_s = None if self.clock_offset_s is None else round(self.clock_offset_s, 3)
         limits = [{name: one[name] for name in one if name != "waiting_by_project"} for one in self.limits()]
+        outage = self.budget_outage()
         return {
             "ready": self.ready,
             "draining": self.draining,
@@ -133,6 +136,7 @@ class Health:
             "dependencies": dependencies,
             **({"limits": limits} if limits else {}),
             **({"keys": list(keys)} if (keys := self.keys()) else {}),
+            **({"budgets_by_last_known_state": self.redact(outage)} if outage else {}),
         }
 
 

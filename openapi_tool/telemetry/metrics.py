@@ -98,6 +98,18 @@ RATE_LIMITED = Counter(
     "rate_limited", "Requests not sent, because no permit of `limits` could come before the deadline.", ("endpoint",),
     [("search",), ("reader",)],
 )  # fmt: skip
+_SCOPES = [("session",), ("agent_day",), ("project_day",), ("project_month",)]
+BUDGET_OPERATIONS = Counter(
+    "budget_operations", "Operations on the shared accounts of `budgets` in NATS.", ("operation",),
+    [("read",), ("write",), ("conflict",)],
+)  # fmt: skip
+BUDGET_REFUSALS = Counter("budget_refusals", "Requests not sent, because of a budget.", ("scope",), _SCOPES)
+BUDGET_WARNINGS = Counter("budget_warnings", "Budgets of which 80 % were used.", ("scope",), _SCOPES)
+BUDGET_USED = Gauge(
+    "budget_used_ratio", "Largest used share of the budgets of a scope that this replica knows; 1 is all.", ("scope",),
+    _SCOPES,
+)  # fmt: skip
+BUDGETS_ALONE = Gauge("budgets_alone", "1 while the accounts are unavailable and the last known state decides, else 0.")
 UPSTREAM_REQUESTS = Counter("upstream_requests", "Upstream requests sent.", ("tool",))
 UPSTREAM_RETRIES = Counter("upstream_retries", "Upstream requests retried.", ("error_code",))
 UPSTREAM_TOKENS = Counter("upstream_tokens", "Tokens charged by the upstream.", ("tool", "project"))

@@ -71,6 +71,7 @@ class Snapshots:
             "limits": dict(self.limits),
             "upstream_limits": list(self.health.limits()),
             "upstream_keys": list(self.health.keys()),
+            "budgets": list(self.health.budgets()),
             "tools": _rows(recent),
             "errors": _errors(recent),
             "warnings": RECENT_WARNINGS.shown(),

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 import orjson
 from cachetools import LRUCache
 
+from openapi_tool.options import BUDGETS, BudgetLimits
 from openapi_tool.protocol.command import AFTER_EXECUTION, AfterExecution
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.jsonvalue import JsonValue
@@ -59,7 +60,8 @@ class ToolDefinition:
 
     `built_in` is the built-in tool that it selects. `schema` is the JSON schema of the model's arguments (`parameters`
     of the row). `defaults` and `fixed` set arguments; their texts may be templates. `upstream_params` and `headers`
-    set parameters of the upstream (`options.jina`). `envs` maps arguments to names of variables with secrets.
+    set parameters of the upstream (`options.jina`). `envs` maps arguments to names of variables with secrets. `budget`
+    limits the calls of this tool, beside the budgets of the settings.
     """
 
     tool_name: str
@@ -78,6 +80,7 @@ class ToolDefinition:
     suspend_timeout_s: float | None = None
     result_format: ResultFormat = "text"
     max_result_tokens: int | None = None
+    budget: BudgetLimits | None = None
 
     @property
     def hidden(self) -> frozenset[str]:
@@ -230,6 +233,7 @@ class _Reader:
             suspend_timeout_s=suspend_timeout(self.options),
             result_format=self._result_format(),
             max_result_tokens=self._max_result_tokens(),
+            budget=self._budget(),
         )
 
     def _operation(self) -> Operation:
@@ -333,6 +337,18 @@ class _Reader:
             return value
         self._problem(f"must be an integer of at least {MIN_RESULT_TOKENS}", "options", "max_result_tokens")
         return None
+
+    def _budget(self) -> BudgetLimits | None:
+        given = self._object(self.options.get("budget"), "options", "budget")
+        for name, value in given.items():
+            if name not in BUDGETS:
+                self._problem(f"is no budget{did_you_mean(short(name), BUDGETS)}", "options", "budget", name)
+            elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                self._problem("must be an integer of at least 0", "options", "budget", name)
+            else:
+                continue
+            return None
+        return BudgetLimits(**given) if given else None  # type: ignore[arg-type]
 
     def _object(self, value: JsonValue, *path: str) -> dict[str, JsonValue]:
         if value is None or isinstance(value, dict):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from openapi_tool.options import ExecutorOptions, ToolOptions
+from openapi_tool.options import BudgetLimits, ExecutorOptions, ToolOptions
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.jsonvalue import JsonValue
 from openapi_tool.protocol.subject import VERSIONS, parse_command_subject
@@ -41,7 +41,7 @@ class LintLimits:
     """Settings of the executor that will serve the definitions; the names of `env_parameters` are folded.
 
     `allowed_env` are the variables that it passes to tools, None if unknown. With `configured` these settings are
-    known to be its own, and a variable that is missing there is an error.
+    known to be its own, and a variable that is missing there is an error. `budgets` are those of every project.
     """
 
     executor: ExecutorOptions = field(default_factory=ExecutorOptions)
@@ -50,6 +50,7 @@ class LintLimits:
     env_parameters: frozenset[str] = frozenset()
     allowed_env: frozenset[str] | None = None
     configured: bool = False
+    budgets: BudgetLimits = field(default_factory=BudgetLimits)
 
     def patience_s(self, document: Mapping[str, JsonValue]) -> float:
         """Return the seconds that a call may take: the worker's wait minus `commit_margin_s`."""
@@ -73,6 +74,7 @@ def general_problems(
         *_variable_problems(document, limits),
         *_pasted_keys(document),
         *_time_problems(document, limits),
+        *_budget_problems(document, limits),
     ]
     if not isinstance(document.get("options"), dict):
         return None, found
@@ -290,6 +292,15 @@ def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Ite
     if suspend is not None and not too_long and longest_s + limits.executor.worker_timeout_s < suspend <= MAX_SUSPEND_S:
         message = f"is longer than any call: tools.max_timeout_s ends them after {longest_s:g} s; shorten it"
         yield Problem(("options", "suspend_timeout_seconds"), message, warning=True)
+
+
+def _budget_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Iterator[Problem]:
+    """Yield budgets of a definition that are not lower than those of the settings, which hold beside them."""
+    for name, value in part(document, "options", "budget").items():
+        most, own = getattr(limits.budgets, name, None), _number(value)
+        if most is not None and own is not None and own >= most:
+            message = f"changes nothing: budgets.{name} is {most:,}, and a definition can only lower it"
+            yield Problem(("options", "budget", name), message, warning=True)
 
 
 def _over(

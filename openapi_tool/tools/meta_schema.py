@@ -17,6 +17,7 @@ from typing import Any
 
 import jsonschema_rs
 
+from openapi_tool.options import BUDGETS, TERABYTE
 from openapi_tool.protocol.jsonvalue import JsonObject, JsonValue
 from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean
 
@@ -188,9 +189,14 @@ _JINA: JsonObject = {
     "headers": _TEXTS,
 }
 _ARGS: JsonObject = {"defaults": _VALUES, "fixed": _VALUES}
+_BUDGET: JsonObject = {
+    name: {"type": "integer", "minimum": 0, "maximum": TERABYTE, "says": "must be an integer from 0"}
+    for name in BUDGETS
+}
 _SECTIONS: Mapping[str, JsonObject] = {
     "options.args": _ARGS,
     "options.jina": _JINA,
+    "options.budget": _BUDGET,
     "options": {
         "args": {**_closed(**_ARGS), **_TEXTS},
         "envs": _TEXTS,
@@ -199,6 +205,7 @@ _SECTIONS: Mapping[str, JsonObject] = {
         **dict.fromkeys(("suspend_timeout_seconds", "timeout_s", "timeout"), _SECONDS),
         "result_format": _TEXT_OR_NULL,
         "max_result_tokens": {"type": ["integer", "null"], "says": "must be an integer"},
+        "budget": {**_closed(**_BUDGET), **_TEXTS},
         "ui_allowed": {"type": ["boolean", "null"], "says": "must be true or false"},
     },
 }

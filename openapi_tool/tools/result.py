@@ -141,10 +141,11 @@ def success(
     attempts: Sequence[Attempt] = (),
     tool: str = "",
     session: str | None = None,
+    budget: Mapping[str, Any] | None = None,
 ) -> ResultFields:
     """Return the fields of a success: the text as result and the rest as `tool_output`.
 
-    With `result_format` `object` the result is one object with text and rest, except session and attempts.
+    With `result_format` `object` the result is one object with text and rest, except session, attempts and `budget`.
     """
     about = storable(
         ToolOutputObject(
@@ -159,7 +160,7 @@ def success(
         )
     )
     content = storable_text(shown.content)
-    tried = _tried(attempts, session)
+    tried = _tried(attempts, session, budget)
     traits = (tool, output.cached, shown.truncated)
     if result_format == "object":
         return ResultFields("success", {"content": content, **about}, None, tried, *traits)
@@ -173,24 +174,31 @@ def cost(outcome: ToolOutput | ToolError) -> Usage:
 
 
 def failure(
-    error: ToolError, latency_ms: int, attempts: Sequence[Attempt] = (), tool: str = "", session: str | None = None
+    error: ToolError,
+    latency_ms: int,
+    attempts: Sequence[Attempt] = (),
+    tool: str = "",
+    session: str | None = None,
+    budget: Mapping[str, Any] | None = None,
 ) -> ResultFields:
     """Return the fields of a failure. The model sees `error` only, so its message says what to do instead."""
     described = storable(error.as_error())
     result: dict[str, object] = {"error_code": error.code, "error_message": described["message"], "error": described}
     if error.detail is not None:
         result["error_detail"] = storable(error.detail)
-    about = ToolOutputObject(usage=cost(error).as_dict(), latency_ms=latency_ms, **_tried(attempts, session))
+    about = ToolOutputObject(usage=cost(error).as_dict(), latency_ms=latency_ms, **_tried(attempts, session, budget))
     return ResultFields(error.status, result, described, about, tool)
 
 
-def _tried(attempts: Sequence[Attempt], session: str | None) -> ToolOutputObject:
-    """Return session and attempts of a call; the retries are those among the recorded attempts."""
+def _tried(attempts: Sequence[Attempt], session: str | None, budget: Mapping[str, Any] | None) -> ToolOutputObject:
+    """Return session, attempts and budgets of a call; the retries are those among the recorded attempts."""
     tried = ToolOutputObject(retries=sum(attempt.resends > 0 for attempt in attempts))
     if session is not None:
         tried["session"] = session
     if attempts:
         tried["attempts"] = listed(attempts)
+    if budget is not None:
+        tried["budget"] = budget
     return tried
 
 

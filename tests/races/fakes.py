@@ -192,6 +192,7 @@ class FakeMemory:
     attempts = ()
     agent = ""
     slot: Slot = NO_SLOT
+    budget = None
 
     def __enter__(self) -> Self:
         return self

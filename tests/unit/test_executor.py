@@ -35,6 +35,7 @@ class Memory:
 
     spent = Usage(tokens=7, requests=1)
     attempts: tuple[Attempt, ...] = ()
+    budget = None
 
 
 class Tools:

@@ -158,10 +158,12 @@ async def test_every_call_path_gets_by_with_what_is_printed_and_uses_all_of_it(
         return await commit(self, *result)
 
     if direct:
-        for bucket in ("openapi_tool", "openapi_tool_leases", "openapi_tool_answers", "openapi_tool_limits"):
-            await world.caller.client.jetstream().create_key_value(KeyValueConfig(bucket=bucket, direct=True))
+        for name in ("", "_leases", "_answers", "_limits", "_budgets"):
+            config = KeyValueConfig(bucket=f"openapi_tool{name}", direct=True)
+            await world.caller.client.jetstream().create_key_value(config)
         published.clear()
-    async with world.executor(nats=bus(strict), limits={"search_requests_per_minute": 600}):
+    capped = {"limits": {"search_requests_per_minute": 600}, "budgets": {"project_day_requests": 600}}
+    async with world.executor(nats=bus(strict), **capped):
         await logged(caplog, "stream.created")
         first = await world.send(await world.place())
         assert first.content["status"] == "success"
@@ -173,7 +175,8 @@ async def test_every_call_path_gets_by_with_what_is_printed_and_uses_all_of_it(
         assert [letter["reason"] for letter in stale.dead_letters] == ["stale_turn"]
         assert len(stale.doorbells) == 2
     monkeypatch.setattr(KernelStore, "commit", commit_once_parked)
-    async with world.executor(nats=bus(strict), executor={"commit_retry_timeout_s": 0.1, "requeue_delay_s": 0.05}):
+    parking = {"executor": {"commit_retry_timeout_s": 0.1, "requeue_delay_s": 0.05}, "budgets": capped["budgets"]}
+    async with world.executor(nats=bus(strict), **parking):
         parked = await world.send(await world.place())
         assert (parked.content["status"], len(parked.doorbells)) == ("success", 3)
     async with world.executor(nats=bus(strict)) as consumer:  # this one finds a command stream

@@ -1,0 +1,372 @@
+"""One account: reserves for requests from its block, and asks the shared record where that is not enough."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from openapi_tool.budgets import ledger
+from openapi_tool.budgets.allowance import Allowance, Planned
+from openapi_tool.budgets.ledger import NOTHING, RETURN_S, Amount, Limit
+from openapi_tool.budgets.periods import Period
+from openapi_tool.limits.store import Store
+from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout, Unavailable
+from openapi_tool.telemetry import metrics
+from openapi_tool.tools.deadline import Deadline
+
+log = logging.getLogger(__name__)
+
+SCOPES = ("session", "agent_day", "project_day", "project_month")
+"""Kinds of accounts, narrowest first."""
+
+_WHOSE = {
+    "session": "of this session",
+    "agent_day": "of this agent for today",
+    "project_day": "of this project for today",
+    "project_month": "of this project for this month",
+}
+_RACES = 16
+_LOOK_S = 0.25
+_SHORT_PERCENT = 90
+
+
+class About(NamedTuple):
+    """Whose account it is: `who` is an agent or session, empty for a project; `tool` is one with a budget of its own.
+
+    The name of a project of another protocol version begins with that version and a blank.
+    """
+
+    scope: str
+    project: str
+    who: str = ""
+    tool: str = ""
+
+    def shown(self) -> dict[str, str]:
+        """Return the account for people; of a session only the beginning of its identity."""
+        return self._asdict() | ({"who": f"{self.who[:12]}…"} if self.scope == "session" else {})
+
+
+class Outage:
+    """Whether the store is unavailable, and why; the same for all accounts."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+
+    def begin(self, reason: str) -> None:
+        """Record that the store is unavailable."""
+        if not self.reason:
+            log.warning(
+                "budgets cannot be shared, the last known state decides: %s", reason, extra={"action": "budgets.alone"}
+            )
+        self.reason = reason
+        metrics.BUDGETS_ALONE.set(1)
+
+    def end(self) -> None:
+        """Record that the store is available."""
+        if self.reason:
+            log.info("budgets are shared again", extra={"action": "budgets.shared"})
+        self.reason = ""
+        metrics.BUDGETS_ALONE.set(0)
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    need: Amount
+    future: asyncio.Future[None]
+    short_since: float | None = None
+
+
+class Account:
+    """Account under the key `name` of the store; `replica` names this process, `now` is the server's time."""
+
+    def __init__(
+        self,
+        name: str,
+        about: About,
+        limit: Limit,
+        period: Period,
+        store: Store,
+        replica: str,
+        now: Callable[[], float],
+        outage: Outage,
+    ) -> None:
+        self.name, self.about, self.period = name, about, period
+        self.allowance = Allowance(replica, limit)
+        self._store, self._now, self._outage = store, now, outage
+        self._waiting: list[_Waiter] = []
+        self._stored: tuple[int, bytes | None] | None = None
+        self._unsure: Planned | None = None
+        self._again = False
+        self._task: asyncio.Task[None] | None = None
+        self._logged = False
+
+    async def reserve(self, need: Amount, deadline: Deadline) -> None:
+        """Reserve an amount. Raises BudgetExceeded, or ToolTimeout if the store does not answer in time."""
+        need = self.allowance.limit.of(need)
+        now = self._now()
+        if not self._waiting and self.allowance.take(need, now):
+            if self.allowance.is_low(now) and not self._outage.reason:
+                self.wake()
+            return
+        await self._wait(need, now, deadline)
+
+    async def _wait(self, need: Amount, now: float, deadline: Deadline) -> None:
+        waiter = _Waiter(need, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
+        self.allowance.note_demand(need, now)
+        self.wake()
+        reserved = False
+        try:
+            async with deadline.limit():
+                await waiter.future
+            reserved = True
+        except TimeoutError:
+            raise ToolTimeout("The call's time ended before its budget could be checked; call again.") from None
+        finally:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            granted = waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None
+            if granted and not reserved:  # at the moment in which the call was cancelled
+                self.allowance.settle(need, NOTHING, self._now())
+
+    def settle(self, need: Amount, actual: Amount) -> None:
+        """Replace a reserved amount by what was used; nothing if the request was not sent."""
+        now = self._now()
+        self.allowance.settle(self.allowance.limit.of(need), actual, now)
+        if self.allowance.returns(now):
+            self.wake()
+
+    def wake(self) -> None:
+        """Report to the shared record soon, and ask it for what is needed."""
+        self._again = True
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="budget")
+
+    def tick(self, now: float) -> None:
+        """Report what is due."""
+        if self.allowance.alone or self.allowance.is_due(now):
+            self.wake()
+
+    def news(self, revision: int, value: bytes) -> None:
+        """Adopt a record that another replica wrote."""
+        if self._stored is None or revision > self._stored[0]:
+            self._stored = revision, value
+            self.allowance.see(ledger.decode(value), revision)
+            now = self._now()
+            if self._fits_now(now) or self.allowance.returns(now):
+                self.wake()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether nothing is held, waits, or is to be reported."""
+        return self.allowance.is_quiet and not self._waiting and self._task is None
+
+    async def aclose(self) -> None:
+        """Report what was used, and give the block back."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if not self.allowance.is_quiet:
+            with suppress(Unavailable):
+                await self._change(leave=True)
+
+    async def probe(self) -> None:
+        """Report once to find out whether the store is available again. Raises Unavailable."""
+        await self._change()
+
+    async def _run(self) -> None:
+        try:
+            while self._again:
+                self._again = False
+                if self._outage.reason:
+                    self._go_alone()
+                    return
+                try:
+                    await self._change()
+                except Unavailable as outage:
+                    self._outage.begin(str(outage))
+                    self._go_alone()
+        finally:
+            self._task = None
+
+    async def _change(self, *, leave: bool = False) -> None:
+        """Report, and reserve for those who wait, by compare-and-set."""
+        for _ in range(_RACES):
+            if self._stored is None or self._unsure is not None:
+                await self._read()
+            revision, stored = self._stored or (0, None)
+            waiting = list(self._waiting)
+            needs = tuple(waiter.need for waiter in waiting)
+            planned = self.allowance.plan(stored, needs, self._now(), leave=leave)
+            value = ledger.encode(planned.record, self.about.shown())
+            self._unsure = planned
+            written = await self._store.write(self.name, value, revision)
+            if written is not None:
+                self._unsure, self._stored = None, (written, value)
+                self.allowance.confirm(planned, written)
+                self._outage.end()
+                self._decide(waiting, planned)
+                return
+        asyncio.get_running_loop().call_later(_LOOK_S, self.wake)
+
+    async def _read(self) -> None:
+        self._stored = await self._store.read(self.name)
+        self.allowance.see(ledger.decode(self._stored[1]), self._stored[0])
+        if self._unsure is not None and self.allowance.is_written(self._unsure, self._stored[1]):
+            self.allowance.reported(self._unsure)
+        self._unsure = None
+
+    def _decide(self, waiting: list[_Waiter], planned: Planned) -> None:
+        """Answer those who wait; one that others may make room for waits on."""
+        now = self._now()
+        for waiter, granted in zip(waiting, planned.grant.granted, strict=True):
+            if waiter.future.done():
+                if granted:
+                    self.allowance.settle(waiter.need, NOTHING, now)
+            elif granted:
+                self._end(waiter, None)
+            elif self._may_be_returned(waiter, now):
+                self._look_later()
+            else:
+                self._end(waiter, self._refusal(waiter.need))
+        if planned.grant.warns:
+            self._warn()
+
+    def _may_be_returned(self, waiter: _Waiter, now: float) -> bool:
+        """Return whether others may make room, and had less than `RETURN_S` for it."""
+        allowance = self.allowance
+        waiter.short_since = now if waiter.short_since is None else waiter.short_since
+        may_be = ledger.may_be_returned(allowance.record, allowance.name, waiter.need, allowance.limit, now)
+        return may_be and now - waiter.short_since < RETURN_S
+
+    def _fits_now(self, now: float) -> bool:
+        """Return whether the record has room for a request that waits; else its own news would wake it again."""
+        record, limit = self.allowance.record, self.allowance.limit
+        room = limit.room(record.used.plus(record.held(now)))
+        return any(room.covers(waiter.need) for waiter in self._waiting)
+
+    def _look_later(self) -> None:
+        asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        if self._waiting:
+            self.wake()
+
+    def _go_alone(self) -> None:
+        """Let the last known state decide."""
+        now = self._now()
+        self.allowance.go_alone(now)
+        for waiter in list(self._waiting):
+            if not waiter.future.done():
+                self._end(waiter, None if self.allowance.take(waiter.need, now) else self._refusal(waiter.need))
+
+    def _end(self, waiter: _Waiter, refusal: BudgetExceeded | None) -> None:
+        self._waiting.remove(waiter)
+        if refusal is None:
+            waiter.future.set_result(None)
+        else:
+            waiter.future.set_exception(refusal)
+
+    def _refusal(self, need: Amount) -> BudgetExceeded:
+        metrics.BUDGET_REFUSALS.labels(self.about.scope).inc()
+        limit, taken = self.allowance.limit, self.allowance.taken
+        requests = limit.requests is not None and taken.requests + need.requests > limit.requests
+        kind, most, used, more = (
+            ("requests", limit.requests, taken.requests, need.requests)
+            if requests or limit.tokens is None
+            else ("tokens", limit.tokens, taken.tokens, need.tokens)
+        )
+        of = _WHOSE[self.about.scope] + (" with this tool" if self.about.tool else "")
+        renews = f"It renews at {self.period.renews}." if self.period.renews else "It does not renew."
+        until = "before that" if self.period.renews else "in this session"
+        detail = {
+            "budget": f"{self.about.scope}_{kind}",
+            "limit": most,
+            "used": used,
+            "needed": more,
+            "renews_at": self.period.renews or None,
+        }
+        self._log_refusal(detail)
+        return BudgetExceeded(
+            f"The budget {of} does not cover this call, so nothing was sent: {used:,} of {most:,} {kind} are used or "
+            f"reserved, and it needs {more:,}. {renews} Do not call again {until}; go on with what you have.",
+            detail=detail,
+        )
+
+    def _log_refusal(self, detail: dict[str, Any]) -> None:
+        """Log the first refusal of an account."""
+        if not self._logged:
+            self._logged = True
+            log.warning(
+                "the budget %s of project %s is used up", detail["budget"], self.about.project,
+                extra={"action": "budget.exceeded", **self._named(), **detail},
+            )  # fmt: skip
+
+    def _warn(self) -> None:
+        metrics.BUDGET_WARNINGS.labels(self.about.scope).inc()
+        log.warning(
+            "80 %% of a budget of project %s are used",
+            self.about.project,
+            extra={"action": "budget.low", **self._named(), **self.left()},
+        )
+
+    def _named(self) -> dict[str, str]:
+        about = self.about
+        agent = {"agent_id": about.who} if about.scope == "agent_day" else {}
+        return {"scope": about.scope, "project_id": about.project, **agent, "tool_name": about.tool}
+
+    def left(self) -> dict[str, Any]:
+        """Return what is left of each limited resource, as far as this replica knows, and when it renews."""
+        limit = self.allowance.limit
+        room = limit.room(self.allowance.taken).positive()
+        found: dict[str, Any] = {}
+        for kind, most, free in (
+            ("requests", limit.requests, room.requests),
+            ("tokens", limit.tokens, room.tokens),
+        ):
+            if most is not None:
+                found |= {kind: most, f"{kind}_left": free}
+        return {**found, **({"renews_at": self.period.renews} if self.period.renews else {})}
+
+    @property
+    def is_short(self) -> bool:
+        """Return whether less than a tenth is left."""
+        return self.allowance.limit.reached(self.allowance.taken, _SHORT_PERCENT)
+
+    @property
+    def note(self) -> str:
+        """Return what a model is told of an account that is short."""
+        limit, left = self.allowance.limit, self.left()
+        named = (
+            f"{left[f'{kind}_left']:,} of {left[kind]:,} {kind}"
+            for kind in Limit._fields
+            if getattr(limit, kind) is not None
+        )
+        of = _WHOSE[self.about.scope] + (" with this tool" if self.about.tool else "")
+        renews = f"; it renews at {self.period.renews}" if self.period.renews else ""
+        return f"[The budget {of} is nearly used up: {' and '.join(named)} are left{renews}.]"
+
+    @property
+    def share(self) -> float:
+        """Return the used share of the budget, from 0; above 1 where more was used."""
+        pairs = zip(self.allowance.limit, self.allowance.taken, strict=True)
+        return max((taken / max(1, limit) for limit, taken in pairs if limit is not None), default=0.0)
+
+    def shown(self) -> dict[str, Any]:
+        """Return the state for `openapi-tool budgets`."""
+        used = self.allowance.record.used.plus(self.allowance.spent)
+        return {
+            **self.about.shown(),
+            "period": self.period.name,
+            **self.left(),
+            "requests_used": used.requests,
+            "tokens_used": used.tokens,
+            "share": round(self.share, 4),
+            "alone": self.allowance.alone,
+            "at": datetime.fromtimestamp(self._now(), UTC).isoformat(timespec="seconds"),
+        }

@@ -1,0 +1,176 @@
+"""One replica's part of an account: its block, what it has reserved and used, and what to do without the store.
+
+Pure, as `ledger`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from openapi_tool.budgets import ledger
+from openapi_tool.budgets.ledger import NOTHING, Amount, Grant, Limit, Record, Report
+
+_AHEAD_S = 5.0
+"""Seconds of demand for which a block is taken."""
+
+_LOW = 0.25
+_LEAST_S = 0.25
+"""Least seconds between blocks that are taken ahead of need."""
+
+_FIRST = 4
+"""Size of the first block, in requests like the one that needs it."""
+
+REPORT_S, IDLE_S, RENEW_S = 5.0, 20.0, 20.0
+"""Seconds until uses are reported, until an unused block goes back, and between reports that renew a share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A change of the record that is being written; it reports `spent`."""
+
+    record: Record
+    grant: Grant
+    needs: tuple[Amount, ...]
+    spent: Amount
+    serial: int
+    block: Amount
+    at: float
+
+
+class Allowance:
+    """Part of the replica `name` of one account. Amounts given are without the resources that have no limit."""
+
+    def __init__(self, name: str, limit: Limit) -> None:
+        self.name = name
+        self.limit = limit
+        self.record = Record()
+        self.revision = 0
+        self.idle = self.reserved = self.spent = NOTHING
+        self.alone = False
+        self._is_changed = False
+        self.used_at = 0.0
+        self._until = 0.0
+        self._demand = 0.0
+        self._each = self._low = NOTHING
+        self._reported_at = 0.0
+        self._spent_at = 0.0
+
+    def take(self, need: Amount, now: float) -> bool:
+        """Reserve an amount from the block; return False if that is too small or not ours any more."""
+        if now >= self._until or not self.idle.covers(need):
+            return False
+        self.idle, self.reserved = self.idle.minus(need), self.reserved.plus(need)
+        self.note_demand(need, now)
+        return True
+
+    def note_demand(self, need: Amount, now: float) -> None:
+        """Count a request for the size of the next block."""
+        elapsed = max(0.0, now - self.used_at)
+        self._demand = self._demand * math.exp(-elapsed / _AHEAD_S) + 1
+        self._each = need
+        self.used_at = now
+
+    def settle(self, need: Amount, actual: Amount, now: float) -> None:
+        """Replace a reserved amount by what was used; the difference is at hand again."""
+        self.reserved = self.reserved.minus(need)
+        self.idle = self.idle.plus(need).minus(self.limit.of(actual))
+        if actual != NOTHING:
+            if self.spent == NOTHING:
+                self._spent_at = now
+            self.spent = self.spent.plus(actual)
+
+    def is_low(self, now: float) -> bool:
+        """Return whether the next block should be taken, because a fourth of the last one is left."""
+        return not self.idle.covers(self._low) and now - self._reported_at >= _LEAST_S
+
+    def is_due(self, now: float) -> bool:
+        """Return whether something must be reported."""
+        if self._is_changed or (self.spent != NOTHING and now - self._spent_at >= REPORT_S):
+            return True
+        if self.is_quiet:
+            return False
+        return now - self._reported_at >= RENEW_S or self._is_unused(now) or self.returns(now)
+
+    def returns(self, now: float) -> bool:
+        """Return whether others wait for the block, or for the news that it is used."""
+        own = self.record.shares.get(self.name)
+        return own is not None and own.idle != NOTHING and self.record.is_short(now, but=self.name)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Return whether nothing is held and all is reported."""
+        held = self._is_changed or (self.reserved, self.idle.positive()) != (NOTHING, NOTHING)
+        return not held and self.spent == NOTHING
+
+    def _is_unused(self, now: float) -> bool:
+        return self.idle.positive() != NOTHING and now - self.used_at >= IDLE_S
+
+    def _ahead(self, now: float) -> Amount:
+        if now - self.used_at >= IDLE_S:
+            return NOTHING
+        demand = self._demand * math.exp(-max(0.0, now - self.used_at) / _AHEAD_S)
+        return self._each.times(max(_FIRST, demand))
+
+    def plan(self, stored: bytes | None, needs: tuple[Amount, ...], now: float, *, leave: bool = False) -> Planned:
+        """Enter this replica's report into a stored record; with `leave` it keeps no block.
+
+        A block that shrinks does so at once: while the record is written, nobody may take what others get by it.
+        """
+        record = ledger.decode(stored)
+        if now >= self._until:
+            self.idle = NOTHING
+        told = Report(self.spent, self.reserved, needs, NOTHING if leave else self._ahead(now))
+        grant = ledger.report(record, self.name, told, self.limit, now)
+        self.idle = self.idle.least(grant.idle)
+        self._is_changed = True  # until it is written: the record may count a block that is not used any more
+        block = grant.idle.minus(self.idle)
+        return Planned(record, grant, needs, told.spent, record.shares[self.name].serial, block, now)
+
+    def is_written(self, planned: Planned, stored: bytes | None) -> bool:
+        """Return whether a change whose outcome is unknown is in a stored record."""
+        found = ledger.decode(stored).shares.get(self.name)
+        return found is not None and found.serial == planned.serial
+
+    def confirm(self, planned: Planned, revision: int) -> None:
+        """Adopt a written change: the granted needs are reserved, the block is at hand."""
+        for need, granted in zip(planned.needs, planned.grant.granted, strict=True):
+            if granted:
+                self.reserved = self.reserved.plus(need)
+        self.idle = self.idle.plus(planned.block)
+        self._low = planned.grant.idle.times(_LOW)
+        self.reported(planned)
+        self._until = planned.at + ledger.LEASE_S
+        self.alone = self._is_changed = False
+        self.record, self.revision = planned.record, revision
+
+    def reported(self, planned: Planned) -> None:
+        """Take what a change reports off what is to be reported; what it grants goes back with the next report."""
+        self.spent = self.spent.minus(planned.spent)
+        self._spent_at = self._reported_at = planned.at
+
+    def see(self, record: Record, revision: int) -> None:
+        """Adopt a record that was read, or that another replica wrote."""
+        self.record, self.revision = record, revision
+
+    def go_alone(self, now: float) -> None:
+        """Go on without the store: the block grows by this replica's part of what was left when it was last read."""
+        if self.alone:
+            return
+        record = self.record
+        room = self.limit.of(self.limit.room(record.used.plus(record.held(now)))).positive()
+        part = room.times(1 / (1 + record.replicas(now, but=self.name)))
+        if now < self._until:
+            self.idle = self.idle.plus(part)
+        else:  # the record does not count what this replica holds
+            self.idle = part.minus(self.reserved).minus(self.limit.of(self.spent))
+        self.alone, self._until, self._low = True, math.inf, NOTHING
+
+    @property
+    def taken(self) -> Amount:
+        """Used and reserved by all replicas, as far as this one knows; blocks that nobody uses are not counted."""
+        total = self.record.used.plus(self.spent).plus(self.reserved)
+        for name, share in self.record.shares.items():
+            if name != self.name:
+                total = total.plus(share.reserved)
+        return total

@@ -1,0 +1,227 @@
+"""All budgets of this process: whose accounts a request is charged to, its estimate, and the reservation."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from cachetools import LRUCache
+
+from openapi_tool.budgets.account import SCOPES, About, Account, Outage
+from openapi_tool.budgets.ledger import NOTHING, Amount, Limit
+from openapi_tool.budgets.periods import ALWAYS, Period, Periods
+from openapi_tool.limits.store import Store
+from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone
+from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.tools.deadline import Deadline
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 1.0
+_MEAN_SHARE = 0.2  # weight of the newest request in a tool's mean
+_MAX_MEANS = 10_000
+_MAX_ACCOUNTS = 20_000
+_MAX_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Spender:
+    """Who is charged: project (with its protocol version, if that is not the main one), agent, session, tool.
+
+    `lower` are the budgets of the tool's definition.
+    """
+
+    project: str
+    agent: str
+    session: str
+    tool: str
+    lower: BudgetLimits | None = None
+
+
+class Charge:
+    """Accounts that the requests of one call are charged to, narrowest first."""
+
+    __slots__ = ("_accounts", "_budgets", "_spender")
+
+    def __init__(self, budgets: Budgets, spender: Spender, accounts: Sequence[Account]) -> None:
+        self._budgets, self._spender, self._accounts = budgets, spender, accounts
+
+    async def reserve(self, least: int, deadline: Deadline) -> Reservation:
+        """Reserve a request with its estimate, `least` tokens at least. Raises BudgetExceeded, ToolTimeout."""
+        need = Amount(1, self._budgets.estimate(self._spender, least))
+        reservation = Reservation(need, [])
+        try:
+            for account in self._accounts:
+                await account.reserve(need, deadline)
+                reservation.accounts.append(account)
+        except BaseException:
+            reservation.unsent()
+            raise
+        return reservation
+
+    def learn(self, tokens: int) -> None:
+        """Count what a request cost for the estimate of the next one."""
+        self._budgets.learn(self._spender, tokens)
+
+    def left(self) -> dict[str, Any]:
+        """Return what is left of each account, for the card; those of the tool's definition under `tool`."""
+        found: dict[str, Any] = {one.about.scope: one.left() for one in self._accounts if not one.about.tool}
+        own = {one.about.scope: one.left() for one in self._accounts if one.about.tool}
+        return {**found, **({"tool": own} if own else {})}
+
+    @property
+    def note(self) -> str:
+        """Return what the model is told: a line for each account that is short."""
+        return "".join(f"\n\n{one.note}" for one in self._accounts if one.is_short)
+
+
+@dataclass(slots=True)
+class Reservation:
+    """Reserved amount of a request that is about to be sent; ended once, by `sent` or `unsent`."""
+
+    need: Amount
+    accounts: list[Account]
+
+    def sent(self, tokens: int | None) -> None:
+        """Charge what a request cost; None if that is unknown, and the estimate is charged."""
+        actual = self.need if tokens is None else Amount(1, tokens)
+        for account in self.accounts:
+            account.settle(self.need, actual)
+
+    def unsent(self) -> None:
+        """Free the amount of a request that was not sent."""
+        for account in self.accounts:
+            account.settle(self.need, NOTHING)
+
+
+class Budgets:
+    """Budgets of this process, named `replica`. `clock` is the server's, in seconds since the epoch.
+
+    `limited` says whether the settings have any budget.
+    """
+
+    def __init__(self, replica: str, options: BudgetOptions, store: Store, clock: Callable[[], float]) -> None:
+        self._replica, self._options, self._store, self._clock = replica, options, store, clock
+        self._periods = Periods(time_zone(options.time_zone))
+        self._accounts: dict[tuple[About, str], Account] = {}
+        self._by_name: dict[str, Account] = {}
+        self._by_project = {name: options.for_project(name) for name in options.projects}
+        self.limited = options.limited or bool(options.projects)
+        self._means: LRUCache[tuple[str, str], float] = LRUCache(_MAX_MEANS)
+        self._outage = Outage()
+        self._task: asyncio.Task[None] | None = None
+
+    def charge(self, spender: Spender) -> Charge | None:
+        """Return the accounts that a call is charged to, None without any budget."""
+        accounts = self._open(spender, self._limits_of(spender.project), "")
+        if spender.lower is not None:
+            accounts += self._open(spender, spender.lower, spender.tool)
+        return Charge(self, spender, accounts) if accounts else None
+
+    def estimate(self, spender: Spender, least: int) -> int:
+        """Return the tokens that a request of a tool is expected to cost: its recent mean, and `least` at least."""
+        return max(least, round(self._means.get((spender.project, spender.tool), 0.0)))
+
+    def learn(self, spender: Spender, tokens: int) -> None:
+        """Count what a request of a tool cost."""
+        if tokens > 0:
+            key = spender.project, spender.tool
+            mean = self._means.get(key, float(tokens))
+            self._means[key] = mean + _MEAN_SHARE * (tokens - mean)
+
+    def news(self, name: str, revision: int, value: bytes) -> None:
+        """Adopt a record that another replica wrote."""
+        if (account := self._by_name.get(name)) is not None:
+            account.news(revision, value)
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Return the accounts that this replica knows, those of projects first, then the most used."""
+        accounts = sorted(self._accounts.values(), key=lambda one: (one.about.who != "", -one.share))
+        return [account.shown() for account in accounts[:_MAX_SHOWN]]
+
+    def outage(self) -> str:
+        """Return why the accounts cannot be shared and the last known state decides; empty while they can."""
+        return self._outage.reason
+
+    def most_used(self, scope: str) -> float:
+        """Return the largest used share of the accounts of a scope."""
+        return max((one.share for one in self._accounts.values() if one.about.scope == scope), default=0.0)
+
+    async def aclose(self) -> None:
+        """Report what was used, give all blocks back, and stop."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        await asyncio.gather(*(account.aclose() for account in self._accounts.values()))
+
+    def _limits_of(self, project: str) -> BudgetLimits:
+        return self._by_project.get(project.rpartition(" ")[2], self._options)
+
+    def _open(self, spender: Spender, limits: BudgetLimits, tool: str) -> list[Account]:
+        """Return the accounts of a spender that these limits name."""
+        now, found = self._clock(), []
+        for scope in SCOPES:
+            limit = Limit(*limits.of(scope))
+            if limit != (None, None):
+                who = spender.session if scope == "session" else spender.agent if scope == "agent_day" else ""
+                found.append(self._account(About(scope, spender.project, who, tool), limit, now))
+        return found
+
+    def _account(self, about: About, limit: Limit, now: float) -> Account:
+        period = self._period(about.scope, now)
+        key = about, period.name
+        account = self._accounts.get(key)
+        if account is None:
+            name = _record_name(about, period)
+            account = Account(name, about, limit, period, self._store, self._replica, self._clock, self._outage)
+            self._accounts[key] = self._by_name[name] = account
+            self._start()
+        account.allowance.limit = limit  # of a definition, which may have changed
+        return account
+
+    def _period(self, scope: str, now: float) -> Period:
+        if scope == "session":
+            return ALWAYS
+        return self._periods.month(now) if scope == "project_month" else self._periods.day(now)
+
+    def _start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="budgets")
+
+    async def _run(self) -> None:
+        """Report what is due, and drop what is not used."""
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            if self._outage.reason:
+                await self._probe()
+                continue
+            now = self._clock()
+            for account in list(self._accounts.values()):
+                account.tick(now)
+            self._drop(now)
+
+    async def _probe(self) -> None:
+        """Try the store with one account."""
+        for account in list(self._accounts.values())[:1]:
+            with suppress(Unavailable):
+                await account.probe()
+
+    def _drop(self, now: float) -> None:
+        """Forget quiet accounts whose period is over, and the oldest of too many."""
+        too_many = len(self._accounts) - _MAX_ACCOUNTS
+        for key, account in list(self._accounts.items()):
+            if account.is_quiet and (now >= account.period.end or too_many > 0):
+                too_many -= 1
+                del self._accounts[key], self._by_name[account.name]
+
+
+def _record_name(about: About, period: Period) -> str:
+    """Return a key for KV, which takes fewer characters than ids may have."""
+    parts = json.dumps([*about, period.name]).encode()
+    return f"budget.{hashlib.blake2b(parts, digest_size=20).hexdigest()}"

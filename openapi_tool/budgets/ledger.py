@@ -1,0 +1,252 @@
+"""Shared record of one account: what was used of its budget, and the share that each replica holds.
+
+Pure: no I/O, server time in seconds. A replica holds `reserved`, the estimates of its requests that run, and `idle`, a
+block from which it reserves without asking. Both belong to it until `until`; then they are free again. What a replica
+used is added with its next report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import orjson
+
+VERSION = 1
+
+LEASE_S = 60.0
+"""Seconds after its last report in which a replica keeps its share; then it counts as dead."""
+
+RETURN_S = 2.0
+"""Seconds for which a request waits for unused blocks of other replicas."""
+
+_FORGET_S = 600.0
+"""Seconds for which the empty share of a replica is kept, so that it can tell whether its last report was written."""
+
+_BLOCKS_UNTIL, _WARN_FROM = 90, 80
+"""Percent of a budget up to which replicas take blocks, and from which an operator is warned."""
+
+UNLIMITED = 2**62
+
+
+class Amount(NamedTuple):
+    """Upstream requests and tokens."""
+
+    requests: int = 0
+    tokens: int = 0
+
+    def plus(self, other: Amount) -> Amount:
+        """Return the sum."""
+        return Amount(self.requests + other.requests, self.tokens + other.tokens)
+
+    def minus(self, other: Amount) -> Amount:
+        """Return the difference."""
+        return Amount(self.requests - other.requests, self.tokens - other.tokens)
+
+    def times(self, factor: float) -> Amount:
+        """Return the amount multiplied and rounded down."""
+        return Amount(int(self.requests * factor), int(self.tokens * factor))
+
+    def least(self, other: Amount) -> Amount:
+        """Return the lesser of both, resource by resource."""
+        return Amount(min(self.requests, other.requests), min(self.tokens, other.tokens))
+
+    def positive(self) -> Amount:
+        """Return the amount, 0 in place of negative numbers."""
+        return Amount(max(0, self.requests), max(0, self.tokens))
+
+    def covers(self, other: Amount) -> bool:
+        """Return whether no resource is less than in `other`."""
+        return self.requests >= other.requests and self.tokens >= other.tokens
+
+
+NOTHING = Amount()
+
+
+class Limit(NamedTuple):
+    """Budget in requests and tokens; None is no limit."""
+
+    requests: int | None = None
+    tokens: int | None = None
+
+    def room(self, taken: Amount) -> Amount:
+        """Return what is left of each resource; negative where more is taken."""
+        return Amount(
+            UNLIMITED if self.requests is None else self.requests - taken.requests,
+            UNLIMITED if self.tokens is None else self.tokens - taken.tokens,
+        )
+
+    def part(self, percent: int) -> Limit:
+        """Return so many percent of the budget, rounded down."""
+        return Limit(*(None if limit is None else limit * percent // 100 for limit in self))
+
+    def of(self, amount: Amount) -> Amount:
+        """Return an amount without the resources that have no limit."""
+        return Amount(
+            0 if self.requests is None else amount.requests,
+            0 if self.tokens is None else amount.tokens,
+        )
+
+    def reached(self, amount: Amount, percent: int) -> bool:
+        """Return whether an amount has reached so many percent of any limited resource."""
+        pairs = zip(self, amount, strict=True)
+        return any(limit is not None and 0 < taken * 100 >= limit * percent for limit, taken in pairs)
+
+
+@dataclass(slots=True)
+class Share:
+    """What one replica holds until `until`; `serial` counts its reports.
+
+    Until `short_until` a request of it waits for what others hold and do not use.
+    """
+
+    reserved: Amount = NOTHING
+    idle: Amount = NOTHING
+    until: float = 0.0
+    serial: int = 0
+    short_until: float = 0.0
+
+
+@dataclass(slots=True)
+class Record:
+    """Account: what was used, the shares by replica, and whether an operator was warned."""
+
+    used: Amount = NOTHING
+    shares: dict[str, Share] = field(default_factory=dict)
+    warned: bool = False
+
+    def held(self, now: float, but: str = "") -> Amount:
+        """Return what replicas hold, `but` one of them."""
+        total = NOTHING
+        for name, share in self.shares.items():
+            if name != but and share.until > now:
+                total = total.plus(share.reserved).plus(share.idle)
+        return total
+
+    def idle(self, now: float, but: str = "") -> Amount:
+        """Return what replicas hold and do not use, `but` one of them."""
+        total = NOTHING
+        for name, share in self.shares.items():
+            if name != but and share.until > now:
+                total = total.plus(share.idle)
+        return total
+
+    def replicas(self, now: float, but: str = "") -> int:
+        """Return the number of replicas that use the account, `but` one of them."""
+        return sum(share.until > now for name, share in self.shares.items() if name != but)
+
+    def is_short(self, now: float, but: str = "") -> bool:
+        """Return whether a request waits for unused blocks, `but` of one replica."""
+        return any(share.short_until > now for name, share in self.shares.items() if name != but)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A replica's part: used since its last report, reserved by running requests, and what it asks for.
+
+    `needs` are the estimates of the requests that wait, `ahead` is the block that it wants beyond them.
+    """
+
+    spent: Amount = NOTHING
+    reserved: Amount = NOTHING
+    needs: tuple[Amount, ...] = ()
+    ahead: Amount = NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Outcome of a report: which of the `needs` are reserved, the block, and whether an operator is to be warned."""
+
+    granted: tuple[bool, ...]
+    idle: Amount
+    warns: bool
+
+
+def report(record: Record, name: str, told: Report, limit: Limit, now: float) -> Grant:
+    """Enter a replica's report into a record.
+
+    A need is granted while the budget covers it. A block is at most half of a fair share of what is left of 90 % of the
+    budget. There is none beyond, and none while a request waits for unused blocks.
+    """
+    _forget(record, now)
+    share = record.shares.setdefault(name, Share())
+    record.used = record.used.plus(told.spent)
+    taken = record.used.plus(record.held(now, but=name)).plus(told.reserved)
+    granted = []
+    share.reserved = told.reserved
+    for need in told.needs:
+        fits = limit.room(taken).covers(need)
+        granted.append(fits)
+        if fits:
+            taken, share.reserved = taken.plus(need), share.reserved.plus(need)
+    share.short_until = 0.0 if all(granted) else now + RETURN_S
+    share.idle = NOTHING if record.is_short(now) else _block(record, name, told.ahead, limit, taken, now)
+    share.until = now + LEASE_S if (share.reserved, share.idle) != (NOTHING, NOTHING) else now
+    share.serial += 1
+    warns = not record.warned and limit.reached(record.used, _WARN_FROM)
+    record.warned |= warns
+    return Grant(tuple(granted), share.idle, warns)
+
+
+def _block(record: Record, name: str, ahead: Amount, limit: Limit, taken: Amount, now: float) -> Amount:
+    free = limit.of(limit.part(_BLOCKS_UNTIL).room(taken))
+    if not free.covers(limit.of(Amount(1, 1))):
+        return NOTHING
+    return limit.of(ahead).least(free.times(1 / (2 * (1 + record.replicas(now, but=name)))))
+
+
+def may_be_returned(record: Record, name: str, need: Amount, limit: Limit, now: float) -> bool:
+    """Return whether the budget would cover a need if the other replicas returned what they do not use."""
+    room = limit.room(record.used.plus(record.held(now)))
+    return room.plus(record.idle(now, but=name)).covers(need)
+
+
+def _forget(record: Record, now: float) -> None:
+    """Free the shares of replicas that did not report in time, and drop the old ones."""
+    for name, share in list(record.shares.items()):
+        if share.until <= now:
+            share.reserved = share.idle = NOTHING
+        if share.until + _FORGET_S <= now:
+            del record.shares[name]
+
+
+def encode(record: Record, about: Mapping[str, str]) -> bytes:
+    """Return the stored form; `about` names the account for people."""
+    shares = {
+        name: {
+            "reserved": list(share.reserved),
+            "idle": list(share.idle),
+            "until": share.until,
+            "serial": share.serial,
+            "short_until": share.short_until,
+        }
+        for name, share in record.shares.items()
+    }
+    stored = {"version": VERSION, "about": about, "used": list(record.used), "shares": shares, "warned": record.warned}
+    return orjson.dumps(stored)
+
+
+def decode(stored: bytes | None) -> Record:
+    """Return a stored record; an empty one for anything else, also for another version."""
+    try:
+        value: Any = orjson.loads(stored or b"null")
+        if value["version"] != VERSION:
+            return Record()
+        return Record(
+            _amount(value["used"]),
+            {str(name): _share(one) for name, one in value["shares"].items()},
+            bool(value["warned"]),
+        )
+    except (TypeError, ValueError, KeyError, AttributeError):
+        return Record()
+
+
+def _amount(value: Any) -> Amount:
+    requests, tokens = value
+    return Amount(int(requests), int(tokens))
+
+
+def _share(value: Mapping[str, Any]) -> Share:
+    reserved, idle = _amount(value["reserved"]), _amount(value["idle"])
+    return Share(reserved, idle, float(value["until"]), int(value["serial"]), float(value["short_until"]))

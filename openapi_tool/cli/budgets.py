@@ -1,0 +1,81 @@
+"""`openapi-tool budgets`: accounts of sessions, agents and projects, as the replicas know them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from openapi_tool.bootstrap import Bootstrap
+from openapi_tool.bus.connection import BusClient
+from openapi_tool.bus.stats import gather_stats
+from openapi_tool.cli.common import cell, fail, say, tell_json
+from openapi_tool.cli.nats_connection import with_nats
+
+_NOBODY = 1
+_WITHIN_S = 1.0
+_ACCOUNT = ("project", "scope", "who", "tool", "period")
+_HEADS = ("project", "scope", "agent or session", "tool", "period", "requests", "tokens", "used", "renews")
+
+
+def budgets(
+    *,
+    project: Annotated[str | None, typer.Option(help="Project of the accounts; by default all.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show the accounts that the replicas have used since their start: used, left, when they renew.
+
+    Of many accounts those of projects and the most used are shown, 100 of each replica. Exit codes: 0, 1 no replica
+    answers, 2 invalid settings, or NATS cannot be reached.
+    """
+
+    async def work(bootstrap: Bootstrap, client: BusClient) -> None:
+        del bootstrap
+        replicas = await gather_stats(client, _WITHIN_S)
+        if not replicas:
+            fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NOBODY)
+        found = combined(replicas, project)
+        if as_json:
+            tell_json({"budgets": found})
+        elif found:
+            Console(highlight=False).print(_table(found))
+        else:
+            say("no account was used since the replicas started")
+
+    with_nats(work, "openapi-tool nats permissions --for top")
+
+
+def combined(replicas: Sequence[Mapping[str, Any]], project: str | None = None) -> list[dict[str, Any]]:
+    """Return each account once, as the replica knows it that knows of most use; those of one project if it is named."""
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for replica in replicas:
+        for one in replica.get("budgets") or ():
+            key = tuple(str(one.get(name)) for name in _ACCOUNT)
+            known = found.get(key)
+            if project in (None, one.get("project")) and (known is None or _share(known) < _share(one)):
+                found[key] = dict(one)
+    return [found[key] for key in sorted(found)]
+
+
+def _share(account: Mapping[str, Any]) -> float:
+    return float(account.get("share") or 0)
+
+
+def _table(accounts: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(*_HEADS, title="budgets")
+    for one in accounts:
+        amounts = (_left(one, "requests"), _left(one, "tokens"), f"{_share(one):.0%}", one.get("renews_at") or "-")
+        alone = " (last known)" if one.get("alone") else ""
+        table.add_row(*(cell(one.get(name)) for name in _ACCOUNT), *map(cell, amounts[:2]), cell(amounts[2] + alone),
+                      cell(amounts[3]))  # fmt: skip
+    return table
+
+
+def _left(account: Mapping[str, Any], kind: str) -> str:
+    """Return how much is left of how much, or what was used where there is no limit."""
+    if account.get(kind) is None:
+        return f"{account.get(f'{kind}_used')} used"
+    return f"{account.get(f'{kind}_left')} of {account.get(kind)} left"

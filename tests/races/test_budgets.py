@@ -1,0 +1,281 @@
+"""Budgets over several replicas that race for one record, killed and cut off at every await, on both event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from openapi_tool.budgets import ledger
+from openapi_tool.budgets.budgets import Budgets, Spender
+from openapi_tool.budgets.ledger import LEASE_S, NOTHING, Record
+from openapi_tool.options import BudgetLimits, BudgetOptions
+from openapi_tool.protocol.errors import BudgetExceeded, Unavailable
+from openapi_tool.tools.deadline import Deadline
+from tests.races.fakes import Run, turns
+from tests.races.virtual import run_virtually
+from tests.requirements import requirement
+
+START = 1_900_000_000.0
+LIMIT = 100
+WHO = Spender("proj", "agent", "session", "tool")
+
+
+@dataclass
+class Pod:
+    """A replica, and its way to the records, which counts its awaits; at `killed_at` of them it stops for good."""
+
+    world: World
+    number: int
+    killed_at: int = 0
+    steps: int = 0
+    killed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.budgets = Budgets(f"pod-{self.number}", self.world.options, self, self.world.clock)
+
+    async def step(self) -> None:
+        self.steps += 1
+        if self.steps == self.killed_at:
+            self.killed.set()
+        if self.killed.is_set():
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+
+    async def ask(self) -> None:
+        await self.step()
+        if self.world.down:
+            raise Unavailable("NATS: no answer")
+
+    async def read(self, name: str) -> tuple[int, bytes | None]:
+        await self.ask()
+        found = self.world.records.get(name, (0, None))
+        await self.step()
+        return found
+
+    async def write(self, name: str, value: bytes, revision: int) -> int | None:
+        await self.ask()
+        written = self.world.write(name, value, revision)
+        await self.step()
+        return written
+
+    async def call(self, who: Spender = WHO, tokens: int = 0) -> bool:
+        """Send one request if the budgets allow it; return whether they do."""
+        charge = self.budgets.charge(who)
+        assert charge is not None
+        try:
+            reservation = await charge.reserve(1, Deadline.after(30))
+        except BudgetExceeded as refusal:
+            self.world.refusals.append((self.world.taken, refusal))
+            return False
+        self.world.taken += 1
+        await self.step()
+        self.world.sent += 1
+        await asyncio.sleep(0)
+        reservation.sent(tokens)
+        return True
+
+    def stop(self) -> None:
+        """End the background task without a report, as a killed process does."""
+        if self.budgets._task is not None:  # noqa: SLF001
+            self.budgets._task.cancel()  # noqa: SLF001
+
+
+@dataclass
+class World:
+    """Records in memory, of which every replica hears, and what was sent."""
+
+    options: BudgetOptions = field(default_factory=lambda: BudgetOptions(project_day_requests=LIMIT))
+    records: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    pods: list[Pod] = field(default_factory=list)
+    down: bool = False
+    taken: int = 0
+    sent: int = 0
+    refusals: list[tuple[int, BudgetExceeded]] = field(default_factory=list)
+    clock: Callable[[], float] = lambda: START + asyncio.get_running_loop().time() % 1e6
+
+    def pod(self, killed_at: int = 0) -> Pod:
+        self.pods.append(Pod(self, len(self.pods), killed_at))
+        return self.pods[-1]
+
+    def write(self, name: str, value: bytes, revision: int) -> int | None:
+        if self.records.get(name, (0, b""))[0] != revision:
+            return None
+        self.records[name] = revision + 1, value
+        for pod in self.pods:
+            asyncio.get_running_loop().call_soon(pod.budgets.news, name, revision + 1, value)
+        return revision + 1
+
+    async def close(self) -> list[Record]:
+        await asyncio.gather(*(pod.budgets.aclose() for pod in self.pods if not pod.killed.is_set()))
+        return [ledger.decode(value) for _, value in self.records.values()]
+
+
+@pytest.mark.parametrize("running", [1, 7, 70])
+@requirement("budgets.exact")
+def test_replicas_send_exactly_the_budget_and_refuse_only_the_rest(run: Run, running: int) -> None:
+    """200 calls on three replicas, `running` at a time on each."""
+
+    async def work() -> None:
+        world = World()
+        pods = [world.pod() for _ in range(3)]
+        gates = [asyncio.Semaphore(running) for _ in pods]
+
+        async def call(number: int) -> bool:
+            async with gates[number % 3]:
+                return await pods[number % 3].call()
+
+        done = await asyncio.gather(*map(call, range(2 * LIMIT)))
+        [record] = await world.close()
+        assert world.sent == done.count(True) == record.used.requests == LIMIT
+        assert min(taken for taken, _ in world.refusals) >= LIMIT - 2
+        assert record.held(world.clock()) == NOTHING
+
+    run(work())
+
+
+@requirement("budgets.exact")
+def test_a_call_that_is_cancelled_at_any_await_leaves_nothing_reserved(run: Run) -> None:
+    async def work() -> None:
+        for number in range(25):
+            world = World()
+            pod = world.pod()
+            call = asyncio.create_task(pod.call())
+            await turns(number)
+            call.cancel()
+            await asyncio.wait([call])
+            await turns(20)
+            account = next(iter(pod.budgets._accounts.values()), None)  # noqa: SLF001
+            if account is not None and not world.taken:
+                assert account.allowance.reserved == NOTHING
+                assert [await pod.call() for _ in range(LIMIT + 1)] == [True] * LIMIT + [False]
+            await world.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize("killed_at", range(1, 16))
+@requirement("budgets.reservations")
+def test_what_a_killed_replica_had_reserved_is_free_after_the_lease(killed_at: int) -> None:
+    async def work() -> None:
+        world = World()
+        first = world.pod(killed_at)
+        calls = [asyncio.create_task(first.call()) for _ in range(3)]
+        await asyncio.sleep(1)
+        calls += [asyncio.create_task(first.call()) for _ in range(3)]
+        await asyncio.wait([asyncio.create_task(first.killed.wait())], timeout=30)
+        sent = world.sent
+        first.stop()
+        for call in calls:
+            call.cancel()
+        await asyncio.sleep(LEASE_S)
+        second = world.pod()
+        done = [await second.call() for _ in range(LIMIT + 1)]
+        assert LIMIT - sent <= done.count(True) <= LIMIT
+        await second.budgets.aclose()
+
+    run_virtually(work())
+
+
+@requirement("budgets.reservations")
+def test_without_the_store_the_last_known_state_decides_and_uses_are_reported_afterwards(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def work() -> None:
+        world = World()
+        pods = [world.pod() for _ in range(3)]
+        for pod in pods:
+            assert await pod.call()
+        await asyncio.sleep(10)
+        world.down = True
+        await asyncio.gather(*(pod.call() for pod in pods * LIMIT))
+        assert 0.8 * LIMIT < world.sent <= LIMIT
+        assert all(pod.budgets.outage() == "NATS: no answer" for pod in pods)
+        world.down = False
+        await asyncio.sleep(10)
+        assert not any(pod.budgets.outage() for pod in pods)
+        before = world.sent
+        done = [await pod.call() for pod in pods * LIMIT]
+        [record] = await world.close()
+        assert before + done.count(True) == world.sent == record.used.requests == LIMIT
+
+    run_virtually(work())
+    actions = [getattr(line, "action", "") for line in caplog.records]
+    assert (actions.count("budgets.alone"), actions.count("budgets.shared")) == (3, 3)
+
+
+@requirement("budgets.calls")
+def test_a_day_renews_and_each_refusal_has_its_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        world = World(BudgetOptions(agent_day_requests=5, time_zone="Europe/Berlin"))
+        pods = [world.pod(), world.pod()]
+        assert [await pods[number % 2].call() for number in range(7)] == [True] * 5 + [False] * 2
+        (_, refusal), _ = world.refusals
+        assert refusal.message == (
+            "The budget of this agent for today does not cover this call, so nothing was sent: 5 of 5 requests are "
+            "used or reserved, and it needs 1. It renews at 2030-03-18T00:00:00+01:00. Do not call again before that; "
+            "go on with what you have."
+        )
+        assert refusal.detail == {
+            "budget": "agent_day_requests",
+            "limit": 5,
+            "used": 5,
+            "needed": 1,
+            "renews_at": "2030-03-18T00:00:00+01:00",
+        }
+        await asyncio.sleep(86_400)
+        assert await pods[0].call()
+        await world.close()
+
+    run_virtually(work())
+    actions = [getattr(line, "action", "") for line in caplog.records]
+    assert (actions.count("budget.low"), actions.count("budget.exceeded")) == (1, 2)
+
+
+@requirement("budgets.calls")
+def test_a_definition_lowers_the_budget_of_its_own_calls_only() -> None:
+    async def work() -> None:
+        world = World(BudgetOptions(session_requests=4))
+        pod = world.pod()
+        lower = Spender("proj", "agent", "session", "dear", BudgetLimits(session_requests=2))
+        assert [await pod.call(lower) for _ in range(3)] == [True, True, False]
+        assert [await pod.call() for _ in range(3)] == [True, True, False]
+        assert await pod.call(Spender("v1r3 proj", "agent", "session", "tool"))
+        await world.close()
+
+    run_virtually(work())
+
+
+@requirement("budgets.calls")
+def test_an_estimate_is_the_mean_of_the_tool_and_what_is_left_is_told_when_it_is_little() -> None:
+    async def work() -> None:
+        world = World(BudgetOptions(project_month_tokens=1_000, session_requests=50))
+        pod = world.pod()
+        charge: Any = pod.budgets.charge(WHO)
+        assert charge.note == ""
+        for tokens in (400, 500):
+            reservation = await charge.reserve(1, Deadline.after(1))
+            reservation.sent(tokens)
+            charge.learn(tokens)
+        assert charge.left() == {
+            "session": {"requests": 50, "requests_left": 48},
+            "project_month": {"tokens": 1_000, "tokens_left": 100, "renews_at": "2030-04-01T00:00:00+00:00"},
+        }
+        assert charge.note == (
+            "\n\n[The budget of this project for this month is nearly used up: 100 of 1,000 tokens are left; it renews "
+            "at 2030-04-01T00:00:00+00:00.]"
+        )
+        with pytest.raises(BudgetExceeded, match="900 of 1,000 tokens are used or reserved, and it needs 420"):
+            await charge.reserve(1, Deadline.after(1))
+        other: Any = pod.budgets.charge(Spender("proj", "agent", "session", "cheap"))
+        (await other.reserve(1, Deadline.after(1))).unsent()
+        assert charge.left()["session"]["requests_left"] == 48
+        await world.close()
+
+    run_virtually(work())
