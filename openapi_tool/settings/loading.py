@@ -15,7 +15,7 @@ from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.settings.model import Settings
 from openapi_tool.settings.section import fields_of
-from openapi_tool.settings.sources import CONFIG_VARIABLE, PREFIX, SHORT_NAMES, SourceUnreadable, file_sources
+from openapi_tool.settings.sources import CONFIG_VARIABLE, PREFIX, SHORT_NAMES, SourceUnreadable, file_sources, origin
 from openapi_tool.tools.problems import counted
 
 _NAME = "letters, digits, '_' and '-'"
@@ -177,7 +177,7 @@ def _problems(error: ValidationError) -> list[str]:
 
 def _problem(item: Mapping[str, Any]) -> str:
     path = [str(part) for part in item["loc"]]
-    where = ".".join(path) or "settings"
+    where = _where(path)
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
         return f"{where}: is not a setting{_did_you_mean(path[-1], _siblings(path[:-1])) or '; remove it'}"
     if item["type"] == "missing":
@@ -188,6 +188,12 @@ def _problem(item: Mapping[str, Any]) -> str:
     if item["type"] == "too_short":
         return f"{where}: {_too_short(item['ctx'])}"
     return f"{where}: {_in_words(item)}"
+
+
+def _where(path: Sequence[str]) -> str:
+    """Return the name of a setting, and what gave it its value; a section may have it from several places."""
+    source = "" if fields_of(_kind(path)) else origin(path)
+    return (".".join(path) or "settings") + (f" ({source})" if source else "")
 
 
 def _in_words(item: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,31 @@ def file_sources(settings_class: type[BaseSettings]) -> tuple[PydanticBaseSettin
         InitSettingsSource(settings_class, _read(CONFIG_VARIABLE)),
         InitSettingsSource(settings_class, from_kernel(_read(KERNEL_CONFIG_VARIABLE))),
     )
+
+
+def origin(path: Sequence[str]) -> str:
+    """Return the variable or file that gave a setting, as words; empty for a flag or a default."""
+    given = {name.upper() for name, value in os.environ.items() if value.strip()}
+    variables = (PREFIX + "__".join(path[:length]).upper() for length in range(len(path), 0, -1))
+    short = (name for name, setting in SHORT_NAMES.items() if setting == tuple(path[:2]))
+    if variable := next((name for name in (*variables, *short) if name in given), None):
+        return variable
+    files = {
+        CONFIG_VARIABLE: _read(CONFIG_VARIABLE),
+        KERNEL_CONFIG_VARIABLE: from_kernel(_read(KERNEL_CONFIG_VARIABLE)),
+    }
+    return next((f"file of {variable}" for variable, values in files.items() if _holds(values, path)), "")
+
+
+def _holds(values: Any, path: Sequence[str]) -> bool:
+    """Return whether a file gives this setting, or the value in which it is an entry."""
+    for part in path:
+        if not isinstance(values, dict):
+            return True
+        if part not in values:
+            return False
+        values = values[part]
+    return True
 
 
 def _short_names(environment: Mapping[str, str]) -> dict[str, Any]:

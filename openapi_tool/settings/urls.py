@@ -62,12 +62,12 @@ def parse_url(text: str, schemes: Collection[str]) -> ServerUrl:
     """
     found = _URL.fullmatch(text)
     if not found or found["scheme"].lower() not in schemes:
-        raise ValueError("is no such URL")
+        raise ValueError("is not a URL of this kind")
     port = None if found["port"] is None else checked_port(found["port"])
     try:
         urlsplit(text)  # drivers call it, and it refuses still more
     except ValueError:
-        raise ValueError("is no such URL") from None
+        raise ValueError("is not a URL of this kind") from None
     return ServerUrl(
         scheme=found["scheme"].lower(),
         host=_checked_host(found["host"]),
