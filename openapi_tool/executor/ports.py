@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
@@ -26,12 +26,13 @@ class Memory(Protocol):
     """Memory reserved for a call, from its first upstream response until its result is committed.
 
     `agent` and `slot` are those of the call, for its requests that wait for a permit. `budget` is what they are charged
-    to, None without any.
+    to, None without any. `recheck` raises ToolError once the call may send no further request; None permits all.
     """
 
     agent: str
     slot: Slot
     budget: Charge | None
+    recheck: Callable[[], None] | None
 
     @property
     def spent(self) -> Usage:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from openapi_tool.executor.continuation import Continuation, requested_cursor, requested_tokens
@@ -85,7 +86,7 @@ class ToolRunner:
         self._options = replace(self._options, authorizer=authorizer, secret=secret)
 
     def switch(self, switches: Switches) -> None:
-        """Use these switches for all calls that start from now on."""
+        """Use these switches for all requests that are sent from now on."""
         self._switches = switches
 
     def memory(self, project_id: str) -> Memory:
@@ -151,7 +152,7 @@ class ToolRunner:
     ) -> tuple[ToolOutput, RenderedResult, StoredText | None]:
         """Return the output, what the model is shown, and the whole text if it was cut."""
         owner, definition, deadline = request.owner, request.definition, request.deadline
-        self._switches.check(owner.project_id, definition.tool_name)
+        self._check_switch(owner.project_id, definition.tool_name)
         await self._options.authorizer.authorize(definition, owner, arguments)
         if not deadline.remaining():
             raise ToolTimeout("The tool executor received this call too late to run it; call again.")
@@ -163,6 +164,7 @@ class ToolRunner:
             else:
                 output, shown = await self._continuation.resume(cursor, definition, owner, most_tokens)
             return output, _with_repairs(shown, arguments), None
+        memory.recheck = partial(self._check_switch, owner.project_id, definition.tool_name)
         try:
             output = await self._backend.run(definition, arguments, deadline, memory)
         except (AuthFailed, BudgetExceeded) as refusal:
@@ -171,6 +173,10 @@ class ToolRunner:
         note = memory.budget.note if memory.budget is not None else ""
         shown, kept = await self._continuation.render(output, definition, owner, most_tokens, note)
         return output, _with_repairs(shown, arguments), kept
+
+    def _check_switch(self, project_id: str, tool_name: str) -> None:
+        """Raise ToolNotAvailable if the tool is disabled; asked again before each request, which may wait long."""
+        self._switches.check(project_id, tool_name)
 
     async def _find(
         self, wanted: Wanted, cursor: str, request: ToolCallRequest, most_tokens: int | None

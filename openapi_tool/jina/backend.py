@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from openapi_tool.budgets.budgets import Budgets, Charge, Spender
+from openapi_tool.budgets.budgets import Budgets, Spender
 from openapi_tool.cooperative import TimeSlicer
 from openapi_tool.jina.batch import batch_items, batch_output, item_arguments, without_secrets
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, CallMemory, MemoryGrant, most_memory
@@ -200,7 +200,7 @@ class JinaBackend:
         need = Need(variable, endpoint.operation.name, grant.flow, deadline, key, grant.slot, grant.call)
 
         async def fetch() -> dict[str, Any]:
-            return await self._permitted(grant.budget, endpoint.least_tokens(resolved.parameters), need, send)
+            return await self._permitted(grant, endpoint.least_tokens(resolved.parameters), need, send)
 
         async def send() -> dict[str, Any]:
             timed = endpoint.timeouts.within(resolved.parameters, deadline.remaining(), patient=patient)
@@ -243,16 +243,17 @@ class JinaBackend:
             output = replace(output, state={**output.state, "format": "markdown"})
         return replace(output, keep=False) if resolved.parameters.get("doNotTrack") else output
 
-    async def _permitted(self, budget: Charge | None, least: int, need: Need, send: Send) -> dict[str, Any]:
+    async def _permitted(self, grant: MemoryGrant, least: int, need: Need, send: Send) -> dict[str, Any]:
         """Wait for a permit and send a request.
 
-        Of `budget` an estimate of `least` tokens at least is reserved before, and replaced by what was charged.
+        At least `least` tokens of the call's budget are reserved before, and replaced by what was charged.
         """
+        budget = grant.budget
         if budget is None:
-            return await _with_permit(await self._permits.acquire(need), need, send)
+            return await _with_permit(await self._acquire(grant, need), need, send)
         reservation = await budget.reserve(least, need.deadline)
         try:
-            permit = await self._permits.acquire(need)
+            permit = await self._acquire(grant, need)
         except BaseException:
             reservation.unsent()
             raise
@@ -265,6 +266,16 @@ class JinaBackend:
         reservation.sent(tokens)
         budget.learn(tokens)
         return envelope
+
+    async def _acquire(self, grant: MemoryGrant, need: Need) -> Permit:
+        """Wait for a permit; then ask again whether the call may send its request."""
+        permit = await self._permits.acquire(need)
+        try:
+            grant.recheck()
+        except BaseException:
+            permit.cancelled()
+            raise
+        return permit
 
 
 async def _with_permit(permit: Permit, need: Need, send: Send) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -210,7 +210,7 @@ class CallMemory:
     """Memory of one call, the body bytes of its responses, its upstream cost (`spent`) and requests so far.
 
     `agent` and `slot` are those of the call, for its requests that wait for a permit; `budget` is charged for them;
-    `number` tells the calls of this process apart.
+    `number` tells the calls of this process apart; `recheck` raises ToolError once no further request may be sent.
 
     Released when the last `with` block is left: a shared request may outlive the call that started it.
     """
@@ -228,6 +228,7 @@ class CallMemory:
         self.number = next(_NUMBERS)
         self.slot: Slot = NO_SLOT
         self.budget: Charge | None = None
+        self.recheck: Callable[[], None] | None = None
 
     @property
     def holds(self) -> bool:
@@ -292,6 +293,11 @@ class MemoryGrant:
     def budget(self) -> Charge | None:
         """Accounts that the call's requests are charged to."""
         return self._memory.budget
+
+    def recheck(self) -> None:
+        """Raise ToolError if the call may send no further request, such as of a tool that was disabled meanwhile."""
+        if self._memory.recheck is not None:
+            self._memory.recheck()
 
     def attempt(self, attempt: Attempt) -> None:
         """Record a request that is sent now."""

@@ -55,7 +55,7 @@ def load_settings(flags: Mapping[str, Any] | None = None) -> Settings:
     try:
         settings = Settings(**(flags or {}))
     except ValidationError as error:
-        problems += _problems(error)
+        problems += _problems(error, flags or {})
     except SourceUnreadable as error:
         problems.append(str(error))
     except UnreadableVariable:  # do not chain or print it: its message and its cause contain the value
@@ -165,19 +165,19 @@ def _kind(path: Sequence[str]) -> Any:
     return kind
 
 
-def _problems(error: ValidationError) -> list[str]:
+def _problems(error: ValidationError, flags: Mapping[str, Any]) -> list[str]:
     """Return a line for each mistake.
 
     pydantic drops invalid entries of a list and may then report the list as too short; skip that second report.
     """
     items = error.errors(include_input=False, include_url=False)
     parents = {tuple(item["loc"][:-1]) for item in items}
-    return [_problem(item) for item in items if item["type"] != "too_short" or tuple(item["loc"]) not in parents]
+    return [_problem(item, flags) for item in items if item["type"] != "too_short" or tuple(item["loc"]) not in parents]
 
 
-def _problem(item: Mapping[str, Any]) -> str:
+def _problem(item: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
     path = [str(part) for part in item["loc"]]
-    where = _where(path)
+    where = _where(path, flags)
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
         return f"{where}: is not a setting{_did_you_mean(path[-1], _siblings(path[:-1])) or '; remove it'}"
     if item["type"] == "missing":
@@ -190,9 +190,9 @@ def _problem(item: Mapping[str, Any]) -> str:
     return f"{where}: {_in_words(item)}"
 
 
-def _where(path: Sequence[str]) -> str:
+def _where(path: Sequence[str], flags: Mapping[str, Any]) -> str:
     """Return the name of a setting, and what gave it its value; a section may have it from several places."""
-    source = "" if fields_of(_kind(path)) else origin(path)
+    source = "" if fields_of(_kind(path)) else origin(path, flags)
     return (".".join(path) or "settings") + (f" ({source})" if source else "")
 
 

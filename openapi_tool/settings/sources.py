@@ -52,8 +52,10 @@ def file_sources(settings_class: type[BaseSettings]) -> tuple[PydanticBaseSettin
     )
 
 
-def origin(path: Sequence[str]) -> str:
+def origin(path: Sequence[str], flags: Mapping[str, Any]) -> str:
     """Return the variable or file that gave a setting, as words; empty for a flag or a default."""
+    if _holds(flags, path):
+        return ""
     given = {name.upper() for name, value in os.environ.items() if value.strip()}
     variables = (PREFIX + "__".join(path[:length]).upper() for length in range(len(path), 0, -1))
     short = (name for name, setting in SHORT_NAMES.items() if setting == tuple(path[:2]))

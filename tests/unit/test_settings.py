@@ -182,7 +182,33 @@ def test_one_mistake_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SettingsError) as wrong:
         load_settings()
     [problem] = wrong.value.problems
-    assert problem.startswith("nats.servers.0: ")
+    assert problem.startswith("nats.servers.0 (NATS_SERVERS): ")
+
+
+@requirement("settings.errors")
+@pytest.mark.parametrize(
+    ("variable", "text", "place"),
+    [
+        ("OPENAPI_TOOL_CONFIG", "executor.concurrency = 'many'", "executor.concurrency"),
+        ("OPENAPI_TOOL_CONFIG", "nats.servers = ['no-url']", "nats.servers.0"),
+        ("CG_CONFIG_TOML", "worker.default_timeout_seconds = 'long'", "executor.worker_timeout_s"),
+    ],
+)
+def test_a_mistake_in_a_file_names_the_file_by_its_variable(
+    variable: str, text: str, place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    monkeypatch.setenv(variable, str(file))
+    with pytest.raises(SettingsError, match=rf"^{re.escape(place)} \(file of {variable}\): "):
+        load_settings({"postgres": {"dsn": "postgresql://db/kernel"}})
+
+
+@requirement("settings.errors")
+def test_a_mistake_in_a_flag_is_not_said_to_be_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAPI_TOOL__EXECUTOR__CONCURRENCY", "8")
+    with pytest.raises(SettingsError, match=r"^executor\.concurrency: "):
+        load_settings({"executor": {"concurrency": 0}, "postgres": {"dsn": "postgresql://db/kernel"}})
 
 
 @requirement("settings.errors")

@@ -88,6 +88,26 @@ async def test_another_tool_or_project_goes_on(world: World) -> None:
 
 
 @requirement("switches")
+async def test_a_call_that_waits_sends_no_further_request_once_its_tool_is_disabled(world: World) -> None:
+    """A request may wait long, for a permit or before a retry."""
+    world.stack.upstream.rules({"statuses": [429], "retry_after": "2"})
+    before = requests(world)
+    running = asyncio.create_task(_answered(world))
+    while await asyncio.to_thread(requests, world) == before:  # noqa: ASYNC110 - the double is another process
+        await asyncio.sleep(0.02)
+    await ran(world, "disable", "jina_search", "--project", PROJECT, *WHY)
+    assert world.parts is not None
+    await world.parts.switches.check()
+    outcome = await running
+    assert outcome.content["error"]["code"] == "tool_not_available"
+    assert requests(world) == before + 1
+
+
+async def _answered(world: World) -> Any:
+    return await world.send(await world.place())
+
+
+@requirement("switches")
 async def test_an_executor_that_starts_knows_what_is_disabled(idle_world: World) -> None:
     await ran(idle_world, "disable", "--all-projects", *WHY)
     call = await idle_world.place()
