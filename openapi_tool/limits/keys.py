@@ -114,7 +114,7 @@ class Keys:
 
     def shown(self) -> list[dict[str, Any]]:
         """Return the marked keys, for `openapi-tool limits` and /readyz."""
-        now = self.now()
+        now = self.now() if self.marks else 0.0  # the server's time may not be known yet
         return [
             {
                 "variable": variable,

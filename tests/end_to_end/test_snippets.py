@@ -253,6 +253,12 @@ def _adds_a_kernel(text: str) -> None:
     assert settings.dialects.v1r3 is not None
 
 
+def _limits_a_project(text: str) -> None:
+    settings = Settings.model_validate({"postgres": {"dsn": "postgresql://h/db"}, **tomllib.loads(text)})
+    assert settings.budgets.limited
+    assert settings.budgets.projects
+
+
 def _is_an_entry_point(text: str) -> None:
     assert tomllib.loads(text)["project"]["entry-points"][HOOKS_GROUP]
 
@@ -280,6 +286,7 @@ def _passes(text: str) -> None:
 
 
 HANDLED: dict[tuple[str, str], Callable[[str], None] | str] = {
+    ("docs/tools.md", "[budgets]"): _limits_a_project,
     ("ARCHITECTURE.md", "cg.v1r4."): _is_a_command,
     ("ARCHITECTURE.md", "cards "): "a drawing of rows; tests/kernel_conformance compares real ones",
     ("README.md", "cmd.tool.jina.*"): "a drawing",

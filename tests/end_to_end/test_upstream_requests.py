@@ -419,7 +419,7 @@ def test_shut_in_with_loopback_alone_the_executor_answers_every_call(tmp_path: P
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
-        ({"status": 429}, "these fields: match, answer, delay_s, statuses, retry_after, "),
+        ({"status": 429}, "these fields: match, key, answer, delay_s, statuses, retry_after, "),
         ({"answer": "s-none"}, "no recording is named 's-none'"),
     ],
 )

@@ -19,6 +19,7 @@ from unittest import mock
 
 import httpx
 import orjson
+from nats.js.errors import BucketNotFoundError
 
 from openapi_tool import assembly
 from openapi_tool.bootstrap import build_bootstrap
@@ -150,6 +151,12 @@ def _consumer(handlers: list[Handler], handle: Handler) -> mock.Mock:
     return mock.Mock()
 
 
+def _client() -> mock.AsyncMock:
+    """A connection to NATS without any bucket."""
+    buckets = mock.AsyncMock(key_value=mock.AsyncMock(side_effect=BucketNotFoundError))
+    return mock.AsyncMock(jetstream=mock.Mock(return_value=buckets))
+
+
 class _Kernel:
     """The kernel of one call, its doorbell and its upstream, in place of everything that `serve` connects to."""
 
@@ -165,7 +172,7 @@ class _Kernel:
         with ExitStack() as patches:
             for name, value in {
                 "KernelStore": SimpleNamespace(open=self._open),
-                "connected": lambda _: nullcontext(mock.AsyncMock()),
+                "connected": lambda _: nullcontext(_client()),
                 "upstream_transport": lambda *_: httpx.MockTransport(lambda _: self._response()),
                 "WakeupPublisher": lambda *_: self,
                 "_replica_count": mock.AsyncMock(return_value=1),

@@ -441,7 +441,7 @@ async def test_an_artifact_is_its_owners_only(caller: Caller, store: KernelStore
     assert await store.commit(*result_of(call, records), artifact)
     sha256 = hashlib.sha256(text.encode()).hexdigest()
     found = await store.artifact(PROJECT, AGENT, artifact.card_id, 6, 5)
-    assert found == Artifact(artifact.card_id, len(text), sha256, text[6:11], [[0, 3, len(text), None, ""]])
+    assert found == Artifact(artifact.card_id, len(text), sha256, text[6:11], [[0, 3, len(text), None, "", "", ""]])
     assert await store.artifact(PROJECT, "agent_other", artifact.card_id, 0, 5) is None
     assert await store.artifact("proj_other", AGENT, artifact.card_id, 0, 5) is None
     assert await store.artifact(PROJECT, AGENT, call.card_id, 0, 5) is None

@@ -141,7 +141,7 @@ def _replay_as(monkeypatch: pytest.MonkeyPatch, why: str | None) -> None:
     bootstrap = SimpleNamespace(redactor=Redactor())
     monkeypatch.setattr(deadletters, "_sent", sent)
     monkeypatch.setattr(deadletters, "_letters", letters)
-    monkeypatch.setattr(deadletters, "_run", lambda work: asyncio.run(work(bootstrap, None)))
+    monkeypatch.setattr(deadletters, "_run", lambda work, *_: asyncio.run(work(bootstrap, None)))
 
 
 @requirement("terminal.text")
@@ -219,7 +219,7 @@ def test_what_call_tells_is_text(monkeypatch: pytest.MonkeyPatch, status: str) -
     async def answered(*_: Any) -> Any:
         return outcome
 
-    monkeypatch.setattr(call_command, "_addresses", lambda: (("", {}), Redactor()))
+    monkeypatch.setattr(call_command, "_addresses", lambda *_: (("", {}), Redactor()))
     monkeypatch.setattr(call_command, "_call", answered)
     assert_text(printed("call", "x"))
     assert_text(printed("call", "x", "--json"))
@@ -230,7 +230,7 @@ def test_why_there_is_no_answer_is_text(monkeypatch: pytest.MonkeyPatch) -> None
     async def none(*_: Any) -> Any:
         return call_command._Outcome(placed_call(), None, {}, HOSTILE)  # noqa: SLF001
 
-    monkeypatch.setattr(call_command, "_addresses", lambda: (("", {}), Redactor()))
+    monkeypatch.setattr(call_command, "_addresses", lambda *_: (("", {}), Redactor()))
     monkeypatch.setattr(call_command, "_call", none)
     assert_text(printed("call", "x"))
 
@@ -238,7 +238,12 @@ def test_why_there_is_no_answer_is_text(monkeypatch: pytest.MonkeyPatch) -> None
 @requirement("terminal.text")
 def test_a_journey_of_the_demo_is_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(demo, "Console", lambda **options: Console(**options, width=4000))
-    of_call: dict[str, Any] = {"subject": HOSTILE, "headers": {HOSTILE: HOSTILE}, "body": {HOSTILE: HOSTILE}}
+    of_call: dict[str, Any] = {
+        "subject": HOSTILE,
+        "headers": {HOSTILE: HOSTILE},
+        "body": {HOSTILE: HOSTILE},
+        "data": HOSTILE,
+    }
     request: dict[str, Any] = {"method": "GET", "host": HOSTILE, "target": HOSTILE, "headers": {}, "body": None}
     journey = Journey(
         HOSTILE,

@@ -91,7 +91,12 @@ def test_all_mistakes_are_named_at_once_without_their_values(monkeypatch: pytest
     with pytest.raises(SettingsError) as wrong:
         load_settings({"protocol": {"version": "v9"}})
     named = {problem.split(":")[0] for problem in wrong.value.problems}
-    assert named == {"executor.concurrency", "postgres.pool_size", "nats.server", "protocol.version"}
+    assert named == {
+        "executor.concurrency (OPENAPI_TOOL__EXECUTOR__CONCURRENCY)",
+        "postgres.pool_size (OPENAPI_TOOL__POSTGRES__POOL_SIZE)",
+        "nats.server (OPENAPI_TOOL__NATS__SERVER)",
+        "protocol.version",
+    }
     assert "password-pasted-here" not in str(wrong.value)
 
 

@@ -359,4 +359,5 @@ def test_permissions_follow_domain_and_inbox(monkeypatch: pytest.MonkeyPatch) ->
     there = printed()
     assert there["publish"]["allow"] == [routed(subject, "hub") for subject in usual]
     assert not [subject for subject in there["publish"]["allow"] if subject.startswith(("$JS.API", "$KV"))]
-    assert there["subscribe"]["allow"] == ["_INBOX.mine.>", "openapi_tool.stats", "openapi_tool.limits.>"]
+    ours = [f"openapi_tool.{name}" for name in ("stats", "limits.>", "budgets.>")]
+    assert there["subscribe"]["allow"] == ["_INBOX.mine.>", *ours]
