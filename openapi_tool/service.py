@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -17,7 +18,7 @@ from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.jina.transport import Resolver
 from openapi_tool.open_files import raise_limit, shortage
 from openapi_tool.reload import Reloader
-from openapi_tool.settings import Settings, SettingsError
+from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.health import monitor_loop_lag
@@ -119,8 +120,16 @@ async def _serve_health(stack: AsyncExitStack, bootstrap: Bootstrap) -> None:
         try:
             await stack.enter_async_context(health_server(options.host, options.port, bootstrap.health, page))
         except OSError as error:
-            raise SettingsError([f"health.host, health.port: cannot listen: {error}"]) from error
+            raise SettingsError([_cannot_listen(options.host, options.port, error)]) from error
         log.info("health server", extra={"action": "health.serving", "host": options.host, "port": options.port})
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        why = f"port {port} is in use; set another in {PREFIX}HEALTH__PORT, or 0 for no health server"
+    else:
+        why = f"{error.strerror or error}; check {PREFIX}HEALTH__HOST ({host}) and {PREFIX}HEALTH__PORT ({port})"
+    return f"health.host, health.port: cannot listen: {why}"
 
 
 async def _side_tasks(parts: Parts, bootstrap: Bootstrap) -> None:

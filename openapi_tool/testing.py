@@ -240,7 +240,10 @@ def _response(recording: Recording) -> httpx.Response:
 def _read(definition: str | Path | Mapping[str, Any]) -> Source:
     if isinstance(definition, Mapping):
         return Source(dict(definition), [], {})
-    return read_source(Path(definition).read_text(encoding="utf-8"))
+    file = Path(definition)
+    if not file.exists():
+        raise FileNotFoundError(f"there is no definition {file.resolve()}; a relative path starts at {Path.cwd()}")
+    return read_source(file.read_text(encoding="utf-8"))
 
 
 class _OwnSettings(Settings):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from importlib.util import find_spec
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from openapi_tool import __version__
 from openapi_tool.cli import budgets, check, deadletters, inspect, limits, nats, serve, sql, tools, top, usage
@@ -15,8 +17,23 @@ from openapi_tool.settings.secret_values import likely_secrets
 from openapi_tool.telemetry.logs import configure_logging, guard_crashes, log_crash
 from openapi_tool.telemetry.redact import Redactor
 
+
+class _Commands(TyperGroup):
+    """Group of commands whose messages of wrong options do not name a library's types."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; typer shows pydantic's words."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            words = error.message.removeprefix("Value error, ").partition(", unable to parse")[0]
+            error.message = words.replace("Input should be", "must be")
+            raise
+
+
 app = typer.Typer(
     name="openapi-tool",
+    cls=_Commands,
     help="Run Jina search and reader tool calls of CommonGround agent kernels.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

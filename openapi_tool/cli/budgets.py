@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.stats import gather_stats
-from openapi_tool.cli.common import cell, fail, say, tell_json
+from openapi_tool.cli.common import fail, say, tell_json
 from openapi_tool.cli.nats_connection import with_nats
+from openapi_tool.cli.tables import Rows, output
 
 _NOBODY = 1
 _WITHIN_S = 1.0
@@ -41,7 +40,7 @@ def budgets(
         if as_json:
             tell_json({"budgets": found})
         elif found:
-            Console(highlight=False).print(_table(found))
+            output().print(_table(found))
         else:
             say("no account was used since the replicas started")
 
@@ -64,13 +63,12 @@ def _share(account: Mapping[str, Any]) -> float:
     return float(account.get("share") or 0)
 
 
-def _table(accounts: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(*_HEADS, title="budgets")
+def _table(accounts: Sequence[Mapping[str, Any]]) -> Rows:
+    table = Rows(*_HEADS, title="budgets")
     for one in accounts:
-        amounts = (_left(one, "requests"), _left(one, "tokens"), f"{_share(one):.0%}", one.get("renews_at") or "-")
-        alone = " (last known)" if one.get("alone") else ""
-        table.add_row(*(cell(one.get(name)) for name in _ACCOUNT), *map(cell, amounts[:2]), cell(amounts[2] + alone),
-                      cell(amounts[3]))  # fmt: skip
+        used = f"{_share(one):.0%}" + (" (last known)" if one.get("alone") else "")
+        amounts = (_left(one, "requests"), _left(one, "tokens"), used, one.get("renews_at") or "-")
+        table.add(*(one.get(name) for name in _ACCOUNT), *amounts)
     return table
 
 

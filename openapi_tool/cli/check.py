@@ -32,6 +32,7 @@ from openapi_tool.settings import SettingsError, load_settings
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.tools.catalogue import OPERATIONS
 from openapi_tool.tools.registry import RegistryError
+from openapi_tool.tools.secrets import FILE_SUFFIX
 
 Check = Callable[[Bootstrap], Awaitable[list[str]]]
 
@@ -108,7 +109,8 @@ async def _found(bootstrap: Bootstrap, projects: Sequence[str], upstream: bool) 
     outcomes = await asyncio.gather(*(_outcome(check(kernel), kernel) for check, kernel in checks.values()))
     missing = bootstrap.secrets.missing()
     keys = {
-        variable: Found("is not set" if variable in missing else "") for variable in sorted(bootstrap.secrets.allowed)
+        variable: Found(f"is not set; set it or {variable}{FILE_SUFFIX}" if variable in missing else "")
+        for variable in sorted(bootstrap.secrets.allowed)
     }
     return {**dict(zip(checks, outcomes, strict=True)), **keys}
 

@@ -8,17 +8,16 @@ from dataclasses import asdict, replace
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Column, Table
 
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus import dead_letter_reader
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.dead_letter_reader import NotReplayable
 from openapi_tool.bus.dead_letter_record import DeadLetter, without_secrets
-from openapi_tool.cli.common import USAGE, cell, fail, say, tell, tell_json
+from openapi_tool.cli.common import USAGE, fail, say, tell, tell_json
 from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.cli.nats_connection import with_nats
+from openapi_tool.cli.tables import Rows, output
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol.claims import claimed_identity
 from openapi_tool.protocol.command import Delivery
@@ -72,7 +71,7 @@ def list_(
             else:
                 newest.append(clean)
 
-    _run(gather, protocol)
+    _run(gather, protocol, abandoned=abandoned)
     if as_json:
         for letter in reversed(newest):
             tell_json(_shown(letter))
@@ -83,15 +82,15 @@ def list_(
 
 
 def _show_table(letters: Iterable[DeadLetter]) -> None:
-    """Print one row per letter; a narrow terminal folds cells instead of cutting them."""
-    table = Table(*(Column(name, overflow="fold") for name in ("id", "published", "reason", "project", "tool", "call")))
+    """Print one row per letter."""
+    table = Rows("id", "published", "reason", "project", "tool", "call")
     for letter in letters:
         identity = letter.identity()
         tool = letter.subject.partition(".cmd.tool.")[2] or letter.subject
         published = letter.published_at[:_TO_THE_SECOND]
         known = (identity["project_id"] or "-", tool, identity["tool_call_id"] or "-")
-        table.add_row(*map(cell, (letter.id, published, letter.reason, *known)))
-    Console().print(table if table.row_count else "no dead letters")
+        table.add(letter.id, published, letter.reason, *known)
+    output().print(table if len(table) else "no dead letters")
 
 
 @app.command(short_help="Show a dead letter in full.")
@@ -102,7 +101,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a dead letter in full. Exit codes: 0, 2 there is no such id."""
-    found = _shown(_chosen(_run(_whichever(letter), protocol), letter))
+    found = _shown(_chosen(_run(_whichever(letter), protocol, abandoned=_abandoned(letter)), letter))
     tell_json(found, None if as_json else 2)
 
 
@@ -120,14 +119,10 @@ def replay(
     becomes a dead letter again. Exit codes: 0 published (or shown, without --yes), 1 one could not be published, 2 an
     id does not exist.
     """
+    abandoned = any(map(_abandoned, letters))
 
     async def send(bootstrap: Bootstrap, client: BusClient) -> bool:
-        known = [
-            letter
-            async for letter in _letters(
-                bootstrap, client, abandoned=any(name.startswith("command-") for name in letters)
-            )
-        ]
+        known = [letter async for letter in _letters(bootstrap, client, abandoned=abandoned)]
         all_sent = True
         for letter in [_chosen(known, letter) for letter in dict.fromkeys(letters)]:
             outcome = await _sent(bootstrap, client, letter, yes=yes)
@@ -135,7 +130,7 @@ def replay(
             all_sent = all_sent and not outcome["why"]
         return all_sent
 
-    all_sent = _run(send, protocol)
+    all_sent = _run(send, protocol, abandoned=abandoned)
     if not yes:
         say("nothing was changed; add --yes to send")
     if not all_sent:
@@ -164,7 +159,7 @@ async def _sent(bootstrap: Bootstrap, client: BusClient, letter: DeadLetter, *, 
 
 
 def _whichever(letter: str) -> Callable[[Bootstrap, BusClient], Coroutine[Any, Any, list[DeadLetter]]]:
-    return lambda bootstrap, client: _readable(bootstrap, client, abandoned=letter.startswith("command-"))
+    return lambda bootstrap, client: _readable(bootstrap, client, abandoned=_abandoned(letter))
 
 
 async def _readable(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) -> list[DeadLetter]:
@@ -209,5 +204,13 @@ def _shown(letter: DeadLetter) -> dict[str, Any]:
     return {name: fields[name] for name in sorted(fields, key=lambda name: name != "id")}
 
 
-def _run(work: Callable[[Bootstrap, BusClient], Coroutine[Any, Any, T]], protocol: ProtocolVersion | None) -> T:
-    return with_nats(work, "openapi-tool nats permissions --for deadletters", protocol=protocol)
+def _run(
+    work: Callable[[Bootstrap, BusClient], Coroutine[Any, Any, T]], protocol: ProtocolVersion | None, *, abandoned: bool
+) -> T:
+    """Run `work`; the database is needed for abandoned commands only."""
+    return with_nats(work, "openapi-tool nats permissions --for deadletters", protocol, database=abandoned)
+
+
+def _abandoned(letter: str) -> bool:
+    """Return whether an id is that of an abandoned command."""
+    return letter.startswith("command-")

@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
@@ -97,9 +98,19 @@ def dev(
     0 stopped by Ctrl-C or SIGTERM, 1 a server ended unexpectedly, 2 something is missing or in use.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for option, port in (("--nats-port", nats_port), ("--pg-port", pg_port), ("--page-port", page_port)):
+        _require_free(option, port)
     with suppress(KeyboardInterrupt):
         wanted = _Wanted(upstream, protocol or ProtocolVersion.V1R4, keep and keep.resolve(), pg_port, nats_port)
         _run(wanted, page_port)
+
+
+def _require_free(option: str, port: int) -> None:
+    """Exit where a port cannot be listened on, before the servers start."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        fail(f"{option}: port {port} cannot be used: {error.strerror}; name another one, or 0 for any free one")
 
 
 @dataclass(frozen=True, slots=True)

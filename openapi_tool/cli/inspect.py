@@ -71,7 +71,7 @@ def inspect(
         )
         return Found(rows, commands, letters)
 
-    found = with_nats(gather, "openapi-tool nats permissions --for inspect", protocol=protocol)
+    found = with_nats(gather, "openapi-tool nats permissions --for inspect", protocol, database=True)
     if not (found.commands or found.letters or found.rows.inbox or found.rows.edges or found.rows.cards):
         fail(f"project {project!r} has no call {tool_call_id!r}, or its command and rows are gone", _UNKNOWN)
     events, verdict = sorted(_events(found), key=lambda event: event.at), conclusion(found)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
+from openapi_tool.cli.common import NO_DATABASE
 from openapi_tool.cli.tools_files import settings_failed
-from openapi_tool.settings import SettingsError, load_settings
+from openapi_tool.settings import SettingsError, given_values, load_settings
+from openapi_tool.settings.sources import SourceUnreadable
+
+if TYPE_CHECKING:
+    from openapi_tool.local.dev import StackAddress
 
 
 class ProtocolVersion(StrEnum):
@@ -29,9 +36,47 @@ ProtocolOption = Annotated[
 ]
 
 
-def kernel_bootstrap(protocol: ProtocolVersion | None, flags: Mapping[str, Any] | None = None) -> Bootstrap:
-    """Return what connects to the kernel of a version, from all sources and `flags`. Exits with 2 on a mistake."""
+def kernel_bootstrap(protocol: ProtocolVersion | None, *, database: bool = True) -> Bootstrap:
+    """Return what connects to the kernel of a version: that of the settings, else of this user's running `dev`.
+
+    Without `database` the settings need not name one. Exits with 2 on a mistake.
+    """
     try:
-        return build_bootstrap(load_settings(flags or {}).of_version(protocol), os.environ)
+        flags = _servers(protocol, database=database)
+        return build_bootstrap(load_settings(flags).of_version(protocol), os.environ)
     except SettingsError as error:
         settings_failed(error)
+
+
+def _servers(protocol: ProtocolVersion | None, *, database: bool) -> Mapping[str, Any]:
+    """Return as flags what the settings lack."""
+    try:
+        given = given_values()
+    except (SourceUnreadable, UnreadableVariable):
+        return {}  # `load_settings` names it
+    if _names(given, "postgres", "dsn"):
+        return {}
+    if not _names(given, "nats", "servers") and (found := _running_dev(protocol)):
+        return {
+            "postgres": {"dsn": found.pg_dsn},
+            "nats": {"servers": found.nats_servers},
+            "protocol": {"version": found.protocol},
+        }
+    return {} if database else NO_DATABASE
+
+
+def _names(given: Mapping[str, Any], section: str, key: str) -> bool:
+    """Return whether a setting, or something else in the place of its section, is given."""
+    values = given.get(section, {})
+    return not isinstance(values, Mapping) or key in values
+
+
+def _running_dev(protocol: ProtocolVersion | None) -> StackAddress | None:
+    if not find_spec("openapi_tool.local"):  # the image does not contain the embedded stack
+        return None
+    from openapi_tool.local.dev import DevError, running_dev  # noqa: PLC0415 - see above
+
+    try:
+        return running_dev(protocol)
+    except DevError:
+        return None

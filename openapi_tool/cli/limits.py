@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
-from rich.table import Column, Table
 
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.stats import gather_stats
-from openapi_tool.cli.common import cell, fail, tell_json
+from openapi_tool.cli.common import fail, tell_json
 from openapi_tool.cli.nats_connection import with_nats
+from openapi_tool.cli.tables import Rows, output
 
 _NOBODY = 1
 _WITHIN_S = 1.0
@@ -45,7 +45,7 @@ def limits(
         if as_json:
             tell_json({"limits": combined(replicas), "keys": marked(replicas)})
             return
-        console = Console(highlight=False)
+        console = output()
         if not watch:
             console.print(shown(replicas))
             return
@@ -102,28 +102,24 @@ def marked(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     """Return the tables: refused keys if there are any, limits, replicas, waiting calls by project."""
     keys, entries = marked(replicas), combined(replicas)
-    table = _table(_HEADS, "limits")
-    shares = _table(("key", "endpoint", "replica", "requests/min", "permits at hand", "without NATS"))
-    waiting = _table(("key", "endpoint", "project", "waiting"))
+    table = Rows(*_HEADS, title="limits")
+    shares = Rows("key", "endpoint", "replica", "requests/min", "permits at hand", "without NATS")
+    waiting = Rows("key", "endpoint", "project", "waiting")
     for one in entries:
-        names = cell(one["variable"]), cell(one["endpoint"])
+        names = one["variable"], one["endpoint"]
         limit = _limit(one["requests_per_minute"]) + (" (found by 429)" if one["found_by_429"] else "")
         values = (one["used"], _limit(one["tokens_per_minute"]), one["used_tokens"], _limit(one["concurrent"]))
         rest = (one["running"], one["paused_s"], sum(one["waiting"].values()))
-        table.add_row(*names, cell(limit), *map(cell, values), *map(cell, rest))
+        table.add(*names, limit, *values, *rest)
         for name, part in one["replicas"].items():
             alone = "yes" if part["alone"] else ""
-            shares.add_row(*names, cell(name), cell(part["sent_per_minute"]), cell(part["at_hand"]), cell(alone))
+            shares.add(*names, name, part["sent_per_minute"], part["at_hand"], alone)
         for project, calls in one["waiting"].items():
-            waiting.add_row(*names, cell(project), cell(calls))
-    refused = _table(("key", "state", "status", "for s", "tried again in s"), "refused keys")
+            waiting.add(*names, project, calls)
+    refused = Rows("key", "state", "status", "for s", "tried again in s", title="refused keys")
     for one in keys:
-        refused.add_row(*(cell(one[name]) for name in _KEY_FIELDS))
+        refused.add(*(one[name] for name in _KEY_FIELDS))
     return Group(*([refused] if keys else []), table, shares, waiting)
-
-
-def _table(heads: Sequence[str], title: str | None = None) -> Table:
-    return Table(*(Column(head, overflow="fold") for head in heads), title=title)
 
 
 def _limit(value: object) -> str:

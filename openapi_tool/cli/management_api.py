@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -83,10 +84,27 @@ class ManagementApi:
         try:
             answer = await self._client.request(method, path, **request)
         except httpx.HTTPError as error:
-            raise RegistryUnreachable(f"{self._client.base_url.host}: {type(error).__name__}: {error}") from error
+            url = self._client.base_url
+            where = f"{url.host}:{url.port or {'http': 80, 'https': 443}[url.scheme]}"
+            raise RegistryUnreachable(f"the kernel's API at {where}: {_words(error)}; check --api") from error
         if answer.status_code not in expected:
             raise RegistryError(f"HTTP {answer.status_code}: {_reason(answer)}")
         return answer
+
+
+def _words(error: httpx.HTTPError) -> str:
+    cause: BaseException | None = error
+    while cause is not None:  # httpx and httpcore wrap the error of the socket
+        if isinstance(cause, socket.gaierror):
+            return "the host's name cannot be resolved"
+        if isinstance(cause, ConnectionRefusedError):
+            return "connection refused"
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, httpx.TimeoutException):
+        return f"no answer within {_TIMEOUT_S:g} s"
+    if isinstance(error, httpx.ConnectError):
+        return f"no connection ({error})"
+    return f"no usable response ({str(error) or type(error).__name__})"
 
 
 def _path(*names: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict
@@ -126,7 +125,6 @@ def durable(
     before, after = with_nats(
         partial(_durable, restore=restore),
         "openapi-tool nats permissions --for durable",
-        {} if "PG_DSN" in os.environ else NO_DATABASE,
         protocol,
     )
     if as_json:

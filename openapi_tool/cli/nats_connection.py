@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient, BusOptions, connected, outage_as_unavailable
@@ -23,15 +23,16 @@ T = TypeVar("T")
 def with_nats(
     work: Callable[[Bootstrap, BusClient], Awaitable[T]],
     listed_by: str,
-    flags: Mapping[str, Any] | None = None,
     protocol: ProtocolVersion | None = None,
+    *,
+    database: bool = False,
 ) -> T:
     """Return the result of `work` with a connection to NATS, or print what is in the way and exit with 2.
 
-    `listed_by` is the command that prints the permissions that the user needs; `flags` are settings; `protocol` is the
-    version of the kernel whose NATS it is, by default of the main one.
+    `listed_by` is the command that prints the permissions that the user needs; `protocol` is the version of the kernel
+    whose NATS it is, by default of the main one; `database` says that `work` connects to PostgreSQL, too.
     """
-    bootstrap = kernel_bootstrap(protocol, flags)
+    bootstrap = kernel_bootstrap(protocol, database=database)
     try:
         return asyncio.run(_connected(bootstrap, work, listed_by))
     except Unavailable as error:
@@ -56,5 +57,5 @@ async def connected_once(bus: BusOptions) -> AsyncIterator[BusClient]:
     except TimeoutError:
         if not timeout.expired():
             raise
-        late = f"no answer within {CONNECT_S:g} s; check nats.servers (NATS_SERVERS)"
+        late = f"no answer within {CONNECT_S:g} s: is it a NATS server? check nats.servers (NATS_SERVERS)"
         raise Unavailable(f"cannot connect to NATS at {bus.where}: {late}") from None

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Column, Table
 
-from openapi_tool.cli.common import USAGE, cell, fail, say, tell, tell_json
+from openapi_tool.cli.common import USAGE, fail, say, tell, tell_json
 from openapi_tool.cli.kernel_option import ProtocolOption
+from openapi_tool.cli.tables import Rows, output
 from openapi_tool.cli.tools_files import Files, load_definitions
 from openapi_tool.cli.tools_registry import (
     FAILED,
@@ -32,7 +32,7 @@ from openapi_tool.protocol.subject import subject_in_version
 from openapi_tool.telemetry.printable import printable_line
 from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.problems import counted
-from openapi_tool.tools.registry import COLUMNS, Registry, RegistryError
+from openapi_tool.tools.registry import COLUMNS, Registry, RegistryError, RegistryUnreachable
 
 _AT_ONCE = 8
 _NAMED_PROJECTS = 5
@@ -71,7 +71,7 @@ def apply(
 
     Subjects are stored in the kernel's protocol version; with --api name it, if it is not the files'. A failure in one
     project does not affect the others. Exit codes: 0 projects match the files (or differences shown, with --dry-run),
-    1 a failure, an error in a file, or not confirmed, 2 usage or settings.
+    1 a failure, an error in a file, or not confirmed, 2 usage or settings, or the kernel cannot be reached.
     """
     if as_json and not (yes or dry_run):
         fail("--json cannot ask for confirmation: add --yes or --dry-run", USAGE)
@@ -130,7 +130,10 @@ async def _each(
     *,
     quiet: bool,
 ) -> list[Result]:
-    """Return the results in the order of the items, run concurrently, with a progress bar on a terminal."""
+    """Return the results in the order of the items, run concurrently, with a progress bar on a terminal.
+
+    The first exception of `work` ends the others and is raised.
+    """
     slots = asyncio.Semaphore(_AT_ONCE)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
@@ -142,8 +145,11 @@ async def _each(
             progress.advance(bar)
             return result
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(item)) for item in items]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(item)) for item in items]
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
@@ -151,6 +157,8 @@ async def _compared(registry: Registry, project: str, row: dict[str, Any]) -> Re
     name = row["tool_name"]
     try:
         stored = await registry.row(project, name)
+    except RegistryUnreachable:
+        raise
     except RegistryError as error:
         return Result(project, name, "failed", str(error))
     if stored == row:
@@ -197,10 +205,10 @@ def _show_differences(wanted: list[Result]) -> None:
 
 
 def _show(results: list[Result]) -> None:
-    table = Table(Column("project", overflow="fold"), Column("tool", overflow="fold"), "outcome", "why")
+    table = Rows("project", "tool", "outcome", "why")
     for result in results:
-        table.add_row(*map(cell, (result.project_id, result.tool_name, result.outcome, result.reason or "")))
-    Console().print(table)
+        table.add(result.project_id, result.tool_name, result.outcome, result.reason or "")
+    output().print(table)
     outcomes = [result.outcome for result in results]
     counts = [f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(outcomes)]
     tell(", ".join(counts))

@@ -13,16 +13,16 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Column, Table
 
 from openapi_tool.bootstrap import database_dsn, operator_envs, tool_secrets
-from openapi_tool.cli.common import USAGE, cell, fail, tell, tell_json
+from openapi_tool.cli.common import USAGE, cell, fail, say, tell, tell_json
 from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.cli.management_api import ManagementApi
+from openapi_tool.cli.tables import Rows, output
 from openapi_tool.cli.tools_files import settings_failed, settings_without_database
 from openapi_tool.entry import INTERRUPTED
 from openapi_tool.jina.stored_check import StoredCheck
+from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.registration import ToolRows
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.secret_values import likely_secrets
@@ -81,13 +81,12 @@ def list_(
         for row in rows:
             tell_json({name: value for name, value in row.items() if name != "is"})
         return
-    names = (Column(name, overflow="fold") for name in ("tool", "is"))
-    table = Table(*names, Column("waits s", no_wrap=True), "description, or what is wrong")
+    table = Rows("tool", "is", "waits s", "description, or what is wrong")
     for row in rows:
         waits = part(row, "options").get("suspend_timeout_seconds", "-")
         description = textwrap.shorten(row["description"] or "", _DESCRIPTION_CHARS, placeholder=" …")
-        table.add_row(*map(cell, (row["tool_name"], row["is"], waits, "; ".join(row["problems"]) or description)))
-    Console().print(table if rows else cell(f"project {project} has no tools"))
+        table.add(row["tool_name"], row["is"], waits, "; ".join(row["problems"]) or description)
+    output().print(table if rows else cell(f"project {project} has no tools"))
 
 
 def show(
@@ -147,11 +146,13 @@ async def _deleted(registry: Registry, project: str, tool: str) -> dict[str, Any
 
 
 def confirmed(question: str) -> bool:
-    """Ask for confirmation; return False without a terminal."""
-    try:
-        return typer.confirm(printable_line(question), err=True)
-    except typer.Abort:
-        return False
+    """Ask for confirmation on standard error. Exits where standard input is at its end."""
+    typer.echo(f"{printable_line(question)} [y/N]: ", nl=False, err=True)
+    answer = sys.stdin.readline()
+    if not answer:
+        say("")
+        fail("nothing was changed: no terminal to ask; use --yes", FAILED)
+    return answer.strip().lower() in ("y", "yes")
 
 
 def run_with(place: Place, work: Callable[[Registry], Coroutine[Any, Any, T]]) -> T:
@@ -194,8 +195,11 @@ async def _registry(place: Place) -> AsyncIterator[Registry]:
     else:
         found = _dev(place.protocol)
         settings, version = load_settings({"postgres": {"dsn": found.pg_dsn}}), found.protocol
-    async with ToolRows.open(database_dsn(settings, os.environ), settings.postgres.timeout_s, version) as rows:
-        yield rows
+    try:
+        async with ToolRows.open(database_dsn(settings, os.environ), settings.postgres.timeout_s, version) as rows:
+            yield rows
+    except RegistryUnreachable as error:
+        raise RegistryUnreachable(located(str(error), settings.postgres.parsed.where)) from error
 
 
 def _dev(protocol: ProtocolVersion | None) -> StackAddress:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import getpass
-import os
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.switch_store import change_switches, load_switches
-from openapi_tool.cli.common import NO_DATABASE, cell, fail, say, tell_json
+from openapi_tool.cli.common import fail, say, tell_json
 from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.cli.nats_connection import with_nats
+from openapi_tool.cli.tables import Rows, output
 from openapi_tool.cli.tools_registry import JsonOption
 from openapi_tool.tools.switches import (
     ALL,
@@ -102,10 +100,10 @@ def disabled(*, protocol: ProtocolOption = None, as_json: JsonOption = False) ->
     if not switches:
         say("nothing is disabled")
         return
-    table = Table("project", "tool", "since", "by", "reason")
+    table = Rows("project", "tool", "since", "by", "reason")
     for switch in switches:
-        table.add_row(*map(cell, (switch.project_id, switch.tool_name, switch.at, switch.by, switch.reason)))
-    Console(highlight=False).print(table)
+        table.add(switch.project_id, switch.tool_name, switch.at, switch.by, switch.reason)
+    output().print(table)
 
 
 def _switch(name: str | None, project: str | None, reason: str, by: str | None, *, all_projects: bool) -> Switch:
@@ -146,7 +144,6 @@ def _with_store(work: Callable[[BusClient], Awaitable[T]], protocol: ProtocolVer
         return await work(client)
 
     try:
-        flags = {} if "PG_DSN" in os.environ else NO_DATABASE
-        return with_nats(with_client, "openapi-tool nats permissions --for switches", flags, protocol)
+        return with_nats(with_client, "openapi-tool nats permissions --for switches", protocol)
     except SwitchRecordInvalid as invalid:
         fail(f"key switches in bucket openapi_tool: {invalid}; delete it: nats kv del openapi_tool switches")

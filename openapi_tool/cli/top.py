@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
-from rich.table import Column, Table
 from rich.text import Text
 
 from openapi_tool.bootstrap import Bootstrap
@@ -18,6 +17,7 @@ from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.stats import gather_stats
 from openapi_tool.cli.common import cell, fail, say, tell_json
 from openapi_tool.cli.nats_connection import with_nats
+from openapi_tool.cli.tables import Rows, output
 from openapi_tool.tools.problems import counted
 
 _NOBODY = 1
@@ -46,7 +46,7 @@ def top(
         if as_json:
             tell_json({"replicas": replicas, "problems": problems(replicas)})
             return
-        console = Console(highlight=False)
+        console = output()
         if once:
             console.print(shown(replicas))
             return
@@ -62,10 +62,9 @@ def top(
 
 def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     """Return the tables: replicas, tools by project, errors, problems."""
-    columns = (Column(name, overflow="fold") for name in ("replica", *_COLUMNS))
-    table = Table(*columns, title=f"{counted(len(replicas), 'replica')}, the last minute")
+    table = Rows("replica", *_COLUMNS, title=f"{counted(len(replicas), 'replica')}, the last minute")
     for replica in replicas:
-        table.add_row(*(cell(_known(replica.get(name))) for name in ("instance", *_COLUMNS)))
+        table.add(*(_known(replica.get(name)) for name in ("instance", *_COLUMNS)))
     pending = max((replica.get("pending") or 0 for replica in replicas), default=0)
     unsettled = max((replica.get("unacknowledged") or 0 for replica in replicas), default=0)
     lag = Text(f"durable: {counted(round(pending), 'command')} not delivered, {unsettled:g} not settled")
@@ -73,15 +72,15 @@ def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     return Group(table, lag, _summed(replicas, "tools"), _summed(replicas, "errors"), *troubles)
 
 
-def _summed(replicas: Sequence[Mapping[str, Any]], name: str) -> Table:
+def _summed(replicas: Sequence[Mapping[str, Any]], name: str) -> Rows:
     """Return calls by project, tool and error, added up over all replicas."""
     counts: Counter[tuple[str, str, str]] = Counter()
     for replica in replicas:
         for row in replica.get(name) or ():
             counts[row["project"], row["tool"], row.get("error_code", "")] += row["calls"]
-    table = Table("project", "tool", "error", "calls", title=f"{name}, the last minute")
+    table = Rows("project", "tool", "error", "calls", title=f"{name}, the last minute")
     for (project, tool, code), count in counts.most_common(20):
-        table.add_row(cell(project), cell(tool), cell(code), cell(count))
+        table.add(project, tool, code, count)
     return table
 
 

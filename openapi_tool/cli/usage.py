@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.common import USAGE, cell, fail, say, tell_json
+from openapi_tool.cli.common import USAGE, fail, say, tell_json
 from openapi_tool.cli.kernel_option import ProtocolOption, kernel_bootstrap
+from openapi_tool.cli.tables import Rows, output
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.usage import MAX_ROWS, By, usage
 from openapi_tool.protocol.errors import Unavailable
@@ -99,13 +98,10 @@ def _print_table(by: By, rows: Sequence[Mapping[str, Any]], total: Mapping[str, 
     if not rows:
         say("no calls in this time")
         return
-    table = Table(str(by), show_footer=True)
-    table.columns[0].footer = "all"
-    for name in _FIGURES:
-        table.add_column(name, _shown(total[name]), justify="right")
-    for row in rows:
-        table.add_row(cell(_shown(row["key"])), *(_shown(row[name]) for name in _FIGURES))
-    Console(highlight=False).print(table)
+    table = Rows(by, *_FIGURES, numbers=len(_FIGURES), footed=True)
+    for row in (*rows, {"key": "all", **total}):
+        table.add(_shown(row["key"]), *(_shown(row[name]) for name in _FIGURES))
+    output().print(table)
 
 
 def _shown(value: object) -> str:

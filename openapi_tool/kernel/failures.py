@@ -121,11 +121,11 @@ def _waited_for(error: Exception) -> Unavailable:
         return NeedsOperator(f"PostgreSQL: prepared statements are lost (SQLSTATE {' or '.join(_POOLED)})", _POOLER)
     if kind_of(state) == "operator":
         return NeedsOperator(f"PostgreSQL: {error} (SQLSTATE {state})", _remedy(state))
-    return Unavailable(f"PostgreSQL: {_words(error)}")
+    return Unavailable(f"PostgreSQL: {connection_words(error)}")
 
 
-def _words(error: Exception) -> str:
-    """Return what failed in words, with the setting to check."""
+def connection_words(error: Exception) -> str:
+    """Return in words why PostgreSQL cannot be reached, with the setting to check."""
     state = _sqlstate(error) or ""
     if state.startswith("28"):
         return f"{error} (SQLSTATE {state}); check user and password in postgres.dsn (PG_DSN)"

@@ -8,6 +8,7 @@ from typing import Any
 
 import asyncpg
 
+from openapi_tool.kernel.failures import connection_words
 from openapi_tool.kernel.inspection import refuse_other_version
 from openapi_tool.kernel.statements import STATEMENTS
 from openapi_tool.protocol.errors import NeedsOperator
@@ -134,7 +135,7 @@ def _translate_errors() -> Iterator[None]:
     try:
         yield
     except (OSError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.CannotConnectNowError) as error:
-        raise RegistryUnreachable(f"PostgreSQL: {type(error).__name__}: {error}; check PG_DSN") from error
+        raise RegistryUnreachable(f"PostgreSQL: {connection_words(error)}") from error
     except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
         raise RegistryError(f"PostgreSQL: {type(error).__name__}: {error}") from error
 

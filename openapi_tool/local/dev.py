@@ -123,7 +123,9 @@ def kept_folder(folder: Path) -> Iterator[int]:
             pid = (folder / _LOCK).read_text(encoding="ascii")
             raise DevError(f"{folder} is in use by another dev (process {pid})") from None
         except OSError as error:
-            raise DevError(f"{folder} cannot be used: {error}") from None
+            raise DevError(
+                f"{folder} cannot be used: {error.strerror or error}; name another folder with --keep"
+            ) from None
         write(descriptor, str(os.getpid()))
         yield descriptor
 

@@ -243,7 +243,8 @@ class _Reader:
             return self._operation_without_mode(of_host)
         of_mode = _BY_MODE.get(named.strip().lower()) if isinstance(named, str) else None
         if of_mode is None:
-            self._problem(f"must be {any_of(known.name for known in OPERATIONS)}", *self.section, "mode")
+            names = [known.name for known in OPERATIONS]
+            self._problem(f"must be {any_of(names)}{did_you_mean(short(str(named)), names)}", *self.section, "mode")
         elif of_host is not None and of_host.host != of_mode.host:
             self._problem(
                 f"{of_mode.name!r} does not go with the host of base_url; leave one of them out", *self.section, "mode"

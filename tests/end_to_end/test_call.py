@@ -35,6 +35,8 @@ from tests.requirements import requirement
 HERE = ("--yes", "--project", PROJECT, "--agent", AGENT)
 KNOWN = json.dumps({"query": "hello world", "count": 3})
 SUBJECT = f"cg.v1r4.{PROJECT}.public.cmd.tool.jina.search"
+SEARCH = str(Path(__file__).parents[2] / "config" / "tools" / "jina_search.yaml")
+API_AWAY = "the kernel's API at 127.0.0.1:1: connection refused; check --api"
 KEYS = {"status", "content", "result", "error", "inbox_row", "doorbell", "trace_id", "tool_call_id", "times"}
 
 Call = Callable[..., Awaitable[Result]]
@@ -280,14 +282,30 @@ def silent() -> Iterator[str]:
 )
 @requirement("cli.ends")
 def test_a_nats_that_is_away_or_silent_is_named_within_three_seconds(command: list[str], silent: str) -> None:
-    for where, why in (("127.0.0.1:1", "connection refused"), (silent, "no answer within 1.5 s")):
+    for where, why in (
+        ("127.0.0.1:1", "connection refused;"),
+        (silent, "no answer within 1.5 s: is it a NATS server?"),
+    ):
         servers = {"PG_DSN": f"postgresql://{silent}/kernel", "NATS_SERVERS": f"nats://{where}"}
         began = time.monotonic()
         result = CliRunner().invoke(app, command, env=servers)
         assert time.monotonic() - began < 3
         assert (result.exit_code, result.stdout) == (2, "")
-        told = f"openapi-tool: cannot connect to NATS at {where}: {why}; check nats.servers (NATS_SERVERS)\n"
+        told = f"openapi-tool: cannot connect to NATS at {where}: {why} check nats.servers (NATS_SERVERS)\n"
         assert result.stderr == told
+
+
+@pytest.mark.parametrize(
+    "command", [["top", "--once"], ["limits"], ["budgets"], ["deadletters", "list"], ["deadletters", "show", "1"]]
+)
+@requirement("cli.ends")
+def test_commands_that_use_nats_alone_need_no_database(command: list[str], tmp_path: Path) -> None:
+    servers = {"PG_DSN": None, "NATS_SERVERS": "nats://127.0.0.1:1", "XDG_RUNTIME_DIR": str(tmp_path)}
+    result = CliRunner().invoke(app, command, env=servers)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("openapi-tool: cannot connect to NATS at 127.0.0.1:1: connection refused; ")
+    missing = CliRunner().invoke(app, ["deadletters", "list", "--abandoned"], env=servers)
+    assert (missing.exit_code, missing.stderr) == (2, "openapi-tool: postgres: is missing; set PG_DSN\n")
 
 
 @requirement("cli.ends", "cli.inspect")
@@ -465,8 +483,16 @@ def test_ctrl_c_while_it_is_still_imported_is_no_traceback() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["tools", "list", "--db", "--project", "p"], "check PG_DSN"),
-        (["tools", "list", "--api", "http://127.0.0.1:1", "--project", "p"], "127.0.0.1: ConnectError"),
+        (
+            ["tools", "list", "--db", "--project", "p"],
+            "PostgreSQL at 127.0.0.1:1 (database x): connection refused; check postgres.dsn (PG_DSN)",
+        ),
+        (["tools", "list", "--api", "http://127.0.0.1:1", "--project", "p"], API_AWAY),
+        (["tools", "apply", SEARCH, "--api", "http://127.0.0.1:1", "--project", "p", "--yes"], API_AWAY),
+        (
+            ["tools", "list", "--api", "http://no.such.host.invalid", "--project", "p"],
+            "the kernel's API at no.such.host.invalid:80: the host's name cannot be resolved; check --api",
+        ),
         (["tools", "list", "--api", "foo", "--project", "p"], "--api: must be a URL that begins with http:// or"),
         (["deadletters", "list"], "check nats.servers"),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -35,6 +36,7 @@ from openapi_tool.local.dev import (
     AGENT,
     PROJECT,
     DevError,
+    announce,
     claimed_state,
     kept_folder,
     locked,
@@ -295,7 +297,7 @@ async def test_a_health_port_that_is_taken_is_named(start_dev: StartDev, environ
         assert await dev.ended() == 2
     *_, failure, why = dev.heard.splitlines()
     assert failure == "openapi-tool: executor did not come up:"
-    assert why.startswith("  health.host, health.port: cannot listen: ")
+    assert re.fullmatch(r"  health\.host, health\.port: cannot listen: port \d+ is in use; set another in .*", why)
 
 
 @requirement("cli.dev")
@@ -468,7 +470,7 @@ def sigterm() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize("option", ["--pg-port", "--nats-port"])
+@pytest.mark.parametrize("option", ["--pg-port", "--nats-port", "--page-port"])
 @requirement("cli.dev")
 def test_a_taken_port_is_named(option: str, sigterm: None, tmp_path: Path) -> None:
     with socket.socket() as taken:
@@ -477,7 +479,8 @@ def test_a_taken_port_is_named(option: str, sigterm: None, tmp_path: Path) -> No
         port = str(taken.getsockname()[1])
         result = CliRunner().invoke(app, ["dev", option, port], env={"XDG_RUNTIME_DIR": str(tmp_path)})
     assert result.exit_code == 2
-    assert f"port {port} cannot be used" in result.stderr
+    why = f"{option}: port {port} cannot be used: Address already in use; name another one, or 0 for any free one"
+    assert result.stderr == f"openapi-tool: {why}\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -531,6 +534,13 @@ def test_a_folder_with_other_things_in_it_is_left_alone(sigterm: None, tmp_path:
     assert result.exit_code == 2
     assert "holds other things" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@requirement("cli.dev")
+def test_a_folder_that_cannot_be_made_is_named_once_with_the_remedy(sigterm: None) -> None:
+    result = CliRunner().invoke(app, ["dev", "--keep", "/proc/x"])
+    why = "/proc/x cannot be used: No such file or directory; name another folder with --keep"
+    assert (result.exit_code, result.stderr) == (2, f"openapi-tool: {why}\n")
 
 
 @requirement("cli.dev")
@@ -590,6 +600,31 @@ def test_only_one_dev_stack_is_found_and_only_by_its_user(state: Path) -> None:
         assert state.stat().st_mode & 0o777 == 0o600
         with pytest.raises(DevError, match="says nothing yet"):
             running_dev()
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["top", "--once"], "NATS at 127.0.0.1:1: connection refused"),
+        (["deadletters", "list"], "NATS at 127.0.0.1:1: connection refused"),
+        (["inspect", "tc_1", "--project", "p"], "NATS at 127.0.0.1:1: connection refused"),
+        (["usage", "--project", "p"], "PostgreSQL at 127.0.0.1:2 (database dev): connection refused"),
+    ],
+)
+@requirement("cli.dev")
+def test_commands_without_servers_in_the_settings_use_the_running_dev(
+    state: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], says: str
+) -> None:
+    for name in ("PG_DSN", "NATS_SERVERS"):
+        monkeypatch.delenv(name, raising=False)
+    with claimed_state() as descriptor:
+        assert descriptor is not None
+        announce(descriptor, "postgresql://user@127.0.0.1:2/dev", "nats://127.0.0.1:1")
+        found = CliRunner().invoke(app, command)
+        named = CliRunner().invoke(app, command, env={"PG_DSN": "postgresql://127.0.0.1:3/own"})
+    assert (found.exit_code, named.exit_code) == (2, 2)
+    assert says in found.stderr
+    assert says not in named.stderr
 
 
 @requirement("cli.dev")

@@ -35,7 +35,7 @@ def test_every_part_that_is_missing_is_named_at_once() -> None:
     assert lines["nats"] == (
         "cannot connect to NATS at 127.0.0.1:1: connection refused; check nats.servers (NATS_SERVERS)"
     )
-    assert lines["JINA_API_KEY"] == "is not set"
+    assert lines["JINA_API_KEY"] == "is not set; set it or JINA_API_KEY_FILE"
     assert "the-word" not in result.output
 
 

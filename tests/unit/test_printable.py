@@ -141,7 +141,7 @@ def _replay_as(monkeypatch: pytest.MonkeyPatch, why: str | None) -> None:
     bootstrap = SimpleNamespace(redactor=Redactor())
     monkeypatch.setattr(deadletters, "_sent", sent)
     monkeypatch.setattr(deadletters, "_letters", letters)
-    monkeypatch.setattr(deadletters, "_run", lambda work, *_: asyncio.run(work(bootstrap, None)))
+    monkeypatch.setattr(deadletters, "_run", lambda work, *_, **__: asyncio.run(work(bootstrap, None)))
 
 
 @requirement("terminal.text")

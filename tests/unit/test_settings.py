@@ -429,6 +429,22 @@ def test_help_and_version_are_asked_for_anywhere(words: tuple[str, ...]) -> None
 
 @requirement("cli.help")
 @pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("tools", "export", "--format", "bogus"), "'--format': 'bogus' is not one of 'openai', "),
+        (("usage", "--project", "p", "--by", "colour"), "'--by': 'colour' is not one of 'tool', "),
+        (("check", "--protocol", "v9"), "'--protocol': 'v9' is not one of 'v1r4', 'v1r3'."),
+        (("call", "x", "--timeout", "abc"), "'--timeout': must be a valid number\n"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_plain_words(words: tuple[str, ...], says: str) -> None:
+    refused = CliRunner().invoke(app, words)
+    assert refused.exit_code == 2
+    assert f"Error: Invalid value for {says}" in refused.stderr
+
+
+@requirement("cli.help")
+@pytest.mark.parametrize(
     ("typed", "completed"),
     [
         ("openapi-tool de", ["demo", "dev", "deadletters"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -181,6 +182,15 @@ def openapi_tool_settings() -> Mapping[str, Any]:
 @pytest.fixture
 def openapi_tool_environment() -> Mapping[str, str]:
     return {"DOCS_KEY": "key-of-the-docs"}
+
+
+@requirement("testing.runner")
+def test_a_definition_that_is_not_there_is_named_with_the_folder_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_tool: Run
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=re.escape(f"{tmp_path}/tools/nope.yaml; a relative path starts at")):
+        run_tool("tools/nope.yaml", {})
 
 
 @requirement("testing.runner")

@@ -1,0 +1,80 @@
+"""Tables that cut no cell: on a narrow terminal cells fold, and where that is not enough each row becomes lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Column, Table
+from rich.text import Text
+
+from openapi_tool.cli.common import cell
+
+_NATURAL = 100_000
+_FOLDED = 14  # characters of a column that may fold; a shorter one never folds
+
+
+def output() -> Console:
+    """Return the console of standard output; in a file or pipe, without COLUMNS, tables have their natural width."""
+    natural = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(highlight=False, width=_NATURAL if natural else None)
+
+
+class Rows:
+    """Rows under heads, drawn as a table.
+
+    In less width there is no padding and heads fold, in still less each row becomes a block of lines `head: cell`. The
+    last `numbers` columns are aligned right; `footed` draws a line above the last row.
+    """
+
+    def __init__(self, *heads: str, title: str | None = None, numbers: int = 0, footed: bool = False) -> None:
+        self._heads, self._title, self._numbers, self._footed = heads, title, numbers, footed
+        self._rows: list[tuple[str, ...]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, *values: object) -> None:
+        """Add a row; each value becomes one line, without rich markup."""
+        self._rows.append(tuple(cell(value).plain for value in values))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the widest form that fits."""
+        for padding in (1, 0):
+            heads = [head if padding else "\n".join(head.replace("_", " ").split()) for head in self._heads]
+            widths = [self._width(place, head) for place, head in enumerate(heads)]
+            if sum(widths) + (2 * padding + 1) * len(widths) + 1 <= options.max_width:
+                yield self._table(heads, padding)
+                return
+        if self._title:
+            yield Text(self._title)
+        for row in self._rows:
+            yield Text("\n".join(f"{head}: {value}" for head, value in zip(self._heads, row, strict=True)) + "\n")
+
+    def _width(self, place: int, head: str) -> int:
+        """Return how many characters a column needs at least."""
+        longest = self._longest(place)
+        words = head.split() if longest > _FOLDED else head.split("\n")
+        return max(min(longest, _FOLDED), *map(cell_len, words))
+
+    def _longest(self, place: int) -> int:
+        return max((cell_len(row[place]) for row in self._rows), default=0)
+
+    def _table(self, heads: list[str], padding: int) -> Table:
+        columns = (
+            Column(
+                Text(head),
+                justify="right" if place >= len(heads) - self._numbers else "left",
+                no_wrap=self._longest(place) <= _FOLDED,
+                overflow="fold",
+            )
+            for place, head in enumerate(heads)
+        )
+        table = Table(*columns, title=self._title and Text(self._title), padding=(0, padding))
+        for number, row in enumerate(self._rows, 1):
+            if self._footed and number == len(self._rows):
+                table.add_section()
+            table.add_row(*map(cell, row))
+        return table

@@ -1,0 +1,88 @@
+"""Tables of commands: nothing is cut, however narrow the terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from openapi_tool.cli import top
+from openapi_tool.cli.tables import Rows, output
+from tests.requirements import requirement
+
+NAMES = ("jina_search_of_the_documents", "jina_search_of_the_products", "x")
+NUMBERS = ("20,006", "1", "126,000")
+WHY = "options.jina.params.num: must be at most 20"
+REPLICA = {
+    "instance": "vm-19346",
+    "rate": 12.5,
+    "p50_ms": 96,
+    "p95_ms": 126,
+    "failed": 0,
+    "running": 3,
+    "waiting": 0,
+    "held": 0,
+    "oldest_held_s": 0.0,
+}
+
+
+def drawn(rows: Rows, width: int) -> str:
+    written = io.StringIO()
+    Console(file=written, width=width).print(rows)
+    return written.getvalue()
+
+
+def table() -> Rows:
+    rows = Rows("tool", "tokens", "cache_hits", "what is wrong", title="calls", numbers=0, footed=True)
+    for name, number in zip(NAMES, NUMBERS, strict=True):
+        rows.add(name, number, number, WHY)
+    return rows
+
+
+def without_folds(text: str) -> str:
+    """Return the text of each column in one piece: what stands above each other between two bars."""
+    lines = [line.split("│") for line in text.splitlines() if line.startswith("│")]
+    return " ".join("".join(cell.strip() for cell in column) for column in zip(*lines, strict=True))
+
+
+@pytest.mark.parametrize("width", [30, 40, 50, 60, 70, 80, 100, 120, 200])
+@requirement("cli.help")
+def test_no_width_cuts_a_name_a_number_or_a_reason(width: int) -> None:
+    text = drawn(table(), width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert all(number in text for number in NUMBERS)
+    whole = without_folds(text) if "│" in text else text.replace("\n", "")
+    assert all(name in whole for name in NAMES)
+    assert WHY.replace(" ", "") in whole.replace(" ", "")
+
+
+@requirement("cli.help")
+def test_a_terminal_too_narrow_for_a_table_gets_a_line_for_each_cell() -> None:
+    lines = drawn(table(), 40).splitlines()
+    assert lines[:4] == ["calls", f"tool: {NAMES[0]}", "tokens: 20,006", "cache_hits: 20,006"]
+
+
+@requirement("cli.help")
+def test_a_file_gets_the_natural_width_unless_columns_is_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    output().print(table())
+    natural = capsys.readouterr().out
+    assert all(f" {name} " in natural for name in NAMES)
+    assert len(natural.splitlines()) == 9
+    monkeypatch.setenv("COLUMNS", "40")
+    output().print(table())
+    assert capsys.readouterr().out == drawn(table(), 40)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@requirement("cli.top")
+def test_top_breaks_no_number_and_no_short_name(width: int) -> None:
+    written = io.StringIO()
+    Console(file=written, width=width).print(top.shown([REPLICA]))
+    words = re.split(r"[\s│┃:]+", written.getvalue())
+    assert {"vm-19346", "126", "12.5", "running"} <= set(words)
