@@ -110,7 +110,8 @@ def _require_free(option: str, port: int) -> None:
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
-        fail(f"{option}: port {port} cannot be used: {error.strerror}; name another one, or 0 for any free one")
+        why = os.strerror(error.errno or 0)  # the error's own text repeats the address
+        fail(f"{option}: port {port} cannot be used: {why}; name another one, or 0 for any free one")
 
 
 @dataclass(frozen=True, slots=True)
