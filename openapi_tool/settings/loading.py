@@ -109,8 +109,20 @@ def _misread_variables(environment: Mapping[str, str]) -> Iterator[str]:
     for variable in sorted(environment):
         if variable.startswith(PREFIX) or variable in known.values():
             continue
-        if meant := known.get(_folded(variable)):
+        if meant := known.get(_folded(variable)) or _misspelt_config(variable):
             yield f"{variable}: is no setting; did you mean {meant}?"
+
+
+def _misspelt_config(variable: str) -> str | None:
+    """Return the variable of the settings file if this looks like it; without it the whole file would be ignored.
+
+    What Kubernetes sets for a Service named `openapi-tool-config` (`OPENAPI_TOOL_CONFIG_PORT`) does not.
+    """
+    name = variable.upper()
+    if not name.startswith(_BEGINNING) or name.endswith("_PORT"):
+        return None
+    own = CONFIG_VARIABLE.removeprefix(_BEGINNING)
+    return CONFIG_VARIABLE if difflib.get_close_matches(name.removeprefix(_BEGINNING), [own], cutoff=0.7) else None
 
 
 def ignored_variables(environment: Mapping[str, str]) -> list[str]:

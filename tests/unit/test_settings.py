@@ -399,11 +399,12 @@ def test_what_kubernetes_sets_for_a_service_is_no_setting_and_the_rest_is_a_warn
 ) -> None:
     for name in ("OPENAPI_TOOL_SERVICE_HOST", "OPENAPI_TOOL_SERVICE_PORT_HEALTH", "OPENAPI_TOOL_PORT_8080_TCP_ADDR"):
         monkeypatch.setenv(name, "10.0.0.1")
-    for name in ("OPENAPI_TOOL_COLOUR", "openapi_tool__executer__concurrency"):
+    for name in ("OPENAPI_TOOL_COLOUR", "OPENAPI_TOOL_CONFIG_PORT", "openapi_tool__executer__concurrency"):
         monkeypatch.setenv(name, "8")
     assert load_settings().remarks == []
     assert ignored_variables(os.environ) == [
         "OPENAPI_TOOL_COLOUR is no setting and has no effect",
+        "OPENAPI_TOOL_CONFIG_PORT is no setting and has no effect",
         "openapi_tool__executer__concurrency is no setting and has no effect",
     ]
 
