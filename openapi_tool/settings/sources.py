@@ -65,7 +65,7 @@ def origin(path: Sequence[str], flags: Mapping[str, Any]) -> str:
         CONFIG_VARIABLE: _read(CONFIG_VARIABLE),
         KERNEL_CONFIG_VARIABLE: from_kernel(_read(KERNEL_CONFIG_VARIABLE)),
     }
-    return next((f"file of {variable}" for variable, values in files.items() if _holds(values, path)), "")
+    return next((f"in {os.environ[variable]}" for variable, values in files.items() if _holds(values, path)), "")
 
 
 def _holds(values: Any, path: Sequence[str]) -> bool:

@@ -384,7 +384,7 @@ def test_a_variable_that_the_executor_lacks_is_an_error_where_its_file_is_given(
 
 @requirement("definition.lint")
 @pytest.mark.parametrize(
-    ("text", "says"), [(None, "No such file"), ("[secrets", "executor.toml"), ("[x]", "x: is not")]
+    ("text", "says"), [(None, "No such file"), ("[secrets", "executor.toml"), ("[x]", "executor.toml): is not")]
 )
 def test_a_configuration_that_cannot_be_read_is_named(text: str | None, says: str, tmp_path: Path) -> None:
     (file,), config = written(tmp_path, a=PLAIN), tmp_path / "executor.toml"

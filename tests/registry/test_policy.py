@@ -94,7 +94,7 @@ def test_a_pattern_that_means_no_tool_is_a_mistake_of_the_settings(monkeypatch: 
     with pytest.raises(SettingsError) as caught:
         load_settings()
     assert len(caught.value.problems) == 2
-    assert caught.value.problems[0].startswith("policy.deny.0: matches no tool")
+    assert caught.value.problems[0].startswith("policy.deny.0 (OPENAPI_TOOL__POLICY__DENY): matches no tool")
 
 
 @requirement("policy.tools")

@@ -453,7 +453,11 @@ def test_the_repr_of_a_url_shows_no_password() -> None:
         ("NATS_SERVERS", f"nats://h:4222/{CANARY_URLS}", "must end with the host or its port"),
         ("NATS_SERVERS", "nats://h:4222,wss://h:443", "must be all nats:// and tls://"),
         ("OPENAPI_TOOL__EGRESS__PROXY", f"http://u:{CANARY_URLS}@proxy", "with the port"),
-        ("OPENAPI_TOOL__EGRESS__PROXY", f"http://u:{CANARY_URLS}@proxy:99999", "egress.proxy: a port"),
+        (
+            "OPENAPI_TOOL__EGRESS__PROXY",
+            f"http://u:{CANARY_URLS}@proxy:99999",
+            "EGRESS__PROXY): a port",
+        ),
         ("OPENAPI_TOOL__EGRESS__PROXY", f"http://u:{CANARY_URLS}/x@proxy:3128", "/ as %2F"),
         ("OPENAPI_TOOL__EGRESS__PROXY", f"http://u:{CANARY_URLS}@proxy:3128/x", "with the port"),
         ("OPENAPI_TOOL__TELEMETRY__OTLP_ENDPOINT", f"http://u:{CANARY_URLS}#x@h:4318", "# as %23"),

@@ -196,11 +196,14 @@ HOSTILE_TEXTS = (
 @requirement("secrets.output", "loop.answers")
 def test_no_text_makes_the_search_for_secrets_slow(pump: str) -> None:
     redactor = Redactor(["plain-secret", "\\\\a\\\\\\b", AWKWARD])
-    steps = redactor.steps(pump * (300_000 // len(pump)))
-    longest, began = 0.0, time.thread_time()
-    for _ in steps:
-        longest, began = max(longest, time.thread_time() - began), time.thread_time()
-    assert longest < 0.15  # some 10 ms for a slice
+
+    def is_slow() -> bool:
+        longest, began = 0.0, time.thread_time()
+        for _ in redactor.steps(pump * (300_000 // len(pump))):
+            longest, began = max(longest, time.thread_time() - began), time.thread_time()
+        return longest >= 0.15  # some 10 ms for a slice
+
+    assert not all(is_slow() for _ in range(3))  # a collection of garbage may lengthen one
 
 
 @requirement("secrets.output")
@@ -422,7 +425,8 @@ def test_no_error_of_the_settings_shows_a_value(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("OPENAPI_TOOL__SESSION__KEY", "the-password")
     with pytest.raises(SettingsError) as wrong:
         load_settings()
-    assert {problem.partition(":")[0] for problem in wrong.value.problems} == {"egress.proxy", "nats", "session.key"}
+    named = {problem.partition(":")[0].partition(" ")[0] for problem in wrong.value.problems}
+    assert named == {"egress.proxy", "nats", "session.key"}
     assert "the-password" not in str(wrong.value)
 
 
