@@ -105,15 +105,22 @@ async def end_backends(run: Run) -> int:
     return running
 
 
+_ROUNDS = 5
+"""Longest wait for a request, in times the fault's seconds: after a 429 calls are held back."""
+
+
 def upstream_fault(seconds: float, **rule: Any) -> Callable[[Run], Awaitable[int]]:
     """The double answers every request this way for a while; hits are counted from its log at the end."""
 
     async def answer_so(run: Run) -> int:
         before = len(await asyncio.to_thread(run.stack.upstream.requests))
         await run.rules({**rule, "statuses": list(rule.get("statuses", ()))})
-        await asyncio.sleep(seconds)
+        for _ in range(_ROUNDS):
+            await asyncio.sleep(seconds)
+            if hits := len(await asyncio.to_thread(run.stack.upstream.requests)) - before:
+                break
         await run.rules()
-        return len(await asyncio.to_thread(run.stack.upstream.requests)) - before
+        return hits
 
     return answer_so
 

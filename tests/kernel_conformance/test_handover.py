@@ -106,4 +106,4 @@ def test_a_nats_that_says_nothing_is_one_line(command: list[str], monkeypatch: p
     with silent() as url:
         found = CliRunner().invoke(app, command, env={"NATS_SERVERS": url, "PG_DSN": "postgresql://nobody/x"})
     assert (found.exit_code, found.stderr.count("\n")) == (2, 1)
-    assert "no answer within 0.2 s; check nats.servers (NATS_SERVERS)" in found.stderr
+    assert "no answer within 0.2 s: is it a NATS server? check nats.servers (NATS_SERVERS)" in found.stderr
