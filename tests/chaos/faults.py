@@ -113,7 +113,7 @@ def upstream_fault(seconds: float, **rule: Any) -> Callable[[Run], Awaitable[int
     """The double answers every request this way for a while; hits are counted from its log at the end."""
 
     async def answer_so(run: Run) -> int:
-        before = len(await asyncio.to_thread(run.stack.upstream.requests))
+        before, hits = len(await asyncio.to_thread(run.stack.upstream.requests)), 0
         await run.rules({**rule, "statuses": list(rule.get("statuses", ()))})
         for _ in range(_ROUNDS):
             await asyncio.sleep(seconds)
