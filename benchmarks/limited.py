@@ -80,8 +80,8 @@ def _settings(world: World) -> dict[str, str]:
 async def _run(world: World, act: Act | None = None, each: Sequence[Mapping[str, str]] = ()) -> Figures:
     """Return what the double has counted, and the shares of the replicas in the last 60 s.
 
-    `could_have_been_served` is the part of the requests that were refused early for which the limit had room: all that
-    it allowed and that was not sent.
+    `could_have_been_served` is the part of the requests refused early that the limit would have allowed: all that it
+    allowed and that was not sent.
     """
     size, changed_at = world.size, 0.0
     demand = Demand(int(_OVERLOAD * size.limit * size.seconds / MINUTE_S), _OVERLOAD * size.limit / MINUTE_S, _PROJECTS)

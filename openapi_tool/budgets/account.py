@@ -222,7 +222,7 @@ class Account:
         self._unsure = None
 
     def _decide(self, waiting: list[_Waiter], planned: Planned) -> None:
-        """Answer those who wait; one that others may make room for waits on."""
+        """Answer those who wait; one that others may free a part for waits on."""
         now = self._now()
         for waiter, granted in zip(waiting, planned.grant.granted, strict=True):
             if waiter.future.done():
@@ -238,17 +238,17 @@ class Account:
             self._warn()
 
     def _may_be_returned(self, waiter: _Waiter, now: float) -> bool:
-        """Return whether others may make room, and had less than `RETURN_S` for it."""
+        """Return whether others may free a part, and had less than `RETURN_S` for it."""
         allowance = self.allowance
         waiter.short_since = now if waiter.short_since is None else waiter.short_since
         may_be = ledger.may_be_returned(allowance.record, allowance.name, waiter.need, allowance.limit, now)
         return may_be and now - waiter.short_since < RETURN_S
 
     def _fits_now(self, now: float) -> bool:
-        """Return whether the record has room for a request that waits; else its own news would wake it again."""
+        """Return whether the record has enough left for a request that waits; else its own news would wake it again."""
         record, limit = self.allowance.record, self.allowance.limit
-        room = limit.room(record.used.plus(record.held(now)))
-        return any(room.covers(waiter.need) for waiter in self._waiting)
+        remaining = limit.remaining(record.used.plus(record.held(now)))
+        return any(remaining.covers(waiter.need) for waiter in self._waiting)
 
     def _look_later(self) -> None:
         asyncio.get_running_loop().call_later(_LOOK_S, self._look)
@@ -323,11 +323,11 @@ class Account:
     def left(self) -> dict[str, Any]:
         """Return what is left of each limited resource, as far as this replica knows, and when it renews."""
         limit = self.allowance.limit
-        room = limit.room(self.allowance.taken).positive()
+        remaining = limit.remaining(self.allowance.taken).positive()
         found: dict[str, Any] = {}
         for kind, most, free in (
-            ("requests", limit.requests, room.requests),
-            ("tokens", limit.tokens, room.tokens),
+            ("requests", limit.requests, remaining.requests),
+            ("tokens", limit.tokens, remaining.tokens),
         ):
             if most is not None:
                 found |= {kind: most, f"{kind}_left": free}

@@ -158,8 +158,8 @@ class Allowance:
         if self.alone:
             return
         record = self.record
-        room = self.limit.of(self.limit.room(record.used.plus(record.held(now)))).positive()
-        part = room.times(1 / (1 + record.replicas(now, but=self.name)))
+        remaining = self.limit.of(self.limit.remaining(record.used.plus(record.held(now)))).positive()
+        part = remaining.times(1 / (1 + record.replicas(now, but=self.name)))
         if now < self._until:
             self.idle = self.idle.plus(part)
         else:  # the record does not count what this replica holds

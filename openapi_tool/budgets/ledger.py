@@ -70,7 +70,7 @@ class Limit(NamedTuple):
     requests: int | None = None
     tokens: int | None = None
 
-    def room(self, taken: Amount) -> Amount:
+    def remaining(self, taken: Amount) -> Amount:
         """Return what is left of each resource; negative where more is taken."""
         return Amount(
             UNLIMITED if self.requests is None else self.requests - taken.requests,
@@ -78,7 +78,7 @@ class Limit(NamedTuple):
         )
 
     def part(self, percent: int) -> Limit:
-        """Return so many percent of the budget, rounded down."""
+        """Return a percentage of the budget, rounded down."""
         return Limit(*(None if limit is None else limit * percent // 100 for limit in self))
 
     def of(self, amount: Amount) -> Amount:
@@ -89,7 +89,7 @@ class Limit(NamedTuple):
         )
 
     def reached(self, amount: Amount, percent: int) -> bool:
-        """Return whether an amount has reached so many percent of any limited resource."""
+        """Return whether an amount has reached a percentage of any limited resource."""
         pairs = zip(self, amount, strict=True)
         return any(limit is not None and 0 < taken * 100 >= limit * percent for limit, taken in pairs)
 
@@ -176,7 +176,7 @@ def report(record: Record, name: str, told: Report, limit: Limit, now: float) ->
     granted = []
     share.reserved = told.reserved
     for need in told.needs:
-        fits = limit.room(taken).covers(need)
+        fits = limit.remaining(taken).covers(need)
         granted.append(fits)
         if fits:
             taken, share.reserved = taken.plus(need), share.reserved.plus(need)
@@ -190,7 +190,7 @@ def report(record: Record, name: str, told: Report, limit: Limit, now: float) ->
 
 
 def _block(record: Record, name: str, ahead: Amount, limit: Limit, taken: Amount, now: float) -> Amount:
-    free = limit.of(limit.part(_BLOCKS_UNTIL).room(taken))
+    free = limit.of(limit.part(_BLOCKS_UNTIL).remaining(taken))
     if not free.covers(limit.of(Amount(1, 1))):
         return NOTHING
     return limit.of(ahead).least(free.times(1 / (2 * (1 + record.replicas(now, but=name)))))
@@ -198,8 +198,8 @@ def _block(record: Record, name: str, ahead: Amount, limit: Limit, taken: Amount
 
 def may_be_returned(record: Record, name: str, need: Amount, limit: Limit, now: float) -> bool:
     """Return whether the budget would cover a need if the other replicas returned what they do not use."""
-    room = limit.room(record.used.plus(record.held(now)))
-    return room.plus(record.idle(now, but=name)).covers(need)
+    remaining = limit.remaining(record.used.plus(record.held(now)))
+    return remaining.plus(record.idle(now, but=name)).covers(need)
 
 
 def _forget(record: Record, now: float) -> None:

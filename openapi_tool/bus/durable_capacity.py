@@ -24,7 +24,7 @@ _WARN_EVERY_S = 60.0
 
 
 class DurableCapacity:
-    """Keeps room for commands behind a backlog; `least` is the limit without one, MAX_ACK_PENDING the highest."""
+    """Keeps capacity for commands behind a backlog; `least` is the limit without one, MAX_ACK_PENDING the highest."""
 
     def __init__(self, client: BusClient, least: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client

@@ -61,7 +61,7 @@ class Permit(Protocol):
         """Key that the request is sent with: the one that was named, or another of its pool."""
 
     def done(self, tokens: int) -> None:
-        """End the request, which cost so many tokens."""
+        """End the request; `tokens` is what it cost."""
 
     def failed(self, error: ToolError) -> None:
         """End the request with an error: a 429 pauses the key for all replicas, a refused key may be marked.
