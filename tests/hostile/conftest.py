@@ -11,7 +11,7 @@ import pytest
 from openapi_tool.local.placed_call import V1R3
 from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import TEMPLATE
-from tests.hostile.play import make_world, renew
+from tests.hostile.play import forget, make_world, renew
 from tests.hostile.scene import Stage
 
 
@@ -21,6 +21,7 @@ def shared_stage(stack: EmbeddedStack) -> Iterator[Stage]:
     asyncio.run(make_world(stack, database, TEMPLATE, None))
     with Stage(stack, database, short=True) as stage:
         yield stage
+    asyncio.run(forget(stage))
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,7 @@ def older_stage(stack: EmbeddedStack, v1r3_template: str) -> Iterator[Stage]:
     asyncio.run(make_world(stack, database, v1r3_template, None, V1R3))
     with Stage(stack, database, short=True, version=V1R3) as stage:
         yield stage
+    asyncio.run(forget(stage))
 
 
 @pytest.fixture

@@ -47,11 +47,16 @@ async def attacking(stage: Stage) -> AsyncIterator[Scene]:
 async def renew(stage: Stage) -> None:
     """A fresh executor, stream and durable, after a case that left them in disorder."""
     stage.executor.process.kill()
+    await forget(stage)
+    await asyncio.to_thread(stage.restart)
+
+
+async def forget(stage: Stage) -> None:
+    """Leave the command stream empty, and no stream of the executor's: other tests use the same server."""
     dsn = stage.stack.postgres.dsn(stage.database)
     async with Caller.open(dsn, stage.version, servers=stage.stack.nats.url) as caller:
         await caller.forget_streams()
         await caller.make_stream()
-    await asyncio.to_thread(stage.restart)
 
 
 async def play(case: Case, stage: Stage, pace: Pace, most_rounds: int = 1) -> Played:
