@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
@@ -17,7 +18,7 @@ from tenacity import wait_exponential_jitter
 from openapi_tool.bootstrap import NAME, Bootstrap, Upstream, build_runner, scoped_key
 from openapi_tool.budgets.account import SCOPES
 from openapi_tool.bus.budget_store import SharedBudgets
-from openapi_tool.bus.connection import BusClient, connected, outage_as_unavailable
+from openapi_tool.bus.connection import BusClient, BusOptions, connected, outage_as_unavailable
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable_monitor import DurableMonitor
@@ -39,7 +40,7 @@ from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.failures import key_failure
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
 from openapi_tool.kernel.guarded import GuardedStore
-from openapi_tool.kernel.store import KernelStore
+from openapi_tool.kernel.store import KernelStore, PoolOptions
 from openapi_tool.protocol.dialect import Dialect
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.v1r3 import V1r3
@@ -122,21 +123,15 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     """Connect to a kernel and build its parts without starting the consumer; `stack` closes them in reverse order."""
     settings, health = bootstrap.settings, bootstrap.health
     database = DatabaseMonitor(health, bootstrap.pool.where)
-    kernel = await _until_available(lambda: KernelStore.open(bootstrap.pool), database.mark_unavailable)
-    stack.push_async_callback(kernel.aclose)
-    database.mark_available()
 
     def nats_unavailable(error: Unavailable) -> str:
         health.record(NATS, ok=False, reason=str(error))
         return str(error)
 
-    reminder = Reminder()
-
-    def nats_trouble(reason: str) -> None:
-        reminder.log(nats_unavailable(Unavailable(reason)))
-
-    bus = replace(bootstrap.bus, on_trouble=nats_trouble)
-    client = await _until_available(lambda: stack.enter_async_context(connected(bus)), nats_unavailable)
+    async with asyncio.TaskGroup() as group:  # at once, so that each that is unavailable is named
+        opening = group.create_task(_open_kernel(stack, bootstrap.pool, database))
+        connecting = group.create_task(_connect(stack, bootstrap.bus, nats_unavailable))
+    kernel, client = opening.result(), connecting.result()
     health.record(NATS, ok=True)
     clock, slots = shared.clock if bootstrap.main else ServerClock(), slots_of(settings.executor)
     replicas = await _until_available(lambda: _replica_count(client, bootstrap.durable), nats_unavailable)
@@ -171,6 +166,21 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     switches = SwitchMonitor(client, runner.switch)
     await _until_available(switches.load, nats_unavailable)
     return Parts(consumer, kernel, monitor, storage, database, runner, switches)
+
+
+async def _open_kernel(stack: AsyncExitStack, pool: PoolOptions, database: DatabaseMonitor) -> KernelStore:
+    kernel = await _until_available(lambda: KernelStore.open(pool), database.mark_unavailable)
+    stack.push_async_callback(kernel.aclose)
+    database.mark_available()
+    return kernel
+
+
+async def _connect(
+    stack: AsyncExitStack, options: BusOptions, on_unavailable: Callable[[Unavailable], str]
+) -> BusClient:
+    reminder = Reminder()
+    bus = replace(options, on_trouble=lambda reason: reminder.log(on_unavailable(Unavailable(reason))))
+    return await _until_available(lambda: stack.enter_async_context(connected(bus)), on_unavailable)
 
 
 def _dialect(settings: Settings) -> Dialect:

@@ -22,13 +22,20 @@ class _Commands(TyperGroup):
     """Group of commands whose messages of wrong options do not name a library's types."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; typer shows pydantic's words."""
+        """Run a command; typer shows pydantic's words, and suggests any option for `--version`."""
         try:
             return super().invoke(ctx)
-        except typer.BadParameter as error:
-            words = error.message.removeprefix("Value error, ").partition(", unable to parse")[0]
-            error.message = words.replace("Input should be", "must be")
+        except Exception as error:
+            _reword(error)
             raise
+
+
+def _reword(error: Any) -> None:
+    if isinstance(error, typer.BadParameter):
+        words = error.message.removeprefix("Value error, ").partition(", unable to parse")[0]
+        error.message = words.replace("Input should be", "must be")
+    elif getattr(error, "option_name", None) == "--version":  # typer exports no name of this class
+        error.message, error.possibilities = "--version stands before the command: openapi-tool --version", None
 
 
 app = typer.Typer(

@@ -32,6 +32,7 @@ from openapi_tool.protocol.subject import default_durable, parse_command_subject
 from openapi_tool.settings import SettingsError, load_settings
 from openapi_tool.settings.connections import SCHEMES
 from openapi_tool.settings.dsn import parse_dsn
+from openapi_tool.settings.loading import empty_servers
 from openapi_tool.settings.urls import parse_url
 from openapi_tool.shielding import interruptible
 from openapi_tool.telemetry.printable import printable_lines
@@ -112,6 +113,8 @@ class _Addresses:
 
 def _addresses(protocol: ProtocolVersion | None) -> tuple[_Addresses, Redactor]:
     """Return the servers from the environment or of the dev stack, and a redactor. Raises DevError."""
+    for problem in empty_servers(os.environ):
+        raise DevError(problem)
     dsn, servers = (os.environ.get(name) for name in ("PG_DSN", "NATS_SERVERS"))
     if not dsn and not servers:
         return _of_dev_stack(protocol), Redactor([os.environ.get(DEFAULT_AUTH_ENV, "")])

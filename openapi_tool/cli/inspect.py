@@ -14,12 +14,10 @@ from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.dead_letter_record import without_secrets
 from openapi_tool.bus.tracks import CommandState, commands_of, letters_of
-from openapi_tool.cli.common import fail, plain, tell, tell_json
+from openapi_tool.cli.common import USAGE, fail, plain, tell, tell_json
 from openapi_tool.cli.kernel_option import ProtocolOption
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.kernel.timeline import CallRows, call_rows
-
-_UNKNOWN = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ def inspect(
 ) -> None:
     """Show the timeline of one call, and why it has no result if it has none. Changes nothing.
 
-    Exit codes: 0, 1 no such call in this project, 2 invalid settings, NATS or PostgreSQL cannot be reached.
+    Exit codes: 0, 2 no such call in this project, invalid settings, NATS or PostgreSQL cannot be reached.
     """
 
     async def gather(bootstrap: Bootstrap, client: BusClient) -> Found:
@@ -73,7 +71,7 @@ def inspect(
 
     found = with_nats(gather, "openapi-tool nats permissions --for inspect", protocol, database=True)
     if not (found.commands or found.letters or found.rows.inbox or found.rows.edges or found.rows.cards):
-        fail(f"project {project!r} has no call {tool_call_id!r}, or its command and rows are gone", _UNKNOWN)
+        fail(f"project {project!r} has no call {tool_call_id!r}, or its command and rows are gone", USAGE)
     events, verdict = sorted(_events(found), key=lambda event: event.at), conclusion(found)
     if as_json:
         tell_json({"tool_call_id": tool_call_id, "project_id": project, "verdict": verdict, **_as_json(found, events)})

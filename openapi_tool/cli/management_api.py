@@ -13,7 +13,7 @@ import httpx
 
 from openapi_tool import __version__
 from openapi_tool.tools.exports import as_yaml
-from openapi_tool.tools.registry import RegistryError, RegistryUnreachable, stored_row
+from openapi_tool.tools.registry import NoSuchProject, RegistryError, RegistryUnreachable, stored_row
 
 _TIMEOUT_S = 30.0
 _PAGE = 100
@@ -88,7 +88,8 @@ class ManagementApi:
             where = f"{url.host}:{url.port or {'http': 80, 'https': 443}[url.scheme]}"
             raise RegistryUnreachable(f"the kernel's API at {where}: {_words(error)}; check --api") from error
         if answer.status_code not in expected:
-            raise RegistryError(f"HTTP {answer.status_code}: {_reason(answer)}")
+            kind = NoSuchProject if answer.status_code == HTTPStatus.NOT_FOUND else RegistryError
+            raise kind(f"HTTP {answer.status_code}: {_reason(answer)}")
         return answer
 
 

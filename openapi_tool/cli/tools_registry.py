@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
@@ -32,13 +32,15 @@ from openapi_tool.tools.definition import stored_record
 from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.lint import part
 from openapi_tool.tools.pasted_keys import without_keys
-from openapi_tool.tools.registry import Registry, RegistryError, RegistryUnreachable
+from openapi_tool.tools.problems import did_you_mean
+from openapi_tool.tools.registry import NoSuchProject, Registry, RegistryError, RegistryUnreachable
 
 if TYPE_CHECKING:
     from openapi_tool.local.dev import StackAddress
 
 FAILED = 1
 _DESCRIPTION_CHARS = 60
+_NAMES_SHOWN = 20
 _CHOICE = "give exactly one of --api URL and --db"
 
 T = TypeVar("T")
@@ -71,7 +73,7 @@ def list_(
 ) -> None:
     """List the definitions of a project, and their mistakes as an executor with these settings sees them.
 
-    Exit codes: 0, 1 there is no such project, 2 usage or settings, or the kernel cannot be reached.
+    Exit codes: 0, 2 there is no such project, usage or settings, or the kernel cannot be reached.
     """
     place = Place(api, db, protocol)
     stored, version = run_with(place, lambda registry: registry.rows(project)), kernel_version(place)
@@ -100,12 +102,13 @@ def show(
 ) -> None:
     """Print one definition as YAML; keys pasted into it are masked.
 
-    Exit codes: 0, 1 there is no such tool, 2 usage or settings.
+    Exit codes: 0, 2 there is no such tool, usage or settings, or the kernel cannot be reached.
     """
-    row = run_with(Place(api, db, protocol), lambda registry: registry.row(project, tool))
-    if row is None:
-        fail(f"project {project} has no tool {tool!r}", FAILED)
-    row = _masking()(row)
+
+    async def look(registry: Registry) -> dict[str, Any]:
+        return await registry.row(project, tool) or await _no_such_tool(registry, project, tool)
+
+    row = _masking()(run_with(Place(api, db, protocol), look))
     sys.stdout.write(printable_json(row) + "\n" if as_json else as_yaml(row))
 
 
@@ -119,11 +122,18 @@ def delete(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete definitions; running calls finish. Exit codes: 0, 1 one could not be deleted, 2 usage or settings."""
-    if not yes and not confirmed(f"Delete {', '.join(tools)} of project {project}?"):
-        fail("nothing was changed", FAILED)
+    """Delete definitions; running calls finish.
+
+    Exit codes: 0, 1 one could not be deleted, or not confirmed, 2 there is no such tool (nothing is deleted then),
+    usage or settings, or the kernel cannot be reached.
+    """
 
     async def take_away(registry: Registry) -> list[dict[str, Any]]:
+        known = {row["tool_name"] for row in await registry.rows(project)}
+        if unknown := next((tool for tool in tools if tool not in known), None):
+            await _no_such_tool(registry, project, unknown)
+        if not yes and not confirmed(f"Delete {', '.join(tools)} of project {project}?"):
+            fail("nothing was changed", FAILED)
         return [await _deleted(registry, project, tool) for tool in tools]
 
     outcomes = run_with(Place(api, db, protocol), take_away)
@@ -135,6 +145,13 @@ def delete(
             tell(told)
     if any(outcome["outcome"] != "deleted" for outcome in outcomes):
         raise typer.Exit(FAILED)
+
+
+async def _no_such_tool(registry: Registry, project: str, tool: str) -> NoReturn:
+    """Exit with the name that was probably meant, else the names that there are."""
+    known = [str(row["tool_name"]) for row in await registry.rows(project)]
+    hint = did_you_mean(tool, known) or f"; its tools: {', '.join(known[:_NAMES_SHOWN]) or 'none'}"
+    fail(f"project {project} has no tool {tool!r}{hint}", USAGE)
 
 
 async def _deleted(registry: Registry, project: str, tool: str) -> dict[str, Any]:
@@ -169,7 +186,7 @@ def run_with(place: Place, work: Callable[[Registry], Coroutine[Any, Any, T]]) -
     except SettingsError as error:
         settings_failed(error)
     except RegistryError as error:
-        fail(str(error), USAGE if isinstance(error, RegistryUnreachable) else FAILED)
+        fail(str(error), USAGE if isinstance(error, NoSuchProject | RegistryUnreachable) else FAILED)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
 

@@ -96,6 +96,7 @@ class _Calls:
                 yield from self._given_by_model(name, rule if isinstance(rule, dict) else {}, (*_PROPERTIES, name))
         yield from self._shown_and_fixed()
         if part(self.document, "parameters"):
+            yield from self._open_schema()
             yield from self._subject()
 
     def _set_by_operator(self) -> Iterator[Problem]:
@@ -231,6 +232,16 @@ class _Calls:
                     yield Problem(
                         (*_ARGS, "fixed", name), f"a model is shown the same parameter as {other!r}; take one out"
                     )
+
+    def _open_schema(self) -> Iterator[Problem]:
+        """Yield a warning for a schema that is not closed, with what a reader then needs to be read on with."""
+        schema = part(self.document, "parameters")
+        if schema.get("type") != "object" or "additionalProperties" in schema:
+            return
+        message = "lacks `additionalProperties: false`, so a model may give what is not declared; add it"
+        if _CURSOR in self.built_in.arguments.model_fields and _CURSOR not in self.shown:
+            message += f", and declare `{_CURSOR}`: a closed schema without it shows only the beginning of a long page"
+        yield Problem(("parameters",), message, warning=True)
 
     def _subject(self) -> Iterator[Problem]:
         """Yield a problem if nothing provides the query or address that every call needs."""

@@ -14,7 +14,7 @@ from openapi_tool.kernel.statements import STATEMENTS
 from openapi_tool.protocol.errors import NeedsOperator
 from openapi_tool.protocol.jsontext import dumps, loads
 from openapi_tool.tools.naming import RESERVED_NAMES
-from openapi_tool.tools.registry import COLUMNS, RegistryError, RegistryUnreachable, stored_row
+from openapi_tool.tools.registry import COLUMNS, NoSuchProject, RegistryError, RegistryUnreachable, stored_row
 
 _CONNECTIONS = 4
 _EXTERNAL = ".cmd.tool."
@@ -97,7 +97,7 @@ class ToolRows:
         with _translate_errors():
             done = await self._pool.fetchval(_UPSERT, project_id, *(row[name] for name in COLUMNS))
         if done is None:
-            raise RegistryError(f"not_found: there is no project {project_id!r}")
+            raise _no_such_project(project_id)
 
     async def delete(self, project_id: str, tool_name: str) -> bool:
         """Delete a definition; return False where there was none. Raises RegistryError."""
@@ -113,11 +113,15 @@ class ToolRows:
     async def _check_project(self, project_id: str) -> None:
         known = await self._pool.fetchval("select true from public.projects where project_id = $1", project_id)
         if not known:
-            raise RegistryError(f"not_found: there is no project {project_id!r}")
+            raise _no_such_project(project_id)
 
     def _check_name(self, tool_name: str) -> None:
         if tool_name in RESERVED_NAMES:
             raise RegistryError(f"bad_request: the name {tool_name!r} is reserved by the kernel")
+
+
+def _no_such_project(project_id: str) -> NoSuchProject:
+    return NoSuchProject(f"not_found: there is no project {project_id!r}")
 
 
 async def _check_version(pool: asyncpg.Pool, version: str) -> None:

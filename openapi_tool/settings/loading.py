@@ -15,7 +15,15 @@ from pydantic_settings import SettingsError as UnreadableVariable
 
 from openapi_tool.settings.model import Settings
 from openapi_tool.settings.section import fields_of
-from openapi_tool.settings.sources import CONFIG_VARIABLE, PREFIX, SHORT_NAMES, SourceUnreadable, file_sources, origin
+from openapi_tool.settings.sources import (
+    CONFIG_VARIABLE,
+    PREFIX,
+    SHORT_NAMES,
+    SourceUnreadable,
+    file_sources,
+    origin,
+    skipping,
+)
 from openapi_tool.tools.problems import counted
 
 _NAME = "letters, digits, '_' and '-'"
@@ -52,18 +60,25 @@ class SettingsError(Exception):
 def load_settings(flags: Mapping[str, Any] | None = None) -> Settings:
     """Load the settings from all sources. Raises SettingsError with every mistake."""
     problems = [*_unknown_variables(os.environ), *_misread_variables(os.environ)]
+    settings, found = _validated(flags or {})
+    if settings is None or problems:
+        raise SettingsError([*problems, *found])
+    return settings
+
+
+def _validated(flags: Mapping[str, Any]) -> tuple[Settings | None, list[str]]:
+    """Return the settings, or None and the mistakes in them."""
     try:
-        settings = Settings(**(flags or {}))
+        return Settings(**flags), []
     except ValidationError as error:
-        problems += _problems(error, flags or {})
+        return None, _problems(error, flags)
     except SourceUnreadable as error:
-        problems.append(str(error))
+        with skipping(error.variable):
+            _, others = _validated(flags)
+        # What a skipped file may have held is not missing.
+        return None, [str(error), *(problem for problem in others if ": is missing" not in problem)]
     except UnreadableVariable:  # do not chain or print it: its message and its cause contain the value
-        problems += _invalid_json(os.environ)
-    else:
-        if not problems:
-            return settings
-    raise SettingsError(problems)
+        return None, list(_invalid_json(os.environ))
 
 
 def given_values() -> dict[str, dict[str, Any]]:
@@ -103,14 +118,19 @@ def _misread_variables(environment: Mapping[str, str]) -> Iterator[str]:
 
     What Kubernetes sets for a Service of our name (`OPENAPI_TOOL_SERVICE_HOST`, `OPENAPI_TOOL_PORT`) is none of them.
     """
-    if environment.get("NATS_SERVERS") is not None and not environment["NATS_SERVERS"].strip():
-        yield "NATS_SERVERS: is empty; name a server, such as nats://host:4222, or unset it"
+    yield from empty_servers(environment)
     known = {_folded(name): name for name in _variables()}
     for variable in sorted(environment):
         if variable.startswith(PREFIX) or variable in known.values():
             continue
         if meant := known.get(_folded(variable)) or _misspelt_config(variable):
             yield f"{variable}: is no setting; did you mean {meant}?"
+
+
+def empty_servers(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield a problem if NATS_SERVERS is set and names no server."""
+    if not environment.get("NATS_SERVERS", "-").strip():
+        yield "NATS_SERVERS: is empty; name a server, such as nats://host:4222, or unset it"
 
 
 def _misspelt_config(variable: str) -> str | None:

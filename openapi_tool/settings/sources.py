@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,26 @@ _API_KEY = "api_key"
 _KERNEL_CERTIFICATES = {"ca_file": "ca.crt", "cert_file": "client.crt", "key_file": "client.key"}
 
 
+_skipped: ContextVar[frozenset[str]] = ContextVar("skipped", default=frozenset())
+"""Variables whose files are not read, while `skipping` is entered."""
+
+
 class SourceUnreadable(Exception):
-    """A source of settings cannot be read; the message names it."""
+    """A source of settings cannot be read; the message names it, `variable` is what named the file."""
+
+    def __init__(self, variable: str, problem: str) -> None:
+        super().__init__(f"{variable}={os.environ[variable]}: {problem}")
+        self.variable = variable
+
+
+@contextmanager
+def skipping(variable: str) -> Iterator[None]:
+    """Leave out the file that a variable names, so that the mistakes beside it can be listed."""
+    token = _skipped.set(_skipped.get() | {variable})
+    try:
+        yield
+    finally:
+        _skipped.reset(token)
 
 
 def file_sources(settings_class: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
@@ -89,14 +109,14 @@ def _short_names(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def _read(variable: str) -> dict[str, Any]:
     path = os.environ.get(variable)
-    if not path:
+    if not path or variable in _skipped.get():
         return {}
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise SourceUnreadable(f"{variable}={path}: cannot be read: {error.strerror}; name a TOML file") from None
+        raise SourceUnreadable(variable, f"cannot be read: {error.strerror}; name a TOML file") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SourceUnreadable(f"{variable}={path}: is no TOML in UTF-8: {error}; correct it there") from None
+        raise SourceUnreadable(variable, f"is no TOML in UTF-8: {error}; correct it there") from None
 
 
 def from_kernel(config: Mapping[str, Any]) -> dict[str, Any]:

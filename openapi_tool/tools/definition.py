@@ -22,7 +22,7 @@ from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.bounds import MAX_ROW_BYTES, memory_bytes, row_problems
 from openapi_tool.tools.catalogue import CATALOGUE, OPERATIONS, BuiltInTool, Operation
 from openapi_tool.tools.names import fold
-from openapi_tool.tools.problems import Problem, any_of, did_you_mean, listed, short
+from openapi_tool.tools.problems import Problem, any_of, close_to, did_you_mean, listed, short
 from openapi_tool.tools.schema import schema_defect, visible_schema
 
 Method = Literal["GET", "POST"]
@@ -180,7 +180,8 @@ def _as_texts(problems: list[Problem]) -> list[str]:
 def read_as_far_as_possible(record: DefinitionRecord) -> tuple[ToolDefinition | None, list[Problem]]:
     """Return a definition for the linter, in which defaults replace wrong options, and all its problems.
 
-    The definition is None if none of its options says which operation of the upstream it is for. A schema beyond the
+    The definition is None if none of its options says which operation of the upstream it is for; a misspelt mode counts
+    as the one that was meant. A schema beyond the
     limits of `tools.bounds` is not compiled.
     """
     beyond = row_problems(record.parameters, record.options)
@@ -245,6 +246,7 @@ class _Reader:
         if of_mode is None:
             names = [known.name for known in OPERATIONS]
             self._problem(f"must be {any_of(names)}{did_you_mean(short(str(named)), names)}", *self.section, "mode")
+            of_mode = of_host or next((_BY_MODE[name] for name in close_to(short(str(named)), names)), None)
         elif of_host is not None and of_host.host != of_mode.host:
             self._problem(
                 f"{of_mode.name!r} does not go with the host of base_url; leave one of them out", *self.section, "mode"

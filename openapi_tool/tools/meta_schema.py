@@ -146,14 +146,12 @@ def _schema() -> JsonObject:
 
 
 def _parameters() -> JsonObject:
-    lax = "lacks `additionalProperties: false`, so a model may give what is not declared; add it"
-    rules: JsonObject = {**_SUBSCHEMA, "anyOf": [{"required": ["additionalProperties"]}], "says": lax, "warning": True}
     return {
         "type": ["object", "null"],
         "minProperties": 1,
         "says": "must be an object with the schema of each argument; leave it out to take the built-in tool's own",
         "if": {"type": "object", "minProperties": 1, "properties": {"type": {"const": "object"}}},
-        "then": rules,
+        "then": _SUBSCHEMA,
         "else": {"properties": _refused("must be 'object': arguments are named", "type")},
     }
 

@@ -62,8 +62,12 @@ def listed(problems: Sequence[str]) -> list[str]:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean 'x'?` where a known name is close, else an empty text."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return next((f"; did you mean {close!r}?" for close in close_to(name, known)), "")
+
+
+def close_to(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known name that is closest to a misspelt one; empty if none is close."""
+    return difflib.get_close_matches(name, list(known), n=1)
 
 
 def counted(number: int, noun: str, left: str = "") -> str:

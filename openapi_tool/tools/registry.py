@@ -16,6 +16,10 @@ class RegistryError(ExecutorError):
     """A definition could not be read or changed; a command for several projects goes on with the next one."""
 
 
+class NoSuchProject(RegistryError):
+    """The kernel has no such project."""
+
+
 class RegistryUnreachable(RegistryError):
     """The store is unreachable; nothing was read or changed, and the command ends."""
 
@@ -24,10 +28,10 @@ class Registry(Protocol):
     """Definitions of projects, as rows of `COLUMNS`. Every method raises RegistryError."""
 
     async def rows(self, project_id: str) -> list[dict[str, JsonValue]]:
-        """Return the definitions of a project, ordered by name."""
+        """Return the definitions of a project, ordered by name. Raises NoSuchProject."""
 
     async def row(self, project_id: str, tool_name: str) -> dict[str, JsonValue] | None:
-        """Return a definition, or None."""
+        """Return a definition, or None. Raises NoSuchProject."""
 
     async def put(self, project_id: str, row: Mapping[str, JsonValue]) -> None:
         """Create or replace a definition."""

@@ -240,7 +240,9 @@ async def test_a_call_can_be_interrupted(addresses: dict[str, str], call: Call, 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"NATS_SERVERS": ""}, "set both PG_DSN and NATS_SERVERS"),
+        ({"NATS_SERVERS": None}, "set both PG_DSN and NATS_SERVERS"),
+        ({"NATS_SERVERS": ""}, "NATS_SERVERS: is empty; name a server"),
+        ({"NATS_SERVERS": " ", "PG_DSN": None}, "NATS_SERVERS: is empty; name a server"),
         ({"PG_DSN": "postgresql://u:p/w@127.0.0.1/x"}, "must look like"),
         ({"PG_DSN": "postgresql://u@127.0.0.1:1/x"}, "PostgreSQL at 127.0.0.1:1 (database x): connection refused"),
         ({"NATS_SERVERS": "nats://127.0.0.1:1"}, "NATS at 127.0.0.1:1: connection refused; check nats.servers"),
@@ -249,7 +251,7 @@ async def test_a_call_can_be_interrupted(addresses: dict[str, str], call: Call, 
 )
 @requirement("cli.call")
 def test_wrong_addresses_are_named_without_credentials(
-    changes: dict[str, str], said: str, addresses: dict[str, str]
+    changes: dict[str, str | None], said: str, addresses: dict[str, str]
 ) -> None:
     result = CliRunner().invoke(app, ["call", "jina_search", *HERE], env=addresses | changes)
     assert result.exit_code == 2

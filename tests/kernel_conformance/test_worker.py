@@ -23,8 +23,8 @@ def executor_with(min_answer_s: float, **more: Any) -> dict[str, Any]:
     return {"executor": {"requeue_delay_s": 0.05, "min_answer_s": min_answer_s, **more}}
 
 
-async def step(world: World, number: int, min_answer_s: float, suspend_s: float = 0.04) -> Turn:
-    async with world.executor(**executor_with(min_answer_s)), Worker.running(world, suspend_s=suspend_s) as worker:
+async def step(world: World, number: int, min_answer_s: float, **worker_options: Any) -> Turn:
+    async with world.executor(**executor_with(min_answer_s)), Worker.running(world, **worker_options) as worker:
         return await worker.ended(await worker.step(PROJECT, AGENT, [AT_ONCE] * number))
 
 
@@ -46,7 +46,8 @@ async def test_a_held_answer_finds_the_turn_suspended_also_in_a_group(
 
 @requirement("answer.hold")
 async def test_a_hundred_calls_of_one_step_are_all_answered(world: World) -> None:
-    turn = await step(world, 100, min_answer_s=0.06)
+    # How long a busy machine takes to send a hundred commands, and so defers the first row, is not tested here.
+    turn = await step(world, 100, min_answer_s=0.06, max_deferrals=60)
     assert (turn.head, len(turn.results)) == ("suspended", 100)
     assert {card["content"]["error"]["code"] for card in turn.results.values()} == {"bad_request"}
 

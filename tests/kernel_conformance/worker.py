@@ -70,21 +70,26 @@ def _effective(content: Mapping[str, Any]) -> str:
 class Worker:
     """Suspends a turn on its calls, takes their results from the inbox, and gives up at the turn's deadline."""
 
-    def __init__(self, caller: Caller, inbox: Caller, default_s: float, suspend_s: float) -> None:
+    def __init__(
+        self, caller: Caller, inbox: Caller, default_s: float, suspend_s: float, max_deferrals: int = MAX_DEFERRALS
+    ) -> None:
         self._caller = caller
         self._inbox = inbox.database
         self._default_s = default_s
         self._suspend_s = suspend_s
+        self._max_deferrals = max_deferrals
         self.turns: dict[tuple[str, str], Turn] = {}
         self._lock = asyncio.Lock()
 
     @classmethod
     @asynccontextmanager
-    async def running(cls, world: World, default_s: float = 30.0, suspend_s: float = 0.04) -> AsyncIterator[Worker]:
+    async def running(
+        cls, world: World, default_s: float = 30.0, suspend_s: float = 0.04, max_deferrals: int = MAX_DEFERRALS
+    ) -> AsyncIterator[Worker]:
         """Hear doorbells, scan for due rows and watch deadlines; steps are suspended after `suspend_s`."""
         dsn = world.stack.postgres.dsn(world.database)
         async with Caller.open(dsn, servers=world.stack.nats.url) as inbox:
-            worker = cls(world.caller, inbox, default_s, suspend_s)
+            worker = cls(world.caller, inbox, default_s, suspend_s, max_deferrals)
             await inbox.client.subscribe(f"cg.{VERSION}.*.*.cmd.agent.worker_generic.wakeup", cb=worker._hear)
             await inbox.client.flush()
             ticking = asyncio.create_task(worker._tick())
@@ -180,7 +185,7 @@ class Worker:
             row["inbox_id"],
             DEFERRAL_S,
         )
-        if row["retry_count"] + 1 > MAX_DEFERRALS:
+        if row["retry_count"] + 1 > self._max_deferrals:
             turn.head = "failed"
 
     async def _take(self, turn: Turn, row: Mapping[str, Any]) -> None:

@@ -165,10 +165,15 @@ async def test_definitions_are_deleted(caller: Caller, api: str, tools: Tools, w
     assert len(await rows(caller, PROJECT)) == 1
     assert (await tools("delete", "jina_search", *where, "--yes")).exit_code == 0
     assert await rows(caller, PROJECT) == []
-    absent = await tools("delete", "jina_search", "fork_join", *where, "--yes", "--json")
-    assert absent.exit_code == 1
-    assert [json.loads(line)["outcome"] for line in absent.stdout.splitlines()] == ["absent", "failed"]
-    assert (await tools("show", "jina_search", *where)).exit_code == 1
+    await tools("apply", SEARCH, *where, "--yes")
+    for command in (["delete", "jina_search", "jina_serch", "--yes"], ["show", "jina_serch"]):
+        unknown = await tools(*command, *where)
+        assert (unknown.exit_code, unknown.stdout) == (2, "")
+        assert f"project {PROJECT} has no tool 'jina_serch'; did you mean 'jina_search'?" in unknown.stderr
+    assert len(await rows(caller, PROJECT)) == 1, "nothing is deleted where one name is unknown"
+    for command in (["delete", "x", "--yes"], ["show", "x"], ["list"]):
+        unknown = await tools(*command, "--project", "proj_gone", *where[2:])
+        assert (unknown.exit_code, "not_found: " in unknown.stderr) == (2, True)
 
 
 @requirement("definition.apply")

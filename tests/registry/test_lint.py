@@ -335,9 +335,8 @@ def test_no_mistake_hides_another(wrong: str) -> None:
     else:
         jina[wrong] = {"base_url": "https://evil.example", "mode": "searching", "auth_env": "PG_DSN"}[wrong]
         expected |= {f"options.jina.{wrong}"}
-    if wrong != "mode":  # which says whose parameters these are
-        places = ("jina.params.proxyUrl", "jina.params.engine", "jina.headers.Cookie", "args.fixed.colour")
-        expected |= {f"options.{place}" for place in places}
+    places = ("jina.params.proxyUrl", "jina.params.engine", "jina.headers.Cookie", "args.fixed.colour")
+    expected |= {f"options.{place}" for place in places}  # with a misspelt mode those of the one that was meant
     assert expected <= {problem.where for problem in definition_problems(document) if not problem.warning}
 
 

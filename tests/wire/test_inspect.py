@@ -68,7 +68,7 @@ async def test_the_timeline_of_an_answered_call_has_each_step_and_request(world:
 async def test_no_call_of_another_project_is_shown(world: World) -> None:
     call = await world.place()
     await world.send(call)
-    output = await run(world, "inspect", call.tool_call_id, "--project", "another", code=1)
+    output = await run(world, "inspect", call.tool_call_id, "--project", "another", code=2)
     assert "project 'another' has no call" in output
 
 
