@@ -32,7 +32,7 @@ from openapi_tool.tools.definition import stored_record
 from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.lint import part
 from openapi_tool.tools.pasted_keys import without_keys
-from openapi_tool.tools.problems import did_you_mean
+from openapi_tool.tools.problems import did_you_mean, short
 from openapi_tool.tools.registry import NoSuchProject, Registry, RegistryError, RegistryUnreachable
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def delete(
 
 async def _no_such_tool(registry: Registry, project: str, tool: str) -> NoReturn:
     """Exit with the name that was probably meant, else the names that there are."""
-    known = [str(row["tool_name"]) for row in await registry.rows(project)]
+    known = [short(str(row["tool_name"])) for row in await registry.rows(project)]
     hint = did_you_mean(tool, known) or f"; its tools: {', '.join(known[:_NAMES_SHOWN]) or 'none'}"
     fail(f"project {project} has no tool {tool!r}{hint}", USAGE)
 
