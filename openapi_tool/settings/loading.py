@@ -101,7 +101,7 @@ def _merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
 
 def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
     """Yield variables with our prefix and an unknown section; pydantic checks the keys inside a section."""
-    known = {_folded(name): name for name in _variables()}
+    known = _by_folded_name()
     for variable in sorted(environment):
         section = variable.removeprefix(PREFIX).split("__")[0].lower()
         if not variable.startswith(PREFIX) or section in Settings.model_fields:
@@ -119,9 +119,9 @@ def _misread_variables(environment: Mapping[str, str]) -> Iterator[str]:
     What Kubernetes sets for a Service of our name (`OPENAPI_TOOL_SERVICE_HOST`, `OPENAPI_TOOL_PORT`) is none of them.
     """
     yield from empty_servers(environment)
-    known = {_folded(name): name for name in _variables()}
+    known = _by_folded_name()
     for variable in sorted(environment):
-        if variable.startswith(PREFIX) or variable in known.values():
+        if variable.startswith(PREFIX) or variable in _variables():
             continue
         if meant := known.get(_folded(variable)) or _misspelt_config(variable):
             yield f"{variable}: is no setting; did you mean {meant}?"
@@ -147,7 +147,7 @@ def _misspelt_config(variable: str) -> str | None:
 
 def ignored_variables(environment: Mapping[str, str]) -> list[str]:
     """Return a line for each variable that begins like ours, is no setting, and is not like one."""
-    known = {_folded(name) for name in _variables()}
+    known = _by_folded_name()
     return [
         f"{variable} is no setting and has no effect"
         for variable in sorted(environment)
@@ -158,9 +158,15 @@ def ignored_variables(environment: Mapping[str, str]) -> list[str]:
 
 
 @cache
-def _variables() -> tuple[str, ...]:
+def _by_folded_name() -> Mapping[str, str]:
+    """Return every variable by its name without underscores and case."""
+    return {_folded(name): name for name in _variables()}
+
+
+@cache
+def _variables() -> frozenset[str]:
     """Return every variable that sets something, of sections at any depth; entries of a mapping have any name."""
-    return (CONFIG_VARIABLE, *_variables_of(Settings, PREFIX))
+    return frozenset({CONFIG_VARIABLE, *_variables_of(Settings, PREFIX)})
 
 
 def _variables_of(kind: Any, beginning: str) -> Iterator[str]:

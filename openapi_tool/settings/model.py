@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_validator, model_validator
 from pydantic.dataclasses import dataclass
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from openapi_tool.jina.byte_semaphore import most_memory
 from openapi_tool.jina.url_policy import UrlPolicy
@@ -361,6 +361,9 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources in descending precedence: flags, long names, short names, our file, the kernel's file."""
         del dotenv_settings, file_secret_settings
+        if isinstance(env_settings, EnvSettingsSource):  # each section looks through all variables
+            own = (item for item in env_settings.env_vars.items() if item[0].startswith(PREFIX.lower()))
+            env_settings.env_vars = dict(own)
         return init_settings, env_settings, *file_sources(settings_cls)
 
 

@@ -64,12 +64,9 @@ def skipping(variable: str) -> Iterator[None]:
 
 
 def file_sources(settings_class: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
-    """Return short names, our file and the kernel's file as sources. Raises SourceUnreadable."""
-    return (
-        InitSettingsSource(settings_class, _short_names(os.environ)),
-        InitSettingsSource(settings_class, _read(CONFIG_VARIABLE)),
-        InitSettingsSource(settings_class, from_kernel(_read(KERNEL_CONFIG_VARIABLE))),
-    )
+    """Return short names, our file and the kernel's file as sources, none for an empty one. Raises SourceUnreadable."""
+    found = (_short_names(os.environ), _read(CONFIG_VARIABLE), from_kernel(_read(KERNEL_CONFIG_VARIABLE)))
+    return tuple(InitSettingsSource(settings_class, values) for values in found if values)
 
 
 def origin(path: Sequence[str], flags: Mapping[str, Any]) -> str:
