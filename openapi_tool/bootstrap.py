@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import inspect
 import ssl
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -195,9 +195,9 @@ def scoped_key(key: bytes, version: str) -> bytes:
     return key if version == _UNSCOPED else hmac.digest(key, version.encode(), hashlib.sha256)
 
 
-def _hooks(names: Iterable[str], problems: list[str]) -> dict[str, Hook]:
-    """Load the hooks of these names from the entry points of installed packages."""
-    offered = {point.name: point for point in entry_points(group=HOOKS_GROUP)}
+def _hooks(names: Sequence[str], problems: list[str]) -> dict[str, Hook]:
+    """Load the hooks of these names from the entry points of installed packages, which takes a while to read."""
+    offered = {point.name: point for point in entry_points(group=HOOKS_GROUP)} if names else {}
     found: dict[str, Hook] = {}
     for at, name in enumerate(names):
         try:
