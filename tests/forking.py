@@ -23,8 +23,13 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from tests.clusters import copy_clusters
+
 _PRELOADED = ("openapi_tool.cli", "openapi_tool.local.executor", "openapi_tool.local.double")
 _PACKAGES = ("openapi_tool", "tests")
+_STARTERS = ("demo", "dev")
+"""Commands of `openapi_tool` that start servers."""
+
 _PR_SET_CHILD_SUBREAPER = 36
 _INTERPRETER = ("PYTHON", "LC_", "LANG")  # what only a fresh interpreter obeys
 _STREAMS = ("p2cread", "c2pwrite", "errwrite")
@@ -36,16 +41,11 @@ _EXECUTE = inspect.signature(_Popen._execute_child)  # type: ignore[attr-defined
 
 
 class _Template:
-    """The process that is forked; it ends with the socket to it."""
+    """The process that is forked; it ends with the socket to it. Its children become children of this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, ours: socket.socket) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._socket, theirs = socket.socketpair()
-        command = [sys.executable, "-c", f"from tests.forking import serve; serve({theirs.fileno()})"]
-        root = Path(__file__).parents[1]
-        environment = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(root)}
-        self._process = _Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-        theirs.close()
+        self._socket = ours
         self._lock = threading.Lock()
 
     def fork(self, request: Mapping[str, Any], streams: Sequence[int]) -> int:
@@ -55,11 +55,6 @@ class _Template:
             socket.send_fds(self._socket, [len(text).to_bytes(4)], list(streams))
             self._socket.sendall(text)
             return int.from_bytes(_exactly(self._socket, 4))
-
-    def close(self) -> None:
-        """End the template; children go on."""
-        self._socket.close()
-        self._process.wait()
 
 
 class _Forked(_Popen[Any]):
@@ -97,32 +92,49 @@ def _is_ours(command: Any, environment: Mapping[str, str]) -> bool:
 
 
 @contextmanager
-def forking() -> Iterator[None]:
-    """Let `subprocess` fork a template for modules of ours."""
-    _Forked.template = _Template()
+def forking(model: Path) -> Iterator[None]:
+    """Let `subprocess` fork a template for modules of ours; `model` as in `copy_clusters`."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-c", f"from tests.forking import serve; serve({theirs.fileno()}, {str(model)!r})"]
+    environment = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(Path(__file__).parents[1])}
+    with ours, theirs:
+        process = _Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        theirs.close()
+        _fork_from(ours)
+        try:
+            yield
+        finally:
+            subprocess.Popen = _Popen  # type: ignore[misc]
+    process.wait()
+
+
+def _fork_from(ours: socket.socket) -> None:
+    """Let `subprocess` fork the template at the other end of this socket."""
+    _Forked.template = _Template(ours)
     subprocess.Popen = _Forked  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        subprocess.Popen = _Popen  # type: ignore[misc]
-        _Forked.template.close()
 
 
-def serve(number: int) -> None:
+def serve(number: int, model: str) -> None:
     """Be the template: import everything, then fork a child for each request on this socket."""
     for module in _PRELOADED:
         __import__(module)
+    copy_clusters(Path(model))
     os.environ.pop("PYTHONPATH")
     gc.collect()
     gc.freeze()
-    with socket.socket(fileno=number) as asked:
+    _answer(socket.socket(fileno=number))
+
+
+def _answer(asked: socket.socket) -> None:
+    """Fork a child for each request, until the socket is closed; in a child, run what was requested."""
+    with asked:
         while True:
             head, streams, _, _ = socket.recv_fds(asked, 4, len(_STREAMS))
             if not head:
                 return
             request = json.loads(_exactly(asked, int.from_bytes(head)))
             read, write = os.pipe()
-            if not (between := os.fork()):  # its child's parent is, once it has ended, the test process
+            if not (between := os.fork()):  # its child's parent is, once it has ended, the one that asked
                 os.close(read)
                 if child := os.fork():
                     os.write(write, child.to_bytes(4))
@@ -152,9 +164,24 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
     os.environ.update(request["environment"])
     sys.path[0] = request["folder"]
     sys.argv = [request["module"], *request["arguments"]]
+    if request["module"] == "openapi_tool" and any(word in _STARTERS for word in request["arguments"][:1]):
+        _fork_own_template()
     if request["module"] != "openapi_tool":  # runpy warns of a module that was imported and is now run
         sys.modules.pop(request["module"], None)
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+
+
+def _fork_own_template() -> None:
+    """Fork a template for the servers that this process starts, whose parent it must be."""
+    ours, theirs = socket.socketpair()
+    if os.fork():
+        theirs.close()
+        _fork_from(ours)
+        return
+    ours.close()
+    os.setsid()  # Ctrl-C is for the one that starts them
+    _answer(theirs)
+    sys.exit()
 
 
 def _stream(number: int, mode: str, errors: str, *, line_buffering: bool = False) -> TextIO:

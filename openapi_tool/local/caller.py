@@ -289,9 +289,10 @@ def _shown(message: Msg) -> dict[str, Any]:
 
 async def prepare_database(server_dsn: str, database: str, schema: str | None, template: str | None = None) -> None:
     """Create a database: with a schema, or as a copy of `template`."""
+    copied = f' template "{template}" strategy file_copy' if template else ""  # page by page it takes twice the time
     connection = await asyncpg.connect(server_dsn)
     try:
-        await connection.execute(f'create database "{database}"' + (f' template "{template}"' if template else ""))
+        await connection.execute(f'create database "{database}"{copied}')
     finally:
         await connection.close()
     if schema is not None:
