@@ -29,8 +29,13 @@ def notes(values: Mapping[str, Any] | None = None) -> str:
 @cache
 def _rendered(values: str, name: str) -> list[dict[str, Any]]:
     texts = _chart().render(json.loads(values), name=name, namespace="n")
-    manifests = (text for path, text in texts.items() if not path.endswith("NOTES.txt"))
-    return [document for text in manifests for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document]
+    return [document for path, text in texts.items() if not path.endswith("NOTES.txt") for document in _documents(text)]
+
+
+@cache
+def _documents(text: str) -> list[dict[str, Any]]:
+    """Return what a file of YAML holds; most files are the same whatever the values are."""
+    return [document for document in yaml.load_all(text, Loader=yaml.CSafeLoader) if document]
 
 
 @cache
