@@ -492,24 +492,16 @@ CRASHES = {
     "task": "import asyncio\nasync def g(): raise ValueError(SECRET)\nasync def f():\n  t = asyncio.create_task(g())\n"
     "  await asyncio.sleep(0); del t\nasyncio.run(f())",
 }
-CRASH = """
-import os, typer
-import openapi_tool.cli as cli
-cli.app = typer.Typer(pretty_exceptions_enable=False)
-@cli.app.command()
-def crash():
-    exec(os.environ["CRASH"], {"SECRET": os.environ["JINA_API_KEY"]})
-cli.main()
-"""
 
 
 @pytest.mark.parametrize("crash", CRASHES)
 @requirement("secrets.output")
 def test_however_the_process_crashes_its_output_shows_no_secret(crash: str) -> None:
     secret = "a-key-that-is 'quoted'"
-    done = subprocess.run(  # noqa: S603 - our own code
-        [sys.executable, "-c", CRASH],
-        env={"JINA_API_KEY": secret, "CRASH": CRASHES[crash], "PYTHONPATH": str(Path(service.__file__).parent.parent)},
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.crashing"],
+        env={"JINA_API_KEY": secret, "CRASH": CRASHES[crash]},
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=False,
