@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from nats.aio.msg import Msg
+from nats.js.api import ConsumerInfo
 from nats.js.errors import NotFoundError
 
 from openapi_tool.assembly import Parts, assemble, open_shared
@@ -117,9 +118,8 @@ class World:
                 try:
                     info = await self.caller.client.jetstream().consumer_info(STREAM, DURABLE)
                 except NotFoundError:  # the executor has not got so far
-                    continue
-                floor = info.ack_floor.stream_seq if info.ack_floor else 0
-                if floor >= self.caller.last_sequence and not info.num_pending and not info.num_ack_pending:
+                    info = None
+                if info and _all_settled(info, self.caller.last_sequence):
                     return info
                 await asyncio.sleep(0.005)
 
@@ -151,6 +151,12 @@ class World:
             parts.consumer.start()
             yield parts.consumer
             await parts.consumer.stop(1.0)
+
+
+def _all_settled(info: ConsumerInfo, last_sequence: int) -> bool:
+    """Return whether every command up to this place in the stream is settled."""
+    floor = info.ack_floor.stream_seq if info.ack_floor else 0
+    return floor >= last_sequence and not info.num_pending and not info.num_ack_pending
 
 
 @asynccontextmanager
