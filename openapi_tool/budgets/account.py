@@ -14,7 +14,7 @@ from openapi_tool.budgets import ledger
 from openapi_tool.budgets.allowance import Allowance, Planned
 from openapi_tool.budgets.ledger import NOTHING, RETURN_S, Amount, Limit
 from openapi_tool.budgets.periods import Period
-from openapi_tool.limits.store import Store
+from openapi_tool.budgets.replica import Replica
 from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout, Unavailable
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.deadline import Deadline
@@ -51,29 +51,6 @@ class About(NamedTuple):
         return self._asdict() | ({"who": f"{self.who[:12]}…"} if self.scope == "session" else {})
 
 
-class Outage:
-    """Whether the store is unavailable, and why; the same for all accounts."""
-
-    def __init__(self) -> None:
-        self.reason = ""
-
-    def begin(self, reason: str) -> None:
-        """Record that the store is unavailable."""
-        if not self.reason:
-            log.warning(
-                "budgets cannot be shared, the last known state decides: %s", reason, extra={"action": "budgets.alone"}
-            )
-        self.reason = reason
-        metrics.BUDGETS_ALONE.set(1)
-
-    def end(self) -> None:
-        """Record that the store is available."""
-        if self.reason:
-            log.info("budgets are shared again", extra={"action": "budgets.shared"})
-        self.reason = ""
-        metrics.BUDGETS_ALONE.set(0)
-
-
 @dataclass(slots=True, eq=False)
 class _Waiter:
     need: Amount
@@ -82,7 +59,7 @@ class _Waiter:
 
 
 class Account:
-    """Account under the key `name` of the store; `replica` names this process, `now` is the server's time."""
+    """Account of a replica under the key `name` of the store; `changed` is called after each change of its record."""
 
     def __init__(
         self,
@@ -90,17 +67,16 @@ class Account:
         about: About,
         limit: Limit,
         period: Period,
-        store: Store,
-        replica: str,
-        now: Callable[[], float],
-        outage: Outage,
+        replica: Replica,
+        changed: Callable[[Account], None],
     ) -> None:
         self.name, self.about, self.period = name, about, period
-        self.allowance = Allowance(replica, limit)
-        self._store, self._now, self._outage = store, now, outage
+        self.allowance = Allowance(replica.name, limit)
+        self._replica, self._changed = replica, changed
+        self._store, self._now, self._outage = replica.store, replica.now, replica.outage
         self._waiting: list[_Waiter] = []
         self._stored: tuple[int, bytes | None] | None = None
-        self._unsure: Planned | None = None
+        self._is_unsure = False
         self._again = False
         self._task: asyncio.Task[None] | None = None
         self._logged = False
@@ -138,6 +114,8 @@ class Account:
         """Replace a reserved amount by what was used; nothing if the request was not sent."""
         now = self._now()
         self.allowance.settle(self.allowance.limit.of(need), actual, now)
+        if actual != NOTHING:
+            self._replica.journal.note(self.name, self.allowance)
         if self.allowance.returns(now):
             self.wake()
 
@@ -164,7 +142,8 @@ class Account:
     @property
     def is_quiet(self) -> bool:
         """Return whether nothing is held, waits, or is to be reported."""
-        return self.allowance.is_quiet and not self._waiting and self._task is None
+        allowance = self.allowance
+        return allowance.is_quiet and not allowance.alone and not self._waiting and self._task is None
 
     async def aclose(self) -> None:
         """Report what was used, and give the block back."""
@@ -197,29 +176,34 @@ class Account:
     async def _change(self, *, leave: bool = False) -> None:
         """Report, and reserve for those who wait, by compare-and-set."""
         for _ in range(_RACES):
-            if self._stored is None or self._unsure is not None:
+            if self._stored is None or self._is_unsure:
                 await self._read()
+            journals = await self._journals_of_dead()
             revision, stored = self._stored or (0, None)
             waiting = list(self._waiting)
             needs = tuple(waiter.need for waiter in waiting)
-            planned = self.allowance.plan(stored, needs, self._now(), leave=leave)
+            planned = self.allowance.plan(stored, needs, self._now(), journals=journals, leave=leave)
             value = ledger.encode(planned.record, self.about.shown())
-            self._unsure = planned
+            self._is_unsure = True
             written = await self._store.write(self.name, value, revision)
             if written is not None:
-                self._unsure, self._stored = None, (written, value)
+                self._is_unsure, self._stored = False, (written, value)
                 self.allowance.confirm(planned, written)
                 self._outage.end()
                 self._decide(waiting, planned)
+                self._changed(self)
                 return
         asyncio.get_running_loop().call_later(_LOOK_S, self.wake)
 
     async def _read(self) -> None:
         self._stored = await self._store.read(self.name)
         self.allowance.see(ledger.decode(self._stored[1]), self._stored[0])
-        if self._unsure is not None and self.allowance.is_written(self._unsure, self._stored[1]):
-            self.allowance.reported(self._unsure)
-        self._unsure = None
+        self._is_unsure = False
+
+    async def _journals_of_dead(self) -> dict[str, Amount]:
+        """Return what dead replicas used of this account since their start."""
+        dead = ledger.dead(self.allowance.record, self.allowance.name, self._now())
+        return {name: await self._replica.journal.read(name, self.name) for name in dead}
 
     def _decide(self, waiting: list[_Waiter], planned: Planned) -> None:
         """Answer those who wait; one that others may free a part for waits on."""

@@ -6,10 +6,11 @@ Pure, as `ledger`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from openapi_tool.budgets import ledger
-from openapi_tool.budgets.ledger import NOTHING, Amount, Grant, Limit, Record, Report
+from openapi_tool.budgets.ledger import NO_JOURNALS, NOTHING, Amount, Grant, Limit, Record, Report
 
 _AHEAD_S = 5.0
 """Seconds of demand for which a block is taken."""
@@ -27,13 +28,12 @@ REPORT_S, IDLE_S, RENEW_S = 5.0, 20.0, 20.0
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A change of the record that is being written; it reports `spent`."""
+    """A change of the record that is being written; it reports all uses up to `total`."""
 
     record: Record
     grant: Grant
     needs: tuple[Amount, ...]
-    spent: Amount
-    serial: int
+    total: Amount
     block: Amount
     at: float
 
@@ -46,7 +46,7 @@ class Allowance:
         self.limit = limit
         self.record = Record()
         self.revision = 0
-        self.idle = self.reserved = self.spent = NOTHING
+        self.idle = self.reserved = self.total = self._reported = NOTHING
         self.alone = False
         self._is_changed = False
         self.used_at = 0.0
@@ -76,9 +76,14 @@ class Allowance:
         self.reserved = self.reserved.minus(need)
         self.idle = self.idle.plus(need).minus(self.limit.of(actual))
         if actual != NOTHING:
-            if self.spent == NOTHING:
+            if self.total == self._reported:
                 self._spent_at = now
-            self.spent = self.spent.plus(actual)
+            self.total = self.total.plus(actual)
+
+    @property
+    def spent(self) -> Amount:
+        """Used and not reported yet."""
+        return self.total.minus(self._reported)
 
     def is_low(self, now: float) -> bool:
         """Return whether the next block should be taken, because a fourth of the last one is left."""
@@ -86,7 +91,7 @@ class Allowance:
 
     def is_due(self, now: float) -> bool:
         """Return whether something must be reported."""
-        if self._is_changed or (self.spent != NOTHING and now - self._spent_at >= REPORT_S):
+        if self._is_changed or (self.total != self._reported and now - self._spent_at >= REPORT_S):
             return True
         if self.is_quiet:
             return False
@@ -101,7 +106,7 @@ class Allowance:
     def is_quiet(self) -> bool:
         """Return whether nothing is held and all is reported."""
         held = self._is_changed or (self.reserved, self.idle.positive()) != (NOTHING, NOTHING)
-        return not held and self.spent == NOTHING
+        return not held and self.total == self._reported
 
     def _is_unused(self, now: float) -> bool:
         return self.idle.positive() != NOTHING and now - self.used_at >= IDLE_S
@@ -112,25 +117,29 @@ class Allowance:
         demand = self._demand * math.exp(-max(0.0, now - self.used_at) / _AHEAD_S)
         return self._each.times(max(_FIRST, demand))
 
-    def plan(self, stored: bytes | None, needs: tuple[Amount, ...], now: float, *, leave: bool = False) -> Planned:
+    def plan(
+        self,
+        stored: bytes | None,
+        needs: tuple[Amount, ...],
+        now: float,
+        *,
+        journals: Mapping[str, Amount] = NO_JOURNALS,
+        leave: bool = False,
+    ) -> Planned:
         """Enter this replica's report into a stored record; with `leave` it keeps no block.
 
+        `journals` are the totals of dead replicas.
         A block that shrinks does so at once: while the record is written, nobody may take what others get by it.
         """
         record = ledger.decode(stored)
         if now >= self._until:
             self.idle = NOTHING
-        told = Report(self.spent, self.reserved, needs, NOTHING if leave else self._ahead(now))
-        grant = ledger.report(record, self.name, told, self.limit, now)
+        told = Report(self.total, self.spent, self.reserved, needs, NOTHING if leave else self._ahead(now))
+        grant = ledger.report(record, self.name, told, self.limit, now, journals)
         self.idle = self.idle.least(grant.idle)
         self._is_changed = True  # until it is written: the record may count a block that is not used any more
         block = grant.idle.minus(self.idle)
-        return Planned(record, grant, needs, told.spent, record.shares[self.name].serial, block, now)
-
-    def is_written(self, planned: Planned, stored: bytes | None) -> bool:
-        """Return whether a change whose outcome is unknown is in a stored record."""
-        found = ledger.decode(stored).shares.get(self.name)
-        return found is not None and found.serial == planned.serial
+        return Planned(record, grant, needs, told.total, block, now)
 
     def confirm(self, planned: Planned, revision: int) -> None:
         """Adopt a written change: the granted needs are reserved, the block is at hand."""
@@ -139,19 +148,21 @@ class Allowance:
                 self.reserved = self.reserved.plus(need)
         self.idle = self.idle.plus(planned.block)
         self._low = planned.grant.idle.times(_LOW)
-        self.reported(planned)
+        self._reported = planned.total
+        self._spent_at = self._reported_at = planned.at
         self._until = planned.at + ledger.LEASE_S
         self.alone = self._is_changed = False
         self.record, self.revision = planned.record, revision
 
-    def reported(self, planned: Planned) -> None:
-        """Take what a change reports off what is to be reported; what it grants goes back with the next report."""
-        self.spent = self.spent.minus(planned.spent)
-        self._spent_at = self._reported_at = planned.at
-
     def see(self, record: Record, revision: int) -> None:
-        """Adopt a record that was read, or that another replica wrote."""
+        """Adopt a record that was read, or that another replica wrote.
+
+        It may hold a report of this replica whose outcome was unknown. What that granted goes back with the next one.
+        """
         self.record, self.revision = record, revision
+        own = record.shares.get(self.name)
+        if own is not None:
+            self._reported = own.total
 
     def go_alone(self, now: float) -> None:
         """Go on without the store: the block grows by this replica's part of what was left when it was last read."""

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-import logging
-from collections.abc import Callable, Sequence
+import heapq
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 from cachetools import LRUCache
 
-from openapi_tool.budgets.account import SCOPES, About, Account, Outage
+from openapi_tool.budgets.account import SCOPES, About, Account
 from openapi_tool.budgets.ledger import NOTHING, Amount, Limit
 from openapi_tool.budgets.periods import ALWAYS, Period, Periods
-from openapi_tool.limits.store import Store
+from openapi_tool.budgets.replica import AccountStore, Journal, Outage, Replica, digest
 from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.tools.deadline import Deadline
-
-log = logging.getLogger(__name__)
 
 _EVERY_S = 1.0
 _MEAN_SHARE = 0.2  # weight of the newest request in a tool's mean
 _MAX_MEANS = 10_000
 _MAX_ACCOUNTS = 20_000
-_MAX_SHOWN = 100
+_CHECKED = 2_000  # accounts a second, so that many do not block the event loop
+_MAX_SHOWN = _RANKED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +45,31 @@ class Spender:
 class Charge:
     """Accounts that the requests of one call are charged to, narrowest first."""
 
-    __slots__ = ("_accounts", "_budgets", "_spender")
+    __slots__ = ("_accounts", "_budgets", "_is_used", "_spender")
 
     def __init__(self, budgets: Budgets, spender: Spender, accounts: Sequence[Account]) -> None:
         self._budgets, self._spender, self._accounts = budgets, spender, accounts
+        self._is_used = False
 
     async def reserve(self, least: int, deadline: Deadline) -> Reservation:
         """Reserve a request with its estimate, `least` tokens at least. Raises BudgetExceeded, ToolTimeout."""
         need = Amount(1, self._budgets.estimate(self._spender, least))
         reservation = Reservation(need, [])
+        self._is_used = True
         try:
             for account in self._accounts:
+                self._budgets.active[account.name] = account
                 await account.reserve(need, deadline)
                 reservation.accounts.append(account)
         except BaseException:
             reservation.unsent()
             raise
         return reservation
+
+    async def written(self) -> None:
+        """Wait until the uses of the call are written where they outlive this process, or cannot be."""
+        if self._is_used:
+            await self._budgets.journal.written()
 
     def learn(self, tokens: int) -> None:
         """Count what a request cost for the estimate of the next one."""
@@ -103,18 +109,24 @@ class Reservation:
 class Budgets:
     """Budgets of this process, named `replica`. `clock` is the server's, in seconds since the epoch.
 
-    `limited` says whether the settings have any budget.
+    `limited` says whether the settings have any budget; `active` are the accounts, by name, that hold something or have
+    something to report.
     """
 
-    def __init__(self, replica: str, options: BudgetOptions, store: Store, clock: Callable[[], float]) -> None:
-        self._replica, self._options, self._store, self._clock = replica, options, store, clock
+    def __init__(self, replica: str, options: BudgetOptions, store: AccountStore, clock: Callable[[], float]) -> None:
+        self._options, self._clock = options, clock
+        self._outage = Outage()
+        self.journal = Journal(replica, store, self._outage)
+        self._replica = Replica(replica, store, clock, self._outage, self.journal)
+        self.active: dict[str, Account] = {}
+        self._most_used: dict[str, dict[str, Account]] = {scope: {} for scope in SCOPES}
+        self._to_check: Iterator[tuple[tuple[About, str], Account]] = iter(())
         self._periods = Periods(time_zone(options.time_zone))
         self._accounts: dict[tuple[About, str], Account] = {}
         self._by_name: dict[str, Account] = {}
         self._by_project = {name: options.for_project(name) for name in options.projects}
         self.limited = options.limited or bool(options.projects)
         self._means: LRUCache[tuple[str, str], float] = LRUCache(_MAX_MEANS)
-        self._outage = Outage()
         self._task: asyncio.Task[None] | None = None
 
     def charge(self, spender: Spender) -> Charge | None:
@@ -141,8 +153,9 @@ class Budgets:
             account.news(revision, value)
 
     def shown(self) -> list[dict[str, Any]]:
-        """Return the accounts that this replica knows, those of projects first, then the most used."""
-        accounts = sorted(self._accounts.values(), key=lambda one: (one.about.who != "", -one.share))
+        """Return the most used accounts that this replica knows, those of projects first."""
+        ranked = (account for accounts in self._most_used.values() for account in accounts.values())
+        accounts = sorted(ranked, key=lambda one: (one.about.who != "", -one.share))
         return [account.shown() for account in accounts[:_MAX_SHOWN]]
 
     def outage(self) -> str:
@@ -151,14 +164,15 @@ class Budgets:
 
     def most_used(self, scope: str) -> float:
         """Return the largest used share of the accounts of a scope."""
-        return max((one.share for one in self._accounts.values() if one.about.scope == scope), default=0.0)
+        return max((one.share for one in self._most_used[scope].values()), default=0.0)
 
     async def aclose(self) -> None:
         """Report what was used, give all blocks back, and stop."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        await asyncio.gather(*(account.aclose() for account in self._accounts.values()))
+        await asyncio.gather(*(account.aclose() for account in self.active.values()))
+        await self.journal.aclose()
 
     def _limits_of(self, project: str) -> BudgetLimits:
         return self._by_project.get(project.rpartition(" ")[2], self._options)
@@ -178,9 +192,10 @@ class Budgets:
         key = about, period.name
         account = self._accounts.get(key)
         if account is None:
-            name = _record_name(about, period)
-            account = Account(name, about, limit, period, self._store, self._replica, self._clock, self._outage)
+            name = digest(*about, period.name)
+            account = Account(name, about, limit, period, self._replica, self._rank)
             self._accounts[key] = self._by_name[name] = account
+            self._rank(account)
             self._start()
         account.allowance.limit = limit  # of a definition, which may have changed
         return account
@@ -202,26 +217,36 @@ class Budgets:
                 await self._probe()
                 continue
             now = self._clock()
-            for account in list(self._accounts.values()):
+            for account in list(self.active.values()):
                 account.tick(now)
-            self._drop(now)
+                if account.is_quiet:
+                    del self.active[account.name]
+            self._check_some(now)
 
     async def _probe(self) -> None:
         """Try the store with one account."""
-        for account in list(self._accounts.values())[:1]:
+        for account in islice(chain(self.active.values(), self._accounts.values()), 1):
             with suppress(Unavailable):
                 await account.probe()
 
-    def _drop(self, now: float) -> None:
+    def _check_some(self, now: float) -> None:
         """Forget quiet accounts whose period is over, and the oldest of too many."""
+        checked = list(islice(self._to_check, _CHECKED))
+        if not checked:
+            self._to_check = iter(list(self._accounts.items()))
         too_many = len(self._accounts) - _MAX_ACCOUNTS
-        for key, account in list(self._accounts.items()):
+        for key, account in checked:
             if account.is_quiet and (now >= account.period.end or too_many > 0):
                 too_many -= 1
                 del self._accounts[key], self._by_name[account.name]
+                self._most_used[account.about.scope].pop(account.name, None)
 
-
-def _record_name(about: About, period: Period) -> str:
-    """Return a key for KV, which takes fewer characters than ids may have."""
-    parts = json.dumps([*about, period.name]).encode()
-    return f"budget.{hashlib.blake2b(parts, digest_size=20).hexdigest()}"
+    def _rank(self, account: Account) -> None:
+        """Keep an account among the most used ones of its scope, without walking all."""
+        if self._by_name.get(account.name) is not account:  # forgotten, and used by a call that began before
+            return
+        found = self._most_used[account.about.scope]
+        found[account.name] = account
+        if len(found) > 2 * _RANKED:
+            kept = heapq.nlargest(_RANKED, found.values(), key=lambda one: one.share)
+            self._most_used[account.about.scope] = {one.name: one for one in kept}

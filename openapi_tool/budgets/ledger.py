@@ -2,13 +2,14 @@
 
 Pure: no I/O, server time in seconds. A replica holds `reserved`, the estimates of its requests that run, and `idle`, a
 block from which it reserves without asking. Both belong to it until `until`; then they are free again. What a replica
-used is added with its next report.
+used is added with its next report; once it is dead, from its journal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
@@ -22,7 +23,7 @@ RETURN_S = 2.0
 """Seconds for which a request waits for unused blocks of other replicas."""
 
 _FORGET_S = 600.0
-"""Seconds for which the empty share of a replica is kept, so that it can tell whether its last report was written."""
+"""Seconds for which the empty share of a replica is kept, so that none of its uses is added twice."""
 
 _BLOCKS_UNTIL, _WARN_FROM = 90, 80
 """Percent of a budget up to which replicas take blocks, and from which an operator is warned."""
@@ -62,6 +63,7 @@ class Amount(NamedTuple):
 
 
 NOTHING = Amount()
+NO_JOURNALS: Mapping[str, Amount] = MappingProxyType({})
 
 
 class Limit(NamedTuple):
@@ -96,7 +98,7 @@ class Limit(NamedTuple):
 
 @dataclass(slots=True)
 class Share:
-    """What one replica holds until `until`; `serial` counts its reports.
+    """What one replica holds until `until`; `total` is what it reported since its start.
 
     Until `short_until` a request of it waits for what others hold and do not use.
     """
@@ -104,8 +106,13 @@ class Share:
     reserved: Amount = NOTHING
     idle: Amount = NOTHING
     until: float = 0.0
-    serial: int = 0
+    total: Amount = NOTHING
     short_until: float = 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Return whether anything is held."""
+        return (self.reserved, self.idle) != (NOTHING, NOTHING)
 
 
 @dataclass(slots=True)
@@ -143,11 +150,12 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A replica's part: used since its last report, reserved by running requests, and what it asks for.
+    """A replica's part: used since its start and, of that, since its last report; reserved by running requests.
 
     `needs` are the estimates of the requests that wait, `ahead` is the block that it wants beyond them.
     """
 
+    total: Amount = NOTHING
     spent: Amount = NOTHING
     reserved: Amount = NOTHING
     needs: tuple[Amount, ...] = ()
@@ -163,15 +171,22 @@ class Grant:
     warns: bool
 
 
-def report(record: Record, name: str, told: Report, limit: Limit, now: float) -> Grant:
-    """Enter a replica's report into a record.
+def dead(record: Record, name: str, now: float) -> list[str]:
+    """Return the replicas other than `name` that held something and did not report in time."""
+    return [other for other, share in record.shares.items() if share.until <= now and share.holds and other != name]
+
+
+def report(
+    record: Record, name: str, told: Report, limit: Limit, now: float, journals: Mapping[str, Amount] = NO_JOURNALS
+) -> Grant:
+    """Enter a replica's report into a record, and what dead ones used, as their `journals` say.
 
     A need is granted while the budget covers it. A block is at most half of a fair share of what is left of 90 % of the
     budget. There is none beyond, and none while a request waits for unused blocks.
     """
-    _forget(record, now)
-    share = record.shares.setdefault(name, Share())
-    record.used = record.used.plus(told.spent)
+    _forget(record, now, journals)
+    share = record.shares.setdefault(name, Share(total=told.total.minus(told.spent)))
+    _count(record, share, told.total)
     taken = record.used.plus(record.held(now, but=name)).plus(told.reserved)
     granted = []
     share.reserved = told.reserved
@@ -182,8 +197,7 @@ def report(record: Record, name: str, told: Report, limit: Limit, now: float) ->
             taken, share.reserved = taken.plus(need), share.reserved.plus(need)
     share.short_until = 0.0 if all(granted) else now + RETURN_S
     share.idle = NOTHING if record.is_short(now) else _block(record, name, told.ahead, limit, taken, now)
-    share.until = now + LEASE_S if (share.reserved, share.idle) != (NOTHING, NOTHING) else now
-    share.serial += 1
+    share.until = now + LEASE_S if share.holds else now
     warns = not record.warned and limit.reached(record.used, _WARN_FROM)
     record.warned |= warns
     return Grant(tuple(granted), share.idle, warns)
@@ -202,13 +216,20 @@ def may_be_returned(record: Record, name: str, need: Amount, limit: Limit, now: 
     return remaining.plus(record.idle(now, but=name)).covers(need)
 
 
-def _forget(record: Record, now: float) -> None:
-    """Free the shares of replicas that did not report in time, and drop the old ones."""
+def _forget(record: Record, now: float, journals: Mapping[str, Amount]) -> None:
+    """Free the shares of dead replicas whose journals were read, and drop the old ones."""
     for name, share in list(record.shares.items()):
-        if share.until <= now:
+        if share.until <= now and name in journals:
+            _count(record, share, journals[name])
             share.reserved = share.idle = NOTHING
-        if share.until + _FORGET_S <= now:
+        if share.until + _FORGET_S <= now and not share.holds:
             del record.shares[name]
+
+
+def _count(record: Record, share: Share, total: Amount) -> None:
+    """Add what a replica used and the record does not count yet."""
+    missing = total.minus(share.total).positive()
+    record.used, share.total = record.used.plus(missing), share.total.plus(missing)
 
 
 def encode(record: Record, about: Mapping[str, str]) -> bytes:
@@ -218,7 +239,7 @@ def encode(record: Record, about: Mapping[str, str]) -> bytes:
             "reserved": list(share.reserved),
             "idle": list(share.idle),
             "until": share.until,
-            "serial": share.serial,
+            "total": list(share.total),
             "short_until": share.short_until,
         }
         for name, share in record.shares.items()
@@ -248,5 +269,5 @@ def _amount(value: Any) -> Amount:
 
 
 def _share(value: Mapping[str, Any]) -> Share:
-    reserved, idle = _amount(value["reserved"]), _amount(value["idle"])
-    return Share(reserved, idle, float(value["until"]), int(value["serial"]), float(value["short_until"]))
+    reserved, idle, total = (_amount(value[name]) for name in ("reserved", "idle", "total"))
+    return Share(reserved, idle, float(value["until"]), total, float(value["short_until"]))

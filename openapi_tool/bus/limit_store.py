@@ -79,6 +79,10 @@ class SharedRecords:
         """Replace a record if it still has this revision; return the new one, None if not. Raises Unavailable."""
         return await self._opened().write(name, value, revision)
 
+    async def put(self, name: str, value: bytes) -> None:
+        """Store a record that only this replica writes; other replicas are not told. Raises Unavailable."""
+        await self._opened().put(name, value)
+
     def _opened(self) -> LimitStore:
         if self._store is None:
             raise Unavailable("NATS: not connected yet")
@@ -152,6 +156,16 @@ class LimitStore:
                 raise
             await self._client.publish(f"{self._place.news}.{name}", b"%d\n%b" % (written, value))
         return written
+
+    async def put(self, name: str, value: bytes) -> None:
+        """Store a record that only this replica writes; other replicas are not told."""
+        self._place.operations.labels("write").inc()
+        with outage_as_unavailable():
+            try:
+                await (await self._created()).put(name, value)
+            except nats.errors.Error:
+                self._bucket = None
+                raise
 
     async def follow(self, news: News) -> None:
         """Call `news` with each record that a replica writes from now on."""

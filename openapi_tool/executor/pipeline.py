@@ -15,6 +15,7 @@ from typing import Any
 
 from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 
+from openapi_tool.budgets.budgets import Charge
 from openapi_tool.executor.answer_hold import AnswerHold
 from openapi_tool.executor.ids import ids
 from openapi_tool.executor.parking import CallResult, ParkedResults
@@ -171,11 +172,18 @@ class Pipeline:
             _record_outcome(facts, result, memory)
             card = self._result_card(call, result.fields)
             report = self._report(acceptance, span, card.card_id, card.content)
-            return await shielded(self._finish(call, result, card, report), _FINISH_GRACE_S)
+            return await shielded(self._finish(call, result, card, report, memory.budget), _FINISH_GRACE_S)
 
-    async def _finish(self, call: _Call, result: CallResult, card: Card, report: Report) -> Settlement:
-        """Wait for the worker to suspend, commit, publish the doorbell; shielded from cancellation as one unit."""
+    async def _finish(
+        self, call: _Call, result: CallResult, card: Card, report: Report, budget: Charge | None
+    ) -> Settlement:
+        """Wait for the worker to suspend, commit, publish the doorbell; shielded from cancellation as one unit.
+
+        What the call used of its budgets is written before, so that no crash forgets the cost of a stored result.
+        """
         await self._hold.wait(call.delivery, call.identity, call.acceptance.waiting_turn)
+        if budget is not None:
+            await budget.written()
         facts, began = call.facts, time.monotonic()
         written = await self._commit_or_park(call, result, card, report)
         facts.commit = (began, time.monotonic())

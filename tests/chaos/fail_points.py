@@ -2,7 +2,7 @@
 
 The request is a file named like a point, in the folder that `FOLDER_VARIABLE` names. The first process that reaches
 the point removes the file and dies of SIGKILL. A call whose arguments hold `KILLER` kills every executor that is
-about to run it.
+about to run it. `LEASE_VARIABLE` shortens the time after which a replica counts as dead for budgets.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from openapi_tool.budgets import allowance, ledger
 from openapi_tool.bus.wakeup_publisher import WakeupPublisher
 from openapi_tool.jina.backend import JinaBackend
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.local.executor import main as serve
 
 FOLDER_VARIABLE = "CHAOS_FAIL_POINTS"
+LEASE_VARIABLE = "CHAOS_BUDGET_LEASE_S"
 KILLER = "kills its executor"
 DEATHS = "deaths"
 POINTS = ("before_upstream", "after_upstream", "after_commit", "after_doorbell")
@@ -29,6 +31,8 @@ POINTS = ("before_upstream", "after_upstream", "after_commit", "after_doorbell")
 def main() -> None:
     """Serve against the double, with fail points in the folder that the environment names."""
     install(Path(os.environ[FOLDER_VARIABLE]))
+    if lease_s := float(os.environ.get(LEASE_VARIABLE, "0")):
+        ledger.LEASE_S, allowance.RENEW_S = lease_s, lease_s / 3
     serve()
 
 

@@ -318,6 +318,20 @@ def test_warnings_fail_only_when_asked_to(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @requirement("definition.lint")
+@pytest.mark.parametrize(("own", "warns"), [(9, False), (10, True), (11, True)])
+def test_a_budget_that_lowers_nothing_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: int, *, warns: bool
+) -> None:
+    monkeypatch.setenv("OPENAPI_TOOL__BUDGETS__SESSION_REQUESTS", "10")
+    file = tmp_path / "tool.yaml"
+    options = {"jina": {"mode": "search"}, "budget": {"session_requests": own}}
+    file.write_text(json.dumps({**SEARCH, "options": options}), encoding="utf-8")
+    done = run("lint", str(file))
+    says = "warning: options.budget.session_requests: changes nothing: budgets.session_requests is 10, and a definition"
+    assert (done.exit_code, says in done.stdout) == (0, warns), done.output
+
+
+@requirement("definition.lint")
 @pytest.mark.parametrize("wrong", ["base_url", "mode", "tool_name", "auth_env", "parameters"])
 def test_no_mistake_hides_another(wrong: str) -> None:
     """Each run of the linter showed the next one, five times."""
