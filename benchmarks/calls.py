@@ -99,8 +99,13 @@ def _definitions(project: str) -> Iterator[tuple[Any, ...]]:
         yield project, NAMES[mode], f"The {mode} tool of {project}.", schema, subject, options
 
 
-async def place(database: asyncpg.Connection, ask: Ask, count: int, target: str) -> list[Command]:
-    """Write the rows of calls for the executor of `target`; return their commands, not yet published."""
+async def place(
+    database: asyncpg.Connection, ask: Ask, count: int, target: str, *, analyze: bool = True
+) -> list[Command]:
+    """Write the rows of calls for the executor of `target`; return their commands, not yet published.
+
+    `analyze` updates the planner's statistics, which takes longer the more rows there are.
+    """
     calls = [_Call(ask, number, target) for number in range(count)]
     rows: dict[str, Sequence[tuple[Any, ...]]] = {
         "cards": [call.card() for call in calls],
@@ -111,7 +116,8 @@ async def place(database: asyncpg.Connection, ask: Ask, count: int, target: str)
         await database.copy_records_to_table(
             table, schema_name=_SCHEMAS[table], columns=_COLUMNS[table], records=records
         )
-        await database.execute(f"analyze {_SCHEMAS[table]}.{table}")
+        if analyze:
+            await database.execute(f"analyze {_SCHEMAS[table]}.{table}")
     return [call.command() for call in calls]
 
 

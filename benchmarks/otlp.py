@@ -1,8 +1,8 @@
 """Cost of exporting spans: with a collector that answers, hangs or swallows connections, and unsampled.
 
-`python -m benchmarks.otlp` runs one executor of each kind, on a target of its own, and loads them one after the other.
-A round is one window of each kind, in an order that rotates; each is compared with `off` of the same round. The last
-line is one JSON object, in which `holds` says which limits hold.
+`python -m benchmarks.otlp` runs one executor of each kind, on a target of its own. Throughput and p99 are those of one
+after the other, CPU is that of executors that run at the same time (`benchmarks.windows`); each is compared with `off`
+of the same round. The last line is one JSON object, in which `holds` says which limits hold.
 """
 
 from __future__ import annotations
@@ -11,46 +11,54 @@ import argparse
 import asyncio
 import json
 import logging
-import math
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-import asyncpg
 import uvloop
 
-from benchmarks.calls import furnish, place
+from benchmarks.calls import furnish
 from benchmarks.collector import answering, black_hole, hanging
 from benchmarks.harness import Stand, start_all, stop_all
 from benchmarks.load import Load
-from benchmarks.measure import exact_cpu_seconds, resident_bytes
 from benchmarks.rounds import settings_of
 from benchmarks.scenarios import CPU, Scenario
+from benchmarks.windows import (
+    CPU_MS,
+    P99_MS,
+    RATE,
+    RSS_MB,
+    Figures,
+    at_once,
+    in_turn,
+    median_interval,
+    medians,
+    ratio,
+    ratios,
+    warm,
+)
 from openapi_tool.local.executor import ExecutorProcess
 
 OFF, UNSAMPLED, SAMPLED, HANGING, BLACK_HOLE = KINDS = "off", "unsampled", "sampled", "hanging", "black_hole"
-SURE = 0.95
-ROUNDS, CALLS, WARM_CALLS, QUIET_S = 12, 1_000, 300, 0.3
+ROUNDS, CALLS, WARM_CALLS = 12, 1_000, 300
 LEAST_THROUGHPUT, MOST_P99, MOST_UNSAMPLED_CPU, MOST_SAMPLED_CPU, MOST_QUEUE_MB = 0.95, 1.25, 1.03, 1.20, 30.0
+_AT_ONCE = (OFF, UNSAMPLED, SAMPLED)
 _TELEMETRY = "OPENAPI_TOOL__TELEMETRY__"
-_MB = 1_000_000
-
-FIGURES = ("calls_per_s", "p99_ms", "cpu_ms", "rss_mb")
-Figures = dict[str, float]
 
 
 @dataclass(slots=True)
 class Measured:
-    """The figures of each round by kind, and the executors that they are of."""
+    """The executors by kind, and their figures round by round: in turn (all kinds), at once (`_AT_ONCE`)."""
 
     processes: Mapping[str, ExecutorProcess]
-    rounds: list[dict[str, Figures]] = field(default_factory=list)
+    in_turn: list[dict[str, Figures]] = field(default_factory=list)
+    at_once: list[dict[str, Figures]] = field(default_factory=list)
 
     def ratios(self, kind: str, figure: str) -> list[float]:
         """Return a figure of each round, divided by that of `off` in the same round."""
-        return [each[kind][figure] / each[OFF][figure] for each in self.rounds]
+        return ratios(self.at_once if figure == CPU_MS else self.in_turn, kind, OFF, figure)
 
 
 async def measure(rounds: int, calls: int) -> Measured:
@@ -76,12 +84,10 @@ async def _with(stand: Stand, load: Load, ports: Mapping[str, int], rounds: int,
     processes = list(found.processes.values())
     await start_all(processes)
     try:
-        for kind in KINDS:
-            await load.closed(await place(database, scenario.ask, scenario.warm, kind), scenario.in_flight)
-        for number in range(rounds):
-            order = [*KINDS[number % len(KINDS) :], *KINDS[: number % len(KINDS)]]
-            found.rounds.append({kind: await _window(kind, scenario, database, load, found) for kind in order})
-            sys.stderr.write(f"round {number + 1} of {rounds}\n")
+        await warm(found.processes, scenario, database, load)
+        found.in_turn = await in_turn(found.processes, rounds, scenario, database, load)
+        chosen = {kind: found.processes[kind] for kind in _AT_ONCE}
+        found.at_once = await at_once(chosen, rounds, scenario, database, load)
     finally:
         await stop_all(processes)
         await database.close()
@@ -97,60 +103,37 @@ def _settings(kind: str, scenario: Scenario, ports: Mapping[str, int]) -> dict[s
     return settings
 
 
-async def _window(kind: str, scenario: Scenario, database: asyncpg.Connection, load: Load, found: Measured) -> Figures:
-    """Return one window's figures: calls per second, p99 and CPU per call in milliseconds, memory in MB."""
-    commands = await place(database, scenario.ask, scenario.calls, kind)
-    await asyncio.sleep(QUIET_S)
-    process = found.processes[kind]
-    before = exact_cpu_seconds(process.process.pid)
-    window = await load.closed(commands, scenario.in_flight)
-    await asyncio.sleep(QUIET_S)  # acknowledgements and the export of the last spans
-    cpu_s = exact_cpu_seconds(process.process.pid) - before
-    return {
-        "calls_per_s": scenario.calls / window.seconds,
-        "p99_ms": statistics.quantiles(window.latencies, n=100, method="inclusive")[98] * 1000,
-        "cpu_ms": cpu_s * 1000 / scenario.calls,
-        "rss_mb": resident_bytes([process]) / _MB,
-    }
-
-
-def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return an interval that holds the median with at least 95 %, whatever the distribution; all if there are few."""
-    ordered, count = sorted(values), len(values)
-    beyond = [2 * sum(math.comb(count, each) for each in range(cut + 1)) / 2**count for cut in range(count // 2)]
-    cut = max(0, sum(share <= 1 - SURE for share in beyond) - 1)
-    return ordered[cut], ordered[count - 1 - cut]
-
-
 def summary(found: Measured) -> dict[str, object]:
     """Return medians, ratios with their intervals, and which limits hold."""
     shown = {
         kind: {
-            **{name: round(statistics.median(each[kind][name] for each in found.rounds), 3) for name in FIGURES},
-            "ratio": {name: _ratio(found.ratios(kind, name)) for name in FIGURES} if kind != OFF else {},
+            **medians(found.in_turn, kind),
+            **(medians(found.at_once, kind) if kind in _AT_ONCE else {}),
+            "ratio": {name: ratio(found.ratios(kind, name)) for name in _compared(kind)},
         }
         for kind in KINDS
     }
-    return {"rounds": len(found.rounds), "kinds": shown, "holds": holds(found)}
+    return {"rounds": len(found.in_turn), "kinds": shown, "holds": holds(found)}
+
+
+def _compared(kind: str) -> tuple[str, ...]:
+    if kind == OFF:
+        return ()
+    return (RATE, P99_MS, CPU_MS) if kind in _AT_ONCE else (RATE, P99_MS)
 
 
 def holds(found: Measured) -> dict[str, bool]:
     """Return for each limit whether it holds: medians for stuck collectors, the interval's upper end for CPU."""
     stuck = {
-        kind: statistics.median(found.ratios(kind, "calls_per_s")) >= LEAST_THROUGHPUT
-        and statistics.median(found.ratios(kind, "p99_ms")) <= MOST_P99
-        and found.rounds[-1][kind]["rss_mb"] - found.rounds[-1][SAMPLED]["rss_mb"] <= MOST_QUEUE_MB
+        kind: statistics.median(found.ratios(kind, RATE)) >= LEAST_THROUGHPUT
+        and statistics.median(found.ratios(kind, P99_MS)) <= MOST_P99
+        and found.in_turn[-1][kind][RSS_MB] - found.in_turn[-1][SAMPLED][RSS_MB] <= MOST_QUEUE_MB
         for kind in (HANGING, BLACK_HOLE)
     }
     return stuck | {
-        UNSAMPLED: median_interval(found.ratios(UNSAMPLED, "cpu_ms"))[1] <= MOST_UNSAMPLED_CPU,
-        SAMPLED: median_interval(found.ratios(SAMPLED, "cpu_ms"))[1] <= MOST_SAMPLED_CPU,
+        UNSAMPLED: median_interval(found.ratios(UNSAMPLED, CPU_MS))[1] <= MOST_UNSAMPLED_CPU,
+        SAMPLED: median_interval(found.ratios(SAMPLED, CPU_MS))[1] <= MOST_SAMPLED_CPU,
     }
-
-
-def _ratio(ratios: Sequence[float]) -> dict[str, float]:
-    low, high = median_interval(ratios)
-    return {"median": round(statistics.median(ratios), 3), "low": round(low, 3), "high": round(high, 3)}
 
 
 def main() -> None:

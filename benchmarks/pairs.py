@@ -1,0 +1,89 @@
+"""Cost of a call on two executors in one run: this checkout beside another one, or beside itself with other settings.
+
+`python -m benchmarks.pairs --other FOLDER` compares with the package in another checkout, which runs on the same Python
+and the same dependencies; `--setting NAME=VALUE` is a variable of this executor, `--other-setting` one of the other.
+Both run at the same time, and every second call is the other's, so that what else the machine does slows both alike.
+The last line is one JSON object: medians over the rounds of both executors' CPU per call in milliseconds and memory in
+MB, and the ratio this / other with an interval that holds its median with 95 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+
+import uvloop
+
+from benchmarks.calls import furnish
+from benchmarks.harness import Stand, start_all, stop_all
+from benchmarks.load import Load
+from benchmarks.rounds import settings_of
+from benchmarks.scenarios import CPU, Scenario
+from benchmarks.windows import CPU_MS, RSS_MB, Figures, at_once, medians, ratio, ratios, warm
+
+THIS, OTHER = KINDS = "this", "other"
+ROUNDS, CALLS, WARM_CALLS = 30, 400, 300
+
+
+async def measure(environments: Mapping[str, Mapping[str, str]], rounds: int, calls: int) -> list[dict[str, Figures]]:
+    """Return the figures of each round by kind. Raises Unanswered, ServerFailed."""
+    scenario = Scenario("pairs", CPU.shape, calls, CPU.ask, warm=WARM_CALLS)
+    async with Stand() as stand, Load.connect(stand.nats.url) as load:
+        database = await stand.database()
+        await stand.clean(database)
+        await furnish(database, scenario.ask.projects)
+        processes = {kind: stand.process("executor", environments[kind]) for kind in KINDS}
+        await start_all(list(processes.values()))
+        try:
+            await warm(processes, scenario, database, load)
+            return await at_once(processes, rounds, scenario, database, load)
+        finally:
+            await stop_all(list(processes.values()))
+            await database.close()
+
+
+def environments_of(arguments: argparse.Namespace) -> dict[str, dict[str, str]]:
+    """Return the variables of both executors."""
+    common = settings_of("executor", CPU)
+    this = {**common, **pairs_of(arguments.setting)}
+    other = {name: value for name, value in common.items() if name not in arguments.unknown}
+    other |= pairs_of(arguments.other_setting)
+    if arguments.other:  # a safe path leaves out the working directory, which would come before it
+        other |= {"PYTHONPATH": arguments.other, "PYTHONSAFEPATH": "1"}
+    return {
+        kind: {**settings, "OPENAPI_TOOL__PROTOCOL__TARGET": kind} for kind, settings in ((THIS, this), (OTHER, other))
+    }
+
+
+def pairs_of(assignments: Sequence[str]) -> dict[str, str]:
+    """Return the variables in `NAME=VALUE` assignments."""
+    return {name: value for name, _, value in (each.partition("=") for each in assignments)}
+
+
+def main() -> None:
+    """Measure, and end with the JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--other", default="", metavar="FOLDER", help="the other checkout; without it this one")
+    parser.add_argument("--setting", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--other-setting", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--unknown", action="append", default=[], metavar="NAME", help="a setting that the other lacks")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of both executors")
+    parser.add_argument("--calls", type=int, default=CALLS, help="calls of each in a round")
+    arguments = parser.parse_args()
+    logging.getLogger("nats").setLevel(logging.CRITICAL)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        found = runner.run(measure(environments_of(arguments), arguments.rounds, arguments.calls))
+    summary = {
+        "rounds": len(found),
+        **{kind: medians(found, kind) for kind in KINDS},
+        "ratio": {name: ratio(ratios(found, THIS, OTHER, name)) for name in (CPU_MS, RSS_MB)},
+    }
+    sys.stdout.write(json.dumps(summary) + "\n")
+
+
+if __name__ == "__main__":
+    main()

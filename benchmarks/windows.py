@@ -1,0 +1,118 @@
+"""The same load on several executors, in turn or at the same time, and ratios with intervals from it.
+
+Windows in turn give throughput and latency. CPU is compared of executors that run at the same time, each with every
+second call (or third …): what else the machine does then slows all of them alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+import asyncpg
+
+from benchmarks.calls import place
+from benchmarks.load import Load
+from benchmarks.measure import exact_cpu_seconds, resident_bytes
+from benchmarks.scenarios import Scenario
+from openapi_tool.local.executor import ExecutorProcess
+
+SURE = 0.95
+QUIET_S = 0.3
+_MB = 1_000_000
+
+CPU_MS, RSS_MB, RATE, P99_MS = "cpu_ms", "rss_mb", "calls_per_s", "p99_ms"
+Figures = dict[str, float]
+Processes = Mapping[str, ExecutorProcess]
+"""Executors by their setting `protocol.target`, which is what a kind of executor is called here."""
+
+
+async def warm(processes: Processes, scenario: Scenario, database: asyncpg.Connection, load: Load) -> None:
+    """Give each executor the scenario's first calls, which are not measured. Raises Unanswered."""
+    for kind in processes:
+        await load.closed(await place(database, scenario.ask, scenario.warm, kind), scenario.in_flight)
+
+
+async def in_turn(
+    processes: Processes, rounds: int, scenario: Scenario, database: asyncpg.Connection, load: Load
+) -> list[dict[str, Figures]]:
+    """Return calls per second, p99 in milliseconds and memory in MB of each executor, round by round.
+
+    A round is a window of each, in an order that rotates. Raises Unanswered.
+    """
+    kinds, found = list(processes), []
+    for number in range(rounds):
+        first = number % len(kinds)
+        found.append(
+            {
+                kind: await _window(kind, processes[kind], scenario, database, load)
+                for kind in kinds[first:] + kinds[:first]
+            }
+        )
+    return found
+
+
+async def _window(
+    kind: str, process: ExecutorProcess, scenario: Scenario, database: asyncpg.Connection, load: Load
+) -> Figures:
+    commands = await place(database, scenario.ask, scenario.calls, kind, analyze=False)
+    measured = await load.closed(commands, scenario.in_flight)
+    await asyncio.sleep(QUIET_S)  # acknowledgements and the export of the last spans
+    return {
+        RATE: scenario.calls / measured.seconds,
+        P99_MS: statistics.quantiles(measured.latencies, n=100, method="inclusive")[98] * 1000,
+        RSS_MB: resident_bytes([process]) / _MB,
+    }
+
+
+async def at_once(
+    processes: Processes, rounds: int, scenario: Scenario, database: asyncpg.Connection, load: Load
+) -> list[dict[str, Figures]]:
+    """Return CPU per call in milliseconds and memory in MB of executors that run at the same time, round by round.
+
+    Each gets the scenario's number of calls in a round. Raises Unanswered.
+    """
+    found = []
+    for _ in range(rounds):
+        placed = [await place(database, scenario.ask, scenario.calls, kind, analyze=False) for kind in processes]
+        await asyncio.sleep(QUIET_S)
+        before = {kind: exact_cpu_seconds(each.process.pid) for kind, each in processes.items()}
+        await load.closed(list(chain.from_iterable(zip(*placed, strict=True))), scenario.in_flight)
+        await asyncio.sleep(QUIET_S)
+        found.append(
+            {
+                kind: {
+                    CPU_MS: (exact_cpu_seconds(each.process.pid) - before[kind]) * 1000 / scenario.calls,
+                    RSS_MB: resident_bytes([each]) / _MB,
+                }
+                for kind, each in processes.items()
+            }
+        )
+    return found
+
+
+def ratios(rounds: Sequence[Mapping[str, Figures]], kind: str, base: str, figure: str) -> list[float]:
+    """Return a figure of each round, divided by that of `base` in the same round."""
+    return [each[kind][figure] / each[base][figure] for each in rounds]
+
+
+def medians(rounds: Sequence[Mapping[str, Figures]], kind: str) -> Figures:
+    """Return the median of each figure."""
+    return {name: round(statistics.median(each[kind][name] for each in rounds), 3) for name in rounds[0][kind]}
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return an interval that holds the median with at least 95 %, whatever the distribution; all if there are few."""
+    ordered, count = sorted(values), len(values)
+    beyond = [2 * sum(math.comb(count, each) for each in range(cut + 1)) / 2**count for cut in range(count // 2)]
+    cut = max(0, sum(share <= 1 - SURE for share in beyond) - 1)
+    return ordered[cut], ordered[count - 1 - cut]
+
+
+def ratio(values: Sequence[float]) -> dict[str, float]:
+    """Return the median of ratios and the interval that holds it."""
+    low, high = median_interval(values)
+    return {"median": round(statistics.median(values), 3), "low": round(low, 3), "high": round(high, 3)}
