@@ -16,7 +16,10 @@ VERSION_OF = -c 'import platform; print(platform.python_version())'
 WORKERS = $$($(PY) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-.PHONY: install demo test long chaos canary hostile fuzz bench bench-tenants mutations sizes answers pictures check lint types contracts figures docs audit sbom image lock clean
+# Bytecode is kept, whatever the environment says: each worker of the tests would otherwise compile all of them.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: install demo test compiled long chaos canary hostile fuzz bench bench-tenants mutations sizes answers pictures check lint types contracts figures docs audit sbom image lock clean
 
 # The virtual environment with everything in it.
 install: $(READY)
@@ -29,6 +32,10 @@ test: $(READY)
 	$(PY) -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not alone and not long" $(TEST)
 	$(PY) -m pytest -m alone tests/performance tests/hostile/test_hostile.py tests/unit/test_hostile_answers.py \
 	  tests/unit/test_stored_search.py
+
+# Bytecode of all tests, which otherwise each worker of `make test` makes for itself.
+compiled: $(READY)
+	$(PY) -m pytest --collect-only > /dev/null
 
 # Staged incidents: real servers, the chart's alerts in promtool, and what the commands say of each.
 long: $(READY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import os
 import shutil
 import signal
 import ssl
@@ -29,6 +30,8 @@ from tests.forking import forking
 from tests.support import dsn_of, make_role
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it, and so do its children
+for _variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):  # a child that is to obey them cannot be forked
+    os.environ.pop(_variable, None)
 
 
 PROJECT, AGENT = "proj_test", "agent_test"
