@@ -61,8 +61,8 @@ class Measured:
         return ratios(self.at_once if figure == CPU_MS else self.in_turn, kind, OFF, figure)
 
 
-async def measure(rounds: int, calls: int) -> Measured:
-    """Measure all kinds. Raises Unanswered, ServerFailed."""
+async def measure(rounds: int, calls: int, warm: int = WARM_CALLS) -> Measured:
+    """Measure all kinds, each after `warm` calls that do not count. Raises Unanswered, ServerFailed."""
     async with AsyncExitStack() as stack:
         ports = {
             SAMPLED: await stack.enter_async_context(answering()),
@@ -72,11 +72,11 @@ async def measure(rounds: int, calls: int) -> Measured:
         ports[UNSAMPLED] = ports[SAMPLED]
         stand = await stack.enter_async_context(Stand())
         load = await stack.enter_async_context(Load.connect(stand.nats.url))
-        return await _with(stand, load, ports, rounds, calls)
+        scenario = Scenario("otlp", CPU.shape, calls, CPU.ask, warm=warm)
+        return await _with(stand, load, ports, rounds, scenario)
 
 
-async def _with(stand: Stand, load: Load, ports: Mapping[str, int], rounds: int, calls: int) -> Measured:
-    scenario = Scenario("otlp", CPU.shape, calls, CPU.ask, warm=WARM_CALLS)
+async def _with(stand: Stand, load: Load, ports: Mapping[str, int], rounds: int, scenario: Scenario) -> Measured:
     database = await stand.database()
     await stand.clean(database)
     await furnish(database, scenario.ask.projects)

@@ -49,7 +49,7 @@ def _measured(a_round: dict[str, Figures]) -> Measured:
 @pytest.mark.alone
 @requirement("performance", "traces")
 async def test_every_kind_is_measured() -> None:
-    found = summary(await measure(1, 40))
+    found = summary(await measure(1, 40, warm=40))
     kinds = found["kinds"]
     assert isinstance(kinds, dict)
     assert list(kinds) == list(KINDS)
