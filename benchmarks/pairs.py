@@ -1,7 +1,8 @@
 """Cost of a call on two executors in one run: this checkout beside another one, or beside itself with other settings.
 
 `python -m benchmarks.pairs --other FOLDER` compares with the package in another checkout, which runs on the same Python
-and the same dependencies; `--setting NAME=VALUE` is a variable of this executor, `--other-setting` one of the other.
+and the same dependencies, `--other-python FILE` with another interpreter; `--setting NAME=VALUE` is a variable of this
+executor, `--other-setting` one of the other.
 Both run at the same time, and every second call is the other's, so that what else the machine does slows both alike.
 The last line is one JSON object: medians over the rounds of both executors' CPU per call in milliseconds and memory in
 MB, and the ratio this / other with an interval that holds its median with 95 %.
@@ -29,7 +30,9 @@ THIS, OTHER = KINDS = "this", "other"
 ROUNDS, CALLS, WARM_CALLS = 30, 400, 300
 
 
-async def measure(environments: Mapping[str, Mapping[str, str]], rounds: int, calls: int) -> list[dict[str, Figures]]:
+async def measure(
+    environments: Mapping[str, Mapping[str, str]], rounds: int, calls: int, other_python: str = ""
+) -> list[dict[str, Figures]]:
     """Return the figures of each round by kind. Raises Unanswered, ServerFailed."""
     scenario = Scenario("pairs", CPU.shape, calls, CPU.ask, warm=WARM_CALLS)
     async with Stand() as stand, Load.connect(stand.nats.url) as load:
@@ -37,6 +40,8 @@ async def measure(environments: Mapping[str, Mapping[str, str]], rounds: int, ca
         await stand.clean(database)
         await furnish(database, scenario.ask.projects)
         processes = {kind: stand.process("executor", environments[kind]) for kind in KINDS}
+        if other_python:
+            processes[OTHER].process._command[0] = other_python  # noqa: SLF001 - only this benchmark mixes them
         await start_all(list(processes.values()))
         try:
             await warm(processes, scenario, database, load)
@@ -68,6 +73,7 @@ def main() -> None:
     """Measure, and end with the JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--other", default="", metavar="FOLDER", help="the other checkout; without it this one")
+    parser.add_argument("--other-python", default="", metavar="FILE", help="the other's interpreter, of a venv")
     parser.add_argument("--setting", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--other-setting", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--unknown", action="append", default=[], metavar="NAME", help="a setting that the other lacks")
@@ -76,7 +82,8 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found = runner.run(measure(environments_of(arguments), arguments.rounds, arguments.calls))
+        environments = environments_of(arguments)
+        found = runner.run(measure(environments, arguments.rounds, arguments.calls, arguments.other_python))
     summary = {
         "rounds": len(found),
         **{kind: medians(found, kind) for kind in KINDS},
