@@ -484,6 +484,18 @@ LOSS = (
         "tests/unit/test_bus.py::test_a_project_that_was_idle_gets_no_credit_for_it",
     ),
     Mutation(
+        "bus/slots.py",
+        "< self._most_of_project",
+        "< self._limit",
+        "tests/races/test_intake.py::test_calls_of_one_project_that_never_end_leave_slots_for_others",
+    ),
+    Mutation(
+        "budgets/account.py",
+        "if stored is None and needs and self.allowance.drop_if_empty(planned):",
+        "if not needs and stored == b'':",
+        "tests/races/test_budgets.py::test_sessions_that_are_refused_from_the_start_leave_no_record",
+    ),
+    Mutation(
         "bus/look_ahead.py",
         "while batch := self._batch():",
         "while batch := 0:",

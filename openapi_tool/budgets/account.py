@@ -183,6 +183,9 @@ class Account:
             waiting = list(self._waiting)
             needs = tuple(waiter.need for waiter in waiting)
             planned = self.allowance.plan(stored, needs, self._now(), journals=journals, leave=leave)
+            if stored is None and needs and self.allowance.drop_if_empty(planned):
+                self._decide(waiting, planned)
+                return
             value = ledger.encode(planned.record, self.about.shown())
             self._is_unsure = True
             written = await self._store.write(self.name, value, revision)

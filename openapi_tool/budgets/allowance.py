@@ -141,6 +141,16 @@ class Allowance:
         block = grant.idle.minus(self.idle)
         return Planned(record, grant, needs, told.total, block, now)
 
+    def drop_if_empty(self, planned: Planned) -> bool:
+        """Drop a change that enters nothing but a refusal, and return whether it did.
+
+        Without a record nobody else holds anything, and refusals of any number of sessions must not fill the store.
+        """
+        share = planned.record.shares[self.name]
+        is_empty = planned.record.used == share.reserved == share.idle == NOTHING and not any(planned.grant.granted)
+        self._is_changed = not is_empty
+        return is_empty
+
     def confirm(self, planned: Planned, revision: int) -> None:
         """Adopt a written change: the granted needs are reserved, the block is at hand."""
         for need, granted in zip(planned.needs, planned.grant.granted, strict=True):

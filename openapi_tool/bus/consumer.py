@@ -255,8 +255,12 @@ class CommandConsumer:
         return int(mode is FetchMode.PROBE and self._may_probe)
 
     def _look_ahead_batch(self) -> int:
-        busy = self._free <= 0 and self._mode() is FetchMode.FREE
-        return self._intake.look_ahead if busy else 0
+        return self._intake.look_ahead if self._busy and self._mode() is FetchMode.FREE else 0
+
+    @property
+    def _busy(self) -> bool:
+        """Return whether no slot is free for a command of any project that waits."""
+        return self._free <= self._intake.waiting
 
     @property
     def _may_probe(self) -> bool:
@@ -294,16 +298,17 @@ class CommandConsumer:
         """Run waiting commands in free slots; hand them back while calls cannot be committed."""
         if self._mode() is not FetchMode.FREE:
             self._intake.give_back_waiting()
-        while self._free > 0 and not self._draining and (work := self._intake.next()):
+        while self._free > 0 and not self._draining and (work := self._intake.next(self._slots.may_begin)):
             self._run(work)
+        if self._look_ahead is not None and self._busy:
+            self._look_ahead.wake()
 
     def _run(self, work: Held) -> None:
         work.since = time.monotonic()
+        self._slots.begin(work.delivery.stream_sequence, work.flow[0])
         task = asyncio.create_task(self._worker.run(work))
         self._running[task] = work
         task.add_done_callback(self._finished)
-        if self._look_ahead is not None and self._free <= 0:
-            self._look_ahead.wake()
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         work = self._running.pop(task)

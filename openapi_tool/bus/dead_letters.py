@@ -14,6 +14,7 @@ from nats.js.errors import APIError, BadRequestError, NoStreamResponseError, Not
 
 from openapi_tool.bus.client import Denied
 from openapi_tool.bus.dead_letter_record import DeadLetter, dead_letter, encode
+from openapi_tool.fair_semaphore import FairSemaphore
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.redact import Redactor
@@ -36,6 +37,9 @@ _TIMEOUT_S = 5.0
 _LAST_DELIVERY = 5
 """During an outage the command is requeued until this delivery; then it is settled without a record."""
 
+_CONCURRENT = 8
+"""Records that are made and stored at a time, shared fairly by projects: a flood of them takes turns with calls."""
+
 _STORE_FAILED = 10077  # the stream is full
 _TOO_LARGE = 10054
 _PLAIN_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -52,6 +56,7 @@ class DeadLetters:
         self._client = client
         self._redactor = redactor
         self._replicas = replicas
+        self._permits = FairSemaphore(_CONCURRENT)
         self._by_project = True
         self._inspected = False
 
@@ -61,12 +66,17 @@ class DeadLetters:
         A record that the server refuses (stream full, no permission, too large) is logged, counted and discarded.
         Raises nats.errors.Error in an outage, except on delivery `_LAST_DELIVERY` and later, where it is discarded.
         """
+        token = _token(delivery.subject)
+        async with self._permits.permit(token):
+            await self._keep(token, delivery, reason, message)
+
+    async def _keep(self, token: str, delivery: Delivery, reason: str, message: str) -> None:
         letter = dead_letter(delivery, reason, message, self._redactor)
         about = {"reason": reason, "subject": letter.subject, "stream_sequence": letter.stream_sequence}
         about |= {name: value for name, value in letter.identity().items() if value}
         log.error("command dead-lettered: %s", letter.message, extra={"action": "call.dead_lettered"} | about)
         try:
-            await self._publish(_token(delivery.subject), letter)
+            await self._publish(token, letter)
         except (nats.errors.Error, OSError) as error:
             cause = _cause(error)
             if cause == "unavailable" and delivery.attempt < _LAST_DELIVERY:

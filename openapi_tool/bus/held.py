@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from sys import getsizeof
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -12,6 +13,7 @@ from nats.aio.msg import Msg
 from openapi_tool.bus.leases import Lease
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.identity import AGENT, TOOL_CALL, TRACEPARENT, TURN
+from openapi_tool.protocol.subject import MAX_ID_BYTES
 from openapi_tool.protocol.trace import parse_traceparent
 from openapi_tool.tools.problems import short
 
@@ -58,8 +60,10 @@ class Held:
     def __post_init__(self) -> None:
         """Compute flow and size from the delivery."""
         subject, headers = self.delivery.subject, self.delivery.headers
-        self.flow = project_of(subject), headers.get(AGENT, "")
-        self.size = _OVERHEAD_BYTES + len(subject) + len(self.delivery.data) + sum(map(len, headers.values()))
+        self.flow = project_of(subject), headers.get(AGENT, "")[:MAX_ID_BYTES]
+        # Python may store four bytes per character: one such character in a text is enough.
+        texts = len(subject) + sum(map(getsizeof, headers)) + sum(map(getsizeof, headers.values()))
+        self.size = _OVERHEAD_BYTES + len(self.delivery.data) + texts
 
 
 def project_of(subject: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from nats.aio.msg import Msg
@@ -103,9 +104,9 @@ class Intake:
             surplus = self._scheduler.crowded_out()
             self._send_back(surplus.message, surplus.flow[0], surplus, never_run=_never_run(surplus))
 
-    def next(self) -> Held | None:
-        """Remove and return the waiting command to run now, None if none waits."""
-        return self._scheduler.next()
+    def next(self, may_begin: Callable[[str], bool]) -> Held | None:
+        """Remove and return the waiting command to run now, None if none waits of a project that may begin another."""
+        return self._scheduler.next(may_begin)
 
     def finished(self, work: Held, duration_s: float, requests: int) -> None:
         """Forget a command that ran for `duration_s` seconds, and charge its project with its upstream requests."""

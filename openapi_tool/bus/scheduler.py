@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 
@@ -17,8 +17,13 @@ _EQUAL: Mapping[str, float] = MappingProxyType({})
 
 _LEAST_COST = 0.1
 
+_LEAST_ENTRIES = 64
 _MAX_IDLE_FLOWS = 4_096
 """Flows (projects or agents) without a waiting command whose charge is remembered, at each level."""
+
+
+def _anybody(_: str) -> bool:
+    return True
 
 
 class Scheduler(Protocol):
@@ -32,8 +37,8 @@ class Scheduler(Protocol):
     def offer(self, work: Held) -> None:
         """Enqueue a command."""
 
-    def next(self) -> Held | None:
-        """Remove and return the command that runs next, or None if none waits."""
+    def next(self, may_begin: Callable[[str], bool] = _anybody) -> Held | None:
+        """Remove and return the command that runs next, None if none waits of a project that may begin another."""
 
     def finished(self, work: Held, cost: float) -> None:
         """Charge a command that has run with `cost` upstream requests; `next` has charged one of them."""
@@ -70,9 +75,10 @@ class FairScheduler:
         self._length += 1
         self.size += work.size
 
-    def next(self) -> Held | None:
-        """Remove and return the command that runs next, or None if none waits."""
-        return self._removed(self._projects.pop()) if self._length else None
+    def next(self, may_begin: Callable[[str], bool] = _anybody) -> Held | None:
+        """Remove and return the command that runs next, None if none waits of a project that may begin another."""
+        work = self._projects.pop(may_begin) if self._length else None
+        return work and self._removed(work)
 
     def finished(self, work: Held, cost: float) -> None:
         """Charge project and agent with the cost of a command beyond the one request that `next` has charged.
@@ -93,7 +99,7 @@ class FairScheduler:
 
     def withdraw(self) -> list[Held]:
         """Remove and return all waiting commands, in the order in which they would have run."""
-        return [self._removed(self._projects.pop()) for _ in range(self._length)]
+        return [self._removed(work) for work in iter(self._projects.pop, None)]
 
     def _removed(self, work: Held) -> Held:
         self._length -= 1
@@ -168,10 +174,12 @@ class _FairQueue:
             flow.start = max(flow.start, self._now)
             self._enqueue(name, flow)
 
-    def pop(self) -> Held:
-        flow, name = self._earliest()
-        self._now = flow.start
-        work = flow.queue.pop()
+    def pop(self, may_begin: Callable[[str], bool] = _anybody) -> Held | None:
+        due = self._earliest(may_begin)
+        if due is None or (work := due[0].queue.pop()) is None:
+            return None
+        flow, name = due
+        self._now = max(self._now, flow.start)  # that of a flow that was passed over may be earlier
         flow.size -= work.size
         flow.start += flow.step
         if flow.size:
@@ -181,9 +189,13 @@ class _FairQueue:
         return work
 
     def drop(self) -> Held:
-        flow = self._flows[self.largest()]
+        name = self.largest()
+        flow = self._flows[name]
         work = flow.queue.drop()
         flow.size -= work.size
+        if not flow.size and flow.start <= self._now:
+            del self._flows[name]
+            self._forget_entries()
         return work
 
     def largest(self) -> str:
@@ -207,19 +219,37 @@ class _FairQueue:
         flow.queued = self._entries
         heapq.heappush(self._due, (flow.start, self._entries, name))  # FIFO among equal starts
 
-    def _earliest(self) -> tuple[_Flow, str]:
-        """Remove and return the flow to serve; drop entries of empty flows, reinsert those of flows charged since."""
-        while True:
-            start, number, name = heapq.heappop(self._due)
-            flow = self._flows.get(name)
-            if flow is None or flow.queued != number:
-                continue
-            flow.queued = 0
-            if not flow.size:
-                continue
-            if flow.start <= start:
-                return flow, name
-            self._enqueue(name, flow)
+    def _earliest(self, may_begin: Callable[[str], bool]) -> tuple[_Flow, str] | None:
+        """Remove and return the flow to serve, passing over those that may not begin a command; None without one.
+
+        Drop entries of empty flows, and reinsert those of flows charged since.
+        """
+        passed_over = []
+        try:
+            while self._due:
+                entry = start, number, name = heapq.heappop(self._due)
+                flow = self._flows.get(name)
+                if flow is None or flow.queued != number:
+                    continue
+                flow.queued = 0
+                if flow.size and flow.start > start:
+                    self._enqueue(name, flow)
+                elif flow.size and may_begin(name):
+                    return flow, name
+                elif flow.size:
+                    flow.queued = number
+                    passed_over.append(entry)
+        finally:
+            for entry in passed_over:
+                heapq.heappush(self._due, entry)
+        return None
+
+    def _forget_entries(self) -> None:
+        """Forget entries of forgotten flows: of a project that does not run, commands of any agents may be evicted."""
+        if len(self._due) > 2 * len(self._flows) + _LEAST_ENTRIES:
+            flows = self._flows
+            self._due = [entry for entry in self._due if entry[2] in flows and flows[entry[2]].queued == entry[1]]
+            heapq.heapify(self._due)
 
     def _forget_idle(self) -> None:
         """Forget flows without a waiting command; a client may invent any number of project and agent names."""

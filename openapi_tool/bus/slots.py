@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from openapi_tool.options import ExecutorOptions
+
+_RESERVED_SHARE = 1 / 8
+"""Fraction of the slots, and of the places of parked calls, that a single project cannot take.
+
+A running call is never interrupted, so without it one project whose calls take long would stop all others.
+"""
+
+
+@dataclass(slots=True)
+class _Calls:
+    """Calls of one project: all that run, and those of them without a slot."""
+
+    running: int = 0
+    released: int = 0
+    parked: int = 0
 
 
 class Slots:
     """Running calls without a slot, and upstream requests of calls, by the command's sequence in the stream.
 
     At most `limit` at once are released for good, because their answer is held, and at most `most_parked` parked while
-    they wait for a permit; further ones keep their slots.
+    they wait for a permit; further ones keep their slots. One project cannot take all of them.
     """
 
     def __init__(self, limit: int, most_parked: int = 0) -> None:
         self._limit = limit
         self._most_parked = most_parked
+        self._most_of_project = limit - int(limit * _RESERVED_SHARE)
+        self._most_parked_of_project = most_parked - int(most_parked * _RESERVED_SHARE)
+        self._projects: dict[int, str] = {}
+        self._calls: dict[str, _Calls] = {}
         self._released: set[int] = set()
         self._parked: set[int] = set()
         self._requests: dict[int, int] = {}
@@ -32,10 +52,21 @@ class Slots:
         """Number of running calls that wait for a permit without a slot."""
         return len(self._parked)
 
+    def may_begin(self, project: str) -> bool:
+        """Return whether a project may have one more slot, if one is free."""
+        calls = self._calls.get(project)
+        return calls is None or calls.running - calls.released - calls.parked < self._most_of_project
+
+    def begin(self, sequence: int, project: str) -> None:
+        """Count a call that begins to run in a slot."""
+        self._projects[sequence] = project
+        self._calls.setdefault(project, _Calls()).running += 1
+
     def release(self, sequence: int) -> None:
         """Give the slot of a running call to the next command."""
-        if len(self._released) < self._limit:
+        if len(self._released) < self._limit and sequence in self._projects and sequence not in self._released:
             self._released.add(sequence)
+            self._calls_of(sequence).released += 1
             self.wake()
 
     def charge(self, sequence: int, requests: int) -> None:
@@ -49,19 +80,34 @@ class Slots:
 
     def park(self, sequence: int) -> None:
         """Let another command have the slot of a running call until it resumes."""
-        if len(self._parked) < self._most_parked:
-            self._parked.add(sequence)
-            self.wake()
+        if len(self._parked) < self._most_parked and sequence in self._projects:
+            calls = self._calls_of(sequence)
+            if calls.parked < self._most_parked_of_project:
+                self._parked.add(sequence)
+                calls.parked += 1
+                self.wake()
 
     def resume(self, sequence: int) -> None:
         """Count a call as running again at once; no command begins until a slot is free."""
-        self._parked.discard(sequence)
+        if sequence in self._parked:
+            self._parked.discard(sequence)
+            self._calls_of(sequence).parked -= 1
 
     def ended(self, sequence: int) -> int:
         """Forget a call; return its number of upstream requests."""
-        self._released.discard(sequence)
-        self._parked.discard(sequence)
+        self.resume(sequence)
+        calls = self._calls_of(sequence)
+        calls.running -= 1
+        if sequence in self._released:
+            self._released.discard(sequence)
+            calls.released -= 1
+        project = self._projects.pop(sequence)
+        if not calls.running:
+            del self._calls[project]
         return self._requests.pop(sequence, 1) if self._requests else 1
+
+    def _calls_of(self, sequence: int) -> _Calls:
+        return self._calls[self._projects[sequence]]
 
 
 def slots_of(options: ExecutorOptions) -> Slots:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -22,16 +24,24 @@ log = logging.getLogger(__name__)
 SUBJECT = "openapi_tool.stats"
 ANSWERS = f"{SUBJECT}.*"
 MAX_REPLICAS = 500
+_MOST_A_SECOND = 20
+"""Requests that a replica answers; more than people and dashboards send, and few enough to cost calls nothing."""
 
 
 async def answer_stats(client: Client, snapshot: Callable[[], Mapping[str, Any]]) -> None:
     """Answer requests for statistics from now on, with `snapshot`; without permission `top` does not see this replica.
 
-    An error here concerns `top` alone, so it is logged and calls go on.
+    An error here concerns `top` alone, so it is logged and calls go on. Anybody may ask who may publish on the subject,
+    so requests beyond `_MOST_A_SECOND` get no answer.
     """
+    answered: deque[float] = deque(maxlen=_MOST_A_SECOND)
 
     async def answer(message: Msg) -> None:
         if message.reply.startswith(f"{SUBJECT}."):
+            now = time.monotonic()
+            if len(answered) == _MOST_A_SECOND and now - answered[0] < 1.0:
+                return
+            answered.append(now)
             with suppress(nats.errors.Error, OSError):
                 await client.publish(message.reply, orjson.dumps(snapshot()))
 

@@ -147,6 +147,8 @@ class Pipeline:
     async def _handle(self, delivery: Delivery) -> Settlement:
         began = time.monotonic()
         command = self._dialect.decode(delivery)
+        if command.card_id is None and command.identity.tool_call_id is None:
+            identify(command.identity, None)  # raises: without an id no record can be found
         records = await self._kernel.load(command)
         identity = identify(command.identity, records.card)
         if records.earlier is not None:

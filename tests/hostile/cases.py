@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.hostile import answers, arguments, definitions, health, keys, rows, terminal, wire
+from tests.hostile import answers, arguments, definitions, health, keys, rows, shares, terminal, wire
 from tests.hostile.case import Case
 
 CASES: Mapping[str, Case] = {
@@ -16,4 +16,5 @@ CASES: Mapping[str, Case] = {
     **health.CASES,
     **terminal.CASES,
     **rows.CASES,
+    **shares.CASES,
 }

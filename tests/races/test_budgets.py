@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from openapi_tool.budgets import budgets as budgets_module
 from openapi_tool.budgets import ledger
 from openapi_tool.budgets.account import Account
 from openapi_tool.budgets.budgets import Budgets, Spender
@@ -325,5 +326,37 @@ def test_a_scrape_looks_at_a_bounded_number_of_accounts(monkeypatch: pytest.Monk
         assert (len(shown), shown[0]["requests_left"]) == (100, 0)
         assert looked <= 500
         await world.close()
+
+    run_virtually(work())
+
+
+@requirement("hostile.neighbour")
+def test_sessions_that_are_refused_from_the_start_leave_no_record() -> None:
+    """Their number is the caller's choice, they cost nothing, and all projects share the store."""
+
+    async def work() -> None:
+        world = World(BudgetOptions(session_requests=0))
+        pod = world.pod()
+        for number in range(50):
+            assert not await pod.call(Spender("proj", "agent", f"session {number}", "tool"))
+        assert all(account.is_quiet for account in pod.budgets._accounts.values())  # noqa: SLF001
+        assert await world.close() == []
+
+    run_virtually(work())
+
+
+@requirement("hostile.neighbour")
+def test_an_account_that_is_forgotten_before_its_call_reserves_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets_module, "_MAX_ACCOUNTS", 0)
+
+    async def work() -> None:
+        world = World()
+        pod = world.pod()
+        charge: Any = pod.budgets.charge(WHO)
+        await asyncio.sleep(3)
+        assert not pod.budgets._accounts  # noqa: SLF001
+        (await charge.reserve(1, Deadline.after(1))).sent(0)
+        [record] = await world.close()
+        assert record.used.requests == 1
 
     run_virtually(work())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count, islice, pairwise
@@ -23,6 +23,7 @@ from openapi_tool.bus.dead_letter_record import dead_letter, decode, encode
 from openapi_tool.bus.delivery import delivery_of
 from openapi_tool.bus.held import Held
 from openapi_tool.bus.scheduler import FairScheduler
+from openapi_tool.bus.slots import Slots
 from openapi_tool.bus.wire import Handlers, Parser, header_block, parse_headers, shown_subject
 from openapi_tool.protocol.command import HEAD_BYTES, BodyDigest, Delivery
 from openapi_tool.telemetry.redact import Redactor
@@ -174,11 +175,9 @@ _SEQUENCES = count(1)
 FLOWS = st.tuples(st.sampled_from("abc"), st.sampled_from("xy"))
 
 
-def held(project: str, agent: str = "agent", size: int = 0) -> Held:
-    subject = f"cg.v1r4.{project}.public.cmd.tool.jina.search"
-    delivery = Delivery(
-        subject, {"CG-Agent-Id": agent}, b" " * size, datetime.now(UTC), attempt=1, stream_sequence=next(_SEQUENCES)
-    )
+def held(project: str, agent: str = "agent", size: int = 0, more: Mapping[str, str] | None = None) -> Held:
+    subject, headers = f"cg.v1r4.{project}.public.cmd.tool.jina.search", {"CG-Agent-Id": agent, **(more or {})}
+    delivery = Delivery(subject, headers, b" " * size, datetime.now(UTC), attempt=1, stream_sequence=next(_SEQUENCES))
     message: Any = None
     return Held(message, delivery, 0.0, 0.0)
 
@@ -210,6 +209,57 @@ def test_slots_go_round_by_project_and_within_a_project_by_agent() -> None:
     offer(scheduler, "other", 90)
     flows = Counter(work.flow for work in islice(iter(scheduler.next, None), 60))
     assert flows == {("one", "first"): 15, ("one", "second"): 15, ("other", "agent"): 30}
+
+
+@requirement("hostile.neighbour")
+def test_a_project_that_may_not_begin_a_command_is_passed_over_and_keeps_its_turn() -> None:
+    scheduler = FairScheduler()
+    offer(scheduler, "first", 3)
+    offer(scheduler, "second", 2)
+    others = [scheduler.next(lambda project: project != "first") for _ in range(3)]
+    assert [work and work.flow[0] for work in others] == ["second", "second", None]
+    assert len(scheduler) == 3
+    assert run(scheduler, 3) == ["first"] * 3
+
+
+@requirement("hostile.neighbour")
+def test_agents_whose_commands_were_all_evicted_are_forgotten() -> None:
+    scheduler = FairScheduler()
+    for number in range(2_000):
+        scheduler.offer(held("flood", f"agent {number}"))
+        if number >= 8:
+            scheduler.crowded_out()
+    agents: Any = scheduler._projects._flows["flood"].queue  # noqa: SLF001 - what it holds shows nowhere else
+    assert (len(agents._flows), len(scheduler)) == (8, 8)  # noqa: SLF001
+    assert len(agents._due) < 100  # noqa: SLF001
+    assert run(scheduler, 9) == ["flood"] * 8
+
+
+@requirement("hostile.neighbour")
+def test_calls_of_one_project_that_wait_for_permits_leave_places_for_others() -> None:
+    slots = Slots(16, most_parked=8)
+    for sequence in range(12):
+        slots.begin(sequence, "one")
+        slots.of(sequence).park()
+    slots.begin(12, "other")
+    slots.of(12).park()
+    assert slots.parked == 8
+    assert slots.may_begin("one")  # five of its calls hold a slot
+    for sequence in range(13, 22):
+        slots.begin(sequence, "one")
+    assert not slots.may_begin("one")
+    assert slots.may_begin("other")
+    for sequence in range(22):
+        slots.ended(sequence)
+    assert (slots.released, slots.may_begin("one")) == (0, True)
+
+
+@requirement("hostile.neighbour")
+def test_a_held_command_is_counted_with_all_of_its_headers_and_keeps_no_long_name() -> None:
+    """Names of headers are the sender's too, and one wide character quadruples a text."""
+    assert held("one", "a" * 60_000).flow == ("one", "a" * 512)
+    plain = held("one").size
+    assert held("one", more={"X" * 60_000: "", "Y": "\U0001f600" + "y" * 10_000}).size - plain > 60_000 + 40_000
 
 
 @requirement("intake")

@@ -1,0 +1,59 @@
+"""What all projects share: slots, the store of budgets, the subject of statistics."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from nats.aio.msg import Msg
+from nats.js.errors import NotFoundError
+
+from openapi_tool.bus.budget_store import BUCKET as BUDGETS
+from openapi_tool.bus.stats import SUBJECT as STATISTICS
+from tests.hostile.case import Cases
+from tests.hostile.scene import Scene, assert_failed, assert_succeeded
+
+CASES = Cases()
+_SLOTS = 64
+_ANSWERS_A_SECOND = 20
+
+
+@CASES.case("own", latency_s=1.2)  # less than the attacker's calls take
+async def calls_that_take_long_in_every_slot(scene: Scene) -> None:
+    """More than there are slots, of which none is interrupted once it runs."""
+    tool = await scene.define({"jina": {"mode": "search"}, "suspend_timeout_seconds": 60})
+    for answer in await scene.calls(_SLOTS + 6, tool, {"query": "victim-1500 {n}"}):
+        assert_succeeded(answer)
+
+
+@CASES.case("own", log_bytes=1_000_000)  # lines of each call
+async def sessions_without_end_of_a_budget_that_refuses(scene: Scene) -> None:
+    """Each has an account of its own, and nothing of them is billed; the store has the accounts of all projects."""
+    tool = await scene.define({"jina": {"mode": "search"}, "budget": {"session_requests": 0}})
+    for answer in await scene.calls(scene.share(400), tool, {"query": "never billed", "session_id": "session {n}"}):
+        assert_failed(answer, "budget_exceeded")
+    assert b"never billed" not in scene.sent()
+    try:
+        stored = await scene.caller.client.jetstream().stream_info(f"KV_{BUDGETS}")
+    except NotFoundError:
+        return
+    assert not stored.state.messages
+
+
+@CASES.case("own")
+async def questions_without_end_for_statistics(scene: Scene) -> None:
+    """From somebody who may publish there; each answer has tens of kilobytes."""
+    answers: list[float] = []
+
+    async def hear(message: Msg) -> None:
+        answers.append(len(message.data))
+
+    inbox = f"{STATISTICS}.{secrets.token_hex(8)}"
+    began = time.monotonic()
+    heard = await scene.caller.client.subscribe(inbox, cb=hear)
+    question = f"PUB {STATISTICS} {inbox} 0\r\n\r\n".encode()
+    await scene.publish_raw(*[question * 500] * scene.share(80))
+    await scene.search("{n}")  # which the executor reads after all of them
+    await scene.caller.client.flush()
+    await heard.unsubscribe()
+    assert 1 <= len(answers) <= _ANSWERS_A_SECOND * (time.monotonic() - began + 1)
