@@ -23,7 +23,7 @@ from openapi_tool.tools.arguments import CURSOR, MAX_RESULT_TOKENS, Arguments, t
 from openapi_tool.tools.catalogue import BuiltInTool
 from openapi_tool.tools.definition import ToolDefinition, unusable
 from openapi_tool.tools.names import fold, not_taken
-from openapi_tool.tools.problems import Path, Problem, listed, short, shown_path
+from openapi_tool.tools.problems import MAX_PROBLEMS, Path, Problem, listed, short, shown_path
 
 log = logging.getLogger(__name__)
 _logged = Once()
@@ -210,8 +210,9 @@ class _ParameterResolver:
         path, problems = (name,), self.findings.model
         parameter = self._endpoint.find(name)
         if parameter is None or not self._model_may(parameter):
-            known = self._definition.taken - {name}
-            problems.append(Problem(path, not_taken(name, sorted(known))))
+            is_told = len(problems) < MAX_PROBLEMS  # a search for near names takes a tenth of a millisecond
+            known = sorted(self._definition.taken - {name}) if is_told else ()
+            problems.append(Problem(path, not_taken(name, known)))
         elif parameter.name == "respondWith" and value is not None and value not in self._endpoint.formats:
             problems.append(Problem(path, f"must be one of {', '.join(self._endpoint.formats)}"))
         elif self._only_name_of(parameter.name, name):

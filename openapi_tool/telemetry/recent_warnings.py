@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,26 +23,29 @@ _IDS = ("project_id", "variable")
 
 @dataclass(slots=True)
 class Warned:
-    """Count and last line of an action's warnings and errors; `at` is its time on the monotonic clock, in seconds."""
+    """Count and last line of an action's warnings and errors; `at` is its time on the monotonic clock, in seconds.
+
+    Texts are masked when they are shown: a flood of errors would search each of them.
+    """
 
     count: int
     at: float
     message: str
     about: Mapping[str, str]
 
-    def shown(self, action: str, now: float) -> dict[str, Any]:
-        """Return the JSON form."""
+    def shown(self, action: str, now: float, mask: Callable[[str], str]) -> dict[str, Any]:
+        """Return the JSON form; each text goes through `mask`."""
         return {
             "action": action,
             "count": self.count,
             "ago_s": round(now - self.at, 1),
-            "message": self.message,
-            **self.about,
+            "message": mask(self.message),
+            **{name: mask(text) for name, text in self.about.items()},
         }
 
 
 class RecentWarnings(logging.Handler):
-    """Handler that keeps the last line of each action, secrets masked and cut to 300 characters."""
+    """Handler that keeps the last line of each action, and shows it masked and cut to 300 characters."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -66,8 +69,8 @@ class RecentWarnings(logging.Handler):
             return
         now = time.monotonic()
         before = known.count if known is not None and now - known.at <= WINDOW_S else 0
-        about = {name: self._shown(str(fields[name])) for name in _IDS if name in fields}
-        self._warned[action] = Warned(before + 1, now, self._shown(record.getMessage()), about)
+        about = {name: str(fields[name]) for name in _IDS if name in fields}
+        self._warned[action] = Warned(before + 1, now, record.getMessage(), about)
 
     def _shown(self, text: str) -> str:
         return self._redactor.head(text, _MAX_CHARS)
@@ -76,7 +79,8 @@ class RecentWarnings(logging.Handler):
         """Return the warnings of the last ten minutes, the newest first."""
         now = time.monotonic()
         recent = [(action, warned) for action, warned in list(self._warned.items()) if now - warned.at <= WINDOW_S]
-        return [warned.shown(action, now) for action, warned in sorted(recent, key=lambda each: -each[1].at)]
+        newest = sorted(recent, key=lambda each: -each[1].at)
+        return [warned.shown(action, now, self._shown) for action, warned in newest]
 
 
 RECENT_WARNINGS = RecentWarnings()

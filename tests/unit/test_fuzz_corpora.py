@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from openapi_tool.tools import names
+from openapi_tool.tools.problems import MAX_PROBLEMS
 from tests.fuzz import socket
 from tests.fuzz.kept import MOST_INPUTS, MOST_TOTAL_BYTES, kept
 from tests.fuzz.seeds import seeds
@@ -37,6 +39,19 @@ def checked(name: str, data: bytes) -> None:
 @requirement("fuzz.corpora")
 def test_a_kept_input_breaks_nothing(name: str, known: str, data: bytes) -> None:
     checked(name, data)
+
+
+@requirement("fuzz.corpora")
+def test_near_names_are_looked_for_only_where_an_error_has_room_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """475 unknown arguments took 55 ms."""
+    among: list[list[str]] = []
+
+    def meant(_: str, known: Iterable[str]) -> None:
+        among.append(list(known))
+
+    monkeypatch.setattr(names, "meant", meant)
+    TARGETS["whole"](kept("whole")["found-unknown-arguments"])
+    assert len(among) > MAX_PROBLEMS >= sum(map(bool, among)) > 0
 
 
 @pytest.mark.parametrize("name", TARGETS)
