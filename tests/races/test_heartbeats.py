@@ -210,7 +210,7 @@ def test_suspects_take_up_to_a_fourth_of_the_slots_and_the_rest_come_again(run: 
 @requirement("hostile.neighbour")
 def test_commands_that_lost_one_executor_are_under_no_suspicion(run: Run) -> None:
     async def check() -> None:
-        scene, handling = scene_with(lost=1)
+        scene, handling = scene_with(lost=1, concurrency=48)  # at most 42 of them of one project
         for sequence in range(1, SUSPECTS + 1):
             scene.deliver(sequence, attempt=2)
         await turns(60)
