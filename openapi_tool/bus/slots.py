@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from openapi_tool.options import ExecutorOptions
 
 _RESERVED_SHARE = 1 / 8
-"""Fraction of the slots, and of the places of parked calls, that a single project cannot take.
-
-A running call is never interrupted, so without it one project whose calls take long would stop all others.
-"""
-
-
-@dataclass(slots=True)
-class _Calls:
-    """Calls of one project: all that run, and those of them without a slot."""
-
-    running: int = 0
-    released: int = 0
-    parked: int = 0
+"""Fraction of the slots that a single project cannot take: a running call is never interrupted for another one."""
 
 
 class Slots:
-    """Running calls without a slot, and upstream requests of calls, by the command's sequence in the stream.
+    """Slots of running calls, and their upstream requests, by the command's sequence in the stream.
 
-    At most `limit` at once are released for good, because their answer is held, and at most `most_parked` parked while
-    they wait for a permit; further ones keep their slots. One project cannot take all of them.
+    Of `limit` slots one project cannot take all. At most `limit` at once are released for good, because their answer is
+    held, and at most `most_parked` parked while they wait for a permit; further ones keep their slots.
     """
 
     def __init__(self, limit: int, most_parked: int = 0) -> None:
         self._limit = limit
         self._most_parked = most_parked
         self._most_of_project = limit - int(limit * _RESERVED_SHARE)
-        self._most_parked_of_project = most_parked - int(most_parked * _RESERVED_SHARE)
         self._projects: dict[int, str] = {}
-        self._calls: dict[str, _Calls] = {}
+        self._held: Counter[str] = Counter()  # slots of each project
         self._released: set[int] = set()
         self._parked: set[int] = set()
         self._requests: dict[int, int] = {}
@@ -54,20 +41,17 @@ class Slots:
 
     def may_begin(self, project: str) -> bool:
         """Return whether a project may have one more slot, if one is free."""
-        calls = self._calls.get(project)
-        return calls is None or calls.running - calls.released - calls.parked < self._most_of_project
+        return self._held[project] < self._most_of_project
 
     def begin(self, sequence: int, project: str) -> None:
         """Count a call that begins to run in a slot."""
         self._projects[sequence] = project
-        self._calls.setdefault(project, _Calls()).running += 1
+        self._held[project] += 1
 
     def release(self, sequence: int) -> None:
         """Give the slot of a running call to the next command."""
-        if len(self._released) < self._limit and sequence in self._projects and sequence not in self._released:
-            self._released.add(sequence)
-            self._calls_of(sequence).released += 1
-            self.wake()
+        if len(self._released) < self._limit:
+            self._leave(sequence, self._released)
 
     def charge(self, sequence: int, requests: int) -> None:
         """Record the number of upstream requests of a running call; one is assumed."""
@@ -80,34 +64,32 @@ class Slots:
 
     def park(self, sequence: int) -> None:
         """Let another command have the slot of a running call until it resumes."""
-        if len(self._parked) < self._most_parked and sequence in self._projects:
-            calls = self._calls_of(sequence)
-            if calls.parked < self._most_parked_of_project:
-                self._parked.add(sequence)
-                calls.parked += 1
-                self.wake()
+        if len(self._parked) < self._most_parked:
+            self._leave(sequence, self._parked)
 
     def resume(self, sequence: int) -> None:
         """Count a call as running again at once; no command begins until a slot is free."""
         if sequence in self._parked:
             self._parked.discard(sequence)
-            self._calls_of(sequence).parked -= 1
+            self._held[self._projects[sequence]] += 1
 
     def ended(self, sequence: int) -> int:
         """Forget a call; return its number of upstream requests."""
         self.resume(sequence)
-        calls = self._calls_of(sequence)
-        calls.running -= 1
+        project = self._projects.pop(sequence)
         if sequence in self._released:
             self._released.discard(sequence)
-            calls.released -= 1
-        project = self._projects.pop(sequence)
-        if not calls.running:
-            del self._calls[project]
+        else:
+            self._held[project] -= 1
+        if not self._held[project]:
+            del self._held[project]
         return self._requests.pop(sequence, 1) if self._requests else 1
 
-    def _calls_of(self, sequence: int) -> _Calls:
-        return self._calls[self._projects[sequence]]
+    def _leave(self, sequence: int, without: set[int]) -> None:
+        if sequence not in without:
+            without.add(sequence)
+            self._held[self._projects[sequence]] -= 1
+            self.wake()
 
 
 def slots_of(options: ExecutorOptions) -> Slots:

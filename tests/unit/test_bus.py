@@ -236,19 +236,19 @@ def test_agents_whose_commands_were_all_evicted_are_forgotten() -> None:
 
 
 @requirement("hostile.neighbour")
-def test_calls_of_one_project_that_wait_for_permits_leave_places_for_others() -> None:
+def test_calls_of_one_project_that_wait_for_permits_leave_slots_for_others() -> None:
     slots = Slots(16, most_parked=8)
-    for sequence in range(12):
+    for sequence in range(22):
+        assert slots.may_begin("one")
         slots.begin(sequence, "one")
         slots.of(sequence).park()
-    slots.begin(12, "other")
-    slots.of(12).park()
     assert slots.parked == 8
-    assert slots.may_begin("one")  # five of its calls hold a slot
-    for sequence in range(13, 22):
-        slots.begin(sequence, "one")
-    assert not slots.may_begin("one")
+    assert not slots.may_begin("one")  # the others hold 14 slots
     assert slots.may_begin("other")
+    slots.release(21)
+    assert slots.may_begin("one")
+    slots.resume(0)
+    assert not slots.may_begin("one")
     for sequence in range(22):
         slots.ended(sequence)
     assert (slots.released, slots.may_begin("one")) == (0, True)
