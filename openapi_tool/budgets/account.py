@@ -81,17 +81,18 @@ class Account:
         self._task: asyncio.Task[None] | None = None
         self._logged = False
 
-    async def reserve(self, need: Amount, deadline: Deadline) -> None:
-        """Reserve an amount. Raises BudgetExceeded, or ToolTimeout if the store does not answer in time."""
-        need = self.allowance.limit.of(need)
-        now = self._now()
-        if not self._waiting and self.allowance.take(need, now):
-            if self.allowance.is_low(now) and not self._outage.reason:
-                self.wake()
-            return
-        await self._wait(need, now, deadline)
+    def take(self, need: Amount, now: float) -> bool:
+        """Reserve an amount from the block of this replica; return False if that is not enough."""
+        allowance = self.allowance
+        if self._waiting or not allowance.take(allowance.limit.of(need), now):
+            return False
+        if allowance.is_low(now) and not self._outage.reason:
+            self.wake()
+        return True
 
-    async def _wait(self, need: Amount, now: float, deadline: Deadline) -> None:
+    async def reserve(self, need: Amount, now: float, deadline: Deadline) -> None:
+        """Ask the record for an amount. Raises BudgetExceeded, or ToolTimeout if the store does not answer in time."""
+        need = self.allowance.limit.of(need)
         waiter = _Waiter(need, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self.allowance.note_demand(need, now)
@@ -309,16 +310,15 @@ class Account:
 
     def left(self) -> dict[str, Any]:
         """Return what is left of each limited resource, as far as this replica knows, and when it renews."""
-        limit = self.allowance.limit
-        remaining = limit.remaining(self.allowance.taken).positive()
+        (requests, tokens), taken = self.allowance.limit, self.allowance.taken
         found: dict[str, Any] = {}
-        for kind, most, free in (
-            ("requests", limit.requests, remaining.requests),
-            ("tokens", limit.tokens, remaining.tokens),
-        ):
-            if most is not None:
-                found |= {kind: most, f"{kind}_left": free}
-        return {**found, **({"renews_at": self.period.renews} if self.period.renews else {})}
+        if requests is not None:
+            found["requests"], found["requests_left"] = requests, max(0, requests - taken.requests)
+        if tokens is not None:
+            found["tokens"], found["tokens_left"] = tokens, max(0, tokens - taken.tokens)
+        if self.period.renews:
+            found["renews_at"] = self.period.renews
+        return found
 
     @property
     def is_short(self) -> bool:

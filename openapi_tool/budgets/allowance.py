@@ -44,9 +44,8 @@ class Allowance:
     def __init__(self, name: str, limit: Limit) -> None:
         self.name = name
         self.limit = limit
-        self.record = Record()
-        self.revision = 0
         self.idle = self.reserved = self.total = self._reported = NOTHING
+        self._adopt(Record(), 0)
         self.alone = False
         self._is_changed = False
         self.used_at = 0.0
@@ -74,7 +73,8 @@ class Allowance:
     def settle(self, need: Amount, actual: Amount, now: float) -> None:
         """Replace a reserved amount by what was used; the difference is at hand again."""
         self.reserved = self.reserved.minus(need)
-        self.idle = self.idle.plus(need).minus(self.limit.of(actual))
+        if (limited := self.limit.of(actual)) != need:
+            self.idle = self.idle.plus(need).minus(limited)
         if actual != NOTHING:
             if self.total == self._reported:
                 self._spent_at = now
@@ -99,8 +99,10 @@ class Allowance:
 
     def returns(self, now: float) -> bool:
         """Return whether others wait for the block, or for the news that it is used."""
+        if now >= self._short_until:
+            return False
         own = self.record.shares.get(self.name)
-        return own is not None and own.idle != NOTHING and self.record.is_short(now, but=self.name)
+        return own is not None and own.idle != NOTHING
 
     @property
     def is_quiet(self) -> bool:
@@ -162,17 +164,25 @@ class Allowance:
         self._spent_at = self._reported_at = planned.at
         self._until = planned.at + ledger.LEASE_S
         self.alone = self._is_changed = False
-        self.record, self.revision = planned.record, revision
+        self._adopt(planned.record, revision)
 
     def see(self, record: Record, revision: int) -> None:
         """Adopt a record that was read, or that another replica wrote.
 
         It may hold a report of this replica whose outcome was unknown. What that granted goes back with the next one.
         """
-        self.record, self.revision = record, revision
         own = record.shares.get(self.name)
         if own is not None:
             self._reported = own.total
+        self._adopt(record, revision)
+
+    def _adopt(self, record: Record, revision: int) -> None:
+        self.record, self.revision = record, revision
+        self._short_until, self._elsewhere = 0.0, record.used.minus(self._reported)
+        for name, share in record.shares.items():
+            if name != self.name:
+                self._short_until = max(self._short_until, share.short_until)
+                self._elsewhere = self._elsewhere.plus(share.reserved)
 
     def go_alone(self, now: float) -> None:
         """Go on without the store: the block grows by this replica's part of what was left when it was last read."""
@@ -190,8 +200,4 @@ class Allowance:
     @property
     def taken(self) -> Amount:
         """Used and reserved by all replicas, as far as this one knows; blocks that nobody uses are not counted."""
-        total = self.record.used.plus(self.spent).plus(self.reserved)
-        for name, share in self.record.shares.items():
-            if name != self.name:
-                total = total.plus(share.reserved)
-        return total
+        return self._elsewhere.plus_both(self.total, self.reserved)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
-
-from cachetools import LRUCache
+from typing import Any, NamedTuple
 
 from openapi_tool.budgets.account import SCOPES, About, Account
 from openapi_tool.budgets.ledger import NOTHING, Amount, Limit
@@ -26,10 +25,10 @@ _MAX_MEANS = 10_000
 _MAX_ACCOUNTS = 20_000
 _CHECKED = 2_000  # accounts a second, so that many do not block the event loop
 _MAX_SHOWN = _RANKED = 100
+_NEVER: tuple[float, list[Account]] = 0.0, []
 
 
-@dataclass(frozen=True, slots=True)
-class Spender:
+class Spender(NamedTuple):
     """Who is charged: project (with its protocol version, if that is not the main one), agent, session, tool.
 
     `lower` are the budgets of the tool's definition.
@@ -55,11 +54,14 @@ class Charge:
         """Reserve a request with its estimate, `least` tokens at least. Raises BudgetExceeded, ToolTimeout."""
         need = Amount(1, self._budgets.estimate(self._spender, least))
         reservation = Reservation(need, [])
-        self._is_used = True
+        budgets, self._is_used = self._budgets, True
+        now = budgets.clock()
         try:
             for account in self._accounts:
-                self._budgets.active[account.name] = account
-                await account.reserve(need, deadline)
+                budgets.active[account.name] = account
+                if not account.take(need, now):
+                    await account.reserve(need, now, deadline)
+                    now = budgets.clock()
                 reservation.accounts.append(account)
         except BaseException:
             reservation.unsent()
@@ -77,9 +79,11 @@ class Charge:
 
     def left(self) -> dict[str, Any]:
         """Return what is left of each account, for the card; those of the tool's definition under `tool`."""
-        found: dict[str, Any] = {one.about.scope: one.left() for one in self._accounts if not one.about.tool}
-        own = {one.about.scope: one.left() for one in self._accounts if one.about.tool}
-        return {**found, **({"tool": own} if own else {})}
+        found: dict[str, Any] = {}
+        for one in self._accounts:
+            scope, _, _, tool = one.about
+            (found.setdefault("tool", {}) if tool else found)[scope] = one.left()
+        return found
 
     @property
     def note(self) -> str:
@@ -114,26 +118,34 @@ class Budgets:
     """
 
     def __init__(self, replica: str, options: BudgetOptions, store: AccountStore, clock: Callable[[], float]) -> None:
-        self._options, self._clock = options, clock
+        self._options, self.clock = options, clock
         self._outage = Outage()
         self.journal = Journal(replica, store, self._outage)
         self._replica = Replica(replica, store, clock, self._outage, self.journal)
         self.active: dict[str, Account] = {}
         self._most_used: dict[str, dict[str, Account]] = {scope: {} for scope in SCOPES}
+        self._charged: dict[tuple[str, str, str], tuple[float, list[Account]]] = {}
         self._to_check: Iterator[tuple[tuple[About, str], Account]] = iter(())
         self._periods = Periods(time_zone(options.time_zone))
         self._accounts: dict[tuple[About, str], Account] = {}
         self._by_name: dict[str, Account] = {}
         self._by_project = {name: options.for_project(name) for name in options.projects}
         self.limited = options.limited or bool(options.projects)
-        self._means: LRUCache[tuple[str, str], float] = LRUCache(_MAX_MEANS)
+        self._means: dict[tuple[str, str], float] = {}
         self._task: asyncio.Task[None] | None = None
 
     def charge(self, spender: Spender) -> Charge | None:
         """Return the accounts that a call is charged to, None without any budget."""
-        accounts = self._open(spender, self._limits_of(spender.project), "")
-        if spender.lower is not None:
-            accounts += self._open(spender, spender.lower, spender.tool)
+        project, agent, session, tool, lower = spender
+        now, key = self.clock(), (project, agent, session)
+        until, accounts = self._charged.get(key, _NEVER)
+        if now >= until:
+            accounts = self._open(spender, self._limits_of(project), "", now)
+            if len(self._charged) >= _MAX_ACCOUNTS:
+                self._charged.clear()
+            self._charged[key] = min((one.period.end for one in accounts), default=math.inf), accounts
+        if lower is not None:
+            accounts = [*accounts, *self._open(spender, lower, tool, now)]
         return Charge(self, spender, accounts) if accounts else None
 
     def estimate(self, spender: Spender, least: int) -> int:
@@ -143,9 +155,11 @@ class Budgets:
     def learn(self, spender: Spender, tokens: int) -> None:
         """Count what a request of a tool cost."""
         if tokens > 0:
-            key = spender.project, spender.tool
-            mean = self._means.get(key, float(tokens))
-            self._means[key] = mean + _MEAN_SHARE * (tokens - mean)
+            key, means = (spender.project, spender.tool), self._means
+            mean = means.pop(key, float(tokens))
+            means[key] = mean + _MEAN_SHARE * (tokens - mean)
+            if len(means) > _MAX_MEANS:
+                del means[next(iter(means))]
 
     def news(self, name: str, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
@@ -177,9 +191,9 @@ class Budgets:
     def _limits_of(self, project: str) -> BudgetLimits:
         return self._by_project.get(project.rpartition(" ")[2], self._options)
 
-    def _open(self, spender: Spender, limits: BudgetLimits, tool: str) -> list[Account]:
+    def _open(self, spender: Spender, limits: BudgetLimits, tool: str, now: float) -> list[Account]:
         """Return the accounts of a spender that these limits name."""
-        now, found = self._clock(), []
+        found = []
         for scope in SCOPES:
             limit = Limit(*limits.of(scope))
             if limit != (None, None):
@@ -216,7 +230,7 @@ class Budgets:
             if self._outage.reason:
                 await self._probe()
                 continue
-            now = self._clock()
+            now = self.clock()
             for account in list(self.active.values()):
                 account.tick(now)
                 if account.is_quiet:
@@ -239,6 +253,7 @@ class Budgets:
             if account.is_quiet and (now >= account.period.end or too_many > 0):
                 too_many -= 1
                 del self._accounts[key], self._by_name[account.name]
+                self._charged.clear()
                 self._most_used[account.about.scope].pop(account.name, None)
 
     def _rank(self, account: Account) -> None:

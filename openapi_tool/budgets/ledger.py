@@ -31,6 +31,9 @@ _BLOCKS_UNTIL, _WARN_FROM = 90, 80
 UNLIMITED = 2**62
 
 
+_new = tuple.__new__  # each call makes some amounts; a NamedTuple's own constructor is one more Python frame
+
+
 class Amount(NamedTuple):
     """Upstream requests and tokens."""
 
@@ -39,11 +42,15 @@ class Amount(NamedTuple):
 
     def plus(self, other: Amount) -> Amount:
         """Return the sum."""
-        return Amount(self.requests + other.requests, self.tokens + other.tokens)
+        return _new(Amount, (self.requests + other.requests, self.tokens + other.tokens))
+
+    def plus_both(self, one: Amount, other: Amount) -> Amount:
+        """Return the sum of three."""
+        return _new(Amount, (self[0] + one[0] + other[0], self[1] + one[1] + other[1]))
 
     def minus(self, other: Amount) -> Amount:
         """Return the difference."""
-        return Amount(self.requests - other.requests, self.tokens - other.tokens)
+        return _new(Amount, (self.requests - other.requests, self.tokens - other.tokens))
 
     def times(self, factor: float) -> Amount:
         """Return the amount multiplied and rounded down."""
@@ -85,15 +92,17 @@ class Limit(NamedTuple):
 
     def of(self, amount: Amount) -> Amount:
         """Return an amount without the resources that have no limit."""
-        return Amount(
-            0 if self.requests is None else amount.requests,
-            0 if self.tokens is None else amount.tokens,
-        )
+        requests, tokens = self
+        if requests is not None and tokens is not None:
+            return amount
+        return Amount(0 if requests is None else amount.requests, 0 if tokens is None else amount.tokens)
 
     def reached(self, amount: Amount, percent: int) -> bool:
         """Return whether an amount has reached a percentage of any limited resource."""
-        pairs = zip(self, amount, strict=True)
-        return any(limit is not None and 0 < taken * 100 >= limit * percent for limit, taken in pairs)
+        requests, tokens = self
+        return (requests is not None and 0 < amount.requests * 100 >= requests * percent) or (
+            tokens is not None and 0 < amount.tokens * 100 >= tokens * percent
+        )
 
 
 @dataclass(slots=True)

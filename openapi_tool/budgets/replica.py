@@ -21,7 +21,7 @@ from openapi_tool.telemetry import metrics
 log = logging.getLogger(__name__)
 
 _EVERY_S = 0.05
-"""Least seconds between writes of the journal; what is used meanwhile is written at once."""
+"""Least seconds between writes of the journal; what is used meanwhile is written together."""
 
 _MOST_ACCOUNTS = 3_000
 """Accounts in a journal, those used last; its record has at most 256 KiB."""
@@ -31,7 +31,7 @@ class AccountStore(Store, Protocol):
     """Store of accounts and journals; every method raises Unavailable."""
 
     async def put(self, name: str, value: bytes) -> None:
-        """Store a record that only this replica writes; other replicas are not told."""
+        """Send a record that only this replica writes; other replicas are not told."""
 
 
 class Outage:
@@ -61,7 +61,7 @@ class Journal:
     """Totals of the accounts of this replica whose last uses are not reported yet, in one record.
 
     If the replica dies, the next one that changes an account counts its uses from there. Results are committed once
-    their uses are written, so a crash forgets only requests of calls that run.
+    their uses are sent to the store, so a killed process forgets only requests of calls that it runs.
     """
 
     def __init__(self, replica: str, store: AccountStore, outage: Outage) -> None:

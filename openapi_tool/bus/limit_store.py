@@ -158,14 +158,13 @@ class LimitStore:
         return written
 
     async def put(self, name: str, value: bytes) -> None:
-        """Store a record that only this replica writes; other replicas are not told."""
+        """Store a record that only this replica writes, in a bucket that exists; other replicas are not told.
+
+        Nothing is waited for, which takes a fifth of the CPU: what a killed process has sent still arrives.
+        """
         self._place.operations.labels("write").inc()
         with outage_as_unavailable():
-            try:
-                await (await self._created()).put(name, value)
-            except nats.errors.Error:
-                self._bucket = None
-                raise
+            await self._client.publish(f"$KV.{self._place.bucket}.{name}", value)
 
     async def follow(self, news: News) -> None:
         """Call `news` with each record that a replica writes from now on."""

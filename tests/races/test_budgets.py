@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -315,7 +315,7 @@ def test_a_scrape_looks_at_a_bounded_number_of_accounts(monkeypatch: pytest.Monk
         nonlocal looked
         world = World(BudgetOptions(session_requests=10))
         pod = world.pod()
-        sessions = [replace(WHO, session=str(number)) for number in range(600)]
+        sessions = [WHO._replace(session=str(number)) for number in range(600)]
         for session in [*sessions, *[sessions[7]] * 9]:
             await pod.call(session)
         monkeypatch.setattr(Account, "share", property(counted))
