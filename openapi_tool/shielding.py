@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
+from contextvars import Context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -54,6 +55,14 @@ async def interruptible(work: Coroutine[Any, Any, T]) -> T:
         return task.result()
     finally:
         task.cancel()
+
+
+def in_background(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    """Start a task that serves many calls, without the context of the one that starts it.
+
+    Otherwise every line that it logs would have the ids of that call, which may be another project's.
+    """
+    return asyncio.create_task(work, name=name, context=Context())
 
 
 def cancellation_requested() -> bool:

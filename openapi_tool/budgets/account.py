@@ -16,6 +16,7 @@ from openapi_tool.budgets.ledger import NOTHING, RETURN_S, Amount, Limit
 from openapi_tool.budgets.periods import Period
 from openapi_tool.budgets.replica import Replica
 from openapi_tool.protocol.errors import BudgetExceeded, ToolTimeout, Unavailable
+from openapi_tool.shielding import in_background
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.deadline import Deadline
 
@@ -124,7 +125,7 @@ class Account:
         """Report to the shared record soon, and ask it for what is needed."""
         self._again = True
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="budget")
+            self._task = in_background(self._run(), "budget")
 
     def tick(self, now: float) -> None:
         """Report what is due."""

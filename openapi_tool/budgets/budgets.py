@@ -17,6 +17,7 @@ from openapi_tool.budgets.periods import ALWAYS, Period, Periods
 from openapi_tool.budgets.replica import AccountStore, Journal, Outage, Replica, digest
 from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.shielding import in_background
 from openapi_tool.tools.deadline import Deadline
 
 _EVERY_S = 1.0
@@ -221,7 +222,7 @@ class Budgets:
 
     def _start(self) -> None:
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="budgets")
+            self._task = in_background(self._run(), "budgets")
 
     async def _run(self) -> None:
         """Report what is due, and drop what is not used."""

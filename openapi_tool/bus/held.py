@@ -11,13 +11,15 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from openapi_tool.bus.leases import Lease
+from openapi_tool.protocol.claims import claimed_identity
 from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.identity import AGENT, TOOL_CALL, TRACEPARENT, TURN
+from openapi_tool.protocol.identity import AGENT, TRACEPARENT
 from openapi_tool.protocol.subject import MAX_ID_BYTES
 from openapi_tool.protocol.trace import parse_traceparent
 from openapi_tool.tools.problems import short
 
-_ID_HEADERS = {"agent_id": AGENT, "agent_turn_id": TURN, "tool_call_id": TOOL_CALL}
+_IDS = ("agent_id", "agent_turn_id", "tool_call_id")
+_MOST_READ_BYTES = 16_384  # of a body; a command has 1 kB
 _SHOWN_CHARS = 128
 _PROJECT_TOKEN = 2  # index in a subject
 _OVERHEAD_BYTES = 1_024
@@ -73,18 +75,20 @@ def project_of(subject: str) -> str:
 
 
 def ids_of(delivery: Delivery) -> dict[str, Any]:
-    """Return what subject and headers say of a command's identity, for log lines; each cut to 128 characters."""
-    return {"stream_sequence": delivery.stream_sequence, **_claimed(delivery.subject, delivery.headers)}
+    """Return what a command says of its identity, for log lines; each id cut to 128 characters."""
+    claimed = _claimed(delivery.subject, delivery.headers, delivery.data)
+    return {"stream_sequence": delivery.stream_sequence, **claimed}
 
 
 def ids_of_message(message: Msg) -> dict[str, Any]:
     """Return the same of a message of JetStream that is not held."""
-    return {"stream_sequence": message.metadata.sequence.stream, **_claimed(message.subject, message.headers or {})}
+    claimed = _claimed(message.subject, message.headers or {}, message.data)
+    return {"stream_sequence": message.metadata.sequence.stream, **claimed}
 
 
-def _claimed(subject: str, headers: Mapping[str, str]) -> dict[str, str]:
-    claimed = {name: headers.get(header, "") for name, header in _ID_HEADERS.items()}
-    found = {"project_id": project_of(subject), **claimed}
+def _claimed(subject: str, headers: Mapping[str, str], data: bytes) -> dict[str, str]:
+    claimed = claimed_identity(subject, headers, data if len(data) <= _MOST_READ_BYTES else b"")
+    found = {"project_id": project_of(subject), **{name: getattr(claimed, name) or "" for name in _IDS}}
     return {name: short(value, _SHOWN_CHARS) for name, value in found.items()} | _trace(headers)
 
 

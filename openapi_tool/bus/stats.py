@@ -12,12 +12,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import nats.errors
 import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from openapi_tool.tools.problems import short
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +29,78 @@ ANSWERS = f"{SUBJECT}.*"
 MAX_REPLICAS = 500
 _MOST_A_SECOND = 20
 """Requests that a replica answers; more than people and dashboards send, and few enough to cost calls nothing."""
+_MOST_CHARS, _MOST_DEPTH = 100, 12
+
+_Name = Annotated[str, Field(max_length=1_024)]
+_MOST_ROWS = Field(max_length=200)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _Dependency(_Part):
+    ok: bool = True
+    reason: Annotated[str, Field(max_length=4_000)] | None = None
+
+
+class _Health(_Part):
+    dependencies: dict[str, _Dependency] = {}
+    clock_offset_s: float | None = None
+
+
+class _Row(_Part):
+    project: _Name
+    tool: _Name
+    error_code: _Name | None = None
+    calls: int
+
+
+class _Warning(_Part):
+    action: _Name
+    count: int
+    message: Annotated[str, Field(max_length=4_000)]
+    project_id: _Name | None = None
+
+
+class _Limit(_Part):
+    used: float | None = None
+    used_tokens: float | None = None
+    paused_s: float | None = None
+    running: int | None = None
+    refused: int | None = None
+    waiting_by_project: dict[str, int] | None = None
+
+
+class _Key(_Part):
+    tried_again_s: float | None = None
+
+
+class _Account(_Part):
+    share: float | None = None
+
+
+class _Answer(_Part):
+    """Members with which commands compute; others are shown as they are."""
+
+    instance: Annotated[str, Field(max_length=256)]
+    durables: Annotated[list[str], _MOST_ROWS] = []
+    waiting: float | None = None
+    slots: float | None = None
+    pending: float | None = None
+    unacknowledged: float | None = None
+    max_unacknowledged: float | None = None
+    waiting_for_memory: float | None = None
+    phases_p95_ms: dict[str, float | None] = {}
+    health: _Health = _Health()
+    tools: Annotated[list[_Row], _MOST_ROWS] = []
+    errors: Annotated[list[_Row], _MOST_ROWS] = []
+    warnings: Annotated[list[_Warning], _MOST_ROWS] = []
+    last: Annotated[list[dict[str, Any]], _MOST_ROWS] = []
+    limits: dict[str, Any] = {}
+    upstream_limits: Annotated[list[_Limit], _MOST_ROWS] = []
+    upstream_keys: Annotated[list[_Key], _MOST_ROWS] = []
+    budgets: Annotated[list[_Account], _MOST_ROWS] = []
 
 
 async def answer_stats(client: Client, snapshot: Callable[[], Mapping[str, Any]]) -> None:
@@ -54,7 +129,7 @@ async def answer_stats(client: Client, snapshot: Callable[[], Mapping[str, Any]]
 async def gather_stats(client: Client, within_s: float) -> list[dict[str, Any]]:
     """Return the statistics of all replicas that answer within `within_s` seconds, by instance.
 
-    Raises nats.errors.Error.
+    Of several answers under one name the first counts; `answers` is their number. Raises nats.errors.Error.
     """
     inbox = f"{SUBJECT}.{secrets.token_hex(8)}"
     answers = await client.subscribe(inbox)
@@ -64,17 +139,43 @@ async def gather_stats(client: Client, within_s: float) -> list[dict[str, Any]]:
         with suppress(TimeoutError, nats.errors.TimeoutError):
             async with asyncio.timeout(within_s):
                 while len(found) < MAX_REPLICAS:
-                    value = _object((await answers.next_msg(timeout=within_s)).data)
-                    if "instance" in value:  # else it is the server's message that nobody listens
-                        found[str(value["instance"])] = value
+                    value = _answer((await answers.next_msg(timeout=within_s)).data)
+                    if value:
+                        first = found.setdefault(value["instance"], value)
+                        first["answers"] = first.get("answers", 0) + 1
     finally:
         await answers.unsubscribe()
     return [found[name] for name in sorted(found)]
 
 
-def _object(data: bytes) -> dict[str, Any]:
+def _answer(data: bytes) -> dict[str, Any]:
+    """Return an answer; of one with values of wrong types its name and `unreadable`, and nothing for another message.
+
+    Anybody who may publish here can answer, and replicas of another version do.
+    """
     try:
         value = orjson.loads(data)
     except ValueError:
         return {}
-    return value if isinstance(value, dict) else {}
+    if not isinstance(value, dict) or not isinstance(value.get("instance"), str):
+        return {}  # the server's message that nobody listens
+    value.pop("answers", None)
+    return value if (wrong := _wrong(value)) is None else {"instance": short(value["instance"]), "unreadable": wrong}
+
+
+def _wrong(value: Mapping[str, Any]) -> str | None:
+    """Return where an answer is not what a replica of this version sends; None if it is."""
+    if not _is_flat(value, _MOST_DEPTH):
+        return f"it is nested more than {_MOST_DEPTH} deep"
+    try:
+        _Answer.model_validate(value)
+    except ValidationError as error:
+        [first, *_] = error.errors(include_url=False, include_input=False)
+        return f"{'.'.join(map(str, first['loc']))[:_MOST_CHARS]}: {first['msg']}"
+    return None
+
+
+def _is_flat(value: object, depth: int) -> bool:
+    if isinstance(value, dict):
+        return depth > 0 and all(_is_flat(each, depth - 1) for each in value.values())
+    return not isinstance(value, list) or (depth > 0 and all(_is_flat(each, depth - 1) for each in value))

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import orjson
 import typer
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
@@ -18,6 +19,11 @@ from openapi_tool.cli.common import USAGE, fail, plain, tell, tell_json
 from openapi_tool.cli.kernel_option import ProtocolOption
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.kernel.timeline import CallRows, call_rows
+from openapi_tool.protocol.jsontext import storable_text
+from openapi_tool.protocol.subject import is_token
+from openapi_tool.tools.problems import counted, short
+
+_MOST_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,21 @@ class Event:
     at: datetime
     what: str
     about: str = ""
+
+
+_Ms = Annotated[int, Field(ge=0, le=_MOST_MS)]
+
+
+class _Attempt(BaseModel):
+    """One upstream request as a result card records it."""
+
+    at_ms: _Ms
+    ms: _Ms | None = None
+    http_status: int | None = None
+    error_code: str | None = None
+
+
+_ATTEMPTS = TypeAdapter(list[_Attempt])
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +78,10 @@ def inspect(
 
     Exit codes: 0, 2 no such call in this project, invalid settings, NATS or PostgreSQL cannot be reached.
     """
+    if not is_token(project):
+        fail(f"--project: {short(project)!r} is no project: it is empty or holds what no subject can", USAGE)
+    if not _is_storable(tool_call_id):
+        fail(f"TOOL_CALL_ID: {short(tool_call_id)!r} holds what no row can, so no call has it", USAGE)
 
     async def gather(bootstrap: Bootstrap, client: BusClient) -> Found:
         rows = await call_rows(bootstrap.pool.dsn, bootstrap.pool.version, project, tool_call_id)
@@ -79,8 +104,15 @@ def inspect(
     _draw(tool_call_id, events, verdict)
 
 
+def _is_storable(text: str) -> bool:
+    """Return whether PostgreSQL takes a text: no NUL and, from an argument that is not UTF-8, no lone surrogate."""
+    return bool(text) and storable_text(text) == text
+
+
 def _as_json(found: Found, events: list[Event]) -> dict[str, Any]:
     shown = {"events": [asdict(event) for event in events], **asdict(found)}
+    for card in shown["rows"]["cards"]:
+        card["attempts"] = orjson.loads(card["attempts"] or "null")
     return orjson.loads(orjson.dumps(shown, default=plain))  # type: ignore[no-any-return]
 
 
@@ -113,7 +145,7 @@ def _row_events(row: Mapping[str, Any]) -> Iterator[Event]:
     if row["message_type"] == "command_anchor":
         yield Event(row["created_at"], "anchor row", f"turn {row['agent_turn_id']} of {row['agent_id']} waits")
         return
-    yield Event(row["created_at"], "inbox row", "committed; the doorbell follows")
+    yield Event(row["created_at"], "inbox row", "committed")
     if row["processed_at"] is not None:
         yield Event(row["processed_at"], "claim", f"the worker's row is {row['status']}")
 
@@ -122,15 +154,23 @@ def _card_events(card: Mapping[str, Any]) -> Iterator[Event]:
     if card["type"] == "tool.call":
         yield Event(card["created_at"], "call card", str(card["function_name"] or ""))
         return
-    attempts = orjson.loads(card["attempts"] or "[]")
-    took_ms = max((attempt["at_ms"] + attempt.get("ms", 0) for attempt in attempts), default=0)
+    attempts = _attempts(card)
+    took_ms = max((attempt.at_ms + (attempt.ms or 0) for attempt in attempts), default=0)
     for attempt in attempts:  # the card is written right after the last response
-        at = card["created_at"] - timedelta(milliseconds=took_ms - attempt["at_ms"])
-        ended = f"{attempt['ms']} ms" if "ms" in attempt else "not ended"
-        error = f", {attempt['error_code']}" if "error_code" in attempt else ""
-        yield Event(at, "request", f"HTTP {attempt['http_status'] or 'without response'}, {ended}{error}")
+        at = card["created_at"] - timedelta(milliseconds=took_ms - attempt.at_ms)
+        ended = "not ended" if attempt.ms is None else f"{attempt.ms} ms"
+        error = f", {attempt.error_code}" if attempt.error_code else ""
+        yield Event(at, "request", f"HTTP {attempt.http_status or 'without response'}, {ended}{error}")
     error = f", {card['error_code']}: {card['error_message']}" if card["error_code"] else ""
     yield Event(card["created_at"], "result card", f"{card['status']} by {card['author_id']}{error}")
+
+
+def _attempts(card: Mapping[str, Any]) -> list[_Attempt]:
+    """Return the card's upstream requests; none where another author wrote something else there."""
+    try:
+        return _ATTEMPTS.validate_json(card["attempts"] or "[]")
+    except ValidationError:
+        return []
 
 
 def conclusion(found: Found) -> str:
@@ -157,7 +197,8 @@ def _waiting(command: CommandState) -> str:
     if command.paused:
         return "the durable is paused; `nats consumer resume` ends that"
     if command.sequence > command.delivered:
-        return f"the durable has not delivered it; {command.pending} commands wait, see `openapi-tool top`"
+        waiting = counted(command.pending, "command")
+        return f"the durable has not delivered it; it has {waiting} to deliver, see `openapi-tool top`"
     lease = command.lease or {}
     if lease.get("owner"):
         return f"executor {lease['owner']} runs it; {lease.get('lost', 0)} runs were lost with their executor"

@@ -15,7 +15,7 @@ from rich.text import Text
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.stats import gather_stats
-from openapi_tool.cli.common import cell, fail, say, tell_json
+from openapi_tool.cli.common import cell, fail, tell_json
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.tools.problems import counted
@@ -56,8 +56,6 @@ def top(
                 live.update(shown(await gather_stats(client, _WITHIN_S)), refresh=True)
 
     with_nats(work, "openapi-tool nats permissions --for top")
-    if not as_json and not once:
-        say("stopped")
 
 
 def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
@@ -69,7 +67,8 @@ def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     unsettled = max((replica.get("unacknowledged") or 0 for replica in replicas), default=0)
     lag = Text(f"durable: {counted(round(pending), 'command')} not delivered, {unsettled:g} not settled")
     troubles = [cell(f"! {text}") for text in problems(replicas)]
-    return Group(table, lag, _summed(replicas, "tools"), _summed(replicas, "errors"), *troubles)
+    errors = [_summed(replicas, "errors")] if any(replica.get("errors") for replica in replicas) else []
+    return Group(table, lag, _summed(replicas, "tools"), *errors, *troubles)
 
 
 def _summed(replicas: Sequence[Mapping[str, Any]], name: str) -> Rows:
@@ -94,6 +93,10 @@ def problems(replicas: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _problems(replica: Mapping[str, Any]) -> Iterator[str]:
+    if replica.get("answers", 1) > 1:
+        yield f"{replica['instance']}: {replica['answers']} answers have this name: two replicas share it, or one is forged"
+    if "unreadable" in replica:
+        yield f"{replica['instance']}: its answer is not readable (another version, or forged): {replica['unreadable']}"
     name, health = replica.get("instance"), replica.get("health") or {}
     for dependency, state in (health.get("dependencies") or {}).items():
         if not state.get("ok"):

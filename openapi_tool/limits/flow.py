@@ -21,6 +21,7 @@ from openapi_tool.limits.permits import Need, Permit
 from openapi_tool.limits.queue import Given, Queue
 from openapi_tool.limits.store import RACES, Store
 from openapi_tool.protocol.errors import RateLimited, ToolError, Unavailable
+from openapi_tool.shielding import in_background
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class Flow:
         self._store = store
         self._now = keys.now
         self._wake = asyncio.Event()
-        self._task = asyncio.create_task(self._run(), name=f"limits of {variable}")
+        self._task = in_background(self._run(), f"limits of {variable}")
         self._stored: tuple[int, bytes | None] | None = None
         self._unsure: Planned | None = None
         self._next_change = 0.0

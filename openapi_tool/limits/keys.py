@@ -15,6 +15,7 @@ from openapi_tool.limits import key_record
 from openapi_tool.limits.key_record import STATES, KeyRecord
 from openapi_tool.limits.store import RACES, Store
 from openapi_tool.protocol.errors import ToolError, Unavailable
+from openapi_tool.shielding import in_background
 from openapi_tool.telemetry import metrics
 from openapi_tool.tools.secrets import Secrets
 
@@ -135,7 +136,7 @@ class Keys:
         return next(name for name, one in self._variables.items() if one == variable)
 
     def _begin(self, work: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.create_task(self._tried(work), name="keys")
+        task = in_background(self._tried(work), "keys")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -21,9 +21,14 @@ _MAX_CHAR_BYTES = 4  # in UTF-8
 _TOKENS_BEFORE_SUFFIX = 7
 _MAX_TOKEN_BYTES = 1_024
 _SHOWN_CHARS = 100
-_TOKEN = re.compile(r"[^\s.*>\x00-\x20\x7f]+")
+_TOKEN = re.compile(r"[^\s.*>\x00-\x20\x7f\ud800-\udfff]+")
 _NO_TEXT = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
 """Control characters, some of which jsonb refuses, and the surrogates that represent bytes that are not UTF-8."""
+
+
+def is_token(text: str) -> bool:
+    """Return whether a text can be one token of a subject that is published."""
+    return bool(_TOKEN.fullmatch(text)) and len(text.encode(errors="replace")) <= _MAX_TOKEN_BYTES
 
 
 def is_too_long(value: str) -> bool:
@@ -84,7 +89,7 @@ def wakeup_subject(version: str, project_id: str, channel_id: str, worker_target
     The server would close the connection on a control line over 4 KiB.
     """
     for token in (project_id, channel_id, worker_target):
-        if not _TOKEN.fullmatch(token) or len(token.encode()) > _MAX_TOKEN_BYTES:
+        if not is_token(token):
             raise ValueError(f"{token[:_SHOWN_CHARS]!r} cannot be a token of a doorbell's subject")
     return f"cg.{version}.{project_id}.{channel_id}.cmd.agent.{worker_target}.wakeup"
 

@@ -12,7 +12,9 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from ipaddress import ip_address
 from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -29,6 +31,7 @@ MAX_REQUEST_BYTES = 128 * 1024
 """Limit of all bytes that a connection sends; the other limits allow a request of at most 70 kB."""
 METRICS_KEPT_S = 1.0
 """Seconds for which the text of /metrics is cached."""
+_INTERNAL = (".localhost", ".local", ".internal", ".svc")
 _BACKLOG = 32  # below MAX_CONNECTIONS: connections accepted together never close each other before being read
 _LIMITS: dict[str, Any] = {"max_line_size": 2_048, "max_field_size": 2_048, "max_headers": 32, "lingering_time": 0}
 
@@ -157,13 +160,35 @@ def _handlers(health: Health) -> dict[str, Callable[[web.Request], Any]]:
     return {"/livez": live, "/readyz": ready, "/metrics": scrape}
 
 
+def _refuse_public_name(request: web.Request) -> None:
+    """Refuse a request under a public host name. Raises HTTPMisdirectedRequest.
+
+    A page elsewhere can let its own name point to a loopback or cluster address, and then read what is served there
+    (DNS rebinding). Nobody else can own an IP address, a name without a dot or one of these suffixes.
+    """
+    try:
+        host = urlsplit(f"//{request.host}").hostname or ""
+    except ValueError:
+        host = "."
+    if "." in host and not host.endswith(_INTERNAL) and not _is_address(host):
+        raise web.HTTPMisdirectedRequest(text="open this page under an address or an internal name, not a public one")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def _page_handlers(snapshots: Statistics) -> dict[str, Callable[[web.Request], Any]]:
     async def page(request: web.Request) -> web.Response:
-        del request
+        _refuse_public_name(request)
         return web.Response(text=PAGE, content_type="text/html", headers=HEADERS)
 
     async def stats(request: web.Request) -> web.Response:
-        del request
-        return web.json_response(snapshots.now())
+        _refuse_public_name(request)
+        return web.json_response(snapshots.now(), headers=HEADERS)
 
     return {"/": page, "/stats.json": stats}

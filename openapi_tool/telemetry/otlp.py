@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import requests
@@ -37,6 +38,7 @@ MAX_QUEUED = 2_048
 _BATCH = 64
 _EVERY_S = 1.0
 _SAMPLED = 1
+_SHORT = 4_096  # bytes of a response's body that are read
 _RATIO_BITS = 64  # of the trace id, as OpenTelemetry's TraceIdRatioBased compares them
 _IDS = {
     "project_id": "commonground.project.id",
@@ -158,7 +160,8 @@ class _Builder:
 
     def spans(self, ended: _Ended) -> Iterator[ReadableSpan]:
         """Yield the span of the call and those of its phases."""
-        link, facts, parent = ended.link, ended.span.facts, _remote(ended.link.parent, ended.link.tracestate)
+        link, facts = ended.link, ended.span.facts
+        parent = _remote(link.parent, link.tracestate and self._masked(link.tracestate))
         start_ns = ended.start_ns
         if facts is not None:
             start_ns = ended.offset_ns + round((facts.began - facts.age_s) * 1e9)
@@ -256,7 +259,7 @@ def _children(facts: CallFacts) -> Iterator[_Child]:
     if facts.wakeup is not None:
         sent: Attributes = {
             "messaging.system": "nats",
-            "messaging.operation.name": "publish",
+            "messaging.operation.name": "send",
             "messaging.operation.type": "send",
             "messaging.destination.name": facts.wakeup_subject,
         }
@@ -286,11 +289,34 @@ def open_tracer(endpoint: str, redactor: Redactor, ratio: float = 1.0, instance:
     return ExportingTracer(OTLPSpanExporter(endpoint=endpoint, session=session()), redactor, ratio, instance)
 
 
+class _Session(requests.Session):
+    """HTTP session for a collector: it follows no redirect, and of a response it keeps status and headers alone.
+
+    A redirect counts as a refusal: the exporter would take it for a success, although nothing was stored. Proxies and
+    .netrc of the environment are ignored.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trust_env = False
+
+    def request(self, method: str | bytes, url: str | bytes, *args: Any, **options: Any) -> requests.Response:
+        """Send a request. Raises requests.RequestException."""
+        options |= {"allow_redirects": False, "stream": True}
+        received = super().request(method, url, *args, **options)
+        head = requests.Response()
+        head.status_code, head.reason, head.headers = received.status_code, received.reason, received.headers
+        if received.is_redirect:
+            head.status_code, head.reason = HTTPStatus.MISDIRECTED_REQUEST, "the collector redirects"
+        if received.headers.get("Content-Length", "").isdigit() and int(received.headers["Content-Length"]) <= _SHORT:
+            received.content  # noqa: B018 - a body that is read leaves the connection open for the next export
+        received.close()
+        return head
+
+
 def session() -> requests.Session:
-    """Return an HTTP session that ignores proxies and .netrc of the environment."""
-    made = requests.Session()
-    made.trust_env = False
-    return made
+    """Return an HTTP session for an exporter."""
+    return _Session()
 
 
 def _remote(span: SpanContext, tracestate: str | None) -> trace.SpanContext:

@@ -62,7 +62,7 @@ class PeriodicExport:
     def collected(self) -> MetricsData:
         """Return the present values of all metrics."""
         now = time.time_ns()
-        found = [self._converted(metric, now) for metric in ALL]
+        found = [self._converted(metric, now) for metric in ALL if any(True for _ in metric.children())]
         scope = ScopeMetrics(InstrumentationScope("openapi_tool", __version__), found, "")
         return MetricsData([ResourceMetrics(self._resource, [scope], "")])
 

@@ -14,7 +14,8 @@ _SCRIPT = """
 const cell = (row, kind, text) => { const made = document.createElement(kind); made.textContent = text ?? "-";
   row.append(made); };
 const table = (id, rows) => { const at = document.getElementById(id); at.replaceChildren();
-  if (!rows.length) return; const names = Object.keys(rows[0]); const head = at.insertRow();
+  const head = at.insertRow(); if (!rows.length) { cell(head, "td", "none"); return; }
+  const names = Object.keys(rows[0]);
   names.forEach(name => cell(head, "th", name));
   rows.forEach(row => { const line = at.insertRow(); names.forEach(name => cell(line, "td", row[name])); }); };
 const pairs = object => Object.entries(object).map(([name, value]) => ({name, value}));

@@ -6,6 +6,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from openapi_tool import __version__
@@ -75,7 +76,7 @@ class Snapshots:
             "tools": _rows(recent),
             "errors": _errors(recent),
             "warnings": RECENT_WARNINGS.shown(),
-            "last": [_call(call, now) for call in reversed(recent[-_MAX_CALLS:])],
+            "last": [_call(call, now) for call in islice(reversed(RECENT), _MAX_CALLS)],
         }
 
 

@@ -291,13 +291,42 @@ async def test_the_page_has_a_strict_policy_and_its_numbers_no_payload(page_port
     assert b"default-src 'none'; connect-src 'self'; script-src 'sha256-" in page
     assert b"unsafe" not in page
     assert b"innerHTML" not in page
-    stats = json.loads(
-        (await said(page_port, b"GET /stats.json HTTP/1.1\r\nHost: x\r\n\r\n")).partition(b"\r\n\r\n")[2]
-    )
+    answer = await said(page_port, b"GET /stats.json HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b"X-Content-Type-Options: nosniff" in answer
+    stats = json.loads(answer.partition(b"\r\n\r\n")[2])
     assert (stats["instance"], stats["limits"]) == ("replica-1", {"a.limit": 7})
     assert stats["last"][0].keys() == {
         "ago_s", "project", "tool_call_id", "tool", "status", "error_code", "ms", "tokens", "cached",
     }  # fmt: skip
+
+
+@requirement("page")
+async def test_the_page_is_shown_under_no_name_that_somebody_else_may_own(page_port: int) -> None:
+    """A page elsewhere could point its name here and read it (DNS rebinding)."""
+    for host in (
+        "localhost",
+        "127.0.0.1:8080",
+        "[::1]:80",
+        "10.1.2.3",
+        "executor",
+        "executor.agents.svc",
+        "a.internal",
+    ):
+        for path in (b"/", b"/stats.json"):
+            answer = await said(page_port, b"GET %s HTTP/1.1\r\nHost: %s\r\n\r\n" % (path, host.encode()))
+            assert b" 200 " in answer, host
+    for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "[", "x.svc.example"):
+        for path in (b"/", b"/stats.json"):
+            answer = await said(page_port, b"GET %s HTTP/1.1\r\nHost: %s\r\n\r\n" % (path, host.encode()))
+            assert answer.split()[1] in (b"421", b"400"), host
+
+
+@requirement("page")
+async def test_the_last_calls_stay_on_the_page_beyond_the_minute(page_port: int) -> None:
+    RECENT[-1].ended = time.monotonic() - 600
+    answer = await said(page_port, b"GET /stats.json HTTP/1.1\r\nHost: x\r\n\r\n")
+    stats = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert (len(stats["last"]), stats["calls"]) == (1, 0)
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium (Debian's package) is not installed")

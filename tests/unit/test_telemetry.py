@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest.mock import create_autospec
 
 import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.metrics.export import MetricExporter
+from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -228,7 +231,7 @@ def test_a_trace_that_is_not_sampled_is_not_exported_and_not_looked_through_but_
 def test_a_span_shows_no_secret_in_name_attributes_events_and_status() -> None:
     exporter = InMemorySpanExporter()
     tracer = ExportingTracer(exporter, REDACTOR)
-    link = TraceLink(PARENT, None, None)
+    link = TraceLink(PARENT, f"v={SECRET}", None)
     with suppress(ValueError), tracer.span(f"run {SECRET}", link, {"tool_call_id": SECRET}) as span:
         span.facts = facts(function_name=SECRET, wakeup=(2.0, 3.0), wakeup_subject=f"cg.{SECRET}")
         raise ValueError(SECRET)
@@ -236,10 +239,46 @@ def test_a_span_shows_no_secret_in_name_attributes_events_and_status() -> None:
     exported, *children = exporter.get_finished_spans()
     assert [child.name for child in children] == ["queue", "load", "send wakeup"]
     assert all(SECRET not in span.to_json() for span in (exported, *children))
+    for span_context in (made.context for made in (exported, *children)):
+        assert span_context is not None
+        assert SECRET not in span_context.trace_state.to_header()
     assert exported.name == "run [redacted]"
     assert exported.status.status_code.name == "ERROR"
     (event,) = exported.events
     assert dict(event.attributes or {}) == {"exception.type": "ValueError", "exception.message": "[redacted]"}
+
+
+@requirement("traces")
+def test_of_a_collectors_answer_only_the_head_is_read_and_no_redirect_followed() -> None:
+    with collector(b"HTTP/1.1 200 OK\r\n\r\n", endless=True) as port:
+        answer = otlp.session().post(f"http://127.0.0.1:{port}/v1/traces", data=b"x", timeout=5)
+        assert (answer.status_code, answer.text) == (200, "")
+    for status in (302, 307):
+        elsewhere = b"HTTP/1.1 %d Moved\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n" % status
+        with collector(elsewhere) as port:
+            exporter = OTLPSpanExporter(endpoint=f"http://127.0.0.1:{port}/v1/traces", session=otlp.session())
+            assert exporter.export([]) is SpanExportResult.FAILURE, "nothing was stored, so it counts as dropped"
+
+
+@contextmanager
+def collector(answer: bytes, *, endless: bool = False) -> Iterator[int]:
+    """Answer one request, with a body that never ends if `endless`; yields the port."""
+
+    def serve() -> None:
+        with suppress(OSError):
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(answer)
+                while endless:
+                    connection.sendall(b"x" * 65_536)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listening.getsockname()[1]
+    thread.join(10)
+    assert not thread.is_alive(), "the connection was not closed"
 
 
 ATTEMPTS = [
@@ -359,7 +398,8 @@ def test_metrics_of_both_exporters_are_the_same() -> None:
     exporter = PeriodicExport(create_autospec(MetricExporter, instance=True), 3_600, "replica-1")
     exported = exporter.collected().resource_metrics[0].scope_metrics[0].metrics
     exporter.shutdown()
-    assert [metric.name for metric in exported] == [metric.name for metric in metrics.ALL]
+    filled = [metric for metric in metrics.ALL if list(metric.children())]
+    assert [metric.name for metric in exported] == [metric.name for metric in filled], "none without data"
     (points,) = (metric.data.data_points for metric in exported if metric.name == "openapi_tool_calls")
     values = [(dict(point.attributes or {}), getattr(point, "value", None)) for point in points]
     known = {"openapi_tool.built_in": "a.tool", "status": "failed", "error.type": "bad_request"}

@@ -9,6 +9,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from nats.aio.msg import Msg
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app
@@ -16,6 +17,7 @@ from openapi_tool.local.caller import PlacedCall
 from openapi_tool.telemetry import calls
 from tests.conftest import PROJECT
 from tests.requirements import requirement
+from tests.support import each
 from tests.wire.world import World
 
 
@@ -70,6 +72,45 @@ async def test_no_call_of_another_project_is_shown(world: World) -> None:
     await world.send(call)
     output = await run(world, "inspect", call.tool_call_id, "--project", "another", code=2)
     assert "project 'another' has no call" in output
+
+
+ODD_ATTEMPTS: tuple[Any, ...] = ("a text", [1], [{"at_ms": "x"}], [{"at_ms": 1e300, "http_status": 200}], {"a": 1}, 7)
+
+
+@requirement("cli.inspect")
+async def test_attempts_that_another_author_wrote_are_no_reason_to_fail(world: World) -> None:
+    call = await world.place()
+    await world.send(call)
+    path = "'{tool_output,attempts}'"
+    async with asyncpg.create_pool(world.stack.postgres.dsn(world.database), min_size=1, max_size=1) as pool:
+        for odd in ODD_ATTEMPTS:
+            await pool.execute(
+                f"update cards set metadata = jsonb_set(metadata, {path}, $1::text::jsonb) "  # noqa: S608 - a constant
+                "where metadata ->> 'type' = 'tool.result'",
+                json.dumps(odd),
+            )
+            found = await inspected(world, call)
+            assert "result card" in steps(found), odd
+            assert "request" not in steps(found), odd
+            assert odd in [card["attempts"] for card in found["rows"]["cards"]], "as JSON, not as a text"
+
+
+@each(
+    ("call_id", "project", "said"),
+    [
+        ("tc", "", "--project: '' is no project"),
+        ("tc", ">", "--project: '>' is no project"),
+        ("tc", "a b", "--project: 'a b' is no project"),
+        ("tc", "a\udcff", "--project: 'a\\udcff' is no project"),
+        ("\udcff", "p", "TOOL_CALL_ID: '\\udcff' holds what no row can"),
+        ("a\0b", "p", "TOOL_CALL_ID: 'a\\x00b' holds what no row can"),
+    ],
+)
+@requirement("cli.inspect")
+def test_what_can_be_no_id_is_said_before_anything_is_asked(call_id: str, project: str, said: str) -> None:
+    environment = {"PG_DSN": "postgresql://u@127.0.0.1:1/x", "NATS_SERVERS": "nats://127.0.0.1:1"}
+    result = CliRunner().invoke(app, ["inspect", call_id, "--project", project], env=environment)
+    assert (result.exit_code, said in result.output) == (2, True), result.output
 
 
 @requirement("cli.inspect")
@@ -131,6 +172,47 @@ async def test_top_shows_calls_errors_and_what_is_wrong(world: World) -> None:
     assert "1 replica, the last minute" in text
     assert "…" not in text, "narrow columns fold"
     assert "unused-key" not in json.dumps(found) + text
+
+
+_ROW = {"project": "p", "tool": "t", "calls": 1}
+FORGED: tuple[dict[str, Any], ...] = (
+    *({"pending": "x"}, {"waiting": "many"}, {"tools": [{"project": "a"}]}, {"tools": 7}, {"warnings": [1]}),
+    *({"tools": [{**_ROW, "project": [1]}]}, {"errors": [{**_ROW, "calls": "9"}]}, {"health": "no"}),
+    *({"health": {"dependencies": {"x": 1}}}, {"phases_p95_ms": {"load": "slow"}}, {"durables": 3}),
+    *({"tools": [_ROW] * 300}, {"warnings": [{"action": "a", "count": 1, "message": "x" * 5_000}]}),
+    *({"upstream_limits": [{"used": "x"}]}, {"upstream_limits": 5}, {"upstream_keys": [7]}, {"budgets": [[]]}),
+)
+
+
+def _nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@requirement("cli.top")
+async def test_an_answer_that_is_forged_or_of_another_version_is_named_and_hides_no_other(world: World) -> None:
+    client = world.caller.client
+
+    async def answer(message: Msg) -> None:
+        for number, part in enumerate(FORGED):
+            await client.publish(message.reply, json.dumps({"instance": f"odd-{number}", **part}).encode())
+
+        await client.publish(message.reply, json.dumps({"instance": "deep", "x": _nested(900)}).encode())
+        await client.publish(message.reply, json.dumps({"instance": "twice", "calls": 1}).encode())
+        await client.publish(message.reply, json.dumps({"instance": "twice", "calls": 999}).encode())
+
+    await client.subscribe("openapi_tool.stats", cb=answer)
+    await client.flush()
+    text = await run(world, "top", "--once")
+    for number, part in enumerate(FORGED):
+        assert f"odd-{number}: its answer is not readable (another version, or forged): {next(iter(part))}" in text
+    assert "deep: its answer is not readable (another version, or forged): it is nested more than 12 deep" in text
+    assert "twice: 2 answers have this name: two replicas share it, or one is forged" in text
+    assert f"{len(FORGED) + 3} replicas, the last minute" in text
+    for command in (["limits"], ["budgets"], ["top", "--json"], ["limits", "--json"]):
+        await run(world, *command)
 
 
 @requirement("cli.top")

@@ -158,6 +158,21 @@ async def test_metrics_and_the_answer_line_say_where_time_and_tokens_went(
     assert {(found["tool_call_id"], found["trace_id"]) for found in of_call} == {(call.tool_call_id, trace_id)}
 
 
+@requirement("logs.call")
+async def test_a_line_of_what_serves_all_calls_has_the_ids_of_none(
+    idle_world: World, lines: list[dict[str, Any]]
+) -> None:
+    """What the first call starts goes on for others, which may be of another project."""
+    world = idle_world
+    async with world.executor(limits={"search_requests_per_minute": 60}):
+        await world.send(await world.place())
+        world.stack.upstream.rules({"statuses": [429], "retry_after": "0"})
+        await world.send(await world.place({"query": "another"}))
+    (paused,) = (line for line in lines if line["action"] == "limits.paused")
+    assert "tool_call_id" not in paused
+    assert "trace_id" not in paused
+
+
 def counted(name: str) -> float:
     name, _, labels = name.partition(":")
     return value(name, **dict(pair.split("=") for pair in labels.split(",")))
