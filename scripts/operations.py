@@ -129,11 +129,13 @@ def operations_page() -> str:
         "| --- | --- | --- |",
         *(f"| `{name}` | {level} | {_escaped(meaning)} |" for name, (level, meaning) in actions().items()),
         "",
+        *_SPANS,
+        "",
         "## Metrics",
         "",
-        "The same on `/metrics` (Prometheus) and over OTLP, where `error_code` is `error.type`, `host` is",
-        "`server.address`, `project` is `commonground.project.id` and `tool` is `openapi_tool.built_in`. An empty",
-        "label is left out.",
+        "The same on `/metrics` (Prometheus) and over OTLP, where counters have no `_total`, `error_code` is",
+        "`error.type`, `host` is `server.address`, `project` is `commonground.project.id` and `tool` is `openapi_tool.built_in`. An",
+        "empty label is left out. A metric without a value yet is not sent over OTLP.",
         "",
         "| metric | type | labels | meaning |",
         "| --- | --- | --- | --- |",
@@ -141,6 +143,32 @@ def operations_page() -> str:
         *_PICTURES,
     ]
     return "\n".join(lines) + "\n"
+
+
+_SPANS = """\
+## Spans
+
+With `telemetry.otlp_endpoint`, by OpenTelemetry's conventions. All belong to the trace that the kernel began.
+
+| span | kind | what it is, and its attributes |
+| --- | --- | --- |
+| `execute_tool NAME` | consumer | the call, from its command's arrival in the stream; child of the kernel's span; {call} |
+| `queue` | consumer | from the arrival to the beginning of the run; {queue} |
+| `load`, `commit` | client | the two statements; `db.system.name` |
+| `GET`, `POST` | client | each upstream request; {request}; no `url.full`: it has the query or the page |
+| `send wakeup` | producer | {wakeup} |
+
+The others are children of `execute_tool`. A command that is dead-lettered before it was loaded has no span;
+`openapi-tool inspect` shows it.""".format(
+    call="`gen_ai.operation.name`, `gen_ai.tool.name`, `gen_ai.tool.type`, `gen_ai.tool.call.id`, `gen_ai.agent.id`, "
+    "`commonground.project.id`, `commonground.turn.id`, `openapi_tool.built_in`, `openapi_tool.status`, "
+    "`openapi_tool.tokens`, `openapi_tool.requests`, `openapi_tool.cached`, `openapi_tool.truncated`, "
+    "`openapi_tool.delivery_attempt`, `error.type`",
+    queue="`messaging.system`, `messaging.operation.name`, `messaging.operation.type`, `messaging.destination.template`",
+    request="`http.request.method`, `server.address`, `server.port`, `url.scheme`, `http.response.status_code`, "
+    "`http.request.resend_count`, `error.type`",
+    wakeup="`messaging.system`, `messaging.operation.name`, `messaging.operation.type`, `messaging.destination.name`",
+).splitlines()
 
 
 def _row(metric: Metric) -> str:

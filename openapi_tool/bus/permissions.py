@@ -118,7 +118,11 @@ def inspect_permissions(options: DurableOptions, *, stream: str | None) -> Permi
             f"{_API}.STREAM.NAMES",
             f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
             *_read(f"{stream}.*.{options.filter_subject}", stream),
-            *_read(f"{stream}.*.{_of_one_project(options)}", stream)[:1],
+            *(
+                _read(f"{stream}.*.{one}", stream)[0]
+                for one in [_of_one_project(options)]
+                if one != options.filter_subject
+            ),
             *_read(f"{dead_letters.STREAM}.*", dead_letters.STREAM),
             f"{_API}.STREAM.INFO.KV_{leases.BUCKET}",
             f"{_API}.DIRECT.GET.KV_{leases.BUCKET}.$KV.{leases.BUCKET}.{leases.KEYS}",

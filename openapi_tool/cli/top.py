@@ -93,10 +93,7 @@ def problems(replicas: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _problems(replica: Mapping[str, Any]) -> Iterator[str]:
-    if replica.get("answers", 1) > 1:
-        yield f"{replica['instance']}: {replica['answers']} answers have this name: two replicas share it, or one is forged"
-    if "unreadable" in replica:
-        yield f"{replica['instance']}: its answer is not readable (another version, or forged): {replica['unreadable']}"
+    yield from _odd_answers(replica)
     name, health = replica.get("instance"), replica.get("health") or {}
     for dependency, state in (health.get("dependencies") or {}).items():
         if not state.get("ok"):
@@ -115,6 +112,14 @@ def _problems(replica: Mapping[str, Any]) -> Iterator[str]:
     if abs(health.get("clock_offset_s") or 0) >= _CLOCK_OFFSET_S:
         yield f"{name}: the local clock is {health['clock_offset_s']:+.1f} s off that of NATS; synchronize it"
     yield from _warnings(replica)
+
+
+def _odd_answers(replica: Mapping[str, Any]) -> Iterator[str]:
+    name, answers, wrong = replica.get("instance"), replica.get("answers", 1), replica.get("unreadable")
+    if answers > 1:
+        yield f"{name}: {answers} answers have this name: two replicas share it, or one is forged"
+    if wrong:
+        yield f"{name}: its answer is not readable (another version, or forged): {wrong}"
 
 
 def _warnings(replica: Mapping[str, Any]) -> Iterator[str]:

@@ -300,7 +300,7 @@ class _Session(requests.Session):
         super().__init__()
         self.trust_env = False
 
-    def request(self, method: str | bytes, url: str | bytes, *args: Any, **options: Any) -> requests.Response:
+    def request(self, method: str, url: str, *args: Any, **options: Any) -> requests.Response:  # type: ignore[override]
         """Send a request. Raises requests.RequestException."""
         options |= {"allow_redirects": False, "stream": True}
         received = super().request(method, url, *args, **options)
