@@ -134,7 +134,8 @@ def operations_page() -> str:
         "## Metrics",
         "",
         "The same on `/metrics` (Prometheus) and over OTLP, where counters have no `_total`, `error_code` is",
-        "`error.type`, `host` is `server.address`, `project` is `commonground.project.id` and `tool` is `openapi_tool.built_in`. An",
+        "`error.type`, `host` is `server.address`, `project` is `commonground.project.id` and `tool` is",
+        "`openapi_tool.built_in`. An",
         "empty label is left out. A metric without a value yet is not sent over OTLP.",
         "",
         "| metric | type | labels | meaning |",
@@ -152,7 +153,7 @@ With `telemetry.otlp_endpoint`, by OpenTelemetry's conventions. All belong to th
 
 | span | kind | what it is, and its attributes |
 | --- | --- | --- |
-| `execute_tool NAME` | consumer | the call, from its command's arrival in the stream; child of the kernel's span; {call} |
+| `execute_tool NAME` | consumer | the call, from the command's arrival on; child of the kernel's span; {call} |
 | `queue` | consumer | from the arrival to the beginning of the run; {queue} |
 | `load`, `commit` | client | the two statements; `db.system.name` |
 | `GET`, `POST` | client | each upstream request; {request}; no `url.full`: it has the query or the page |
@@ -164,7 +165,8 @@ The others are children of `execute_tool`. A command that is dead-lettered befor
     "`commonground.project.id`, `commonground.turn.id`, `openapi_tool.built_in`, `openapi_tool.status`, "
     "`openapi_tool.tokens`, `openapi_tool.requests`, `openapi_tool.cached`, `openapi_tool.truncated`, "
     "`openapi_tool.delivery_attempt`, `error.type`",
-    queue="`messaging.system`, `messaging.operation.name`, `messaging.operation.type`, `messaging.destination.template`",
+    queue="`messaging.system`, `messaging.operation.name`, `messaging.operation.type`, "
+    "`messaging.destination.template`",
     request="`http.request.method`, `server.address`, `server.port`, `url.scheme`, `http.response.status_code`, "
     "`http.request.resend_count`, `error.type`",
     wakeup="`messaging.system`, `messaging.operation.name`, `messaging.operation.type`, `messaging.destination.name`",
