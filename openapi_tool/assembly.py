@@ -122,7 +122,7 @@ def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver 
 async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) -> Parts:
     """Connect to a kernel and build its parts without starting the consumer; `stack` closes them in reverse order."""
     settings, health = bootstrap.settings, bootstrap.health
-    database = DatabaseMonitor(health, bootstrap.pool.where)
+    database = DatabaseMonitor(health, bootstrap.pool.where, bootstrap.pool.setting)
 
     def nats_unavailable(error: Unavailable) -> str:
         health.record(NATS, ok=False, reason=str(error))

@@ -133,7 +133,7 @@ def _connection(
     problems += [f"{place}{problem}" for problem in own]
     if own or driver_options is None:
         return None
-    return _Connection(_bus_options(kernel.nats, tls), driver_options)
+    return _Connection(_bus_options(kernel, tls), driver_options)
 
 
 class Upstream:
@@ -309,9 +309,18 @@ def _bus_tls(nats: NatsSettings) -> ssl.SSLContext | None:
     return context
 
 
-def _bus_options(nats: NatsSettings, tls: ssl.SSLContext | None) -> BusOptions:
-    where = ", ".join(parse_url(url, SCHEMES).where for url in nats.servers)
-    return BusOptions(nats.servers, NAME, tls, _login(nats), nats.jetstream_domain, nats.inbox_prefix, where=where)
+def _bus_options(settings: Settings, tls: ssl.SSLContext | None) -> BusOptions:
+    nats = settings.nats
+    return BusOptions(
+        nats.servers,
+        NAME,
+        tls,
+        _login(nats),
+        nats.jetstream_domain,
+        nats.inbox_prefix,
+        where=", ".join(parse_url(url, SCHEMES).where for url in nats.servers),
+        setting=settings.named("nats", "servers"),
+    )
 
 
 def _login(nats: NatsSettings) -> dict[str, str]:
@@ -334,6 +343,7 @@ def _pool_options(settings: Settings) -> PoolOptions:
         timeout_s=postgres.timeout_s,
         prepared_statements=postgres.prepared_statements,
         where=postgres.parsed.where,
+        setting=settings.named("postgres", "dsn"),
         version=settings.protocol.version,
     )
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from openapi_tool.bus.held import FetchMode
 from openapi_tool.kernel.breaker import CircuitBreaker
-from openapi_tool.kernel.failures import located
+from openapi_tool.kernel.failures import DSN_SETTING, located
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry.health import POSTGRES, Health
@@ -19,12 +20,13 @@ _SILENT = Unavailable(f"PostgreSQL: no answer within {_SLOW_S:.0f} s")
 class DatabaseMonitor:
     """State of the database from health checks and from the loads and commits of calls.
 
-    `wake` is called on every change; the consumer sets it.
+    Messages name the database by `where` (server, database) and by the `setting` of its DSN. `wake` is called on every
+    change; the consumer sets it.
     """
 
-    def __init__(self, health: Health, where: str = "") -> None:
+    def __init__(self, health: Health, where: str = "", setting: str = DSN_SETTING) -> None:
         self._health = health
-        self._where = where
+        self._located = partial(located, where=where, setting=setting)
         self._outage = ""
         self.wake: Callable[[], None] = lambda: None
         self.breaker = CircuitBreaker(self._changed)
@@ -60,11 +62,11 @@ class DatabaseMonitor:
 
     def mark_unavailable(self, error: Unavailable) -> str:
         """Record that the database is unavailable; return why, with its server and name."""
-        self._outage = located(str(error), self._where)
+        self._outage = self._located(str(error))
         self._changed()
         return self._outage
 
     def _changed(self) -> None:
         reason = self._outage or self.breaker.reason
-        self._health.record(POSTGRES, ok=not reason, reason=located(reason, self._where))
+        self._health.record(POSTGRES, ok=not reason, reason=self._located(reason))
         self.wake()

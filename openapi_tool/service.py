@@ -21,6 +21,7 @@ from openapi_tool.reload import Reloader
 from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import ignored_variables
 from openapi_tool.telemetry import metrics
+from openapi_tool.telemetry.calls import CALL_FIELDS
 from openapi_tool.telemetry.health import monitor_loop_lag
 from openapi_tool.telemetry.health_server import health_server
 from openapi_tool.telemetry.logs import configure_logging
@@ -98,6 +99,7 @@ class _Process:
 
 async def _serve_kernel(bootstrap: Bootstrap, process: _Process) -> None:
     """Connect to a kernel, run its calls until the stop, and drain."""
+    CALL_FIELDS.set(lambda: {"protocol": bootstrap.version})  # every task of this kernel inherits it
     parts = await _unless_stopped(process.stop, assemble(process.stack, bootstrap, process.shared))
     if parts is None:
         return

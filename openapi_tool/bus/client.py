@@ -22,7 +22,7 @@ from nats.aio.transport import TcpTransport, WebSocketTransport
 from nats.protocol.command import hpub_cmd
 from nats.protocol.parser import PERMISSIONS_ERR
 
-from openapi_tool.bus.obstacles import LoginRefusal, connection_obstacle
+from openapi_tool.bus.obstacles import SERVERS_SETTING, LoginRefusal, connection_obstacle
 from openapi_tool.bus.wire import Handlers, Headers, Parser, header_block, parse_headers
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.shielding import interruptible
@@ -111,6 +111,7 @@ class BusClient(Client):
         listed_by: str = LISTED_BY,
         quiet: bool = False,
         where: str = "",
+        setting: str = SERVERS_SETTING,
         on_trouble: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__()
@@ -118,6 +119,7 @@ class BusClient(Client):
         self._listed_by = listed_by
         self._quiet = quiet
         self.where = where
+        self._setting = setting
         self._on_trouble = on_trouble
         self._outage = LogBackoff()
         self.reported_error: Exception | None = None
@@ -173,7 +175,7 @@ class BusClient(Client):
         denied = _DENIAL.search(str(error).lower())
         if denied is None:
             self.reported_error = self._login.reason_of(error)
-            cause = connection_obstacle(self.reported_error, self.where)
+            cause = connection_obstacle(self.reported_error, self.where, self._setting)
             if self._on_trouble is not None and not self._was_connected:
                 self._wait_longer()
                 self._on_trouble(cause)  # which logs it

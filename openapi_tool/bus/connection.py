@@ -13,7 +13,7 @@ from typing import Any
 import nats.errors
 
 from openapi_tool.bus.client import INBOX, LISTED_BY, BusClient
-from openapi_tool.bus.obstacles import connection_obstacle, use_obstacle
+from openapi_tool.bus.obstacles import SERVERS_SETTING, connection_obstacle, use_obstacle
 from openapi_tool.protocol.errors import Unavailable
 
 __all__ = ["BusClient", "BusOptions", "connected", "outage_as_unavailable"]
@@ -31,8 +31,8 @@ class BusOptions:
     """Servers and authentication; `login` holds options of nats-py.
 
     `once` makes a single connection attempt, for CLI commands. `listed_by` is the command that prints the permissions
-    the user needs; error messages name it, and `where`: the servers' hosts and ports. `on_trouble` is called with the
-    reason of every failed attempt until the first connection.
+    the user needs; error messages name it, and `where`: the servers' hosts and ports, and `setting`: the setting that
+    names the servers. `on_trouble` is called with the reason of every failed attempt until the first connection.
     """
 
     servers: Sequence[str] = field(repr=False)
@@ -44,6 +44,7 @@ class BusOptions:
     once: bool = False
     listed_by: str = LISTED_BY
     where: str = ""
+    setting: str = SERVERS_SETTING
     on_trouble: Callable[[str], None] | None = None
 
 
@@ -95,6 +96,7 @@ async def _connect(options: BusOptions, closing: asyncio.Event) -> BusClient:
         listed_by=options.listed_by,
         quiet=options.once,
         where=options.where,
+        setting=options.setting,
         on_trouble=options.on_trouble,
     )
     settings: dict[str, Any] = {
@@ -121,7 +123,7 @@ async def _connect(options: BusOptions, closing: asyncio.Event) -> BusClient:
         except (nats.errors.Error, OSError) as error:
             if not options.once:
                 raise
-            cause = connection_obstacle(client.reported_error or error, options.where)
+            cause = connection_obstacle(client.reported_error or error, options.where, options.setting)
             raise Unavailable(f"cannot connect to {cause}") from error
     return client
 

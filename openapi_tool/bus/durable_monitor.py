@@ -78,6 +78,8 @@ class DurableMonitor:
         self._saved_floor = 0
         self._saved_at = -math.inf
         self._good_floor = 0
+        for gauge in (metrics.PENDING, metrics.UNACKNOWLEDGED, metrics.MAX_UNACKNOWLEDGED):
+            gauge.labels(options.version)  # at 0 from the start
 
     async def run(self) -> None:
         """Check once a second, more often until the durable is found or created, until cancelled."""
@@ -223,9 +225,9 @@ class DurableMonitor:
 
 
 def _export(state: DurableState, version: str) -> None:
-    metrics.PENDING.follow(lambda: state.pending, of=version)
-    metrics.UNACKNOWLEDGED.follow(lambda: state.ack_pending, of=version)
-    metrics.MAX_UNACKNOWLEDGED.follow(lambda: state.max_ack_pending, of=version)
+    metrics.PENDING.follow(lambda: state.pending, version)
+    metrics.UNACKNOWLEDGED.follow(lambda: state.ack_pending, version)
+    metrics.MAX_UNACKNOWLEDGED.follow(lambda: state.max_ack_pending, version)
 
 
 def _settings(state: DurableState) -> tuple[object, ...]:

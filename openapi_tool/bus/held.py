@@ -88,7 +88,9 @@ def ids_of_message(message: Msg) -> dict[str, Any]:
 
 def _claimed(subject: str, headers: Mapping[str, str], data: bytes) -> dict[str, str]:
     claimed = claimed_identity(subject, headers, data if len(data) <= _MOST_READ_BYTES else b"")
-    found = {"project_id": project_of(subject), **{name: getattr(claimed, name) or "" for name in _IDS}}
+    protocol = subject.removeprefix("cg.").partition(".")[0]
+    ids = {name: getattr(claimed, name) or "" for name in _IDS}
+    found = {"protocol": protocol, "project_id": project_of(subject), **ids}
     return {name: short(value, _SHOWN_CHARS) for name, value in found.items()} | _trace(headers)
 
 

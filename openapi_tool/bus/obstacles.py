@@ -9,8 +9,7 @@ import nats.errors
 from nats.js.errors import NoStreamResponseError, ServiceUnavailableError
 
 _CLOSED = (ConnectionResetError, BrokenPipeError, asyncio.IncompleteReadError, nats.errors.UnexpectedEOF)
-_SERVERS = "check nats.servers (NATS_SERVERS)"
-_LOGIN = "check nats.user, nats.token or the file that holds the login"
+SERVERS_SETTING = "nats.servers (NATS_SERVERS)"
 
 
 class LoginRefusal:
@@ -40,24 +39,30 @@ def _refuses_login(error: Exception) -> bool:
     return "auth" in str(error).lower()
 
 
-def connection_obstacle(error: Exception, where: str) -> str:
-    """Return why no connection to `where` (hosts and ports) can be made, with the setting to check."""
-    return f"NATS at {where}: {_cause(error)}" if where else f"NATS: {_cause(error)}"
+def connection_obstacle(error: Exception, where: str, setting: str = SERVERS_SETTING) -> str:
+    """Return why no connection to `where` (hosts and ports) can be made, with the setting to check.
+
+    `setting` is the name of that of the servers; a login is in the same section.
+    """
+    return f"NATS at {where}: {_cause(error, setting)}" if where else f"NATS: {_cause(error, setting)}"
 
 
-def _cause(error: Exception) -> str:
+def _cause(error: Exception, setting: str) -> str:
+    section, check = setting.partition(".servers (")[0], f"check {setting}"
     reason = str(error).removeprefix("nats: ").strip("'\" ")
     if _refuses_login(error):
-        return f"the login is refused ({reason}); {_LOGIN}"
+        return (
+            f"the login is refused ({reason}); check {section}.user, {section}.token or the file that holds the login"
+        )
     if isinstance(error, ConnectionRefusedError) or "Connect call failed" in reason:
-        return f"connection refused; {_SERVERS}"
+        return f"connection refused; {check}"
     if isinstance(error, socket.gaierror):
-        return f"the host's name cannot be resolved; {_SERVERS}"
+        return f"the host's name cannot be resolved; {check}"
     if isinstance(error, _CLOSED):
-        return f"the server closed the connection before the login was accepted: is it a NATS server? {_SERVERS}"
+        return f"the server closed the connection before the login was accepted: is it a NATS server? {check}"
     if isinstance(error, TimeoutError | asyncio.TimeoutError | nats.errors.TimeoutError):
-        return f"no answer in time: is it a NATS server? {_SERVERS}"
-    return f"{reason or type(error).__name__}; {_SERVERS}"
+        return f"no answer in time: is it a NATS server? {check}"
+    return f"{reason or type(error).__name__}; {check}"
 
 
 def use_obstacle(error: Exception, where: str) -> str:

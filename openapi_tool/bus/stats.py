@@ -49,7 +49,15 @@ class _Health(_Part):
     clock_offset_s: float | None = None
 
 
+class _Kernel(_Part):
+    protocol: _Name
+    pending: int
+    unacknowledged: int
+    max_unacknowledged: int
+
+
 class _Row(_Part):
+    protocol: _Name = ""
     project: _Name
     tool: _Name
     error_code: _Name | None = None
@@ -87,9 +95,7 @@ class _Answer(_Part):
     durables: Annotated[list[str], _MOST_ROWS] = []
     waiting: float | None = None
     slots: float | None = None
-    pending: float | None = None
-    unacknowledged: float | None = None
-    max_unacknowledged: float | None = None
+    kernels: Annotated[list[_Kernel], _MOST_ROWS] = []
     waiting_for_memory: float | None = None
     phases_p95_ms: dict[str, float | None] = {}
     health: _Health = _Health()

@@ -22,7 +22,7 @@ from openapi_tool.cli.common import fail, plain, say
 from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.cli.nats_connection import connected_once
 from openapi_tool.entry import INTERRUPTED
-from openapi_tool.kernel.failures import located, translate_connection_errors
+from openapi_tool.kernel.failures import DSN_SETTING, located, translate_connection_errors
 from openapi_tool.local.caller import ERRORS, Answer, Caller, PlacedCall
 from openapi_tool.local.database import open_database
 from openapi_tool.local.dev import DevError, Wanted, find_target, running_dev
@@ -103,12 +103,13 @@ def _arguments(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Addresses:
-    """Servers of a kernel of protocol `version`; `where` names the database's for messages."""
+    """Servers of a kernel of protocol `version`; messages name the database by `where` and the `setting` of its DSN."""
 
     dsn: str
     where: str
     bus: BusOptions
     version: str
+    setting: str = DSN_SETTING
 
 
 def _addresses(protocol: ProtocolVersion | None) -> tuple[_Addresses, Redactor]:
@@ -126,7 +127,7 @@ def _addresses(protocol: ProtocolVersion | None) -> tuple[_Addresses, Redactor]:
     except SettingsError as error:
         raise DevError("\n".join(error.problems)) from None
     pool = bootstrap.pool
-    return _Addresses(pool.dsn, pool.where, bootstrap.bus, bootstrap.version), bootstrap.redactor
+    return _Addresses(pool.dsn, pool.where, bootstrap.bus, bootstrap.version, pool.setting), bootstrap.redactor
 
 
 def _of_dev_stack(protocol: ProtocolVersion | None) -> _Addresses:
@@ -187,7 +188,7 @@ async def _call(addresses: _Addresses, wanted: Wanted, arguments: Any, timeout_s
                 )
             return await _outcome(caller, placed, timeout_s)
     except Unavailable as error:
-        raise DevError(located(str(error), addresses.where)) from None
+        raise DevError(located(str(error), addresses.where, addresses.setting)) from None
     except ERRORS as error:
         raise DevError(f"cannot use PostgreSQL or NATS: {type(error).__name__}: {error}") from None
 

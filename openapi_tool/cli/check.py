@@ -124,7 +124,7 @@ async def _outcome(work: Awaitable[list[str]], bootstrap: Bootstrap) -> Found:
     except TimeoutError:
         return Found(f"no answer within {_CHECK_S:.0f} s")
     except (Unavailable, RegistryError, _WouldFail) as error:
-        return Found(mask(located(str(error), bootstrap.pool.where)))
+        return Found(mask(located(str(error), bootstrap.pool.where, bootstrap.pool.setting)))
 
 
 class _WouldFail(Exception):

@@ -36,7 +36,7 @@ def with_nats(
     try:
         return asyncio.run(_connected(bootstrap, work, listed_by))
     except Unavailable as error:
-        fail(bootstrap.redactor.text(located(str(error), bootstrap.pool.where)), USAGE)
+        fail(bootstrap.redactor.text(located(str(error), bootstrap.pool.where, bootstrap.pool.setting)), USAGE)
 
 
 async def _connected(bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient], Awaitable[T]], listed_by: str) -> T:
@@ -57,5 +57,5 @@ async def connected_once(bus: BusOptions) -> AsyncIterator[BusClient]:
     except TimeoutError:
         if not timeout.expired():
             raise
-        late = f"no answer within {CONNECT_S:g} s: is it a NATS server? check nats.servers (NATS_SERVERS)"
+        late = f"no answer within {CONNECT_S:g} s: is it a NATS server? check {bus.setting}"
         raise Unavailable(f"cannot connect to NATS at {bus.where}: {late}") from None

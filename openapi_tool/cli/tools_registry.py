@@ -216,7 +216,9 @@ async def _registry(place: Place) -> AsyncIterator[Registry]:
         async with ToolRows.open(database_dsn(settings, os.environ), settings.postgres.timeout_s, version) as rows:
             yield rows
     except RegistryUnreachable as error:
-        raise RegistryUnreachable(located(str(error), settings.postgres.parsed.where)) from error
+        raise RegistryUnreachable(
+            located(str(error), settings.postgres.parsed.where, settings.named("postgres", "dsn"))
+        ) from error
 
 
 def _dev(protocol: ProtocolVersion | None) -> StackAddress:

@@ -63,23 +63,29 @@ def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     table = Rows("replica", *_COLUMNS, title=f"{counted(len(replicas), 'replica')}, the last minute")
     for replica in replicas:
         table.add(*(_known(replica.get(name)) for name in ("instance", *_COLUMNS)))
-    pending = max((replica.get("pending") or 0 for replica in replicas), default=0)
-    unsettled = max((replica.get("unacknowledged") or 0 for replica in replicas), default=0)
-    lag = Text(f"durable: {counted(round(pending), 'command')} not delivered, {unsettled:g} not settled")
     troubles = [cell(f"! {text}") for text in problems(replicas)]
     errors = [_summed(replicas, "errors")] if any(replica.get("errors") for replica in replicas) else []
-    return Group(table, lag, _summed(replicas, "tools"), *errors, *troubles)
+    return Group(table, *_lag(replicas), _summed(replicas, "tools"), *errors, *troubles)
+
+
+def _lag(replicas: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
+    """Yield a line for the durable of each kernel: replicas that share one show the same numbers."""
+    kernels = [kernel for replica in replicas for kernel in replica.get("kernels") or ()]
+    for protocol in sorted({kernel["protocol"] for kernel in kernels}):
+        own = [kernel for kernel in kernels if kernel["protocol"] == protocol]
+        pending, unsettled = (max(kernel[name] for kernel in own) for name in ("pending", "unacknowledged"))
+        yield cell(f"durable of {protocol}: {counted(pending, 'command')} not delivered, {unsettled} not settled")
 
 
 def _summed(replicas: Sequence[Mapping[str, Any]], name: str) -> Rows:
-    """Return calls by project, tool and error, added up over all replicas."""
-    counts: Counter[tuple[str, str, str]] = Counter()
+    """Return calls by protocol, project, tool and error, added up over all replicas."""
+    counts: Counter[tuple[str, ...]] = Counter()
     for replica in replicas:
         for row in replica.get(name) or ():
-            counts[row["project"], row["tool"], row.get("error_code", "")] += row["calls"]
-    table = Rows("project", "tool", "error", "calls", title=f"{name}, the last minute")
-    for (project, tool, code), count in counts.most_common(20):
-        table.add(project, tool, code, count)
+            counts[row.get("protocol", ""), row["project"], row["tool"], row.get("error_code", "")] += row["calls"]
+    table = Rows("protocol", "project", "tool", "error", "calls", title=f"{name}, the last minute")
+    for about, count in counts.most_common(20):
+        table.add(*about, count)
     return table
 
 
@@ -102,9 +108,11 @@ def _problems(replica: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: {replica['waiting']:g} commands wait for one of {replica.get('slots'):g} slots"
     if replica.get("waiting_for_memory"):
         yield f"{name}: {replica['waiting_for_memory']:g} responses wait for memory: raise egress.body_budget_bytes"
-    most, unsettled = replica.get("max_unacknowledged") or 0, replica.get("unacknowledged") or 0
-    if 0 < most <= unsettled:
-        yield f"the durable has {unsettled:g} unsettled commands, its maximum: see durable.full in the log"
+    for kernel in replica.get("kernels") or ():
+        most, unsettled = kernel["max_unacknowledged"], kernel["unacknowledged"]
+        if 0 < most <= unsettled:
+            about = f"the durable of {kernel['protocol']} has {unsettled} unsettled commands"
+            yield f"{about}, its maximum: see durable.full in the log"
     phases = replica.get("phases_p95_ms") or {}
     for phase in ("load", "commit"):
         if (phases.get(phase) or 0) >= _SLOW_DATABASE_MS:

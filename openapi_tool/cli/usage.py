@@ -87,11 +87,11 @@ def _read(
 
 
 def _fetched(bootstrap: Bootstrap, project: str, start: datetime, end: datetime, by: By) -> list[dict[str, Any]]:
-    actor_id = bootstrap.settings.actor_id
+    pool, actor_id = bootstrap.pool, bootstrap.settings.actor_id
     try:
-        return asyncio.run(usage(bootstrap.pool.dsn, project, start, end, actor_id, by))
+        return asyncio.run(usage(pool.dsn, pool.version, project, start, end, actor_id, by))
     except Unavailable as error:
-        fail(bootstrap.redactor.text(located(str(error), bootstrap.pool.where)), USAGE)
+        fail(bootstrap.redactor.text(located(str(error), pool.where, pool.setting)), USAGE)
 
 
 def _print_table(by: By, rows: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> None:

@@ -36,7 +36,6 @@ from openapi_tool.protocol.command import AfterExecution, Command, Delivery
 from openapi_tool.protocol.dialect import Dialect
 from openapi_tool.protocol.errors import (
     InternalError,
-    NeedsOperator,
     NotFound,
     ReportRefused,
     ToolMisconfigured,
@@ -132,8 +131,7 @@ class Pipeline:
         except Unavailable as outage:
             metrics.REQUEUED.inc()
             # Without the operator's remedy: the health report logs it once, this line for each requeued command.
-            reason = outage.problem if isinstance(outage, NeedsOperator) else str(outage)
-            return Requeue(self._options.executor.requeue_delay_s, reason=reason)
+            return Requeue(self._options.executor.requeue_delay_s, reason=outage.problem)
         except Exception as defect:
             raise_if_cancelled(defect)
             log.exception(
@@ -159,7 +157,9 @@ class Pipeline:
         function_name, age_s = short(command.function_name), max(0.0, self._age_s(delivery))
         link = trace_link(identity, acceptance.waiting_turn)
         log_ids, trace_id = ids(identity), link.parent.trace_id
-        facts = CallFacts(log_ids, trace_id, function_name, delivery.attempt, age_s, began, time.monotonic())
+        facts = CallFacts(
+            log_ids, trace_id, self._dialect.version, function_name, delivery.attempt, age_s, began, time.monotonic()
+        )
         CALL_FIELDS.set(facts.fields)
         call = _Call(delivery, command, identity, records, acceptance, facts)
         span_name = f"execute_tool {function_name}"

@@ -46,7 +46,8 @@ _POOLER = f"{_MEND}a pooler in transaction mode is in between; set postgres.prep
 _POOLED = ("26000", "42P05")
 _CONTENDED = ("40", "55P03", "57014")
 _READ_ONLY, _DENIED, _NO_DATABASE = "25006", "42501", "3D000"
-_CHECK = "check postgres.dsn (PG_DSN)"
+DSN_SETTING = "postgres.dsn (PG_DSN)"
+_CHECK = f"check {DSN_SETTING}"
 _CAUGHT = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
 
@@ -128,7 +129,7 @@ def connection_words(error: Exception) -> str:
     """Return in words why PostgreSQL cannot be reached, with the setting to check."""
     state = _sqlstate(error) or ""
     if state.startswith("28"):
-        return f"{error} (SQLSTATE {state}); check user and password in postgres.dsn (PG_DSN)"
+        return f"{error} (SQLSTATE {state}); check user and password in {DSN_SETTING}"
     if isinstance(error, socket.gaierror):
         return f"the host's name cannot be resolved; {_CHECK}"
     if isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
@@ -140,14 +141,19 @@ def connection_words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def located(problem: str, where: str) -> str:
-    """Return a problem with the server and database that it is about."""
+def located(problem: str, where: str, setting: str = DSN_SETTING) -> str:
+    """Return a problem with the server and database that it is about, and the names of their settings.
+
+    `setting` names the connection string: the errors themselves do not know which kernel they are about.
+    """
+    section = setting.partition(".dsn (")[0]
+    problem = problem.replace(DSN_SETTING, setting).replace("set postgres.", f"set {section}.")
     return problem.replace("PostgreSQL:", f"PostgreSQL at {where}:", 1) if where else problem
 
 
 def _remedy(sqlstate: str | None) -> str:
     if sqlstate == _NO_DATABASE:
-        return f"{_MEND}check the database's name in postgres.dsn (PG_DSN)"
+        return f"{_MEND}check the database's name in {DSN_SETTING}"
     return GRANTS if sqlstate == _DENIED else MIGRATIONS
 
 

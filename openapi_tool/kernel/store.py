@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 
 from openapi_tool.fair_semaphore import FairSemaphore
-from openapi_tool.kernel.failures import ReadOnly, translate_connection_errors, translate_statement_errors
+from openapi_tool.kernel.failures import DSN_SETTING, ReadOnly, translate_connection_errors, translate_statement_errors
 from openapi_tool.kernel.inspection import check_access, inspect
 from openapi_tool.kernel.statements import STATEMENTS, Statements
 from openapi_tool.protocol.cards import ArtifactCard, Card
@@ -36,8 +36,9 @@ _CHECK_S = 2.0  # limit of each step of a health check, so that a database that 
 class PoolOptions:
     """Pool size, and the timeout of a connection or a statement in seconds.
 
-    `where` (hosts, ports, database) is for messages, `version` the protocol version of the database. With `inspected` a
-    database in which calls cannot be committed is refused; readers do not need that.
+    Messages name the database by `where` (hosts, ports, database) and by the `setting` of its DSN. `version` is the
+    protocol version of the database. With `inspected` a database in which calls cannot be committed is refused; readers
+    do not need that.
     """
 
     dsn: str = field(repr=False)
@@ -46,6 +47,7 @@ class PoolOptions:
     prepared_statements: bool
     inspected: bool = True
     where: str = ""
+    setting: str = DSN_SETTING
     version: str = "v1r4"
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import asyncpg
 
 from openapi_tool.kernel.failures import translate_connection_errors, translate_statement_errors
+from openapi_tool.kernel.inspection import refuse_other_version
+from openapi_tool.kernel.statements import STATEMENTS
 
 _CONNECT_S, _STATEMENT_S = 10.0, 60.0
 
@@ -102,18 +104,20 @@ def first_card_id(moment: datetime) -> str:
 
 
 async def usage(
-    dsn: str, project_id: str, since: datetime, until: datetime, actor_id: str, by: By
+    dsn: str, version: str, project_id: str, since: datetime, until: datetime, actor_id: str, by: By
 ) -> list[dict[str, Any]]:
     """Return the sum of all calls, and then at most `MAX_ROWS` sums by `by`, the costliest or earliest first.
 
     A row has `key`, `calls`, `tokens`, `requests`, `cache_hits`, `errors`, `truncated`, `retries`, `p50_ms`, `p95_ms`,
-    `total`; a figure is None where no card records it. Raises Unavailable.
+    `total`; a figure is None where no card records it. Raises Unavailable, also for a database of another protocol
+    version than `version`.
     """
     values = (project_id, first_card_id(since), first_card_id(until), actor_id, MAX_ROWS + 1)
     with translate_connection_errors():
         connection = await asyncpg.connect(dsn, timeout=_CONNECT_S, command_timeout=_STATEMENT_S)
     try:
         with translate_statement_errors():
+            await refuse_other_version(connection, STATEMENTS[version])
             return [dict(row) for row in await connection.fetch(statement(by), *values)]
     finally:
         await connection.close(timeout=_CONNECT_S)

@@ -190,11 +190,21 @@ class ReportRefused(Unanswerable):
 class Unavailable(ExecutorError):
     """PostgreSQL or NATS is unavailable; the command is requeued."""
 
+    @property
+    def problem(self) -> str:
+        """Return what is wrong, without the remedy."""
+        return str(self).partition("; check ")[0]
+
 
 class NeedsOperator(Unavailable):
     """The database is unusable until an operator acts; `problem` says why, `remedy` names the action."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(f"{message}. {remedy}")
-        self.problem = message
+        self._problem = message
         self.remedy = remedy
+
+    @property
+    def problem(self) -> str:
+        """Return what is wrong, without the remedy."""
+        return self._problem

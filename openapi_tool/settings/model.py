@@ -34,8 +34,8 @@ from openapi_tool.protocol.subject import default_durable
 from openapi_tool.settings.connections import SCHEMES, NatsSettings, PostgresSettings
 from openapi_tool.settings.dsn import ESCAPE
 from openapi_tool.settings.secrets import JinaToolSettings, SecretsSettings
-from openapi_tool.settings.section import File, Section
-from openapi_tool.settings.sources import PREFIX, file_sources, kernel_remarks
+from openapi_tool.settings.section import TARGET, ActorId, File, Section
+from openapi_tool.settings.sources import PREFIX, SHORT_NAMES, file_sources, kernel_remarks
 from openapi_tool.settings.urls import checked_address, parse_url
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 from openapi_tool.tools.pasted_keys import looks_like_a_key
@@ -55,7 +55,7 @@ class ProtocolSettings(Section):
         "v1r4", description="Protocol version of the kernel in sections `nats` and `postgres`."
     )
     target: str = Field("jina", pattern=r"^[A-Za-z0-9_-]+$", description="Tool target, the subject's seventh token.")
-    actor_id: str = Field(
+    actor_id: ActorId = Field(
         "tool.openapi",
         pattern=r"^tool\.\S+$",
         description="Author of result cards; must start with `tool.`, `{target}` is the tool target.",
@@ -73,7 +73,7 @@ class DialectSettings(Section):
         description="Its NATS; the keys are those of section `nats`. By default the main one, with a durable of its "
         "own.",
     )
-    actor_id: str = Field(
+    actor_id: ActorId = Field(
         "tool.openapi.{target}",
         pattern=r"^tool\.\S+$",
         description="Author of result cards; must start with `tool.`, `{target}` is the tool target.",
@@ -221,6 +221,7 @@ class Settings(BaseSettings):
     health: HealthSettings = Field(default_factory=HealthSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     _remarks: list[str] = PrivateAttr(default_factory=list)
+    _places: dict[str, tuple[str, ...]] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def _narrowed_durable_has_its_own_name(self) -> Settings:
@@ -288,7 +289,7 @@ class Settings(BaseSettings):
     @property
     def actor_id(self) -> str:
         """Return the author of result cards."""
-        return self.protocol.actor_id.replace("{target}", self.protocol.target)
+        return self.protocol.actor_id.replace(TARGET, self.protocol.target)
 
     @property
     def kernels(self) -> tuple[Settings, ...]:
@@ -305,7 +306,15 @@ class Settings(BaseSettings):
             "postgres": other.postgres,
             "dialects": DialectsSettings(),
         }
-        return self, self.model_copy(update=changed)
+        kernel, place = self.model_copy(update=changed), ("dialects", "v1r3")
+        kernel._places = {"postgres": place, **({"nats": place} if other.nats else {})}  # noqa: SLF001 - of the same class
+        return self, kernel
+
+    def named(self, section: str, key: str) -> str:
+        """Return the name of a setting of this kernel's section `nats` or `postgres`, and its variable in brackets."""
+        path = (*self._places.get(section, ()), section, key)
+        short = (variable for variable, setting in SHORT_NAMES.items() if setting == path)
+        return f"{'.'.join(path)} ({next(short, PREFIX + '__'.join(path).upper())})"
 
     def of_version(self, version: str | None) -> Settings:
         """Return the settings of the kernel of this protocol version alone; those of all kernels if it is None.

@@ -25,6 +25,18 @@ def _is_a_file(path: Path) -> Path:
 
 File = Annotated[Path, AfterValidator(_is_a_file)]
 
+TARGET = "{target}"
+"""Placeholder of an actor id for the tool target."""
+
+
+def _without_unknown_placeholders(actor_id: str) -> str:
+    if set("{}") & set(actor_id.replace(TARGET, "")):
+        raise ValueError(f"holds an unknown placeholder or a lone brace; the only placeholder is {TARGET}")
+    return actor_id
+
+
+ActorId = Annotated[str, AfterValidator(_without_unknown_placeholders)]
+
 
 class Section(BaseModel):
     """Section that no component takes as a whole; the others are `Options`. The same rules apply to both."""

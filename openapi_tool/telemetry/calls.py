@@ -17,7 +17,10 @@ from openapi_tool.telemetry.metrics import project_label
 log = logging.getLogger(__name__)
 
 CALL_FIELDS: ContextVar[Callable[[], Mapping[str, Any]]] = ContextVar("call_fields", default=dict)
-"""Returns ids and trace id of the call that the current task works for; the formatters add them to its log lines."""
+"""Returns ids, trace id and protocol of the call that the current task works for; the formatters add them to its lines.
+
+Before a command is decoded, and in the other tasks of a kernel, it returns the protocol only.
+"""
 
 _QUEUE, _LOAD, _UPSTREAM, _COMMIT = (metrics.PHASE_SECONDS.labels(phase) for phase in metrics.PHASES)
 _MAX_RECENT = 1_024
@@ -27,12 +30,13 @@ _MAX_RECENT = 1_024
 class CallFacts:
     """Facts of one call. Times are on the monotonic clock, in seconds; None if the phase was not reached.
 
-    `ids` are those of log lines, `age_s` is the command's age when its handling `began`. `commit` and `wakeup` are
-    begin and end of commit and doorbell, `wakeup_subject` is the doorbell's.
+    `ids` are those of log lines, `protocol` is the kernel's version, `age_s` is the command's age when its handling
+    `began`. `commit` and `wakeup` are begin and end of commit and doorbell, `wakeup_subject` is the doorbell's.
     """
 
     ids: Mapping[str, str]
     trace_id: str
+    protocol: str
     function_name: str
     delivery_attempt: int
     age_s: float
@@ -57,7 +61,7 @@ class CallFacts:
 
     def fields(self) -> Mapping[str, Any]:
         """Return the fields of each log line of the call."""
-        return {"trace_id": self.trace_id, **self.ids}
+        return {"trace_id": self.trace_id, "protocol": self.protocol, **self.ids}
 
     @property
     def http_status(self) -> int | None:

@@ -52,9 +52,15 @@ OLDEST_HELD = Gauge(
     "oldest_held_command_seconds", "Time since the arrival in the stream of the oldest held command.", combine=max
 )
 SLOTS = Gauge("slots", "executor.concurrency of each kernel: most concurrent calls of this process.")
-PENDING = Gauge("durable_pending", "Commands in the stream that the durable has not delivered to any replica.")
-UNACKNOWLEDGED = Gauge("durable_unacknowledged", "Commands delivered to any replica and not settled.")
-MAX_UNACKNOWLEDGED = Gauge("durable_max_unacknowledged", "The durable's max_ack_pending; at it, delivery stops.")
+PENDING = Gauge(
+    "durable_pending",
+    "Commands in the stream that the durable has not delivered to any replica. `version` is the kernel's protocol.",
+    ("version",),
+)
+UNACKNOWLEDGED = Gauge("durable_unacknowledged", "Commands delivered to any replica and not settled.", ("version",))
+MAX_UNACKNOWLEDGED = Gauge(
+    "durable_max_unacknowledged", "The durable's max_ack_pending; at it, delivery stops.", ("version",)
+)
 RETURNED = Counter("commands_returned", "Commands handed back unrun: executor.max_held was reached.")
 DEDUPLICATED = Counter("calls_deduplicated", "Commands whose call already had a result.")
 REQUEUED = Counter("commands_requeued", "Commands requeued because a dependency was unavailable.")

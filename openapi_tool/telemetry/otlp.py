@@ -196,6 +196,7 @@ class _Builder:
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": self._masked(facts.function_name),
             "gen_ai.tool.type": "function",
+            "openapi_tool.protocol": facts.protocol,
             "openapi_tool.built_in": facts.tool,
             "openapi_tool.status": facts.status,
             "openapi_tool.tokens": facts.tokens,

@@ -24,7 +24,8 @@ async function load() {
   try {
     const found = await (await fetch("stats.json")).json();
     const numbers = Object.fromEntries(Object.entries(found).filter(([, value]) => typeof value != "object"));
-    table("now", pairs(numbers)); table("limits", pairs(found.limits)); table("tools", found.tools);
+    table("now", pairs(numbers)); table("kernels", found.kernels);
+    table("limits", pairs(found.limits)); table("tools", found.tools);
     table("errors", found.errors); table("warnings", found.warnings); table("last", found.last);
     table("dependencies", Object.entries(found.health.dependencies).map(([name, state]) =>
       ({name, available: state.ok, reason: state.reason ?? ""})));
@@ -36,6 +37,7 @@ load();
 """
 _TABLES = {
     "now": "Now",
+    "kernels": "Commands at the durable of each kernel",
     "dependencies": "Dependencies",
     "tools": "Calls by project and tool, the last minute",
     "errors": "Errors, the last minute",

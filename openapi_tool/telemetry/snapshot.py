@@ -28,10 +28,12 @@ _GAUGES = {
     "waiting": metrics.WAITING,
     "slots": metrics.SLOTS,
     "oldest_held_s": metrics.OLDEST_HELD,
+    "waiting_for_memory": metrics.RESPONSE_WAITING,
+}
+_OF_DURABLES = {
     "pending": metrics.PENDING,
     "unacknowledged": metrics.UNACKNOWLEDGED,
     "max_unacknowledged": metrics.MAX_UNACKNOWLEDGED,
-    "waiting_for_memory": metrics.RESPONSE_WAITING,
 }
 
 
@@ -67,6 +69,7 @@ class Snapshots:
             "window_s": round(window_s, 1),
             **_speed(recent, window_s),
             **{name: _number(gauge) for name, gauge in _GAUGES.items()},
+            "kernels": _kernels(),
             "phases_p95_ms": _phases(recent),
             "health": self.health.as_json(),
             "limits": dict(self.limits),
@@ -83,6 +86,16 @@ class Snapshots:
 def _number(gauge: Gauge) -> float:
     ((_, child),) = gauge.children()
     return round(child.number, 1)
+
+
+def _kernels() -> list[dict[str, Any]]:
+    """Return the commands at the durable of each kernel, by its protocol."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, gauge in _OF_DURABLES.items():
+        for labels, child in gauge.children():
+            version = labels["version"]
+            found.setdefault(version, {"protocol": version})[name] = round(child.number)
+    return list(found.values())
 
 
 def _speed(calls: Sequence[CallFacts], window_s: float) -> dict[str, Any]:
@@ -113,25 +126,31 @@ def _quantile_ms(seconds: Sequence[float], share: float) -> int | None:
 
 
 def _rows(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:
-    """Return the calls by project and tool, those with the most calls first."""
-    groups: dict[tuple[str, str], list[CallFacts]] = defaultdict(list)
+    """Return the calls by protocol, project and tool, those with the most calls first."""
+    groups: dict[tuple[str, str, str], list[CallFacts]] = defaultdict(list)
     for call in calls:
-        groups[call.ids["project_id"], call.tool].append(call)
+        groups[call.protocol, call.ids["project_id"], call.tool].append(call)
     most = sorted(groups.items(), key=lambda group: -len(group[1]))[:_MAX_ROWS]
-    return [{"project": project, "tool": tool, **_speed(group, WINDOW_S)} for (project, tool), group in most]
+    return [
+        {"protocol": protocol, "project": project, "tool": tool, **_speed(group, WINDOW_S)}
+        for (protocol, project, tool), group in most
+    ]
 
 
 def _errors(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:
-    failed = Counter((call.ids["project_id"], call.tool, call.error_code) for call in calls if call.error_code)
+    failed = Counter(
+        (call.protocol, call.ids["project_id"], call.tool, call.error_code) for call in calls if call.error_code
+    )
     return [
-        {"project": project, "tool": tool, "error_code": code, "calls": count}
-        for (project, tool, code), count in failed.most_common(_MAX_ROWS)
+        {"protocol": protocol, "project": project, "tool": tool, "error_code": code, "calls": count}
+        for (protocol, project, tool, code), count in failed.most_common(_MAX_ROWS)
     ]
 
 
 def _call(call: CallFacts, now: float) -> dict[str, Any]:
     return {
         "ago_s": round(now - call.ended, 1),
+        "protocol": call.protocol,
         "project": call.ids["project_id"],
         "tool_call_id": call.ids["tool_call_id"],
         "tool": call.tool,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from openapi_tool.local.caller import Answer, Caller, PlacedCall
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.server import free_port
 from openapi_tool.local.stack import EmbeddedStack
+from openapi_tool.settings.connections import NatsSettings
 from tests.conftest import AGENT, PROJECT, StartExecutor, search_tool
 from tests.dialects.conftest import PREFIX, Kernels, tool_of
 from tests.requirements import requirement
@@ -137,6 +139,53 @@ async def test_the_same_project_call_and_sequence_on_both_share_nothing(kernels:
     assert cards[0]["card_id"] != cards[1]["card_id"]
     # The cache is on: equal calls of one session would share a request.
     assert len(await asyncio.to_thread(kernels.stack.upstream.requests)) == 2
+    async with asyncio.timeout(10):
+        while len(lines := answer_lines(kernels)) < 2:  # noqa: ASYNC110 - a log has no event
+            await asyncio.sleep(0.05)
+    assert {line["tool_call_id"] for line in lines} == {other.tool_call_id}
+    assert sorted(line["protocol"] for line in lines) == ["v1r3", "v1r4"]
+
+
+def answer_lines(kernels: Kernels) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in kernels.executor.log_text().splitlines() if line.startswith("{")]
+    return [line for line in lines if line["action"] == "call.answered"]
+
+
+@requirement("dialects.isolated", "metrics", "cli.top")
+async def test_statistics_and_gauges_tell_the_kernels_apart(kernels: Kernels) -> None:
+    for one in kernels.callers.values():
+        assert (await called(one)).card["content"]["status"] == "success"
+    async with asyncio.timeout(10):
+        while len((replica := await statistics(kernels))["last"]) < 2 or not all(  # noqa: ASYNC110 - nor has a gauge
+            kernel["max_unacknowledged"] for kernel in replica["kernels"]
+        ):
+            await asyncio.sleep(0.05)
+    assert sorted((row["protocol"], row["project"], row["calls"]) for row in replica["tools"]) == [
+        ("v1r3", PROJECT, 1),
+        ("v1r4", PROJECT, 1),
+    ]
+    assert sorted(call["protocol"] for call in replica["last"]) == ["v1r3", "v1r4"]
+    assert sorted(kernel["protocol"] for kernel in replica["kernels"]) == ["v1r3", "v1r4"]
+    [most] = {kernel["max_unacknowledged"] for kernel in replica["kernels"]}
+    assert most == NatsSettings().max_ack_pending, "of each, not the sum of both"
+
+
+async def statistics(kernels: Kernels) -> dict[str, Any]:
+    [replica] = await gather_stats(kernels.callers["v1r4"].client, 0.5)
+    return replica
+
+
+@requirement("dialects.isolated")
+async def test_the_line_of_a_dead_letter_names_its_kernel(kernels: Kernels) -> None:
+    for version, one in kernels.callers.items():
+        call = await one.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
+        headers = {"CG-Tool-Call-Id": "same"} if version == "v1r4" else {}
+        await one.publish(call, headers=headers, data=b'{"tool_call_id": "same", "agent_id": 7}')
+    async with asyncio.timeout(10):
+        while (text := kernels.executor.log_text()).count('"call.dead_lettered"') < 2:  # noqa: ASYNC110 - the same
+            await asyncio.sleep(0.05)
+    lines = [json.loads(line) for line in text.splitlines() if '"call.dead_lettered"' in line]
+    assert {(line["protocol"], line["subject"].split(".")[1]) for line in lines} == {("v1r3", "v1r3"), ("v1r4", "v1r4")}
 
 
 @requirement("dialects.isolated")

@@ -125,9 +125,36 @@ async def test_commands_name_a_database_of_the_other_version(environment: dict[s
             (("check",), 1),
             (("tools", "apply", str(file), *OF_PROJECT, "--db", "--yes"), 1),
             (("inspect", "tc", *OF_PROJECT), 2),
+            (("usage", *OF_PROJECT), 2),
         ):
             said = await run(settings, *words, *V1R3, code=code)
             assert "a database of protocol v1r4, but v1r3 is configured" in said.output
+
+
+@requirement("dialects.commands", "start.reasons")
+def test_an_obstacle_of_the_older_kernel_names_its_own_settings() -> None:
+    nobody = "127.0.0.1:1"
+    main = {"PG_DSN": f"postgresql://main@{nobody}/main", "NATS_SERVERS": f"nats://{nobody}"}
+    older = {f"{PREFIX}POSTGRES__DSN": f"postgresql://older@{nobody}/older"}
+    elsewhere = {**older, f"{PREFIX}NATS__SERVERS": f"nats://{nobody}"}
+    own_dsn = f"connection refused; check dialects.v1r3.postgres.dsn ({PREFIX}POSTGRES__DSN)"
+    main_dsn = "connection refused; check postgres.dsn (PG_DSN)"
+    own_servers = f"connection refused; check dialects.v1r3.nats.servers ({PREFIX}NATS__SERVERS)"
+    main_servers = "connection refused; check nats.servers (NATS_SERVERS)"
+
+    def said(environment: Mapping[str, str], *words: str) -> str:
+        result = CliRunner().invoke(app, words, env={**main, **environment})
+        assert result.exit_code, result.output
+        return result.output
+
+    both = said(elsewhere, "check").splitlines()
+    found = {name: line for line in both for name, _, _ in [line.partition(": ")]}
+    expected = {"postgres": main_dsn, "nats": main_servers, "v1r3.postgres": own_dsn, "v1r3.nats": own_servers}
+    assert all(found[name].endswith(text) for name, text in expected.items()), both
+    assert main_servers in said(older, "check", *V1R3), "it shares the main one's"
+    assert own_servers in said(elsewhere, "inspect", "tc", *OF_PROJECT, *V1R3)
+    assert own_dsn in said(elsewhere, "usage", *OF_PROJECT, *V1R3)
+    assert main_dsn in said(elsewhere, "usage", *OF_PROJECT)
 
 
 @requirement("dialects.commands")

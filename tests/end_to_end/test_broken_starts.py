@@ -19,6 +19,7 @@ from openapi_tool.assembly import Reminder, assemble, open_shared
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.local import nats_server
 from openapi_tool.local.caller import prepare_database
+from openapi_tool.local.server import accepts
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.health import NATS, POSTGRES, Health
@@ -45,7 +46,11 @@ async def _assembled(stack: AsyncExitStack, bootstrap: Bootstrap) -> None:
 async def begun(dsn: str, servers: str, attempts: int, **login: Any) -> CountingHealth:
     """Begin to start, until so many attempts have failed."""
     settings = Settings(postgres={"dsn": dsn, "timeout_s": 0.5}, nats={"servers": servers, **login})
-    bootstrap = build_bootstrap(settings, {"JINA_API_KEY": "a-key-of-the-test"})
+    return await begun_of(build_bootstrap(settings, {"JINA_API_KEY": "a-key-of-the-test"}), attempts)
+
+
+async def begun_of(bootstrap: Bootstrap, attempts: int) -> CountingHealth:
+    """Begin to start a kernel, until so many attempts have failed."""
     health = CountingHealth(redact=bootstrap.health.redact)
     async with AsyncExitStack() as stack:
         starting = asyncio.create_task(_assembled(stack, replace(bootstrap, health=health)))
@@ -79,6 +84,8 @@ def bare_nats(*options: str) -> Iterator[str]:
         port = free.getsockname()[1]
     server = subprocess.Popen([nats_server._binary(), "-a", "127.0.0.1", "-p", str(port), *options])  # noqa: SLF001, S603 - ours
     try:
+        while not accepts(port):
+            assert server.poll() is None
         yield f"127.0.0.1:{port}"
     finally:
         server.terminate()
@@ -115,6 +122,33 @@ async def test_a_database_or_a_table_that_is_not_there(stack: EmbeddedStack, cap
     assert "resource.project_agents" in found
     assert "check that it is the kernel's database" in found
     assert "sql grants" not in found
+
+
+@requirement("start.reasons", "dialects.recognised")
+async def test_a_database_of_the_other_version(
+    stack: EmbeddedStack, v1r3_database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named in one line, as every obstacle: the start waits until database or settings are corrected."""
+    dsn = stack.postgres.dsn(v1r3_database)
+    found = await reason(POSTGRES, dsn, stack.nats.url, caplog)
+    where = f"PostgreSQL at {address_of(dsn)} (database {v1r3_database})"
+    assert found.startswith(f"{where}: this is a database of protocol v1r3, but v1r4 is configured for it. ")
+    assert found.endswith("set protocol.version, or name each database in the section of its own version")
+
+
+@requirement("start.reasons")
+async def test_the_older_kernel_that_cannot_be_reached_is_named_by_its_own_settings(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    older = {"postgres": {"dsn": f"postgresql://user@{NOBODY}/older"}, "nats": {"servers": f"nats://{NOBODY}"}}
+    settings = Settings(postgres={"dsn": "postgresql://unused"}, dialects={"v1r3": older})
+    [kernel] = build_bootstrap(settings, {"JINA_API_KEY": "a-key-of-the-test"}).others
+    await begun_of(kernel, 6)
+    prefix = "OPENAPI_TOOL__DIALECTS__V1R3__"
+    assert [said.partition("; ")[2] for said in sorted(warnings(caplog))] == [
+        f"check dialects.v1r3.nats.servers ({prefix}NATS__SERVERS)",
+        f"check dialects.v1r3.postgres.dsn ({prefix}POSTGRES__DSN)",
+    ]
 
 
 @requirement("start.reasons")

@@ -216,7 +216,7 @@ async def test_usage_and_budgets_equal_the_doubles_count_while_executors_are_kil
     assert len(deaths) == len(POINTS)
     missing = [one for number, card in enumerate(cards) for one in uncounted(number, card, log, deaths)]
     now = datetime.now(UTC)
-    total, *_ = await usage(world.dsn, PROJECT, now - timedelta(hours=1), now, "tool.openapi", By.TOOL)
+    total, *_ = await usage(world.dsn, "v1r4", PROJECT, now - timedelta(hours=1), now, "tool.openapi", By.TOOL)
     counted = len(log) - len(missing), tokens(log) - tokens(missing)
     assert (total["calls"], total["requests"], total["tokens"]) == (len(placed), *counted)
     assert total["requests"] <= account.used.requests <= len(log)

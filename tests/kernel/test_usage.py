@@ -103,7 +103,7 @@ def dsn(stack: EmbeddedStack, database: str) -> str:
 
 
 async def read(dsn: str, by: By) -> list[dict[str, Any]]:
-    return await usage(dsn, PROJECT, SINCE, UNTIL, ACTOR, by)
+    return await usage(dsn, "v1r4", PROJECT, SINCE, UNTIL, ACTOR, by)
 
 
 @requirement("usage")
@@ -197,7 +197,7 @@ async def test_usage_of_a_week_is_found_by_an_index_among_the_cards_of_many_proj
         assert not [node for node in nodes if node.get("Relation Name") == "cards" and node["Node Type"] == "Seq Scan"]
         if "USAGE_CARDS" in os.environ:
             print(by, round(plan[0]["Execution Time"]), "ms")  # noqa: T201 - the figure was asked for
-    total, *_ = await usage(dsn, "proj_7", now - timedelta(days=7), now, ACTOR, By.TOOL)
+    total, *_ = await usage(dsn, "v1r4", "proj_7", now - timedelta(days=7), now, ACTOR, By.TOOL)
     assert total["calls"] == pytest.approx(MANY / PROJECTS / 2, rel=0.01, abs=2)
 
 
@@ -214,7 +214,7 @@ async def test_the_grants_for_usage_suffice(caller: Caller, database: str, stack
         await caller.database.execute(grant)
     try:
         for by in By:
-            await usage(dsn.geturl(), PROJECT, SINCE, UNTIL, ACTOR, by)
+            await usage(dsn.geturl(), "v1r4", PROJECT, SINCE, UNTIL, ACTOR, by)
     finally:
         await caller.database.execute(f"drop owned by {role}")
         await caller.database.execute(f"drop role {role}")

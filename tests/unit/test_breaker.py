@@ -13,7 +13,7 @@ import uvloop
 from openapi_tool.bus.held import FetchMode
 from openapi_tool.database_monitor import DatabaseMonitor
 from openapi_tool.kernel.breaker import PROBE_EVERY_S, CircuitBreaker, Operation
-from openapi_tool.kernel.failures import Contended
+from openapi_tool.kernel.failures import Contended, located
 from openapi_tool.kernel.guarded import GuardedStore
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
 from openapi_tool.telemetry.health import Health
@@ -438,3 +438,16 @@ def test_a_commit_that_wrote_nothing_proves_nothing(new_loop: Any) -> None:
         assert bench.breaker.reason == ""
 
     on(new_loop, test)
+
+
+@requirement("start.reasons")
+def test_an_outage_names_the_settings_of_its_kernel_and_a_requeued_command_none() -> None:
+    own = "dialects.v1r3.postgres.dsn (OPENAPI_TOOL__DIALECTS__V1R3__POSTGRES__DSN)"
+    outage = Unavailable("PostgreSQL: connection refused; check postgres.dsn (PG_DSN)")
+    text = located(str(outage), "db:5432 (database older)", own)
+    assert text == f"PostgreSQL at db:5432 (database older): connection refused; check {own}"
+    assert located(text, "db:5432 (database older)", own) == text
+    pooled = located("PostgreSQL: x. set postgres.prepared_statements = false", "db", own)
+    assert pooled.endswith("set dialects.v1r3.postgres.prepared_statements = false")
+    assert outage.problem == "PostgreSQL: connection refused"
+    assert NeedsOperator("PostgreSQL: missing", "Grant it").problem == "PostgreSQL: missing"

@@ -270,7 +270,7 @@ _BROWSER = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budge
 async def page_port() -> AsyncIterator[int]:
     RECENT.clear()
     facts = CallFacts(
-        {"project_id": NAMED, "tool_call_id": "tc_1"}, "0" * 32, "t", 1, 0.5, 0.0, 0.1, tool="jina.search"
+        {"project_id": NAMED, "tool_call_id": "tc_1"}, "0" * 32, "v1r4", "t", 1, 0.5, 0.0, 0.1, tool="jina.search"
     )
     facts.status, facts.ended = "success", time.monotonic()
     RECENT.append(facts)
@@ -296,7 +296,7 @@ async def test_the_page_has_a_strict_policy_and_its_numbers_no_payload(page_port
     stats = json.loads(answer.partition(b"\r\n\r\n")[2])
     assert (stats["instance"], stats["limits"]) == ("replica-1", {"a.limit": 7})
     assert stats["last"][0].keys() == {
-        "ago_s", "project", "tool_call_id", "tool", "status", "error_code", "ms", "tokens", "cached",
+        "ago_s", "protocol", "project", "tool_call_id", "tool", "status", "error_code", "ms", "tokens", "cached",
     }  # fmt: skip
 
 

@@ -100,6 +100,21 @@ def test_all_mistakes_are_named_at_once_without_their_values(monkeypatch: pytest
     assert "password-pasted-here" not in str(wrong.value)
 
 
+@pytest.mark.parametrize("actor_id", ["tool.openapi.{tenant}", "tool.{target}.{target", "tool.}", "tool.{}"])
+@requirement("settings.errors")
+def test_an_author_with_an_unknown_placeholder_is_refused(actor_id: str) -> None:
+    dialects = {"v1r3": {"postgres": {"dsn": "postgresql://older@db/older"}, "actor_id": actor_id}}
+    with pytest.raises(SettingsError) as wrong:
+        load_settings({"protocol": {"actor_id": actor_id}, "dialects": dialects})
+    assert {problem.partition(": ")[0] for problem in wrong.value.problems} == {
+        "protocol.actor_id",
+        "dialects.v1r3.actor_id",
+    }
+    assert all(problem.endswith("the only placeholder is {target}") for problem in wrong.value.problems)
+    known = load_settings({"protocol": {"actor_id": "tool.{target}.{target}"}})
+    assert known.actor_id == "tool.jina.jina"
+
+
 @pytest.mark.parametrize("text", ["[nats", "[nats]\nservers = 7", "[nowhere]\nx = 1"])
 @requirement("settings.errors")
 def test_a_file_that_is_wrong_is_named(config: Path, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -86,3 +87,23 @@ def test_top_breaks_no_number_and_no_short_name(width: int) -> None:
     Console(file=written, width=width).print(top.shown([REPLICA]))
     words = re.split(r"[\s│┃:]+", written.getvalue())
     assert {"vm-19346", "126", "12.5", "running"} <= set(words)
+
+
+def of_kernel(protocol: str, unacknowledged: int) -> dict[str, Any]:
+    return {"protocol": protocol, "pending": 7, "unacknowledged": unacknowledged, "max_unacknowledged": 100}
+
+
+@requirement("cli.top", "dialects.isolated")
+def test_top_tells_the_kernels_of_one_process_apart() -> None:
+    calls = [{"protocol": protocol, "project": "p", "tool": "t", "calls": 3} for protocol in ("v1r3", "v1r4")]
+    replica = {**REPLICA, "tools": calls, "kernels": [of_kernel("v1r3", 100), of_kernel("v1r4", 2)]}
+    written = io.StringIO()
+    Console(file=written, width=120).print(top.shown([replica, {**replica, "instance": "vm-2"}]))
+    shown = written.getvalue()
+    rows = [line.split() for line in shown.replace("│", " ").splitlines() if " p " in line]
+    assert rows == [["v1r3", "p", "t", "6"], ["v1r4", "p", "t", "6"]]
+    assert "durable of v1r3: 7 commands not delivered, 100 not settled" in shown
+    assert "durable of v1r4: 7 commands not delivered, 2 not settled" in shown
+    assert top.problems([replica]) == [
+        "the durable of v1r3 has 100 unsettled commands, its maximum: see durable.full in the log"
+    ]

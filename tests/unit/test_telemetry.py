@@ -42,6 +42,7 @@ def facts(**changes: Any) -> CallFacts:
     known: dict[str, Any] = {
         "ids": {"project_id": "p", "tool_call_id": "c"},
         "trace_id": TRACE_ID,
+        "protocol": "v1r4",
         "function_name": "t",
         "delivery_attempt": 1,
         "age_s": 0.5,

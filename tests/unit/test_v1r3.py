@@ -71,7 +71,7 @@ def test_the_identity_is_in_the_body() -> None:
 def test_log_lines_of_a_command_name_the_ids_in_its_body_and_of_a_large_one_its_project() -> None:
     found = ids_of(command_message())
     ids = {"project_id": "proj", "agent_id": "agent", "agent_turn_id": "turn", "tool_call_id": "call"}
-    assert found == {**ids, "trace_id": TRACE_ID, "stream_sequence": 1}
+    assert found == {**ids, "protocol": "v1r3", "trace_id": TRACE_ID, "stream_sequence": 1}
     large = ids_of(command_message(comment="x" * 20_000))
     assert (large["project_id"], large["tool_call_id"]) == ("proj", "")
     assert ids_of(command_message(data=b"[" * 10_000))["tool_call_id"] == ""

@@ -77,7 +77,7 @@ async def test_the_trace_of_a_call_has_its_phases_and_goes_on_from_the_kernel(id
     assert {span.trace_id for span in children} == {top.trace_id}
     about = attributes(top)
     assert (about["gen_ai.operation.name"], about["gen_ai.tool.name"]) == ("execute_tool", "jina_search")
-    assert about["gen_ai.tool.call.id"] == call.tool_call_id
+    assert (about["gen_ai.tool.call.id"], about["openapi_tool.protocol"]) == (call.tool_call_id, "v1r4")
     assert (about["openapi_tool.requests"], about["openapi_tool.cached"], about["openapi_tool.truncated"]) == (2, 0, 0)
     assert about["openapi_tool.tokens"] == outcome.answer.card["metadata"]["tool_output"]["usage"]["tokens"]
     failed, answered = map(attributes, children[2:4])
@@ -155,7 +155,9 @@ async def test_metrics_and_the_answer_line_say_where_time_and_tokens_went(
     of_call = [found for found in lines if found["action"] in ("call.running", "upstream.retry", "upstream.request")]
     assert len(of_call) == 4
     trace_id = parse_traceparent(call.headers["traceparent"]).trace_id
-    assert {(found["tool_call_id"], found["trace_id"]) for found in of_call} == {(call.tool_call_id, trace_id)}
+    of_call.append(line)
+    about = {(found["tool_call_id"], found["trace_id"], found["protocol"]) for found in of_call}
+    assert about == {(call.tool_call_id, trace_id, "v1r4")}
 
 
 @requirement("logs.call")
@@ -186,7 +188,7 @@ async def test_gauges_show_what_is_held_and_what_the_durable_has(world: World) -
     await _until(lambda: value("calls_running") == 1)
     assert world.parts is not None
     await world.parts.durable_monitor.check()
-    assert (value("durable_unacknowledged"), value("durable_pending")) == (1, 0)
+    assert [value(f"durable_{name}", version="v1r4") for name in ("unacknowledged", "pending")] == [1, 0]
     assert (value("commands_held"), value("slots")) == (1, 64)
     first = value("oldest_held_command_seconds")
     await _until(lambda: value("oldest_held_command_seconds") > first)
