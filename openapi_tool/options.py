@@ -79,7 +79,7 @@ class ExecutorOptions(Options):
     """Execution of calls."""
 
     concurrency: Annotated[
-        int, Field(ge=1, le=512, description="Most concurrent calls of one process; one project gets 7/8.")
+        int, Field(ge=1, le=512, description="Most concurrent calls of one process; one of several projects gets 7/8.")
     ] = 64
     max_held: Annotated[
         int, Field(ge=1, le=10_000, description="Commands that wait in one process for a free slot.")

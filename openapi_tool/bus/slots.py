@@ -8,14 +8,15 @@ from collections.abc import Callable
 from openapi_tool.options import ExecutorOptions
 
 _RESERVED_SHARE = 1 / 8
-"""Fraction of the slots that a single project cannot take: a running call is never interrupted for another one."""
+"""Fraction of the slots that one of several projects cannot take: a running call is never interrupted for another."""
 
 
 class Slots:
     """Slots of running calls, and their upstream requests, by the command's sequence in the stream.
 
-    Of `limit` slots one project cannot take all. At most `limit` at once are released for good, because their answer is
-    held, and at most `most_parked` parked while they wait for a permit; further ones keep their slots.
+    Of `limit` slots one project cannot take all, once calls of another one have run. At most `limit` at once are
+    released for good, because their answer is held, and at most `most_parked` parked while they wait for a permit;
+    further ones keep their slots.
     """
 
     def __init__(self, limit: int, most_parked: int = 0) -> None:
@@ -23,6 +24,8 @@ class Slots:
         self._most_parked = most_parked
         self._most_of_project = limit - int(limit * _RESERVED_SHARE)
         self._projects: dict[int, str] = {}
+        self._only: str | None = None  # project of all calls so far
+        self._shared = False
         self._held: Counter[str] = Counter()  # slots of each project
         self._released: set[int] = set()
         self._parked: set[int] = set()
@@ -41,12 +44,14 @@ class Slots:
 
     def may_begin(self, project: str) -> bool:
         """Return whether a project may have one more slot, if one is free."""
-        return self._held[project] < self._most_of_project
+        return not self._shared or self._held[project] < self._most_of_project
 
     def begin(self, sequence: int, project: str) -> None:
         """Count a call that begins to run in a slot."""
         self._projects[sequence] = project
         self._held[project] += 1
+        self._only = self._only or project
+        self._shared = self._shared or project != self._only
 
     def release(self, sequence: int) -> None:
         """Give the slot of a running call to the next command."""

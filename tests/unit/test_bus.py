@@ -238,6 +238,8 @@ def test_agents_whose_commands_were_all_evicted_are_forgotten() -> None:
 @requirement("hostile.neighbour")
 def test_calls_of_one_project_that_wait_for_permits_leave_slots_for_others() -> None:
     slots = Slots(16, most_parked=8)
+    slots.begin(22, "other")
+    slots.ended(22)
     for sequence in range(22):
         assert slots.may_begin("one")
         slots.begin(sequence, "one")
@@ -252,6 +254,17 @@ def test_calls_of_one_project_that_wait_for_permits_leave_slots_for_others() -> 
     for sequence in range(22):
         slots.ended(sequence)
     assert (slots.released, slots.may_begin("one")) == (0, True)
+
+
+@requirement("run.concurrency")
+def test_the_only_project_of_a_process_gets_all_slots() -> None:
+    slots = Slots(16)
+    for sequence in range(16):
+        assert slots.may_begin("one")
+        slots.begin(sequence, "one")
+    assert slots.may_begin("one"), "how many are free is not its matter"
+    slots.begin(16, "other")
+    assert not slots.may_begin("one")
 
 
 @requirement("hostile.neighbour")
