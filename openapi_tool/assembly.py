@@ -156,6 +156,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     letters = DeadLetters(client, bootstrap.redactor.at("dead_letter"), replicas)
     options = consumer_options(bootstrap, replicas)
     consumer = CommandConsumer(client, options, letters, pipeline.handle, database.fetch_mode, clock, slots)
+    shared.statistics.work.append(consumer.work)
     database.wake = consumer.wake
     kept_key = None if settings.session.key else shared_key
     storage = Storage(client, consumer.leases, answers, letters, kept_key, replicas, health)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -104,6 +105,12 @@ class CommandConsumer:
     def running(self) -> int:
         """Number of running calls."""
         return len(self._running)
+
+    def work(self) -> dict[str, Any]:
+        """Return the commands of the durable that run here and those that wait for a slot, by stream sequence."""
+        running = {work.delivery.stream_sequence for work in self._running.values()}
+        waiting = [sequence for sequence in self._intake.held if sequence not in running]
+        return {"durable": self._options.durable.name, "running": sorted(running), "waiting": waiting}
 
     @property
     def _free(self) -> int:

@@ -127,7 +127,9 @@ def inspect_permissions(options: DurableOptions, *, stream: str | None) -> Permi
             f"{_API}.STREAM.INFO.KV_{leases.BUCKET}",
             f"{_API}.DIRECT.GET.KV_{leases.BUCKET}.$KV.{leases.BUCKET}.{leases.KEYS}",
             f"{_API}.STREAM.MSG.GET.KV_{leases.BUCKET}",
-        )
+            stats.SUBJECT,
+        ),
+        (f"{INBOX}.>", stats.ANSWERS),
     )
 
 

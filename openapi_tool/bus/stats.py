@@ -32,7 +32,7 @@ _MOST_A_SECOND = 20
 _MOST_CHARS, _MOST_DEPTH = 100, 12
 
 _Name = Annotated[str, Field(max_length=1_024)]
-_MOST_ROWS = Field(max_length=200)
+_MOST_ROWS, _MOST_HELD = Field(max_length=200), Field(max_length=10_000)
 
 
 class _Part(BaseModel):
@@ -88,10 +88,17 @@ class _Account(_Part):
     share: float | None = None
 
 
+class _Work(_Part):
+    durable: _Name
+    running: Annotated[list[int], _MOST_HELD] = []
+    waiting: Annotated[list[int], _MOST_HELD] = []
+
+
 class _Answer(_Part):
     """Members with which commands compute; others are shown as they are."""
 
     instance: Annotated[str, Field(max_length=256)]
+    work: Annotated[list[_Work], _MOST_ROWS] = []
     durables: Annotated[list[str], _MOST_ROWS] = []
     waiting: float | None = None
     slots: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,6 +15,7 @@ from openapi_tool.bus import leases
 from openapi_tool.bus.dead_letter_reader import dead_letters, stream_messages
 from openapi_tool.bus.dead_letter_record import DeadLetter
 from openapi_tool.bus.delivery import delivery_of
+from openapi_tool.bus.stats import gather_stats
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.protocol.claims import claimed_identity
 from openapi_tool.protocol.command import Delivery
@@ -22,6 +23,7 @@ from openapi_tool.protocol.subject import command_filter
 
 MAX_SEARCHED = 100_000
 """Most messages of the command stream that are searched."""
+_ANSWER_S = 0.5
 _BEFORE = timedelta(seconds=60)  # clocks of database and NATS differ
 
 
@@ -30,7 +32,8 @@ class CommandState:
     """State of a command: stream position, delivery state of the durable, lease.
 
     `delivered` and `ack_floor` are stream sequences of the durable, None without a durable. `lease` is None for a
-    command that was delivered once, or that is settled.
+    command that was delivered once, or that is settled. `holder` is the replica that says that it holds the command,
+    and runs it if `running`; `answering` says whether any replica answered.
     """
 
     sequence: int
@@ -41,6 +44,9 @@ class CommandState:
     pending: int = 0
     paused: bool = False
     lease: dict[str, Any] | None = None
+    holder: str | None = None
+    running: bool = False
+    answering: bool = False
 
 
 async def commands_of(
@@ -68,6 +74,19 @@ async def commands_of(
         if searched >= MAX_SEARCHED:
             break
     return [await _state(client, options, stream, delivery) for delivery in found]
+
+
+async def with_holder(client: Client, options: DurableOptions, state: CommandState) -> CommandState:
+    """Ask the replicas who holds a command, if it is delivered and not settled. Raises nats.errors.Error."""
+    if state.delivered is None or not (state.ack_floor or 0) < state.sequence <= state.delivered:
+        return state
+    replicas = await gather_stats(client, _ANSWER_S)
+    for replica in replicas:
+        for work in replica.get("work") or ():
+            running = state.sequence in work["running"]
+            if work["durable"] == options.name and (running or state.sequence in work["waiting"]):
+                return replace(state, holder=replica["instance"], running=running, answering=True)
+    return replace(state, answering=bool(replicas))
 
 
 async def _state(client: Client, options: DurableOptions, stream: str, delivery: Delivery) -> CommandState:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.dead_letter_record import without_secrets
-from openapi_tool.bus.tracks import CommandState, commands_of, letters_of
+from openapi_tool.bus.tracks import CommandState, commands_of, letters_of, with_holder
 from openapi_tool.cli.common import USAGE, fail, plain, tell, tell_json
 from openapi_tool.cli.kernel_option import ProtocolOption
 from openapi_tool.cli.nats_connection import with_nats
@@ -88,6 +88,8 @@ def inspect(
         moments = [row["created_at"] for row in (*rows.inbox, *rows.edges)]
         since = min(moments) if moments else None
         commands = await commands_of(client, bootstrap.durable, project, tool_call_id, since)
+        if commands and not any(card["type"] == "tool.result" for card in rows.cards):
+            commands[-1] = await with_holder(client, bootstrap.durable, commands[-1])
         redactor = bootstrap.redactor
         letters = await letters_of(
             client, bootstrap.durable, project, tool_call_id, lambda letter: without_secrets(letter, redactor)
@@ -204,4 +206,13 @@ def _waiting(command: CommandState) -> str:
         return f"executor {lease['owner']} runs it; {lease.get('lost', 0)} runs were lost with their executor"
     if command.ack_floor is not None and command.sequence <= command.ack_floor:
         return "its command is settled without a result; `openapi-tool deadletters list --abandoned` finds it"
-    return "it is delivered and not settled: an executor holds or runs it, or its redelivery is due"
+    return _held(command)
+
+
+def _held(command: CommandState) -> str:
+    """Return who holds a command that is delivered and not settled."""
+    if command.holder is not None:
+        return f"executor {command.holder} " + ("runs it" if command.running else "holds it until a slot is free")
+    if command.answering:
+        return "it is delivered and not settled, and no replica that answers holds it: its redelivery is due"
+    return "it is delivered and not settled, and no replica answers: its redelivery is due"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -41,13 +41,14 @@ _OF_DURABLES = {
 class Snapshots:
     """Makes snapshots, at most two a second: anybody may ask who reaches the port or the subject.
 
-    `durables` are the durables that this process consumes.
+    `durables` are the durables that this process consumes; `work` returns of each the commands that it holds.
     """
 
     instance: str
     health: Health
     limits: Mapping[str, Any]
     durables: Sequence[str] = ()
+    work: list[Callable[[], Mapping[str, Any]]] = field(default_factory=list)
     _made_at: float = 0.0
     _last: Mapping[str, Any] | None = None
 
@@ -66,6 +67,7 @@ class Snapshots:
             "instance": self.instance,
             "version": __version__,
             "durables": list(self.durables),
+            "work": [held() for held in self.work],
             "window_s": round(window_s, 1),
             **_speed(recent, window_s),
             **{name: _number(gauge) for name, gauge in _GAUGES.items()},

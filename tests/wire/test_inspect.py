@@ -12,6 +12,7 @@ import pytest
 from nats.aio.msg import Msg
 from typer.testing import CliRunner
 
+from openapi_tool.assembly import INSTANCE
 from openapi_tool.cli import app
 from openapi_tool.local.caller import PlacedCall
 from openapi_tool.telemetry import calls
@@ -137,7 +138,16 @@ async def test_a_call_that_nobody_answered_says_what_it_waits_for(idle_world: Wo
     async with world.executor():
         await _until(lambda: bool(world.stack.upstream.requests()))
         found = await inspected(world, call)
-    assert "it is delivered and not settled" in found["verdict"]
+        assert found["verdict"] == f"no result: executor {INSTANCE} runs it"
+    async with world.executor(executor={"concurrency": 1}):
+        waiting = await world.place()
+        await world.caller.publish(waiting)
+        await _until(lambda: len(world.stack.upstream.requests()) == 2)
+        assert "runs it" in (await inspected(world, call))["verdict"]
+        found = await inspected(world, waiting)
+        assert found["verdict"] == f"no result: executor {INSTANCE} holds it until a slot is free"
+    found = await inspected(world, waiting)
+    assert found["verdict"].endswith("no replica answers: its redelivery is due")
 
 
 @requirement("cli.inspect", "privilege.grants")
