@@ -48,6 +48,7 @@ class Allowance:
         self._adopt(Record(), 0)
         self.alone = False
         self._is_changed = False
+        self._is_known = False
         self.used_at = 0.0
         self._until = 0.0
         self._demand = 0.0
@@ -170,10 +171,13 @@ class Allowance:
         """Adopt a record that was read, or that another replica wrote.
 
         It may hold a report of this replica whose outcome was unknown. What that granted goes back with the next one.
+        The first one may hold reports from before this replica forgot the account; its total goes on from there.
         """
         own = record.shares.get(self.name)
         if own is not None:
+            self.total = self.total if self._is_known else self.total.plus(own.total)
             self._reported = own.total
+        self._is_known = True
         self._adopt(record, revision)
 
     def _adopt(self, record: Record, revision: int) -> None:

@@ -112,6 +112,8 @@ class World:
         elif act == "change" and pod.planned is None:
             self.ask(pod, 3)
             self.change(pod)
+        elif act == "forget" and pod.allowance.is_quiet and not pod.planned:
+            pod.allowance = Allowance(pod.allowance.name, pod.allowance.limit)
         elif act == "crash":
             self.crash(pod)
 
@@ -138,8 +140,10 @@ class World:
 
 ACTS = (
     *("take", "ask", "change", "change", "send", "send", "send only", "cancel"),  # `send` writes the journal, too
-    *("plan", "write", "lose", "crash", "start", "wait", "stall"),
+    *("plan", "write", "lose", "crash", "start", "wait", "stall", "forget"),
 )
+
+SENT = [("change", 0), *[("send", 0)] * 3]
 
 
 @given(
@@ -147,6 +151,7 @@ ACTS = (
     acts=st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 9)), max_size=150),
 )
 @example(limit=9, acts=[("change", 0), ("send", 0), ("send only", 0), ("crash", 0)])
+@example(limit=9, acts=[*SENT * 2, *[("wait", 9)] * 4, ("forget", 0), *SENT * 4])
 @requirement("budgets.exact", "budgets.reservations")
 def test_no_interleaving_exceeds_a_budget_or_loses_a_use(limit: int, acts: list[tuple[str, int]]) -> None:
     """Conflicts, writes of unknown outcome, cancellations, replicas that are killed or stalled for longer than a lease.
