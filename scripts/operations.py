@@ -88,6 +88,7 @@ def _message(call: ast.Call) -> str:
 
 def _sentence(message: str) -> str:
     text = re.sub(r"%(?:\.\d+)?[sdf]", "…", message).removesuffix(": …")
+    text = text.replace("%%", "%")
     text = re.sub(r"(?<=\w)…$", "", text)  # an addition that may be empty
     begins_with_a_setting = "." in text.partition(" ")[0]
     start = text[:1] if begins_with_a_setting else text[:1].upper()

@@ -80,12 +80,15 @@ class Account:
         self._is_unsure = False
         self._again = False
         self._task: asyncio.Task[None] | None = None
-        self._logged = False
+        self._logged = self._is_odd = False
 
     def take(self, need: Amount, now: float) -> bool:
-        """Reserve an amount from the block of this replica; return False if that is not enough."""
+        """Reserve an amount from the block of this replica; return False if that is not enough.
+
+        `need` has none of a resource without a limit, here and below, since the limits may change until it is settled.
+        """
         allowance = self.allowance
-        if self._waiting or not allowance.take(allowance.limit.of(need), now):
+        if self._waiting or not allowance.take(need, now):
             return False
         if allowance.is_low(now) and not self._outage.reason:
             self.wake()
@@ -93,7 +96,6 @@ class Account:
 
     async def reserve(self, need: Amount, now: float, deadline: Deadline) -> None:
         """Ask the record for an amount. Raises BudgetExceeded, or ToolTimeout if the store does not answer in time."""
-        need = self.allowance.limit.of(need)
         waiter = _Waiter(need, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self.allowance.note_demand(need, now)
@@ -115,7 +117,7 @@ class Account:
     def settle(self, need: Amount, actual: Amount) -> None:
         """Replace a reserved amount by what was used; nothing if the request was not sent."""
         now = self._now()
-        self.allowance.settle(self.allowance.limit.of(need), actual, now)
+        self.allowance.settle(need, actual, now)
         if actual != NOTHING:
             self._replica.journal.note(self.name, self.allowance)
         if self.allowance.returns(now):
@@ -135,8 +137,8 @@ class Account:
     def news(self, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
         if self._stored is None or revision > self._stored[0]:
-            self._stored = revision, value
-            self.allowance.see(ledger.decode(value), revision)
+            self._stored = revision, self._readable(value)
+            self.allowance.see(ledger.decode(self._stored[1]), revision)
             now = self._now()
             if self._fits_now(now) or self.allowance.returns(now):
                 self.wake()
@@ -201,9 +203,23 @@ class Account:
         asyncio.get_running_loop().call_later(_LOOK_S, self.wake)
 
     async def _read(self) -> None:
-        self._stored = await self._store.read(self.name)
+        revision, value = await self._store.read(self.name)
+        self._stored = revision, self._readable(value)
         self.allowance.see(ledger.decode(self._stored[1]), self._stored[0])
         self._is_unsure = False
+
+    def _readable(self, value: bytes | None) -> bytes | None:
+        """Return a stored record; in place of one that this version cannot read, the last known one, which goes on."""
+        if not value or ledger.is_readable(value):
+            return value
+        if not self._is_odd:
+            self._is_odd = True
+            log.warning(
+                "the record of a budget of project %s cannot be read; its last known state goes on",
+                self.about.project,
+                extra={"action": "budget.unreadable", **self._named(), "key": self.name},
+            )
+        return ledger.encode(self.allowance.record, self.about.shown())
 
     async def _journals_of_dead(self) -> dict[str, Amount]:
         """Return what dead replicas used of this account since their start."""

@@ -60,10 +60,11 @@ class Charge:
         try:
             for account in self._accounts:
                 budgets.active[account.name] = account
-                if not account.take(need, now):
-                    await account.reserve(need, now, deadline)
+                limited = account.allowance.limit.of(need)
+                if not account.take(limited, now):
+                    await account.reserve(limited, now, deadline)
                     now = budgets.clock()
-                reservation.accounts.append(account)
+                reservation.accounts.append((account, limited))
         except BaseException:
             reservation.unsent()
             raise
@@ -94,21 +95,24 @@ class Charge:
 
 @dataclass(slots=True)
 class Reservation:
-    """Reserved amount of a request that is about to be sent; ended once, by `sent` or `unsent`."""
+    """Reserved amount of a request that is about to be sent; ended once, by `sent` or `unsent`.
+
+    `accounts` have each its own part of `need`, without resources that it did not limit then.
+    """
 
     need: Amount
-    accounts: list[Account]
+    accounts: list[tuple[Account, Amount]]
 
     def sent(self, tokens: int | None) -> None:
         """Charge what a request cost; None if that is unknown, and the estimate is charged."""
         actual = self.need if tokens is None else Amount(1, tokens)
-        for account in self.accounts:
-            account.settle(self.need, actual)
+        for account, reserved in self.accounts:
+            account.settle(reserved, actual)
 
     def unsent(self) -> None:
         """Free the amount of a request that was not sent."""
-        for account in self.accounts:
-            account.settle(self.need, NOTHING)
+        for account, reserved in self.accounts:
+            account.settle(reserved, NOTHING)
 
 
 class Budgets:

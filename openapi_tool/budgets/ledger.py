@@ -29,6 +29,8 @@ _BLOCKS_UNTIL, _WARN_FROM = 90, 80
 """Percent of a budget up to which replicas take blocks, and from which an operator is warned."""
 
 UNLIMITED = 2**62
+MOST = 2**53
+"""Largest amount in a record; sums of what all replicas hold stay far below `UNLIMITED`."""
 
 
 _new = tuple.__new__  # each call makes some amounts; a NamedTuple's own constructor is one more Python frame
@@ -258,25 +260,34 @@ def encode(record: Record, about: Mapping[str, str]) -> bytes:
 
 
 def decode(stored: bytes | None) -> Record:
-    """Return a stored record; an empty one for anything else, also for another version."""
+    """Return a stored record; an empty one for anything else (`is_readable`)."""
+    return _parsed(stored) or Record()
+
+
+def is_readable(stored: bytes) -> bool:
+    """Return whether these bytes are a record of this version, with amounts that a budget can have."""
+    return _parsed(stored) is not None
+
+
+def amount(value: Any) -> Amount:
+    """Return a stored amount. Raises TypeError or ValueError for what a budget cannot have."""
+    requests, tokens = value
+    for number in (requests, tokens):
+        if type(number) is not int or abs(number) > MOST:
+            raise ValueError("no amount of a budget")
+    return Amount(requests, tokens)
+
+
+def _parsed(stored: bytes | None) -> Record | None:
     try:
         value: Any = orjson.loads(stored or b"null")
-        if value["version"] != VERSION:
-            return Record()
-        return Record(
-            _amount(value["used"]),
-            {str(name): _share(one) for name, one in value["shares"].items()},
-            bool(value["warned"]),
-        )
+        if value["version"] != VERSION or (used := amount(value["used"])).least(NOTHING) != NOTHING:
+            return None
+        return Record(used, {str(name): _share(one) for name, one in value["shares"].items()}, bool(value["warned"]))
     except (TypeError, ValueError, KeyError, AttributeError):
-        return Record()
-
-
-def _amount(value: Any) -> Amount:
-    requests, tokens = value
-    return Amount(int(requests), int(tokens))
+        return None
 
 
 def _share(value: Mapping[str, Any]) -> Share:
-    reserved, idle, total = (_amount(value[name]) for name in ("reserved", "idle", "total"))
+    reserved, idle, total = (amount(value[name]) for name in ("reserved", "idle", "total"))
     return Share(reserved, idle, float(value["until"]), total, float(value["short_until"]))

@@ -13,7 +13,7 @@ from typing import Protocol
 import orjson
 
 from openapi_tool.budgets.allowance import Allowance
-from openapi_tool.budgets.ledger import NOTHING, Amount
+from openapi_tool.budgets.ledger import NOTHING, Amount, amount
 from openapi_tool.limits.store import Store
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry import metrics
@@ -94,8 +94,7 @@ class Journal:
         """Return what a replica used of an account since its start, as far as it wrote that. Raises Unavailable."""
         _, value = await self._store.read(_name(replica))
         try:
-            requests, tokens = orjson.loads(value or b"{}").get(account, NOTHING)
-            return Amount(int(requests), int(tokens))
+            return amount(orjson.loads(value or b"{}").get(account, NOTHING))
         except (TypeError, ValueError, AttributeError):
             return NOTHING
 

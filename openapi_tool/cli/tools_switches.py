@@ -18,6 +18,8 @@ from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.cli.tools_registry import JsonOption
+from openapi_tool.protocol.subject import is_token
+from openapi_tool.tools.problems import short
 from openapi_tool.tools.switches import (
     ALL,
     MAX_SWITCHES,
@@ -110,6 +112,8 @@ def _switch(name: str | None, project: str | None, reason: str, by: str | None, 
     """Return the switch that the options describe; exits where they are wrong."""
     if (project is None) is not all_projects:
         fail("name either --project P or --all-projects")
+    if project is not None and not is_token(project):
+        fail(f"--project: {short(project)!r} is no project; all projects are --all-projects")
     who = _user() if by is None else by
     for option, text in (("--reason", reason), ("--by", who), ("NAME", name or ALL), ("--project", project or ALL)):
         if not text.strip() or len(text) > MAX_TEXT_CHARS or not text.isprintable():

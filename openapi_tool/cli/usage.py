@@ -20,7 +20,9 @@ from openapi_tool.cli.tables import Rows, output
 from openapi_tool.kernel.failures import located
 from openapi_tool.kernel.usage import MAX_ROWS, By, usage
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.protocol.subject import is_token
 from openapi_tool.telemetry.printable import printable_line
+from openapi_tool.tools.problems import short
 
 _FIGURES = ("calls", "tokens", "requests", "cache_hits", "errors", "truncated", "retries", "p50_ms", "p95_ms")
 _SPAN = re.compile(r"([0-9]{1,4}+)([dhm])")
@@ -47,6 +49,8 @@ def show_usage(
     """
     if as_json and as_csv:
         fail("--json and --csv exclude each other; name one")
+    if not is_token(project):
+        fail(f"--project: {short(project)!r} is no project: it is empty or holds what no subject can", USAGE)
     now = datetime.now(UTC)
     start, end = _moment(since, now, "--since"), _moment(until, now, "--until") if until else now
     if start >= end:
@@ -69,9 +73,9 @@ def _moment(text: str, now: datetime, option: str) -> datetime:
         return now - timedelta(**{_UNITS[span[2]]: int(span[1])})
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
         fail(f"{option} {text!r} is neither a span such as 7d, 24h or 30m nor a date or time such as 2030-01-31T12:00")
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
 
 
 def _read(

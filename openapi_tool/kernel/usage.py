@@ -81,8 +81,9 @@ _AGENT = """(
 
 
 def _number(value: str) -> str:
-    """Return the SQL of a JSON value as a number, null for anything else."""
-    return f"case when jsonb_typeof({value}) = 'number' then ({value})::numeric end"
+    """Return the SQL of a JSON value as a number, null for anything else, and for what no call can have cost."""
+    number = f"case when jsonb_typeof({value}) = 'number' then ({value})::numeric end"
+    return f"case when {number} between 0 and 1e12 then {number} end"
 
 
 def statement(by: By) -> str:

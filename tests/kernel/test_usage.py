@@ -155,7 +155,14 @@ async def test_a_key_of_one_call_without_a_value_is_no_total(caller: Caller, dsn
 
 @requirement("usage")
 @pytest.mark.parametrize(
-    "about", [None, {}, {"usage": 3}, {"usage": {"tokens": "x"}, "latency_ms": [1], "retries": {}}]
+    "about",
+    [
+        None,
+        {},
+        {"usage": 3},
+        {"usage": {"tokens": "x"}, "latency_ms": [1], "retries": {}},
+        {"usage": {"tokens": 1e30, "requests": -5}, "latency_ms": -1, "retries": 10**13},
+    ],
 )
 async def test_a_figure_that_no_card_records_is_unknown_and_not_zero(caller: Caller, dsn: str, about: Any) -> None:
     card = card_of(fields_of(Usage(1, 1), 1), 1)
@@ -273,6 +280,9 @@ async def test_the_command_takes_spans_and_moments(caller: Caller, run: Run) -> 
         (("--since", "7 days"), "--since '7 days' is neither a span such as 7d, 24h or 30m nor a date"),
         (("--since", "99999d"), "--since '99999d' is neither"),
         (("--until", "soon"), "--until 'soon' is neither"),
+        (("--since", "0001-01-01T00:00+14:00"), "--since '0001-01-01T00:00+14:00' is neither"),
+        (("--until", "9999-12-31T23:59:59-14:00"), "--until '9999-12-31T23:59:59-14:00' is neither"),
+        (("--project", "a\udcff"), "--project: 'a\\udcff' is no project"),
         (("--since", "1d", "--until", "2d"), "--since must be before --until"),
         (("--json", "--csv"), "--json and --csv exclude each other"),
     ],

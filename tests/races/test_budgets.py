@@ -270,6 +270,65 @@ def test_a_definition_lowers_the_budget_of_its_own_calls_only() -> None:
     run_virtually(work())
 
 
+ODD_RECORDS = (
+    *(b"hello", b"[]", b'{"version": 9}', b'{"version":1,"used":[1e30,0],"shares":{},"warned":false}'),
+    *(b'{"version":1,"used":[9007199254740993,0],"shares":{},"warned":false}',),
+    *(b'{"version":1,"used":[-1000,-1000],"shares":{},"warned":false}', b'{"version":1,"used":[true,0],"shares":{}}'),
+)
+
+
+@requirement("budgets.exact")
+def test_a_record_that_cannot_be_read_is_replaced_by_the_last_known_one(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        world = World(BudgetOptions(session_requests=len(ODD_RECORDS) + 1))
+        pod = world.pod()
+        assert await pod.call()
+        await asyncio.sleep(30)
+        (name,) = (name for name, (_, value) in world.records.items() if b"used" in value)
+        for odd in ODD_RECORDS:
+            revision = world.records[name][0] + 1
+            world.records[name] = revision, odd
+            pod.budgets.news(name, revision, odd)
+            assert await pod.call(), odd
+            await asyncio.sleep(30)
+        assert not await pod.call()
+        (record,) = await world.close()
+        assert record.used.requests == len(ODD_RECORDS) + 1
+
+    run_virtually(work())
+    assert [line.levelname for line in caplog.records if getattr(line, "action", "") == "budget.unreadable"] == [
+        "WARNING"
+    ]
+
+
+@requirement("budgets.exact")
+def test_limits_of_a_definition_that_change_while_a_call_runs_leave_nothing_reserved() -> None:
+    async def work() -> None:
+        world = World(BudgetOptions())
+        budgets = world.pod().budgets
+        requests = BudgetLimits(agent_day_requests=100)
+        both = BudgetLimits(agent_day_requests=100, agent_day_tokens=50_000)
+
+        async def call(before: BudgetLimits, after: BudgetLimits) -> None:
+            charge = budgets.charge(WHO._replace(lower=before))
+            assert charge is not None
+            reservation = await charge.reserve(10_000, Deadline.after(5))
+            budgets.charge(WHO._replace(lower=after))
+            reservation.sent(10_000)
+
+        for before, after in ((requests, both), (both, requests), (requests, both)):
+            await call(before, after)
+        await call(both, both)
+        await call(both, both)
+        with pytest.raises(BudgetExceeded):
+            await call(both, both)
+        (account,) = budgets._accounts.values()  # noqa: SLF001 - what is reserved shows nowhere else
+        assert account.allowance.reserved == NOTHING
+        await world.close()
+
+    run_virtually(work())
+
+
 @requirement("budgets.calls")
 def test_an_estimate_is_the_mean_of_the_tool_and_what_is_left_is_told_when_it_is_little() -> None:
     async def work() -> None:

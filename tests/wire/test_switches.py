@@ -193,6 +193,11 @@ async def test_what_is_disabled_is_listed(world: World) -> None:
         (("disable", "t", "--reason", "x"), 2, "name either --project P or --all-projects"),
         (("disable", "t", "--project", "p", "--all-projects", "--reason", "x"), 2, "name either --project P or"),
         (("disable", "t", "--project", "p"), 2, "--reason"),
+        (
+            ("disable", "t", "--project", "*", "--reason", "x"),
+            2,
+            "--project: '*' is no project; all projects are --all-pro",
+        ),
         (("disable", "t", "--project", "p", "--reason", " "), 2, "--reason must have 1 to 300 printable characters"),
         (("disable", "t", "--project", "p", "--reason", "x" * 301), 2, "--reason must have 1 to 300 printable"),
         (("disable", "t", "--project", "p", "--reason", "a\x1b[2J"), 2, "--reason must have 1 to 300 printable"),
