@@ -157,9 +157,11 @@ async def test_a_heartbeat_is_sent_only_once_the_server_has_not_heard_for_a_whil
     await world.caller.client.subscribe("$JS.ACK.>", cb=hear)
     world.stack.upstream.rules({"delay_s": upstream_s})
     async with world.executor(nats=nats_settings(world, ack_wait_s=1.2)):  # due after 0.54 s, looked at every 0.1 s
-        outcome = await world.send(await world.place())
+        call, began = await world.place(), time.monotonic()
+        outcome = await world.send(call)
+        held_s = time.monotonic() - began
     assert (outcome.content["status"], outcome.deliveries) == ("success", 1)
-    assert len(heard) == heartbeats
+    assert heartbeats <= len(heard) <= int(held_s / 0.54), "the upper bound is that of a machine that is busy, too"
 
 
 @requirement("lease.owner")
