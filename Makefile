@@ -31,16 +31,16 @@ demo: $(READY)
 # With GOGC, Helm, NATS and promtool look for garbage less often, for some MB; rendering the chart takes a quarter less.
 test: $(READY)
 	GOGC=400 $(PY) -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not alone and not long" $(TEST)
-	$(PY) -m pytest -m alone tests/performance tests/hostile/test_hostile.py tests/unit/test_hostile_answers.py \
+	$(PY) -m pytest -m "alone and not long" tests/performance tests/hostile/test_hostile.py tests/unit/test_hostile_answers.py \
 	  tests/unit/test_stored_search.py
 
 # Bytecode of all tests, which otherwise each worker of `make test` makes for itself.
 compiled: $(READY)
 	$(PY) -m pytest --collect-only > /dev/null
 
-# Staged incidents: real servers, the chart's alerts in promtool, and what the commands say of each.
+# CPU of a call beside the floor; staged incidents: real servers, alerts in promtool, and what the commands say of each.
 long: $(READY)
-	$(PY) -m pytest -m long tests/end_to_end/test_incidents.py
+	$(PY) -m pytest -m long tests/end_to_end/test_incidents.py tests/performance/test_guard.py
 
 # Ten minutes of faults; for a shorter run: make chaos CHAOS="--calls 1000 --seed 4"; for partial failures:
 # make chaos CHAOS="--profile cluster" (or failover, failover-hosts, pgbouncer, clocks, admin); for kernels of both

@@ -32,7 +32,7 @@ from openapi_tool.tools.switches import (
 _NOT_DISABLED = 1
 T = TypeVar("T")
 
-NameArgument = Annotated[str | None, typer.Argument(help="Tool; without it all tools of the project.")]
+NameArgument = Annotated[str | None, typer.Argument(help="Tool, by its name in the project; without it all of them.")]
 ProjectOption = Annotated[str | None, typer.Option(help="Project of the tool.")]
 EverywhereOption = Annotated[bool, typer.Option("--all-projects", help="All projects instead of one.")]
 ReasonOption = Annotated[str, typer.Option(help="Why; models and the log of every replica get it.")]

@@ -24,6 +24,7 @@ from openapi_tool.tools.deadline import Deadline
 log = logging.getLogger(__name__)
 
 _OK = 200
+_BAD_GATEWAY, _STATUSES = 502, range(100, 600)
 _MAX_LENGTH_DIGITS = 19
 _PACE_BYTES, _PACE_S = 256 * 1024, 10.0
 """Minimum rate of a large response: bytes within seconds (210 kbit/s). A stall of our own event loop is not counted."""
@@ -249,5 +250,6 @@ def _outcome_of(
         return UpstreamUnavailable("The service's answer was not the JSON that was asked for; try again.", repeats=ONCE)
     inner = value.get("code", _OK)
     if isinstance(inner, int) and inner != _OK:
+        inner = inner if inner in _STATUSES else _BAD_GATEWAY  # the body may hold any number
         return upstream_failure(inner, value, retry_after, redactor, request.failures, request.names)
     return value

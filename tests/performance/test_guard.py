@@ -30,12 +30,18 @@ async def measured() -> Found:
 
 
 @requirement("performance")
-async def test_a_call_costs_no_more_than_it_did() -> None:
-    found = await measured()
-    executor, ratio = found.medians("executor"), found.ratios()["cpu_ms"]
+async def test_a_call_sends_few_messages_and_one_request() -> None:
+    [found], _ = await bench([replace(CPU, calls=300, warm=50)], 1, extras=False)
+    executor = found.medians("executor")
     assert executor["nats_sent"] <= 4
     assert executor["requests"] == 1
-    ratios = [ratio]
+
+
+@pytest.mark.long
+@requirement("performance")
+async def test_a_call_costs_no_more_than_it_did() -> None:
+    """By CPU time, which the instructions below leave out in part: for a quiet machine."""
+    ratios = [(await measured()).ratios()["cpu_ms"]]
     while min(ratios) > MOST_CPU and len(ratios) < RUNS:  # other load costs the executor more than the smaller floor
         ratios.append((await measured()).ratios()["cpu_ms"])
     assert min(ratios) <= MOST_CPU, ratios

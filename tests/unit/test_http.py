@@ -32,6 +32,7 @@ from openapi_tool.protocol.errors import (
 )
 from openapi_tool.tools.deadline import Deadline
 from tests.requirements import requirement
+from tests.support import each
 from tests.upstream import assert_for_a_model
 
 KEY = SecretStr("a-key-of-the-test")
@@ -164,6 +165,17 @@ async def test_an_error_inside_a_200_is_the_error_that_it_says(jina: respx.Route
     with pytest.raises(RateLimited) as limited:
         await fetch(client)
     assert limited.value.retry_after == 3.0
+
+
+@each("code", [0, -1, 99, 600, 2**64 - 1, True])
+@requirement("upstream.errors")
+async def test_a_code_in_a_200_that_is_no_status_is_a_failure_of_the_server(
+    code: int, jina: respx.Router, client: JinaClient
+) -> None:
+    jina.post("https://s.jina.ai/").respond(json={"code": code, "data": None})
+    with pytest.raises(UpstreamUnavailable) as failed:
+        await fetch(client)
+    assert failed.value.http_status == 502
 
 
 @requirement("content.search")
