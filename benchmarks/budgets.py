@@ -1,8 +1,8 @@
-"""CPU of calls that budgets cover, below 90 % of them: pairs of windows with and without budgets.
+"""CPU of calls that budgets cover, below 90 % of them, beside that of calls without budgets.
 
-`python -m benchmarks.budgets` runs one executor of each kind, on a target of its own, and loads them one after the
-other, in an order that alternates. Each window is compared with `off` of the same round. The last line is one JSON
-object; its `holds` says whether the interval of the median ratio ends at or below the limit.
+`python -m benchmarks.budgets` runs one executor of each kind, on a target of its own, all at the same time
+(`benchmarks.windows`). The last line is one JSON object; its `holds` says whether the interval of the median ratio to
+`off` ends at or below the limit.
 """
 
 from __future__ import annotations
@@ -11,22 +11,19 @@ import argparse
 import asyncio
 import json
 import logging
-import statistics
 import sys
-from contextlib import AsyncExitStack
 
 import uvloop
 
-from benchmarks.calls import furnish, place
+from benchmarks.calls import furnish
 from benchmarks.harness import Stand, start_all, stop_all
 from benchmarks.load import Load
-from benchmarks.measure import exact_cpu_seconds
 from benchmarks.rounds import settings_of
 from benchmarks.scenarios import CPU, Scenario
-from benchmarks.windows import SURE, median_interval
+from benchmarks.windows import CPU_MS, Figures, at_once, medians, ratio, ratios, warm
 
 OFF, PROJECT, ALL = KINDS = "off", "project", "all"
-ROUNDS, CALLS, WARM_CALLS, QUIET_S, MOST = 20, 1_000, 300, 0.3, 1.05
+ROUNDS, CALLS, WARM_CALLS, MOST = 30, 300, 300, 1.05
 _PLENTY = "1000000000"
 _BUDGETS = {
     OFF: (),
@@ -37,40 +34,22 @@ _BUDGETS = {
     ),
 }
 
-Cpu = dict[str, float]
-"""CPU per call in milliseconds by kind, user and system."""
 
-
-async def measure(rounds: int, calls: int) -> list[Cpu]:
-    """Return the CPU of each round. Raises Unanswered, ServerFailed."""
+async def measure(rounds: int, calls: int) -> list[dict[str, Figures]]:
+    """Return the figures of each round. Raises Unanswered, ServerFailed."""
     scenario = Scenario("budgets", CPU.shape, calls, CPU.ask, warm=WARM_CALLS)
-    async with AsyncExitStack() as stack:
-        stand = await stack.enter_async_context(Stand())
-        load = await stack.enter_async_context(Load.connect(stand.nats.url))
+    async with Stand() as stand, Load.connect(stand.nats.url) as load:
         database = await stand.database()
-        stack.push_async_callback(database.close)
         await stand.clean(database)
         await furnish(database, scenario.ask.projects)
         processes = {kind: stand.process("executor", _settings(kind, scenario)) for kind in KINDS}
         await start_all(list(processes.values()))
         try:
-            for kind in KINDS:
-                await load.closed(await place(database, scenario.ask, scenario.warm, kind), scenario.in_flight)
-            found = []
-            for number in range(rounds):
-                cpu: Cpu = {}
-                for kind in KINDS if number % 2 else reversed(KINDS):
-                    commands = await place(database, scenario.ask, calls, kind)
-                    await asyncio.sleep(QUIET_S)
-                    before = exact_cpu_seconds(processes[kind].process.pid)
-                    await load.closed(commands, scenario.in_flight)
-                    await asyncio.sleep(QUIET_S)  # acknowledgements, and the last write of the journal
-                    cpu[kind] = (exact_cpu_seconds(processes[kind].process.pid) - before) * 1000 / calls
-                found.append(cpu)
-                sys.stderr.write(f"round {number + 1} of {rounds}: {json.dumps(cpu)}\n")
+            await warm(processes, scenario, database, load)
+            return await at_once(processes, rounds, scenario, database, load)
         finally:
             await stop_all(list(processes.values()))
-    return found
+            await database.close()
 
 
 def _settings(kind: str, scenario: Scenario) -> dict[str, str]:
@@ -78,26 +57,20 @@ def _settings(kind: str, scenario: Scenario) -> dict[str, str]:
     return {**settings_of("executor", scenario), "OPENAPI_TOOL__PROTOCOL__TARGET": kind, **budgets}
 
 
-def summary(rounds: list[Cpu]) -> dict[str, object]:
+def summary(rounds: list[dict[str, Figures]]) -> dict[str, object]:
     """Return medians, the ratios to `off` with their intervals, and whether the limit holds."""
-    shown: dict[str, object] = {}
-    for kind in KINDS:
-        ratios = [cpu[kind] / cpu[OFF] for cpu in rounds]
-        low, high = median_interval(ratios)
-        shown[kind] = {
-            "cpu_ms": round(statistics.median(cpu[kind] for cpu in rounds), 3),
-            "ratio": round(statistics.median(ratios), 3),
-            "interval": [round(low, 3), round(high, 3)],
-            "holds": high <= MOST,
-        }
-    return {"rounds": len(rounds), "sure": SURE, "kinds": shown}
+    shown: dict[str, object] = {OFF: medians(rounds, OFF)}
+    for kind in KINDS[1:]:
+        found = ratio(ratios(rounds, kind, OFF, CPU_MS))
+        shown[kind] = {**medians(rounds, kind), "ratio": found, "holds": found["high"] <= MOST}
+    return {"rounds": len(rounds), "kinds": shown}
 
 
 def main() -> None:
     """Measure, and end with the JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="windows of each kind")
-    parser.add_argument("--calls", type=int, default=CALLS, help="calls of a window")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of all kinds")
+    parser.add_argument("--calls", type=int, default=CALLS, help="calls of each kind in a round")
     arguments = parser.parse_args()
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -72,7 +72,7 @@ REQUIREMENTS = (
     Requirement("dialects.recognised", "design", "A database of another protocol version than the configured one is recognised at the start and named."),
     Requirement("dialects.behaviour", "design", "A process that serves kernels of both versions answers the calls of each alike, from command to doorbell."),
     Requirement("dialects.commands", "design", "Every command of the command line takes the kernel of either protocol version by one option; `check` and `nats permissions` cover all that the settings name."),
-    Requirement("dialects.isolated", "design", "Kernels of one process share no lease, session, cached response or memory share, even with equal ids; one that is away does not stop the other."),
+    Requirement("dialects.isolated", "design", "Kernels of one process share no lease, session, cached response or memory share, even with equal ids; one that is unavailable does not stop the other."),
     Requirement("content.search", "tool-design 3", "A search gives numbered results with title, url, date and snippet; no results is a success."),
     Requirement("content.reader", "tool-design 3", "A page gives title, url, published time, warnings and body."),
     Requirement("content.kept", "tool-design 3", "Nothing that matters in a response is lost, and the text for the model keeps its limits."),

@@ -16,6 +16,7 @@ from openapi_tool.budgets.allowance import Allowance
 from openapi_tool.budgets.ledger import NOTHING, Amount, amount
 from openapi_tool.limits.store import Store
 from openapi_tool.protocol.errors import Unavailable
+from openapi_tool.shielding import in_background
 from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class Journal:
         if self._waiting is None:
             self._waiting = asyncio.get_running_loop().create_future()
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="budget_journal")
+            self._task = in_background(self._run(), "budget_journal")
 
     async def written(self) -> None:
         """Wait until all that was noted is written, or cannot be."""

@@ -44,13 +44,13 @@ async def _assembled(stack: AsyncExitStack, bootstrap: Bootstrap) -> None:
 
 
 async def begun(dsn: str, servers: str, attempts: int, **login: Any) -> CountingHealth:
-    """Begin to start, until so many attempts have failed."""
+    """Begin to start, until this number of attempts has failed."""
     settings = Settings(postgres={"dsn": dsn, "timeout_s": 0.5}, nats={"servers": servers, **login})
     return await begun_of(build_bootstrap(settings, {"JINA_API_KEY": "a-key-of-the-test"}), attempts)
 
 
 async def begun_of(bootstrap: Bootstrap, attempts: int) -> CountingHealth:
-    """Begin to start a kernel, until so many attempts have failed."""
+    """Begin to start a kernel, until this number of attempts has failed."""
     health = CountingHealth(redact=bootstrap.health.redact)
     async with AsyncExitStack() as stack:
         starting = asyncio.create_task(_assembled(stack, replace(bootstrap, health=health)))

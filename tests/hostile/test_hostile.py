@@ -20,6 +20,7 @@ ALONE = {
     "pages_of_many_values_at_once",
     "pages_without_a_length_at_once",
     "heads_of_answers_that_fill_the_memory",
+    "calls_that_take_long_in_every_slot",
 }
 """Attacks that need all of a core: beside another test their bounds would measure that one."""
 

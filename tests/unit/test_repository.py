@@ -110,6 +110,14 @@ def test_the_wheel_is_small_and_holds_the_package_alone(tmp_path: Path) -> None:
     assert [name for name, source in sources.items() if b"os.kill(os.getpid()" in source] == [], "fail points"
 
 
+@requirement("logs.call")
+def test_what_calls_start_for_all_has_the_context_of_none() -> None:
+    """A task of `asyncio.create_task` logs with the ids of the call that starts it, which may be another project's."""
+    shared = [*(ROOT / "openapi_tool" / "limits").glob("*.py"), *(ROOT / "openapi_tool" / "budgets").glob("*.py")]
+    assert len(shared) > 10
+    assert [path.name for path in shared if "create_task(" in path.read_text(encoding="utf-8")] == []
+
+
 def test_every_link_of_the_readme_leads_somewhere_and_says_what_is_there() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
