@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -27,7 +25,7 @@ from openapi_tool.bus.parked_results import ParkedResultStore
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.session_key_store import shared_session_key
 from openapi_tool.bus.slots import slots_of
-from openapi_tool.bus.stats import answer_stats
+from openapi_tool.bus.stats import INSTANCE, answer_stats
 from openapi_tool.bus.storage import Storage
 from openapi_tool.bus.streams import DurableOptions, replica_count
 from openapi_tool.bus.switch_store import SwitchMonitor
@@ -59,9 +57,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _REMIND_S = 60.0
-
-INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
-"""Name of this process among the replicas, in spans, metrics over OTLP and `top`."""
 
 log = logging.getLogger(__name__)
 

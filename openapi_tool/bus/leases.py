@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum, auto
 from urllib.parse import quote
 
 import nats.errors
@@ -28,6 +29,7 @@ from nats.js.errors import (
 )
 from nats.js.kv import KeyValue
 
+from openapi_tool.bus.stats import INSTANCE
 from openapi_tool.protocol.command import Delivery
 
 BUCKET = "openapi_tool_leases"
@@ -35,6 +37,25 @@ KEYS = "command.*.*"
 _VERSION = 1
 _FORGET_S = 3600
 _RACES = 8
+_MAX_EVENTS = 20
+
+
+class RunEvent(StrEnum):
+    """Event of a run that a record keeps."""
+
+    BEGAN = auto()
+    HANDED_BACK = auto()
+    SETTLED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Event of a run, for `openapi-tool inspect`: delivery number, executor, seconds since the epoch."""
+
+    event: str
+    delivery: int
+    executor: str
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +63,15 @@ class Record:
     """KV record of one command.
 
     `lost` counts runs that began and did not end, including the current run of `owner`;
-    `expires_at` is in seconds since the epoch, 0 without an owner.
+    `expires_at` is in seconds since the epoch, 0 without an owner. `runs` are the last events of its runs, oldest
+    first.
     """
 
     version: int = _VERSION
     owner: str = ""
     lost: int = 0
     expires_at: float = 0.0
+    runs: tuple[Run, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +80,7 @@ class Lease:
 
     key: str
     lost: int
+    delivery: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,28 +120,48 @@ class Leases:
             if busy_s > 0 and record.owner != self._owner:
                 return LeaseTaken(busy_s)
             if await self._write(key, self._owned(record), revision):
-                return Lease(key, record.lost)
+                return Lease(key, record.lost, delivery.attempt)
         raise LeaseLost(key)
 
     async def begin(self, lease: Lease) -> None:
         """Count a run that begins now as lost, until it ends or is handed back."""
-        await self._change(lease.key, lambda record: self._owned(replace(record, lost=record.lost + 1)))
+        await self._change(
+            lease.key,
+            lambda record: self._with(
+                self._owned(replace(record, lost=record.lost + 1)), RunEvent.BEGAN, lease.delivery
+            ),
+        )
 
     async def renew(self, lease: Lease) -> None:
         """Extend the lease by its duration; do nothing if another executor took it meanwhile."""
         await self._change(lease.key, lambda record: self._owned(record) if record.owner == self._owner else None)
 
-    async def give_back(self, delivery: Delivery, *, began: bool) -> None:
-        """Release the lease; if a run `began`, take it off the count of lost runs."""
+    async def release(self, lease: Lease) -> None:
+        """Release the lease of a command whose run did not begin."""
+        await self._change(lease.key, _free)
+
+    async def hand_back(self, delivery: Delivery, *, forgive: bool) -> None:
+        """Release the lease of a command whose run ends without settling it; `forgive` takes it off the lost runs."""
 
         def free(record: Record) -> Record:
-            return replace(record, owner="", lost=max(0, record.lost - began), expires_at=0.0)
+            counted = _free(replace(record, lost=max(0, record.lost - forgive)))
+            return self._with(counted, RunEvent.HANDED_BACK, delivery.attempt)
 
         await self._change(_key(delivery), free)
 
-    async def forget(self, lease: Lease) -> None:
-        """Delete the record of a settled command."""
-        await (await self._opened()).delete(lease.key)
+    async def settle(self, lease: Lease) -> None:
+        """Release the lease of a settled command, unless another executor took it; its record stays for `inspect`."""
+
+        def free(record: Record) -> Record | None:
+            if record.owner != self._owner:
+                return None
+            return self._with(_free(replace(record, lost=0)), RunEvent.SETTLED, lease.delivery)
+
+        await self._change(lease.key, free)
+
+    def _with(self, record: Record, event: RunEvent, delivery: int) -> Record:
+        run = Run(event, delivery, INSTANCE, round(self._clock(), 3))
+        return replace(record, runs=(*record.runs, run)[-_MAX_EVENTS:])
 
     def _owned(self, record: Record) -> Record:
         return replace(record, owner=self._owner, expires_at=self._clock() + self.duration_s)
@@ -185,10 +229,15 @@ def _key(delivery: Delivery) -> str:
     return lease_key(delivery.stream, delivery.stream_sequence)
 
 
+def _free(record: Record) -> Record:
+    return replace(record, owner="", expires_at=0.0)
+
+
 def _record(value: bytes | None) -> Record | None:
     """Decode a stored record; return None for anything else, also for another version."""
     try:
-        record = Record(**orjson.loads(value or b"null"))
-    except (TypeError, ValueError):
+        fields = orjson.loads(value or b"null")
+        record = Record(**fields | {"runs": tuple(Run(**run) for run in fields.get("runs", ()))})
+    except (AttributeError, TypeError, ValueError):
         return None
     return record if record.version == _VERSION else None

@@ -18,7 +18,7 @@ from openapi_tool.bus import (
 )
 from openapi_tool.bus.client import INBOX, routed
 from openapi_tool.bus.streams import DurableOptions
-from openapi_tool.protocol.subject import command_stream
+from openapi_tool.protocol.subject import command_stream, doorbell_filter
 
 _API = "$JS.API"
 
@@ -123,6 +123,7 @@ def inspect_permissions(options: DurableOptions, *, stream: str | None) -> Permi
                 for one in [_of_one_project(options)]
                 if one != options.filter_subject
             ),
+            _read(f"{stream}.*.{doorbell_filter(options.version, '*')}", stream)[0],
             *_read(f"{dead_letters.STREAM}.*", dead_letters.STREAM),
             f"{_API}.STREAM.INFO.KV_{leases.BUCKET}",
             f"{_API}.DIRECT.GET.KV_{leases.BUCKET}.$KV.{leases.BUCKET}.{leases.KEYS}",
@@ -164,8 +165,7 @@ def top_permissions() -> Permissions:
 
 def _doorbells(options: DurableOptions) -> str:
     """Return the doorbell subjects, of any channel: the waiting turn's channel may differ from the command's."""
-    project = options.filter_subject.split(".")[2]
-    return f"cg.{options.version}.{project}.*.cmd.agent.*.wakeup"
+    return doorbell_filter(options.version, options.filter_subject.split(".")[2])
 
 
 def _created_stream(stream: str) -> tuple[str, ...]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -24,6 +26,8 @@ from openapi_tool.tools.problems import short
 
 log = logging.getLogger(__name__)
 
+INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
+"""Name of this process among the replicas, in spans, metrics over OTLP, lease records and `top`."""
 SUBJECT = "openapi_tool.stats"
 ANSWERS = f"{SUBJECT}.*"
 MAX_REPLICAS = 500

@@ -1,4 +1,4 @@
-"""Traces of one command in NATS, for `openapi-tool inspect`: its message, the durable, its lease, its dead letter."""
+"""State of one command in NATS, for `openapi-tool inspect`: message, durable, lease, doorbells, dead letters."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from openapi_tool.bus.stats import gather_stats
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.protocol.claims import claimed_identity
 from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.subject import command_filter
+from openapi_tool.protocol.identity import TRACEPARENT
+from openapi_tool.protocol.subject import command_filter, doorbell_filter
 
 MAX_SEARCHED = 100_000
 """Most messages of the command stream that are searched."""
 _ANSWER_S = 0.5
 _BEFORE = timedelta(seconds=60)  # clocks of database and NATS differ
+_AFTER = timedelta(hours=1)  # a doorbell is published with the report, and again by redeliveries of the command
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class CommandState:
     """State of a command: stream position, delivery state of the durable, lease.
 
     `delivered` and `ack_floor` are stream sequences of the durable, None without a durable. `lease` is None for a
-    command that was delivered once, or that is settled. `holder` is the replica that says that it holds the command,
-    and runs it if `running`; `answering` says whether any replica answered.
+    command that was delivered once, or whose record expired, an hour after its last change. `holder` is the replica
+    that says that it holds the command, and runs it if `running`; `answering` says whether any replica answered.
     """
 
     sequence: int
@@ -74,6 +76,36 @@ async def commands_of(
         if searched >= MAX_SEARCHED:
             break
     return [await _state(client, options, stream, delivery) for delivery in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Doorbell:
+    """Doorbell in the stream."""
+
+    sequence: int
+    subject: str
+    published_at: datetime
+
+
+async def doorbells_of(
+    client: Client, options: DurableOptions, project_id: str, traceparent: str, reported_at: datetime
+) -> list[Doorbell]:
+    """Return the doorbells of a report, which carry the `traceparent` of its inbox row. Raises nats.errors.Error."""
+    try:
+        stream = await client.jetstream().find_stream_name_by_subject(options.filter_subject)
+    except NotFoundError:
+        return []
+    found: list[Doorbell] = []
+    searched = 0
+    subject = doorbell_filter(options.version, project_id)
+    async for message in stream_messages(client, stream, subject, reported_at - _BEFORE):
+        searched += 1
+        published_at = message.metadata.timestamp
+        if (message.headers or {}).get(TRACEPARENT) == traceparent:
+            found.append(Doorbell(message.metadata.sequence.stream, message.subject, published_at))
+        if searched >= MAX_SEARCHED or published_at > reported_at + _AFTER:
+            break
+    return found
 
 
 async def with_holder(client: Client, options: DurableOptions, state: CommandState) -> CommandState:

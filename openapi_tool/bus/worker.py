@@ -81,7 +81,7 @@ class Worker:
         if lease.lost < _SUSPECT_RUNS:
             return await self._begin_and_handle(work, lease)
         if self._suspects >= self._suspect_slots:
-            await self._leases.give_back(work.delivery, began=False)
+            await self._leases.release(lease)
             return LeaseTaken(_SUSPECT_RETRY_S)  # waiting here would block a slot for other calls
         self._suspects += 1
         try:
@@ -106,7 +106,7 @@ class Worker:
                 await message.ack()  # if the ack is lost, the redelivered command finds its stored result
             case Requeue(delay_s, defect, reason):
                 _log_requeue(work.delivery, reason)
-                await self._leases.give_back(work.delivery, began=work.forgive_on_hand_back and not defect)
+                await self._leases.hand_back(work.delivery, forgive=work.forgive_on_hand_back and not defect)
                 await message.nak(delay=delay_s)
             case LeaseTaken(retry_in_s) if not work.stale:
                 await message.nak(delay=retry_in_s)
@@ -121,13 +121,13 @@ class Worker:
                 else:
                     await message.ack_sync(timeout=_ACK_TIMEOUT_S)
         if work.lease is not None and isinstance(settlement, (Acknowledge, DeadLetter)):
-            await self._leases.forget(work.lease)
+            await self._leases.settle(work.lease)
 
     async def _hand_back(self, work: Held) -> None:
         """Hand the command back for immediate redelivery. In an outage AckWait redelivers it later."""
         try:
             async with asyncio.timeout(_HAND_BACK_S):
-                await self._leases.give_back(work.delivery, began=work.forgive_on_hand_back)
+                await self._leases.hand_back(work.delivery, forgive=work.forgive_on_hand_back)
                 if not work.message.is_acked:
                     await work.message.nak()
             log.info("handed a command back", extra={"action": "call.handed_back"} | ids_of(work.delivery))

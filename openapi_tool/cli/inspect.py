@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import orjson
@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.dead_letter_record import without_secrets
-from openapi_tool.bus.tracks import CommandState, commands_of, letters_of, with_holder
+from openapi_tool.bus.tracks import CommandState, Doorbell, commands_of, doorbells_of, letters_of, with_holder
 from openapi_tool.cli.common import USAGE, fail, plain, tell, tell_json
 from openapi_tool.cli.kernel_option import ProtocolOption
 from openapi_tool.cli.nats_connection import with_nats
@@ -24,6 +24,7 @@ from openapi_tool.protocol.subject import is_token
 from openapi_tool.tools.problems import counted, short
 
 _MOST_MS = 86_400_000
+_MOST_S = 1e11
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,18 @@ class _Attempt(BaseModel):
 _ATTEMPTS = TypeAdapter(list[_Attempt])
 
 
+class _Run(BaseModel):
+    """Event of a run as a lease record has it."""
+
+    event: Annotated[str, Field(max_length=32)]
+    delivery: int
+    executor: Annotated[str, Field(max_length=256)]
+    at: Annotated[float, Field(ge=0, le=_MOST_S)]
+
+
+_RUNS = TypeAdapter(list[_Run])
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """Stored data of a call."""
@@ -57,6 +70,7 @@ class Found:
     rows: CallRows
     commands: list[CommandState] = field(default_factory=list)
     letters: list[dict[str, Any]] = field(default_factory=list)
+    doorbells: list[Doorbell] = field(default_factory=list)
 
     def row(self, message_type: str) -> Mapping[str, Any] | None:
         """Return the call's first inbox row of a type."""
@@ -94,7 +108,8 @@ def inspect(
         letters = await letters_of(
             client, bootstrap.durable, project, tool_call_id, lambda letter: without_secrets(letter, redactor)
         )
-        return Found(rows, commands, letters)
+        doorbells = await _doorbells(client, bootstrap, project, rows)
+        return Found(rows, commands, letters, doorbells)
 
     found = with_nats(gather, "openapi-tool nats permissions --for inspect", protocol, database=True)
     if not (found.commands or found.letters or found.rows.inbox or found.rows.edges or found.rows.cards):
@@ -104,6 +119,13 @@ def inspect(
         tell_json({"tool_call_id": tool_call_id, "project_id": project, "verdict": verdict, **_as_json(found, events)})
         return
     _draw(tool_call_id, events, verdict)
+
+
+async def _doorbells(client: BusClient, bootstrap: Bootstrap, project: str, rows: CallRows) -> list[Doorbell]:
+    report = next((row for row in rows.inbox if row["message_type"] == "tool_result"), None)
+    if report is None or not report["traceparent"]:
+        return []
+    return await doorbells_of(client, bootstrap.durable, project, report["traceparent"], report["created_at"])
 
 
 def _is_storable(text: str) -> bool:
@@ -124,7 +146,7 @@ def _draw(tool_call_id: str, events: list[Event], verdict: str) -> None:
     for place, event in enumerate(events):
         sign = "└" if place == len(events) - 1 else "├" if place else "┌"
         offset_s = (event.at - first).total_seconds() if first else 0.0
-        tell(f"  {sign} {offset_s:+10.3f} s  {event.what:<14} {event.about}".rstrip())
+        tell(f"  {sign} {offset_s:+10.3f} s  {event.what:<15} {event.about}".rstrip())
     tell(f"=> {verdict}")
 
 
@@ -136,11 +158,24 @@ def _events(found: Found) -> Iterator[Event]:
         yield Event(edge["created_at"], f"{edge['edge_phase']} edge", about)
     for command in found.commands:
         yield Event(command.published_at, "command", f"message {command.sequence} on {command.subject}")
+        for run in _runs(command):
+            what = f"run {run.event.replace('_', ' ')}"
+            yield Event(datetime.fromtimestamp(run.at, UTC), what, f"delivery {run.delivery}, executor {run.executor}")
+    for doorbell in found.doorbells:
+        yield Event(doorbell.published_at, "doorbell", f"message {doorbell.sequence} on {doorbell.subject}")
     for letter in found.letters:
         at = datetime.fromisoformat(letter["published_at"])
         yield Event(at, "dead letter", f"{letter['number']}, {letter['reason']}, delivery {letter['attempt']}")
     for card in found.rows.cards:
         yield from _card_events(card)
+
+
+def _runs(command: CommandState) -> list[_Run]:
+    """Return the runs that the lease record knows; none of a command that was answered in its first delivery."""
+    try:
+        return _RUNS.validate_python((command.lease or {}).get("runs", []))
+    except ValidationError:  # written by another version
+        return []
 
 
 def _row_events(row: Mapping[str, Any]) -> Iterator[Event]:
@@ -184,7 +219,8 @@ def conclusion(found: Found) -> str:
         error = f" ({result['error_code']})" if result["error_code"] else ""
         claimed = report["status"] not in ("pending", "deferred")
         waits = "the worker claimed it" if claimed else f"the worker has not claimed it: its row is {report['status']}"
-        return f"answered with {result['status']}{error}; {waits}"
+        silent = "" if claimed or found.doorbells else ", and the stream has no doorbell of it"
+        return f"answered with {result['status']}{error}; {waits}{silent}"
     if found.letters:
         letter = found.letters[-1]
         return f"no result: dead-lettered as {letter['reason']}: {letter['message']}"
@@ -203,7 +239,8 @@ def _waiting(command: CommandState) -> str:
         return f"the durable has not delivered it; it has {waiting} to deliver, see `openapi-tool top`"
     lease = command.lease or {}
     if lease.get("owner"):
-        return f"executor {lease['owner']} runs it; {lease.get('lost', 0)} runs were lost with their executor"
+        executors = [run.executor for run in _runs(command)] or [lease["owner"]]
+        return f"executor {executors[-1]} runs it; {lease.get('lost', 0)} runs were lost with their executor"
     if command.ack_floor is not None and command.sequence <= command.ack_floor:
         return "its command is settled without a result; `openapi-tool deadletters list --abandoned` finds it"
     return _held(command)

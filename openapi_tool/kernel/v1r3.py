@@ -40,7 +40,7 @@ left join lateral (
 """  # noqa: S608 - constants only
 
 TIMELINE = """
-select message_type, inbox_id, agent_id, status, created_at, processed_at
+select message_type, inbox_id, agent_id, status, left(traceparent, 64) as traceparent, created_at, processed_at
 from state.agent_inbox
 where project_id = $1 and message_type = 'tool_result' and md5(correlation_id) = md5($2) and correlation_id = $2
 order by created_at limit 10

@@ -63,7 +63,8 @@ left join lateral (
 
 TIMELINE = """
 select message_type, inbox_id, agent_id, left(channel_id, 128) as channel_id, agent_turn_id, turn_epoch, status,
-    retry_count, left(last_error, 500) as last_error, created_at, processed_at
+    retry_count, left(last_error, 500) as last_error, left(context_headers ->> 'traceparent', 64) as traceparent,
+    created_at, processed_at
 from state.agent_inbox
 where project_id = $1 and message_type in ('command_anchor', 'tool_result')
     and md5(correlation_id) = md5($2) and correlation_id = $2

@@ -56,6 +56,7 @@ async def test_a_call_of_the_older_kernel_is_made_found_and_counted(environment:
     found = json.loads((await run(environment, *asked, *V1R3)).stdout)
     assert found["verdict"].startswith("answered with success")
     assert [command["subject"].split(".")[1] for command in found["commands"]] == ["v1r3"]
+    assert [doorbell["subject"].split(".")[1] for doorbell in found["doorbells"]] == ["v1r3"]
     await run(environment, *asked, code=2)
     for option, calls in ((V1R3, 1), ((), 0)):
         used = json.loads((await run(environment, "usage", *OF_PROJECT, "--json", *option)).stdout)

@@ -38,7 +38,7 @@ class Calls:
         message = self.bus.message(sequence)
         delivery = delivery_of(message)
         assert delivery is not None
-        lease = Lease(lease_key("stream", sequence), 1) if leased else None
+        lease = Lease(lease_key("stream", sequence), 1, 2) if leased else None
         return Held(message, delivery, self.now, self.now, lease=lease)
 
     async def look(self, at: float) -> int:

@@ -12,7 +12,9 @@ import pytest
 from nats.aio.msg import Msg
 from typer.testing import CliRunner
 
-from openapi_tool.assembly import INSTANCE
+from openapi_tool.bus.leases import BUCKET as LEASES
+from openapi_tool.bus.leases import lease_key
+from openapi_tool.bus.stats import INSTANCE
 from openapi_tool.cli import app
 from openapi_tool.local.caller import PlacedCall
 from openapi_tool.telemetry import calls
@@ -53,6 +55,7 @@ async def test_the_timeline_of_an_answered_call_has_each_step_and_request(world:
     found = await inspected(world, call)
     assert set(steps(found)) == {
         "anchor row", "request edge", "response edge", "call card", "command", "request", "result card", "inbox row",
+        "doorbell",
     }  # fmt: skip
     requests = [event["about"] for event in found["events"] if event["what"] == "request"]
     assert [text.split(",")[0] for text in requests] == ["HTTP 503", "HTTP 200"]
@@ -65,6 +68,46 @@ async def test_the_timeline_of_an_answered_call_has_each_step_and_request(world:
     again = await inspected(world, call)
     assert "claim" in steps(again)
     assert again["verdict"] == "answered with success; the worker claimed it"
+
+
+@requirement("cli.inspect")
+async def test_only_the_doorbell_of_the_call_is_shown_and_a_missing_one_is_named(world: World) -> None:
+    other, call = await world.place(), await world.place()
+    for one in (other, call):
+        await world.send(one)
+    (mine,) = (found := await inspected(world, call))["doorbells"]
+    assert found["events"][-1]["what"] == "doorbell", "after the commit"
+    assert [one["sequence"] for one in (await inspected(world, other))["doorbells"]] == [mine["sequence"] - 2]
+    await world.caller.client.jetstream().delete_msg("cg_cmd_v1r4", mine["sequence"])
+    found = await inspected(world, call)
+    assert found["doorbells"] == []
+    assert found["verdict"].endswith("its row is pending, and the stream has no doorbell of it")
+
+
+@requirement("cli.inspect", "lease.owner")
+async def test_runs_handed_back_and_the_delivery_that_settled_the_call_are_shown(idle_world: World) -> None:
+    world = idle_world
+    world.stack.upstream.rules({"hang": True})
+    call = await world.place()
+    await world.caller.publish(call)
+    async with world.executor():
+        await _until(lambda: bool(world.stack.upstream.requests()))
+    (command,) = (await inspected(world, call))["commands"]
+    assert [(run["event"], run["delivery"]) for run in command["lease"]["runs"]] == [("handed_back", 1)]
+    world.stack.upstream.rules()
+    async with world.executor():
+        await world.outcome(call)
+    found = await inspected(world, call)
+    runs = [event for event in found["events"] if event["what"].startswith("run ")]
+    assert [(run["what"], run["about"]) for run in runs] == [
+        ("run handed back", f"delivery 1, executor {INSTANCE}"),
+        ("run began", f"delivery 2, executor {INSTANCE}"),
+        ("run settled", f"delivery 2, executor {INSTANCE}"),
+    ]
+    bucket = await world.caller.client.jetstream().key_value(LEASES)
+    for odd in (b'{"runs": 7}', b'{"runs": [{"event": "x"}]}', b'{"runs": [{"at": 1e300}]}', b"[]"):
+        await bucket.put(lease_key("cg_cmd_v1r4", command["sequence"]), odd)
+        assert "run began" not in steps(await inspected(world, call)), odd
 
 
 @requirement("cli.inspect", "tenant.scoped")

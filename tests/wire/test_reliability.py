@@ -118,8 +118,9 @@ async def test_a_redelivered_command_has_one_owner_until_its_lease_ends(idle_wor
     await asyncio.sleep(0.4)
     await taken(other, delivery(1, 4))
     await one.renew(lease)  # too late, and without effect
+    await one.settle(lease)  # the same
     assert isinstance(await one.take(delivery(1, 5)), LeaseTaken)
-    await other.forget(lease)
+    await other.settle(lease)
     await taken(one, delivery(1, 6))
 
 
@@ -139,7 +140,7 @@ async def test_runs_that_did_not_end_are_counted_and_those_handed_back_are_not(i
         lost.append(lease.lost)
         await leases.begin(lease)
         if given_back:
-            await leases.give_back(delivery(3, attempt), began=True)
+            await leases.hand_back(delivery(3, attempt), forgive=True)
     assert lost == [1, 1, 2, 3, 3]
 
 
@@ -167,7 +168,7 @@ async def test_a_heartbeat_is_sent_only_once_the_server_has_not_heard_for_a_whil
 @requirement("lease.owner")
 async def test_a_first_delivery_that_is_handed_back_is_not_a_lost_one(idle_world: World) -> None:
     leases = Leases(idle_world.caller.client, 5)
-    await leases.give_back(delivery(4, 1), began=True)
+    await leases.hand_back(delivery(4, 1), forgive=True)
     assert (await taken(leases, delivery(4, 2))).lost == 0
 
 
@@ -212,7 +213,7 @@ async def _until(condition: Any) -> None:
 @requirement("lease.owner")
 async def test_a_record_that_nobody_can_read_counts_as_none(idle_world: World, value: bytes) -> None:
     leases = Leases(idle_world.caller.client, 5)
-    await leases.give_back(delivery(5, 1), began=True)
+    await leases.hand_back(delivery(5, 1), forgive=True)
     bucket = await idle_world.caller.client.jetstream().key_value(BUCKET)
     await bucket.put(lease_key("stream", 5), value)
     assert (await taken(leases, delivery(5, 2))).lost == 1
