@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.console import Group
-from rich.live import Live
 
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.stats import gather_stats
 from openapi_tool.cli.common import fail, tell_json
 from openapi_tool.cli.nats_connection import with_nats
-from openapi_tool.cli.tables import Rows, output
+from openapi_tool.cli.tables import Rows, output, redraw
 
 _NOBODY = 1
 _WITHIN_S = 1.0
@@ -49,11 +46,11 @@ def limits(
         if not watch:
             console.print(shown(replicas))
             return
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it leaves the terminal as Ctrl-C does
-        with Live(shown(replicas), console=console, auto_refresh=False, screen=True) as live:
-            while True:
-                await asyncio.sleep(_EVERY_S)
-                live.update(shown(await gather_stats(client, _WITHIN_S)), refresh=True)
+
+        async def draw() -> Group:
+            return shown(await gather_stats(client, _WITHIN_S))
+
+        await redraw(console, shown(replicas), draw, _EVERY_S)
 
     with_nats(work, "openapi-tool nats permissions --for top")
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import sys
+from collections.abc import Awaitable, Callable
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -20,6 +24,18 @@ def output() -> Console:
     """Return the console of standard output; in a file or pipe, without COLUMNS, tables have their natural width."""
     natural = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(highlight=False, width=_NATURAL if natural else None)
+
+
+async def redraw(
+    console: Console, first: RenderableType, draw: Callable[[], Awaitable[RenderableType]], every_s: float
+) -> None:
+    """Draw on the whole terminal, every `every_s` seconds, until Ctrl-C or SIGTERM, which has the same effect."""
+    # A handler that raises may run in a callback that drops exceptions; asyncio's own of SIGINT cancels the main task.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
+    with Live(first, console=console, auto_refresh=False, screen=True) as live:
+        while True:
+            await asyncio.sleep(every_s)
+            live.update(await draw(), refresh=True)
 
 
 class Rows:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.console import Group
-from rich.live import Live
 from rich.text import Text
 
 from openapi_tool.bootstrap import Bootstrap
@@ -17,7 +15,7 @@ from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.stats import gather_stats
 from openapi_tool.cli.common import cell, fail, tell_json
 from openapi_tool.cli.nats_connection import with_nats
-from openapi_tool.cli.tables import Rows, output
+from openapi_tool.cli.tables import Rows, output, redraw
 from openapi_tool.tools.problems import counted
 
 _NOBODY = 1
@@ -50,10 +48,11 @@ def top(
         if once:
             console.print(shown(replicas))
             return
-        with Live(shown(replicas), console=console, auto_refresh=False, screen=True) as live:
-            while True:
-                await asyncio.sleep(every_s)
-                live.update(shown(await gather_stats(client, _WITHIN_S)), refresh=True)
+
+        async def draw() -> Group:
+            return shown(await gather_stats(client, _WITHIN_S))
+
+        await redraw(console, shown(replicas), draw, every_s)
 
     with_nats(work, "openapi-tool nats permissions --for top")
 

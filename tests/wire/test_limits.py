@@ -172,17 +172,17 @@ async def _refused(world: World) -> int:
     return sum(request["key"] == "SEARCH_API_KEY" for request in await upstream(world))
 
 
-async def watched(world: World) -> str:
-    """Return what `--watch` draws on a terminal until SIGTERM."""
+async def watched(world: World, *words: str, until: bytes) -> str:
+    """Return what a command draws on a terminal until SIGTERM."""
     terminal, other_end = pty.openpty()
     environment = {**os.environ, "PG_DSN": world.dsn, "NATS_SERVERS": world.stack.nats.url}
     environment |= {"TERM": "xterm", "COLUMNS": "120", "LINES": "60"}
-    command = (sys.executable, "-m", "openapi_tool", "limits", "--watch")
+    command = (sys.executable, "-m", "openapi_tool", *words)
     watching = await asyncio.create_subprocess_exec(*command, env=environment, stdout=other_end)
     os.close(other_end)
     async with asyncio.timeout(20):
         drawn = await asyncio.to_thread(os.read, terminal, 65_536)
-        while b"40102" not in drawn:
+        while until not in drawn:
             drawn += await asyncio.to_thread(os.read, terminal, 65_536)
         watching.terminate()
         assert await watching.wait() == INTERRUPTED
@@ -199,7 +199,8 @@ async def test_the_command_shows_limits_waiting_calls_and_refused_keys(idle_worl
         for _ in range(3):
             await sent(world, 1)
         found = json.loads(await run(world, "limits", "--json"))
-        drawn = await watched(world)
+        drawn = await watched(world, "limits", "--watch", until=b"40102")
+        assert "1 replica, the last minute" in await watched(world, "top", until=b"1 replica")
     [limit], [key] = found["limits"], found["keys"]
     assert (limit["variable"], limit["endpoint"], limit["requests_per_minute"]) == ("JINA_API_KEY", "search", LIMIT)
     assert (limit["used"], limit["running"], limit["waiting"]) == (3, 0, {})
