@@ -102,12 +102,13 @@ def trace_link(identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> Trace
     """Return where the report's span belongs: in the trace of the waiting turn.
 
     The worker refuses a row with another trace id. So an inbound span of another trace becomes a link, not the parent.
+    If neither command nor row has a trace, the report has that of the tool.call card.
     """
     inbound, of_turn = identity.trace, _trace_of(waiting_turn)
     if inbound is not None and (of_turn is None or inbound.trace_id == of_turn.trace_id):
         return TraceLink(parent=inbound, tracestate=identity.tracestate, link=None)
     tracestate = _text(waiting_turn.context_headers.get(header.TRACESTATE))
-    return TraceLink(parent=of_turn or new_root(), tracestate=tracestate, link=inbound)
+    return TraceLink(parent=of_turn or new_root(identity.trace_id), tracestate=tracestate, link=inbound)
 
 
 def _trace_of(waiting_turn: WaitingTurnRecord) -> SpanContext | None:

@@ -7,6 +7,7 @@ import secrets
 from dataclasses import dataclass
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,10 @@ def parse_traceparent(header: str) -> SpanContext:
     return SpanContext(trace_id, span_id, flags)
 
 
-def new_root() -> SpanContext:
-    """Return the root span of a new trace."""
-    return SpanContext(secrets.token_hex(16), new_span_id())
+def new_root(trace_id: str | None = None) -> SpanContext:
+    """Return a root span of this trace, of a new one if `trace_id` is no W3C trace id."""
+    valid = trace_id is not None and _TRACE_ID.fullmatch(trace_id) is not None and trace_id.strip("0")
+    return SpanContext(trace_id if trace_id and valid else secrets.token_hex(16), new_span_id())
 
 
 def new_span_id() -> str:

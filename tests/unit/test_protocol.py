@@ -351,6 +351,16 @@ def test_without_any_trace_a_new_one_begins() -> None:
     assert parse_traceparent(link.parent.traceparent()) == link.parent
 
 
+@pytest.mark.parametrize("trace_id", ["0" * 32, "A" * 32, "a" * 31, "a" * 33, "", "x\n"])
+@requirement("answer.trace")
+def test_without_a_traceparent_the_report_has_the_trace_of_the_card(trace_id: str) -> None:
+    known = trace_link(identity(trace=None, trace_id=TRACE_ID), waiting_turn({}))
+    assert known.parent.trace_id == TRACE_ID
+    other = trace_link(identity(trace=None, trace_id=trace_id), waiting_turn({}))
+    assert other.parent.trace_id != trace_id
+    assert parse_traceparent(other.parent.traceparent()) == other.parent
+
+
 def _report(waiting: Any = None, tracestate: str | None = None) -> Report:
     acceptance = V1R4.accept(identity(), records(waiting_turn=waiting or waiting_turn(), request_edge=EDGE))
     content = {"status": "success", "after_execution": "terminate", "result": None, "error": None}
