@@ -155,7 +155,7 @@ REQUIREMENTS = (
     Requirement("chart.runs", "design", "The rendered Deployment runs with least privilege; calls get results throughout a rolling update."),
     Requirement("image.steps", "design", "The build steps of the image give an entry point that runs as any user on a read-only root, without installers and the embedded stack."),
     Requirement("supply.locked", "design", "Packages in the image are pinned with hashes, under known licences, and listed in an SBOM."),
-    Requirement("answer.hold", "protocol 12", "A result is committed after the worker has suspended the turn, without occupying a slot meanwhile."),
+    Requirement("result.delay", "protocol 12", "A result is committed after the worker has suspended the turn, without occupying a slot meanwhile."),
     Requirement("run.turn_deadline", "protocol 7", "A call that outlasts the worker's default wait ends before the deadline that another result of its step has set."),
     Requirement("start.reasons", "design", "A start that waits names what is missing, where, and the remedy, once and then every minute; /readyz says the same."),
     Requirement("cli.help", "design", "Help fits a terminal of 50 columns, -h asks for it anywhere, and shells complete commands and flags."),

@@ -22,7 +22,7 @@ from nats.aio.transport import TcpTransport, WebSocketTransport
 from nats.protocol.command import hpub_cmd
 from nats.protocol.parser import PERMISSIONS_ERR
 
-from openapi_tool.bus.obstacles import SERVERS_SETTING, LoginRefusal, connection_obstacle
+from openapi_tool.bus.connection_errors import SERVERS_SETTING, LoginRefusal, describe_connection_error
 from openapi_tool.bus.wire import Handlers, Headers, Parser, header_block, parse_headers
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.shielding import interruptible
@@ -175,7 +175,7 @@ class BusClient(Client):
         denied = _DENIAL.search(str(error).lower())
         if denied is None:
             self.reported_error = self._login.reason_of(error)
-            cause = connection_obstacle(self.reported_error, self.where, self._setting)
+            cause = describe_connection_error(self.reported_error, self.where, self._setting)
             if self._on_trouble is not None and not self._was_connected:
                 self._wait_longer()
                 self._on_trouble(cause)  # which logs it

@@ -13,7 +13,7 @@ from typing import Any
 import nats.errors
 
 from openapi_tool.bus.client import INBOX, LISTED_BY, BusClient
-from openapi_tool.bus.obstacles import SERVERS_SETTING, connection_obstacle, use_obstacle
+from openapi_tool.bus.connection_errors import SERVERS_SETTING, describe_connection_error, describe_jetstream_error
 from openapi_tool.protocol.errors import Unavailable
 
 __all__ = ["BusClient", "BusOptions", "connected", "outage_as_unavailable"]
@@ -81,7 +81,7 @@ def outage_as_unavailable(where: str = "") -> Iterator[None]:
     try:
         yield
     except (nats.errors.Error, OSError) as error:
-        raise Unavailable(use_obstacle(error, where)) from error
+        raise Unavailable(describe_jetstream_error(error, where)) from error
 
 
 async def _connect(options: BusOptions, closing: asyncio.Event) -> BusClient:
@@ -123,7 +123,7 @@ async def _connect(options: BusOptions, closing: asyncio.Event) -> BusClient:
         except (nats.errors.Error, OSError) as error:
             if not options.once:
                 raise
-            cause = connection_obstacle(client.reported_error or error, options.where, options.setting)
+            cause = describe_connection_error(client.reported_error or error, options.where, options.setting)
             raise Unavailable(f"cannot connect to {cause}") from error
     return client
 

@@ -16,7 +16,7 @@ from typing import Any
 from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 
 from openapi_tool.budgets.budgets import Charge
-from openapi_tool.executor.answer_hold import AnswerHold
+from openapi_tool.executor.result_delay import ResultDelay
 from openapi_tool.executor.ids import ids
 from openapi_tool.executor.parking import CallResult, ParkedResults
 from openapi_tool.executor.ports import Clock, Kernel, Memory, Publisher, Slots, Span, Tracer
@@ -120,7 +120,7 @@ class Pipeline:
         self._clock = clock
         self._parked = parked
         self._slots = slots
-        self._hold = AnswerHold(options.executor.min_answer_s, clock, slots)
+        self._result_delay = ResultDelay(options.executor.min_answer_s, clock, slots)
 
     async def handle(self, delivery: Delivery) -> Settlement:
         """Handle one delivery and return how to settle it; never raises except CancelledError."""
@@ -153,7 +153,7 @@ class Pipeline:
             return await self._settle_existing_result(delivery, identity, records, records.earlier)
 
         acceptance = self._dialect.accept(identity, records)
-        self._hold.record_command(delivery, identity)
+        self._result_delay.record_command(delivery, identity)
         function_name, age_s = short(command.function_name), max(0.0, self._age_s(delivery))
         link = trace_link(identity, acceptance.waiting_turn)
         log_ids, trace_id = ids(identity), link.parent.trace_id
@@ -183,7 +183,7 @@ class Pipeline:
 
         What the call used of its budgets is written before, so that no crash forgets the cost of a stored result.
         """
-        await self._hold.wait(call.delivery, call.identity, call.acceptance.waiting_turn)
+        await self._result_delay.wait(call.delivery, call.identity, call.acceptance.waiting_turn)
         if budget is not None:
             await budget.written()
         facts, began = call.facts, time.monotonic()

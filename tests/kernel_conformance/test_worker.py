@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from openapi_tool.executor import answer_hold
+from openapi_tool.executor import result_delay
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.kernel_conformance.worker import MAX_DEPTH, Turn, Worker
 from tests.requirements import requirement
@@ -28,23 +28,23 @@ async def step(world: World, number: int, min_answer_s: float, **worker_options:
         return await worker.ended(await worker.step(PROJECT, AGENT, [AT_ONCE] * number))
 
 
-@requirement("answer.hold")
+@requirement("result.delay")
 async def test_an_answer_before_the_worker_has_suspended_is_deferred(world: World) -> None:
     turn = await step(world, 1, min_answer_s=0, suspend_s=0.9)
     assert (turn.head, turn.deferrals) == ("suspended", 1)
 
 
-@requirement("answer.hold")
+@requirement("result.delay")
 @pytest.mark.parametrize("number", [1, 30])
 async def test_a_held_answer_finds_the_turn_suspended_also_in_a_group(
     world: World, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_hold, "_MOST_S", 15.0)  # a busy machine may take more than a second for 30 calls
+    monkeypatch.setattr(result_delay, "_MAX_DELAY_S", 15.0)  # a busy machine may take more than a second for 30 calls
     turn = await step(world, number, min_answer_s=1)
     assert (turn.head, turn.deferrals, len(turn.results)) == ("suspended", 0, number)
 
 
-@requirement("answer.hold")
+@requirement("result.delay")
 async def test_a_hundred_calls_of_one_step_are_all_answered(world: World) -> None:
     # How long a busy machine takes to send a hundred commands, and so defers the first row, is not tested here.
     turn = await step(world, 100, min_answer_s=0.06, max_deferrals=60)
@@ -52,7 +52,7 @@ async def test_a_hundred_calls_of_one_step_are_all_answered(world: World) -> Non
     assert {card["content"]["error"]["code"] for card in turn.results.values()} == {"bad_request"}
 
 
-@requirement("answer.hold")
+@requirement("result.delay")
 async def test_each_call_of_a_step_gets_its_own_result(world: World) -> None:
     calls = [("jina_search", KNOWN), AT_ONCE, ("no_such_tool", {})]
     async with world.executor(), Worker.running(world) as worker:

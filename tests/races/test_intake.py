@@ -310,7 +310,7 @@ def test_redelivery_delays_follow_the_mean_duration_of_calls_within_bounds() -> 
     assert round(delays.next("a", 50), 1) == 5.1
 
 
-@requirement("answer.hold")
+@requirement("result.delay")
 def test_held_result_occupies_no_slot_and_is_committed_in_a_drain(run: Run) -> None:
     async def check() -> None:
         scene = Scene(concurrency=1, min_answer_s=0.3)

@@ -1,4 +1,4 @@
-"""Why NATS cannot be reached or used, in words: what, where, and the remedy."""
+"""Texts for errors of a NATS connection: what failed, on which server, and the remedy."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SERVERS_SETTING = "nats.servers (NATS_SERVERS)"
 
 
 class LoginRefusal:
-    """Keeps a refused login as the reason of the lost connections that follow.
+    """Last refused login, reported as the reason of the closed connection that follows it.
 
-    The server closes the socket behind its refusal, which nats-py may report as a second error of the same attempt.
-    Without this the reason would alternate, and the useful one be gone from the health report half of the time.
+    After a refusal the server closes the socket, which nats-py may report as a second error of the same attempt. Without
+    this class the health report would alternate between the refusal and the less useful "connection closed".
     """
 
     def __init__(self) -> None:
@@ -39,10 +39,10 @@ def _refuses_login(error: Exception) -> bool:
     return "auth" in str(error).lower()
 
 
-def connection_obstacle(error: Exception, where: str, setting: str = SERVERS_SETTING) -> str:
-    """Return why no connection to `where` (hosts and ports) can be made, with the setting to check.
+def describe_connection_error(error: Exception, where: str, setting: str = SERVERS_SETTING) -> str:
+    """Return why no connection to `where` (hosts and ports) can be made, and which setting to check.
 
-    `setting` is the name of that of the servers; a login is in the same section.
+    `setting` names the setting with the servers; user and token are in the same section.
     """
     return f"NATS at {where}: {_cause(error, setting)}" if where else f"NATS: {_cause(error, setting)}"
 
@@ -65,8 +65,8 @@ def _cause(error: Exception, setting: str) -> str:
     return f"{reason or type(error).__name__}; {check}"
 
 
-def use_obstacle(error: Exception, where: str) -> str:
-    """Return why NATS at `where` cannot be used although it can be reached."""
+def describe_jetstream_error(error: Exception, where: str) -> str:
+    """Return why a JetStream request to NATS at `where` failed although the connection works."""
     if isinstance(error, NoStreamResponseError) or (isinstance(error, ServiceUnavailableError) and error.code is None):
         at = f" on {where}" if where else ""
         return f"NATS: JetStream is not enabled{at}, or not for this account: start the server with -js"

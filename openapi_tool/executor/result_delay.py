@@ -9,19 +9,20 @@ from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import WaitingTurnRecord
 
-_MOST_S = 1.0
-"""Longest delay in seconds: a worker defers a row that comes too early for as long."""
+_MAX_DELAY_S = 1.0
+"""Longest delay in seconds. A longer one would gain nothing: a worker defers a row that comes too early by a second."""
 
 _MAX_STEPS = 4_096
 
 _Step = tuple[str, str, str, str | None]
 
 
-class AnswerHold:
-    """Holds results until `min_answer_s` seconds after the newest command of their step, at most `_MOST_S`.
+class ResultDelay:
+    """Delays results until `min_answer_s` seconds after the newest command of their step, at most `_MAX_DELAY_S`.
 
-    A worker suspends a turn once it has sent all calls of the step. It defers a row that it receives earlier by a
-    second, and such a row may block the model's next step. No worker suspends for a UI action or in epoch 0.
+    A worker suspends a turn after it has sent all calls of the step. If it reads a result row before that, it defers
+    the row by a second, and the model's next step may have to wait for it. For a UI action, and in epoch 0, no worker
+    suspends a turn; those results are not delayed.
     """
 
     def __init__(self, min_answer_s: float, clock: Clock, slots: Slots) -> None:
@@ -48,18 +49,18 @@ class AnswerHold:
             return
         self._slots.release(delivery.stream_sequence)
         now = asyncio.get_running_loop().time
-        give_up_at = now() + _MOST_S
+        give_up_at = now() + _MAX_DELAY_S
         while left_s > 0 and now() < give_up_at:
             await asyncio.sleep(min(left_s, self._min_answer_s))
             left_s = self._left_s(step, published_at)
 
     def _left_s(self, step: _Step, published_at: float) -> float:
         due = self._newest.get(step, published_at) + self._min_answer_s
-        return min(due, published_at + _MOST_S) - self._clock.time()
+        return min(due, published_at + _MAX_DELAY_S) - self._clock.time()
 
     def _forget_old(self) -> None:
         """Forget steps whose results need no further delay; all steps if too many recent ones remain."""
-        since = self._clock.time() - _MOST_S
+        since = self._clock.time() - _MAX_DELAY_S
         recent = {step: at for step, at in self._newest.items() if at > since}
         self._newest = recent if len(recent) < _MAX_STEPS else {}
 

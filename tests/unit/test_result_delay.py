@@ -1,4 +1,4 @@
-"""Results that are ready before the worker has suspended the turn: held without a slot, for a second at most."""
+"""Results that are ready before the worker has suspended the turn: delayed without a slot, for a second at most."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from openapi_tool.executor.answer_hold import AnswerHold
+from openapi_tool.executor.result_delay import ResultDelay
 from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.protocol.command import Delivery
 from openapi_tool.protocol.records import WaitingTurnRecord
@@ -47,19 +47,19 @@ class FakeSlots:
 
 @dataclass
 class Scene:
-    """A hold of 60 ms; `answered` returns when the hold ended, in ms since START."""
+    """A delay of 60 ms; `answered` returns when it ended, in ms since START."""
 
     min_answer_s: float = 0.06
     clock: LoopClock = field(default_factory=LoopClock)
     slots: FakeSlots = field(default_factory=FakeSlots)
 
     def __post_init__(self) -> None:
-        self.hold = AnswerHold(self.min_answer_s, self.clock, self.slots)
+        self.delay = ResultDelay(self.min_answer_s, self.clock, self.slots)
 
     async def answered(self, command: Delivery, waiting: WaitingTurnRecord | None = None, **ids: Any) -> int:
         caller = identity(**ids)
-        self.hold.record_command(command, caller)
-        await self.hold.wait(command, caller, waiting or waiting_turn())
+        self.delay.record_command(command, caller)
+        await self.delay.wait(command, caller, waiting or waiting_turn())
         return round(asyncio.get_running_loop().time() * 1000)
 
 
@@ -67,7 +67,7 @@ def sent(after_ms: float = 0, sequence: int = 1) -> Delivery:
     return replace(delivery(), published_at=START + timedelta(milliseconds=after_ms), stream_sequence=sequence)
 
 
-@requirement("answer.hold")
+@requirement("result.delay")
 def test_early_result_waits_without_a_slot_until_the_worker_has_suspended() -> None:
     async def check() -> None:
         scene = Scene()
@@ -77,7 +77,7 @@ def test_early_result_waits_without_a_slot_until_the_worker_has_suspended() -> N
     run_virtually(check())
 
 
-@requirement("answer.hold")
+@requirement("result.delay")
 def test_late_result_neither_waits_nor_releases_its_slot() -> None:
     async def check() -> None:
         scene = Scene()
@@ -88,7 +88,7 @@ def test_late_result_neither_waits_nor_releases_its_slot() -> None:
     run_virtually(check())
 
 
-@requirement("answer.hold")
+@requirement("result.delay")
 @pytest.mark.parametrize(
     "waiting", [waiting_turn(message_type="ui_action"), waiting_turn(turn_epoch=0)], ids=["ui", "epoch 0"]
 )
@@ -101,14 +101,14 @@ def test_result_is_not_held_for_ui_actions_and_epoch_0(waiting: WaitingTurnRecor
     run_virtually(check())
 
 
-def test_zero_disables_the_hold() -> None:
+def test_zero_disables_the_delay() -> None:
     async def check() -> None:
         assert await Scene(min_answer_s=0).answered(sent()) == 0
 
     run_virtually(check())
 
 
-@requirement("answer.hold")
+@requirement("result.delay")
 def test_results_of_a_step_wait_for_its_newest_command() -> None:
     async def check() -> None:
         scene = Scene()
@@ -123,24 +123,24 @@ def test_results_of_a_step_wait_for_its_newest_command() -> None:
     run_virtually(check())
 
 
-@requirement("answer.hold")
+@requirement("result.delay")
 def test_commands_of_another_step_or_agent_delay_nothing() -> None:
     async def check() -> None:
         scene = Scene()
         for other in ({"step_id": "next"}, {"agent_id": "other"}, {"project_id": "other"}, {"agent_turn_id": "other"}):
-            scene.hold.record_command(sent(50), identity(**other))
+            scene.delay.record_command(sent(50), identity(**other))
         assert await scene.answered(sent()) == 60
 
     run_virtually(check())
 
 
-@requirement("answer.hold")
+@requirement("result.delay")
 @pytest.mark.parametrize("behind_s", [0.0, 28.0])
 def test_endless_step_or_wrong_clock_delays_a_result_by_a_second_at_most(behind_s: float) -> None:
     async def check() -> None:
         scene = Scene()
         scene.clock.behind_s = behind_s
-        scene.hold.record_command(sent(3_600_000), identity())  # a command with a timestamp one hour ahead
+        scene.delay.record_command(sent(3_600_000), identity())  # a command with a timestamp one hour ahead
         # With a clock that is behind only the loop's time ends the wait: after 17 sleeps of 60 ms, at 1,020 ms.
         assert await scene.answered(sent()) == 1000 + 20 * bool(behind_s)
 
@@ -151,11 +151,11 @@ def test_memory_for_steps_is_bounded() -> None:
     async def check() -> None:
         scene = Scene()
         for number in range(10_000):
-            scene.hold.record_command(sent(), identity(step_id=f"step-{number}"))
-        assert len(scene.hold._newest) <= 4_096  # noqa: SLF001 - memory shows nowhere else
+            scene.delay.record_command(sent(), identity(step_id=f"step-{number}"))
+        assert len(scene.delay._newest) <= 4_096  # noqa: SLF001 - memory shows nowhere else
         await asyncio.sleep(2)
         for number in range(5_000):
-            scene.hold.record_command(sent(2_000), identity(step_id=f"later-{number}"))
-        assert len(scene.hold._newest) <= 4_096  # noqa: SLF001 - the same
+            scene.delay.record_command(sent(2_000), identity(step_id=f"later-{number}"))
+        assert len(scene.delay._newest) <= 4_096  # noqa: SLF001 - the same
 
     run_virtually(check())
