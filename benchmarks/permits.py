@@ -61,7 +61,7 @@ async def _costs() -> dict[str, float]:
     for name, options in _KINDS.items():
         secrets = Secrets(values, values, options.pool_of)
         limiter = Limiter("replica", options, _Store(), time.time, key_failure)
-        limiter.keys.use(secrets)
+        limiter.keys.set_secrets(secrets)
         found[name] = await _cost_us(limiter, secrets)
         await limiter.aclose()
     return found

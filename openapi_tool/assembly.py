@@ -103,12 +103,12 @@ def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver 
         metrics.KEYS_REFUSED.labels(variable)  # at 0 from the start, so that an alert sees the first refusal
     clock = ServerClock()
     limits = SharedLimits(bootstrap.settings.limits, clock.time, key_failure)
-    limits.limiter.keys.use(bootstrap.secrets)
+    limits.limiter.keys.set_secrets(bootstrap.secrets)
     budgets = SharedBudgets(INSTANCE, bootstrap.settings.budgets, clock.time)
     for scope in SCOPES:
         metrics.BUDGET_USED.follow(partial(budgets.budgets.most_used, scope), scope)
     health = bootstrap.health
-    health.limits, health.keys = limits.limiter.shown, limits.limiter.keys.shown
+    health.limits, health.keys = limits.limiter.snapshot, limits.limiter.keys.snapshot
     health.budgets, health.budget_outage = budgets.budgets.shown, budgets.budgets.outage
     upstream = Upstream(bootstrap, transport, permits=limits.limiter, budgets=budgets.budgets)
     return Shared(upstream, limits, budgets, clock, tracer, snapshots(bootstrap))

@@ -134,7 +134,7 @@ class Account:
         if self.allowance.alone or self.allowance.is_due(now):
             self.wake()
 
-    def news(self, revision: int, value: bytes) -> None:
+    def on_change(self, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
         if self._stored is None or revision > self._stored[0]:
             self._stored = revision, self._readable(value)

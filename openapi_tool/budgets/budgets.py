@@ -166,10 +166,10 @@ class Budgets:
             if len(means) > _MAX_MEANS:
                 del means[next(iter(means))]
 
-    def news(self, name: str, revision: int, value: bytes) -> None:
+    def on_change(self, name: str, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
         if (account := self._by_name.get(name)) is not None:
-            account.news(revision, value)
+            account.on_change(revision, value)
 
     def shown(self) -> list[dict[str, Any]]:
         """Return the most used accounts that this replica knows, those of projects first."""

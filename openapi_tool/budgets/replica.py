@@ -32,7 +32,7 @@ class AccountStore(Store, Protocol):
     """Store of accounts and journals; every method raises Unavailable."""
 
     async def put(self, name: str, value: bytes) -> None:
-        """Send a record that only this replica writes; other replicas are not told."""
+        """Send a record that only this replica writes; without a message to other replicas."""
 
 
 class Outage:

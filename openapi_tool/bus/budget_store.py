@@ -15,10 +15,10 @@ from openapi_tool.telemetry import metrics
 
 BUCKET = "openapi_tool_budgets"
 KEYS = "budget.*"
-NEWS = "openapi_tool.budgets"
+CHANGES = "openapi_tool.budgets"
 """Messages of changed accounts: `openapi_tool.budgets.ACCOUNT`, with the revision and the record."""
 
-BUDGETS = Place(BUCKET, NEWS, 40 * 86_400, 128 * 2**20, metrics.BUDGET_OPERATIONS)
+BUDGETS = Place(BUCKET, CHANGES, 40 * 86_400, 128 * 2**20, metrics.BUDGET_OPERATIONS)
 """Kept for longer than a month; the account of a session is forgotten 40 days after its last call."""
 
 
@@ -36,7 +36,7 @@ class SharedBudgets:
     @asynccontextmanager
     async def connected(self, client: Client, replicas: int) -> AsyncIterator[None]:
         """Share the budgets over this connection; in the end uses are reported and blocks given back."""
-        await self._records.connect(client, replicas, self.budgets.news)
+        await self._records.connect(client, replicas, self.budgets.on_change)
         try:
             yield
         finally:

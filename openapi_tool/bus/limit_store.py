@@ -1,4 +1,4 @@
-"""Records of limits, refused keys and budgets in KV, and a message to other replicas with each change (ADR 9)."""
+"""Records of limits, refused keys and budgets in KV; a message tells other replicas of each change (ADR 9)."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 BUCKET = "openapi_tool_limits"
 KEYS = "*.*.*"
-NEWS = "openapi_tool.limits"
-"""Messages of changed records: `openapi_tool.limits.RECORD`, with the revision and the record."""
+CHANGES = "openapi_tool.limits"
+"""Subject prefix of messages about changed records, `openapi_tool.limits.RECORD`, with the revision and the record."""
 
-News = Callable[[str, int, bytes], None]
+OnChange = Callable[[str, int, bytes], None]
 """Takes name, revision and value of a record that another replica wrote."""
 
 MAX_VALUE_BYTES = 256 * 1024
@@ -47,16 +47,16 @@ _NAME_BYTES = 5  # of a replica: records have many of them
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Bucket and subject of records that are dropped `ttl_s` seconds after their last change."""
+    """Bucket of records that expire `ttl_s` seconds after their last change, and the subject prefix of the changes."""
 
     bucket: str
-    news: str
+    changes: str
     ttl_s: int
     max_bytes: int
     operations: Counter
 
 
-LIMITS = Place(BUCKET, NEWS, 2 * 3600, 16 * 2**20, metrics.LIMIT_OPERATIONS)
+LIMITS = Place(BUCKET, CHANGES, 2 * 3600, 16 * 2**20, metrics.LIMIT_OPERATIONS)
 
 
 class SharedRecords:
@@ -66,10 +66,10 @@ class SharedRecords:
         self._place = place
         self._store: LimitStore | None = None
 
-    async def connect(self, client: Client, replicas: int, news: News) -> None:
-        """Use this connection from now on, and call `news` with each record that another replica writes."""
+    async def connect(self, client: Client, replicas: int, on_change: OnChange) -> None:
+        """Use this connection from now on, and call `on_change` with each record that another replica writes."""
         self._store = LimitStore(client, replicas, self._place)
-        await self._store.follow(news)
+        await self._store.subscribe(on_change)
 
     async def read(self, name: str) -> tuple[int, bytes | None]:
         """Return revision and value of a record; 0 and None if there is none. Raises Unavailable."""
@@ -80,7 +80,7 @@ class SharedRecords:
         return await self._opened().write(name, value, revision)
 
     async def put(self, name: str, value: bytes) -> None:
-        """Store a record that only this replica writes; other replicas are not told. Raises Unavailable."""
+        """Store a record that only this replica writes; without a message to other replicas. Raises Unavailable."""
         await self._opened().put(name, value)
 
     def _opened(self) -> LimitStore:
@@ -102,9 +102,9 @@ class SharedLimits:
 
     @asynccontextmanager
     async def connected(self, client: Client, replicas: int) -> AsyncIterator[None]:
-        """Share the limits over this connection; the limiter gives back its unused permits in the end."""
-        await self._records.connect(client, replicas, self.limiter.news)
-        with contextlib.suppress(Unavailable):  # then the first refusals tell
+        """Share the limits over this connection; at the end the limiter gives back its unused permits."""
+        await self._records.connect(client, replicas, self.limiter.on_change)
+        with contextlib.suppress(Unavailable):  # then blocked keys are found by their first refusals
             await self.limiter.keys.load()
         try:
             yield
@@ -154,28 +154,29 @@ class LimitStore:
             except nats.errors.Error:
                 self._bucket = None
                 raise
-            await self._client.publish(f"{self._place.news}.{name}", b"%d\n%b" % (written, value))
+            await self._client.publish(f"{self._place.changes}.{name}", b"%d\n%b" % (written, value))
         return written
 
     async def put(self, name: str, value: bytes) -> None:
-        """Store a record that only this replica writes, in a bucket that exists; other replicas are not told.
+        """Store a record that only this replica writes, in a bucket that exists; without a message to other replicas.
 
-        Nothing is waited for, which takes a fifth of the CPU: what a killed process has sent still arrives.
+        It does not wait for a confirmation, which takes a fifth of the CPU. What was sent before the process is killed
+        still arrives.
         """
         self._place.operations.labels("write").inc()
         with outage_as_unavailable():
             await self._client.publish(f"$KV.{self._place.bucket}.{name}", value)
 
-    async def follow(self, news: News) -> None:
-        """Call `news` with each record that a replica writes from now on."""
+    async def subscribe(self, on_change: OnChange) -> None:
+        """Call `on_change` with each record that a replica writes from now on."""
 
-        async def heard(message: Msg) -> None:
+        async def received(message: Msg) -> None:
             number, _, value = message.data.partition(b"\n")
             if number.isdigit() and len(number) < _MAX_DIGITS and len(value) <= MAX_VALUE_BYTES:
-                news(message.subject.removeprefix(f"{self._place.news}."), int(number), value)
+                on_change(message.subject.removeprefix(f"{self._place.changes}."), int(number), value)
 
         try:
-            await self._client.subscribe(f"{self._place.news}.>", cb=heard)
+            await self._client.subscribe(f"{self._place.changes}.>", cb=received)
         except (nats.errors.Error, OSError) as error:
             log.warning(
                 "cannot follow changes in %s: %s", self._place.bucket, error, extra={"action": "limits.not_followed"}

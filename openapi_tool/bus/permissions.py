@@ -80,9 +80,9 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
             *_bucket(leases.BUCKET, leases.KEYS),
             *_bucket(parked_results.BUCKET, parked_results.KEYS),
             *_bucket(limit_store.BUCKET, limit_store.KEYS),
-            f"{limit_store.NEWS}.>",
+            f"{limit_store.CHANGES}.>",
             *_bucket(budget_store.BUCKET, budget_store.KEYS),
-            f"{budget_store.NEWS}.>",
+            f"{budget_store.CHANGES}.>",
             *_bucket(
                 session_key_store.BUCKET,
                 f"{ack_floor.KEYS}.{options.name}",
@@ -90,7 +90,7 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
             ),
             _direct_get(session_key_store.BUCKET, switch_store.KEY),
         ),
-        (f"{INBOX}.>", stats.SUBJECT, f"{limit_store.NEWS}.>", f"{budget_store.NEWS}.>"),
+        (f"{INBOX}.>", stats.SUBJECT, f"{limit_store.CHANGES}.>", f"{budget_store.CHANGES}.>"),
     )
 
 

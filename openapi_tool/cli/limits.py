@@ -40,7 +40,7 @@ def limits(
         if not replicas:
             fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NOBODY)
         if as_json:
-            tell_json({"limits": combined(replicas), "keys": marked(replicas)})
+            tell_json({"limits": combined(replicas), "keys": blocked(replicas)})
             return
         console = output()
         if not watch:
@@ -85,8 +85,8 @@ def _entry(key: tuple[str, str], parts: Sequence[tuple[str, Mapping[str, Any]]])
     }
 
 
-def marked(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the keys that the upstream refuses, each as the replica shows it that tries it again last."""
+def blocked(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the keys that the upstream refuses, each as reported by the replica that will retry it last."""
     found: dict[str, dict[str, Any]] = {}
     for one in sorted(
         (one for replica in replicas for one in replica.get("upstream_keys") or ()),
@@ -98,7 +98,7 @@ def marked(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     """Return the tables: refused keys if there are any, limits, replicas, waiting calls by project."""
-    keys, entries = marked(replicas), combined(replicas)
+    keys, entries = blocked(replicas), combined(replicas)
     table = Rows(*_HEADS, title="limits")
     shares = Rows("key", "endpoint", "replica", "requests/min", "permits at hand", "without NATS")
     waiting = Rows("key", "endpoint", "project", "waiting")

@@ -1,4 +1,4 @@
-"""One replica's part of a limit: permits at hand, uses that are not reported yet, and what to do without the store.
+"""One replica's part of a limit: permits at hand, uses not reported yet, and its share while the store is unavailable.
 
 Pure, as `ledger`: no I/O, server time in seconds.
 """
@@ -23,7 +23,7 @@ _MAX_SENT = 120
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A change of the record that is being written; `uses` of them are reported by it."""
+    """A change of the record that is being written. It reports the first `uses` of the replica's unreported uses."""
 
     record: Record
     mine: Replica
@@ -33,7 +33,7 @@ class Planned:
 class Allowance:
     """Permits of one replica, named `name`, for one key and endpoint with configured limits `rates`.
 
-    `alone` is the number of replicas that share the limit without the store, 0 with it.
+    `fallback_replicas` is the number of replicas that share the limit while the store is unavailable, else 0.
     """
 
     def __init__(self, name: str, rates: Rates) -> None:
@@ -42,13 +42,13 @@ class Allowance:
         self.record = Record()
         self.revision = 0
         self.running = 0
-        self.alone = 0
+        self.fallback_replicas = 0
         self.at_hand = {REQUESTS: 0, TOKENS: 0}
         self.demand = 0.0
         self._demand_at = 0.0
         self._until = 0.0
         self._uses: list[Use] = []
-        self._alone_uses: deque[Use] = deque()
+        self._fallback_uses: deque[Use] = deque()
         self._sent: deque[list[float]] = deque(maxlen=_MAX_SENT)  # [second, requests]
         self._joined = 0.0
         self._concurrent = 0
@@ -67,12 +67,12 @@ class Allowance:
         """Return the seconds until a pause after a 429 ends."""
         return max(0.0, self.record.paused_until - now)
 
-    def go_alone(self, now: float) -> None:
-        """Go on without the store, among as many replicas as it named in the last 60 s."""
-        self.alone = self.alone or self.record.replicas_seen(now)
+    def use_fallback(self, now: float) -> None:
+        """Go on without the store: divide the limit by the number of replicas that were seen in the last 60 s."""
+        self.fallback_replicas = self.fallback_replicas or self.record.replicas_seen(now)
 
     def note_sent(self, now: float) -> None:
-        """Count a request by seconds, in case a 429 asks for a limit later."""
+        """Count a request, by second: a later 429 may need the count to set an adaptive limit."""
         if self._sent and now - self._sent[-1][0] < 1.0:
             self._sent[-1][1] += 1
         else:
@@ -92,8 +92,8 @@ class Allowance:
             self.at_hand[TOKENS] -= use.tokens
         self.running += 1
         self._uses.append(use)
-        if self.alone:
-            self._alone_uses.append(use)
+        if self.fallback_replicas:
+            self._fallback_uses.append(use)
         return use
 
     def settle(self, use: Use, tokens: int | None) -> None:
@@ -102,13 +102,13 @@ class Allowance:
         if tokens is not None and self.rates.tokens is not None and tokens != use.tokens:
             correction = Use(use.at, 0, tokens - use.tokens)
             self._uses.append(correction)
-            if self.alone:
-                self._alone_uses.append(correction)
+            if self.fallback_replicas:
+                self._fallback_uses.append(correction)
 
     def _has(self, rates: Rates, now: float) -> bool:
-        if self.alone:
-            self.at_hand = self._share_alone(rates, now)
-            self._concurrent = (rates.concurrent or 0) // self.alone or 1
+        if self.fallback_replicas:
+            self.at_hand = self._fallback_share(rates, now)
+            self._concurrent = (rates.concurrent or 0) // self.fallback_replicas or 1
         elif now >= self._until:
             self.at_hand = {REQUESTS: 0, TOKENS: 0}
         return (
@@ -117,15 +117,15 @@ class Allowance:
             and (rates.concurrent is None or self.running < self._concurrent)
         )
 
-    def _share_alone(self, rates: Rates, now: float) -> dict[str, int]:
-        """Return the permits without the store: what was free when it was last read, by the replicas seen there."""
-        while self._alone_uses and self._alone_uses[0].at + COUNTED_S <= now:
-            self._alone_uses.popleft()
+    def _fallback_share(self, rates: Rates, now: float) -> dict[str, int]:
+        """Return the permits while the store is unavailable: those free at the last read, divided by the replicas."""
+        while self._fallback_uses and self._fallback_uses[0].at + COUNTED_S <= now:
+            self._fallback_uses.popleft()
         share: dict[str, int] = {}
         for resource, limit in ((REQUESTS, rates.requests), (TOKENS, rates.tokens)):
-            own = sum(getattr(use, resource) for use in self._alone_uses)
+            own = sum(getattr(use, resource) for use in self._fallback_uses)
             free = (limit or 0) - self.record.counted(resource, now)
-            share[resource] = max(0, free // self.alone - own)
+            share[resource] = max(0, free // self.fallback_replicas - own)
         return share
 
     def _note_demand(self, now: float) -> None:
@@ -146,8 +146,8 @@ class Allowance:
         return rates.tokens is not None and (self.at_hand[TOKENS] < half * self.tokens_each or now >= self._until)
 
     def holds_unused(self, now: float) -> bool:
-        """Return whether the block has ended with permits left, which should go back."""
-        return now >= self._until and any(self.at_hand.values()) and not self.alone
+        """Return whether the block has expired with unused permits, which should be given back."""
+        return now >= self._until and any(self.at_hand.values()) and not self.fallback_replicas
 
     def plan(self, stored: bytes | None, waiting: int, now: float, *, leave: bool = False) -> Planned:
         """Enter this replica's report into a stored record; with `leave` nothing is kept or taken."""
@@ -157,8 +157,8 @@ class Allowance:
         want = {REQUESTS: wanted, TOKENS: max(0, wanted * self.tokens_each - keep.get(TOKENS, 0))}
         unlimited = record.adaptive is not None and record.adaptive.since != self._joined
         sent = tuple(Use(at, int(count), 0) for at, count in self._sent if unlimited and at + COUNTED_S > now)
-        told = Report(tuple(self._uses), keep, want, self.running, 0 if leave else wanted, sent)
-        mine = ledger.report(record, self.name, told, self.rates, now)
+        report = Report(tuple(self._uses), keep, want, self.running, 0 if leave else wanted, sent)
+        mine = ledger.apply_report(record, self.name, report, self.rates, now)
         if leave:
             mine.want = 0
         return Planned(record, mine, len(self._uses))
@@ -179,8 +179,8 @@ class Allowance:
             self.at_hand[REQUESTS] -= use.requests
             self.at_hand[TOKENS] -= use.tokens if use.requests else 0
         self._until, self._concurrent = mine.until, mine.concurrent
-        self.alone = 0
-        self._alone_uses.clear()
+        self.fallback_replicas = 0
+        self._fallback_uses.clear()
         self._joined = self.record.adaptive.since if self.record.adaptive else 0.0
 
     def see(self, record: Record, revision: int) -> None:
@@ -191,8 +191,8 @@ class Allowance:
     def forecast(self, now: float) -> Callable[[float], float]:
         """Return a function from a number of permits of this replica to the seconds until it has them."""
         free = Forecast(self.record, self.rates, max(1, self.tokens_each), now)
-        if self.alone:
-            replicas = self.alone
+        if self.fallback_replicas:
+            replicas = self.fallback_replicas
             return lambda count: free.wait_s(count * replicas)
         wanted = [other.want for other in self.record.others(now, self.name)]
         return lambda count: free.wait_s(count + sum(min(count, want) for want in wanted))
@@ -202,5 +202,5 @@ class Allowance:
         return int(sum(count for at, count in self._sent if at + WINDOW_S > now))
 
     def free_in_s(self, now: float) -> float:
-        """Return the seconds until any permit is free for anybody."""
+        """Return the seconds until a permit is free for any replica."""
         return Forecast(self.record, self.rates, max(1, self.tokens_each), now).wait_s(1)

@@ -1,4 +1,4 @@
-"""When permits become free: what is needed to answer a call that certainly gets none before its deadline."""
+"""Forecast of free permits, to refuse early a call that certainly gets none before its deadline."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from openapi_tool.limits.ledger import COUNTED_S, REQUESTS, TOKENS, WINDOW_S, Ra
 
 
 class Forecast:
-    """Times at which further permits become free for all replicas together, if nobody else takes any."""
+    """Times at which further permits become free for all replicas together, if no other replica takes any."""
 
     def __init__(self, record: Record, rates: Rates, tokens_each: int, now: float) -> None:
         in_force = record.effective(rates, now)
         self._pause_s = max(0.0, record.paused_until - now)
         self._parts = [
-            _Freed(record, resource, limit, each, now)
+            _ResourceForecast(record, resource, limit, each, now)
             for resource, limit, each in ((REQUESTS, in_force.requests, 1), (TOKENS, in_force.tokens, tokens_each))
             if limit is not None
         ]
@@ -25,8 +25,8 @@ class Forecast:
         return max([self._pause_s, *(part.wait_s(count) for part in self._parts)])
 
 
-class _Freed:
-    """The same for one resource. A block may come back unused when it ends."""
+class _ResourceForecast:
+    """Forecast of one resource. Assumes that blocks come back unused when they expire, which is the earliest case."""
 
     def __init__(self, record: Record, resource: str, limit: int, each: int, now: float) -> None:
         window = record.window(resource)

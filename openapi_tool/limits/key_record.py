@@ -1,6 +1,6 @@
-"""Shared record of one key that the upstream refuses: marked once two calls have met the same refusal.
+"""Shared record of one key: refusals by the upstream, of which two with the same status by different calls block it.
 
-Pure, as `ledger`: no I/O, server time in seconds. Each function returns whether it has changed the record.
+Pure, as `ledger`: no I/O, server time in seconds. Each function returns whether it changed the record.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Any
 
 import orjson
 
-VERSION = 1
+VERSION = 2
 STATES: Mapping[int, str] = MappingProxyType({40102: "invalid", 40201: "exhausted", 40203: "exhausted"})
-"""States of a key by the upstream's status. 40103, 40104 and 40202 are a call's own fault."""
+"""State of a blocked key by the upstream's status. 40103, 40104 and 40202 are caused by the call, not by the key."""
 
-AGAIN_S = 180.0
-"""Seconds after which one call may try a marked key again."""
+RETRY_S = 180.0
+"""Seconds after which one call may try a blocked key again."""
 
-_SEEN_S = 600.0
-"""Seconds within which the second call must meet the same refusal."""
+_SECOND_REFUSAL_S = 600.0
+"""Maximum seconds between the two refusals that block a key."""
 
 
 @dataclass(slots=True)
 class Refusal:
-    """First refusal with a status: the call that met it, and when."""
+    """First refusal with a status: its call and time."""
 
     call: str
     at: float
@@ -33,54 +33,54 @@ class Refusal:
 
 @dataclass(slots=True)
 class KeyRecord:
-    """State of one key; `status` is 0 while it is not marked, `again_at` when it may be tried again."""
+    """State of one key. `status` is 0 while it is not blocked; `retry_at` is when a blocked key may be tried again."""
 
     version: int = VERSION
     status: int = 0
     since: float = 0.0
-    again_at: float = 0.0
-    seen: dict[int, Refusal] = field(default_factory=dict)
+    retry_at: float = 0.0
+    refusals: dict[int, Refusal] = field(default_factory=dict)
 
     @property
     def state(self) -> str | None:
-        """Return `invalid`, `exhausted`, or None while the key is not marked."""
+        """Return `invalid`, `exhausted`, or None while the key is not blocked."""
         return STATES.get(self.status)
 
 
-def refuse(record: KeyRecord, status: int, call: str, now: float) -> bool:
-    """Enter a refusal; the second call's marks the key."""
+def record_refusal(record: KeyRecord, status: int, call: str, now: float) -> bool:
+    """Record a refusal; the second one, by another call, blocks the key."""
     if record.status:
-        return mark(record, status, now)
-    first = record.seen.get(status)
-    if first is None or now - first.at >= _SEEN_S:
-        record.seen[status] = Refusal(call, now)
+        return block(record, status, now)
+    first = record.refusals.get(status)
+    if first is None or now - first.at >= _SECOND_REFUSAL_S:
+        record.refusals[status] = Refusal(call, now)
         return True
-    return first.call != call and mark(record, status, now)
+    return first.call != call and block(record, status, now)
 
 
-def mark(record: KeyRecord, status: int, now: float) -> bool:
-    """Mark the key, unless it is marked so."""
+def block(record: KeyRecord, status: int, now: float) -> bool:
+    """Block the key. Returns False if it is blocked with the same state already."""
     if STATES[status] == record.state:
         return False
     if not record.status:
-        record.since, record.again_at, record.seen = now, now + AGAIN_S, {}
+        record.since, record.retry_at, record.refusals = now, now + RETRY_S, {}
     record.status = status
     return True
 
 
-def try_again(record: KeyRecord, now: float) -> bool:
-    """Let one call try a marked key; the next one may in some minutes."""
-    if not record.status or record.again_at > now:
+def claim_trial(record: KeyRecord, now: float) -> bool:
+    """Let the caller try a blocked key if nobody else did within the last `RETRY_S`."""
+    if not record.status or record.retry_at > now:
         return False
-    record.again_at = now + AGAIN_S
+    record.retry_at = now + RETRY_S
     return True
 
 
-def clear(record: KeyRecord) -> bool:
-    """Take the mark off a key that works."""
-    marked = bool(record.status or record.seen)
-    record.status, record.seen = 0, {}
-    return marked
+def unblock(record: KeyRecord) -> bool:
+    """Unblock a key that works, and forget its refusals."""
+    changed = bool(record.status or record.refusals)
+    record.status, record.refusals = 0, {}
+    return changed
 
 
 def encode(record: KeyRecord) -> bytes:
@@ -94,7 +94,7 @@ def decode(stored: bytes | None) -> KeyRecord:
         value: Any = orjson.loads(stored or b"null")
         if value["version"] != VERSION or value["status"] not in (0, *STATES):
             return KeyRecord()
-        seen = {int(status): Refusal(str(one["call"]), float(one["at"])) for status, one in value["seen"].items()}
-        return KeyRecord(VERSION, value["status"], float(value["since"]), float(value["again_at"]), seen)
+        first = {int(status): Refusal(str(one["call"]), float(one["at"])) for status, one in value["refusals"].items()}
+        return KeyRecord(VERSION, value["status"], float(value["since"]), float(value["retry_at"]), first)
     except (TypeError, ValueError, KeyError, AttributeError):
         return KeyRecord()

@@ -1,4 +1,4 @@
-"""Keys that the upstream refuses: marked for all replicas by a shared record, tried again every few minutes (ADR 9)."""
+"""Keys that the upstream refuses: blocked for all replicas by a shared record, tried again every 3 minutes (ADR 9)."""
 
 from __future__ import annotations
 
@@ -24,47 +24,47 @@ log = logging.getLogger(__name__)
 PREFIX = "key."
 _HASH_BYTES = 4
 Change = Callable[[KeyRecord], bool]
-"""Changes a record; returns whether it did."""
+"""Changes a record in place; returns False if it left it unchanged."""
 
 
 def record_name(variable: str, value: str) -> str:
-    """Return the name of a key's record. It has 32 bits of a hash of the key: another value is another key."""
+    """Return the name of a key's record, with 32 bits of a hash of the value: a rotated key has another record."""
     digest = hashlib.blake2b(value.encode(), digest_size=_HASH_BYTES, person=b"openapi_tool_key")
     return f"{PREFIX}{variable}.{digest.hexdigest()}"
 
 
 class Keys:
-    """State of the keys of this process. `marks` has the records of the marked ones by variable.
+    """State of the keys of this process. `blocked` has the records of the blocked ones by variable.
 
-    `name` is the replica's; `clock` the server's, in seconds since the epoch, which is `now` here. `failure` returns
-    the error of a call whose key is refused with a status. `changed` is called with a variable that was marked, or
-    whose mark was taken off.
+    `name` is the replica's. `clock` is the NATS server's, in seconds since the epoch; `now` calls it. `failure` returns
+    the error of a call whose key is refused with a status. `on_state_change` is called with the variable of a key that
+    was blocked or unblocked.
     """
 
     def __init__(
         self, name: str, store: Store, clock: Callable[[], float], failure: Callable[[int], ToolError]
     ) -> None:
-        self.marks: dict[str, KeyRecord] = {}
+        self.blocked: dict[str, KeyRecord] = {}
         self._states: dict[str, str | None] = {}
-        self.changed: Callable[[str], None] = lambda _: None
+        self.on_state_change: Callable[[str], None] = lambda _: None
         self.now = clock
         self._name, self._store, self._failure = name, store, failure
         self._secrets = Secrets({}, ())
         self._variables: dict[str, str] = {}  # by name of the record
         self._records: dict[str, tuple[int, KeyRecord]] = {}  # revision and record by name
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._one_by_one = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
 
-    def use(self, secrets: Secrets) -> None:
-        """Use these values from now on; a new one begins without a mark."""
+    def set_secrets(self, secrets: Secrets) -> None:
+        """Use these values from now on. A new value is not blocked, unless a record of it says so."""
         self._secrets = secrets
         before = self._variables
         self._variables = {record_name(variable, value): variable for variable, value in secrets.values().items()}
         for name in before.keys() - self._variables.keys():
             self._records.pop(name, None)
-            self._show(before[name], KeyRecord())
+            self._set_state(before[name], KeyRecord())
         if before and (new := self._variables.keys() - before.keys()):
-            self._begin(self._load(sorted(new)))
+            self._start(self._load(sorted(new)))
 
     async def load(self) -> None:
         """Read the records of all keys."""
@@ -75,72 +75,72 @@ class Keys:
         return self._secrets.get(variable)
 
     def error(self, variable: str) -> ToolError:
-        """Return the error of a call whose key is marked."""
-        error = self._failure(self.marks[variable].status)
+        """Return the error of a call whose key is blocked."""
+        error = self._failure(self.blocked[variable].status)
         error.key_variable = variable
         return error
 
-    def is_due(self, variable: str) -> bool:
-        """Return whether a marked key may be tried again."""
-        return self.marks[variable].again_at <= self.now()
+    def may_retry(self, variable: str) -> bool:
+        """Return whether it is time to try a blocked key again."""
+        return self.blocked[variable].retry_at <= self.now()
 
-    async def may_try(self, variable: str) -> bool:
-        """Return whether this call may try a marked key again: one of all replicas, every few minutes."""
+    async def claim_trial(self, variable: str) -> bool:
+        """Return whether this call may try a blocked key again: one call of all replicas, every 3 minutes."""
         now, name = self.now(), self._name_of(variable)
-        if not key_record.try_again(self.marks[variable], now):  # here at once: no other call of this replica may
+        if not key_record.claim_trial(self.blocked[variable], now):  # before any await: claims it among our own calls
             return False
         try:
-            return await self._apply(name, partial(key_record.try_again, now=now)) or variable not in self.marks
+            return await self._apply(name, partial(key_record.claim_trial, now=now)) or variable not in self.blocked
         except Unavailable:
             return True
 
-    def refused(self, variable: str, key: SecretStr, status: int, call: int) -> None:
-        """Enter a refusal of the key that was sent; the status is one of `STATES`."""
+    def record_refusal(self, variable: str, key: SecretStr, status: int, call: int) -> None:
+        """Record a refusal of the key that was sent; the status is one of `STATES`."""
         name = record_name(variable, key.get_secret_value())
         if name not in self._variables:
-            return  # it has been replaced since
-        if variable not in self.marks or self.marks[variable].state != STATES[status]:
+            return  # the key was rotated after the request was sent
+        if variable not in self.blocked or self.blocked[variable].state != STATES[status]:
             who = f"{self._name}/{call}"
-            self._begin(self._apply(name, partial(key_record.refuse, status=status, call=who, now=self.now())))
+            self._start(self._apply(name, partial(key_record.record_refusal, status=status, call=who, now=self.now())))
 
-    def works(self, variable: str) -> None:
-        """Take the mark off a key that has been tried again with success."""
-        if variable in self.marks:
-            self._begin(self._apply(self._name_of(variable), key_record.clear))
+    def record_success(self, variable: str) -> None:
+        """Unblock a key if it is blocked."""
+        if variable in self.blocked:
+            self._start(self._apply(self._name_of(variable), key_record.unblock))
 
-    def news(self, name: str, revision: int, value: bytes) -> None:
+    def on_change(self, name: str, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
         if name in self._variables and revision > self._records.get(name, (0, None))[0]:
             self._adopt(name, revision, key_record.decode(value))
 
-    def shown(self) -> list[dict[str, Any]]:
-        """Return the marked keys, for `openapi-tool limits` and /readyz."""
-        now = self.now() if self.marks else 0.0  # the server's time may not be known yet
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Return the blocked keys, for `openapi-tool limits` and /readyz."""
+        now = self.now() if self.blocked else 0.0  # the server's time may not be known yet
         return [
             {
                 "variable": variable,
                 "state": record.state,
                 "status": record.status,
                 "for_s": round(max(0.0, now - record.since), 1),
-                "tried_again_s": round(max(0.0, record.again_at - now), 1),
+                "tried_again_s": round(max(0.0, record.retry_at - now), 1),
             }
-            for variable, record in sorted(self.marks.items())
+            for variable, record in sorted(self.blocked.items())
         ]
 
     async def aclose(self) -> None:
-        """Write what is begun, or stop after the time limit of the store."""
+        """Wait for pending writes; the time limit of the store bounds each."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def _name_of(self, variable: str) -> str:
         return next(name for name, one in self._variables.items() if one == variable)
 
-    def _begin(self, work: Coroutine[Any, Any, object]) -> None:
-        task = in_background(self._tried(work), "keys")
+    def _start(self, work: Coroutine[Any, Any, object]) -> None:
+        task = in_background(self._log_outage(work), "keys")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tried(self, work: Coroutine[Any, Any, object]) -> None:
+    async def _log_outage(self, work: Coroutine[Any, Any, object]) -> None:
         try:
             await work
         except Unavailable as outage:
@@ -157,8 +157,8 @@ class Keys:
                 self._adopt(name, revision, key_record.decode(value))
 
     async def _apply(self, name: str, change: Change) -> bool:
-        """Change a record, this replica's own while the store is unavailable. Raises Unavailable then."""
-        async with self._one_by_one:
+        """Change the shared record. If the store is unavailable, change this replica's copy and raise Unavailable."""
+        async with self._write_lock:
             try:
                 return await self._change(name, change)
             except Unavailable:
@@ -171,7 +171,7 @@ class Keys:
         """Change the shared record by compare-and-set; return whether it was changed, and adopt it in any case."""
         for _ in range(RACES):
             revision, value = await self._store.read(name)
-            if value is None:  # never written, or forgotten by the store
+            if value is None:  # never written, or expired
                 self._records.pop(name, None)
             record = key_record.decode(value)
             changed = change(record)
@@ -184,13 +184,13 @@ class Keys:
     def _adopt(self, name: str, revision: int, record: KeyRecord) -> None:
         if name in self._variables and revision >= self._records.get(name, (0, None))[0]:
             self._records[name] = revision, record
-            self._show(self._variables[name], record)
+            self._set_state(self._variables[name], record)
 
-    def _show(self, variable: str, record: KeyRecord) -> None:
-        """Mark a variable or take its mark off; log and count a change."""
-        self.marks.pop(variable, None)
+    def _set_state(self, variable: str, record: KeyRecord) -> None:
+        """Block or unblock a variable; log and count a change."""
+        self.blocked.pop(variable, None)
         if record.status:
-            self.marks[variable] = record
+            self.blocked[variable] = record
         if record.state == self._states.get(variable):
             return
         self._states[variable] = record.state
@@ -202,9 +202,9 @@ class Keys:
                 variable,
                 record.state,
                 record.status,
-                max(0.0, record.again_at - self.now()),
-                extra={"action": "key.marked", "variable": variable, "state": record.state, "status": record.status},
+                max(0.0, record.retry_at - self.now()),
+                extra={"action": "key.blocked", "variable": variable, "state": record.state, "status": record.status},
             )
         else:
-            log.info("the key of %s is used again", variable, extra={"action": "key.used_again", "variable": variable})
-        self.changed(variable)
+            log.info("the key of %s is used again", variable, extra={"action": "key.unblocked", "variable": variable})
+        self.on_state_change(variable)

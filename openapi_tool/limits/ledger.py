@@ -29,8 +29,8 @@ BLOCK_S = 2.0
 """Seconds within which a block must be used."""
 
 _BURST_SHARE = 1 / 6
-"""Fraction of a limit that an idle key may use at once. The rest is paced: a window that was used up in a second would
-hold back all calls for the next 59."""
+"""Fraction of a limit that an idle key may use at once. The rest is paced: if the window were used up in a second, no
+call could be sent for the next 59."""
 
 _LEAST_BURST = 10
 _ROUNDING = 1e-6
@@ -112,9 +112,9 @@ def expires(bucket: int) -> float:
 
 @dataclass(slots=True)
 class Replica:
-    """Part of one replica: its block, valid until `until`, its unmet demand, and the requests that it may have open.
+    """Share of one replica: its block, valid until `until`, its unmet demand, and the requests that it may have open.
 
-    `served` counts its permits since it began to want more than it has; who is ahead of the others there takes none.
+    `served` counts its permits since it began to want more than it has; the replica that is ahead takes none.
     `serial` numbers its reports, so that one whose outcome is unknown is not counted twice. `joined` is the start of
     the adaptive limit to which it has added its own requests.
     """
@@ -169,7 +169,7 @@ class Record:
         return used + sum(one.block(resource) for one in self.replicas.values() if one.until + COUNTED_S > now)
 
     def effective(self, rates: Rates, now: float) -> Rates:
-        """Return the limits in force: the configured ones, or that which was found by 429s."""
+        """Return the limits in force: the configured ones, or the adaptive one."""
         if rates.requests is None and self.adaptive is not None and self.adaptive.until > now:
             return Rates(max(_LEAST_ADAPTIVE, self.adaptive.limit), rates.tokens, rates.concurrent)
         return rates
@@ -215,7 +215,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a replica tells with a change: uses since its last report, permits that it keeps, and what it wants more.
+    """Report of a replica: uses since its last report, permits that it keeps, and further ones that it wants.
 
     `running` requests are open, `want_running` more would be. `sent` are its requests of the last 60 s, by time, for
     the start of an adaptive limit.
@@ -229,17 +229,17 @@ class Report:
     sent: tuple[Use, ...] = ()
 
 
-def report(record: Record, name: str, told: Report, rates: Rates, now: float) -> Replica:
-    """Enter a replica's report and give it a block; return its part, which is valid once the record is written."""
+def apply_report(record: Record, name: str, report: Report, rates: Rates, now: float) -> Replica:
+    """Count a replica's report and assign it a block; return its share, which is valid once the record is written."""
     record.forget(now)
     mine = record.replicas.setdefault(name, Replica())
-    _join(record, mine, told, now)
+    _join(record, mine, report, now)
     in_force = record.effective(rates, now)
     unmet = 0
     for resource, limit in ((REQUESTS, in_force.requests), (TOKENS, in_force.tokens)):
-        short = _take(record, name, told, resource, limit, now)
-        unmet = max(unmet, short if resource == REQUESTS else math.ceil(short / _per_request(told)))
-    mine.concurrent, waiting = _running(record, name, told, in_force.concurrent, now)
+        short = _take(record, name, report, resource, limit, now)
+        unmet = max(unmet, short if resource == REQUESTS else math.ceil(short / _per_request(report)))
+    mine.concurrent, waiting = _running(record, name, report, in_force.concurrent, now)
     mine.want = max(unmet, waiting)
     mine.seen, mine.until = round(now, 3), round(now + BLOCK_S, 3)
     mine.serial += 1
@@ -247,24 +247,24 @@ def report(record: Record, name: str, told: Report, rates: Rates, now: float) ->
     return mine
 
 
-def _per_request(told: Report) -> float:
-    return max(1.0, told.want.get(TOKENS, 0) / max(1, told.want.get(REQUESTS, 0)))
+def _per_request(report: Report) -> float:
+    return max(1.0, report.want.get(TOKENS, 0) / max(1, report.want.get(REQUESTS, 0)))
 
 
-def _take(record: Record, name: str, told: Report, resource: str, limit: int | None, now: float) -> int:
-    """Settle the last block of a resource and take the next; return by how much it is less than what is wanted."""
+def _take(record: Record, name: str, report: Report, resource: str, limit: int | None, now: float) -> int:
+    """Settle the last block of a resource and take the next; return how many of the wanted permits are missing."""
     mine, window = record.replicas[name], record.window(resource)
     used = 0
-    for use in told.uses:
+    for use in report.uses:
         if amount := getattr(use, resource):
             window.add(use.at, amount)
             used += amount
-    before, keep = mine.block(resource), told.keep.get(resource, 0)
+    before, keep = mine.block(resource), report.keep.get(resource, 0)
     setattr(mine, resource, 0)
     if limit is None:
         return 0
-    window.pace(limit, min(0, keep + used - before), now)  # what comes back unused; corrections are no matter of pace
-    want, free = told.want.get(resource, 0), limit - record.counted(resource, now) - keep
+    window.pace(limit, min(0, keep + used - before), now)  # give back unused ones; corrections do not change the pace
+    want, free = report.want.get(resource, 0), limit - record.counted(resource, now) - keep
     taken = 0
     if record.paused_until <= now:
         now_free = max(0, min(free, int(window.credit(limit, now) + _ROUNDING)))
@@ -280,8 +280,9 @@ def _take(record: Record, name: str, told: Report, resource: str, limit: int | N
 def _share(record: Record, name: str, resource: str, limit: int, free: int, now: float) -> int:
     """Return a replica's part of what is free.
 
-    A part of equal size for each that wants more. The one whose clock is ahead would always come first; so a replica
-    leaves a second's worth to those that it is ahead of, if it is by more than a second's worth of its share.
+    Each replica that wants more gets an equal part. That alone would favour the replica that always writes first, for
+    example because its clock is ahead. So a replica takes nothing if it was served more than the others by over a
+    second's worth of its share, unless more than a second's worth is free.
     """
     others, mine = record.others(now, name), record.replicas[name]
     if not others:
@@ -296,25 +297,25 @@ def _share(record: Record, name: str, resource: str, limit: int, free: int, now:
     return math.ceil(free / (1 + len(others)))
 
 
-def _running(record: Record, name: str, told: Report, limit: int | None, now: float) -> tuple[int, int]:
+def _running(record: Record, name: str, report: Report, limit: int | None, now: float) -> tuple[int, int]:
     """Return how many requests a replica may have open, and how many more it wants."""
-    target = told.running + told.want_running
+    target = report.running + report.want_running
     if limit is None:
         return 0, 0
     others = sum(one.concurrent for key, one in record.replicas.items() if key != name)
-    free = max(0, limit - others - told.running)
-    allowed = told.running + min(told.want_running, math.ceil(free / record.contenders(now, name)))
+    free = max(0, limit - others - report.running)
+    allowed = report.running + min(report.want_running, math.ceil(free / record.contenders(now, name)))
     return allowed, target - allowed
 
 
 def pause(record: Record, retry_after_s: float | None, now: float) -> None:
-    """Hold back all requests after a 429, 120 s at most."""
+    """Pause all requests after a 429, for at most 120 s."""
     wait_s = min(max(_PAUSE_S if retry_after_s is None else retry_after_s, 0.0), MOST_PAUSE_S)
     record.paused_until = max(record.paused_until, now + wait_s)
 
 
 def lower(record: Record, now: float) -> None:
-    """Lower the adaptive limit after a 429, or begin one; the requests of each replica are added by `report`."""
+    """Lower the adaptive limit after a 429, or create it; the requests of each replica are added by `apply_report`."""
     record.forget(now)
     if record.adaptive is None:
         record.adaptive = Adaptive(0, now, now, now + ADAPTIVE_S)
@@ -324,16 +325,16 @@ def lower(record: Record, now: float) -> None:
     record.adaptive.until = now + ADAPTIVE_S
 
 
-def _join(record: Record, mine: Replica, told: Report, now: float) -> None:
-    """Add the requests that a replica sent before the limit was known: half of them make its part of the limit."""
+def _join(record: Record, mine: Replica, report: Report, now: float) -> None:
+    """Count the requests that a replica sent before the adaptive limit existed, and raise the limit by half of them."""
     adaptive = record.adaptive
     if adaptive is None or mine.joined == adaptive.since:
         return
     mine.joined = adaptive.since
     if now - adaptive.since < WINDOW_S:
-        for use in told.sent:
+        for use in report.sent:
             record.requests.add(use.at, use.requests)
-        adaptive.limit += sum(use.requests for use in told.sent) // 2
+        adaptive.limit += sum(use.requests for use in report.sent) // 2
 
 
 def _raise_adaptive(record: Record, unmet: int, now: float) -> None:

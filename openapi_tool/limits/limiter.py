@@ -1,4 +1,4 @@
-"""Permits of all keys and endpoints of this process."""
+"""Rate limiter of this process: permits of all keys and endpoints."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 from openapi_tool.limits import keys as key_state
 from openapi_tool.limits.allowance import Allowance
-from openapi_tool.limits.flow import Flow
+from openapi_tool.limits.key_group import KeyGroup
+from openapi_tool.limits.key_limiter import KeyLimiter
 from openapi_tool.limits.keys import Keys
-from openapi_tool.limits.ledger import Rates
+from openapi_tool.limits.ledger import REQUESTS, TOKENS, Rates
 from openapi_tool.limits.permits import Need, Permit
-from openapi_tool.limits.queue import Queue
-from openapi_tool.limits.shown import shown
 from openapi_tool.limits.store import Store
 from openapi_tool.options import LimitOptions
 from openapi_tool.protocol.errors import ToolError
+
+_MAX_PROJECTS = 20
 
 
 class Limiter:
@@ -35,91 +36,92 @@ class Limiter:
         failure: Callable[[int], ToolError],
     ) -> None:
         self.keys = Keys(name, store, clock, failure)
-        self.keys.changed = self._key_changed
+        self.keys.on_state_change = self._key_changed
         self._name = name
         self._options = options
         self._pools = options.pool_of
         self._store = store
-        self._queues: dict[tuple[str, str], Queue] = {}  # by a variable that definitions name, and endpoint
-        self._flows: dict[tuple[str, str], Flow] = {}
+        self._groups: dict[tuple[str, str], KeyGroup] = {}  # by variable as definitions name it, and endpoint
+        self._limiters: dict[tuple[str, str], KeyLimiter] = {}
 
     async def acquire(self, need: Need) -> Permit:
         """Wait for a permit.
 
         Raises RateLimited once it is certain that none comes before the deadline, and the error of a refused key while
-        it is marked.
+        it is blocked.
         """
-        queue = self._queues.get((need.variable, need.endpoint)) or self._open(need.variable, need.endpoint)
-        if self.keys.marks:
-            await self._check_marks(queue)
-        if queue.pooled:
-            return await self._of_pool(queue, need)
-        [flow] = queue.flows
-        return flow.try_take(need) or await flow.wait(need)
+        group = self._groups.get((need.variable, need.endpoint)) or self._open(need.variable, need.endpoint)
+        if self.keys.blocked:
+            await self._check_blocked(group)
+        if group.pooled:
+            return await self._acquire_from_pool(group, need)
+        [limiter] = group.limiters
+        return limiter.try_take(need) or await limiter.wait(need)
 
-    async def _check_marks(self, queue: Queue) -> None:
-        """Let a call try a marked key again when it is time. Raises the error of the key if no other is left."""
-        marked = [flow for flow in queue.flows if flow.variable in self.keys.marks]
-        for flow in marked:
-            if self.keys.is_due(flow.variable) and await self.keys.may_try(flow.variable):
-                flow.trial = True
-        if marked and not queue.serving():
-            raise self.keys.error(next(flow.variable for flow in marked if flow.variable in self.keys.marks))
+    async def _check_blocked(self, group: KeyGroup) -> None:
+        """Let the call try a blocked key if a retry is due. Raises the error of a key if none is usable."""
+        blocked = [limiter for limiter in group.limiters if limiter.variable in self.keys.blocked]
+        for limiter in blocked:
+            if self.keys.may_retry(limiter.variable) and await self.keys.claim_trial(limiter.variable):
+                limiter.trial = True
+        if blocked and not group.usable():
+            raise self.keys.error(next(one.variable for one in blocked if one.variable in self.keys.blocked))
 
-    async def _of_pool(self, queue: Queue, need: Need) -> Permit:
-        serving = queue.serving() or queue.flows
-        fresh = [flow for flow in serving if flow.variable not in need.refused_by] or serving
-        ready = [flow for flow in fresh if not flow.paused_s] or fresh
-        for flow in queue.in_turn(ready):
-            if permit := flow.try_take(need):
-                queue.used(flow)
+    async def _acquire_from_pool(self, group: KeyGroup, need: Need) -> Permit:
+        serving = group.usable() or group.limiters
+        fresh = [limiter for limiter in serving if limiter.variable not in need.refused_by] or serving
+        ready = [limiter for limiter in fresh if not limiter.paused_s] or fresh
+        for limiter in group.by_load(ready):
+            if permit := limiter.try_take(need):
+                group.count_request(limiter)
                 return permit
         return await ready[0].wait(need)
 
-    def news(self, name: str, revision: int, value: bytes) -> None:
+    def on_change(self, name: str, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
         if name.startswith(key_state.PREFIX):
-            self.keys.news(name, revision, value)
+            self.keys.on_change(name, revision, value)
             return
-        for flow in self._flows.values():
-            if flow.record_name == name:
-                flow.news(revision, value)
+        for limiter in self._limiters.values():
+            if limiter.record_name == name:
+                limiter.on_change(revision, value)
 
-    def shown(self) -> list[dict[str, Any]]:
-        """Return the state of every key and endpoint that is limited or was used."""
-        return [shown(flow) for flow in self._flows.values() if flow.allowance.limited]
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Return the state of every key and endpoint with a limit, for `openapi-tool limits` and /readyz."""
+        return [_snapshot(limiter) for limiter in self._limiters.values() if limiter.allowance.limited]
 
     async def aclose(self) -> None:
         """Give back unused permits and stop."""
-        await asyncio.gather(*(flow.aclose() for flow in self._flows.values()), self.keys.aclose())
+        await asyncio.gather(*(limiter.aclose() for limiter in self._limiters.values()), self.keys.aclose())
 
     def _key_changed(self, variable: str) -> None:
-        """Let the calls that wait for a key be served, or be answered if it was marked and none else is left."""
-        for flow in self._flows.values():
-            if flow.variable == variable:
-                flow.trial = False
-                flow.queue.wake()
+        """Serve the calls that wait for a key, or end them with an error if no key is usable any more."""
+        for limiter in self._limiters.values():
+            if limiter.variable == variable:
+                limiter.trial = False
+                limiter.group.wake()
 
-    def _open(self, variable: str, endpoint: str) -> Queue:
-        """Make the queue of a variable, or of its pool, with the flows that serve it."""
+    def _open(self, variable: str, endpoint: str) -> KeyGroup:
+        """Create the group of a variable, or of its pool."""
         members = self._pools.get(variable.upper(), (variable,))
-        known = self._flows.get((members[0], endpoint))
-        queue = self._queues[variable, endpoint] = known.queue if known else Queue(pooled=len(members) > 1)
+        known = self._limiters.get((members[0], endpoint))
+        group = self._groups[variable, endpoint] = known.group if known else KeyGroup(pooled=len(members) > 1)
         if known is None:
             for member in members:
                 allowance = Allowance(self._name, _rates(self._options, member, endpoint))
-                self._flows[member, endpoint] = Flow(member, endpoint, allowance, self._store, self.keys, queue)
-            _weigh(queue.flows)
-        return queue
+                limiter = KeyLimiter(member, endpoint, allowance, self._store, self.keys, group)
+                self._limiters[member, endpoint] = limiter
+            _weigh(group.limiters)
+        return group
 
 
-def _weigh(flows: list[Flow]) -> None:
-    """Set the parts of a pool's load by the limits of its keys, if all have one of the same kind."""
+def _weigh(limiters: list[KeyLimiter]) -> None:
+    """Weight the keys of a pool by their limits, if all have one of the same kind."""
     for name in ("requests", "tokens", "concurrent"):
-        limits = [getattr(flow.allowance.rates, name) for flow in flows]
+        limits = [getattr(limiter.allowance.rates, name) for limiter in limiters]
         if all(limits):
-            for flow, limit in zip(flows, limits, strict=True):
-                flow.weight = float(limit)
+            for limiter, limit in zip(limiters, limits, strict=True):
+                limiter.weight = float(limit)
             return
 
 
@@ -127,3 +129,26 @@ def _rates(options: LimitOptions, variable: str, endpoint: str) -> Rates:
     limits = options.of(variable)
     names = ("requests_per_minute", "tokens_per_minute", "concurrent")
     return Rates(*(getattr(limits, f"{endpoint}_{name}", None) for name in names))
+
+
+def _snapshot(limiter: KeyLimiter) -> dict[str, Any]:
+    allowance, waiting, now = limiter.allowance, limiter.reported_queue, limiter.keys.now()
+    rates, record = allowance.in_force(now), allowance.record
+    return {
+        "variable": limiter.variable,
+        "endpoint": limiter.endpoint,
+        "requests_per_minute": rates.requests,
+        "tokens_per_minute": rates.tokens,
+        "concurrent": rates.concurrent,
+        "found_by_429": allowance.rates.requests is None and rates.requests is not None,
+        "used": record.counted(REQUESTS, now),
+        "used_tokens": record.counted(TOKENS, now),
+        "paused_s": round(allowance.paused_s(now), 1),
+        "at_hand": allowance.at_hand[REQUESTS],
+        "sent": allowance.sent_in_window(now),
+        "running": allowance.running,
+        "alone": bool(allowance.fallback_replicas),
+        "waiting": len(waiting),
+        "waiting_by_project": dict(sorted(waiting.by_project().items(), key=lambda item: -item[1])[:_MAX_PROJECTS]),
+        "refused": limiter.refusals,
+    }

@@ -1,4 +1,4 @@
-"""What an upstream request needs before it is sent: a permit (`Permits`, implemented by `limiter`)."""
+"""Permits of upstream requests: the interface of the rate limiter (`Permits`, implemented by `limiter`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Slot(Protocol):
     """Slot of one running call."""
 
     def park(self) -> None:
-        """Give up the slot while the call waits, if the number of such calls allows."""
+        """Give up the slot while the call waits, unless too many calls have done so."""
 
     def resume(self) -> None:
         """Take a slot again."""
@@ -36,11 +36,11 @@ NO_SLOT = NoSlot()
 
 @dataclass(slots=True)
 class Need:
-    """A request that is to be sent: variable of its key, endpoint (`search` or `reader`), owner, deadline.
+    """A request to send: variable of its key, endpoint (`search` or `reader`), caller, deadline.
 
-    `flow` is (project, agent). `slot` is given up while the request waits. `key` is the value of the variable, then the
-    key that the request is sent with; `call` is the number of the call in this process. `refused_by` are the variables
-    of a pool whose keys have refused it.
+    `flow` is (project, agent). `slot` is given up while the request waits. `key` is the value of the variable; a pool
+    may send the request with another key. `call` is the number of the call in this process. `refused_by` are the
+    variables of a pool with whose keys the upstream has refused this request.
     """
 
     variable: str
@@ -58,15 +58,15 @@ class Permit(Protocol):
 
     @property
     def key(self) -> SecretStr:
-        """Key that the request is sent with: the one that was named, or another of its pool."""
+        """Key that the request is sent with: that of the `Need`, or another of its pool."""
 
     def done(self, tokens: int) -> None:
         """End the request; `tokens` is what it cost."""
 
     def failed(self, error: ToolError) -> None:
-        """End the request with an error: a 429 pauses the key for all replicas, a refused key may be marked.
+        """End the request with an error: a 429 pauses the key for all replicas, a refused key may be blocked.
 
-        The error may be repeated if another key of the pool may serve the request.
+        Sets `repeats` of the error if another key of the pool may serve the request.
         """
 
     def cancelled(self) -> None:
@@ -80,7 +80,7 @@ class Permits(Protocol):
         """Wait for a permit.
 
         Raises RateLimited once it is certain that none comes before the deadline, and the error of a refused key while
-        it is marked.
+        it is blocked.
         """
 
 
@@ -99,7 +99,7 @@ class _Unlimited:
 
 
 class Unlimited:
-    """Permits without any limit, for tests of other parts."""
+    """Permits without any limit, for tests."""
 
     async def acquire(self, need: Need) -> Permit:
         """Return a permit at once."""

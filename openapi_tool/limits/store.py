@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 RACES = 8
-"""Attempts of a compare-and-set until it is given up."""
+"""Attempts of a compare-and-set before giving up."""
 
 
 class Store(Protocol):
@@ -15,4 +15,7 @@ class Store(Protocol):
         """Return revision and value of a record; 0 and None if there is none."""
 
     async def write(self, name: str, value: bytes, revision: int) -> int | None:
-        """Replace a record if it still has this revision, tell other replicas; return the new one, None if not."""
+        """Replace a record that still has this revision, and notify the other replicas.
+
+        Return the new revision, None if another replica was faster.
+        """

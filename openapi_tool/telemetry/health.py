@@ -52,7 +52,7 @@ class Health:
 
     `clock_offset_s` is the local clock's offset from the NATS server's in seconds; None while unknown.
     `redact` masks secrets in a reason. `limits` returns the state of each limited key and endpoint, `keys` that of each
-    marked key, `budgets` that of each account, `budget_outage` why accounts cannot be shared, empty while they can.
+    blocked key, `budgets` that of each account, `budget_outage` why accounts cannot be shared, empty while they can.
     `prefix` precedes the names of dependencies in output; `parts` are the records of further kernels, which count as
     dependencies of this one.
     """

@@ -85,7 +85,7 @@ RESPONSE_WAITING = Gauge("response_memory_waiting", "Responses that wait for tha
 KEYS_REFUSED = Counter("keys_refused", "Requests whose key the upstream refused (401, 402).", ("variable",))
 KEY_UNUSABLE = Gauge(
     "key_unusable",
-    "1 while a key is marked `invalid` or `exhausted`: its calls are answered without a request.",
+    "1 while a key is blocked as `invalid` or `exhausted`: its calls are answered without a request.",
     ("variable", "state"),
 )  # fmt: skip
 LIMIT_USED = Gauge(

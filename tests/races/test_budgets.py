@@ -121,7 +121,7 @@ class World:
             return None
         self.records[name] = revision + 1, value
         for pod in self.pods:
-            asyncio.get_running_loop().call_soon(pod.budgets.news, name, revision + 1, value)
+            asyncio.get_running_loop().call_soon(pod.budgets.on_change, name, revision + 1, value)
         return revision + 1
 
     async def close(self) -> list[Record]:
@@ -288,7 +288,7 @@ def test_a_record_that_cannot_be_read_is_replaced_by_the_last_known_one(caplog: 
         for odd in ODD_RECORDS:
             revision = world.records[name][0] + 1
             world.records[name] = revision, odd
-            pod.budgets.news(name, revision, odd)
+            pod.budgets.on_change(name, revision, odd)
             assert await pod.call(), odd
             await asyncio.sleep(30)
         assert not await pod.call()

@@ -14,7 +14,7 @@ import pytest
 
 from openapi_tool.jina.failures import key_failure, upstream_failure
 from openapi_tool.limits import key_record
-from openapi_tool.limits.key_record import AGAIN_S, KeyRecord
+from openapi_tool.limits.key_record import RETRY_S, KeyRecord
 from openapi_tool.limits.limiter import Limiter
 from openapi_tool.limits.permits import Need, Permit
 from openapi_tool.options import KeyLimits, KeyPool, LimitOptions
@@ -51,7 +51,7 @@ class Replicas:
         """Give all replicas these values."""
         self.secrets = Secrets(environment, {"A", "B", "P"}, self.options.pool_of)
         for limiter in self.limiters:
-            limiter.keys.use(self.secrets)
+            limiter.keys.set_secrets(self.secrets)
 
     async def read(self, name: str) -> tuple[int, bytes | None]:
         await asyncio.sleep(0)
@@ -67,7 +67,7 @@ class Replicas:
             return None
         self.records[name] = revision + 1, value
         for limiter in self.limiters:
-            limiter.news(name, revision + 1, value)
+            limiter.on_change(name, revision + 1, value)
         return revision + 1
 
     async def settled(self) -> None:
@@ -114,8 +114,8 @@ async def replicas(number: int = 2, options: LimitOptions = NO_LIMITS) -> AsyncI
 
 
 @pytest.mark.parametrize(("status", "error"), [(40102, AuthFailed), (40201, BudgetExceeded), (40203, BudgetExceeded)])
-@requirement("keys.marked")
-async def test_a_key_that_two_calls_find_refused_is_marked_for_all_replicas(
+@requirement("keys.blocked")
+async def test_a_key_that_two_calls_find_refused_is_blocked_for_all_replicas(
     status: int, error: type[ToolError]
 ) -> None:
     async with replicas() as world:
@@ -127,7 +127,7 @@ async def test_a_key_that_two_calls_find_refused_is_marked_for_all_replicas(
                 await world.permit(limiter)
             assert refused.value.as_error() == refusal(status).as_error()
             assert refused.value.key_variable == "A"
-            assert [(key["variable"], key["status"]) for key in limiter.keys.shown()] == [("A", status)]
+            assert [(key["variable"], key["status"]) for key in limiter.keys.snapshot()] == [("A", status)]
         assert await world.done(one, "B") == ENVIRONMENT["B"]
         late = world.start()
         await late.keys.load()
@@ -136,15 +136,15 @@ async def test_a_key_that_two_calls_find_refused_is_marked_for_all_replicas(
 
 
 @pytest.mark.parametrize("statuses", [[40202] * 3, [40103] * 3, [40104] * 3, [40102, 40201, 40203], [40102, 40202]])
-@requirement("keys.marked")
-async def test_faults_of_a_call_and_single_refusals_never_mark_a_key(statuses: list[int]) -> None:
+@requirement("keys.blocked")
+async def test_faults_of_a_call_and_single_refusals_never_block_a_key(statuses: list[int]) -> None:
     async with replicas() as world:
         for number, status in enumerate(statuses):
             await world.refused(world.limiters[number % 2], status)
         assert [await world.done(limiter) for limiter in world.limiters] == [ENVIRONMENT["A"]] * 2
 
 
-@requirement("keys.marked")
+@requirement("keys.blocked")
 async def test_refusals_of_the_items_of_one_call_count_once_and_are_forgotten() -> None:
     async with replicas(1) as world:
         [limiter] = world.limiters
@@ -158,12 +158,12 @@ async def test_refusals_of_the_items_of_one_call_count_once_and_are_forgotten() 
 
 @pytest.mark.parametrize("forgotten", [False, True])
 @requirement("keys.tried_again")
-async def test_one_call_of_all_replicas_tries_a_marked_key_again(forgotten: bool) -> None:  # noqa: FBT001
+async def test_one_call_of_all_replicas_tries_a_blocked_key_again(forgotten: bool) -> None:  # noqa: FBT001
     async with replicas() as world:
         one, two = world.limiters
         for limiter in (one, two):
             await world.refused(limiter, 40201)
-        world.now += AGAIN_S
+        world.now += RETRY_S
         if forgotten:
             world.records.clear()
         trial = await world.permit(two)
@@ -174,16 +174,16 @@ async def test_one_call_of_all_replicas_tries_a_marked_key_again(forgotten: bool
             await world.settled()
             with pytest.raises(BudgetExceeded):
                 await world.permit(two)
-            world.now += AGAIN_S
+            world.now += RETRY_S
             trial = await world.permit(one)
         trial.done(1)
         await world.settled()
         assert [await world.done(limiter) for limiter in (two, one)] == [ENVIRONMENT["A"]] * 2
-        assert two.keys.shown() == []
+        assert two.keys.snapshot() == []
 
 
 @requirement("keys.tried_again")
-async def test_a_new_value_begins_without_a_mark_and_the_old_one_says_nothing_of_it() -> None:
+async def test_a_new_value_is_not_blocked_by_refusals_of_the_old_one() -> None:
     async with replicas(1) as world:
         [limiter] = world.limiters
         late = await world.permit(limiter)
@@ -200,7 +200,7 @@ async def test_a_new_value_begins_without_a_mark_and_the_old_one_says_nothing_of
             await world.permit(limiter)
 
 
-@requirement("keys.marked")
+@requirement("keys.blocked")
 async def test_without_the_store_a_replica_goes_by_its_own_calls() -> None:
     async with replicas() as world:
         one, two = world.limiters
@@ -210,13 +210,13 @@ async def test_without_the_store_a_replica_goes_by_its_own_calls() -> None:
         with pytest.raises(AuthFailed):
             await world.permit(one)
         await world.done(two)
-        world.now += AGAIN_S
+        world.now += RETRY_S
         assert await world.done(one) == ENVIRONMENT["A"]
         assert await world.done(one) == ENVIRONMENT["A"]
 
 
-@requirement("keys.marked")
-async def test_calls_that_wait_for_a_key_are_answered_once_it_is_marked() -> None:
+@requirement("keys.blocked")
+async def test_calls_that_wait_for_a_key_are_answered_once_it_is_blocked() -> None:
     async with replicas(1, LimitOptions(search_requests_per_minute=10)) as world:
         [limiter] = world.limiters
         permits = [await world.permit(limiter) for _ in range(10)]
@@ -285,18 +285,18 @@ async def test_a_pool_uses_the_keys_that_are_set() -> None:
 
 
 MUTATIONS: list[Callable[[dict[str, object]], object]] = [
-    lambda value: value.pop("seen"),
-    lambda value: value.update(version=2),
+    lambda value: value.pop("refusals"),
+    lambda value: value.update(version=3),
     lambda value: value.update(status=40202),
     lambda value: value.update(since=None),
-    lambda value: value.update(seen={"x": {"call": "1", "at": 1}}),
-    lambda value: value.update(seen=[1]),
+    lambda value: value.update(refusals={"x": {"call": "1", "at": 1}}),
+    lambda value: value.update(refusals=[1]),
 ]
 
 
-@requirement("keys.marked")
+@requirement("keys.blocked")
 def test_a_record_of_a_key_that_is_none_is_empty() -> None:
-    record = KeyRecord(seen={40102: key_record.Refusal("r/1", 5.0)})
+    record = KeyRecord(refusals={40102: key_record.Refusal("r/1", 5.0)})
     assert key_record.decode(key_record.encode(record)) == record
     for stored in (None, b"", b"null", b"[]", b"{}", b"\xff"):
         assert key_record.decode(stored) == KeyRecord()

@@ -14,7 +14,7 @@ from openapi_tool.bus.limit_store import MAX_VALUE_BYTES
 from openapi_tool.limits import ledger
 from openapi_tool.limits.allowance import Allowance, Planned
 from openapi_tool.limits.ledger import MARGIN_S, REQUESTS, WINDOW_S, Rates, Record, Replica
-from openapi_tool.limits.line import Line, Waiter
+from openapi_tool.limits.fair_queue import FairQueue, Waiter
 from tests.requirements import requirement
 
 START = 1_000_000.0
@@ -191,7 +191,7 @@ def test_without_the_store_a_replica_uses_its_share_of_what_was_left() -> None:
         world.start()
     overload(world, 3)
     for pod in world.pods:
-        pod.allowance.go_alone(world.now)
+        pod.allowance.use_fallback(world.now)
     for _ in range(400):
         world.now += STEP_S
         for pod in world.pods:
@@ -259,24 +259,24 @@ def waiter(project: str, agent: str, latest: float) -> Waiter[str]:
 
 @requirement("limits.waiting")
 def test_permits_go_round_by_project_and_agent() -> None:
-    line: Line[str] = Line()
+    queue: FairQueue[str] = FairQueue()
     for flow in ("a", "x"), ("a", "x"), ("a", "x"), ("a", "y"), ("b", "z"), ("c", "z"):
-        line.add(waiter(*flow, START), START)
-    order = [line.pop().item for _ in range(len(line))]
+        queue.add(waiter(*flow, START), START)
+    order = [queue.pop().item for _ in range(len(queue))]
     assert order == ["a/x", "b/z", "c/z", "a/y", "a/x", "a/x"]
-    assert line.by_project() == {}
+    assert queue.by_project() == {}
 
 
 @requirement("limits.waiting")
 def test_a_call_is_given_up_once_its_place_comes_too_late() -> None:
-    line: Line[str] = Line()
+    queue: FairQueue[str] = FairQueue()
     for _ in range(10):
-        line.add(waiter("a", "x", START + 5), START)
-    line.add(waiter("b", "x", START + 5), START)
-    given_up = line.hopeless(float, START)  # one permit a second
+        queue.add(waiter("a", "x", START + 5), START)
+    queue.add(waiter("b", "x", START + 5), START)
+    given_up = queue.certain_timeouts(float, START)  # one permit a second
     assert [one.flow[0] for one, _ in given_up] == ["a"] * 6  # b has one call, which takes one permit from a
     assert all(seconds >= 1 for _, seconds in given_up)
-    assert line.hopeless(lambda _: 0.0, START) == []
+    assert queue.certain_timeouts(lambda _: 0.0, START) == []
 
 
 @requirement("limits.window")

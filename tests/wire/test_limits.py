@@ -134,7 +134,7 @@ async def test_without_a_limit_nothing_is_stored(world: World) -> None:
         await world.caller.client.jetstream().stream_info(f"KV_{BUCKET}")
 
 
-@requirement("keys.marked", "keys.pools")
+@requirement("keys.blocked", "keys.pools")
 async def test_a_refused_key_is_passed_over_by_every_replica_and_the_other_one_of_its_pool_serves(
     idle_world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

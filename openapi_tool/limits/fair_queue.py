@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 _BACKLOG_S = 2.0
-"""Seconds of waiting from which a project is expected to go on having calls that wait."""
+"""Seconds of waiting after which a project is expected to keep sending calls that wait."""
 
 
 @dataclass(slots=True, eq=False)
 class Waiter(Generic[T]):
-    """A call that waits: until `latest` a permit is of use to it. `item` is the caller's own."""
+    """A waiting call of `flow` (project, agent); useless after `latest`. `item` belongs to the caller."""
 
     flow: tuple[str, str]
     latest: float
@@ -28,13 +27,13 @@ class Waiter(Generic[T]):
 
 @dataclass(slots=True)
 class _Project(Generic[T]):
-    since: float
+    waiting_since: float
     agents: OrderedDict[str, deque[Waiter[T]]] = field(default_factory=OrderedDict)
     length: int = 0
 
 
-class Line(Generic[T]):
-    """Waiting calls."""
+class FairQueue(Generic[T]):
+    """Waiting calls, in the order of fair queueing."""
 
     def __init__(self) -> None:
         self._projects: OrderedDict[str, _Project[T]] = OrderedDict()
@@ -73,32 +72,32 @@ class Line(Generic[T]):
             waiting.remove(waiter)
             self._removed(waiter)
 
-    def all(self) -> list[Waiter[T]]:
-        """Return all calls, by project."""
-        return [waiter for project in self._projects.values() for waiter in _in_turn(project)]
+    def waiters(self) -> list[Waiter[T]]:
+        """Return all calls, grouped by project."""
+        return [waiter for project in self._projects.values() for waiter in _in_order(project)]
 
-    def hopeless(self, wait_s: Callable[[float], float], now: float) -> list[tuple[Waiter[T], float]]:
-        """Return the calls that certainly get no permit in time, each with the seconds after which to call again.
+    def certain_timeouts(self, wait_s: Callable[[float], float], now: float) -> list[tuple[Waiter[T], float]]:
+        """Return the calls that certainly get no permit in time, each with the seconds after which to retry.
 
-        `wait_s` returns the seconds until a number of permits is free. What stands before a call: the calls of its own
-        project, and as many of each other one, or fewer if that has fewer and has only just begun to wait.
+        `wait_s` returns the seconds until a number of permits is free. A call gets a permit after the earlier calls of
+        its project and as many of every other project. Of a project that began to wait less than `_BACKLOG_S` ago, only
+        the calls that wait already count: it may have no more.
         """
         found: list[tuple[Waiter[T], float]] = []
         for name, project in self._projects.items():
-            others = [
-                None if now - other.since >= _BACKLOG_S else other.length
+            others = [  # None: unlimited
+                None if now - other.waiting_since >= _BACKLOG_S else other.length
                 for key, other in self._projects.items()
                 if key != name
             ]
-            place = count(1)
-            at = next(place)
-            for waiter in _in_turn(project):
-                before = sum(at if length is None else min(at, length) for length in others)
-                needed_s = wait_s(at + before)
+            place = 1
+            for waiter in _in_order(project):
+                before = sum(place if length is None else min(place, length) for length in others)
+                needed_s = wait_s(place + before)
                 if now + needed_s > waiter.latest:
                     found.append((waiter, max(1.0, now + needed_s - waiter.latest)))
                 else:
-                    at = next(place)
+                    place += 1
         return found
 
     def _removed(self, waiter: Waiter[T]) -> None:
@@ -112,7 +111,7 @@ class Line(Generic[T]):
             del self._projects[name]
 
 
-def _in_turn(project: _Project[T]) -> Iterator[Waiter[T]]:
+def _in_order(project: _Project[T]) -> Iterator[Waiter[T]]:
     """Yield the calls of a project in the order in which they get permits."""
     queues = [iter(waiting) for waiting in project.agents.values()]
     while queues:
