@@ -109,7 +109,7 @@ def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver 
         metrics.BUDGET_USED.follow(partial(budgets.budgets.most_used, scope), scope)
     health = bootstrap.health
     health.limits, health.keys = limits.limiter.snapshot, limits.limiter.keys.snapshot
-    health.budgets, health.budget_outage = budgets.budgets.shown, budgets.budgets.outage
+    health.budgets, health.budget_outage = budgets.budgets.snapshot, budgets.budgets.outage
     upstream = Upstream(bootstrap, transport, permits=limits.limiter, budgets=budgets.budgets)
     return Shared(upstream, limits, budgets, clock, tracer, snapshots(bootstrap))
 

@@ -1,4 +1,4 @@
-"""One account: reserves for requests from its block, and asks the shared record where that is not enough."""
+"""One account: reserves for requests from this replica's block, else by a write of the shared record."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ log = logging.getLogger(__name__)
 SCOPES = ("session", "agent_day", "project_day", "project_month")
 """Kinds of accounts, narrowest first."""
 
-_WHOSE = {
+_OWNER_TEXT = {
     "session": "of this session",
     "agent_day": "of this agent for today",
     "project_day": "of this project for today",
     "project_month": "of this project for this month",
 }
 _RACES = 16
-_LOOK_S = 0.25
+_POLL_S = 0.25
 _SHORT_PERCENT = 90
 
 
-class About(NamedTuple):
-    """Whose account it is: `who` is an agent or session, empty for a project; `tool` is one with a budget of its own.
+class AccountId(NamedTuple):
+    """Scope and owner of an account: `who` is an agent or session, empty for a project.
 
-    The name of a project of another protocol version begins with that version and a blank.
+    `tool` is the tool whose definition sets the budget, else empty. Of a kernel of another protocol version, `project`
+    begins with that version and a blank.
     """
 
     scope: str
@@ -47,8 +48,8 @@ class About(NamedTuple):
     who: str = ""
     tool: str = ""
 
-    def shown(self) -> dict[str, str]:
-        """Return the account for people; of a session only the beginning of its identity."""
+    def labels(self) -> dict[str, str]:
+        """Return the fields for display; of a session only the first 12 characters of its identity."""
         return self._asdict() | ({"who": f"{self.who[:12]}…"} if self.scope == "session" else {})
 
 
@@ -60,18 +61,18 @@ class _Waiter:
 
 
 class Account:
-    """Account of a replica under the key `name` of the store; `changed` is called after each change of its record."""
+    """This replica's part of an account with the KV key `name`; `changed` is called after each write of its record."""
 
     def __init__(
         self,
         name: str,
-        about: About,
+        account_id: AccountId,
         limit: Limit,
         period: Period,
         replica: Replica,
         changed: Callable[[Account], None],
     ) -> None:
-        self.name, self.about, self.period = name, about, period
+        self.name, self.id, self.period = name, account_id, period
         self.allowance = Allowance(replica.name, limit)
         self._replica, self._changed = replica, changed
         self._store, self._now, self._outage = replica.store, replica.now, replica.outage
@@ -80,12 +81,12 @@ class Account:
         self._is_unsure = False
         self._again = False
         self._task: asyncio.Task[None] | None = None
-        self._logged = self._is_odd = False
+        self._logged = self._is_unreadable = False
 
     def take(self, need: Amount, now: float) -> bool:
-        """Reserve an amount from the block of this replica; return False if that is not enough.
+        """Reserve an amount from the block of this replica; return False if the block is too small.
 
-        `need` has none of a resource without a limit, here and below, since the limits may change until it is settled.
+        Here and below, `need` is 0 for a resource without a limit: the limits may change until it is settled.
         """
         allowance = self.allowance
         if self._waiting or not allowance.take(need, now):
@@ -95,10 +96,10 @@ class Account:
         return True
 
     async def reserve(self, need: Amount, now: float, deadline: Deadline) -> None:
-        """Ask the record for an amount. Raises BudgetExceeded, or ToolTimeout if the store does not answer in time."""
+        """Reserve an amount in the shared record. Raises BudgetExceeded, or ToolTimeout if the store is too slow."""
         waiter = _Waiter(need, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
-        self.allowance.note_demand(need, now)
+        self.allowance.record_demand(need, now)
         self.wake()
         reserved = False
         try:
@@ -111,46 +112,46 @@ class Account:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
             granted = waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None
-            if granted and not reserved:  # at the moment in which the call was cancelled
+            if granted and not reserved:  # while the call was being cancelled
                 self.allowance.settle(need, NOTHING, self._now())
 
     def settle(self, need: Amount, actual: Amount) -> None:
-        """Replace a reserved amount by what was used; nothing if the request was not sent."""
+        """Replace a reserved amount by the actual one, NOTHING if the request was not sent."""
         now = self._now()
         self.allowance.settle(need, actual, now)
         if actual != NOTHING:
-            self._replica.journal.note(self.name, self.allowance)
-        if self.allowance.returns(now):
+            self._replica.journal.record(self.name, self.allowance)
+        if self.allowance.should_return_block(now):
             self.wake()
 
     def wake(self) -> None:
-        """Report to the shared record soon, and ask it for what is needed."""
+        """Start a write of the shared record: report uses, reserve for waiting requests."""
         self._again = True
         if self._task is None:
             self._task = in_background(self._run(), "budget")
 
     def tick(self, now: float) -> None:
-        """Report what is due."""
-        if self.allowance.alone or self.allowance.is_due(now):
+        """Report if a report is due."""
+        if self.allowance.offline or self.allowance.is_due(now):
             self.wake()
 
     def on_change(self, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
         if self._stored is None or revision > self._stored[0]:
             self._stored = revision, self._readable(value)
-            self.allowance.see(ledger.decode(self._stored[1]), revision)
+            self.allowance.adopt(ledger.decode(self._stored[1]), revision)
             now = self._now()
-            if self._fits_now(now) or self.allowance.returns(now):
+            if self._fits_now(now) or self.allowance.should_return_block(now):
                 self.wake()
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether nothing is held, waits, or is to be reported."""
+        """Return whether nothing is held, nothing waits, and everything is reported."""
         allowance = self.allowance
-        return allowance.is_quiet and not allowance.alone and not self._waiting and self._task is None
+        return allowance.is_quiet and not allowance.offline and not self._waiting and self._task is None
 
     async def aclose(self) -> None:
-        """Report what was used, and give the block back."""
+        """Report all uses, and give the block back."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -167,18 +168,18 @@ class Account:
             while self._again:
                 self._again = False
                 if self._outage.reason:
-                    self._go_alone()
+                    self._decide_offline()
                     return
                 try:
                     await self._change()
                 except Unavailable as outage:
                     self._outage.begin(str(outage))
-                    self._go_alone()
+                    self._decide_offline()
         finally:
             self._task = None
 
     async def _change(self, *, leave: bool = False) -> None:
-        """Report, and reserve for those who wait, by compare-and-set."""
+        """Report uses and reserve for waiting requests, by compare-and-set."""
         for _ in range(_RACES):
             if self._stored is None or self._is_unsure:
                 await self._read()
@@ -190,7 +191,7 @@ class Account:
             if stored is None and needs and self.allowance.drop_if_empty(planned):
                 self._decide(waiting, planned)
                 return
-            value = ledger.encode(planned.record, self.about.shown())
+            value = ledger.encode(planned.record, self.id.labels())
             self._is_unsure = True
             written = await self._store.write(self.name, value, revision)
             if written is not None:
@@ -200,34 +201,34 @@ class Account:
                 self._decide(waiting, planned)
                 self._changed(self)
                 return
-        asyncio.get_running_loop().call_later(_LOOK_S, self.wake)
+        asyncio.get_running_loop().call_later(_POLL_S, self.wake)
 
     async def _read(self) -> None:
         revision, value = await self._store.read(self.name)
         self._stored = revision, self._readable(value)
-        self.allowance.see(ledger.decode(self._stored[1]), self._stored[0])
+        self.allowance.adopt(ledger.decode(self._stored[1]), self._stored[0])
         self._is_unsure = False
 
     def _readable(self, value: bytes | None) -> bytes | None:
-        """Return a stored record; in place of one that this version cannot read, the last known one, which goes on."""
+        """Return a stored record, or the last known one in place of a record that this version cannot read."""
         if not value or ledger.is_readable(value):
             return value
-        if not self._is_odd:
-            self._is_odd = True
+        if not self._is_unreadable:
+            self._is_unreadable = True
             log.warning(
-                "the record of a budget of project %s cannot be read; its last known state goes on",
-                self.about.project,
+                "the record of a budget of project %s cannot be read; its last known state is used",
+                self.id.project,
                 extra={"action": "budget.unreadable", **self._named(), "key": self.name},
             )
-        return ledger.encode(self.allowance.record, self.about.shown())
+        return ledger.encode(self.allowance.record, self.id.labels())
 
     async def _journals_of_dead(self) -> dict[str, Amount]:
-        """Return what dead replicas used of this account since their start."""
+        """Return the uses of this account by dead replicas since their start, from their journals."""
         dead = ledger.dead(self.allowance.record, self.allowance.name, self._now())
         return {name: await self._replica.journal.read(name, self.name) for name in dead}
 
     def _decide(self, waiting: list[_Waiter], planned: Planned) -> None:
-        """Answer those who wait; one that others may free a part for waits on."""
+        """Grant or refuse the waiting requests; keep one waiting if other replicas may return blocks for it."""
         now = self._now()
         for waiter, granted in zip(waiting, planned.grant.granted, strict=True):
             if waiter.future.done():
@@ -235,37 +236,37 @@ class Account:
                     self.allowance.settle(waiter.need, NOTHING, now)
             elif granted:
                 self._end(waiter, None)
-            elif self._may_be_returned(waiter, now):
-                self._look_later()
+            elif self._may_be_freed(waiter, now):
+                self._wake_later()
             else:
                 self._end(waiter, self._refusal(waiter.need))
         if planned.grant.warns:
             self._warn()
 
-    def _may_be_returned(self, waiter: _Waiter, now: float) -> bool:
-        """Return whether others may free a part, and had less than `RETURN_S` for it."""
+    def _may_be_freed(self, waiter: _Waiter, now: float) -> bool:
+        """Return whether other replicas may return idle blocks, and had less than `RETURN_S` to do so."""
         allowance = self.allowance
         waiter.short_since = now if waiter.short_since is None else waiter.short_since
         may_be = ledger.may_be_returned(allowance.record, allowance.name, waiter.need, allowance.limit, now)
         return may_be and now - waiter.short_since < RETURN_S
 
     def _fits_now(self, now: float) -> bool:
-        """Return whether the record has enough left for a request that waits; else its own news would wake it again."""
+        """Return whether the record covers a waiting request. Without this check its own writes would wake it again."""
         record, limit = self.allowance.record, self.allowance.limit
         remaining = limit.remaining(record.used.plus(record.held(now)))
         return any(remaining.covers(waiter.need) for waiter in self._waiting)
 
-    def _look_later(self) -> None:
-        asyncio.get_running_loop().call_later(_LOOK_S, self._look)
+    def _wake_later(self) -> None:
+        asyncio.get_running_loop().call_later(_POLL_S, self._wake_if_waiting)
 
-    def _look(self) -> None:
+    def _wake_if_waiting(self) -> None:
         if self._waiting:
             self.wake()
 
-    def _go_alone(self) -> None:
-        """Let the last known state decide."""
+    def _decide_offline(self) -> None:
+        """Grant or refuse the waiting requests by the last known state."""
         now = self._now()
-        self.allowance.go_alone(now)
+        self.allowance.go_offline(now)
         for waiter in list(self._waiting):
             if not waiter.future.done():
                 self._end(waiter, None if self.allowance.take(waiter.need, now) else self._refusal(waiter.need))
@@ -278,7 +279,7 @@ class Account:
             waiter.future.set_exception(refusal)
 
     def _refusal(self, need: Amount) -> BudgetExceeded:
-        metrics.BUDGET_REFUSALS.labels(self.about.scope).inc()
+        metrics.BUDGET_REFUSALS.labels(self.id.scope).inc()
         limit, taken = self.allowance.limit, self.allowance.taken
         requests = limit.requests is not None and taken.requests + need.requests > limit.requests
         kind, most, used, more = (
@@ -286,11 +287,11 @@ class Account:
             if requests or limit.tokens is None
             else ("tokens", limit.tokens, taken.tokens, need.tokens)
         )
-        of = _WHOSE[self.about.scope] + (" with this tool" if self.about.tool else "")
+        of = _OWNER_TEXT[self.id.scope] + (" with this tool" if self.id.tool else "")
         renews = f"It renews at {self.period.renews}." if self.period.renews else "It does not renew."
         until = "before that" if self.period.renews else "in this session"
         detail = {
-            "budget": f"{self.about.scope}_{kind}",
+            "budget": f"{self.id.scope}_{kind}",
             "limit": most,
             "used": used,
             "needed": more,
@@ -308,25 +309,25 @@ class Account:
         if not self._logged:
             self._logged = True
             log.warning(
-                "the budget %s of project %s is used up", detail["budget"], self.about.project,
+                "the budget %s of project %s is used up", detail["budget"], self.id.project,
                 extra={"action": "budget.exceeded", **self._named(), **detail},
             )  # fmt: skip
 
     def _warn(self) -> None:
-        metrics.BUDGET_WARNINGS.labels(self.about.scope).inc()
+        metrics.BUDGET_WARNINGS.labels(self.id.scope).inc()
         log.warning(
             "80 %% of a budget of project %s are used",
-            self.about.project,
+            self.id.project,
             extra={"action": "budget.low", **self._named(), **self.left()},
         )
 
     def _named(self) -> dict[str, str]:
-        about = self.about
-        agent = {"agent_id": about.who} if about.scope == "agent_day" else {}
-        return {"scope": about.scope, "project_id": about.project, **agent, "tool_name": about.tool}
+        scope, project, who, tool = self.id
+        agent = {"agent_id": who} if scope == "agent_day" else {}
+        return {"scope": scope, "project_id": project, **agent, "tool_name": tool}
 
     def left(self) -> dict[str, Any]:
-        """Return what is left of each limited resource, as far as this replica knows, and when it renews."""
+        """Return what is left of each limited resource, as far as this replica knows, and when the budget renews."""
         (requests, tokens), taken = self.allowance.limit, self.allowance.taken
         found: dict[str, Any] = {}
         if requests is not None:
@@ -344,33 +345,33 @@ class Account:
 
     @property
     def note(self) -> str:
-        """Return what a model is told of an account that is short."""
+        """Text for the model about an account of which less than a tenth is left."""
         limit, left = self.allowance.limit, self.left()
         named = (
             f"{left[f'{kind}_left']:,} of {left[kind]:,} {kind}"
             for kind in Limit._fields
             if getattr(limit, kind) is not None
         )
-        of = _WHOSE[self.about.scope] + (" with this tool" if self.about.tool else "")
+        of = _OWNER_TEXT[self.id.scope] + (" with this tool" if self.id.tool else "")
         renews = f"; it renews at {self.period.renews}" if self.period.renews else ""
         return f"[The budget {of} is nearly used up: {' and '.join(named)} are left{renews}.]"
 
     @property
     def share(self) -> float:
-        """Return the used share of the budget, from 0; above 1 where more was used."""
+        """Used fraction of the budget; above 1 if more was used."""
         pairs = zip(self.allowance.limit, self.allowance.taken, strict=True)
         return max((taken / max(1, limit) for limit, taken in pairs if limit is not None), default=0.0)
 
-    def shown(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """Return the state for `openapi-tool budgets`."""
         used = self.allowance.record.used.plus(self.allowance.spent)
         return {
-            **self.about.shown(),
+            **self.id.labels(),
             "period": self.period.name,
             **self.left(),
             "requests_used": used.requests,
             "tokens_used": used.tokens,
             "share": round(self.share, 4),
-            "alone": self.allowance.alone,
+            "offline": self.allowance.offline,
             "at": datetime.fromtimestamp(self._now(), UTC).isoformat(timespec="seconds"),
         }

@@ -1,4 +1,4 @@
-"""One replica's part of an account: its block, what it has reserved and used, and what to do without the store.
+"""One replica's part of an account: its block, reservations and uses, and its share while the store is unavailable.
 
 Pure, as `ledger`.
 """
@@ -13,17 +13,23 @@ from openapi_tool.budgets import ledger
 from openapi_tool.budgets.ledger import NO_JOURNALS, NOTHING, Amount, Grant, Limit, Record, Report
 
 _AHEAD_S = 5.0
-"""Seconds of demand for which a block is taken."""
+"""Size of a block in seconds of demand."""
 
-_LOW = 0.25
-_LEAST_S = 0.25
-"""Least seconds between blocks that are taken ahead of need."""
+_LOW_SHARE = 0.25  # of the last block: take the next one when less is left
+_MIN_INTERVAL_S = 0.25
+"""Minimum seconds between blocks that are taken ahead of need."""
 
-_FIRST = 4
+_FIRST_BLOCK = 4
 """Size of the first block, in requests like the one that needs it."""
 
-REPORT_S, IDLE_S, RENEW_S = 5.0, 20.0, 20.0
-"""Seconds until uses are reported, until an unused block goes back, and between reports that renew a share."""
+REPORT_S = 5.0
+"""Maximum seconds between a use and its report."""
+
+IDLE_S = 20.0
+"""Seconds without a request after which a block is given back."""
+
+RENEW_S = 20.0
+"""Seconds between reports of a replica that holds something; a third of `LEASE_S`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +45,14 @@ class Planned:
 
 
 class Allowance:
-    """Part of the replica `name` of one account. Amounts given are without the resources that have no limit."""
+    """Part of one account that belongs to the replica `name`. Amounts passed to it are 0 for resources without a limit."""
 
     def __init__(self, name: str, limit: Limit) -> None:
         self.name = name
         self.limit = limit
         self.idle = self.reserved = self.total = self._reported = NOTHING
-        self._adopt(Record(), 0)
-        self.alone = False
+        self._set_record(Record(), 0)
+        self.offline = False
         self._is_changed = False
         self._is_known = False
         self.used_at = 0.0
@@ -57,14 +63,14 @@ class Allowance:
         self._spent_at = 0.0
 
     def take(self, need: Amount, now: float) -> bool:
-        """Reserve an amount from the block; return False if that is too small or not ours any more."""
+        """Reserve an amount from the block; return False if the block is too small or has expired."""
         if now >= self._until or not self.idle.covers(need):
             return False
         self.idle, self.reserved = self.idle.minus(need), self.reserved.plus(need)
-        self.note_demand(need, now)
+        self.record_demand(need, now)
         return True
 
-    def note_demand(self, need: Amount, now: float) -> None:
+    def record_demand(self, need: Amount, now: float) -> None:
         """Count a request for the size of the next block."""
         elapsed = max(0.0, now - self.used_at)
         self._demand = self._demand * math.exp(-elapsed / _AHEAD_S) + 1
@@ -72,7 +78,7 @@ class Allowance:
         self.used_at = now
 
     def settle(self, need: Amount, actual: Amount, now: float) -> None:
-        """Replace a reserved amount by what was used; the difference is at hand again."""
+        """Replace a reserved amount by the actual one; the difference goes back to the block."""
         self.reserved = self.reserved.minus(need)
         if (limited := self.limit.of(actual)) != need:
             self.idle = self.idle.plus(need).minus(limited)
@@ -83,12 +89,12 @@ class Allowance:
 
     @property
     def spent(self) -> Amount:
-        """Used and not reported yet."""
+        """Uses that are not reported yet."""
         return self.total.minus(self._reported)
 
     def is_low(self, now: float) -> bool:
-        """Return whether the next block should be taken, because a fourth of the last one is left."""
-        return not self.idle.covers(self._low) and now - self._reported_at >= _LEAST_S
+        """Return whether the next block should be taken, because less than a quarter of the last one is left."""
+        return not self.idle.covers(self._low) and now - self._reported_at >= _MIN_INTERVAL_S
 
     def is_due(self, now: float) -> bool:
         """Return whether something must be reported."""
@@ -96,10 +102,10 @@ class Allowance:
             return True
         if self.is_quiet:
             return False
-        return now - self._reported_at >= RENEW_S or self._is_unused(now) or self.returns(now)
+        return now - self._reported_at >= RENEW_S or self._is_unused(now) or self.should_return_block(now)
 
-    def returns(self, now: float) -> bool:
-        """Return whether others wait for the block, or for the news that it is used."""
+    def should_return_block(self, now: float) -> bool:
+        """Return whether another replica waits for this block, or for the report that it is used."""
         if now >= self._short_until:
             return False
         own = self.record.shares.get(self.name)
@@ -118,7 +124,7 @@ class Allowance:
         if now - self.used_at >= IDLE_S:
             return NOTHING
         demand = self._demand * math.exp(-max(0.0, now - self.used_at) / _AHEAD_S)
-        return self._each.times(max(_FIRST, demand))
+        return self._each.times(max(_FIRST_BLOCK, demand))
 
     def plan(
         self,
@@ -129,25 +135,26 @@ class Allowance:
         journals: Mapping[str, Amount] = NO_JOURNALS,
         leave: bool = False,
     ) -> Planned:
-        """Enter this replica's report into a stored record; with `leave` it keeps no block.
+        """Apply this replica's report to a stored record; with `leave` it keeps no block.
 
-        `journals` are the totals of dead replicas.
-        A block that shrinks does so at once: while the record is written, nobody may take what others get by it.
+        `journals` are the totals of dead replicas. A block that shrinks does so before the record is written: the write
+        lets other replicas use the difference.
         """
         record = ledger.decode(stored)
         if now >= self._until:
             self.idle = NOTHING
-        told = Report(self.total, self.spent, self.reserved, needs, NOTHING if leave else self._ahead(now))
-        grant = ledger.report(record, self.name, told, self.limit, now, journals)
-        self.idle = self.idle.least(grant.idle)
-        self._is_changed = True  # until it is written: the record may count a block that is not used any more
+        report = Report(self.total, self.spent, self.reserved, needs, NOTHING if leave else self._ahead(now))
+        grant = ledger.apply_report(record, self.name, report, self.limit, now, journals)
+        self.idle = self.idle.minimum(grant.idle)
+        self._is_changed = True  # until it is written: the stored record may count more than the shrunk block
         block = grant.idle.minus(self.idle)
-        return Planned(record, grant, needs, told.total, block, now)
+        return Planned(record, grant, needs, report.total, block, now)
 
     def drop_if_empty(self, planned: Planned) -> bool:
-        """Drop a change that enters nothing but a refusal, and return whether it did.
+        """Drop a change that holds only a refusal, and return whether it did.
 
-        Without a record nobody else holds anything, and refusals of any number of sessions must not fill the store.
+        Called if there is no record, so no other replica holds anything. Refusals of countless sessions must not fill
+        the store.
         """
         share = planned.record.shares[self.name]
         is_empty = planned.record.used == share.reserved == share.idle == NOTHING and not any(planned.grant.granted)
@@ -155,32 +162,33 @@ class Allowance:
         return is_empty
 
     def confirm(self, planned: Planned, revision: int) -> None:
-        """Adopt a written change: the granted needs are reserved, the block is at hand."""
+        """Adopt a written change: granted needs become reserved, and the block can be used."""
         for need, granted in zip(planned.needs, planned.grant.granted, strict=True):
             if granted:
                 self.reserved = self.reserved.plus(need)
         self.idle = self.idle.plus(planned.block)
-        self._low = planned.grant.idle.times(_LOW)
+        self._low = planned.grant.idle.times(_LOW_SHARE)
         self._reported = planned.total
         self._spent_at = self._reported_at = planned.at
         self._until = planned.at + ledger.LEASE_S
-        self.alone = self._is_changed = False
-        self._adopt(planned.record, revision)
+        self.offline = self._is_changed = False
+        self._set_record(planned.record, revision)
 
-    def see(self, record: Record, revision: int) -> None:
+    def adopt(self, record: Record, revision: int) -> None:
         """Adopt a record that was read, or that another replica wrote.
 
-        It may hold a report of this replica whose outcome was unknown. What that granted goes back with the next one.
-        The first one may hold reports from before this replica forgot the account; its total goes on from there.
+        It may contain a report of this replica whose write had an unknown outcome; the next report gives back what that
+        one granted. The first record may contain reports from before this replica forgot the account; `total` then
+        continues from there.
         """
         own = record.shares.get(self.name)
         if own is not None:
             self.total = self.total if self._is_known else self.total.plus(own.total)
             self._reported = own.total
         self._is_known = True
-        self._adopt(record, revision)
+        self._set_record(record, revision)
 
-    def _adopt(self, record: Record, revision: int) -> None:
+    def _set_record(self, record: Record, revision: int) -> None:
         self.record, self.revision = record, revision
         self._short_until, self._elsewhere = 0.0, record.used.minus(self._reported)
         for name, share in record.shares.items():
@@ -188,20 +196,20 @@ class Allowance:
                 self._short_until = max(self._short_until, share.short_until)
                 self._elsewhere = self._elsewhere.plus(share.reserved)
 
-    def go_alone(self, now: float) -> None:
-        """Go on without the store: the block grows by this replica's part of what was left when it was last read."""
-        if self.alone:
+    def go_offline(self, now: float) -> None:
+        """Go on without the store: add this replica's share of what was left at the last read to the block."""
+        if self.offline:
             return
         record = self.record
         remaining = self.limit.of(self.limit.remaining(record.used.plus(record.held(now)))).positive()
-        part = remaining.times(1 / (1 + record.replicas(now, but=self.name)))
+        part = remaining.times(1 / (1 + record.replicas(now, excluding=self.name)))
         if now < self._until:
             self.idle = self.idle.plus(part)
         else:  # the record does not count what this replica holds
             self.idle = part.minus(self.reserved).minus(self.limit.of(self.spent))
-        self.alone, self._until, self._low = True, math.inf, NOTHING
+        self.offline, self._until, self._low = True, math.inf, NOTHING
 
     @property
     def taken(self) -> Amount:
-        """Used and reserved by all replicas, as far as this one knows; blocks that nobody uses are not counted."""
+        """Uses and reservations of all replicas, as far as this one knows; idle blocks are not counted."""
         return self._elsewhere.plus_both(self.total, self.reserved)

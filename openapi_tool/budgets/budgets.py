@@ -1,4 +1,4 @@
-"""All budgets of this process: whose accounts a request is charged to, its estimate, and the reservation."""
+"""Budgets of this process: the accounts that a request is charged to, its estimated cost, and the reservation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from openapi_tool.budgets.account import SCOPES, About, Account
+from openapi_tool.budgets.account import SCOPES, Account, AccountId
 from openapi_tool.budgets.ledger import NOTHING, Amount, Limit
 from openapi_tool.budgets.periods import ALWAYS, Period, Periods
 from openapi_tool.budgets.replica import AccountStore, Journal, Outage, Replica, digest
@@ -20,17 +20,17 @@ from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.shielding import in_background
 from openapi_tool.tools.deadline import Deadline
 
-_EVERY_S = 1.0
-_MEAN_SHARE = 0.2  # weight of the newest request in a tool's mean
+_TICK_S = 1.0
+_NEWEST_WEIGHT = 0.2  # of the newest request in a tool's moving average
 _MAX_MEANS = 10_000
 _MAX_ACCOUNTS = 20_000
-_CHECKED = 2_000  # accounts a second, so that many do not block the event loop
-_MAX_SHOWN = _RANKED = 100
+_CHECKED_PER_TICK = 2_000  # all accounts at once could block the event loop
+_MAX_LISTED = _RANKED = 100
 _NEVER: tuple[float, list[Account]] = 0.0, []
 
 
 class Spender(NamedTuple):
-    """Who is charged: project (with its protocol version, if that is not the main one), agent, session, tool.
+    """Caller that is charged: project (after its protocol version, if that is not the main one), agent, session, tool.
 
     `lower` are the budgets of the tool's definition.
     """
@@ -51,9 +51,9 @@ class Charge:
         self._budgets, self._spender, self._accounts = budgets, spender, accounts
         self._is_used = False
 
-    async def reserve(self, least: int, deadline: Deadline) -> Reservation:
-        """Reserve a request with its estimate, `least` tokens at least. Raises BudgetExceeded, ToolTimeout."""
-        need = Amount(1, self._budgets.estimate(self._spender, least))
+    async def reserve(self, min_tokens: int, deadline: Deadline) -> Reservation:
+        """Reserve the estimated cost of a request, at least `min_tokens`. Raises BudgetExceeded, ToolTimeout."""
+        need = Amount(1, self._budgets.estimate(self._spender, min_tokens))
         reservation = Reservation(need, [])
         budgets, self._is_used = self._budgets, True
         now = budgets.clock()
@@ -71,25 +71,25 @@ class Charge:
         return reservation
 
     async def written(self) -> None:
-        """Wait until the uses of the call are written where they outlive this process, or cannot be."""
+        """Wait until the uses of the call are in the journal, which outlives this process, or the write has failed."""
         if self._is_used:
             await self._budgets.journal.written()
 
-    def learn(self, tokens: int) -> None:
-        """Count what a request cost for the estimate of the next one."""
-        self._budgets.learn(self._spender, tokens)
+    def record_cost(self, tokens: int) -> None:
+        """Count the cost of a request, for the estimate of the next one."""
+        self._budgets.record_cost(self._spender, tokens)
 
     def left(self) -> dict[str, Any]:
         """Return what is left of each account, for the card; those of the tool's definition under `tool`."""
         found: dict[str, Any] = {}
         for one in self._accounts:
-            scope, _, _, tool = one.about
+            scope, _, _, tool = one.id
             (found.setdefault("tool", {}) if tool else found)[scope] = one.left()
         return found
 
     @property
     def note(self) -> str:
-        """Return what the model is told: a line for each account that is short."""
+        """Text for the model: a line for each account of which less than a tenth is left."""
         return "".join(f"\n\n{one.note}" for one in self._accounts if one.is_short)
 
 
@@ -97,14 +97,14 @@ class Charge:
 class Reservation:
     """Reserved amount of a request that is about to be sent; ended once, by `sent` or `unsent`.
 
-    `accounts` have each its own part of `need`, without resources that it did not limit then.
+    `accounts` has for each account the part of `need` that it limits.
     """
 
     need: Amount
     accounts: list[tuple[Account, Amount]]
 
     def sent(self, tokens: int | None) -> None:
-        """Charge what a request cost; None if that is unknown, and the estimate is charged."""
+        """Charge the cost of a request; None if it is unknown, which charges the estimate."""
         actual = self.need if tokens is None else Amount(1, tokens)
         for account, reserved in self.accounts:
             account.settle(reserved, actual)
@@ -118,8 +118,8 @@ class Reservation:
 class Budgets:
     """Budgets of this process, named `replica`. `clock` is the server's, in seconds since the epoch.
 
-    `limited` says whether the settings have any budget; `active` are the accounts, by name, that hold something or have
-    something to report.
+    `limited` says whether the settings have any budget. `active` are the accounts, by name, that hold or must report
+    something.
     """
 
     def __init__(self, replica: str, options: BudgetOptions, store: AccountStore, clock: Callable[[], float]) -> None:
@@ -130,9 +130,9 @@ class Budgets:
         self.active: dict[str, Account] = {}
         self._most_used: dict[str, dict[str, Account]] = {scope: {} for scope in SCOPES}
         self._charged: dict[tuple[str, str, str], tuple[float, list[Account]]] = {}
-        self._to_check: Iterator[tuple[tuple[About, str], Account]] = iter(())
+        self._to_check: Iterator[tuple[tuple[AccountId, str], Account]] = iter(())
         self._periods = Periods(time_zone(options.time_zone))
-        self._accounts: dict[tuple[About, str], Account] = {}
+        self._accounts: dict[tuple[AccountId, str], Account] = {}
         self._by_name: dict[str, Account] = {}
         self._by_project = {name: options.for_project(name) for name in options.projects}
         self.limited = options.limited or bool(options.projects)
@@ -153,16 +153,16 @@ class Budgets:
             accounts = [*accounts, *self._open(spender, lower, tool, now)]
         return Charge(self, spender, accounts) if accounts else None
 
-    def estimate(self, spender: Spender, least: int) -> int:
-        """Return the tokens that a request of a tool is expected to cost: its recent mean, and `least` at least."""
-        return max(least, round(self._means.get((spender.project, spender.tool), 0.0)))
+    def estimate(self, spender: Spender, min_tokens: int) -> int:
+        """Return the expected tokens of a request of a tool: its moving average, but at least `min_tokens`."""
+        return max(min_tokens, round(self._means.get((spender.project, spender.tool), 0.0)))
 
-    def learn(self, spender: Spender, tokens: int) -> None:
-        """Count what a request of a tool cost."""
+    def record_cost(self, spender: Spender, tokens: int) -> None:
+        """Add a request to the moving average of its tool."""
         if tokens > 0:
             key, means = (spender.project, spender.tool), self._means
             mean = means.pop(key, float(tokens))
-            means[key] = mean + _MEAN_SHARE * (tokens - mean)
+            means[key] = mean + _NEWEST_WEIGHT * (tokens - mean)
             if len(means) > _MAX_MEANS:
                 del means[next(iter(means))]
 
@@ -171,14 +171,14 @@ class Budgets:
         if (account := self._by_name.get(name)) is not None:
             account.on_change(revision, value)
 
-    def shown(self) -> list[dict[str, Any]]:
+    def snapshot(self) -> list[dict[str, Any]]:
         """Return the most used accounts that this replica knows, those of projects first."""
         ranked = (account for accounts in self._most_used.values() for account in accounts.values())
-        accounts = sorted(ranked, key=lambda one: (one.about.who != "", -one.share))
-        return [account.shown() for account in accounts[:_MAX_SHOWN]]
+        accounts = sorted(ranked, key=lambda one: (one.id.who != "", -one.share))
+        return [account.snapshot() for account in accounts[:_MAX_LISTED]]
 
     def outage(self) -> str:
-        """Return why the accounts cannot be shared and the last known state decides; empty while they can."""
+        """Return why the store is unavailable, so that the last known state decides; empty while it is available."""
         return self._outage.reason
 
     def most_used(self, scope: str) -> float:
@@ -203,20 +203,20 @@ class Budgets:
             limit = Limit(*limits.of(scope))
             if limit != (None, None):
                 who = spender.session if scope == "session" else spender.agent if scope == "agent_day" else ""
-                found.append(self._account(About(scope, spender.project, who, tool), limit, now))
+                found.append(self._account(AccountId(scope, spender.project, who, tool), limit, now))
         return found
 
-    def _account(self, about: About, limit: Limit, now: float) -> Account:
-        period = self._period(about.scope, now)
-        key = about, period.name
+    def _account(self, account_id: AccountId, limit: Limit, now: float) -> Account:
+        period = self._period(account_id.scope, now)
+        key = account_id, period.name
         account = self._accounts.get(key)
         if account is None:
-            name = digest(*about, period.name)
-            account = Account(name, about, limit, period, self._replica, self._rank)
+            name = digest(*account_id, period.name)
+            account = Account(name, account_id, limit, period, self._replica, self._rank)
             self._accounts[key] = self._by_name[name] = account
             self._rank(account)
             self._start()
-        account.allowance.limit = limit  # of a definition, which may have changed
+        account.allowance.limit = limit  # the definition may have changed
         return account
 
     def _period(self, scope: str, now: float) -> Period:
@@ -229,9 +229,9 @@ class Budgets:
             self._task = in_background(self._run(), "budgets")
 
     async def _run(self) -> None:
-        """Report what is due, and drop what is not used."""
+        """Write due reports, and drop unused accounts."""
         while True:
-            await asyncio.sleep(_EVERY_S)
+            await asyncio.sleep(_TICK_S)
             if self._outage.reason:
                 await self._probe()
                 continue
@@ -240,17 +240,17 @@ class Budgets:
                 account.tick(now)
                 if account.is_quiet:
                     del self.active[account.name]
-            self._check_some(now)
+            self._drop_unused(now)
 
     async def _probe(self) -> None:
-        """Try the store with one account."""
+        """Check whether the store is available again, with one account."""
         for account in islice(chain(self.active.values(), self._accounts.values()), 1):
             with suppress(Unavailable):
                 await account.probe()
 
-    def _check_some(self, now: float) -> None:
-        """Forget quiet accounts whose period is over, and the oldest of too many."""
-        checked = list(islice(self._to_check, _CHECKED))
+    def _drop_unused(self, now: float) -> None:
+        """Drop quiet accounts whose period is over, and the oldest ones if there are too many."""
+        checked = list(islice(self._to_check, _CHECKED_PER_TICK))
         if not checked:
             self._to_check = iter(list(self._accounts.items()))
         too_many = len(self._accounts) - _MAX_ACCOUNTS
@@ -259,14 +259,14 @@ class Budgets:
                 too_many -= 1
                 del self._accounts[key], self._by_name[account.name]
                 self._charged.clear()
-                self._most_used[account.about.scope].pop(account.name, None)
+                self._most_used[account.id.scope].pop(account.name, None)
 
     def _rank(self, account: Account) -> None:
-        """Keep an account among the most used ones of its scope, without walking all."""
-        if self._by_name.get(account.name) is not account:  # forgotten, and used by a call that began before
+        """Keep an account among the most used ones of its scope, without sorting all accounts."""
+        if self._by_name.get(account.name) is not account:  # dropped, but used by a call that began before
             return
-        found = self._most_used[account.about.scope]
+        found = self._most_used[account.id.scope]
         found[account.name] = account
         if len(found) > 2 * _RANKED:
             kept = heapq.nlargest(_RANKED, found.values(), key=lambda one: one.share)
-            self._most_used[account.about.scope] = {one.name: one for one in kept}
+            self._most_used[account.id.scope] = {one.name: one for one in kept}

@@ -1,8 +1,8 @@
-"""Shared record of one account: what was used of its budget, and the share that each replica holds.
+"""Shared record of one account: the used part of its budget, and the share that each replica holds.
 
-Pure: no I/O, server time in seconds. A replica holds `reserved`, the estimates of its requests that run, and `idle`, a
-block from which it reserves without asking. Both belong to it until `until`; then they are free again. What a replica
-used is added with its next report; once it is dead, from its journal.
+Pure: no I/O, server time in seconds. A replica holds `reserved`, the estimates of its running requests, and `idle`, a
+block from which it reserves for further requests without a write. Both expire at `until`. Uses are added by the next
+report of the replica; those of a dead replica come from its journal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import orjson
 VERSION = 1
 
 LEASE_S = 60.0
-"""Seconds after its last report in which a replica keeps its share; then it counts as dead."""
+"""Seconds after its last report for which a replica keeps its share. Then it counts as dead."""
 
 RETURN_S = 2.0
 """Seconds for which a request waits for unused blocks of other replicas."""
@@ -25,11 +25,14 @@ RETURN_S = 2.0
 _FORGET_S = 600.0
 """Seconds for which the empty share of a replica is kept, so that none of its uses is added twice."""
 
-_BLOCKS_UNTIL, _WARN_FROM = 90, 80
-"""Percent of a budget up to which replicas take blocks, and from which an operator is warned."""
+_BLOCKS_PERCENT = 90
+"""Used percentage of a budget up to which replicas take blocks; the rest is reserved request by request."""
+
+_WARN_PERCENT = 80
+"""Used percentage at which the operator is warned."""
 
 UNLIMITED = 2**62
-MOST = 2**53
+MAX_AMOUNT = 2**53
 """Largest amount in a record; sums of what all replicas hold stay far below `UNLIMITED`."""
 
 
@@ -58,12 +61,12 @@ class Amount(NamedTuple):
         """Return the amount multiplied and rounded down."""
         return Amount(int(self.requests * factor), int(self.tokens * factor))
 
-    def least(self, other: Amount) -> Amount:
-        """Return the lesser of both, resource by resource."""
+    def minimum(self, other: Amount) -> Amount:
+        """Return the smaller of both, resource by resource."""
         return Amount(min(self.requests, other.requests), min(self.tokens, other.tokens))
 
     def positive(self) -> Amount:
-        """Return the amount, 0 in place of negative numbers."""
+        """Return the amount with negative numbers replaced by 0."""
         return Amount(max(0, self.requests), max(0, self.tokens))
 
     def covers(self, other: Amount) -> bool:
@@ -88,7 +91,7 @@ class Limit(NamedTuple):
             UNLIMITED if self.tokens is None else self.tokens - taken.tokens,
         )
 
-    def part(self, percent: int) -> Limit:
+    def percentage(self, percent: int) -> Limit:
         """Return a percentage of the budget, rounded down."""
         return Limit(*(None if limit is None else limit * percent // 100 for limit in self))
 
@@ -109,9 +112,9 @@ class Limit(NamedTuple):
 
 @dataclass(slots=True)
 class Share:
-    """What one replica holds until `until`; `total` is what it reported since its start.
+    """Share of one replica, valid until `until`; `total` are the uses that it reported since its start.
 
-    Until `short_until` a request of it waits for what others hold and do not use.
+    Until `short_until` one of its requests waits for other replicas to return idle blocks.
     """
 
     reserved: Amount = NOTHING
@@ -128,42 +131,42 @@ class Share:
 
 @dataclass(slots=True)
 class Record:
-    """Account: what was used, the shares by replica, and whether an operator was warned."""
+    """Account: uses, shares by replica, and whether the operator was warned."""
 
     used: Amount = NOTHING
     shares: dict[str, Share] = field(default_factory=dict)
     warned: bool = False
 
-    def held(self, now: float, but: str = "") -> Amount:
-        """Return what replicas hold, `but` one of them."""
+    def held(self, now: float, excluding: str = "") -> Amount:
+        """Return the sum of the shares that replicas hold, without that of `excluding`."""
         total = NOTHING
         for name, share in self.shares.items():
-            if name != but and share.until > now:
+            if name != excluding and share.until > now:
                 total = total.plus(share.reserved).plus(share.idle)
         return total
 
-    def idle(self, now: float, but: str = "") -> Amount:
-        """Return what replicas hold and do not use, `but` one of them."""
+    def idle(self, now: float, excluding: str = "") -> Amount:
+        """Return the sum of the blocks that replicas hold, without that of `excluding`."""
         total = NOTHING
         for name, share in self.shares.items():
-            if name != but and share.until > now:
+            if name != excluding and share.until > now:
                 total = total.plus(share.idle)
         return total
 
-    def replicas(self, now: float, but: str = "") -> int:
-        """Return the number of replicas that use the account, `but` one of them."""
-        return sum(share.until > now for name, share in self.shares.items() if name != but)
+    def replicas(self, now: float, excluding: str = "") -> int:
+        """Return the number of replicas that use the account, `excluding` one of them."""
+        return sum(share.until > now for name, share in self.shares.items() if name != excluding)
 
-    def is_short(self, now: float, but: str = "") -> bool:
-        """Return whether a request waits for unused blocks, `but` of one replica."""
-        return any(share.short_until > now for name, share in self.shares.items() if name != but)
+    def is_short(self, now: float, excluding: str = "") -> bool:
+        """Return whether a request of any replica but `excluding` waits for idle blocks."""
+        return any(share.short_until > now for name, share in self.shares.items() if name != excluding)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A replica's part: used since its start and, of that, since its last report; reserved by running requests.
+    """Report of a replica: uses since its start (`total`) and since its last report (`spent`), running requests.
 
-    `needs` are the estimates of the requests that wait, `ahead` is the block that it wants beyond them.
+    `needs` are the estimates of waiting requests; `ahead` is the block that it wants beyond them.
     """
 
     total: Amount = NOTHING
@@ -175,7 +178,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Outcome of a report: which of the `needs` are reserved, the block, and whether an operator is to be warned."""
+    """Outcome of a report: which of the `needs` are reserved, the block, and whether to warn the operator."""
 
     granted: tuple[bool, ...]
     idle: Amount
@@ -183,52 +186,52 @@ class Grant:
 
 
 def dead(record: Record, name: str, now: float) -> list[str]:
-    """Return the replicas other than `name` that held something and did not report in time."""
+    """Return the replicas other than `name` whose shares expired while they held something."""
     return [other for other, share in record.shares.items() if share.until <= now and share.holds and other != name]
 
 
-def report(
-    record: Record, name: str, told: Report, limit: Limit, now: float, journals: Mapping[str, Amount] = NO_JOURNALS
+def apply_report(
+    record: Record, name: str, report: Report, limit: Limit, now: float, journals: Mapping[str, Amount] = NO_JOURNALS
 ) -> Grant:
-    """Enter a replica's report into a record, and what dead ones used, as their `journals` say.
+    """Apply a replica's report to a record, and the uses of dead replicas from their `journals`.
 
-    A need is granted while the budget covers it. A block is at most half of a fair share of what is left of 90 % of the
-    budget. There is none beyond, and none while a request waits for unused blocks.
+    A need is granted if the budget covers it. A block is at most half of a fair share of what is left below 90 % of the
+    budget. No block is granted above 90 %, nor while a request waits for idle blocks.
     """
     _forget(record, now, journals)
-    share = record.shares.setdefault(name, Share(total=told.total.minus(told.spent)))
-    _count(record, share, told.total)
-    taken = record.used.plus(record.held(now, but=name)).plus(told.reserved)
+    share = record.shares.setdefault(name, Share(total=report.total.minus(report.spent)))
+    _count(record, share, report.total)
+    taken = record.used.plus(record.held(now, excluding=name)).plus(report.reserved)
     granted = []
-    share.reserved = told.reserved
-    for need in told.needs:
+    share.reserved = report.reserved
+    for need in report.needs:
         fits = limit.remaining(taken).covers(need)
         granted.append(fits)
         if fits:
             taken, share.reserved = taken.plus(need), share.reserved.plus(need)
     share.short_until = 0.0 if all(granted) else now + RETURN_S
-    share.idle = NOTHING if record.is_short(now) else _block(record, name, told.ahead, limit, taken, now)
+    share.idle = NOTHING if record.is_short(now) else _block(record, name, report.ahead, limit, taken, now)
     share.until = now + LEASE_S if share.holds else now
-    warns = not record.warned and limit.reached(record.used, _WARN_FROM)
+    warns = not record.warned and limit.reached(record.used, _WARN_PERCENT)
     record.warned |= warns
     return Grant(tuple(granted), share.idle, warns)
 
 
 def _block(record: Record, name: str, ahead: Amount, limit: Limit, taken: Amount, now: float) -> Amount:
-    free = limit.of(limit.part(_BLOCKS_UNTIL).remaining(taken))
+    free = limit.of(limit.percentage(_BLOCKS_PERCENT).remaining(taken))
     if not free.covers(limit.of(Amount(1, 1))):
         return NOTHING
-    return limit.of(ahead).least(free.times(1 / (2 * (1 + record.replicas(now, but=name)))))
+    return limit.of(ahead).minimum(free.times(1 / (2 * (1 + record.replicas(now, excluding=name)))))
 
 
 def may_be_returned(record: Record, name: str, need: Amount, limit: Limit, now: float) -> bool:
-    """Return whether the budget would cover a need if the other replicas returned what they do not use."""
+    """Return whether the budget would cover a need if the other replicas returned their idle blocks."""
     remaining = limit.remaining(record.used.plus(record.held(now)))
-    return remaining.plus(record.idle(now, but=name)).covers(need)
+    return remaining.plus(record.idle(now, excluding=name)).covers(need)
 
 
 def _forget(record: Record, now: float, journals: Mapping[str, Amount]) -> None:
-    """Free the shares of dead replicas whose journals were read, and drop the old ones."""
+    """Free the shares of dead replicas whose journals were read; drop empty shares after `_FORGET_S`."""
     for name, share in list(record.shares.items()):
         if share.until <= now and name in journals:
             _count(record, share, journals[name])
@@ -238,13 +241,13 @@ def _forget(record: Record, now: float, journals: Mapping[str, Amount]) -> None:
 
 
 def _count(record: Record, share: Share, total: Amount) -> None:
-    """Add what a replica used and the record does not count yet."""
+    """Add the uses of a replica that the record does not count yet."""
     missing = total.minus(share.total).positive()
     record.used, share.total = record.used.plus(missing), share.total.plus(missing)
 
 
 def encode(record: Record, about: Mapping[str, str]) -> bytes:
-    """Return the stored form; `about` names the account for people."""
+    """Return the stored form; `about` describes the account for a reader of the bucket."""
     shares = {
         name: {
             "reserved": list(share.reserved),
@@ -270,10 +273,10 @@ def is_readable(stored: bytes) -> bool:
 
 
 def amount(value: Any) -> Amount:
-    """Return a stored amount. Raises TypeError or ValueError for what a budget cannot have."""
+    """Return a stored amount. Raises TypeError or ValueError for values that a budget cannot have."""
     requests, tokens = value
     for number in (requests, tokens):
-        if type(number) is not int or abs(number) > MOST:
+        if type(number) is not int or abs(number) > MAX_AMOUNT:
             raise ValueError("no amount of a budget")
     return Amount(requests, tokens)
 
@@ -281,7 +284,7 @@ def amount(value: Any) -> Amount:
 def _parsed(stored: bytes | None) -> Record | None:
     try:
         value: Any = orjson.loads(stored or b"null")
-        if value["version"] != VERSION or (used := amount(value["used"])).least(NOTHING) != NOTHING:
+        if value["version"] != VERSION or (used := amount(value["used"])).minimum(NOTHING) != NOTHING:
             return None
         return Record(used, {str(name): _share(one) for name, one in value["shares"].items()}, bool(value["warned"]))
     except (TypeError, ValueError, KeyError, AttributeError):

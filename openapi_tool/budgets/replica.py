@@ -1,4 +1,4 @@
-"""What the accounts of one replica share: the store, whether it is available, and the journal of unreported uses."""
+"""State shared by the accounts of one replica: the store and its outages, and the journal of unreported uses."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-_EVERY_S = 0.05
-"""Least seconds between writes of the journal; what is used meanwhile is written together."""
+_WRITE_INTERVAL_S = 0.05
+"""Minimum seconds between writes of the journal; uses in between are written together."""
 
-_MOST_ACCOUNTS = 3_000
-"""Accounts in a journal, those used last; its record has at most 256 KiB."""
+_MAX_ACCOUNTS = 3_000
+"""Maximum accounts in a journal, the last used ones: its record may have 256 KiB."""
 
 
 class AccountStore(Store, Protocol):
     """Store of accounts and journals; every method raises Unavailable."""
 
     async def put(self, name: str, value: bytes) -> None:
-        """Send a record that only this replica writes; without a message to other replicas."""
+        """Write a record that belongs to this replica, without a message to other replicas or a confirmation."""
 
 
 class Outage:
-    """Whether the store is unavailable, and why; the same for all accounts."""
+    """Outage of the store, common to all accounts; `reason` is empty while the store is available."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -45,24 +45,26 @@ class Outage:
         """Record that the store is unavailable."""
         if not self.reason:
             log.warning(
-                "budgets cannot be shared, the last known state decides: %s", reason, extra={"action": "budgets.alone"}
+                "budgets cannot be shared, the last known state decides: %s",
+                reason,
+                extra={"action": "budgets.not_shared"},
             )
         self.reason = reason
-        metrics.BUDGETS_ALONE.set(1)
+        metrics.BUDGETS_NOT_SHARED.set(1)
 
     def end(self) -> None:
         """Record that the store is available."""
         if self.reason:
             log.info("budgets are shared again", extra={"action": "budgets.shared"})
         self.reason = ""
-        metrics.BUDGETS_ALONE.set(0)
+        metrics.BUDGETS_NOT_SHARED.set(0)
 
 
 class Journal:
-    """Totals of the accounts of this replica whose last uses are not reported yet, in one record.
+    """Write-ahead journal: one record with the totals of the accounts whose last uses are not reported yet.
 
-    If the replica dies, the next one that changes an account counts its uses from there. Results are committed once
-    their uses are sent to the store, so a killed process forgets only requests of calls that it runs.
+    If the replica dies, the next replica that writes an account adds the uses from the journal. A call commits its
+    result after its uses were sent to the store, so a killed process loses only the uses of calls that it was running.
     """
 
     def __init__(self, replica: str, store: AccountStore, outage: Outage) -> None:
@@ -74,9 +76,9 @@ class Journal:
         self._next_at = 0.0
         self._is_empty = True
 
-    def note(self, account: str, allowance: Allowance) -> None:
-        """Write the total of an account soon; in an outage only its next report tells."""
-        self._unreported.pop(account, None)  # so that it is the last
+    def record(self, account: str, allowance: Allowance) -> None:
+        """Schedule a write of an account's total. Does nothing during an outage: the account's next report has it."""
+        self._unreported.pop(account, None)  # move it to the end: the last used ones are written
         self._unreported[account] = allowance
         if self._outage.reason:
             return
@@ -86,13 +88,13 @@ class Journal:
             self._task = in_background(self._run(), "budget_journal")
 
     async def written(self) -> None:
-        """Wait until all that was noted is written, or cannot be."""
+        """Wait until everything recorded is written, or the write has failed."""
         pending = self._waiting or self._writing
         if pending is not None:
             await asyncio.wait([pending])
 
     async def read(self, replica: str, account: str) -> Amount:
-        """Return what a replica used of an account since its start, as far as it wrote that. Raises Unavailable."""
+        """Return the uses of an account that a replica wrote since its start. Raises Unavailable."""
         _, value = await self._store.read(_name(replica))
         try:
             return amount(orjson.loads(value or b"{}").get(account, NOTHING))
@@ -100,7 +102,7 @@ class Journal:
             return NOTHING
 
     async def aclose(self) -> None:
-        """Stop, and empty the record: call it after the last reports."""
+        """Stop, and empty the record. Call it after the last reports."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -113,7 +115,7 @@ class Journal:
         try:
             while self._waiting is not None:
                 await asyncio.sleep(max(0.0, self._next_at - loop.time()))
-                self._next_at = loop.time() + _EVERY_S
+                self._next_at = loop.time() + _WRITE_INTERVAL_S
                 self._writing, self._waiting = self._waiting, None
                 self._unreported = {name: one for name, one in self._unreported.items() if one.spent != NOTHING}
                 if self._unreported:
@@ -126,7 +128,7 @@ class Journal:
             self._writing = self._waiting = self._task = None
 
     async def _write(self) -> None:
-        last = list(self._unreported.items())[-_MOST_ACCOUNTS:]
+        last = list(self._unreported.items())[-_MAX_ACCOUNTS:]
         self._is_empty = not last
         try:
             await self._store.put(self._name, orjson.dumps({name: list(one.total) for name, one in last}))
@@ -146,7 +148,7 @@ class Replica:
 
 
 def digest(*parts: str) -> str:
-    """Return a key for KV, which takes fewer characters than ids may have."""
+    """Return a KV key, a hash: ids may contain characters that KV keys may not."""
     return f"budget.{hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()}"
 
 

@@ -78,7 +78,7 @@ def _entry(key: tuple[str, str], parts: Sequence[tuple[str, Mapping[str, Any]]])
         "running": sum(one.get("running") or 0 for _, one in parts),
         "refused": sum(one.get("refused") or 0 for _, one in parts),
         "replicas": {
-            name: {"sent_per_minute": one.get("sent"), "at_hand": one.get("at_hand"), "alone": one.get("alone")}
+            name: {"sent_per_minute": one.get("sent"), "at_hand": one.get("at_hand"), "offline": one.get("offline")}
             for name, one in parts
         },
         "waiting": dict(waiting.most_common()),
@@ -109,8 +109,8 @@ def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
         rest = (one["running"], one["paused_s"], sum(one["waiting"].values()))
         table.add(*names, limit, *values, *rest)
         for name, part in one["replicas"].items():
-            alone = "yes" if part["alone"] else ""
-            shares.add(*names, name, part["sent_per_minute"], part["at_hand"], alone)
+            offline = "yes" if part["offline"] else ""
+            shares.add(*names, name, part["sent_per_minute"], part["at_hand"], offline)
         for project, calls in one["waiting"].items():
             waiting.add(*names, project, calls)
     refused = Rows("key", "state", "status", "for s", "tried again in s", title="refused keys")

@@ -264,7 +264,7 @@ class JinaBackend:
             raise
         tokens = usage_of(envelope).tokens
         reservation.sent(tokens)
-        budget.learn(tokens)
+        budget.record_cost(tokens)
         return envelope
 
     async def _acquire(self, grant: MemoryGrant, need: Need) -> Permit:

@@ -71,7 +71,7 @@ class Allowance:
         """Go on without the store: divide the limit by the number of replicas that were seen in the last 60 s."""
         self.fallback_replicas = self.fallback_replicas or self.record.replicas_seen(now)
 
-    def note_sent(self, now: float) -> None:
+    def record_sent(self, now: float) -> None:
         """Count a request, by second: a later 429 may need the count to set an adaptive limit."""
         if self._sent and now - self._sent[-1][0] < 1.0:
             self._sent[-1][1] += 1
@@ -83,9 +83,9 @@ class Allowance:
         rates = self.in_force(now)
         if self.paused_s(now) or not self._has(rates, now):
             return None
-        self.note_sent(now)
+        self.record_sent(now)
         use = Use(now, 1, self.tokens_each)
-        self._note_demand(now)
+        self._record_demand(now)
         if rates.requests is not None:
             self.at_hand[REQUESTS] -= 1
         if rates.tokens is not None:
@@ -128,7 +128,7 @@ class Allowance:
             share[resource] = max(0, free // self.fallback_replicas - own)
         return share
 
-    def _note_demand(self, now: float) -> None:
+    def _record_demand(self, now: float) -> None:
         elapsed = max(0.0, now - self._demand_at)
         self.demand = self.demand * math.exp(-elapsed / _RATE_S) + 1 / _RATE_S
         self._demand_at = now
@@ -172,7 +172,7 @@ class Allowance:
         """Adopt a written change; what was used since it was planned is taken off its block."""
         later = self._uses[planned.uses :]
         self._uses = later
-        self.see(planned.record, revision)
+        self.adopt(planned.record, revision)
         mine = planned.mine
         self.at_hand = {REQUESTS: mine.requests, TOKENS: mine.tokens}
         for use in later:
@@ -183,7 +183,7 @@ class Allowance:
         self._fallback_uses.clear()
         self._joined = self.record.adaptive.since if self.record.adaptive else 0.0
 
-    def see(self, record: Record, revision: int) -> None:
+    def adopt(self, record: Record, revision: int) -> None:
         """Adopt a newer record, such as one that another replica wrote."""
         if revision >= self.revision:
             self.record, self.revision = record, revision

@@ -127,7 +127,7 @@ class KeyLimiter:
         """Return a permit if one is at hand and no call waits for it."""
         allowance = self.allowance
         if not allowance.limited:
-            allowance.note_sent(self._now())
+            allowance.record_sent(self._now())
             return self._permit(None, need)
         if self.waiting:
             return None
@@ -212,7 +212,7 @@ class KeyLimiter:
         """Adopt a record that another replica wrote."""
         if self._stored is None or revision > self._stored[0]:
             self._stored = revision, value
-            self.allowance.see(ledger.decode(value), revision)
+            self.allowance.adopt(ledger.decode(value), revision)
             if self.waiting or self.allowance.limited:
                 self.wake()
 
@@ -309,7 +309,7 @@ class KeyLimiter:
 
     async def _read(self) -> None:
         self._stored = await self._store.read(self.record_name)
-        self.allowance.see(ledger.decode(self._stored[1]), self._stored[0])
+        self.allowance.adopt(ledger.decode(self._stored[1]), self._stored[0])
         if self._unsure is not None and self.allowance.is_written(self._unsure, self._stored[1]):
             self.allowance.confirm(self._unsure, self._stored[0])
         self._unsure = None
@@ -359,7 +359,7 @@ class KeyLimiter:
             written = await self._store.write(self.record_name, value, revision)
             if written is not None:
                 self._stored = written, value
-                self.allowance.see(record, written)
+                self.allowance.adopt(record, written)
                 self._log_refusal(now)
                 return
             await self._read()

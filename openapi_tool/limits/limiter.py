@@ -147,7 +147,7 @@ def _snapshot(limiter: KeyLimiter) -> dict[str, Any]:
         "at_hand": allowance.at_hand[REQUESTS],
         "sent": allowance.sent_in_window(now),
         "running": allowance.running,
-        "alone": bool(allowance.fallback_replicas),
+        "offline": bool(allowance.fallback_replicas),
         "waiting": len(waiting),
         "waiting_by_project": dict(sorted(waiting.by_project().items(), key=lambda item: -item[1])[:_MAX_PROJECTS]),
         "refused": limiter.refusals,

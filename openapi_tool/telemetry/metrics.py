@@ -115,7 +115,9 @@ BUDGET_USED = Gauge(
     "budget_used_ratio", "Largest used share of the budgets of a scope that this replica knows; 1 is all.", ("scope",),
     _SCOPES,
 )  # fmt: skip
-BUDGETS_ALONE = Gauge("budgets_alone", "1 while the accounts are unavailable and the last known state decides, else 0.")
+BUDGETS_NOT_SHARED = Gauge(
+    "budgets_not_shared", "1 while the accounts are unavailable and the last known state decides, else 0."
+)
 UPSTREAM_REQUESTS = Counter("upstream_requests", "Upstream requests sent.", ("tool",))
 UPSTREAM_RETRIES = Counter("upstream_retries", "Upstream requests retried.", ("error_code",))
 UPSTREAM_TOKENS = Counter("upstream_tokens", "Tokens charged by the upstream.", ("tool", "project"))

@@ -223,7 +223,7 @@ def test_without_the_store_the_last_known_state_decides_and_uses_are_reported_af
 
     run_virtually(work())
     actions = [getattr(line, "action", "") for line in caplog.records]
-    assert (actions.count("budgets.alone"), actions.count("budgets.shared")) == (3, 3)
+    assert (actions.count("budgets.not_shared"), actions.count("budgets.shared")) == (3, 3)
 
 
 @requirement("budgets.calls")
@@ -339,7 +339,7 @@ def test_an_estimate_is_the_mean_of_the_tool_and_what_is_left_is_told_when_it_is
         for tokens in (400, 500):
             reservation = await charge.reserve(1, Deadline.after(1))
             reservation.sent(tokens)
-            charge.learn(tokens)
+            charge.record_cost(tokens)
         assert charge.left() == {
             "session": {"requests": 50, "requests_left": 48},
             "project_month": {"tokens": 1_000, "tokens_left": 100, "renews_at": "2030-04-01T00:00:00+00:00"},
@@ -381,7 +381,7 @@ def test_a_scrape_looks_at_a_bounded_number_of_accounts(monkeypatch: pytest.Monk
         looked = 0
         assert pod.budgets.most_used("session") == 1.0
         assert looked <= 200
-        shown = pod.budgets.shown()
+        shown = pod.budgets.snapshot()
         assert (len(shown), shown[0]["requests_left"]) == (100, 0)
         assert looked <= 500
         await world.close()

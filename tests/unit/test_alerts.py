@@ -69,7 +69,7 @@ FIRE: dict[str, dict[str, str]] = {
     "OpenapiToolSpansDropped": {"spans_dropped_total": "0x40 5x20"},
     "OpenapiToolResponseMemory": {"response_memory_waiting": "2x60"},
     "OpenapiToolBudgetLow": {'budget_used_ratio{scope="project_day"}': "0.7x40 0.85x20"},
-    "OpenapiToolBudgetsAlone": {"budgets_alone": "1x60"},
+    "OpenapiToolBudgetsNotShared": {"budgets_not_shared": "1x60"},
     "OpenapiToolClockOffset": {"clock_offset_seconds": "-28x60"},
 }
 QUIET = {
@@ -105,7 +105,7 @@ QUIET = {
     "clock_offset_seconds": "0.2x60",
     'budget_used_ratio{scope="project_day"}': "0.79x60",
     'budget_used_ratio{scope="session"}': "1x60",
-    "budgets_alone": "0x20 1x2 0x40",
+    "budgets_not_shared": "0x20 1x2 0x40",
 }
 
 

@@ -56,7 +56,7 @@ class World:
     def plan(self, pod: Pod) -> None:
         """Read the record and work out its change."""
         record = ledger.decode(self.value)
-        pod.allowance.see(record, self.revision)
+        pod.allowance.adopt(record, self.revision)
         if (own := record.shares.get(pod.allowance.name)) is not None:
             assert pod.allowance.spent == pod.allowance.total.minus(own.total)
         needs, journals = (ONE,) * pod.asked, self.journals_of_dead(pod)
@@ -87,13 +87,13 @@ class World:
         self.plan(pod)
         self.write(pod)
         for other in self.pods:
-            other.allowance.see(ledger.decode(self.value), self.revision)
+            other.allowance.adopt(ledger.decode(self.value), self.revision)
 
     def ask(self, pod: Pod, number: int) -> None:
         """Let requests wait for the next change."""
         pod.asked = number
         for _ in range(number):
-            pod.allowance.note_demand(ONE, self.now)
+            pod.allowance.record_demand(ONE, self.now)
 
     def do(self, act: str, pod: Pod) -> None:
         if act == "take":
@@ -120,7 +120,7 @@ class World:
     def crash(self, pod: Pod) -> None:
         """End a replica; a journal counts only for one that held something by its last report."""
         record, name = ledger.decode(self.value), pod.allowance.name
-        pod.allowance.see(record, self.revision)
+        pod.allowance.adopt(record, self.revision)
         noted = pod.noted if name in record.shares and record.shares[name].holds else NOTHING
         self.lost += min(pod.allowance.spent, pod.allowance.total.minus(noted)).requests
         self.journals[name] = pod.noted
@@ -200,7 +200,7 @@ def test_an_unused_block_goes_back_while_another_replica_waits() -> None:
     world.change(third)
     assert (world.taken, third.allowance.idle) == (92, NOTHING)
     for pod in (first, second):
-        assert pod.allowance.returns(world.now)
+        assert pod.allowance.should_return_block(world.now)
         world.change(pod)
     world.ask(third, 8)
     world.change(third)
@@ -234,8 +234,8 @@ def test_without_the_store_a_replica_uses_its_part_of_what_was_left(replicas: in
     for share in record.shares.values():
         share.idle = NOTHING
     pod = world.pods[0]
-    pod.allowance.see(record, 9)
-    pod.allowance.go_alone(world.now)
+    pod.allowance.adopt(record, 9)
+    pod.allowance.go_offline(world.now)
     while pod.allowance.take(ONE, world.now + 999):
         pod.running += 1
     assert pod.running == part

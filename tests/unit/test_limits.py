@@ -91,7 +91,7 @@ class World:
         self.plan(pod)
         self.write(pod)
         for other in self.pods:
-            other.allowance.see(ledger.decode(self.store.value), self.store.revision)
+            other.allowance.adopt(ledger.decode(self.store.value), self.store.revision)
 
     def do(self, act: str, pod: Pod, number: int) -> None:
         if act == "send":
