@@ -43,7 +43,7 @@ from openapi_tool.local.executor import ExecutorProcess
 
 OFF, UNSAMPLED, SAMPLED, HANGING, BLACK_HOLE = KINDS = "off", "unsampled", "sampled", "hanging", "black_hole"
 ROUNDS, CALLS, WARM_CALLS = 12, 1_000, 300
-LEAST_THROUGHPUT, MOST_P99, MOST_UNSAMPLED_CPU, MOST_SAMPLED_CPU, MOST_QUEUE_MB = 0.95, 1.25, 1.03, 1.20, 30.0
+MIN_THROUGHPUT, MAX_P99, MAX_UNSAMPLED_CPU, MAX_SAMPLED_CPU, MAX_QUEUE_MB = 0.95, 1.25, 1.03, 1.20, 30.0
 _AT_ONCE = (OFF, UNSAMPLED, SAMPLED)
 _TELEMETRY = "OPENAPI_TOOL__TELEMETRY__"
 
@@ -125,14 +125,14 @@ def _compared(kind: str) -> tuple[str, ...]:
 def holds(found: Measured) -> dict[str, bool]:
     """Return for each limit whether it holds: medians for stuck collectors, the interval's upper end for CPU."""
     stuck = {
-        kind: statistics.median(found.ratios(kind, RATE)) >= LEAST_THROUGHPUT
-        and statistics.median(found.ratios(kind, P99_MS)) <= MOST_P99
-        and found.in_turn[-1][kind][RSS_MB] - found.in_turn[-1][SAMPLED][RSS_MB] <= MOST_QUEUE_MB
+        kind: statistics.median(found.ratios(kind, RATE)) >= MIN_THROUGHPUT
+        and statistics.median(found.ratios(kind, P99_MS)) <= MAX_P99
+        and found.in_turn[-1][kind][RSS_MB] - found.in_turn[-1][SAMPLED][RSS_MB] <= MAX_QUEUE_MB
         for kind in (HANGING, BLACK_HOLE)
     }
     return stuck | {
-        UNSAMPLED: median_interval(found.ratios(UNSAMPLED, CPU_MS))[1] <= MOST_UNSAMPLED_CPU,
-        SAMPLED: median_interval(found.ratios(SAMPLED, CPU_MS))[1] <= MOST_SAMPLED_CPU,
+        UNSAMPLED: median_interval(found.ratios(UNSAMPLED, CPU_MS))[1] <= MAX_UNSAMPLED_CPU,
+        SAMPLED: median_interval(found.ratios(SAMPLED, CPU_MS))[1] <= MAX_SAMPLED_CPU,
     }
 
 

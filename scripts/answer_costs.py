@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from openapi_tool.cooperative import at_once
-from openapi_tool.jina.answer_json import MOST_VALUES, counted
+from openapi_tool.jina.answer_json import MAX_VALUES, counted
 from openapi_tool.jina.byte_semaphore import memory_of
 from openapi_tool.protocol.errors import ToolError
 from tests.answering import PAGES, SEARCHES, Answering, serving, watched
@@ -69,7 +69,7 @@ def _asked(body: bytes) -> int:
     try:
         return memory_of(body, at_once(counted(bytearray(body))))
     except ToolError:
-        return memory_of(body, MOST_VALUES)
+        return memory_of(body, MAX_VALUES)
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ from openapi_tool.tools.tokens import estimated
 from scripts.content_sizes import is_search, successes
 
 DATA = Path(__file__).parent.parent / "tests" / "data"
-MOST_MORE = 60
+MAX_MORE = 60
 """Tokens that one answer may cost more than in Jina's form."""
 ERROR, ERROR_TOKENS = 0.05, 5
 """Error of the estimate: a share of the tokens in Jina's form, and tokens of one answer. It counts frames too high."""
@@ -163,7 +163,7 @@ def broken(rows: list[Row], error: float = 0.0, error_tokens: int = 0) -> list[s
     found += [
         f"{row.name} costs {row.ours - row.theirs} more"
         for row in rows
-        if row.ours - row.theirs > MOST_MORE + error_tokens + error * row.theirs
+        if row.ours - row.theirs > MAX_MORE + error_tokens + error * row.theirs
     ]
     here, jina = sum(row.ours for row in rows), sum(row.theirs for row in rows)
     if here > jina * (1 + error):

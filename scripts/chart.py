@@ -17,7 +17,7 @@ VALUES = CHART / "values.yaml"
 HEAD = Path(__file__).parent / "chart_readme.md"
 _MARK = "@schema "
 _TYPES: Mapping[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
-_MOST = 2**31 - 1
+_MAX = 2**31 - 1
 """Kubernetes' integers have 32 bits."""
 
 _LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
@@ -161,7 +161,7 @@ def _property(value: Value) -> dict[str, Any]:
         return {**described, **(_object(value.children) if value.children else {"type": "object"}), **value.constraints}
     kind: dict[str, Any] = {} if "enum" in value.constraints else {"type": _TYPES.get(type(value.default), "string")}
     if kind == {"type": "integer"}:
-        kind["maximum"] = _MOST
+        kind["maximum"] = _MAX
     return {**described, **kind, **value.constraints}
 
 

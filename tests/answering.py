@@ -32,7 +32,7 @@ from openapi_tool.tools.definition import parse_definition
 from openapi_tool.tools.result import RenderedResult, ResultFields, ToolOutput, success
 
 KEY = "a-key-of-the-test_0123456789"
-MOST_BYTES = 10_000_000
+MAX_BYTES = 10_000_000
 OWNER = CallOwner("proj", "agent", {})
 QUESTIONS: Mapping[str, Mapping[str, Any]] = {"search": {"q": "a query"}, "reader": {"url": "https://a.example/"}}
 
@@ -90,7 +90,7 @@ class Answering:
 
     def __post_init__(self) -> None:
         slicer, errors = TimeSlicer(), Redactor(self.secrets, "error")
-        client = JinaClient(httpx.MockTransport(self.answer), MOST_BYTES, errors, slicer)
+        client = JinaClient(httpx.MockTransport(self.answer), MAX_BYTES, errors, slicer)
         values = {
             "retry": RetryOptions(0, 0.01, 0.01),
             "tools": ToolOptions(),

@@ -45,7 +45,7 @@ class Planned:
 
 
 class Allowance:
-    """Part of one account that belongs to the replica `name`. Amounts passed to it are 0 for resources without a limit."""
+    """Part of one account that belongs to the replica `name`. Amounts passed in are 0 for resources without a limit."""
 
     def __init__(self, name: str, limit: Limit) -> None:
         self.name = name

@@ -15,8 +15,8 @@ SERVERS_SETTING = "nats.servers (NATS_SERVERS)"
 class LoginRefusal:
     """Last refused login, reported as the reason of the closed connection that follows it.
 
-    After a refusal the server closes the socket, which nats-py may report as a second error of the same attempt. Without
-    this class the health report would alternate between the refusal and the less useful "connection closed".
+    After a refusal the server closes the socket, which nats-py may report as a second error of the same attempt.
+    Without this class the health report would alternate between the refusal and the less useful "connection closed".
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from openapi_tool.protocol.trace import parse_traceparent
 from openapi_tool.tools.problems import short
 
 _IDS = ("agent_id", "agent_turn_id", "tool_call_id")
-_MOST_READ_BYTES = 16_384  # of a body; a command has 1 kB
+_MAX_READ_BYTES = 16_384  # of a body; a command has 1 kB
 _SHOWN_CHARS = 128
 _PROJECT_TOKEN = 2  # index in a subject
 _OVERHEAD_BYTES = 1_024
@@ -87,7 +87,7 @@ def ids_of_message(message: Msg) -> dict[str, Any]:
 
 
 def _claimed(subject: str, headers: Mapping[str, str], data: bytes) -> dict[str, str]:
-    claimed = claimed_identity(subject, headers, data if len(data) <= _MOST_READ_BYTES else b"")
+    claimed = claimed_identity(subject, headers, data if len(data) <= _MAX_READ_BYTES else b"")
     protocol = subject.removeprefix("cg.").partition(".")[0]
     ids = {name: getattr(claimed, name) or "" for name in _IDS}
     found = {"protocol": protocol, "project_id": project_of(subject), **ids}

@@ -15,9 +15,9 @@ from openapi_tool.bus.held import Held
 
 _EQUAL: Mapping[str, float] = MappingProxyType({})
 
-_LEAST_COST = 0.1
+_MIN_COST = 0.1
 
-_LEAST_ENTRIES = 64
+_MIN_ENTRIES = 64
 _MAX_IDLE_FLOWS = 4_096
 """Flows (projects or agents) without a waiting command whose charge is remembered, at each level."""
 
@@ -87,7 +87,7 @@ class FairScheduler:
         share of a project whose commands expire, and free of charge a flood of invalid calls would keep all slots.
         """
         if cost != 1:
-            self._projects.charge(work.flow, max(cost, _LEAST_COST) - 1)
+            self._projects.charge(work.flow, max(cost, _MIN_COST) - 1)
 
     def crowded_out(self) -> Held:
         """Remove and return the newest command of the largest agent in the largest project, by memory and weight."""
@@ -246,7 +246,7 @@ class _FairQueue:
 
     def _forget_entries(self) -> None:
         """Forget entries of forgotten flows: of a project that does not run, commands of any agents may be evicted."""
-        if len(self._due) > 2 * len(self._flows) + _LEAST_ENTRIES:
+        if len(self._due) > 2 * len(self._flows) + _MIN_ENTRIES:
             flows = self._flows
             self._due = [entry for entry in self._due if entry[2] in flows and flows[entry[2]].queued == entry[1]]
             heapq.heapify(self._due)

@@ -31,12 +31,12 @@ INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
 SUBJECT = "openapi_tool.stats"
 ANSWERS = f"{SUBJECT}.*"
 MAX_REPLICAS = 500
-_MOST_A_SECOND = 20
+_MAX_PER_SECOND = 20
 """Requests that a replica answers; more than people and dashboards send, and few enough to cost calls nothing."""
-_MOST_CHARS, _MOST_DEPTH = 100, 12
+_MAX_CHARS, _MAX_DEPTH = 100, 12
 
 _Name = Annotated[str, Field(max_length=1_024)]
-_MOST_ROWS, _MOST_HELD = Field(max_length=200), Field(max_length=10_000)
+_MAX_ROWS, _MAX_HELD = Field(max_length=200), Field(max_length=10_000)
 
 
 class _Part(BaseModel):
@@ -94,44 +94,44 @@ class _Account(_Part):
 
 class _Work(_Part):
     durable: _Name
-    running: Annotated[list[int], _MOST_HELD] = []
-    waiting: Annotated[list[int], _MOST_HELD] = []
+    running: Annotated[list[int], _MAX_HELD] = []
+    waiting: Annotated[list[int], _MAX_HELD] = []
 
 
 class _Answer(_Part):
     """Members with which commands compute; others are shown as they are."""
 
     instance: Annotated[str, Field(max_length=256)]
-    work: Annotated[list[_Work], _MOST_ROWS] = []
-    durables: Annotated[list[str], _MOST_ROWS] = []
+    work: Annotated[list[_Work], _MAX_ROWS] = []
+    durables: Annotated[list[str], _MAX_ROWS] = []
     waiting: float | None = None
     slots: float | None = None
-    kernels: Annotated[list[_Kernel], _MOST_ROWS] = []
+    kernels: Annotated[list[_Kernel], _MAX_ROWS] = []
     waiting_for_memory: float | None = None
     phases_p95_ms: dict[str, float | None] = {}
     health: _Health = _Health()
-    tools: Annotated[list[_Row], _MOST_ROWS] = []
-    errors: Annotated[list[_Row], _MOST_ROWS] = []
-    warnings: Annotated[list[_Warning], _MOST_ROWS] = []
-    last: Annotated[list[dict[str, Any]], _MOST_ROWS] = []
+    tools: Annotated[list[_Row], _MAX_ROWS] = []
+    errors: Annotated[list[_Row], _MAX_ROWS] = []
+    warnings: Annotated[list[_Warning], _MAX_ROWS] = []
+    last: Annotated[list[dict[str, Any]], _MAX_ROWS] = []
     limits: dict[str, Any] = {}
-    upstream_limits: Annotated[list[_Limit], _MOST_ROWS] = []
-    upstream_keys: Annotated[list[_Key], _MOST_ROWS] = []
-    budgets: Annotated[list[_Account], _MOST_ROWS] = []
+    upstream_limits: Annotated[list[_Limit], _MAX_ROWS] = []
+    upstream_keys: Annotated[list[_Key], _MAX_ROWS] = []
+    budgets: Annotated[list[_Account], _MAX_ROWS] = []
 
 
 async def answer_stats(client: Client, snapshot: Callable[[], Mapping[str, Any]]) -> None:
     """Answer requests for statistics from now on, with `snapshot`; without permission `top` does not see this replica.
 
     An error here concerns `top` alone, so it is logged and calls go on. Anybody may ask who may publish on the subject,
-    so requests beyond `_MOST_A_SECOND` get no answer.
+    so requests beyond `_MAX_PER_SECOND` get no answer.
     """
-    answered: deque[float] = deque(maxlen=_MOST_A_SECOND)
+    answered: deque[float] = deque(maxlen=_MAX_PER_SECOND)
 
     async def answer(message: Msg) -> None:
         if message.reply.startswith(f"{SUBJECT}."):
             now = time.monotonic()
-            if len(answered) == _MOST_A_SECOND and now - answered[0] < 1.0:
+            if len(answered) == _MAX_PER_SECOND and now - answered[0] < 1.0:
                 return
             answered.append(now)
             with suppress(nats.errors.Error, OSError):
@@ -182,13 +182,13 @@ def _answer(data: bytes) -> dict[str, Any]:
 
 def _wrong(value: Mapping[str, Any]) -> str | None:
     """Return where an answer is not what a replica of this version sends; None if it is."""
-    if not _is_flat(value, _MOST_DEPTH):
-        return f"it is nested more than {_MOST_DEPTH} deep"
+    if not _is_flat(value, _MAX_DEPTH):
+        return f"it is nested more than {_MAX_DEPTH} deep"
     try:
         _Answer.model_validate(value)
     except ValidationError as error:
         [first, *_] = error.errors(include_url=False, include_input=False)
-        return f"{'.'.join(map(str, first['loc']))[:_MOST_CHARS]}: {first['msg']}"
+        return f"{'.'.join(map(str, first['loc']))[:_MAX_CHARS]}: {first['msg']}"
     return None
 
 

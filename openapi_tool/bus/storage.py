@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _EVERY_S = 4.0
 _ANSWER_S = 2.0
-_LEAST_ROOM_BYTES = 1024
+_MIN_ROOM_BYTES = 1024
 _LEASES, _SESSIONS, _ANSWERS = f"KV_{leases.BUCKET}", f"KV_{session_key_store.BUCKET}", f"KV_{parked_results.BUCKET}"
 
 
@@ -100,6 +100,6 @@ class Storage:
 def _is_full(info: StreamInfo) -> bool:
     """Return whether the next record may not fit; the server counts some overhead per record."""
     bytes_limit, messages_limit = info.config.max_bytes or 0, info.config.max_msgs or 0
-    if bytes_limit > 0 and info.state.bytes + _LEAST_ROOM_BYTES > bytes_limit:
+    if bytes_limit > 0 and info.state.bytes + _MIN_ROOM_BYTES > bytes_limit:
         return True
     return messages_limit > 0 and info.state.messages >= messages_limit

@@ -212,7 +212,7 @@ async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _Out
         why = f"none within {timeout_s:g} s" if type(error) is TimeoutError else f"{type(error).__name__}: {error}"
         return _Outcome(placed, None, {"placed": 0}, why)
     committed = answer.inbox_row["created_at"] - saved["created_at"]  # both by the database's clock
-    doorbell = None if answer.rung_at is None else round((answer.rung_at - placed.placed_at) * 1000)
+    doorbell = None if answer.doorbell_at is None else round((answer.doorbell_at - placed.placed_at) * 1000)
     times = {"placed": 0, "committed": round(committed.total_seconds() * 1000), "doorbell": doorbell}
     return _Outcome(placed, answer, times)
 

@@ -19,7 +19,7 @@ from openapi_tool.tools.result import Item, RenderedResult, ToolOutput
 from openapi_tool.tools.text_search import (
     MAX_PHRASE_CHARS,
     MAX_QUESTION_CHARS,
-    MOST_SHOWN,
+    MAX_SHOWN,
     Phrase,
     Question,
     Search,
@@ -30,7 +30,7 @@ from openapi_tool.tools.tokens import estimated, fitting
 from openapi_tool.tools.truncation import (
     AROUND_CHARS,
     AROUND_CHARS_A_TOKEN,
-    LEAST_CHARS,
+    MIN_CHARS,
     OPENING_CHARS,
     Limit,
     Rest,
@@ -48,8 +48,8 @@ _PAUSE = SMALL + 1
 """A size with which computations are run with pauses."""
 _CONCURRENT = 8
 """Searches of a process at a time: each holds a window of the text, up to 2 MB, and as much in the driver."""
-_MOST_CHARS = {FIND: MAX_PHRASE_CHARS, QUESTION: MAX_QUESTION_CHARS}
-_ASKED = frozenset(_MOST_CHARS)
+_MAX_CHARS = {FIND: MAX_PHRASE_CHARS, QUESTION: MAX_QUESTION_CHARS}
+_ASKED = frozenset(_MAX_CHARS)
 _READ_ON = "Each cursor reads on from its passage, given alone."
 _PLACES_CHARS, _ANSWERS_CHARS = 420, 200
 """Most characters of the lines before and after the passages."""
@@ -84,8 +84,8 @@ def _problem(name: str, value: object, cursor: str | None) -> str | None:
             f"{name}: looks through an earlier result that was cut, and needs the {CURSOR} that it named; "
             f"call without {name} first"
         )
-    if not isinstance(value, str) or not value.strip() or len(value) > _MOST_CHARS[name]:
-        return f"{name}: must be a text of 1 to {_MOST_CHARS[name]} characters"
+    if not isinstance(value, str) or not value.strip() or len(value) > _MAX_CHARS[name]:
+        return f"{name}: must be a text of 1 to {_MAX_CHARS[name]} characters"
     if name == QUESTION and not next(terms(value), None):
         return f"{name}: has no word to look for"
     return None
@@ -268,14 +268,14 @@ class _Page:
         space = self.limit.chars - INTRO_CHARS - reserved_chars
         tokens = self.limit.tokens - (INTRO_CHARS + reserved_chars) // AROUND_CHARS_A_TOKEN
         parts: list[Part] = []
-        for number, passage in enumerate(self.passages[:MOST_SHOWN], start=1):
+        for number, passage in enumerate(self.passages[:MAX_SHOWN], start=1):
             heading = f'[{number}: {passage.where}; cursor "{self.cursor(passage.start, passage.opening)}"]'
             around = len(heading) + len(passage.lines) + AROUND_CHARS
             space -= around
             tokens -= around // AROUND_CHARS_A_TOKEN
-            if parts and (space < LEAST_CHARS or tokens < LEAST_CHARS // AROUND_CHARS_A_TOKEN):
+            if parts and (space < MIN_CHARS or tokens < MIN_CHARS // AROUND_CHARS_A_TOKEN):
                 break
-            most = max(min(space, fitting(passage.text, tokens)), LEAST_CHARS)
+            most = max(min(space, fitting(passage.text, tokens)), MIN_CHARS)
             text = passage.text[: boundary(passage.text, most)]
             space -= len(text)
             tokens -= estimated(text)

@@ -15,7 +15,7 @@ from openapi_tool.cooperative import SMALL, Steps
 from openapi_tool.protocol.errors import ResponseTooLarge
 from openapi_tool.protocol.jsontext import loads
 
-MOST_VALUES = 80_000
+MAX_VALUES = 80_000
 """Limit of values in a response. The slowest shape, a dictionary with this many keys, is parsed in 40 ms."""
 
 _SLICE_BYTES = 256 * 1024
@@ -30,7 +30,7 @@ _TWO_BACKSLASHES, _INSTEAD = rb"\\", b"\0\0"  # JSON never contains the byte 0
 def counted(body: bytearray) -> Steps[int]:
     """Return the number of values in a response, 0 if it has up to SMALL bytes.
 
-    Raises ResponseTooLarge for more than MOST_VALUES.
+    Raises ResponseTooLarge for more than MAX_VALUES.
     """
     if len(body) <= SMALL:
         return 0
@@ -38,7 +38,7 @@ def counted(body: bytearray) -> Steps[int]:
     for start in range(0, len(body), _SLICE_BYTES):
         found += sum(body.count(mark, start, start + _SLICE_BYTES) for mark in _STRUCTURE)
         yield
-    return (yield from _counted_closely(body)) if found > MOST_VALUES else found
+    return (yield from _counted_closely(body)) if found > MAX_VALUES else found
 
 
 def decoded(body: bytearray) -> Steps[Any]:
@@ -64,12 +64,12 @@ def _counted_closely(body: bytearray) -> Steps[int]:
         piece = escaped.replace(rb"\"", b"")
         quotes = piece.count(b'"')
         texts += quotes // 2
-        if texts <= 2 * MOST_VALUES:  # each string is a value or its key, so more strings are too many values anyway
+        if texts <= 2 * MAX_VALUES:  # each string is a value or its key, so more strings are too many values anyway
             outside = b"".join(piece.split(b'"')[inside::2])
             values += sum(outside.count(mark) for mark in _STRUCTURE)
-        if values > MOST_VALUES or texts > 2 * MOST_VALUES:
+        if values > MAX_VALUES or texts > 2 * MAX_VALUES:
             raise ResponseTooLarge(
-                f"The answer holds more than {MOST_VALUES:,} values; ask for less: fewer results, no lists of links or "
+                f"The answer holds more than {MAX_VALUES:,} values; ask for less: fewer results, no lists of links or "
                 "images, a target_selector, or another page."
             )
         inside ^= quotes & 1

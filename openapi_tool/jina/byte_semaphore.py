@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from openapi_tool.budgets.budgets import Charge
-from openapi_tool.jina.answer_json import MOST_VALUES
+from openapi_tool.jina.answer_json import MAX_VALUES
 from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.protocol.attempts import MAX_ATTEMPTS, Attempt
 from openapi_tool.tools.result import NO_USAGE, Usage
@@ -52,7 +52,7 @@ def _bytes_per_byte(body: bytes | bytearray) -> int:
 
 def most_memory(max_response_bytes: int) -> int:
     """Return the most bytes of memory that the responses of one call may need."""
-    return max_response_bytes * _WIDEST + MOST_VALUES * _BYTES_PER_VALUE
+    return max_response_bytes * _WIDEST + MAX_VALUES * _BYTES_PER_VALUE
 
 
 @dataclass(slots=True, eq=False)

@@ -40,18 +40,18 @@ _RESULT_FACTS = tuple(_LABELS)
 _OTHER_BODIES = ("html", "chunks", "screenshotUrl", "pageshotUrl")
 _SHOTS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
 _JOINED_PAIR = re.compile(r"(.*?),([a-z][a-z0-9+.-]*:.*)", re.DOTALL)
-_MOST_TOKENS = 10**9
+_MAX_TOKENS = 10**9
 
-_MOST_CHARS = 2_000
+_MAX_CHARS = 2_000
 """Limit of one field or line: a title, a warning, the text of a link."""
-_MOST_URL_CHARS = 16_000
-_MOST_DESCRIPTION_CHARS = 10_000
-_MOST_ABOUT_CHARS = 200
+_MAX_URL_CHARS = 16_000
+_MAX_DESCRIPTION_CHARS = 10_000
+_MAX_ABOUT_CHARS = 200
 """Limit of a page's own description, which is shown only where it says something that the body does not."""
-_MOST_COMPARED_CHARS = 20_000
-_MOST_WARNINGS, _MOST_WARNING_CHARS = 20, 20_000
-_MOST_RESULTS, _MOST_SITE_LINKS, _MOST_LINKS = 100, 20, 10_000
-_JOINED_CHARS = range(1, _MOST_CHARS + _MOST_URL_CHARS)
+_MAX_COMPARED_CHARS = 20_000
+_MAX_WARNINGS, _MAX_WARNING_CHARS = 20, 20_000
+_MAX_RESULTS, _MAX_SITE_LINKS, _MAX_LINKS = 100, 20, 10_000
+_JOINED_CHARS = range(1, _MAX_CHARS + _MAX_URL_CHARS)
 _URLS = frozenset({"url", "imageUrl"})
 _PLAIN = (str, int, float)  # a constant: `isinstance` with a union would create it for each of many fields
 
@@ -104,7 +104,7 @@ def _search_steps(
     if not results:
         return _no_results(query, usage_of(envelope), masks, with_pages=with_pages)
     page = _Page(masks.answer)
-    shown = results[:_MOST_RESULTS]
+    shown = results[:_MAX_RESULTS]
     items, kinds = yield from _result_items(shown, page, with_pages=with_pages)
     if len(results) > len(shown):
         items.append(Item(heading=f"[{counted(len(results) - len(shown), 'more result', 'left out')}.]"))
@@ -173,7 +173,7 @@ def _result_items(
             f"{number}. {page.line(item.get('title')) or '(no title)'}",
             *(one_line(f"{_LABELS[field]}{fact}") for field, fact in facts.items()),
             *(f"Warning: {warning}" for warning in warnings),
-            page.line(item.get("description"), _MOST_DESCRIPTION_CHARS),
+            page.line(item.get("description"), _MAX_DESCRIPTION_CHARS),
             *page.site_links(item),
         ]
         yield
@@ -214,7 +214,7 @@ def _page_steps(envelope: Mapping[str, Any], max_tokens: int | None, masks: Mask
         raise _nothing_to_read(warnings, kinds, usage_of(envelope).tokens, masks)
     head = [
         f"Title: {page.line(item.get('title')) or '(none)'}",
-        f"URL: {page.line(item.get('url'), _MOST_URL_CHARS)}",
+        f"URL: {page.line(item.get('url'), _MAX_URL_CHARS)}",
         *(f"Published: {page.line(published)}" for published in _some(item.get("publishedTime"))),
         *(f"Pages: {page.line(count)}" for count in _some(item.get("numPages"))),
         *(f"Warning: {warning}" for warning in warnings),
@@ -240,7 +240,7 @@ def _nothing_to_read(warnings: tuple[str, ...], kinds: tuple[str, ...], tokens: 
         *(warning(kind, masks.offers) for kind in kinds if kind != "empty"),
     ]
     if warnings:
-        parts.append(f"The service says: {quoted(masks.error.head(' '.join(warnings), _MOST_CHARS))}")
+        parts.append(f"The service says: {quoted(masks.error.head(' '.join(warnings), _MAX_CHARS))}")
     failure = UpstreamRejected(" ".join(parts))
     failure.tokens = tokens
     return failure
@@ -252,7 +252,7 @@ class _Page:
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
 
-    def line(self, value: Any, chars: int = _MOST_CHARS) -> str:
+    def line(self, value: Any, chars: int = _MAX_CHARS) -> str:
         """Return a text or a number as one line."""
         return one_line(self._short(str(value), chars)) if isinstance(value, _PLAIN) else ""
 
@@ -270,7 +270,7 @@ class _Page:
                 continue
             if isinstance(value, str):
                 if value:
-                    facts[field] = self._short(value, _MOST_URL_CHARS if field in _URLS else _MOST_CHARS)
+                    facts[field] = self._short(value, _MAX_URL_CHARS if field in _URLS else _MAX_CHARS)
             elif isinstance(value, _PLAIN):
                 facts[field] = value
         return facts
@@ -280,9 +280,9 @@ class _Page:
         text = _text(item.get("warning"))
         if not text:
             return ()
-        lines = [line for line in self._short(text, _MOST_WARNING_CHARS).splitlines() if not of_upstream(line)]
-        shown = tuple(filter(None, map(self.line, lines[:_MOST_WARNINGS])))
-        left = len(lines) - _MOST_WARNINGS
+        lines = [line for line in self._short(text, _MAX_WARNING_CHARS).splitlines() if not of_upstream(line)]
+        shown = tuple(filter(None, map(self.line, lines[:_MAX_WARNINGS])))
+        left = len(lines) - _MAX_WARNINGS
         return (*shown, f"({counted(left, 'more line')})") if left > 0 else shown
 
     def kinds(self, item: Mapping[str, Any], *, with_text: bool) -> tuple[str, ...]:
@@ -295,7 +295,7 @@ class _Page:
         warning = _text(item.get("warning"))
         if not warning:
             return (kind,) if kind else ()
-        told = map(of_upstream, warning[:_MOST_WARNING_CHARS].splitlines()[:_MOST_WARNINGS])
+        told = map(of_upstream, warning[:_MAX_WARNING_CHARS].splitlines()[:_MAX_WARNINGS])
         found = dict.fromkeys(filter(None, (kind, *told)))
         if kind == "empty":
             found.pop("not_loaded", None)
@@ -303,10 +303,10 @@ class _Page:
 
     def about(self, page: Mapping[str, Any], bodies: list[str]) -> str:
         """Return the page's description if it has a word that is neither in the title nor in the body."""
-        about = self.line(page.get("description"), _MOST_ABOUT_CHARS)
+        about = self.line(page.get("description"), _MAX_ABOUT_CHARS)
         if not about:
             return ""
-        shown = f"{_text(page.get('title'))}\n{bodies[0][:_MOST_COMPARED_CHARS] if bodies else ''}".lower()
+        shown = f"{_text(page.get('title'))}\n{bodies[0][:_MAX_COMPARED_CHARS] if bodies else ''}".lower()
         words = about.lower().replace(".", " ").replace(",", " ").split()
         return "" if all(map(shown.__contains__, words)) else about
 
@@ -319,7 +319,7 @@ class _Page:
             texts += [chunk for chunk in chunks if isinstance(chunk, str) and chunk.strip()]
         yield from texts
         for field, label in _SHOTS.items():
-            if page.get(field) and (url := self.line(page[field], _MOST_URL_CHARS)):
+            if page.get(field) and (url := self.line(page[field], _MAX_URL_CHARS)):
                 yield f"{label}: {url}"
 
     def lists(self, page: Mapping[str, Any]) -> Steps[list[str]]:
@@ -329,10 +329,10 @@ class _Page:
             if not page.get(field):
                 continue
             lines = [f"{title}:"]
-            for text, url in islice(_pairs(page.get(field)), _MOST_LINKS):
+            for text, url in islice(_pairs(page.get(field)), _MAX_LINKS):
                 lines.append(self._link(text, url))
                 yield
-            if len(lines) > _MOST_LINKS and (left := len(page[field]) - _MOST_LINKS):
+            if len(lines) > _MAX_LINKS and (left := len(page[field]) - _MAX_LINKS):
                 lines.append(f"({left:,} more {'is' if left == 1 else 'are'} left out.)")
             if len(lines) > 1:
                 found.append("\n".join(lines))
@@ -342,15 +342,15 @@ class _Page:
         title, about = self.line(text), self.line(snippet)
         if is_inline(url):
             return f"- {title}"
-        address = self.line(url, _MOST_URL_CHARS)
+        address = self.line(url, _MAX_URL_CHARS)
         return (f"- {title}: {address}" if title else f"- {address}") + (f" ({about})" if about else "")
 
     def site_links(self, item: Mapping[str, Any]) -> Iterator[str]:
         """Render the site links of a search result, each `{title, link, snippet?}`."""
         links = item.get("siteLinks")
         known = [link for link in links if isinstance(link, dict)] if isinstance(links, list) else []
-        for link in known[:_MOST_SITE_LINKS]:
-            if url := self.line(link.get("link"), _MOST_URL_CHARS):
+        for link in known[:_MAX_SITE_LINKS]:
+            if url := self.line(link.get("link"), _MAX_URL_CHARS):
                 yield self._link(_text(link.get("title")), url, link.get("snippet") or "")
 
 
@@ -371,7 +371,7 @@ def _tokens(holder: Any) -> int | None:
     tokens = usage.get("tokens") if isinstance(usage, dict) else None
     if not isinstance(tokens, int) or isinstance(tokens, bool):
         return None
-    return min(max(tokens, 0), _MOST_TOKENS)
+    return min(max(tokens, 0), _MAX_TOKENS)
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, str]]:

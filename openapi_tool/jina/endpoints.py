@@ -24,7 +24,7 @@ from openapi_tool.tools.names import fold
 from openapi_tool.tools.result import ToolOutput
 
 _TEN_RESULTS = 10_000  # least tokens of a search, for each ten results
-_LEAST_OF_PAGE = {
+_MIN_OF_PAGE = {
     "withGeneratedAlt": 765,
     "injectPageScript": 4_000,
     "injectFrameScript": 4_000,
@@ -99,7 +99,7 @@ def _least_of_search(parameters: Parameters) -> int:
 
 
 def _least_of_page(parameters: Parameters) -> int:
-    return max((least for name, least in _LEAST_OF_PAGE.items() if parameters.get(name)), default=1)
+    return max((least for name, least in _MIN_OF_PAGE.items() if parameters.get(name)), default=1)
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {

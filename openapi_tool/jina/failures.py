@@ -21,28 +21,28 @@ NOTHING_SECRET = Redactor(where="error")
 ONCE, SOME = 1, 3
 """Number of retries: after an accidental failure, and if the service is busy."""
 
-_MOST_READ_CHARS = 4_000
+_MAX_READ_CHARS = 4_000
 """Characters of an upstream message that are read; limits the time of patterns."""
 _MAX_REASON_CHARS = 300
-_MOST_VALUE_CHARS = 80
+_MAX_VALUE_CHARS = 80
 _QUOTES = re.compile('["\u201c-\u201f\u2033\u2036\u300c-\u300f\u301d-\u301f\u00ab\u00bb\uff02\uff62\uff63]')
 """Signs that a model could take for the end of a quotation."""
 _VALIDATOR = "Rejected by validator"
-_MOST_WAIT_CHARS = 500
+_MAX_WAIT_CHARS = 500
 _LONGEST_WAIT_S = 1e9
 _ERROR_NAME = re.compile(r"\b(?:[A-Z]\w*)?Error(?:\((?P<path>[^()]*)\))?(?:: |$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One kind of error response; `says` is the message for the model, `reason` adds the upstream's text.
+    """One kind of error response; `message` is the one for the model, `reason` adds the upstream's text.
 
     `repeats` is the number of retries within the call. A `retryable` error without them may succeed
     later, or with a smaller request.
     """
 
     error: type[ToolError]
-    says: str
+    message: str
     repeats: int = 0
     retryable: bool = False
     reason: bool = True
@@ -166,12 +166,12 @@ def upstream_failure(
     envelope, names = body if isinstance(body, dict) else {}, names or {}
     rule = _FRONT_DOOR if http_status == HTTPStatus.FORBIDDEN and not envelope else _rule(http_status, envelope, table)
     if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and (blamed := _of_selector(envelope, names)):
-        rule = replace(rule, says=blamed, reason=False)
+        rule = replace(rule, message=blamed, reason=False)
     reason = (
         _reason(envelope, redactor, names) if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR else ""
     )
     error = rule.error(
-        f"{rule.says} The service says: {quoted(reason)}" if reason else rule.says,
+        f"{rule.message} The service says: {quoted(reason)}" if reason else rule.message,
         retryable=rule.retryable or rule.repeats > 0,
         repeats=rule.repeats,
         retry_after=_retry_after(envelope, retry_after),
@@ -189,7 +189,7 @@ def key_failure(status: int) -> ToolError:
 
 def quoted(text: str) -> str:
     """Return the upstream's text as one short quoted line: it may contain text of a page (its HTTP status text)."""
-    return '"' + _QUOTES.sub("'", one_line(text[:_MOST_READ_CHARS])[:_MAX_REASON_CHARS]) + '"'
+    return '"' + _QUOTES.sub("'", one_line(text[:_MAX_READ_CHARS])[:_MAX_REASON_CHARS]) + '"'
 
 
 def found_nothing(http_status: int, body: Any, table: FailureTable) -> bool:
@@ -205,7 +205,7 @@ def _of_selector(envelope: Mapping[str, Any], names: Mapping[str, str]) -> str:
     given = [names[parameter] for parameter in _SELECTORS if parameter in names]
     if not given:
         return ""
-    text = _text(envelope)[:_MOST_READ_CHARS]
+    text = _text(envelope)[:_MAX_READ_CHARS]
     target, wait = names.get("targetSelector"), names.get("waitForSelector")
     if target and _NO_MATCH in text:
         return f"{target}: matches nothing on the page; use another selector, or read the page without one."
@@ -230,18 +230,18 @@ def _rule(http_status: int, envelope: Mapping[str, Any], table: FailureTable) ->
 
 def _by_chance(envelope: Mapping[str, Any]) -> bool:
     """Return whether a page failed by a timeout or its connection; the upstream has no separate status for that."""
-    text = _text(envelope)[:_MOST_READ_CHARS]
+    text = _text(envelope)[:_MAX_READ_CHARS]
     return _CHANCE.search(_NOT_THE_CAUSE.sub("", text)) is not None
 
 
 def _reason(envelope: Mapping[str, Any], redactor: Redactor, names: Mapping[str, str]) -> str:
     """Return the upstream's readable message, without secrets and error class names."""
-    text = redactor.head(_text(envelope), _MOST_READ_CHARS)
+    text = redactor.head(_text(envelope), _MAX_READ_CHARS)
     match = _ERROR_NAME.match(text)
     path = match["path"] if match else None
     words = one_line(_ERROR_NAME.sub("", text))
     if words.startswith(_VALIDATOR):  # what follows is its source
-        value = redactor.head(one_line(str(envelope.get("value", ""))[:_MOST_READ_CHARS]), _MOST_VALUE_CHARS)
+        value = redactor.head(one_line(str(envelope.get("value", ""))[:_MAX_READ_CHARS]), _MAX_VALUE_CHARS)
         words = f"the value {value!r} is not accepted" if value else "its value is not accepted"
     return f"{_own_name(path, names)}: {words}" if path and path != "undefined" else words
 
@@ -265,7 +265,7 @@ def _retry_after(envelope: Mapping[str, Any], header: str | None) -> float | Non
 def _seconds(value: Any) -> float | None:
     """Parse a number, its digits, an HTTP date (RFC 9110 10.2.3) or an ISO 8601 date; never below zero."""
     if isinstance(value, str):
-        digits = value[:_MOST_WAIT_CHARS].strip()
+        digits = value[:_MAX_WAIT_CHARS].strip()
         value = float(digits) if digits.isascii() and digits.isdigit() else _until(digits)
     if (
         isinstance(value, bool)

@@ -9,7 +9,7 @@ from openapi_tool.cooperative import Steps
 
 _MARKS = (("](blob:", ")"), ("](data:image/", ")"), ('src="data:image/', '"'), ("src='data:image/", "'"))
 """Delimiters of an address in Markdown and HTML: its beginning and its end."""
-_MOST_DROPPED = 10_000
+_MAX_DROPPED = 10_000
 
 
 def is_inline(url: str) -> bool:
@@ -38,7 +38,7 @@ def without_inline_images(texts: list[str]) -> Steps[list[str]]:
 def _without(text: str, mark: str, closing: str) -> Steps[str]:
     pieces: list[str] = []
     kept = at = end = 0
-    while len(pieces) < _MOST_DROPPED and (start := text.find(mark, at)) >= 0:
+    while len(pieces) < _MAX_DROPPED and (start := text.find(mark, at)) >= 0:
         if end < start + len(mark):  # else it is also the next one after this mark
             end = text.find(closing, start + len(mark))
         if end < 0:

@@ -12,7 +12,7 @@ from typing import Any
 
 MARGIN_S = 3.0
 LONGEST_S = 180
-LEAST_S = 5.0
+MIN_S = 5.0
 _ONE_STAGE = ("browser", "curl", "direct", "cf-browser-rendering")
 _WAITS_FOR_SILENCE_S = 20
 
@@ -35,7 +35,7 @@ class Timeouts:
 
     def least_s(self, parameters: Parameters) -> float:
         """Return the seconds without which a repeated request cannot succeed, but hides why the first one failed."""
-        return LEAST_S if self.waits(parameters) else 0.0
+        return MIN_S if self.waits(parameters) else 0.0
 
     def longest_s(self, parameters: Parameters) -> float | None:
         """Return the most seconds that the upstream takes with the operator's `timeout`; None without one."""

@@ -32,26 +32,26 @@ _BURST_SHARE = 1 / 6
 """Fraction of a limit that an idle key may use at once. The rest is paced: if the window were used up in a second, no
 call could be sent for the next 59."""
 
-_LEAST_BURST = 10
+_MIN_BURST = 10
 _ROUNDING = 1e-6
 
 _CONTENDER_S = 4.0
 """Seconds for which a replica's unmet demand counts; a killed one loses its share after them."""
 
 REPLICA_S = 60.0
-MOST_REPLICAS = 1_000
+MAX_REPLICAS = 1_000
 """Replicas in a record. Further ones, those without permits that were seen least recently, are left out: they still get
 permits, but their demand does not lower the shares of others."""
 
-MOST_PAUSE_S = 120.0
+MAX_PAUSE_S = 120.0
 _PAUSE_S = 2.0
 """Pause in seconds after a 429 without Retry-After."""
 
 ADAPTIVE_S = 3600.0
 _STEP_S = 10.0
 _STEPS = 20
-_LEAST_STEP = 2
-_LEAST_ADAPTIVE = 10
+_MIN_STEP = 2
+_MIN_ADAPTIVE = 10
 """Least adaptive limit: a 429 on a quiet key was caused by others, whose share is unknown."""
 
 REQUESTS, TOKENS = RESOURCES = "requests", "tokens"
@@ -102,7 +102,7 @@ class Window:
 
 
 def _burst(limit: int) -> float:
-    return max(float(min(limit, _LEAST_BURST)), limit * _BURST_SHARE)
+    return max(float(min(limit, _MIN_BURST)), limit * _BURST_SHARE)
 
 
 def expires(bucket: int) -> float:
@@ -171,7 +171,7 @@ class Record:
     def effective(self, rates: Rates, now: float) -> Rates:
         """Return the limits in force: the configured ones, or the adaptive one."""
         if rates.requests is None and self.adaptive is not None and self.adaptive.until > now:
-            return Rates(max(_LEAST_ADAPTIVE, self.adaptive.limit), rates.tokens, rates.concurrent)
+            return Rates(max(_MIN_ADAPTIVE, self.adaptive.limit), rates.tokens, rates.concurrent)
         return rates
 
     def replicas_seen(self, now: float) -> int:
@@ -192,7 +192,7 @@ class Record:
         for resource in RESOURCES:
             self.window(resource).forget(now)
         kept = {name: one for name, one in self.replicas.items() if one.seen > now - REPLICA_S or one.counts(now)}
-        if (surplus := len(kept) - MOST_REPLICAS) > 0:
+        if (surplus := len(kept) - MAX_REPLICAS) > 0:
             idle = sorted((one.seen, name) for name, one in kept.items() if not one.counts(now))
             for _, name in idle[:surplus]:
                 del kept[name]
@@ -310,7 +310,7 @@ def _running(record: Record, name: str, report: Report, limit: int | None, now: 
 
 def pause(record: Record, retry_after_s: float | None, now: float) -> None:
     """Pause all requests after a 429, for at most 120 s."""
-    wait_s = min(max(_PAUSE_S if retry_after_s is None else retry_after_s, 0.0), MOST_PAUSE_S)
+    wait_s = min(max(_PAUSE_S if retry_after_s is None else retry_after_s, 0.0), MAX_PAUSE_S)
     record.paused_until = max(record.paused_until, now + wait_s)
 
 
@@ -320,7 +320,7 @@ def lower(record: Record, now: float) -> None:
     if record.adaptive is None:
         record.adaptive = Adaptive(0, now, now, now + ADAPTIVE_S)
     elif now - record.adaptive.changed >= _STEP_S:  # one step for all 429s of a burst
-        record.adaptive.limit = max(_LEAST_ADAPTIVE, record.adaptive.limit // 2)
+        record.adaptive.limit = max(_MIN_ADAPTIVE, record.adaptive.limit // 2)
         record.adaptive.changed = now
     record.adaptive.until = now + ADAPTIVE_S
 
@@ -340,7 +340,7 @@ def _join(record: Record, mine: Replica, report: Report, now: float) -> None:
 def _raise_adaptive(record: Record, unmet: int, now: float) -> None:
     adaptive = record.adaptive
     if adaptive is not None and unmet and now - max(adaptive.changed, record.paused_until) >= _STEP_S:
-        adaptive.limit = max(_LEAST_ADAPTIVE, adaptive.limit) + max(_LEAST_STEP, adaptive.limit // _STEPS)
+        adaptive.limit = max(_MIN_ADAPTIVE, adaptive.limit) + max(_MIN_STEP, adaptive.limit // _STEPS)
         adaptive.changed = now
 
 

@@ -52,7 +52,7 @@ class Answer:
     inbox_row: Mapping[str, Any]
     edge: Mapping[str, Any]
     doorbell: Mapping[str, Any] | None
-    rung_at: float | None
+    doorbell_at: float | None
 
 
 class Caller:
@@ -99,12 +99,12 @@ class Caller:
 
     async def listen(self, subject: str) -> None:
         """Subscribe to the doorbells on `subject`."""
-        await self.client.subscribe(subject, cb=self._hear)
+        await self.client.subscribe(subject, cb=self._receive)
 
-    async def _hear(self, message: Msg) -> None:
-        heard = self._doorbell(doorbell_key(message))
-        if not heard.done():
-            heard.set_result((time.time(), message))
+    async def _receive(self, message: Msg) -> None:
+        doorbell = self._doorbell(doorbell_key(message))
+        if not doorbell.done():
+            doorbell.set_result((time.time(), message))
 
     def _doorbell(self, key: str) -> asyncio.Future[tuple[float, Msg]]:
         return self._doorbells.setdefault(key, asyncio.get_running_loop().create_future())
@@ -231,23 +231,23 @@ class Caller:
     async def answer(self, call: PlacedCall, timeout_s: float) -> Answer:
         """Wait for the doorbell of a call and read its result. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
-            rung_at, message = await self._doorbell(call.doorbell_key)
-        return await self.read_answer(call, _shown(message), rung_at)
+            doorbell_at, message = await self._doorbell(call.doorbell_key)
+        return await self.read_answer(call, _shown(message), doorbell_at)
 
     async def answer_or_row(self, call: PlacedCall, timeout_s: float) -> Answer:
         """Do the same, but accept the row without a doorbell if none follows soon. Raises TimeoutError."""
-        heard = self._doorbell(call.doorbell_key)
+        doorbell = self._doorbell(call.doorbell_key)
         async with asyncio.timeout(timeout_s):
-            while not heard.done() and not (await self.read_answer(call)).inbox_row:
-                await asyncio.wait([heard], timeout=_POLL_S)
-        await asyncio.wait([heard], timeout=_GRACE_S)
-        if not heard.done():
+            while not doorbell.done() and not (await self.read_answer(call)).inbox_row:
+                await asyncio.wait([doorbell], timeout=_POLL_S)
+        await asyncio.wait([doorbell], timeout=_GRACE_S)
+        if not doorbell.done():
             return await self.read_answer(call)
-        rung_at, message = heard.result()
-        return await self.read_answer(call, _shown(message), rung_at)
+        doorbell_at, message = doorbell.result()
+        return await self.read_answer(call, _shown(message), doorbell_at)
 
     async def read_answer(
-        self, call: PlacedCall, doorbell: Mapping[str, Any] | None = None, rung_at: float | None = None
+        self, call: PlacedCall, doorbell: Mapping[str, Any] | None = None, doorbell_at: float | None = None
     ) -> Answer:
         """Return the rows of a call as they are now; empty if missing."""
         return Answer(
@@ -265,7 +265,7 @@ class Caller:
                 call.tool_call_id,
             ),
             doorbell=doorbell,
-            rung_at=rung_at,
+            doorbell_at=doorbell_at,
         )
 
     async def card(self, project_id: str, tool_call_id: str, card_type: str) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _steps(call: PlacedCall, answer: Answer, lines: Sequence[Mapping[str, Any]])
         "upstream asked": asked[0] if asked else None,
         "upstream answered": answered[-1] if answered else None,
         "result committed": answer.inbox_row["created_at"].timestamp(),
-        "doorbell heard": answer.rung_at,
+        "doorbell received": answer.doorbell_at,
     }
     return {name: round((at - call.placed_at) * 1000) for name, at in moments.items() if at is not None}
 

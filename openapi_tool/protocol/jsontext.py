@@ -10,7 +10,7 @@ import orjson
 
 from openapi_tool.protocol.jsonvalue import JsonValue
 
-_MOST_FALLBACK_BYTES = 1_000_000
+_MAX_FALLBACK_BYTES = 1_000_000
 _MAX_DEPTH = 1_024  # orjson's own
 _TOO_DEEP = "JSON is nested too deeply"
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
@@ -27,7 +27,7 @@ def loads(text: bytes | bytearray | str) -> JsonValue:
     try:
         return cast("JsonValue", orjson.loads(text))
     except orjson.JSONDecodeError:
-        if len(text) > _MOST_FALLBACK_BYTES:
+        if len(text) > _MAX_FALLBACK_BYTES:
             raise
         try:
             value = json.loads(text, parse_constant=_refuse_constant)

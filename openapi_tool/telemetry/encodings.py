@@ -22,7 +22,7 @@ REACH_CHARS = 40
 _SHORTEST_MARK = 3
 _BASE64_BITS, _BYTE_BITS, _BLOCK_BYTES = 6, 8, 3
 _FLOAT_DIGITS, _DIGITS_BEHIND_THE_POINT = 15, (14, 15, 16)
-_LEAST_DIGITS = 5  # shorter ones are in too many other numbers
+_MIN_DIGITS = 5  # shorter ones are in too many other numbers
 _HEX = re.compile(r"[0-9a-f]{2,}")
 
 # Nested escapes: JSON in JSON doubles backslashes, a URL in a URL escapes percent signs, HTML in HTML ampersands.
@@ -78,7 +78,7 @@ def _rounded(secret: str) -> Iterator[Encoding]:
             repr(number),
         )
         for first, others in sorted({(digits[0], digits[1:]) for digits in map(_leading_digits, texts)}):
-            if len(others) >= _LEAST_DIGITS:
+            if len(others) >= _MIN_DIGITS:
                 yield Encoding((others,), rf"{first}\.?{others}\d{{0,40}}(?:e\+?\d{{1,3}})?")
 
 

@@ -6,18 +6,18 @@ from collections.abc import Hashable
 
 from cachetools import LRUCache
 
-_MOST = 1_024
+_MAX_KEYS = 1_024
 
 
 class Once:
     """LRU set of items that were logged."""
 
     def __init__(self) -> None:
-        self._said: LRUCache[int, None] = LRUCache(_MOST)
+        self._logged: LRUCache[int, None] = LRUCache(_MAX_KEYS)
 
     def first(self, *item: Hashable) -> bool:
         """Return whether an item is new, and store its hash."""
         key = hash(item)
-        known = key in self._said
-        self._said[key] = None
+        known = key in self._logged
+        self._logged[key] = None
         return not known

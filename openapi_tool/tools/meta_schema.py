@@ -1,7 +1,7 @@
 """JSON meta-schema of tool definitions, for the linter and for stored rows.
 
-Two keywords of our own: `says` is the message for a violation of the keywords beside it; `warning` makes the violation
-a warning. `$defs`:
+Two keywords of our own: `errorMessage` is the message for a violation of the keywords beside it, as in ajv-errors;
+`warning` makes the violation a warning. `$defs`:
 
 - `definition`: a definition's file (protocol sections 4 and 5), stricter than the parser of stored rows.
 - `schema`: the subset of JSON Schema that `parameters` may use (tool-design section 2).
@@ -34,7 +34,7 @@ _FORMATS: list[JsonValue] = ["date", "date-time", "email", "hostname", "ipv4", "
 
 
 def _refused(message: str, *words: str) -> JsonObject:
-    return {word: {"not": {}, "says": message} for word in words}
+    return {word: {"not": {}, "errorMessage": message} for word in words}
 
 
 _UNBOUNDED = {
@@ -60,8 +60,8 @@ def _row(refused: JsonObject) -> JsonObject:
     return {
         "properties": {
             **refused,
-            "properties": {**_BELOW, "maxProperties": MAX_PROPERTIES, "says": names},
-            "enum": {**_BELOW, "maxItems": MAX_ENUM_VALUES, "says": values},
+            "properties": {**_BELOW, "maxProperties": MAX_PROPERTIES, "errorMessage": names},
+            "enum": {**_BELOW, "maxItems": MAX_ENUM_VALUES, "errorMessage": values},
         },
         "additionalProperties": _BELOW,
         "items": _BELOW,
@@ -87,25 +87,25 @@ _NOT_IN_SUBSET: JsonObject = {
 }
 _BAD_NAME = "must be 1 to 64 letters, digits, '_', '-' or '.'"
 _ONE_TYPE = "must be one type; an optional field is left out of `required`, never null"
-_NUMBER: JsonObject = {"type": "number", "says": "must be a number"}
-_LENGTH: JsonObject = {"type": "integer", "minimum": 0, "says": "must be a whole number from 0"}
-_PROSE: JsonObject = {"type": "string", "pattern": r"\S", "says": "must be a text that is not empty"}
+_NUMBER: JsonObject = {"type": "number", "errorMessage": "must be a number"}
+_LENGTH: JsonObject = {"type": "integer", "minimum": 0, "errorMessage": "must be a whole number from 0"}
+_PROSE: JsonObject = {"type": "string", "pattern": r"\S", "errorMessage": "must be a text that is not empty"}
 _CHOICES = "must be a list of at least one value, each once"
 _SUBSCHEMA: JsonObject = {"$ref": "#/$defs/schema"}
 _ARGUMENT: JsonObject = {"$ref": "#/$defs/argument"}
 _OF_ANY_TYPE: JsonObject = {
-    "type": {"if": {"type": "array"}, "then": {"not": {}, "says": _ONE_TYPE}, "else": {"enum": [*TYPES]}},
+    "type": {"if": {"type": "array"}, "then": {"not": {}, "errorMessage": _ONE_TYPE}, "else": {"enum": [*TYPES]}},
     **dict.fromkeys(("title", "description"), _PROSE),
     **{word: {} for word in ("default", "const", "examples", "deprecated")},
-    "enum": {"type": "array", "minItems": 1, "uniqueItems": True, "says": _CHOICES},
+    "enum": {"type": "array", "minItems": 1, "uniqueItems": True, "errorMessage": _CHOICES},
 }
 _NUMBERS: JsonObject = dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _NUMBER)
 _PROPERTIES: JsonObject = {
     "type": "object",
     "additionalProperties": _ARGUMENT,
-    "patternProperties": {"^(?![A-Za-z0-9_.-]{1,64}$)": {**_ARGUMENT, "not": {}, "says": _BAD_NAME}},
+    "patternProperties": {"^(?![A-Za-z0-9_.-]{1,64}$)": {**_ARGUMENT, "not": {}, "errorMessage": _BAD_NAME}},
 }
-_CLOSED: JsonObject = {"const": False, "says": "may only be false"}
+_CLOSED: JsonObject = {"const": False, "errorMessage": "may only be false"}
 _OF_TYPE: Mapping[str, JsonObject] = {
     "object": {"properties": _PROPERTIES, "required": {"type": "array"}, "additionalProperties": _CLOSED},
     "string": {"minLength": _LENGTH, "maxLength": _LENGTH, "pattern": {"type": "string"}, "format": {"enum": _FORMATS}},
@@ -123,7 +123,7 @@ def _is(kind: str) -> JsonObject:
 def _only(kind: str) -> JsonObject:
     """Return the rules for one type: keywords of other types are refused, and `enum` values must be of the type."""
     foreign = _refused(f"says nothing about type {kind!r}; take it out", *sorted(_TYPED.keys() - _OF_TYPE[kind].keys()))
-    values: JsonObject = {"items": {"type": kind, "says": f"is not of type {kind!r}"}}
+    values: JsonObject = {"items": {"type": kind, "errorMessage": f"is not of type {kind!r}"}}
     return {"if": _is(kind), "then": {"properties": {**foreign, "enum": values}}}
 
 
@@ -135,11 +135,11 @@ def _schema() -> JsonObject:
     )
     return {
         "type": "object",
-        "says": "must be a schema, which is an object with a `type`",
+        "errorMessage": "must be a schema, which is an object with a `type`",
         "$ref": "#/$defs/keywords",
         "allOf": [
-            {"if": {"not": untyped}, "then": {"required": ["type"], "says": no_type}},
-            {"if": _is("array"), "then": {"required": ["items"], "says": no_items}},
+            {"if": {"not": untyped}, "then": {"required": ["type"], "errorMessage": no_type}},
+            {"if": _is("array"), "then": {"required": ["items"], "errorMessage": no_items}},
             *map(_only, TYPES),
         ],
     }
@@ -149,7 +149,8 @@ def _parameters() -> JsonObject:
     return {
         "type": ["object", "null"],
         "minProperties": 1,
-        "says": "must be an object with the schema of each argument; leave it out to take the built-in tool's own",
+        "errorMessage": "must be an object with the schema of each argument; "
+        "leave it out to take the built-in tool's own",
         "if": {"type": "object", "minProperties": 1, "properties": {"type": {"const": "object"}}},
         "then": _SUBSCHEMA,
         "else": {"properties": _refused("must be 'object': arguments are named", "type")},
@@ -159,14 +160,14 @@ def _parameters() -> JsonObject:
 _HIDDEN = (
     "is no option: of a partial result a model would see only the error; what succeeded is a success here; take it out"
 )
-_TEXT: JsonObject = {"type": "string", "minLength": 1, "says": "must be a text that is not empty"}
+_TEXT: JsonObject = {"type": "string", "minLength": 1, "errorMessage": "must be a text that is not empty"}
 _TEXT_OR_NULL: JsonObject = {**_TEXT, "type": ["string", "null"]}
-_ANY_TEXT: JsonObject = {"type": ["string", "null"], "says": "must be a text"}
+_ANY_TEXT: JsonObject = {"type": ["string", "null"], "errorMessage": "must be a text"}
 _SECONDS: JsonObject = {
     "type": ["number", "null"],
     "exclusiveMinimum": 0,
     "maximum": MAX_SUSPEND_S,
-    "says": f"must be a number of seconds above 0, at most {MAX_SUSPEND_S}",
+    "errorMessage": f"must be a number of seconds above 0, at most {MAX_SUSPEND_S}",
 }
 
 
@@ -177,8 +178,8 @@ def _closed(**properties: JsonValue) -> JsonObject:
 
 # Only the JSON types are checked here; `tools.definition` checks the values, at run time and for the linter.
 _EMPTY = "is empty; give it a value or take it out"
-_TEXTS: JsonObject = {"type": "object", "says": "must be an object"}
-_VALUES: JsonObject = {**_TEXTS, "additionalProperties": {"not": {"type": "null"}, "says": _EMPTY}}
+_TEXTS: JsonObject = {"type": "object", "errorMessage": "must be an object"}
+_VALUES: JsonObject = {**_TEXTS, "additionalProperties": {"not": {"type": "null"}, "errorMessage": _EMPTY}}
 _JINA: JsonObject = {
     **dict.fromkeys(("mode", "tool", "base_url", "method", "endpoint_template", "auth_env"), _TEXT_OR_NULL),
     **dict.fromkeys(("path", "accept"), _ANY_TEXT),
@@ -188,7 +189,7 @@ _JINA: JsonObject = {
 }
 _ARGS: JsonObject = {"defaults": _VALUES, "fixed": _VALUES}
 _BUDGET: JsonObject = {
-    name: {"type": "integer", "minimum": 0, "maximum": TERABYTE, "says": "must be an integer from 0"}
+    name: {"type": "integer", "minimum": 0, "maximum": TERABYTE, "errorMessage": "must be an integer from 0"}
     for name in BUDGETS
 }
 _SECTIONS: Mapping[str, JsonObject] = {
@@ -202,9 +203,9 @@ _SECTIONS: Mapping[str, JsonObject] = {
         "openapi": _closed(**_JINA, auth={**_closed(env=_TEXT), "type": ["object", "null"], "required": ["env"]}),
         **dict.fromkeys(("suspend_timeout_seconds", "timeout_s", "timeout"), _SECONDS),
         "result_format": _TEXT_OR_NULL,
-        "max_result_tokens": {"type": ["integer", "null"], "says": "must be an integer"},
+        "max_result_tokens": {"type": ["integer", "null"], "errorMessage": "must be an integer"},
         "budget": {**_closed(**_BUDGET), **_TEXTS},
-        "ui_allowed": {"type": ["boolean", "null"], "says": "must be true or false"},
+        "ui_allowed": {"type": ["boolean", "null"], "errorMessage": "must be true or false"},
     },
 }
 _DEFINITION: JsonObject = _closed(
@@ -229,7 +230,7 @@ META_SCHEMA: JsonObject = {
         "argument": {
             "$ref": "#/$defs/schema",
             "anyOf": [{"required": ["description"]}, {"not": {"type": "object"}}],
-            "says": "has no description for the model to read; add one",
+            "errorMessage": "has no description for the model to read; add one",
             "warning": True,
         },
         "row": _row(_UNBOUNDED),
@@ -260,7 +261,7 @@ def violations(part: str, value: object, path: Path) -> Iterator[Problem]:
         for place in places:
             rule = rule[place]
         for where, given in _places(error):
-            message = rule.get("says") or _message(rule, keyword, given)
+            message = rule.get("errorMessage") or _message(rule, keyword, given)
             yield Problem((*path, *error.instance_path, *where), message, warning="warning" in rule)
 
 

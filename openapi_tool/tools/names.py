@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from itertools import islice
 
-_MOST_CHARS, _MOST_KNOWN = 40, 100
+_MAX_CHARS, _MAX_KNOWN = 40, 100
 _WORDS = {
     "query": "q searchquery searchterm keywords question text",
     "url": "uri link address href targeturl pageurl website page",
@@ -41,9 +41,9 @@ def meant(name: str, known: Iterable[str]) -> str | None:
 
     Takes no more than a first part of long names and of many known ones.
     """
-    if len(name) > _MOST_CHARS:
+    if len(name) > _MAX_CHARS:
         return None
-    by_folded = {fold(other): other for other in islice(known, _MOST_KNOWN)}
+    by_folded = {fold(other): other for other in islice(known, _MAX_KNOWN)}
     folded = fold(name)
     other = _MEANT.get(folded, folded)
     for candidate in (folded, other, _PLURALS.get(other, "")):

@@ -8,7 +8,7 @@ from typing import Any
 
 from openapi_tool.tools.problems import short
 
-_MOST_CHOICES_CHARS = 160
+_MAX_CHOICES_CHARS = 160
 _PATTERNS: Mapping[Any, str] = {None: "", r"\S": ", not blank"}
 _EXAMPLE = re.compile(r"such as .{1,40}?(?=;|\.(?:\s|$)|$)")
 _NOUNS = {"boolean": "true or false", "object": "an object", "null": "null"}
@@ -21,7 +21,7 @@ def rule_text(rule: Mapping[str, Any]) -> str | None:
     """
     choices, types = rule.get("enum"), rule.get("type")
     if isinstance(choices, list):
-        return f"must be one of {short(', '.join(map(str, choices)), _MOST_CHOICES_CHARS)}"
+        return f"must be one of {short(', '.join(map(str, choices)), _MAX_CHOICES_CHARS)}"
     wanted = types if isinstance(types, list) else [types] if types else []
     kinds = [_kind(str(wanted_type), rule) for wanted_type in wanted]
     about = rule.get("description")

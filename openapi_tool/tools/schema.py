@@ -42,7 +42,7 @@ _MAX_MATCHED_BYTES = 50_000  # bytes of the arguments times patterns; at up to 1
 _MAX_EXPLAINED_BYTES = 6_000_000  # of copies in errors; takes up to 4 times as much memory, and 5 ms per MB
 _BYTES_A_VALUE = 60  # of the copy of a value, in addition to its text
 
-_BYTES_A_PART, _BYTES_A_BYTE, _BYTES_A_PATTERN, _BYTES_AT_LEAST = 1_000, 2, 250_000, 5_000
+_BYTES_A_PART, _BYTES_A_BYTE, _BYTES_A_PATTERN, _MIN_BYTES = 1_000, 2, 250_000, 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Compiled:
     def memory(self) -> int:
         """Estimate its memory in bytes; the factors fit the measured resident size, since Rust allocates most of it."""
         return (
-            _BYTES_AT_LEAST + self.size * _BYTES_A_BYTE + self.parts * _BYTES_A_PART + self.patterns * _BYTES_A_PATTERN
+            _MIN_BYTES + self.size * _BYTES_A_BYTE + self.parts * _BYTES_A_PART + self.patterns * _BYTES_A_PATTERN
         )
 
 

@@ -19,7 +19,7 @@ from openapi_tool.cooperative import Steps
 from openapi_tool.tools.truncation import boundary
 
 MAX_PHRASE_CHARS, MAX_QUESTION_CHARS = 200, 500
-MOST_SHOWN = 8
+MAX_SHOWN = 8
 """Most passages of one answer."""
 
 _PASSAGE_CHARS = 600
@@ -33,16 +33,16 @@ _SAME = {
     "\u03c2": "\u03c3",  # the sigma at the end of a word
 }
 
-_MOST_BLANKS = 16  # that count as one: a limit, so that a match has one
-_RUN = re.compile(f" {{2,{_MOST_BLANKS}}}")
+_MAX_BLANKS = 16  # that count as one: a limit, so that a match has one
+_RUN = re.compile(f" {{2,{_MAX_BLANKS}}}")
 
 _MARKS = "\u0300-\u036f\u0483-\u0489\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0dff"
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _UNSPACED += "\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_UNSPACED}]++|(?:[^\W_{_UNSPACED}]|[{_MARKS}])++")
 _IS_UNSPACED = re.compile(rf"[{_UNSPACED}]")
-_LEAST_PLURAL = 4
-_MOST_TERMS = 64
+_MIN_PLURAL = 4
+_MAX_TERMS = 64
 _WORTH_SHOWING = 0.25  # of the best score; less have no more than common words of the question
 _K1, _B = 1.2, 0.75  # the usual constants of BM25
 
@@ -96,7 +96,7 @@ class Phrase:
 
     def __init__(self, phrase: str, start: int) -> None:
         self._phrase = " ".join(folded(phrase).split())
-        self._overlap = len(self._phrase) - 1 + (_MOST_BLANKS - 1) * self._phrase.count(" ")
+        self._overlap = len(self._phrase) - 1 + (_MAX_BLANKS - 1) * self._phrase.count(" ")
         self._start = start
         self._next = 0
         self._first: tuple[list[int], list[int]] = ([], [])
@@ -131,7 +131,7 @@ class Phrase:
         is_after = at >= self._start
         self.after += is_after
         self.before += not is_after
-        if len(self._first[is_after]) <= MOST_SHOWN:
+        if len(self._first[is_after]) <= MAX_SHOWN:
             self._first[is_after].append(at)
 
     def spans(self) -> Steps[list[Span]]:
@@ -149,7 +149,7 @@ class Question:
     """Search for the passages that fit a question best, ranked by BM25."""
 
     def __init__(self, question: str) -> None:
-        asked = list(dict.fromkeys(terms(question)))[:_MOST_TERMS]
+        asked = list(dict.fromkeys(terms(question)))[:_MAX_TERMS]
         self._parts = [term for term in asked if _IS_UNSPACED.match(term)]
         self._words = [(term, f"{term}s") for term in asked if not _IS_UNSPACED.match(term)]
         self._found: list[tuple[Span, list[tuple[str, int]]]] = []
@@ -187,7 +187,7 @@ class Question:
             score = sum(rarity[term] * count * (_K1 + 1) / (count + norm) for term, count in found)
             scored.append((score, -span.at, span))
             yield
-        best = heapq.nlargest(MOST_SHOWN, scored)
+        best = heapq.nlargest(MAX_SHOWN, scored)
         return [span for score, _, span in best if score >= _WORTH_SHOWING * best[0][0]]
 
     def _rarity(self, having: int) -> float:
@@ -201,7 +201,7 @@ def terms(text: str) -> Iterator[str]:
     """
     for word in _WORD.findall(text.lower()):
         if not _IS_UNSPACED.match(word):
-            yield word[:-1] if word.endswith("s") and len(word) >= _LEAST_PLURAL else word
+            yield word[:-1] if word.endswith("s") and len(word) >= _MIN_PLURAL else word
         elif len(word) == 1:
             yield word
         else:

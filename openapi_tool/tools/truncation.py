@@ -25,16 +25,16 @@ NOTE_CHARS = 500
 _BOUNDARIES = ("\n\n", "\n", ". ", " ")
 _WORTH_USING = 0.7
 _PIECE_CHARS = 128 * 1024
-LEAST_CHARS = 150
+MIN_CHARS = 150
 """Characters without which an item is not shown at all: a title and an address."""
 AROUND_CHARS = MARK_CHARS + HEADING_CHARS + CUT_CHARS
 AROUND_CHARS_A_TOKEN = 3
 """Characters of marks and notes that are one token."""
 _ASCII_CHARS_A_TOKEN = 2  # at least, but for texts of nothing but signs
-_MOST_HEAD_CHARS = 500  # of a head, to count how many items can be shown with their heads
-_MOST_TITLE_CHARS = 120
-_MOST_LINE_CHARS = 200
-OPENING_CHARS = 3 * _MOST_LINE_CHARS
+_MAX_HEAD_CHARS = 500  # of a head, to count how many items can be shown with their heads
+_MAX_TITLE_CHARS = 120
+_MAX_LINE_CHARS = 200
+OPENING_CHARS = 3 * _MAX_LINE_CHARS
 """Characters that are enough to find the lines of an opening in."""
 _FENCE = re.compile(r"^ {0,3}(`{3,}+|~{3,}+)([^`\n]*+)$", re.MULTILINE)
 _TABLE_RULE = frozenset("|-: ")
@@ -141,8 +141,8 @@ def _without_space(items: Sequence[Item], limit: Limit) -> frozenset[int]:
     """Return the places of the items that are left out because the heads before them take all space."""
     chars, tokens = limit.chars - NOTE_CHARS, limit.tokens - NOTE_CHARS // AROUND_CHARS_A_TOKEN
     for place, item in enumerate(items):
-        head = item.part(min(len(item.head), _MOST_HEAD_CHARS) or LEAST_CHARS)
-        chars -= _around(item) + max(len(head), min(item.chars, LEAST_CHARS))
+        head = item.part(min(len(item.head), _MAX_HEAD_CHARS) or MIN_CHARS)
+        chars -= _around(item) + max(len(head), min(item.chars, MIN_CHARS))
         tokens -= -(-_around(item) // AROUND_CHARS_A_TOKEN) + estimated(head)
         if place and (chars < 0 or tokens < 0):
             return frozenset(number for number in range(place, len(items)) if items[number].chars)
@@ -162,7 +162,7 @@ def _headings(headings: Sequence[str], space: int, tokens: int) -> list[str]:
 def _title(item: Item) -> str:
     """Return the lines that say in a later part which item it is: title and address, a long address left out."""
     title, address, *_ = [*item.head.split("\n", 2), "", ""]
-    return f"{title[:_MOST_TITLE_CHARS]}\n{address if len(address) <= _MOST_LINE_CHARS else ''}".rstrip("\n")
+    return f"{title[:_MAX_TITLE_CHARS]}\n{address if len(address) <= _MAX_LINE_CHARS else ''}".rstrip("\n")
 
 
 def _shares(items: Sequence[Item], space: int) -> list[int]:
@@ -245,7 +245,7 @@ def _table(text: str, following: str, inherited: str) -> int | None:
 def opening_lines(text: str) -> str:
     """Return the lines at the start of a text that a code block or table needs: its fence, or header and rule."""
     first, second, *_ = [*text.split("\n", 2), "", ""]
-    if len(first) > _MOST_LINE_CHARS or len(second) > _MOST_LINE_CHARS:
+    if len(first) > _MAX_LINE_CHARS or len(second) > _MAX_LINE_CHARS:
         return ""
     if _FENCE.fullmatch(first):
         return f"{first}\n"
@@ -318,12 +318,12 @@ def later(rests: Sequence[Rest], place: Place, window: str, opening: str, limit:
         heading = f"[Continued: {where_it_is}.]"
         own = len(heading) + len(rest.after)
         space -= own + len(lines) + AROUND_CHARS
-        if not text or (parts and space < LEAST_CHARS):
+        if not text or (parts and space < MIN_CHARS):
             return Later(tuple(parts), at, Place(begin, where))
         tokens -= (own + AROUND_CHARS) // AROUND_CHARS_A_TOKEN + estimated(lines)
-        if parts and tokens < LEAST_CHARS // AROUND_CHARS_A_TOKEN:
+        if parts and tokens < MIN_CHARS // AROUND_CHARS_A_TOKEN:
             return Later(tuple(parts), at, Place(begin, where))
-        size = boundary(text, max(min(space, fitting(text[: max(space, 0)], tokens)), LEAST_CHARS))
+        size = boundary(text, max(min(space, fitting(text[: max(space, 0)], tokens)), MIN_CHARS))
         space, at = space - size, begin + size
         tokens -= estimated(text[:size])
         parts.append(Part(text[:size], heading, lines, rest.end - at, rest.after))

@@ -153,7 +153,7 @@ class Load:
         for call in self.calls:
             answer = await self.kernel.answer(call, ANSWERED_S)
             assert answer.card["content"]["status"] == "success"
-            waits.append((answer.rung_at or 0) - call.placed_at)
+            waits.append((answer.doorbell_at or 0) - call.placed_at)
         return waits
 
 

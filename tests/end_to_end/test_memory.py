@@ -11,8 +11,8 @@ from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool
 from tests.requirements import requirement
 from tests.support import memory_limit
 
-CALLS, PAGE_BYTES, MOST_BYTES = 64, 1_800_000, 2_000_000
-BUDGET_BYTES = most_memory(MOST_BYTES) + MOST_BYTES
+CALLS, PAGE_BYTES, MAX_BYTES = 64, 1_800_000, 2_000_000
+BUDGET_BYTES = most_memory(MAX_BYTES) + MAX_BYTES
 CONCURRENCY, CACHE_BYTES = 64, 4_000_000
 
 
@@ -25,7 +25,7 @@ async def test_many_large_pages_at_once_are_answered_within_the_limit(
     await caller.add_tool(PROJECT, reader_tool(suspend_timeout_seconds=100))
     executor = start_executor(
         {
-            "OPENAPI_TOOL__EGRESS__MAX_RESPONSE_BYTES": str(MOST_BYTES),
+            "OPENAPI_TOOL__EGRESS__MAX_RESPONSE_BYTES": str(MAX_BYTES),
             "OPENAPI_TOOL__EGRESS__BODY_BUDGET_BYTES": str(BUDGET_BYTES),
             "OPENAPI_TOOL__CACHE__TTL_S": "60",
         }

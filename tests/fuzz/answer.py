@@ -38,7 +38,7 @@ _STATUSES = (200, 200, 200, 422, 429, 400, 402, 403, 409, 451, 500, 503, 524, 30
 _LIMITS = (100_000, 2_000, 600, 501)
 _RETRY_AFTER = (None, None, "1", "Wed, 21 Oct 2026 07:28:00 GMT", "-1", "1e400", "9" * 5_000, "²", "soon")
 _LENGTHS = (None, None, None, "0", "²", "9" * 5_000, "-1", "ten")
-_MOST_BYTES = 200_000
+_MAX_BYTES = 200_000
 _TEXTS = (
     *("data", "title", "url", "content", "description", "warning", "links", "images", "chunks", "html", "text"),
     *("usage", "tokens", "meta", "siteLinks", "link", "snippet", "publishedTime", "numPages", "date", "source"),
@@ -102,9 +102,9 @@ def _envelope(source: Source) -> Any:
 
 def _fetched(request: UpstreamRequest, status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
     answer = httpx.Response(status, headers=httpx.Headers(dict(headers), encoding="utf-8"), stream=_Body(body))
-    client = JinaClient(httpx.MockTransport(lambda _: answer), _MOST_BYTES, _MASKS.error)
+    client = JinaClient(httpx.MockTransport(lambda _: answer), _MAX_BYTES, _MASKS.error)
     fetching = client.fetch(
-        request, SecretStr(SECRET), Deadline.after(5), ByteSemaphore(10 * _MOST_BYTES).for_call().grant()
+        request, SecretStr(SECRET), Deadline.after(5), ByteSemaphore(10 * _MAX_BYTES).for_call().grant()
     )
     return _loop().run_until_complete(fetching)
 

@@ -12,7 +12,7 @@ CORPUS = Path(__file__).parent / "corpus"
 BROKE = "found-"
 """Names of kept inputs that once broke something; no merge takes them away."""
 
-MOST_INPUTS, MOST_TOTAL_BYTES = 300, 300_000
+MAX_INPUTS, MAX_TOTAL_BYTES = 300, 300_000
 
 
 def kept(name: str) -> dict[str, bytes]:
@@ -28,8 +28,8 @@ def keep(name: str, inputs: Iterable[bytes]) -> None:
     ordered = sorted(inputs, key=lambda data: (len(data), data))
     sizes = accumulate(map(len, ordered))
     chosen = {known: data for known, data in kept(name).items() if known.startswith(BROKE)}
-    for data, size in zip(ordered[:MOST_INPUTS], sizes, strict=False):
-        if size <= MOST_TOTAL_BYTES:
+    for data, size in zip(ordered[:MAX_INPUTS], sizes, strict=False):
+        if size <= MAX_TOTAL_BYTES:
             chosen[hashlib.sha256(data).hexdigest()[:16]] = data
     entries = ({"name": known, "data": data.decode("latin-1")} for known, data in chosen.items())
     _file(name).write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")

@@ -10,9 +10,9 @@ import orjson
 
 from openapi_tool.jina.parameters import REFUSED
 from openapi_tool.tools.catalogue import CATALOGUE
-from tests.fuzz.whole import MOST_BYTES, SEPARATOR, parts
+from tests.fuzz.whole import MAX_BYTES, SEPARATOR, parts
 
-_MOST_TIMES = 2_000
+_MAX_TIMES = 2_000
 _DEPTHS = (2, 10, 60, 200)
 _NAMES = (
     *(
@@ -103,7 +103,7 @@ def mutate(data: bytes, most: int, seed: int, flip: Callable[[bytes, int], bytes
         place = chance.randrange(3)
         pieces[place] = _answer(pieces[place], chance, flip) if place == 2 else _json(pieces[place], chance)
     changed = SEPARATOR.join(pieces)
-    return changed if len(changed) <= min(most, MOST_BYTES) else flip(data, min(most, MOST_BYTES))
+    return changed if len(changed) <= min(most, MAX_BYTES) else flip(data, min(most, MAX_BYTES))
 
 
 def _answer(piece: bytes, chance: random.Random, flip: Callable[[bytes, int], bytes]) -> bytes:
@@ -144,11 +144,11 @@ def _replace(_: Any, chance: random.Random) -> Any:
 
 def _most_times(value: Any) -> int:
     """How often a value fits into an input: repeated further, it filled the memory of the fuzzer itself."""
-    return max(1, MOST_BYTES // len(orjson.dumps(value)))
+    return max(1, MAX_BYTES // len(orjson.dumps(value)))
 
 
 def _grow(value: Any, chance: random.Random) -> Any:
-    times = chance.randrange(1, min(_MOST_TIMES, _most_times(value) + 1))
+    times = chance.randrange(1, min(_MAX_TIMES, _most_times(value) + 1))
     if isinstance(value, str):
         return value[:100] * times
     if isinstance(value, list):

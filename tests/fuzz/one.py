@@ -16,15 +16,15 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["openapi_tool"]):
-    from tests.fuzz.replay import MOST_BYTES, MOST_S, Replayer, peak_bytes
+    from tests.fuzz.replay import MAX_BYTES, MAX_S, Replayer, peak_bytes
     from tests.fuzz.targets import MUTATORS, PLAYED_AGAIN, TARGETS
 
-MOST_INSTRUMENTED_S = 1.0
+MAX_INSTRUMENTED_S = 1.0
 _GREW_BYTES = 8_000_000
 
 
 def timed(check: Callable[[bytes], None], figures: Path) -> Callable[[bytes], None]:
-    """`check`, which fails where it takes more than MOST_INSTRUMENTED_S."""
+    """`check`, which fails where it takes more than MAX_INSTRUMENTED_S."""
     slowest = 0.0
 
     def one_input(data: bytes) -> None:
@@ -35,7 +35,7 @@ def timed(check: Callable[[bytes], None], figures: Path) -> Callable[[bytes], No
         if took > slowest:
             slowest = took
             figures.write_text(json.dumps({"slowest_ms": round(took * 1000, 1)}), encoding="utf-8")
-        if took > MOST_INSTRUMENTED_S:
+        if took > MAX_INSTRUMENTED_S:
             raise TimeoutError(f"took {took:.2f} s")
 
     return one_input
@@ -52,18 +52,18 @@ def played_again(name: str, figures: Path) -> Callable[[bytes], None]:
         began = time.process_time()
         check(data)
         took, peak = time.process_time() - began, peak_bytes()
-        if took <= MOST_S and peak <= most + _GREW_BYTES:
+        if took <= MAX_S and peak <= most + _GREW_BYTES:
             return
         most = max(most, peak)
         suspect.write_bytes(data)
         seconds, size = replayer.play(suspect)
-        if size > MOST_BYTES:  # maybe of what earlier inputs left behind
+        if size > MAX_BYTES:  # maybe of what earlier inputs left behind
             seconds, size = Replayer(name).play(suspect)
         worst["slowest_ms"] = max(worst["slowest_ms"], round(seconds * 1000, 1))
         worst["largest_mb"] = max(worst["largest_mb"], round(size / 1e6, 1))
         worst["played_again"] += 1
         figures.write_text(json.dumps(worst), encoding="utf-8")
-        if seconds > MOST_S or size > MOST_BYTES:
+        if seconds > MAX_S or size > MAX_BYTES:
             raise TimeoutError(f"took {seconds:.3f} s and {size / 1e6:.0f} MB")
 
     return one_input

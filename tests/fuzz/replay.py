@@ -17,7 +17,7 @@ from typing import IO, Any
 from tests.fuzz.seeds import seeds
 from tests.fuzz.targets import PLAYED_AGAIN, TARGETS
 
-MOST_S, MOST_BYTES = 0.05, 64_000_000
+MAX_S, MAX_BYTES = 0.05, 64_000_000
 TRIES = 3
 _STATUS, _FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

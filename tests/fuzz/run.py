@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.fuzz.kept import keep, kept
 from tests.fuzz.seeds import seeds
-from tests.fuzz.targets import MOST_BYTES, TARGETS
+from tests.fuzz.targets import MAX_BYTES, TARGETS
 
 FOUND = Path("build") / "fuzz"
 _HANG_S = {"whole": 60}  # of the clock, for what never ends; how much of CPU time an input may take is in `one`
@@ -38,7 +38,7 @@ def fuzz(name: str, seconds: int) -> dict[str, float]:
     log = libfuzzer(
         name,
         f"-max_total_time={seconds}",
-        f"-max_len={MOST_BYTES[name]}",
+        f"-max_len={MAX_BYTES[name]}",
         f"-timeout={_HANG_S.get(name, _USUAL_HANG_S)}",
         f"-artifact_prefix={folder}/",
         "-print_final_stats=1",
@@ -67,7 +67,7 @@ def merge(name: str) -> None:
     shutil.rmtree(merged, ignore_errors=True)
     merged.mkdir()
     sources = [str(FOUND / name / part) for part in ("new", "seeds", "kept")]
-    libfuzzer(name, "-merge=1", f"-max_len={MOST_BYTES[name]}", str(merged), *sources)
+    libfuzzer(name, "-merge=1", f"-max_len={MAX_BYTES[name]}", str(merged), *sources)
     inputs = [path.read_bytes() for path in merged.iterdir()]
     if not inputs:
         raise RuntimeError(f"libFuzzer merged nothing; see {FOUND / name / 'log'}")

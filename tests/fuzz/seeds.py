@@ -14,7 +14,7 @@ from tests.fuzz.whole import STATUSES, joined
 from tests.support import BODY, HEADERS, SUBJECT
 from tests.unit import test_url_policy as addresses
 
-_MOST_BYTES = 3_000
+_MAX_BYTES = 3_000
 
 
 def seeds(name: str) -> list[bytes]:
@@ -48,13 +48,13 @@ def _addresses() -> Iterator[bytes]:
     texts = [*addresses.UNCHANGED, *(text for text, _ in addresses.REPAIRED), *chain(*addresses.MALFORMED.values())]
     texts += [f"https://{host}/" for host in addresses.REFUSED_HOSTS]
     for text in texts:
-        if len(text) < _MOST_BYTES:
+        if len(text) < _MAX_BYTES:
             yield text.encode("utf-8", "surrogateescape" if text.isascii() else "surrogatepass")
 
 
 def _answers() -> Iterator[bytes]:
     for recording in load_recordings().values():
-        if len(recording.body) < _MOST_BYTES:
+        if len(recording.body) < _MAX_BYTES:
             mode = b"\x01" if recording.name.startswith("s-") else b"\x00"
             status = {200: b"\x00", 422: b"\x03", 429: b"\x04", 400: b"\x05", 451: b"\x09"}.get(
                 recording.status, b"\x0a"
@@ -69,7 +69,7 @@ def _answers() -> Iterator[bytes]:
 
 def _calls() -> Iterator[bytes]:
     """Every built-in tool with a recorded answer of each kind, and what an attacker's would be like."""
-    bodies = {name: recording for name, recording in load_recordings().items() if len(recording.body) < _MOST_BYTES}
+    bodies = {name: recording for name, recording in load_recordings().items() if len(recording.body) < _MAX_BYTES}
     arguments = {
         "query": "hello",
         "queries": ["a", "b"],

@@ -24,7 +24,7 @@ from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.telemetry.redact import Redactor
 from tests.support import V1R4
 
-MOST_BYTES = 8_192
+MAX_BYTES = 8_192
 WAIT_S = 10.0
 _HALF_A_FRAME_S = 0.02
 _MAX_PAYLOAD = 1 << 20

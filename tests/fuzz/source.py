@@ -10,7 +10,7 @@ import orjson
 
 Item = TypeVar("Item")
 
-_MOST_DEEP = 4
+_MAX_DEPTH = 4
 _LIST, _OBJECT = 6, 7
 _CHAINS = (30, 100, 300)
 _NUMBERS = (0, 1, -1, 7, 20_000, 2**63, -(2**64), 10**400, 0.5, -0.0, 1e308, float("inf"))
@@ -54,7 +54,7 @@ class Source:
 
     def value(self, texts: Sequence[str], depth: int = 0) -> Any:
         """A JSON value, with odd numbers, and with texts and keys from `texts` or of any kind."""
-        kind = self.below(8 if depth < _MOST_DEEP else 6)
+        kind = self.below(8 if depth < _MAX_DEPTH else 6)
         if kind == _LIST:
             return [self.value(texts, depth + 1) for _ in range(self.below(5))]
         if kind == _OBJECT:

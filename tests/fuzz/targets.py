@@ -17,7 +17,7 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
     "whole": whole.check,
     "socket": socket.check,
 }
-MOST_BYTES: Mapping[str, int] = dict.fromkeys(TARGETS, 4_096) | {"whole": whole.MOST_BYTES, "socket": socket.MOST_BYTES}
+MAX_BYTES: Mapping[str, int] = dict.fromkeys(TARGETS, 4_096) | {"whole": whole.MAX_BYTES, "socket": socket.MAX_BYTES}
 """The largest input of each."""
 
 MUTATORS: Mapping[str, Mutate] = {"whole": mutate}

@@ -35,7 +35,7 @@ from tests.support import BODY, HEADERS, SUBJECT, waiting_turn
 
 Handler = Callable[[Delivery], Awaitable[Settlement]]
 SEPARATOR = b"\x1e"
-MOST_BYTES = 256 * 1024
+MAX_BYTES = 256 * 1024
 SECRET, OTHER = "a-key-of-the-fuzzer", "another-secret-of-the-fuzzer"
 STATUSES = (200, 200, 200, 422, 429, 400, 402, 403, 409, 451, 500, 503, 524, 302)
 _SHOWN_CHARS = 2_000
@@ -76,7 +76,7 @@ def stored(text: bytes) -> dict[str, Any]:
 
 def check(data: bytes) -> None:
     """Handle one call and judge its result. Raises AssertionError, or whatever a defect raises."""
-    row, arguments, answer = parts(data[:MOST_BYTES])
+    row, arguments, answer = parts(data[:MAX_BYTES])
     row_object, arguments_object = stored(row), stored(arguments)
     with _Defects() as defects:
         began = time.process_time()

@@ -13,7 +13,7 @@ from tests.hostile.upstream import LATE, response
 
 CASES = Cases()
 Make = Callable[[], bytes]
-MOST_BYTES = 9_900_000
+MAX_BYTES = 9_900_000
 """Nearly as much as is read of an answer."""
 
 PAGES = 56
@@ -26,7 +26,7 @@ SHOWN_CHARS, CARD_CHARS = 40_000, 300_000
 _FAILED = ("upstream_rejected", "upstream_unavailable", "response_too_large", "bad_request", "rate_limited")
 
 
-def fill(unit: str, size: int = MOST_BYTES) -> str:
+def fill(unit: str, size: int = MAX_BYTES) -> str:
     """A text of about so many bytes."""
     return unit * (size // len(unit.encode()))
 
@@ -48,17 +48,17 @@ def _json(value: object) -> bytes:
 
 
 def _items(item: bytes) -> bytes:
-    return b",".join([item] * (MOST_BYTES // (len(item) + 1)))
+    return b",".join([item] * (MAX_BYTES // (len(item) + 1)))
 
 
 def _numbered(item: str) -> bytes:
-    count = MOST_BYTES // (len(item.replace("%d", "1234567")) + 1)
+    count = MAX_BYTES // (len(item.replace("%d", "1234567")) + 1)
     return ",".join(item.replace("%d", str(number)) for number in range(count)).encode()
 
 
 READERS: Mapping[str, Make] = {
-    "brackets": lambda: response(b"[" * MOST_BYTES),
-    "brackets_in_pairs": lambda: page(content=b"[" * (MOST_BYTES // 2) + b"]" * (MOST_BYTES // 2)),
+    "brackets": lambda: response(b"[" * MAX_BYTES),
+    "brackets_in_pairs": lambda: page(content=b"[" * (MAX_BYTES // 2) + b"]" * (MAX_BYTES // 2)),
     "objects_in_objects": lambda: page(title=b'{"a":' * 1_500_000 + b"1" + b"}" * 1_500_000),
     "links_by_the_hundred_thousand": lambda: page(links=b"{" + _numbered('"l%d":"https://a.b/%d"') + b"}"),
     "links_under_numbers": lambda: page(links=b"{" + _numbered('"%d":"a,https://a.b/%d"') + b"}"),
@@ -74,14 +74,14 @@ READERS: Mapping[str, Make] = {
     "an_address_of_ten_megabytes": lambda: page(url="https://" + fill("u")),
     "a_date_of_ten_megabytes": lambda: page(publishedTime=fill("2")),
     "chunks_by_the_million": lambda: page(content="", chunks=b"[" + _items(b'"c"') + b"]"),
-    "a_number_of_many_digits": lambda: page(numPages=b"9" * MOST_BYTES),
+    "a_number_of_many_digits": lambda: page(numPages=b"9" * MAX_BYTES),
     "names_by_the_million": lambda: page(metadata=b"{" + _numbered('"n%d":"%d"') + b"}"),
     "numbers_by_the_million": lambda: page(external=b"[" + _items(b"1") + b"]"),
-    "a_code_of_many_digits": lambda: response(b'{"code":%b,"data":{}}' % (b"9" * MOST_BYTES)),
-    "no_json": lambda: response(b"<html>" + b"<p>" * (MOST_BYTES // 3)),
-    "no_utf8": lambda: response(b'{"data":{"content":"' + b"\xff" * MOST_BYTES + b'"}}'),
+    "a_code_of_many_digits": lambda: response(b'{"code":%b,"data":{}}' % (b"9" * MAX_BYTES)),
+    "no_json": lambda: response(b"<html>" + b"<p>" * (MAX_BYTES // 3)),
+    "no_utf8": lambda: response(b'{"data":{"content":"' + b"\xff" * MAX_BYTES + b'"}}'),
     "a_text_alone": lambda: response(json.dumps(fill("x")).encode()),
-    "blanks_alone": lambda: response(b" " * MOST_BYTES + b"{}"),
+    "blanks_alone": lambda: response(b" " * MAX_BYTES + b"{}"),
 }
 """Pages that may be refused."""
 
@@ -90,15 +90,15 @@ READABLE: Mapping[str, Make] = {
     "brackets_and_blanks": lambda: page(content=fill("[ _")),
     "look_alikes_of_the_frame": lambda: page(content=fill("[web")),
     "frames": lambda: page(content=fill("[End of web content.] ")),
-    "quotes_and_backslashes": lambda: page(content=fill('"\\', MOST_BYTES // 2)),
+    "quotes_and_backslashes": lambda: page(content=fill('"\\', MAX_BYTES // 2)),
     "one_word": lambda: page(content=fill("a")),
     "four_byte_letters": lambda: page(content=fill("\U0001f600")),
     "two_byte_letters": lambda: page(content=fill("\u00e9 ")),
-    "zeros": lambda: page(content=b'"' + b"\\u0000" * (MOST_BYTES // 6) + b'"'),
-    "half_escapes": lambda: page(content=b'"' + b"\\ud83d" * (MOST_BYTES // 6) + b'"'),
+    "zeros": lambda: page(content=b'"' + b"\\u0000" * (MAX_BYTES // 6) + b'"'),
+    "half_escapes": lambda: page(content=b'"' + b"\\ud83d" * (MAX_BYTES // 6) + b'"'),
     "what_looks_like_a_login": lambda: page(content=fill("jina_://a@")),
     "what_looks_like_a_key": lambda: page(content=fill("jina_aaaaaaaaaaaaaaaaaaaaaaaa ")),
-    "line_breaks": lambda: page(content=fill("a\n", MOST_BYTES // 2)),
+    "line_breaks": lambda: page(content=fill("a\n", MAX_BYTES // 2)),
     "percents": lambda: page(content=fill("%25")),
     "one_chunk_without_a_length": lambda: response(
         b'{"code":200,"data":{"content":"' + b"c " * 4_900_000 + b'"}}', chunked=True
@@ -114,7 +114,7 @@ SEARCHES: Mapping[str, Make] = {
     "results_of_tokens": lambda: results(_items(b'{"usage":{"tokens":9}}')),
     "a_result_of_site_links": lambda: results(b'{"title":"t","siteLinks":[%b]}' % _items(b'{"title":"t","link":"l"}')),
     "a_result_of_many_fields": lambda: results(b"{" + _numbered('"f%d":"%d"') + b"}"),
-    "a_result_of_a_long_title": lambda: results(b'{"title":"%b"}' % (b"t" * MOST_BYTES)),
+    "a_result_of_a_long_title": lambda: results(b'{"title":"%b"}' % (b"t" * MAX_BYTES)),
 }
 
 WORDS: Mapping[str, str] = {
@@ -192,10 +192,10 @@ async def reasons_that_are_slow_to_read(scene: Scene) -> None:
         assert_failed(await scene.read(f"https://example.com/attack-reason_{name}_150000"), *_FAILED)
 
 
-@CASES.case("12", lambda: reasons(MOST_BYTES - 1_000))
+@CASES.case("12", lambda: reasons(MAX_BYTES - 1_000))
 async def reasons_of_ten_megabytes(scene: Scene) -> None:
     for name in WORDS:
-        assert_failed(await scene.read(f"https://example.com/attack-reason_{name}_{MOST_BYTES - 1_000}"), *_FAILED)
+        assert_failed(await scene.read(f"https://example.com/attack-reason_{name}_{MAX_BYTES - 1_000}"), *_FAILED)
 
 
 @CASES.case("12", fields)

@@ -7,7 +7,7 @@ import json
 import secrets
 
 from openapi_tool.local.caller import PlacedCall
-from tests.hostile.answers import MOST_BYTES, assert_bounded, fill, page
+from tests.hostile.answers import MAX_BYTES, assert_bounded, fill, page
 from tests.hostile.case import Cases
 from tests.hostile.scene import AGENT, PROJECT, Scene, assert_failed, assert_succeeded, hpub
 from tests.hostile.upstream import response
@@ -203,7 +203,7 @@ async def cursors_into_a_large_page(scene: Scene) -> None:
 
 @CASES.case(
     "own",
-    lambda: {"drips": response(b"").replace(b"Length: 0", b"Length: %d" % MOST_BYTES) + b'{"data":{"content":"'},
+    lambda: {"drips": response(b"").replace(b"Length: 0", b"Length: %d" % MAX_BYTES) + b'{"data":{"content":"'},
     latency_s=4.0,  # half of what the attacker's calls take
 )
 async def answers_that_never_end(scene: Scene) -> None:

@@ -28,7 +28,7 @@ from tests.support import make_role
 
 DATABASE = "hostile"
 UPSTREAM_MS, MARGIN_MS = 250, 250.0
-MOST_ROUNDS = 200
+MAX_ROUNDS = 200
 _WIDTHS = (58, 5, 9, 9, 9, 9, 8, 8, 7)
 _COLUMNS = ("case", "item", "p50 alone", "p99 alone", "p50", "p99", "MB", "lag ms", "rounds")
 
@@ -62,7 +62,7 @@ async def measure(case: Case, stage: Stage, pace: Pace) -> Measured:
     found = Measured(case.item)
     found.alone_p50_ms, found.alone_p99_ms = _percentiles(await play(QUIET, stage, pace))
     try:
-        played = await play(case, stage, pace, MOST_ROUNDS)
+        played = await play(case, stage, pace, MAX_ROUNDS)
     except (AssertionError, OSError, ValueError, TimeoutError) as error:
         found.wrong.append(f"{type(error).__name__}: {str(error)[:300]}")
         return found

@@ -114,7 +114,7 @@ async def _call(caller: Caller, pace: Pace, fate: Fate) -> None:
     except TimeoutError:
         fate.lost.append(f"{query}: no doorbell within {pace.patience_s} s")
         return
-    fate.latencies_s.append((answer.rung_at or 0.0) - began)
+    fate.latencies_s.append((answer.doorbell_at or 0.0) - began)
     content = answer.card.get("content", {})
     if content.get("status") != "success" or not answer.inbox_row or not answer.edge:
         fate.lost.append(f"{query}: {content.get('status')} {content.get('error')}")

@@ -44,7 +44,7 @@ from tests.support import definition, owner, resident_bytes, tool_call
 
 SCOPE = SessionScope(b"k" * 32)
 RULES = UrlPolicy()
-MOST = 10
+MAX = 10
 MAY_SET = {
     mode: {entry.name for entry in table if entry.model and not entry.declared} | {"timeout", "respondTiming"}
     for mode, table in (("search", SEARCH), ("reader", READER))
@@ -121,7 +121,7 @@ def prepared(found: ToolDefinition, arguments: dict[str, Any]) -> Arguments:
 
 def requests_of(found: ToolDefinition, arguments: dict[str, Any]) -> list[UpstreamRequest]:
     ready = prepared(found, arguments)
-    items = batch_items(found, ready, MOST)
+    items = batch_items(found, ready, MAX)
     each = [ready] if items is None else [item_arguments(found, ready, item) for item in items]
     requests = []
     for one in each:

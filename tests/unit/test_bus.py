@@ -402,7 +402,7 @@ def test_names_that_are_made_up_are_forgotten() -> None:
 
 
 MAX_PAYLOAD = 1_048_576
-MOST = 180_000
+MAX = 180_000
 NOTHING = Redactor()
 
 
@@ -433,7 +433,7 @@ def test_a_record_is_bounded_whatever_the_command(
     delivered = of(body, raw_header_block(HEADERS, *lines))
     letter = dead_letter(delivered, reason, "m" * 9_000, NOTHING)
     record = encode(letter, MAX_PAYLOAD)
-    assert len(record) <= MOST
+    assert len(record) <= MAX
     read = decode(record, 3)
     assert (read.size, read.sha256) == (len(body), BodyDigest.of(body).sha256)
     assert (read.id, read.reason, read.stream, read.stream_sequence, read.attempt) == ("3", reason, "commands", 7, 2)
@@ -442,7 +442,7 @@ def test_a_record_is_bounded_whatever_the_command(
     assert not read.whole or (read.headers, read.data) == (letter.headers, body)
     assert read.whole or read.data == body[:4096]
     smaller = encode(letter, 30_000)
-    assert len(smaller) <= MOST // 6
+    assert len(smaller) <= MAX // 6
 
 
 @requirement("deadletters")

@@ -13,14 +13,14 @@ import pytest
 import uvloop
 from pydantic import SecretStr
 
-from openapi_tool.jina.answer_json import MOST_VALUES
+from openapi_tool.jina.answer_json import MAX_VALUES
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, CallMemory, MemoryGrant, memory_of, most_memory
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.options import CacheOptions
 from openapi_tool.protocol.errors import ToolError, UpstreamUnavailable
 from openapi_tool.tools.deadline import Deadline
-from tests.answering import MOST_BYTES, Answering, serving
+from tests.answering import MAX_BYTES, Answering, serving
 from tests.requirements import requirement
 from tests.upstream import assert_for_a_model
 
@@ -301,7 +301,7 @@ async def test_memory_is_held_as_long_as_anybody_needs_it() -> None:
 def test_memory_is_asked_for_by_the_widest_character(body: bytes, times: int) -> None:
     assert memory_of(body) == times * 100
     assert memory_of(body, 7) - memory_of(body) == 7 * 250
-    assert memory_of(body * 1_000, MOST_VALUES) <= most_memory(100_000)
+    assert memory_of(body * 1_000, MAX_VALUES) <= most_memory(100_000)
 
 
 @requirement("memory.limit")
@@ -374,7 +374,7 @@ class _Paced:
 
     def __init__(self, parts: list[bytes], pause: Callable[[int], Coroutine[Any, Any, None]]) -> None:
         answer = httpx.Response(200, stream=_Chunks(parts, pause))
-        self._client = JinaClient(httpx.MockTransport(lambda _: answer), MOST_BYTES, pace_s=0.05)
+        self._client = JinaClient(httpx.MockTransport(lambda _: answer), MAX_BYTES, pace_s=0.05)
 
     async def fetch(self, grant: MemoryGrant) -> Any:
         request = UpstreamRequest("POST", "r.jina.ai", "/", {}, b"{}")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from openapi_tool.cooperative import SMALL, TimeSlicer, at_once
 from openapi_tool.jina import answer_json
-from openapi_tool.jina.answer_json import MOST_VALUES, decoded
+from openapi_tool.jina.answer_json import MAX_VALUES, decoded
 from openapi_tool.jina.answer_json import counted as values_of
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import loads
@@ -98,11 +98,11 @@ async def test_one_turn_ends_before_the_next_begins_also_where_one_is_given_up()
 @pytest.mark.parametrize(
     "body",
     [
-        b'{"data":[' + b"{}," * MOST_VALUES + b"{}]}",
-        b'{"data":[' + b"[]," * MOST_VALUES + b"[]]}",
-        b'{"data":' + b"[" * (MOST_VALUES + 1),
-        b'{"data":{' + b'"a":"b",' * (MOST_VALUES + 1) + b'"c":1}}',
-        b'{"data":["' + b"x" * MOST_VALUES + b'"' + b",1" * MOST_VALUES + b",2]}",
+        b'{"data":[' + b"{}," * MAX_VALUES + b"{}]}",
+        b'{"data":[' + b"[]," * MAX_VALUES + b"[]]}",
+        b'{"data":' + b"[" * (MAX_VALUES + 1),
+        b'{"data":{' + b'"a":"b",' * (MAX_VALUES + 1) + b'"c":1}}',
+        b'{"data":["' + b"x" * MAX_VALUES + b'"' + b",1" * MAX_VALUES + b",2]}",
     ],
 )
 @requirement("memory.limit")
@@ -118,7 +118,7 @@ async def test_an_answer_of_too_many_values_is_refused_before_it_is_parsed(
 @requirement("memory.limit")
 async def test_a_refusal_with_too_many_values_is_still_what_its_status_says() -> None:
     with pytest.raises(UpstreamUnavailable, match="overloaded"):
-        await Answering(serving(b"[" * (MOST_VALUES + 10), 503)).output()
+        await Answering(serving(b"[" * (MAX_VALUES + 10), 503)).output()
 
 
 TEXTS = st.lists(st.sampled_from(["[", "{", ",", '"', "\\", "a", "\u00e9", "\n", "]]", "\\\\"]), max_size=12).map(
@@ -136,10 +136,10 @@ def test_only_what_stands_outside_of_texts_is_counted(value: Any, piece: int) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answer_json, "_PIECE_BYTES", piece)
         counted = _outside(value)
-        patch.setattr(answer_json, "MOST_VALUES", counted)
+        patch.setattr(answer_json, "MAX_VALUES", counted)
         patch.setattr(answer_json, "SMALL", 0)
         assert (at_once(values_of(body)), at_once(decoded(body))) == (counted, value)
-        patch.setattr(answer_json, "MOST_VALUES", counted - 1)
+        patch.setattr(answer_json, "MAX_VALUES", counted - 1)
         with pytest.raises(ResponseTooLarge):
             at_once(values_of(body))
 

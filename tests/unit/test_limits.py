@@ -228,15 +228,15 @@ def test_a_record_that_is_none_is_empty() -> None:
 @requirement("limits.window")
 def test_a_record_keeps_a_thousand_replicas_and_every_block_that_counts() -> None:
     record = Record()
-    for number in range(2 * ledger.MOST_REPLICAS):
+    for number in range(2 * ledger.MAX_REPLICAS):
         one = record.replicas[secrets.token_hex(5)] = Replica(START + number / 100, 9_999, served=99_999, serial=99_999)
         one.requests, one.until = number % 2, one.seen + ledger.BLOCK_S
     stored = ledger.encode(record)
     assert len(stored) < MAX_VALUE_BYTES
     assert ledger.decode(stored) == record
     record.forget(START + 20)
-    assert len(record.replicas) == ledger.MOST_REPLICAS
-    assert sum(one.requests for one in record.replicas.values()) == ledger.MOST_REPLICAS
+    assert len(record.replicas) == ledger.MAX_REPLICAS
+    assert sum(one.requests for one in record.replicas.values()) == ledger.MAX_REPLICAS
 
 
 @requirement("limits.window")

@@ -22,7 +22,7 @@ from openapi_tool.protocol.records import Artifact
 from openapi_tool.tools import text_search
 from openapi_tool.tools.cursor import Cursors
 from openapi_tool.tools.result import Item, RenderedResult, ToolOutput
-from openapi_tool.tools.text_search import MOST_SHOWN, Phrase, Question, Search, folded, terms
+from openapi_tool.tools.text_search import MAX_SHOWN, Phrase, Question, Search, folded, terms
 from openapi_tool.tools.tokens import estimated
 from openapi_tool.tools.truncation import opening_of
 from tests.answering import OWNER, PAGES, SIZE, watched
@@ -128,7 +128,7 @@ async def test_case_11_places_before_the_cursor_and_more_places_are_named_with_a
     content = ""
     while cursor:
         _, shown, places = await kept.search(cursor, {"find": "the word is here"})
-        assert len(places) == len(framed_items(shown.content)) <= MOST_SHOWN
+        assert len(places) == len(framed_items(shown.content)) <= MAX_SHOWN
         assert "[Found in 30 places of " in shown.content
         seen += [int(number) for number in re.findall(r"here, number (\d+)", shown.content)]
         assert (shown.next_cursor or "no cursor") in shown.content or not shown.truncated
@@ -191,7 +191,7 @@ def test_case_11_every_place_is_found_wherever_a_window_ends(
         search = Phrase(phrase, 0)
         scanned(search, items, window + 16 * phrase.count(" "))
     assert (search.before, search.after) == (0, len(expected))
-    assert [span.at for span in at_once(search.spans())] == expected[: MOST_SHOWN + 1]
+    assert [span.at for span in at_once(search.spans())] == expected[: MAX_SHOWN + 1]
 
 
 @requirement("content.find")
@@ -253,7 +253,7 @@ async def test_case_11_the_event_loop_runs_between_the_passages_of_a_result(monk
             turns[0] += 1
             await asyncio.sleep(0)
 
-    kept = Kept(Item("Title: x", f"{FILLER * 9}\nThe word.\n" * MOST_SHOWN), max_chars=2_000)
+    kept = Kept(Item("Title: x", f"{FILLER * 9}\nThe word.\n" * MAX_SHOWN), max_chars=2_000)
     cursor = await kept.first()
 
     def looking(*texts: str) -> int | None:
@@ -408,7 +408,7 @@ async def test_case_11_a_search_in_nine_megabytes_does_not_keep_the_event_loop(n
             _, shown, _ = await kept.search(cursor, wanted)
         assert lag.cpu_s < 0.15
         assert len(shown.content) <= 4_000
-        assert len(kept.kernel.reads) <= 2 * (SIZE // stored_search._WINDOW_CHARS + MOST_SHOWN)  # noqa: SLF001
+        assert len(kept.kernel.reads) <= 2 * (SIZE // stored_search._WINDOW_CHARS + MAX_SHOWN)  # noqa: SLF001
         assert max(chars for _, chars in kept.kernel.reads) <= stored_search._WINDOW_CHARS  # noqa: SLF001
 
 

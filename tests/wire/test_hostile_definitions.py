@@ -16,10 +16,10 @@ from tests.support import peak_growth
 from tests.wire.world import KNOWN, Outcome, World
 
 LARGE_TEXT = "x" * 250_000
-MOST_BYTES = 96_000_000
+MAX_BYTES = 96_000_000
 """What one call may take at its peak. The aim is 64 MB; the rest is what the test itself holds in this process."""
 
-MOST_ANSWER_BYTES = 30_000
+MAX_ANSWER_BYTES = 30_000
 """A card of an error: up to 20 problems of 200 characters, three times (message, detail, result)."""
 
 
@@ -137,8 +137,8 @@ async def asked(world: World, row: dict[str, Any], arguments: Any = None) -> Out
     call = await world.place(arguments)
     with peak_growth() as grown:
         outcome = await world.send(call)
-    assert grown() < MOST_BYTES
-    assert len(json.dumps(outcome.content)) < MOST_ANSWER_BYTES
+    assert grown() < MAX_BYTES
+    assert len(json.dumps(outcome.content)) < MAX_ANSWER_BYTES
     return outcome
 
 
@@ -291,7 +291,7 @@ async def test_an_id_of_any_length_is_not_multiplied_by_a_definition(world: Worl
         await world.caller.database.execute(statement, call_id, call.tool_call_id)
     with peak_growth() as grown:
         outcome = await world.send(replace(call, tool_call_id=call_id), headers={"CG-Tool-Call-Id": call_id})
-    assert grown() < MOST_BYTES
+    assert grown() < MAX_BYTES
     assert_refused(outcome, "{tool_call_id} has more than 1,000 characters")
 
 
