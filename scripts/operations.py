@@ -43,7 +43,7 @@ MEANINGS = {
 """Actions whose message alone does not say what happened; the others are described by it."""
 
 _LEVELS = {"exception": "error", "log": "info, warning", "critical": "critical"}
-_OTHER = "?"
+_OTHER = "any"
 
 
 def actions() -> dict[str, tuple[str, str]]:
@@ -138,8 +138,7 @@ def operations_page() -> str:
         "",
         "The same on `/metrics` (Prometheus) and over OTLP, where counters have no `_total`, `error_code` is",
         "`error.type`, `host` is `server.address`, `project` is `commonground.project.id` and `tool` is",
-        "`openapi_tool.built_in`. An",
-        "empty label is left out. A metric without a value yet is not sent over OTLP.",
+        "`openapi_tool.built_in`. An empty label is left out. A metric without a value yet is not sent over OTLP.",
         "",
         "| metric | type | labels | meaning |",
         "| --- | --- | --- | --- |",

@@ -112,7 +112,7 @@ class SwitchMonitor:
         if failure != self._failure:
             self._failure = failure
             log.warning(
-                "cannot read which tools are disabled, the last known ones stay so: %s",
+                "cannot read which tools are disabled; the last known ones stay disabled: %s",
                 failure,
                 extra={"action": "switches.not_read"},
             )

@@ -69,5 +69,5 @@ class TurnDeadline:
         try:
             return await self._kernel.last_answer_s(identity.project_id, identity.agent_turn_id, identity.step_id or "")
         except Unavailable as outage:
-            log.debug("cannot look for other answers of the step: %s", outage, extra={"action": "turn.unknown"})
+            log.debug("cannot read whether other calls of the step were answered: %s", outage, extra={"action": "turn.unknown"})
             return None
