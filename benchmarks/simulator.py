@@ -104,10 +104,10 @@ class Replica:
     def hold(self, command: Command) -> Command | None:
         """Hold a command; return the one that goes back for it, as `Intake` does."""
         full = len(self.scheduler) >= self._max_held
-        if full and self.scheduler.gives_way(command.flow[0]):
+        if full and self.scheduler.would_evict(command.flow[0]):
             return command
         self.scheduler.offer(cast("Held", command))
-        return cast("Command", self.scheduler.crowded_out()) if full else None
+        return cast("Command", self.scheduler.evict()) if full else None
 
 
 class Simulation:

@@ -109,7 +109,7 @@ async def _serve_kernel(bootstrap: Bootstrap, process: _Process) -> None:
     parts.consumer.start()
     log.info("serving", extra={"action": "service.started", "durable": bootstrap.durable.name})
     try:
-        await _unless_stopped(process.stop, _side_tasks(parts, bootstrap))
+        await _unless_stopped(process.stop, _background_tasks(parts, bootstrap))
     finally:
         bootstrap.health.draining = True
         await parts.consumer.stop(bootstrap.settings.executor.drain_timeout_s)
@@ -134,7 +134,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> str:
     return f"health.host, health.port: cannot listen: {why}"
 
 
-async def _side_tasks(parts: Parts, bootstrap: Bootstrap) -> None:
+async def _background_tasks(parts: Parts, bootstrap: Bootstrap) -> None:
     """Run the background tasks of a kernel; none ends without a defect, whose exception this raises."""
     async with asyncio.TaskGroup() as group:
         group.create_task(parts.consumer.failed(), name="consumer")

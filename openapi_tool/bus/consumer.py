@@ -34,12 +34,12 @@ from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-_PREPARE_AGAIN_S = 1.0
+_RETRY_S = 1.0  # between attempts to look up or create the durable
 _STALL_SHARE = 1 / 3
 """Fraction of AckWait: messages received after a longer stall may have been redelivered elsewhere."""
 
 _DOUBT_S = 1.0
-"""Seconds after a stall during which messages that were sent during the stall are still being received."""
+"""Seconds after a stall for which received messages may have been sent during the stall."""
 
 _RETURN_S = 5.0
 """Limit in seconds for handing back waiting commands on shutdown; otherwise AckWait redelivers them later."""
@@ -62,8 +62,8 @@ class ConsumerOptions:
     fairness: FairnessOptions = field(default_factory=FairnessOptions)
 
 
-class SideTaskEnded(Exception):
-    """A task that pulls commands or sends heartbeats has ended. That is a defect; the process must end, too."""
+class BackgroundTaskEnded(Exception):
+    """A task that pulls commands or sends heartbeats has ended, which is a defect. The process must end, too."""
 
 
 class CommandConsumer:
@@ -90,7 +90,7 @@ class CommandConsumer:
         self._worker = Worker(self.leases, dead_letters, handle, self._concurrency, options.executor.max_lost_runs)
         self._heartbeats = Heartbeats(self.leases, options.durable.ack_wait_s)
         self._intake = Intake(options.executor, FairScheduler(options.fairness.weights), client.publish)
-        self._doubtful_until = 0.0
+        self._stale_until = 0.0
         self._draining = False
         self._slots = slots or Slots(self._concurrency)
         self._slots.wake = self.wake
@@ -99,7 +99,7 @@ class CommandConsumer:
         self._look_ahead: LookAhead | None = None
         self.durable: Durable | None = None
         self.trouble = ""
-        self._side_tasks: list[asyncio.Task[None]] = []
+        self._background_tasks: list[asyncio.Task[None]] = []
 
     @property
     def running(self) -> int:
@@ -125,13 +125,13 @@ class CommandConsumer:
     def stalled(self, seconds: float) -> None:
         """Record a stall of the event loop: the server may have redelivered held commands elsewhere meanwhile."""
         if seconds > self._heartbeats.ack_wait_s * _STALL_SHARE:
-            self._doubtful_until = time.monotonic() + _DOUBT_S
+            self._stale_until = time.monotonic() + _DOUBT_S
             self._intake.mark_stale()
 
     def start(self) -> None:
         """Start consuming in the background; retry after connection losses and while the durable is missing."""
         self._export()
-        self._side_tasks = [
+        self._background_tasks = [
             asyncio.create_task(self._keep_pulling(), name="pull"),
             asyncio.create_task(self._intake.returns.run(), name="returns"),
             asyncio.create_task(self._keep_alive(), name="heartbeat"),
@@ -146,17 +146,17 @@ class CommandConsumer:
         metrics.OLDEST_HELD.follow(lambda: self._intake.oldest_s(self._clock.time()), of=version)
 
     async def failed(self) -> None:
-        """Wait until a side task ends. Raises SideTaskEnded with the cause: no side task ends without a defect."""
-        await asyncio.wait(self._side_tasks, return_when=asyncio.FIRST_COMPLETED)
-        _raise_if_ended(self._side_tasks)
+        """Wait until a background task ends. Raises BackgroundTaskEnded with the cause: only a defect ends one."""
+        await asyncio.wait(self._background_tasks, return_when=asyncio.FIRST_COMPLETED)
+        _raise_if_ended(self._background_tasks)
 
     async def stop(self, grace_s: float) -> None:
-        """Stop fetching, hand back waiting commands, let calls finish for `grace_s` seconds, hand back the rest.
+        """Stop fetching, hand back waiting commands, let calls finish for `grace_s` seconds, hand back the others.
 
         If the heartbeat task dies, the grace period ends early: the server would redeliver calls that still run here.
-        Raises SideTaskEnded in that case, after everything is handed back.
+        Raises BackgroundTaskEnded in that case, after everything is handed back.
         """
-        pulling, returning, heartbeat = self._side_tasks
+        pulling, returning, heartbeat = self._background_tasks
         self._draining = True
         await _cancel(pulling)
         await self._give_back_waiting(returning)
@@ -171,7 +171,7 @@ class CommandConsumer:
         )
         await self._wait_for_calls(heartbeat, grace_s)
         handed_back, oldest_s = self.running, self._oldest_s()
-        await self._break_off_all()
+        await self._cancel_all()
         died = [heartbeat] if heartbeat.done() else []
         await _cancel(heartbeat)
         log.info("drained", extra={"action": "drain.finished", "handed_back": handed_back, "oldest_s": oldest_s})
@@ -190,7 +190,7 @@ class CommandConsumer:
                 while self._running and not heartbeat.done():
                     await asyncio.wait([*self._running, heartbeat], return_when=asyncio.FIRST_COMPLETED)
 
-    async def _break_off_all(self) -> None:
+    async def _cancel_all(self) -> None:
         running = list(self._running)
         await asyncio.sleep(0)  # a task that is cancelled before its first step cannot hand its command back
         for task in running:
@@ -233,7 +233,7 @@ class CommandConsumer:
                     "cannot consume commands; looking up or creating the durable again",
                     extra={"action": "consumer.lost", "error": f"{type(error).__name__}: {error}"},
                 )
-                await asyncio.sleep(_PREPARE_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)
 
     def wake(self) -> None:
         """Run or fetch commands after a change: a call ended, or the fetch mode changed."""
@@ -276,7 +276,7 @@ class CommandConsumer:
     def _receive(self, message: Msg) -> bool:
         """Hold a message until a slot is free. Return False if JetStream did not send it."""
         try:
-            work = self._intake.take(message, stale=time.monotonic() < self._doubtful_until)
+            work = self._intake.take(message, stale=time.monotonic() < self._stale_until)
         except ForeignMessage:
             log.warning("ignored a message that JetStream did not send", extra={"action": "pull.foreign"})
             return False
@@ -297,7 +297,7 @@ class CommandConsumer:
 
     def _receive_or_refuse(self, message: Msg) -> None:
         with suppress(ForeignMessage):  # which `_receive` logs
-            if time.monotonic() >= self._doubtful_until and self._intake.refuse(message):
+            if time.monotonic() >= self._stale_until and self._intake.refuse(message):
                 return
         self._receive(message)
 
@@ -335,10 +335,10 @@ class CommandConsumer:
             await asyncio.sleep(self._heartbeats.check_every_s)
             if not self._client.is_connected:
                 self._intake.mark_stale()  # heartbeats do not arrive, so the server may redeliver waiting commands
-            self._break_off_what_hangs()
+            self._cancel_overdue()
             await self._heartbeats.send(list(self._intake.held.values()))
 
-    def _break_off_what_hangs(self) -> None:
+    def _cancel_overdue(self) -> None:
         """Cancel calls that exceed every limit, which is a defect; each counts as a lost run."""
         for task, work in self._running.items():
             if time.monotonic() - work.since > self._options.hold_s and work.forgive_on_hand_back:
@@ -350,10 +350,10 @@ class CommandConsumer:
                 task.cancel()
 
 
-def _raise_if_ended(side_tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in side_tasks:
+def _raise_if_ended(background_tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in background_tasks:
         if task.done():
-            raise SideTaskEnded(task.get_name()) from (None if task.cancelled() else task.exception())
+            raise BackgroundTaskEnded(task.get_name()) from (None if task.cancelled() else task.exception())
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

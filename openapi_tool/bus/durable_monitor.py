@@ -29,7 +29,7 @@ _RECONNECT_AFTER = 3
 """Failed checks before a reconnect; after 2, 4, 8, … times as many again: reconnecting may not help."""
 
 _SILENCE_S = 15.0
-_ACT_AGAIN_S = 60.0
+_RESTORE_AGAIN_S = 60.0  # until the next attempt to restore settings that are still wrong
 _SAVE_FLOOR_S = 10.0
 
 
@@ -77,7 +77,7 @@ class DurableMonitor:
         self._capacity = DurableCapacity(client, options.max_ack_pending)
         self._saved_floor = 0
         self._saved_at = -math.inf
-        self._good_floor = 0
+        self._valid_floor = 0  # the last one that was read while the filter was right
         for gauge in (metrics.PENDING, metrics.UNACKNOWLEDGED, metrics.MAX_UNACKNOWLEDGED):
             gauge.labels(options.version)  # at 0 from the start
 
@@ -97,7 +97,7 @@ class DurableMonitor:
             return
         durable = self._consumer.durable
         if durable is None and self._seen is None and not self._consumer.trouble:
-            self._health.record(NATS, ok=True)  # a start that takes its time is no news
+            self._health.record(NATS, ok=True)  # still starting: a missing durable is no problem yet
             return
         if durable is None:
             self._record("", self._consumer.trouble or "the durable is not found or created yet")
@@ -161,7 +161,7 @@ class DurableMonitor:
             self._consumer.follow_ack_wait(state.ack_wait_s)
         seen, self._seen = self._seen, state
         changed = seen is None or _settings(seen) != _settings(state)
-        if changed or time.monotonic() - self._acted_at >= _ACT_AGAIN_S:
+        if changed or time.monotonic() - self._acted_at >= _RESTORE_AGAIN_S:
             self._acted_at = time.monotonic()
             self._log_differences(state, changed=changed)
             if state.max_deliver != UNLIMITED or state.filters != (self._options.filter_subject,):
@@ -171,8 +171,8 @@ class DurableMonitor:
         """Store the durable's ack floor, in case the durable is deleted."""
         now = time.monotonic()
         if state.filters != (self._options.filter_subject,):
-            return  # the floor of a wrong filter is beyond commands that it skipped
-        self._good_floor = state.ack_floor
+            return  # with a wrong filter the floor has passed commands that were never delivered
+        self._valid_floor = state.ack_floor
         if not durable.created or state.ack_floor <= self._saved_floor or now - self._saved_at < _SAVE_FLOOR_S:
             return
         self._saved_at = now
@@ -187,7 +187,7 @@ class DurableMonitor:
     def _log_differences(self, state: DurableState, *, changed: bool) -> None:
         """Log once that AckWait differs or `max_ack_pending` is lower; other executors may have set them.
 
-        A higher `max_ack_pending` is what a backlog needs.
+        A higher `max_ack_pending` is no difference: replicas raise it during a backlog.
         """
         lower = state.max_ack_pending < self._options.max_ack_pending
         if changed and (lower or state.ack_wait_s != self._options.ack_wait_s):
@@ -214,7 +214,7 @@ class DurableMonitor:
 
     async def _redeliver_skipped(self, durable: Durable) -> None:
         try:
-            await reset_durable(self._client, durable, self._good_floor)
+            await reset_durable(self._client, durable, self._valid_floor)
         except (nats.errors.Error, OSError) as error:
             log.warning(
                 "cannot redeliver commands that arrived while the filter was wrong: %s; "

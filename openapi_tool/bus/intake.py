@@ -67,7 +67,7 @@ class Intake:
         Raises ForeignMessage.
         """
         project = project_of(message.subject)
-        if not self.full or not self._scheduler.gives_way(project):
+        if not self.full or not self._scheduler.would_evict(project):
             return False
         place = metadata_of(message)
         if place.sequence.stream in self.held:
@@ -101,7 +101,7 @@ class Intake:
         full = self.full
         self._scheduler.offer(work)
         if full:
-            surplus = self._scheduler.crowded_out()
+            surplus = self._scheduler.evict()
             self._send_back(surplus.message, surplus.flow[0], surplus, never_run=_never_run(surplus))
 
     def next(self, may_begin: Callable[[str], bool]) -> Held | None:

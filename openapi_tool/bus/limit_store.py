@@ -179,7 +179,10 @@ class LimitStore:
             await self._client.subscribe(f"{self._place.changes}.>", cb=received)
         except (nats.errors.Error, OSError) as error:
             log.warning(
-                "cannot subscribe to changes of %s: %s", self._place.bucket, error, extra={"action": "limits.not_followed"}
+                "cannot subscribe to changes of %s: %s",
+                self._place.bucket,
+                error,
+                extra={"action": "limits.not_followed"},
             )
 
     async def _opened(self) -> KeyValue:

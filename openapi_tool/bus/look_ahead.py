@@ -24,14 +24,14 @@ EVERY_S = 0.05
 """Mean seconds until the next request after one that found fewer commands than it asked for."""
 
 JITTER = 0.5, 1.5
-"""Least and greatest factor of EVERY_S. Without it the replica whose requests follow the longest gap takes most of the
-new commands each time, and they wait there behind one another."""
+"""Bounds of the random factor of EVERY_S. With a fixed interval the replicas would keep their order, and the one whose
+request follows the longest gap would get most of the new commands each time."""
 
 _REPLY_TIMEOUT_S = 1.0
 """Seconds until the next request if the server does not answer."""
 
-_IN_ONE_GO_S = 0.01
-"""Seconds of receiving messages before the event loop gets a turn."""
+_MAX_RECEIVE_S = 0.01
+"""Seconds of receiving messages before other tasks run."""
 
 _MAX_BYTES = 8 * 2**20
 """Byte limit of one request: nats-py buffers its messages until they are received."""
@@ -72,11 +72,11 @@ class LookAhead:
                 await self._wake.wait()
                 self._wake.clear()
                 while batch := self._batch():
-                    await self._look(batch, inbox)
+                    await self._fetch(batch, inbox)
         finally:
             await unsubscribe(self._client, subscription)
 
-    async def _look(self, batch: int, inbox: str) -> None:
+    async def _fetch(self, batch: int, inbox: str) -> None:
         self._left = batch
         self._answered.clear()
         if self._client.is_connected:
@@ -101,8 +101,8 @@ class LookAhead:
         await self._yield()
 
     async def _yield(self) -> None:
-        """Give the event loop a turn after `_IN_ONE_GO_S` of receiving."""
+        """Let other tasks run after `_MAX_RECEIVE_S` of receiving."""
         now = time.monotonic()
-        if now - self._yielded_at > _IN_ONE_GO_S:
+        if now - self._yielded_at > _MAX_RECEIVE_S:
             await asyncio.sleep(0)
             self._yielded_at = time.monotonic()

@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 EXPIRES_S = 30.0
 HEARTBEAT_S = 5.0
-_GOODBYE_S = 2.0
+_UNSUBSCRIBE_S = 2.0
 _SILENCE_S = 2.5 * HEARTBEAT_S
 """Without a message or heartbeat for this long, assume that the server has lost the open request."""
 
 _MAX_BYTES = 4 * 2**20
-"""Bytes of messages per request; the server ends it with 409 then. What it sends at once arrives before the answers to
-our publications, on the same connection: of 64 large commands that was a fifth of a second."""
+"""Limit in bytes of the messages of one request; beyond it the server ends the request with 409. On the same connection
+a burst of messages delays the acknowledgements of our publications: 64 large commands by 0.2 s."""
 
 _COMPLETE = ("batch completed", "message size exceeds maxbytes")  # both with status 409
 _ENDINGS = (StatusCode.REQUEST_TIMEOUT, StatusCode.NO_MESSAGES)
@@ -41,7 +41,7 @@ _HEARTBEAT = "100"
 _PENDING = "Nats-Pending-Messages"
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _TOP_UP = 4
-"""Request more once a 1/4 of all slots is free and not yet requested: fewer, larger requests."""
+"""Send a further request once 1/4 of all slots is free and not yet requested: fewer, larger requests."""
 
 
 class ConsumerGone(Exception):
@@ -65,7 +65,7 @@ class PullConsumer:
         self._receive = receive
         self._inbox = ""
         self._subscription: Subscription | None = None
-        self._asked = 0
+        self._requested = 0
         self._largest = 1
         self._requested_at = time.monotonic()
         self._unanswered_since: float | None = None
@@ -106,7 +106,7 @@ class PullConsumer:
                 if self._must_resubscribe():
                     await self._resubscribe()
                 await self._top_up()
-                await self._rest()
+                await self._wait()
             raise ConsumerGone(self._gone)
         finally:
             await self._unsubscribe()
@@ -114,7 +114,7 @@ class PullConsumer:
     def _must_resubscribe(self) -> bool:
         """Return whether the open request may be lost, or exceeds the free slots: a request cannot be reduced."""
         reconnected = self._reconnects != self._client.stats["reconnects"]
-        return self._renew or reconnected or 0 < self._asked > self._free_slots()
+        return self._renew or reconnected or 0 < self._requested > self._free_slots()
 
     async def _subscribe(self) -> None:
         self._reconnects = self._client.stats["reconnects"]
@@ -129,7 +129,7 @@ class PullConsumer:
         """
         self._renew = False
         await self._unsubscribe()
-        self._asked = 0
+        self._requested = 0
         if not self._free_slots():
             self._unanswered_since = None
         await self._subscribe()
@@ -143,10 +143,10 @@ class PullConsumer:
     async def _top_up(self) -> None:
         free = self._free_slots()
         self._largest = max(self._largest, free)
-        missing = free - self._asked
+        missing = free - self._requested
         if missing <= 0 or not self._client.is_connected:
             return
-        if self._asked and missing * _TOP_UP < self._largest:
+        if self._requested and missing * _TOP_UP < self._largest:
             return
         request = {
             "batch": missing,
@@ -154,38 +154,38 @@ class PullConsumer:
             "idle_heartbeat": int(HEARTBEAT_S * _NANOSECONDS),
             "max_bytes": max(_MAX_BYTES, 2 * self._client.max_payload),
         }
-        self._asked += missing
+        self._requested += missing
         self._requested_at = time.monotonic()
         self._unanswered_since = self._unanswered_since or self._requested_at
         await self._client.publish(self._subject, orjson.dumps(request), self._inbox)
 
-    async def _rest(self) -> None:
+    async def _wait(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HEARTBEAT_S):
                 await self._wake.wait()
-        if self._asked and time.monotonic() - self._last_sign > _SILENCE_S:
+        if self._requested and time.monotonic() - self._last_answer_or_request > _SILENCE_S:
             self._renew = True
 
     @property
-    def _last_sign(self) -> float:
+    def _last_answer_or_request(self) -> float:
         """Time when a request was last answered or sent, whichever is later."""
         return max(self._unanswered_since or 0.0, self._requested_at)
 
     async def _on_message(self, message: Msg) -> None:
         status = message.headers.get(Header.STATUS) if message.headers and not message.reply else None
         if status is None:
-            self._asked = max(0, self._asked - self._receive(message))
+            self._requested = max(0, self._requested - self._receive(message))
         elif status != _HEARTBEAT:
             self._request_ended(status, message.headers or {})
-        self._unanswered_since = time.monotonic() if self._asked else None
-        if self._free_slots() > self._asked:
+        self._unanswered_since = time.monotonic() if self._requested else None
+        if self._free_slots() > self._requested:
             self._wake.set()
 
     def _request_ended(self, status: str, headers: dict[str, str]) -> None:
         """Handle a request that expired or was refused: its remaining messages are no longer requested."""
         description = headers.get(Header.DESCRIPTION, "")
         remaining = headers.get(_PENDING, "")
-        self._asked = max(0, self._asked - int(remaining)) if _NUMBER.fullmatch(remaining) else 0
+        self._requested = max(0, self._requested - int(remaining)) if _NUMBER.fullmatch(remaining) else 0
         if status == StatusCode.SERVICE_UNAVAILABLE or "consumer deleted" in description.lower():
             self._gone = description or "no responders"
         elif status not in _ENDINGS and description.lower() not in _COMPLETE:
@@ -199,7 +199,7 @@ async def unsubscribe(client: BusClient, subscription: Subscription) -> None:
     """End a subscription; messages already sent by the server are still received."""
     try:
         if client.is_connected:
-            async with asyncio.timeout(_GOODBYE_S):
+            async with asyncio.timeout(_UNSUBSCRIBE_S):
                 await subscription.drain()  # type: ignore[no-untyped-call]
     except (nats.errors.Error, OSError) as error:
         log.info(

@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 Publish = Callable[[str, bytes], Awaitable[None]]
 
 _MAX_REMEMBERED = 20_000
-"""Handed-back commands that are remembered; some 100 bytes each."""
+"""Limit of handed-back commands whose number of deliveries is remembered; each takes about 100 bytes."""
 
-_IN_ONE_GO = 32
-"""Commands handed back before the event loop gets a turn."""
+_BATCH = 32
+"""Commands handed back before other tasks run."""
 
 _BATCH_TIMEOUT_S = 2.0
 """Timeout in seconds for one such batch."""
@@ -86,7 +86,7 @@ class Returns:
             message, work, _ = self._queue[0]
             try:
                 async with asyncio.timeout(_BATCH_TIMEOUT_S):
-                    for _ in range(min(_IN_ONE_GO, len(self._queue))):
+                    for _ in range(min(_BATCH, len(self._queue))):
                         message, work, delay_s = self._queue.popleft()
                         await self._give_back(message, work, delay_s)
             except (nats.errors.Error, OSError, TimeoutError) as error:

@@ -43,11 +43,11 @@ class Scheduler(Protocol):
     def finished(self, work: Held, cost: float) -> None:
         """Charge a command that has run with `cost` upstream requests; `next` has charged one of them."""
 
-    def crowded_out(self) -> Held:
-        """Remove and return the command to evict if too many wait. Raises ValueError if none waits."""
+    def evict(self) -> Held:
+        """Remove and return the command to hand back if too many wait. Raises ValueError if none waits."""
 
-    def gives_way(self, project: str) -> bool:
-        """Return whether a further command of a project would be the one to evict."""
+    def would_evict(self, project: str) -> bool:
+        """Return whether a further command of a project would be evicted at once."""
 
     def withdraw(self) -> list[Held]:
         """Remove and return all waiting commands."""
@@ -89,11 +89,11 @@ class FairScheduler:
         if cost != 1:
             self._projects.charge(work.flow, max(cost, _MIN_COST) - 1)
 
-    def crowded_out(self) -> Held:
+    def evict(self) -> Held:
         """Remove and return the newest command of the largest agent in the largest project, by memory and weight."""
         return self._removed(self._projects.drop())
 
-    def gives_way(self, project: str) -> bool:
+    def would_evict(self, project: str) -> bool:
         """Return whether a project is the largest, by memory for its weight."""
         return self._length > 0 and self._projects.largest() == project
 

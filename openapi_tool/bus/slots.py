@@ -14,19 +14,19 @@ _RESERVED_SHARE = 1 / 8
 class Slots:
     """Slots of running calls, and their upstream requests, by the command's sequence in the stream.
 
-    Of `limit` slots one project cannot take all, once calls of another one have run. At most `limit` at once are
-    released for good, because their answer is held, and at most `most_parked` parked while they wait for a permit;
-    further ones keep their slots.
+    One project cannot take all `limit` slots once a call of another one has run. A call may give up its slot in two
+    ways: released for good while its result is delayed (ADR 8), at most `limit` calls at once; or parked while it waits
+    for a permit, at most `max_parked` calls at once. Further calls keep their slots.
     """
 
-    def __init__(self, limit: int, most_parked: int = 0) -> None:
+    def __init__(self, limit: int, max_parked: int = 0) -> None:
         self._limit = limit
-        self._most_parked = most_parked
+        self._most_parked = max_parked
         self._most_of_project = limit - int(limit * _RESERVED_SHARE)
         self._projects: dict[int, str] = {}
-        self._only: str | None = None  # project of all calls so far
-        self._shared = False
-        self._held: Counter[str] = Counter()  # slots of each project
+        self._first: str | None = None  # project of the first call
+        self._several = False  # calls of several projects have run
+        self._in_use: Counter[str] = Counter()  # slots of each project
         self._released: set[int] = set()
         self._parked: set[int] = set()
         self._requests: dict[int, int] = {}
@@ -44,19 +44,19 @@ class Slots:
 
     def may_begin(self, project: str) -> bool:
         """Return whether a project may have one more slot, if one is free."""
-        return not self._shared or self._held[project] < self._most_of_project
+        return not self._several or self._in_use[project] < self._most_of_project
 
     def begin(self, sequence: int, project: str) -> None:
         """Count a call that begins to run in a slot."""
         self._projects[sequence] = project
-        self._held[project] += 1
-        self._only = self._only or project
-        self._shared = self._shared or project != self._only
+        self._in_use[project] += 1
+        self._first = self._first or project
+        self._several = self._several or project != self._first
 
     def release(self, sequence: int) -> None:
-        """Give the slot of a running call to the next command."""
+        """Take the slot from a running call for good: the next command gets it."""
         if len(self._released) < self._limit:
-            self._leave(sequence, self._released)
+            self._give_up_slot(sequence, self._released)
 
     def charge(self, sequence: int, requests: int) -> None:
         """Record the number of upstream requests of a running call; one is assumed."""
@@ -68,15 +68,15 @@ class Slots:
         return CallSlot(self, sequence)
 
     def park(self, sequence: int) -> None:
-        """Let another command have the slot of a running call until it resumes."""
+        """Take the slot from a running call until it resumes."""
         if len(self._parked) < self._most_parked:
-            self._leave(sequence, self._parked)
+            self._give_up_slot(sequence, self._parked)
 
     def resume(self, sequence: int) -> None:
-        """Count a call as running again at once; no command begins until a slot is free."""
+        """Give a parked call its slot back at once, even if none is free; then no command begins until one is."""
         if sequence in self._parked:
             self._parked.discard(sequence)
-            self._held[self._projects[sequence]] += 1
+            self._in_use[self._projects[sequence]] += 1
 
     def ended(self, sequence: int) -> int:
         """Forget a call; return its number of upstream requests."""
@@ -85,15 +85,15 @@ class Slots:
         if sequence in self._released:
             self._released.discard(sequence)
         else:
-            self._held[project] -= 1
-        if not self._held[project]:
-            del self._held[project]
+            self._in_use[project] -= 1
+        if not self._in_use[project]:
+            del self._in_use[project]
         return self._requests.pop(sequence, 1) if self._requests else 1
 
-    def _leave(self, sequence: int, without: set[int]) -> None:
+    def _give_up_slot(self, sequence: int, without: set[int]) -> None:
         if sequence not in without:
             without.add(sequence)
-            self._held[self._projects[sequence]] -= 1
+            self._in_use[self._projects[sequence]] -= 1
             self.wake()
 
 
@@ -111,7 +111,7 @@ class CallSlot:
         self._slots, self._sequence, self._waiting = slots, sequence, 0
 
     def park(self) -> None:
-        """Give up the slot while a request waits, if the number of such calls allows."""
+        """Give up the slot while a request waits, unless too many calls have done so."""
         self._waiting += 1
         if self._waiting == 1:
             self._slots.park(self._sequence)

@@ -42,8 +42,10 @@ from openapi_tool.tools.truncation import (
     whole,
 )
 
+_ANY_CURSOR = "a" * 44  # as long as real ones
 _SHORTER = {"target_selector": "Read a part with target_selector", "count": "Ask for fewer results with count"}
-_UNCONTINUED = 2  # times as much is shown where a definition takes no cursor
+_UNCONTINUED_FACTOR = 2
+"""Factor of the limits for a definition that takes no cursor: its model can never read the rest."""
 
 
 def requested_cursor(definition: ToolDefinition, arguments: Arguments) -> str | None:
@@ -87,7 +89,7 @@ def _requires(definition: ToolDefinition, name: str) -> bool:
 
 def _schema_takes_cursor(definition: ToolDefinition) -> bool:
     """Return whether the definition's schema allows a call with nothing but a cursor."""
-    return not schema_problems(cursor_schema(definition, definition.hidden), {CURSOR: "a" * 44})
+    return not schema_problems(cursor_schema(definition, definition.hidden), {CURSOR: _ANY_CURSOR})
 
 
 class Continuation:
@@ -103,36 +105,36 @@ class Continuation:
         self._max_tokens = options.max_result_tokens
         self._cost_note_tokens = options.cost_note_tokens
         self._search = StoredSearch(artifacts, cursors, self._slicer)
-        self._max_uncontinued_chars = options.max_uncontinued_chars or _UNCONTINUED * options.max_result_chars
+        self._max_uncontinued_chars = options.max_uncontinued_chars or _UNCONTINUED_FACTOR * options.max_result_chars
 
     async def render(
         self,
         output: ToolOutput,
         definition: ToolDefinition,
         owner: CallOwner,
-        most_tokens: int | None = None,
+        max_result_tokens: int | None = None,
         note: str = "",
     ) -> tuple[RenderedResult, StoredText | None]:
         """Return what the model is shown and, if it was cut and may be stored, the whole text.
 
-        `most_tokens` is the call's own limit. `note` is shown after the text.
+        `max_result_tokens` is the call's own limit. `note` is shown after the text.
         """
-        steps = self._show(output, definition, owner, most_tokens, note)
+        steps = self._show(output, definition, owner, max_result_tokens, note)
         return await self._slicer.run(steps, items_chars(output.items))
 
     def _show(
-        self, output: ToolOutput, definition: ToolDefinition, owner: CallOwner, most_tokens: int | None, note: str
+        self, output: ToolOutput, definition: ToolDefinition, owner: CallOwner, max_result_tokens: int | None, note: str
     ) -> Steps[tuple[RenderedResult, StoredText | None]]:
         items = []
         for item in output.items:
             items.append(Item(*map(storable_text, item)))
             yield
         cost = _cost_note(output, self._cost_note_tokens) + note
-        limit = self._limit(definition, most_tokens).less(len(cost))
+        limit = self._limit(definition, max_result_tokens).less(len(cost))
         parts = whole(items, limit)
-        dead_end = parts is None and takes_cursor(definition) and not _schema_takes_cursor(definition)
-        if dead_end:
-            limit = Limit(self._max_uncontinued_chars, _UNCONTINUED * limit.tokens).less(len(cost))
+        cannot_continue = parts is None and takes_cursor(definition) and not _schema_takes_cursor(definition)
+        if cannot_continue:
+            limit = Limit(self._max_uncontinued_chars, _UNCONTINUED_FACTOR * limit.tokens).less(len(cost))
             parts = whole(items, limit)
         if parts is not None:
             return RenderedResult(framed(parts) + cost), None
@@ -144,13 +146,13 @@ class Continuation:
             return RenderedResult(f"{shown}\n\n{note}", truncated=True), None
         stored = yield from stored_text(items, part.rests)
         artifact = Artifact(stored.card_id, stored.chars, stored.sha256, "")
-        if dead_end:
+        if cannot_continue:
             note = f"[{missing} This tool cannot show them.{_ask_for_less(definition)}]"
             return RenderedResult(f"{shown}\n\n{note}", truncated=True, artifact_ref=artifact.reference), stored
         return self._part(shown, missing, artifact, part.next, definition, owner), stored
 
     async def resume(
-        self, cursor: str, definition: ToolDefinition, owner: CallOwner, most_tokens: int | None = None
+        self, cursor: str, definition: ToolDefinition, owner: CallOwner, max_result_tokens: int | None = None
     ) -> tuple[ToolOutput, RenderedResult]:
         """Return the part at `cursor`, without an upstream request. Raises NotFound, Unavailable."""
         position = self._cursors.read(owner.project_id, owner.agent_id, cursor)
@@ -160,7 +162,7 @@ class Continuation:
             opening = (await self._text(owner, position.card_id, position.opening, OPENING_CHARS)).text
         rests = rests_of(artifact.items, artifact.chars)
         place = Place(position.start, position.opening)
-        part = later(rests, place, artifact.text, opening_lines(opening), self._limit(definition, most_tokens))
+        part = later(rests, place, artifact.text, opening_lines(opening), self._limit(definition, max_result_tokens))
         shown = framed(part.parts if artifact.items is not None else [without_frames(old) for old in part.parts])
         missing = f"{counted(_left(rests, part.next), 'character', 'left')}."
         state = {"card_id": artifact.card_id, "from": position.start, "to": part.end, "chars": artifact.chars}
@@ -173,15 +175,15 @@ class Continuation:
         cursor: str,
         definition: ToolDefinition,
         owner: CallOwner,
-        most_tokens: int | None = None,
+        max_result_tokens: int | None = None,
     ) -> tuple[ToolOutput, RenderedResult]:
         """Search the text that `cursor` leads to, without an upstream request. Raises NotFound, Unavailable."""
-        return await self._search.run(wanted, cursor, owner, self._limit(definition, most_tokens))
+        return await self._search.run(wanted, cursor, owner, self._limit(definition, max_result_tokens))
 
-    def _limit(self, definition: ToolDefinition, most_tokens: int | None) -> Limit:
+    def _limit(self, definition: ToolDefinition, max_result_tokens: int | None) -> Limit:
         """Return the limit of a call: the definition's own wins over the settings', and the call only lowers it."""
         tokens = definition.max_result_tokens or self._max_tokens
-        return Limit(self._max_chars, min(tokens, most_tokens or tokens))
+        return Limit(self._max_chars, min(tokens, max_result_tokens or tokens))
 
     async def _text(self, owner: CallOwner, card_id: str, start: int, chars: int) -> Artifact:
         """Return characters of a stored text. Raises NotFound where there are none."""

@@ -156,13 +156,13 @@ class ToolRunner:
         await self._options.authorizer.authorize(definition, owner, arguments)
         if not deadline.remaining():
             raise ToolTimeout("The tool executor received this call too late to run it; call again.")
-        cursor, most_tokens = requested_cursor(definition, arguments), requested_tokens(arguments)
+        cursor, max_result_tokens = requested_cursor(definition, arguments), requested_tokens(arguments)
         wanted = requested_search(definition, arguments, cursor)
         if cursor is not None:
             if wanted is not None:
-                output, shown = await self._find(wanted, cursor, request, most_tokens)
+                output, shown = await self._find(wanted, cursor, request, max_result_tokens)
             else:
-                output, shown = await self._continuation.resume(cursor, definition, owner, most_tokens)
+                output, shown = await self._continuation.resume(cursor, definition, owner, max_result_tokens)
             return output, _with_repairs(shown, arguments), None
         memory.recheck = partial(self._check_switch, owner.project_id, definition.tool_name)
         try:
@@ -171,7 +171,7 @@ class ToolRunner:
             self._log_refused_key(refusal.key_variable or arguments.key_variable, refusal)
             raise
         note = memory.budget.note if memory.budget is not None else ""
-        shown, kept = await self._continuation.render(output, definition, owner, most_tokens, note)
+        shown, kept = await self._continuation.render(output, definition, owner, max_result_tokens, note)
         return output, _with_repairs(shown, arguments), kept
 
     def _check_switch(self, project_id: str, tool_name: str) -> None:
@@ -179,11 +179,11 @@ class ToolRunner:
         self._switches.check(project_id, tool_name)
 
     async def _find(
-        self, wanted: Wanted, cursor: str, request: ToolCallRequest, most_tokens: int | None
+        self, wanted: Wanted, cursor: str, request: ToolCallRequest, max_result_tokens: int | None
     ) -> tuple[ToolOutput, RenderedResult]:
         try:
             async with request.deadline.limit():
-                return await self._continuation.find(wanted, cursor, request.definition, request.owner, most_tokens)
+                return await self._continuation.find(wanted, cursor, request.definition, request.owner, max_result_tokens)
         except TimeoutError:
             raise ToolTimeout(
                 "The search in the kept text was not done in time; call again, or read on with only cursor."

@@ -1,4 +1,4 @@
-"""Deadline of a call that its turn shares: a result resets it to the worker's default wait from then (section 7)."""
+"""Deadline of the turn that a call belongs to: another result of the step may bring it forward (protocol section 7)."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ _MIN_WAIT_S = 1.0
 
 
 class TurnDeadline:
-    """Looks, each time that the turn may be about to end, whether another call of the step was answered.
+    """Context of a call that shortens the call's limit once another call of the same step has got a result.
 
-    `suspend_timeout_seconds` raises the turn's deadline only until then: the answer sets it to its own time plus the
-    default. The first look is when the worker's default wait ends. A call in time costs one timer. A context around the
-    run of the call.
+    `suspend_timeout_seconds` extends the turn's deadline. A result of another call of the step sets that deadline to
+    the time of the result plus the worker's default wait, which may be earlier. So this class asks the database for
+    such results: first after `first_check_s`, when the default wait ends, then once per default wait. A call that ends
+    before `first_check_s` costs only a timer.
     """
 
-    def __init__(self, kernel: Kernel, limits: TimeLimits, identity: CallIdentity, first_look_s: float) -> None:
+    def __init__(self, kernel: Kernel, limits: TimeLimits, identity: CallIdentity, first_check_s: float) -> None:
         self.limit = TurnLimit()
         self._kernel = kernel
         self._limits = limits
         self._identity = identity
-        self._first_look_s = first_look_s
+        self._first_check_s = first_check_s
         self._timer: asyncio.TimerHandle | None = None
-        self._look: asyncio.Task[None] | None = None
+        self._check: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._timer = asyncio.get_running_loop().call_later(self._first_look_s, self._begin)
+        self._timer = asyncio.get_running_loop().call_later(self._first_check_s, self._begin)
         return self
 
     async def __aexit__(
@@ -45,12 +46,12 @@ class TurnDeadline:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._look is not None:
-            self._look.cancel()
-            await asyncio.wait([self._look])
+        if self._check is not None:
+            self._check.cancel()
+            await asyncio.wait([self._check])
 
     def _begin(self) -> None:
-        self._look = asyncio.create_task(self._shorten())
+        self._check = asyncio.create_task(self._shorten())
 
     async def _shorten(self) -> None:
         while (age_s := await self._answered_s()) is None:  # noqa: ASYNC110 - another process may answer
@@ -69,5 +70,5 @@ class TurnDeadline:
         try:
             return await self._kernel.last_answer_s(identity.project_id, identity.agent_turn_id, identity.step_id or "")
         except Unavailable as outage:
-            log.debug("cannot read whether other calls of the step were answered: %s", outage, extra={"action": "turn.unknown"})
+            log.debug("cannot read other results of the step: %s", outage, extra={"action": "turn.unknown"})
             return None

@@ -31,32 +31,32 @@ async def with_retries(
     ask: Callable[[], Awaitable[T]],
     options: RetryOptions,
     deadline: Deadline,
-    least_s: float = 0.0,
+    min_s: float = 0.0,
     sleep: Sleep = asyncio.sleep,
 ) -> T:
     """Return the result of `ask`, retried as its ToolErrors allow; raise the last one rather than miss the deadline.
 
-    Nothing is retried with less than `least_s` seconds left.
+    Nothing is retried with less than `min_s` seconds left.
     """
 
-    def hopeless(state: RetryCallState) -> bool:
+    def should_stop(state: RetryCallState) -> bool:
         error = _error(state)
         return (
             state.attempt_number > min(error.repeats, options.max_retries)
-            or (state.upcoming_sleep or 0.0) + least_s >= deadline.remaining()
+            or (state.upcoming_sleep or 0.0) + min_s >= deadline.remaining()
         )
 
     wait = _wait(options)
-    return await retried(ask, on=ToolError, wait=wait, stop=hopeless, before_sleep=_log_retry, sleep=sleep)
+    return await retried(ask, on=ToolError, wait=wait, stop=should_stop, before_sleep=_log_retry, sleep=sleep)
 
 
 @functools.lru_cache(maxsize=4)  # a service has one set of options
 def _wait(options: RetryOptions) -> Callable[[RetryCallState], float]:
     """Return the wait before a repeat: Retry-After, else exponential back-off; both with jitter."""
-    first = options.initial_backoff_s
-    backoff = wait_exponential_jitter(multiplier=first, max=options.max_backoff_s, jitter=first)
-    named = wait_exception(_retry_after) + wait_random(0, first)
-    return lambda state: (backoff if _error(state).retry_after is None else named)(state)
+    initial_s = options.initial_backoff_s
+    backoff = wait_exponential_jitter(multiplier=initial_s, max=options.max_backoff_s, jitter=initial_s)
+    retry_after = wait_exception(_retry_after) + wait_random(0, initial_s)
+    return lambda state: (backoff if _error(state).retry_after is None else retry_after)(state)
 
 
 def _retry_after(error: BaseException) -> float:

@@ -33,7 +33,7 @@ class Timeouts:
     waits: Callable[[Parameters], bool]
     usual_s: int
 
-    def least_s(self, parameters: Parameters) -> float:
+    def min_s(self, parameters: Parameters) -> float:
         """Return the seconds without which a repeated request cannot succeed, but hides why the first one failed."""
         return MIN_S if self.waits(parameters) else 0.0
 

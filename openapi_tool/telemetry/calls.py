@@ -1,4 +1,4 @@
-"""Facts of one call, and what is made of them: metrics, the log line, the last calls; spans are made in `otlp`."""
+"""Record of one call, and its output as metrics, log line and list of recent calls; `otlp` makes spans of it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ _MAX_RECENT = 1_024
 class CallFacts:
     """Facts of one call. Times are on the monotonic clock, in seconds; None if the phase was not reached.
 
-    `ids` are those of log lines, `protocol` is the kernel's version, `age_s` is the command's age when its handling
-    `began`. `commit` and `wakeup` are begin and end of commit and doorbell, `wakeup_subject` is the doorbell's.
+    `ids` are for log lines. `protocol` is the kernel's version. `age_s` is the age of the command in the stream at
+    `began`, when its handling began. `commit` and `wakeup` are begin and end of the commit and of the doorbell, whose
+    subject is `wakeup_subject`.
     """
 
     ids: Mapping[str, str]

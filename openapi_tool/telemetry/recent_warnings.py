@@ -1,4 +1,4 @@
-"""The last warnings by action, for `top` and the page: most incidents are named by a log line, not by a number."""
+"""Recent warnings by action, for `top` and the page. Most incidents show in a log line, not in a metric."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ WINDOW_S = 600.0
 
 _MAX_ACTIONS = 100
 _MAX_CHARS = 300
-_PRESENT = "health.changed"
+_EXCLUDED = "health.changed"
 """Action that is not recorded: the current state of each dependency is shown instead."""
 
 _IDS = ("project_id", "variable")
 
 
 @dataclass(slots=True)
-class Warned:
-    """Count and last line of an action's warnings and errors; `at` is its time on the monotonic clock, in seconds.
+class RecentWarning:
+    """Number of an action's warnings and errors, and the last of them; `at` is its time on the monotonic clock.
 
-    Texts are masked when they are shown: a flood of errors would search each of them.
+    Texts are masked when they are read, not when they are recorded: masking each line of a flood would take much CPU.
     """
 
     count: int
@@ -33,7 +33,7 @@ class Warned:
     message: str
     about: Mapping[str, str]
 
-    def shown(self, action: str, now: float, mask: Callable[[str], str]) -> dict[str, Any]:
+    def as_dict(self, action: str, now: float, mask: Callable[[str], str]) -> dict[str, Any]:
         """Return the JSON form; each text goes through `mask`."""
         return {
             "action": action,
@@ -45,12 +45,12 @@ class Warned:
 
 
 class RecentWarnings(logging.Handler):
-    """Handler that keeps the last line of each action, and shows it masked and cut to 300 characters."""
+    """Log handler that keeps the last line of each action; `snapshot` masks it and cuts it to 300 characters."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self._redactor = Redactor()
-        self._warned: dict[str, Warned] = {}
+        self._warned: dict[str, RecentWarning] = {}
 
     def install(self, redactor: Redactor) -> None:
         """Record the package's own warnings from now on, and forget older ones."""
@@ -65,22 +65,22 @@ class RecentWarnings(logging.Handler):
         fields = vars(record)
         action = str(fields.get("action", "log"))
         known = self._warned.get(action)
-        if action == _PRESENT or (known is None and len(self._warned) >= _MAX_ACTIONS):
+        if action == _EXCLUDED or (known is None and len(self._warned) >= _MAX_ACTIONS):
             return
         now = time.monotonic()
         before = known.count if known is not None and now - known.at <= WINDOW_S else 0
         about = {name: str(fields[name]) for name in _IDS if name in fields}
-        self._warned[action] = Warned(before + 1, now, record.getMessage(), about)
+        self._warned[action] = RecentWarning(before + 1, now, record.getMessage(), about)
 
-    def _shown(self, text: str) -> str:
+    def _masked(self, text: str) -> str:
         return self._redactor.head(text, _MAX_CHARS)
 
-    def shown(self) -> list[dict[str, Any]]:
+    def snapshot(self) -> list[dict[str, Any]]:
         """Return the warnings of the last ten minutes, the newest first."""
         now = time.monotonic()
         recent = [(action, warned) for action, warned in list(self._warned.items()) if now - warned.at <= WINDOW_S]
         newest = sorted(recent, key=lambda each: -each[1].at)
-        return [warned.shown(action, now, self._shown) for action, warned in newest]
+        return [warned.as_dict(action, now, self._masked) for action, warned in newest]
 
 
 RECENT_WARNINGS = RecentWarnings()

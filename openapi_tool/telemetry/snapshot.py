@@ -80,7 +80,7 @@ class Snapshots:
             "budgets": list(self.health.budgets()),
             "tools": _rows(recent),
             "errors": _errors(recent),
-            "warnings": RECENT_WARNINGS.shown(),
+            "warnings": RECENT_WARNINGS.snapshot(),
             "last": [_call(call, now) for call in islice(reversed(RECENT), _MAX_CALLS)],
         }
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from openapi_tool.assembly import consumer_options
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus import consumer as consumer_module
-from openapi_tool.bus.consumer import CommandConsumer, SideTaskEnded
+from openapi_tool.bus.consumer import CommandConsumer, BackgroundTaskEnded
 from openapi_tool.executor import pipeline as pipeline_module
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.byte_semaphore import most_memory
@@ -197,7 +197,7 @@ def test_a_command_that_comes_in_the_iteration_of_the_drains_end_is_handed_back(
     async def check() -> None:
         scene = Scene()
         scene.deliver()
-        await scene.consumer._break_off_all()  # noqa: SLF001 - the drain, between two awaits of it
+        await scene.consumer._cancel_all()  # noqa: SLF001 - the drain, between two awaits of it
         assert scene.bus.sent() == [b"-NAK"]
 
     run(check())
@@ -237,7 +237,7 @@ def test_a_call_that_cannot_be_cancelled_does_not_hold_the_drain_up(
 @pytest.mark.parametrize("name", ["pull", "heartbeat"])
 @pytest.mark.parametrize("error", [RuntimeError("a defect"), asyncio.CancelledError(), None])
 @requirement("run.side_tasks")
-def test_a_side_task_that_ends_however_it_does_ends_the_process(
+def test_a_background_task_that_ends_however_it_does_ends_the_process(
     name: str, error: BaseException | None, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def die(_: object) -> None:
@@ -249,7 +249,7 @@ def test_a_side_task_that_ends_however_it_does_ends_the_process(
     async def check() -> None:
         scene = Scene()
         scene.consumer.start()
-        with pytest.raises(SideTaskEnded, match=name):
+        with pytest.raises(BackgroundTaskEnded, match=name):
             await scene.consumer.failed()
 
     run(check())
@@ -280,7 +280,7 @@ def test_a_heartbeat_that_dies_in_the_drain_ends_its_grace_and_the_process(
         await turns()
         assert not drain.done()
         die.set()
-        with pytest.raises(SideTaskEnded, match="heartbeat"):
+        with pytest.raises(BackgroundTaskEnded, match="heartbeat"):
             await drain
         assert scene.bus.sent() == [b"-NAK"]
 

@@ -228,7 +228,7 @@ def test_agents_whose_commands_were_all_evicted_are_forgotten() -> None:
     for number in range(2_000):
         scheduler.offer(held("flood", f"agent {number}"))
         if number >= 8:
-            scheduler.crowded_out()
+            scheduler.evict()
     agents: Any = scheduler._projects._flows["flood"].queue  # noqa: SLF001 - what it holds shows nowhere else
     assert (len(agents._flows), len(scheduler)) == (8, 8)  # noqa: SLF001
     assert len(agents._due) < 100  # noqa: SLF001
@@ -237,7 +237,7 @@ def test_agents_whose_commands_were_all_evicted_are_forgotten() -> None:
 
 @requirement("hostile.neighbour")
 def test_calls_of_one_project_that_wait_for_permits_leave_slots_for_others() -> None:
-    slots = Slots(16, most_parked=8)
+    slots = Slots(16, max_parked=8)
     slots.begin(22, "other")
     slots.ended(22)
     for sequence in range(22):
@@ -344,8 +344,8 @@ def test_the_project_that_is_largest_for_its_weight_gives_way() -> None:
     scheduler = FairScheduler({"heavy": 4})
     offer(scheduler, "heavy", 30)
     offer(scheduler, "plain", 10)
-    assert [scheduler.gives_way(project) for project in ("heavy", "plain")] == [False, True]
-    left = Counter(scheduler.crowded_out().flow[0] for _ in range(20))
+    assert [scheduler.would_evict(project) for project in ("heavy", "plain")] == [False, True]
+    left = Counter(scheduler.evict().flow[0] for _ in range(20))
     assert left == {"heavy": 14, "plain": 6}
 
 
@@ -357,9 +357,9 @@ def test_the_newest_command_of_the_largest_agent_in_the_largest_project_gives_wa
     offer(scheduler, "large", 9, "many")
     newest = held("large", "many")
     scheduler.offer(newest)
-    assert scheduler.crowded_out() is newest
+    assert scheduler.evict() is newest
     scheduler.offer(held("fat", size=100_000))
-    assert scheduler.crowded_out().flow[0] == "fat"
+    assert scheduler.evict().flow[0] == "fat"
 
 
 @requirement("intake")
@@ -374,7 +374,7 @@ def test_every_command_leaves_once_and_those_of_an_agent_in_order(steps: list[An
             for ran in left[-3:]:
                 scheduler.finished(ran, 0 if step == "refund" else 5)
         elif len(scheduler):
-            work = scheduler.next() if step == "next" else scheduler.crowded_out()
+            work = scheduler.next() if step == "next" else scheduler.evict()
             assert work is not None
             inside.remove(work)
             if step == "next":

@@ -442,17 +442,17 @@ def test_the_last_warnings_are_kept_by_action_masked_and_short(monkeypatch: pyte
             ours.warning("number %s of %s", number, SECRET, extra={"action": "loud", "project_id": "p"})
         now += 1
         ours.error("x" * 1_000)
-        unknown, loud = kept.shown()
+        unknown, loud = kept.snapshot()
         assert (loud["action"], loud["count"], loud["ago_s"], loud["project_id"]) == ("loud", 3, 1.0, "p")
         assert loud["message"].startswith("number 2 of ")
-        assert SECRET not in str(kept.shown())
+        assert SECRET not in str(kept.snapshot())
         assert (unknown["action"], len(unknown["message"])) == ("log", 300)
         now += 599.5
-        assert [warning["action"] for warning in kept.shown()] == ["log"], "ten minutes have passed"
+        assert [warning["action"] for warning in kept.snapshot()] == ["log"], "ten minutes have passed"
         ours.warning("again", extra={"action": "loud"})
-        assert kept.shown()[0]["count"] == 1
+        assert kept.snapshot()[0]["count"] == 1
         for number in range(200):
             ours.warning("many", extra={"action": f"many.{number}"})
-        assert len(kept.shown()) == 100
+        assert len(kept.snapshot()) == 100
     finally:
         logging.getLogger("openapi_tool").removeHandler(kept)

@@ -361,7 +361,7 @@ class Pulling:
         """Renew, and wait until that is done."""
         pull, inbox = self.pull, self.pull._inbox  # noqa: SLF001 - the server is told of it, nobody else
         pull.renew()
-        await until(lambda: pull._inbox != inbox and pull._asked == ROOM)  # noqa: SLF001 - the same
+        await until(lambda: pull._inbox != inbox and pull._requested == ROOM)  # noqa: SLF001 - the same
 
     async def reconnected(self) -> None:
         """Reconnect, and wait until that is done."""
