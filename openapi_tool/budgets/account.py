@@ -61,7 +61,7 @@ class _Waiter:
 
 
 class Account:
-    """This replica's part of an account with the KV key `name`; `changed` is called after each write of its record."""
+    """Part of an account in this process. `name` is the KV key; `changed` is called after each write of the record."""
 
     def __init__(
         self,

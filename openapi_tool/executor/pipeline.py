@@ -16,10 +16,10 @@ from typing import Any
 from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 
 from openapi_tool.budgets.budgets import Charge
-from openapi_tool.executor.result_delay import ResultDelay
 from openapi_tool.executor.ids import ids
 from openapi_tool.executor.parking import CallResult, ParkedResults
 from openapi_tool.executor.ports import Clock, Kernel, Memory, Publisher, Slots, Span, Tracer
+from openapi_tool.executor.result_delay import ResultDelay
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
 from openapi_tool.executor.turn_deadline import TurnDeadline
 from openapi_tool.executor.wakeup import WakeupSender, unclaimed

@@ -183,7 +183,9 @@ class ToolRunner:
     ) -> tuple[ToolOutput, RenderedResult]:
         try:
             async with request.deadline.limit():
-                return await self._continuation.find(wanted, cursor, request.definition, request.owner, max_result_tokens)
+                return await self._continuation.find(
+                    wanted, cursor, request.definition, request.owner, max_result_tokens
+                )
         except TimeoutError:
             raise ToolTimeout(
                 "The search in the kept text was not done in time; call again, or read on with only cursor."

@@ -225,9 +225,7 @@ class JinaBackend:
         offers = partial(_offers, definition, arguments)
         try:
             min_s = endpoint.timeouts.min_s(resolved.parameters)
-            envelope = await with_retries(
-                fetch, self._options.retry, deadline, min_s, _parked(self._sleep, grant.slot)
-            )
+            envelope = await with_retries(fetch, self._options.retry, deadline, min_s, _parked(self._sleep, grant.slot))
             masks = replace(_masks_of(arguments, self._redactor, need.key), offers=offers, names=resolved.names)
             rendering = endpoint.render(envelope, resolved.parameters, masks)
             del envelope

@@ -7,8 +7,8 @@ import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from openapi_tool.limits.ledger import Use
 from openapi_tool.limits.fair_queue import FairQueue
+from openapi_tool.limits.ledger import Use
 from openapi_tool.protocol.errors import ToolError
 
 if TYPE_CHECKING:

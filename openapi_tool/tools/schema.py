@@ -57,9 +57,7 @@ class _Compiled:
     @property
     def memory(self) -> int:
         """Estimate its memory in bytes; the factors fit the measured resident size, since Rust allocates most of it."""
-        return (
-            _MIN_BYTES + self.size * _BYTES_A_BYTE + self.parts * _BYTES_A_PART + self.patterns * _BYTES_A_PATTERN
-        )
+        return _MIN_BYTES + self.size * _BYTES_A_BYTE + self.parts * _BYTES_A_PART + self.patterns * _BYTES_A_PATTERN
 
 
 _compiled: LRUCache[bytes, _Compiled] = LRUCache(MAX_CACHE_BYTES, getsizeof=lambda compiled: compiled.memory)

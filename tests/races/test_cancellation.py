@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from openapi_tool.assembly import consumer_options
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus import consumer as consumer_module
-from openapi_tool.bus.consumer import CommandConsumer, BackgroundTaskEnded
+from openapi_tool.bus.consumer import BackgroundTaskEnded, CommandConsumer
 from openapi_tool.executor import pipeline as pipeline_module
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
 from openapi_tool.jina.byte_semaphore import most_memory

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from openapi_tool.bus.limit_store import MAX_VALUE_BYTES
 from openapi_tool.limits import ledger
 from openapi_tool.limits.allowance import Allowance, Planned
-from openapi_tool.limits.ledger import MARGIN_S, REQUESTS, WINDOW_S, Rates, Record, Replica
 from openapi_tool.limits.fair_queue import FairQueue, Waiter
+from openapi_tool.limits.ledger import MARGIN_S, REQUESTS, WINDOW_S, Rates, Record, Replica
 from tests.requirements import requirement
 
 START = 1_000_000.0
