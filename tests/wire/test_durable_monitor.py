@@ -261,7 +261,7 @@ async def test_settings_that_somebody_insists_on_are_put_back_once_a_minute(
     for _ in range(4):
         await watched.monitor.check()
     assert len(tried) == 1
-    monkeypatch.setattr(durable_monitor, "_ACT_AGAIN_S", 0.0)
+    monkeypatch.setattr(durable_monitor, "_RESTORE_AGAIN_S", 0.0)
     await watched.monitor.check()
     assert len(tried) == 2
 
