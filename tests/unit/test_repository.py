@@ -343,7 +343,7 @@ TABLE: dict[str, Bound] = {
     "local/dev.py _SUBJECT": Bound(1_000, ONCE),
     "protocol/subject.py _NO_TEXT": Bound(65_536, ONE_CLASS),
     "protocol/subject.py _TOKEN": Bound(65_536, ONE_CLASS),
-    "protocol/trace.py _TRACE_ID": Bound(1_024, "one class of characters"),
+    "protocol/trace.py _TRACE_ID": Bound(1_024, ONE_CLASS),
     "protocol/trace.py _TRACEPARENT": Bound(65_536, "fixed lengths, then the rest"),
     "kernel/inspection.py _DECORATION": Bound(10_000, "literal texts and one class; of an index's definition"),
     "settings/dsn.py _FORBIDDEN": Bound(131_072, ONE_CLASS),
