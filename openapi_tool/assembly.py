@@ -159,7 +159,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     if (servers := tuple(bootstrap.bus.servers)) not in shared.answering:
         shared.answering.add(servers)
         await answer_stats(client, shared.statistics.now)
-    switches = SwitchMonitor(client, runner.switch)
+    switches = SwitchMonitor(client, runner.set_switches)
     await _until_available(switches.load, nats_unavailable)
     return Parts(consumer, kernel, monitor, storage, database, runner, switches)
 

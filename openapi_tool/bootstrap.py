@@ -102,7 +102,7 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
             pool=_pool_options(kernel),
             durable=durable_options(kernel),
             authorizer=authorizer,
-            health=health if kernel is settings else health.part(kernel.protocol.version),
+            health=health if kernel is settings else health.add_kernel(kernel.protocol.version),
             main=kernel is settings,
         )
         for kernel, connection in zip(settings.kernels, connections, strict=True)

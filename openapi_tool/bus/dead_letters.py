@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 STREAM = "openapi_tool_dead_letters"
 SUBJECT = "openapi_tool.dead_letter"
-"""Subject in streams of an earlier version. Now a project token follows, so that limits hold per project."""
+"""Prefix of the subjects; a project token follows, so that limits hold per project. A stream of an earlier version
+captures only this subject itself."""
 
 SUBJECTS = f"{SUBJECT}.*"
 NO_PROJECT = "=unreadable"
@@ -38,7 +39,7 @@ _LAST_DELIVERY = 5
 """During an outage the command is requeued until this delivery; then it is settled without a record."""
 
 _CONCURRENT = 8
-"""Records that are made and stored at a time, shared fairly by projects: a flood of them takes turns with calls."""
+"""Limit of records that are built and stored concurrently, shared fairly by projects: a flood must not starve calls."""
 
 _STORE_FAILED = 10077  # the stream is full
 _TOO_LARGE = 10054

@@ -85,8 +85,8 @@ class ToolRunner:
         """Replace policy and secrets for all calls that start from now on (SIGHUP)."""
         self._options = replace(self._options, authorizer=authorizer, secret=secret)
 
-    def switch(self, switches: Switches) -> None:
-        """Use these switches for all requests that are sent from now on."""
+    def set_switches(self, switches: Switches) -> None:
+        """Use this list of disabled tools for all requests that are sent from now on."""
         self._switches = switches
 
     def memory(self, project_id: str) -> Memory:
@@ -105,10 +105,10 @@ class ToolRunner:
         try:
             arguments = self._arguments(request)
             session = arguments.session_alias
-            output, shown, kept = await self._run(request, arguments, memory)
+            output, shown, full_text = await self._run(request, arguments, memory)
             took_ms = _ms_since(started)
             facts = took_ms, memory.attempts, tool, session, _left(memory)
-            return success(output, shown, definition.result_format, *facts), kept
+            return success(output, shown, definition.result_format, *facts), full_text
         except Exception as cause:  # noqa: BLE001 - logged there
             return self.failed(request.owner, definition.tool_name, cause, memory, started, tool, session), None
 
@@ -171,11 +171,11 @@ class ToolRunner:
             self._log_refused_key(refusal.key_variable or arguments.key_variable, refusal)
             raise
         note = memory.budget.note if memory.budget is not None else ""
-        shown, kept = await self._continuation.render(output, definition, owner, max_result_tokens, note)
-        return output, _with_repairs(shown, arguments), kept
+        shown, full_text = await self._continuation.render(output, definition, owner, max_result_tokens, note)
+        return output, _with_repairs(shown, arguments), full_text
 
     def _check_switch(self, project_id: str, tool_name: str) -> None:
-        """Raise ToolNotAvailable if the tool is disabled; asked again before each request, which may wait long."""
+        """Raise ToolNotAvailable if the tool is disabled. Called again before each request, which may have waited."""
         self._switches.check(project_id, tool_name)
 
     async def _find(
@@ -188,7 +188,7 @@ class ToolRunner:
                 )
         except TimeoutError:
             raise ToolTimeout(
-                "The search in the kept text was not done in time; call again, or read on with only cursor."
+                "The search in the stored text was not done in time; call again, or read on with only cursor."
             ) from None
 
     def _log_misconfigured(self, owner: CallOwner, tool_name: str, error: ToolMisconfigured) -> None:
@@ -205,7 +205,7 @@ class ToolRunner:
             )
 
     def _log_refused_key(self, variable: str, refusal: ToolError) -> None:
-        """Warn of a key that is dead (401) or exhausted (402), once a minute per variable and status."""
+        """Warn of a key that is invalid (401) or exhausted (402), once a minute per variable and status."""
         if refusal.http_status not in _KEY_REFUSED:
             return
         metrics.KEYS_REFUSED.labels(variable).inc()

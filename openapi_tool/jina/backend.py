@@ -46,7 +46,7 @@ from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ToolOutput, Usage
 
 _ONE_REQUEST = Usage(requests=1)
-_GRADED = frozenset({"count", "max_tokens", "target_selector"})
+_ADJUSTABLE = frozenset({"count", "max_tokens", "target_selector"})  # a remedy may name them although they were given
 _TIMEOUT = "timeout"
 
 Send = Callable[[], Awaitable[dict[str, Any]]]
@@ -117,7 +117,7 @@ class JinaBackend:
             )
             for item in dict.fromkeys(items)
         }
-        await _together(list(tasks.values()))
+        await _wait_for_all(list(tasks.values()))
         outcomes = {item: task.result() for item, task in tasks.items()}
         output = batch_output(items, outcomes, _masks_of(arguments, self._redactor, arguments.api_key).answer)
         return self._with_advice(output, definition, arguments, list(tasks))
@@ -125,7 +125,7 @@ class JinaBackend:
     def _with_advice(
         self, output: ToolOutput, definition: ToolDefinition, arguments: Arguments, items: Sequence[str]
     ) -> ToolOutput:
-        """Return an output with what would have cost less, where it cost much; `items` are those of a batch."""
+        """Add advice on how to lower the cost to an expensive output; `items` are those of a batch."""
         tokens = output.usage.tokens
         if tokens <= self._options.tools.cost_note_tokens:
             return output
@@ -158,7 +158,7 @@ class JinaBackend:
             return _with_cost(output, spent.usage)
         finally:
             memory.charge(spent.usage)
-        raise failed  # here, where it does not keep the error that it was copied from, and its frames
+        raise failed  # outside of `except`: else its context would keep the original error and its frames alive
 
     async def _answered(
         self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, memory: CallMemory, spent: Meter
@@ -172,7 +172,7 @@ class JinaBackend:
         request = build_request(definition, resolved)
 
         async def ask(meter: Meter) -> ToolOutput:
-            with memory:  # also where this call is given up, but another waits for the same answer
+            with memory:  # keeps the memory if this call ends while another one waits for the shared request
                 return await self._ask(definition, resolved, request, arguments, deadline, memory.grant(), meter)
 
         if resolved.parameters.get("noCache") or resolved.parameters.get("doNotTrack"):
@@ -225,7 +225,8 @@ class JinaBackend:
         offers = partial(_offers, definition, arguments)
         try:
             min_s = endpoint.timeouts.min_s(resolved.parameters)
-            envelope = await with_retries(fetch, self._options.retry, deadline, min_s, _parked(self._sleep, grant.slot))
+            sleep = _without_slot(self._sleep, grant.slot)
+            envelope = await with_retries(fetch, self._options.retry, deadline, min_s, sleep)
             masks = replace(_masks_of(arguments, self._redactor, need.key), offers=offers, names=resolved.names)
             rendering = endpoint.render(envelope, resolved.parameters, masks)
             del envelope
@@ -241,15 +242,16 @@ class JinaBackend:
             output = replace(output, state={**output.state, "format": "markdown"})
         return replace(output, keep=False) if resolved.parameters.get("doNotTrack") else output
 
-    async def _permitted(self, grant: MemoryGrant, least: int, need: Need, send: Send) -> dict[str, Any]:
+    async def _permitted(self, grant: MemoryGrant, min_tokens: int, need: Need, send: Send) -> dict[str, Any]:
         """Wait for a permit and send a request.
 
-        At least `least` tokens of the call's budget are reserved before, and replaced by what was charged.
+        Before that, reserve the estimated cost, at least `min_tokens`, in the call's budget; afterwards charge the
+        actual cost.
         """
         budget = grant.budget
         if budget is None:
             return await _with_permit(await self._acquire(grant, need), need, send)
-        reservation = await budget.reserve(least, need.deadline)
+        reservation = await budget.reserve(min_tokens, need.deadline)
         try:
             permit = await self._acquire(grant, need)
         except BaseException:
@@ -266,7 +268,7 @@ class JinaBackend:
         return envelope
 
     async def _acquire(self, grant: MemoryGrant, need: Need) -> Permit:
-        """Wait for a permit; then ask again whether the call may send its request."""
+        """Wait for a permit; then check again that the tool was not disabled meanwhile. Raises ToolError."""
         permit = await self._permits.acquire(need)
         try:
             grant.recheck()
@@ -277,7 +279,7 @@ class JinaBackend:
 
 
 async def _with_permit(permit: Permit, need: Need, send: Send) -> dict[str, Any]:
-    """Send a request with the key of its permit; tell the permit what it cost, and of an error."""
+    """Send a request with the key of its permit, and report its cost or error to the permit."""
     need.key = permit.key
     try:
         envelope = await send()
@@ -291,7 +293,7 @@ async def _with_permit(permit: Permit, need: Need, send: Send) -> dict[str, Any]
     return envelope
 
 
-async def _together(tasks: Sequence[asyncio.Task[Any]]) -> None:
+async def _wait_for_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Wait for all tasks; if one raises, or the call is cancelled, cancel the others.
 
     Not a TaskGroup: before Python 3.13 it leaves its task marked as cancelled after a failure, and the command of a
@@ -313,7 +315,7 @@ async def _ended(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.wait(tasks)
 
 
-def _parked(sleep: Sleep, slot: Slot) -> Sleep:
+def _without_slot(sleep: Sleep, slot: Slot) -> Sleep:
     """Return a wait during which the call gives up its slot."""
 
     async def wait(seconds: float) -> None:
@@ -358,8 +360,8 @@ def _without_frames(error: ToolError) -> ToolError:
 
 
 def _offers(definition: ToolDefinition, arguments: Arguments, name: str) -> bool:
-    """Return whether a remedy may name an argument: the model may give it, and more of it or for the first time."""
-    return name in definition.taken and (name in _GRADED or not arguments.values.get(name))
+    """Return whether a remedy may name an argument: the model may give it, and has not given it or may change it."""
+    return name in definition.taken and (name in _ADJUSTABLE or not arguments.values.get(name))
 
 
 def _masks_of(arguments: Arguments, redactor: Redactor, key: SecretStr) -> Masks:

@@ -4,9 +4,10 @@ Responses of up to 64 kB take no memory from it, so they never wait behind large
 call, from its first large response until its result is committed; a `MemoryGrant` is the part for one response.
 
 Deadlock: two calls that hold memory and need more could wait for each other. So the reserve, as much as any call may
-need, goes to one such call at a time: it never waits again, ends, and releases the reserve for the next.
+need, goes to one such call at a time. That call never waits for memory again, so it ends and releases the reserve.
 
-Fairness: one project holds at most half of the rest, so that deliberately slow responses cannot block other projects.
+Fairness: one project holds at most half of the memory outside the reserve, so that deliberately slow responses cannot
+block other projects.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class ByteSemaphore:
         self._free = total_bytes - reserve_bytes
         self._share = self._free // 2
         self._reserve_is_free = reserve_bytes > 0
-        self._reserve_was_of: str | None = None
+        self._last_reserve_project: str | None = None
         self._waiting: deque[_Waiter] = deque()
         self._held_by: Counter[str | None] = Counter()
 
@@ -150,7 +151,7 @@ class ByteSemaphore:
 
     def _hand_over_reserve(self, memory: CallMemory) -> None:
         """Give the reserve to a call. It covers all that the call may need, so release what it held."""
-        self._reserve_is_free, self._reserve_was_of = False, memory.project
+        self._reserve_is_free, self._last_reserve_project = False, memory.project
         memory.has_reserve = True
         self._move(memory, -memory.held)
 
@@ -181,7 +182,7 @@ class ByteSemaphore:
             return 0
         if not memory.held:
             return 3
-        return 2 if memory.project is not None and memory.project == self._reserve_was_of else 1
+        return 2 if memory.project is not None and memory.project == self._last_reserve_project else 1
 
     def _within_share(self, memory: CallMemory, size: int) -> bool:
         """Return whether a project may hold `size` bytes more; one that holds nothing always may."""
@@ -189,7 +190,7 @@ class ByteSemaphore:
         return memory.project is None or not held or held + size <= self._share
 
     def _must_queue(self, memory: CallMemory) -> bool:
-        """Return whether a call must wait behind others; it passes those of other projects over their share."""
+        """Return whether a call must wait behind others. It overtakes calls of projects that used up their share."""
         return any(
             waiter.memory.project == memory.project or self._within_share(waiter.memory, waiter.size)
             for waiter in self._waiting
@@ -210,7 +211,7 @@ class CallMemory:
     """Memory of one call, the body bytes of its responses, its upstream cost (`spent`) and requests so far.
 
     `agent` and `slot` are those of the call, for its requests that wait for a permit; `budget` is charged for them;
-    `number` tells the calls of this process apart; `recheck` raises ToolError once no further request may be sent.
+    `number` identifies the call in this process; `recheck` raises ToolError once no further request may be sent.
 
     Released when the last `with` block is left: a shared request may outlive the call that started it.
     """

@@ -53,8 +53,8 @@ class Health:
     `clock_offset_s` is the local clock's offset from the NATS server's in seconds; None while unknown.
     `redact` masks secrets in a reason. `limits` returns the state of each limited key and endpoint, `keys` that of each
     blocked key, `budgets` that of each account, `budget_outage` why accounts cannot be shared, empty while they can.
-    `prefix` precedes the names of dependencies in output; `parts` are the records of further kernels, which count as
-    dependencies of this one.
+    `prefix` precedes the names of dependencies in output. `kernels` are the records of further kernels that this
+    process serves; it is ready only if they are.
     """
 
     dependencies: dict[str, Dependency] = field(default_factory=lambda: {name: Dependency() for name in DEPENDENCIES})
@@ -66,15 +66,15 @@ class Health:
     budgets: Callable[[], Sequence[Mapping[str, Any]]] = list
     budget_outage: Callable[[], str] = str
     prefix: str = ""
-    parts: list[Health] = field(default_factory=list)
+    kernels: list[Health] = field(default_factory=list)
     _logged_reasons: TTLCache[tuple[str, str], bool] = field(
         default_factory=lambda: TTLCache(_MAX_LOGGED_REASONS, _REPEAT_AFTER_S)
     )
 
-    def part(self, name: str) -> Health:
-        """Return the record of a further kernel."""
+    def add_kernel(self, name: str) -> Health:
+        """Add and return the record of a further kernel."""
         part = Health(redact=self.redact, prefix=f"{name}.")
-        self.parts.append(part)
+        self.kernels.append(part)
         return part
 
     def record(self, name: str, *, ok: bool, reason: str = "") -> bool:
@@ -117,13 +117,13 @@ class Health:
     def ready(self) -> bool:
         """Return whether new calls can be committed."""
         own = all(dependency.ok for dependency in self.dependencies.values())
-        return own and not self.draining and all(part.ready for part in self.parts)
+        return own and not self.draining and all(part.ready for part in self.kernels)
 
     def as_json(self) -> dict[str, Any]:
         """Return the body of /readyz."""
         dependencies = {
             part.prefix + name: dependency.as_json()
-            for part in (self, *self.parts)
+            for part in (self, *self.kernels)
             for name, dependency in part.dependencies.items()
         }
         offset_s = None if self.clock_offset_s is None else round(self.clock_offset_s, 3)

@@ -34,11 +34,11 @@ from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.telemetry.traces import CallSpan, child_of
 
 MAX_QUEUED = 2_048
-"""Calls whose spans wait for their export; more are dropped and counted."""
+"""Limit of calls whose spans wait for export; further ones are dropped and counted."""
 _BATCH = 64
 _EVERY_S = 1.0
 _SAMPLED = 1
-_SHORT = 4_096  # bytes of a response's body that are read
+_MAX_READ_BYTES = 4_096  # of a response's body
 _RATIO_BITS = 64  # of the trace id, as OpenTelemetry's TraceIdRatioBased compares them
 _IDS = {
     "project_id": "commonground.project.id",
@@ -68,17 +68,18 @@ class _Ended(NamedTuple):
 class ExportingTracer:
     """Tracer with an exporter; the exported span has the same ids as the traceparent that is sent.
 
-    A call is sampled if its parent is, and if its trace id is among the share `ratio` of all ids.
+    A call is sampled if its parent is, and if its trace id is below `ratio` of the largest id. All services that sample
+    by this rule choose the same traces.
     """
 
     def __init__(self, exporter: SpanExporter, redactor: Redactor, ratio: float = 1.0, instance: str = "") -> None:
-        self._most_id = int(ratio * 2**_RATIO_BITS)
+        self._id_bound = int(ratio * 2**_RATIO_BITS)
         self._builder = _Builder(redactor, instance)
         self._queue = _ExportQueue(exporter, self._builder)
 
     def sampled(self, parent: SpanContext) -> bool:
         """Return whether the spans of a call with this parent are exported."""
-        return bool(int(parent.flags, 16) & _SAMPLED) and int(parent.trace_id[16:], 16) < self._most_id
+        return bool(int(parent.flags, 16) & _SAMPLED) and int(parent.trace_id[16:], 16) < self._id_bound
 
     @contextmanager
     def span(self, name: str, link: TraceLink, attributes: Mapping[str, str]) -> Iterator[CallSpan]:
@@ -309,7 +310,8 @@ class _Session(requests.Session):
         head.status_code, head.reason, head.headers = received.status_code, received.reason, received.headers
         if received.is_redirect:
             head.status_code, head.reason = HTTPStatus.MISDIRECTED_REQUEST, "the collector redirects"
-        if received.headers.get("Content-Length", "").isdigit() and int(received.headers["Content-Length"]) <= _SHORT:
+        length = received.headers.get("Content-Length", "")
+        if length.isdigit() and int(length) <= _MAX_READ_BYTES:
             received.content  # noqa: B018 - a body that is read leaves the connection open for the next export
         received.close()
         return head
