@@ -1,4 +1,4 @@
-"""Budgets over several replicas that race for one record, killed and cut off at every await, on both event loops."""
+"""Budgets of several replicas that compete for one record and are killed or cancelled at every await, on both loops."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.requirements import requirement
 
 START = 1_900_000_000.0
 LIMIT = 100
-WHO = Spender("proj", "agent", "session", "tool")
+CALLER = Spender("proj", "agent", "session", "tool")
 
 
 @dataclass
 class Pod:
-    """A replica, and its way to the records, which counts its awaits; at `killed_at` of them it stops for good."""
+    """A replica and its store. Each await of the store counts as a step; at step `killed_at` the replica stops."""
 
     world: World
     number: int
@@ -69,8 +69,8 @@ class Pod:
         self.world.records[name] = self.world.records.get(name, (0, b""))[0] + 1, value
         await self.step()
 
-    async def call(self, who: Spender = WHO, tokens: int = 0, *, commits: bool = False) -> bool:
-        """Send one request if the budgets allow it; return whether they do. `commits` its result, too."""
+    async def call(self, who: Spender = CALLER, tokens: int = 0, *, commits: bool = False) -> bool:
+        """Send one request if the budgets allow it, and return whether they do; `commits` also commits its result."""
         charge = self.budgets.charge(who)
         assert charge is not None
         try:
@@ -97,7 +97,7 @@ class Pod:
 
 @dataclass
 class World:
-    """Records in memory, of which every replica hears, and what was sent."""
+    """Records in memory, whose changes reach every replica, and counts of the requests."""
 
     options: BudgetOptions = field(default_factory=lambda: BudgetOptions(project_day_requests=LIMIT))
     records: dict[str, tuple[int, bytes]] = field(default_factory=dict)
@@ -137,10 +137,10 @@ def test_replicas_send_exactly_the_budget_and_refuse_only_the_rest(run: Run, run
     async def work() -> None:
         world = World()
         pods = [world.pod() for _ in range(3)]
-        gates = [asyncio.Semaphore(running) for _ in pods]
+        slots = [asyncio.Semaphore(running) for _ in pods]
 
         async def call(number: int) -> bool:
-            async with gates[number % 3]:
+            async with slots[number % 3]:
                 return await pods[number % 3].call()
 
         done = await asyncio.gather(*map(call, range(2 * LIMIT)))
@@ -175,7 +175,7 @@ def test_a_call_that_is_cancelled_at_any_await_leaves_nothing_reserved(run: Run)
 @pytest.mark.parametrize("killed_at", range(1, 24))
 @requirement("budgets.reservations", "budgets.exact")
 def test_what_a_killed_replica_had_reserved_is_free_after_the_lease(killed_at: int) -> None:
-    """The next one counts what it used of stored results, also what it had not reported."""
+    """The next replica counts the uses of committed results, also those that the killed one had not reported."""
 
     async def work() -> None:
         world = World()
@@ -310,10 +310,10 @@ def test_limits_of_a_definition_that_change_while_a_call_runs_leave_nothing_rese
         both = BudgetLimits(agent_day_requests=100, agent_day_tokens=50_000)
 
         async def call(before: BudgetLimits, after: BudgetLimits) -> None:
-            charge = budgets.charge(WHO._replace(lower=before))
+            charge = budgets.charge(CALLER._replace(lower=before))
             assert charge is not None
             reservation = await charge.reserve(10_000, Deadline.after(5))
-            budgets.charge(WHO._replace(lower=after))
+            budgets.charge(CALLER._replace(lower=after))
             reservation.sent(10_000)
 
         for before, after in ((requests, both), (both, requests), (requests, both)):
@@ -334,7 +334,7 @@ def test_an_estimate_is_the_mean_of_the_tool_and_what_is_left_is_told_when_it_is
     async def work() -> None:
         world = World(BudgetOptions(project_month_tokens=1_000, session_requests=50))
         pod = world.pod()
-        charge: Any = pod.budgets.charge(WHO)
+        charge: Any = pod.budgets.charge(CALLER)
         assert charge.note == ""
         for tokens in (400, 500):
             reservation = await charge.reserve(1, Deadline.after(1))
@@ -374,7 +374,7 @@ def test_a_scrape_looks_at_a_bounded_number_of_accounts(monkeypatch: pytest.Monk
         nonlocal looked
         world = World(BudgetOptions(session_requests=10))
         pod = world.pod()
-        sessions = [WHO._replace(session=str(number)) for number in range(600)]
+        sessions = [CALLER._replace(session=str(number)) for number in range(600)]
         for session in [*sessions, *[sessions[7]] * 9]:
             await pod.call(session)
         monkeypatch.setattr(Account, "share", property(counted))
@@ -411,7 +411,7 @@ def test_an_account_that_is_forgotten_before_its_call_reserves_is_charged(monkey
     async def work() -> None:
         world = World()
         pod = world.pod()
-        charge: Any = pod.budgets.charge(WHO)
+        charge: Any = pod.budgets.charge(CALLER)
         await asyncio.sleep(3)
         assert not pod.budgets._accounts  # noqa: SLF001
         (await charge.reserve(1, Deadline.after(1))).sent(0)

@@ -1,4 +1,4 @@
-"""Doorbells that nobody takes for a while, or at all, and doorbells that nobody needs any more."""
+"""Doorbells that the stream refuses for a while or for good, and doorbells that are no longer needed."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wakeup_publisher, "_PATIENCE_S", 0.2)
 
 
-async def take(world: World, subjects: str) -> None:
-    """Let the stream take these subjects only."""
+async def capture(world: World, subjects: str) -> None:
+    """Let the stream capture only these subjects."""
     jetstream = world.caller.client.jetstream()
     await jetstream.update_stream(StreamConfig(name=STREAM, subjects=[subjects], max_age=24 * 3600))
 
 
-async def rung(world: World) -> int:
+async def doorbells_in(world: World) -> int:
     info = await world.caller.client.jetstream().stream_info(STREAM, subjects_filter="cg.v1r4.*.*.cmd.agent.*.wakeup")
     return sum((info.state.subjects or {}).values())
 
@@ -58,14 +58,14 @@ async def test_a_stream_that_takes_no_doorbell_for_a_while_gets_it_later(
 ) -> None:
     world, before = idle_world, missed()
     caplog.set_level(logging.INFO, "openapi_tool")
-    await take(world, COMMANDS)
+    await capture(world, COMMANDS)
     async with world.executor(**settings(world)):
         call = await world.place()
         await world.caller.publish(call)
         await until(lambda: requeued(caplog))
-        await take(world, EVERYTHING)
+        await capture(world, EVERYTHING)
         outcome = await world.outcome(call)
-    assert await rung(world) == 1
+    assert await doorbells_in(world) == 1
     assert outcome.deliveries > 1
     assert len(outcome.upstream_requests) == 1
     assert missed() == before
@@ -84,7 +84,7 @@ def requeued(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
 @requirement("answer.doorbell")
 async def test_that_nobody_answers_is_an_outage_and_no_refusal(stack: EmbeddedStack) -> None:
-    """While a stream elects a leader its subjects have no responders: 29 of 500 doorbells were given up then."""
+    """While a stream elects a leader, its subjects have no responders, which is no refusal."""
     with server(stack, "") as nats_server:
         bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": nats_server.url}), {})
         async with connected(bootstrap.bus) as client:
@@ -99,10 +99,10 @@ async def test_once_nobody_waits_a_doorbell_is_left_to_the_scan_logged_and_count
     idle_world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world, before = idle_world, missed()
-    await take(world, COMMANDS)
+    await capture(world, COMMANDS)
     async with world.executor(**settings(world)):
         outcome = await world.send(await world.place())
-    await take(world, EVERYTHING)
+    await capture(world, EVERYTHING)
     assert outcome.answer.inbox_row["payload"]["status"] == "success"
     assert len(outcome.upstream_requests) == 1
     assert missed() == before + 1
@@ -113,11 +113,11 @@ async def test_once_nobody_waits_a_doorbell_is_left_to_the_scan_logged_and_count
 @pytest.mark.parametrize(("status", "doorbells"), [("pending", 2), ("deferred", 2), ("consumed", 1), ("processing", 1)])
 @requirement("answer.doorbell")
 async def test_a_repeat_rings_only_while_the_row_is_unclaimed(world: World, status: str, doorbells: int) -> None:
-    """A durable that was made again repeats a day of commands; each rang its worker."""
+    """A durable that is created again redelivers a day of commands; each would wake its worker again."""
     call = await world.place()
     await world.send(call)
     await world.caller.database.execute(
         "update state.agent_inbox set status = $1 where inbox_id like 'inbox_%'", status
     )
     await world.send(call)
-    assert await rung(world) == doorbells
+    assert await doorbells_in(world) == doorbells

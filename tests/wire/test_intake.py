@@ -1,4 +1,4 @@
-"""What is fetched while calls cannot be finished: over a real NATS server, and with a database that refuses."""
+"""Fetching of commands while results cannot be committed, over a real NATS server and with a failing database."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ WITHIN_S = 10.0
 
 
 class Bench:
-    """A consumer whose intake a test sets, and what it handled; `go_on` lets handlers end."""
+    """A consumer with a fetch mode set by the test, and the deliveries that it handled; `release` ends handlers."""
 
     def __init__(self, world: World, client: BusClient, intake: FetchMode, durable: DurableOptions) -> None:
         self.world = world
         self.client = client
         self.intake: Callable[[], FetchMode] = lambda: intake
         self.handled: list[Delivery] = []
-        self.go_on = asyncio.Event()
+        self.release = asyncio.Event()
         letters = DeadLetters(client, Redactor(), 1)
         options = ConsumerOptions(durable, ExecutorOptions(concurrency=8), 60.0)
         self.consumer = CommandConsumer(client, options, letters, self._handle, self._intake)
@@ -65,7 +65,7 @@ class Bench:
 
     async def _handle(self, delivery: Delivery) -> Settlement:
         self.handled.append(delivery)
-        await self.go_on.wait()
+        await self.release.wait()
         return Acknowledge()
 
     def set(self, intake: FetchMode) -> None:
@@ -77,12 +77,12 @@ class Bench:
             await self.world.caller.client.jetstream().publish(subject, b"{}")
 
     async def info(self, condition: Callable[[Any], bool]) -> Any:
-        """The durable once it is as said. Raises TimeoutError."""
+        """Return the state of the durable once `condition` holds. Raises TimeoutError."""
         async with asyncio.timeout(WITHIN_S):
             while True:
                 try:
                     info = await self.world.caller.client.jetstream().consumer_info(STREAM, DURABLE)
-                except NotFoundError:  # the consumer has not got so far
+                except NotFoundError:  # not created yet
                     continue
                 if condition(info):
                     return info
@@ -95,7 +95,7 @@ async def running(world: World, intake: FetchMode, durable: DurableOptions = OPT
         bench = Bench(world, client, intake, durable)
         bench.consumer.start()
         yield bench
-        bench.go_on.set()
+        bench.release.set()
         await bench.consumer.stop(1.0)
 
 
@@ -108,7 +108,7 @@ async def test_while_nothing_may_be_fetched_no_request_is_open_and_nothing_is_de
         await bench.publish(3)
         info = await bench.info(lambda info: info.num_pending == 3)
         assert (info.delivered.consumer_seq, info.num_waiting, bench.handled) == (0, 0, [])
-        bench.go_on.set()
+        bench.release.set()
         bench.set(FetchMode.FREE)
         info = await bench.info(lambda info: info.ack_floor.consumer_seq == 3)
         assert info.delivered.consumer_seq == 3
@@ -131,7 +131,7 @@ async def test_what_was_on_its_way_is_given_back_at_once_and_needs_no_lease(idle
         bench.consumer.wake()
         await bench.info(lambda info: info.delivered.stream_seq == 6 and info.num_waiting == 0)
         assert len(bench.handled) == 1
-        bench.go_on.set()
+        bench.release.set()
         bench.set(FetchMode.FREE)
         await bench.info(lambda info: info.ack_floor.stream_seq == 6)
         assert [delivery.attempt for delivery in bench.handled] == [1] * 6
@@ -148,11 +148,11 @@ async def test_a_command_behind_the_backlog_of_another_project_runs_next(idle_wo
         await bench.publish(1, OTHERS)
         await bench.info(lambda info: info.delivered.stream_seq == 701)
         running_before = len(bench.handled)
-        bench.go_on.set()
+        bench.release.set()
         info = await bench.info(lambda info: info.ack_floor.stream_seq == 701)
         assert OTHERS in {delivery.subject for delivery in bench.handled[: running_before + 2]}
         assert len(bench.handled) == 701
-        assert info.delivered.consumer_seq < 701 * 2  # what went back came again about once
+        assert info.delivered.consumer_seq < 701 * 2  # handed back commands were redelivered about once
 
 
 @requirement("intake.full")
@@ -168,7 +168,7 @@ async def test_a_flood_beyond_what_the_durable_delivers_does_not_stop_other_proj
         await monitor.check()
         await bench.info(lambda info: info.delivered.stream_seq == 305)
         running_before = len(bench.handled)
-        bench.go_on.set()
+        bench.release.set()
         info = await bench.info(lambda info: info.ack_floor.stream_seq == 305)
         served = [delivery.subject for delivery in bench.handled]
         assert served[: running_before + 10].count(OTHERS) == 5
@@ -188,11 +188,11 @@ async def test_an_executor_whose_slots_are_busy_takes_nothing_from_one_with_free
             await free.info(lambda info: info.num_waiting == 1)
             for _ in range(5):
                 await free.publish(1)
-                await asyncio.sleep(0.1)  # longer than a look takes
+                await asyncio.sleep(0.1)  # longer than a look-ahead request takes
             await free.info(lambda _: len(free.handled) == 5)
             assert len(busy.handled) == 8
-            free.go_on.set()
-        busy.go_on.set()
+            free.release.set()
+        busy.release.set()
 
 
 @requirement("breaker")
@@ -202,7 +202,7 @@ async def test_probes_are_fetched_one_after_the_other(idle_world: World) -> None
         await bench.publish(4)
         await bench.info(lambda info: info.delivered.consumer_seq == 1 and info.num_waiting == 0)
         assert len(bench.handled) == 1
-        bench.go_on.set()
+        bench.release.set()
         await bench.info(lambda info: info.ack_floor.consumer_seq == 4)
         assert len(bench.handled) == 4
 
