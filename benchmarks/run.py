@@ -8,7 +8,9 @@ import json
 import logging
 import os
 import platform
+import ssl
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -17,8 +19,8 @@ from typing import Any
 import uvloop
 
 from benchmarks.calls import Ask
+from benchmarks.double import question
 from benchmarks.harness import Stand
-from benchmarks.limits import double_limit
 from benchmarks.load import Load
 from benchmarks.report import plot, show
 from benchmarks.rounds import Found, Rounds, as_json
@@ -28,6 +30,9 @@ from benchmarks.without import PARTS
 OUT = Path(__file__).parent / "out"
 _ECHO_CALLS = 8_000
 _IDLE_S = 10.0
+_CONNECTIONS, _REQUESTS = 32, 8_000
+_SIZE = 2_000
+_HOST = "s.jina.ai"
 
 
 async def bench(
@@ -127,6 +132,57 @@ def main() -> None:
     if arguments.json:
         arguments.json.write_text(line + "\n", encoding="utf-8")
     sys.stdout.write(line + "\n")
+
+
+class _Client(asyncio.Protocol):
+    """Sends the next request as soon as a response is complete."""
+
+    def __init__(self, asked: list[int], done: asyncio.Event) -> None:
+        self._asked = asked
+        self._done = done
+        self._request = b""
+        self._left = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment]
+        self._ask()
+
+    def _ask(self) -> None:
+        self._asked[0] += 1
+        wanted = question(0, _SIZE, self._asked[0])
+        self._transport.write(f"GET /?q={wanted} HTTP/1.1\r\nHost: {_HOST}\r\n\r\n".encode())
+
+    def data_received(self, data: bytes) -> None:
+        if not self._left:
+            head = data.index(b"\r\n\r\n") + 4
+            self._left = head + int(data[:head].rpartition(b"Content-Length: ")[2])
+        self._left -= len(data)
+        if self._left:
+            return
+        if self._asked[0] < _REQUESTS:
+            self._ask()
+        else:
+            self._transport.close()
+            self._done.set()
+
+
+async def double_limit(stand: Stand) -> float:
+    """Return the limit of the double in requests per second, over several connections of a minimal client."""
+    tls = ssl.create_default_context(cafile=stand.stack.certificates.ca)
+    loop, asked, done = asyncio.get_running_loop(), [0], asyncio.Event()
+    began = time.perf_counter()
+    clients = [
+        loop.create_connection(
+            lambda: _Client(asked, done), "127.0.0.1", stand.upstream_port, ssl=tls, server_hostname=_HOST
+        )
+        for _ in range(_CONNECTIONS)
+    ]
+    opened = await asyncio.gather(*clients)
+    await done.wait()
+    seconds = time.perf_counter() - began
+    for transport, _ in opened:
+        transport.abort()
+    return _REQUESTS / seconds
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from scripts.locked import LOCK, packages
+from scripts.licences import LOCK, packages
 
 CLEAN, VULNERABLE, NOT_CHECKED = 0, 1, 3
 _SERVICES = ("pypi", "osv")

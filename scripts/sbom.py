@@ -11,7 +11,7 @@ import uuid
 from typing import Any
 
 import openapi_tool
-from scripts.locked import LOCK, ROOT, Package, packages
+from scripts.licences import LOCK, ROOT, Package, packages
 
 TARGET = ROOT / "dist" / "openapi-tool.cdx.json"
 

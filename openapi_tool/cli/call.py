@@ -23,8 +23,7 @@ from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.cli.nats_connection import connected_once
 from openapi_tool.entry import INTERRUPTED
 from openapi_tool.kernel.failures import DSN_SETTING, located, translate_connection_errors
-from openapi_tool.local.caller import ERRORS, Answer, Caller, PlacedCall
-from openapi_tool.local.database import open_database
+from openapi_tool.local.caller import ERRORS, Answer, Caller, PlacedCall, open_database
 from openapi_tool.local.dev import DevError, Wanted, find_target, running_dev
 from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.errors import Unavailable

@@ -29,7 +29,7 @@ from openapi_tool.protocol.errors import (
 )
 from openapi_tool.shielding import raise_if_cancelled
 from openapi_tool.telemetry import metrics
-from openapi_tool.telemetry.once import Once
+from openapi_tool.telemetry.logs import Once
 from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, SecretSource, prepare_arguments
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition

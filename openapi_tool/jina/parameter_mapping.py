@@ -18,7 +18,7 @@ from openapi_tool.jina.endpoints import endpoint_of
 from openapi_tool.jina.parameters import REFUSED, Parameter, secret_problem
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
-from openapi_tool.telemetry.once import Once
+from openapi_tool.telemetry.logs import Once
 from openapi_tool.tools.arguments import CURSOR, MAX_RESULT_TOKENS, Arguments, takes_cursor
 from openapi_tool.tools.catalogue import BuiltInTool
 from openapi_tool.tools.definition import ToolDefinition, unusable

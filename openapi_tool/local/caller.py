@@ -22,7 +22,6 @@ from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
 from openapi_tool.bus.client import BusClient
-from openapi_tool.local.database import open_database
 from openapi_tool.local.placed_call import VERSION, PlacedCall, doorbell_key, new_call, save_rows
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subject import command_stream
@@ -30,7 +29,17 @@ from openapi_tool.protocol.subject import command_stream
 STREAM = command_stream(VERSION)[0]
 WORKER_TARGET = "worker_generic"
 
-__all__ = ["ERRORS", "STREAM", "VERSION", "Answer", "Caller", "PlacedCall", "new_call", "prepare_database"]
+__all__ = [
+    "ERRORS",
+    "STREAM",
+    "VERSION",
+    "Answer",
+    "Caller",
+    "PlacedCall",
+    "new_call",
+    "open_database",
+    "prepare_database",
+]
 
 ERRORS: tuple[type[Exception], ...] = (
     asyncpg.PostgresError,
@@ -53,6 +62,19 @@ class Answer:
     edge: Mapping[str, Any]
     doorbell: Mapping[str, Any] | None
     doorbell_at: float | None
+
+
+@asynccontextmanager
+async def open_database(dsn: str, timeout_s: float) -> AsyncIterator[asyncpg.Connection]:
+    """Connect to a database; jsonb columns are decoded. Raises asyncpg's errors or OSError."""
+    database = await asyncpg.connect(dsn, timeout=timeout_s)
+    try:
+        await database.set_type_codec(
+            "jsonb", schema="pg_catalog", encoder=lambda v: orjson.dumps(v).decode(), decoder=orjson.loads
+        )
+        yield database
+    finally:
+        await database.close()
 
 
 class Caller:

@@ -13,14 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from openapi_tool.local.certificates import make_certificates
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.nats_server import NatsServer
 from openapi_tool.local.postgres import PostgresServer, reachable_by_all
 from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.server import ServerFailed
-from openapi_tool.local.upstream import UpstreamDouble
+from openapi_tool.local.upstream import UpstreamDouble, make_certificates
 
 KEY_NAMES = ("JINA_API_KEY", "SEARCH_API_KEY")
 

@@ -1,4 +1,4 @@
-"""Process of the double, and clients of its two ports."""
+"""Process of the double, its certificate, and clients of its two ports."""
 
 from __future__ import annotations
 
@@ -8,15 +8,37 @@ import secrets
 import sys
 import urllib.request
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openapi_tool.local.certificates import Certificates
+import trustme
+
 from openapi_tool.local.double import KEYS_VARIABLE
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.server import ServerProcess
+from openapi_tool.tools.catalogue import OPERATIONS
 
 _TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """PEM files: the CA to trust, and the double's chain with its key."""
+
+    ca: Path
+    server: Path
+
+
+def make_certificates(folder: Path) -> Certificates:
+    """Write both files into `folder`: a temporary CA, and a certificate for the upstream's hosts."""
+    authority = trustme.CA()
+    server = authority.issue_cert(*(operation.host for operation in OPERATIONS))
+    files = Certificates(folder / "ca.pem", folder / "server.pem")
+    authority.cert_pem.write_to_path(str(files.ca))
+    server.private_key_and_cert_chain_pem.write_to_path(str(files.server))
+    files.server.chmod(0o600)
+    return files
 
 
 class UpstreamDouble:

@@ -7,11 +7,13 @@ import logging
 import re
 import sys
 import threading
+from collections.abc import Hashable
 from datetime import UTC, datetime
 from itertools import filterfalse
 from typing import Any, Literal, TextIO
 
 import orjson
+from cachetools import LRUCache
 
 from openapi_tool.telemetry.calls import CALL_FIELDS
 from openapi_tool.telemetry.printable import printable_line, printable_lines
@@ -27,6 +29,7 @@ _MAX_CHARS = 100_000
 """Limit of one message or traceback of a library; the rest is cut off."""
 
 _INDENT = "    "
+_MAX_ONCE = 1_024
 _USER_INFO = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://)[^\s/?#@'\"]*@", re.IGNORECASE)
 _QUERY = re.compile(r"\?[^\s'\"<>]+")
 _CREDENTIALS = re.compile(
@@ -159,3 +162,17 @@ def log_crash(error: BaseException | None) -> None:
 
 def _is_ours(record: logging.LogRecord) -> bool:
     return record.name.partition(".")[0] == _OURS
+
+
+class Once:
+    """LRU set of items that were logged, to log each only once."""
+
+    def __init__(self) -> None:
+        self._logged: LRUCache[int, None] = LRUCache(_MAX_ONCE)
+
+    def first(self, *item: Hashable) -> bool:
+        """Return whether an item is new, and store its hash."""
+        key = hash(item)
+        known = key in self._logged
+        self._logged[key] = None
+        return not known

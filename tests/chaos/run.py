@@ -13,12 +13,13 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import nats
 
 from openapi_tool.local.caller import prepare_database
@@ -31,7 +32,6 @@ from tests.chaos.faults import Standard, note_deaths, note_given_up, schedule
 from tests.chaos.harness import DATABASE, Absent, Profile, Replica, Run, torment
 from tests.chaos.load import Journal, Load
 from tests.chaos.periods import REACTION_S
-from tests.chaos.probe import probe
 from tests.chaos.profiles import Admin, Bouncer, Clocks, Cluster, Failover, FailoverHosts
 from tests.support import dsn_of, make_role
 
@@ -45,6 +45,7 @@ PROFILES: Mapping[str, type[Profile]] = {
     "failover-hosts": FailoverHosts,
 }
 _QUIET_S = 1.0
+_PROBE_S, _PROBE_TIMEOUT = 0.25, aiohttp.ClientTimeout(total=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +304,30 @@ def _options() -> Options:
         keep=arguments.keep,
         both=arguments.protocol == "both",
     )
+
+
+async def probe(replicas: Sequence[Replica], journal: Journal) -> None:
+    """Poll `/readyz` of every replica until cancelled, and write each answer into the journal."""
+    async with aiohttp.ClientSession(timeout=_PROBE_TIMEOUT) as session, asyncio.TaskGroup() as group:
+        for number, replica in enumerate(replicas):
+            group.create_task(_probe_one(session, number, replica.port, journal))
+
+
+async def _probe_one(session: aiohttp.ClientSession, number: int, port: int, journal: Journal) -> None:
+    while True:
+        at = time.time()
+        ready, why = await _readiness(session, f"http://127.0.0.1:{port}/readyz")
+        journal.note(probe=number, at=at, ready=ready, why=why)
+        await asyncio.sleep(max(0.0, at + _PROBE_S - time.time()))
+
+
+async def _readiness(session: aiohttp.ClientSession, url: str) -> tuple[bool, str]:
+    """The status of an answer, and its text where it is not ready; a process that does not answer is not ready."""
+    try:
+        async with session.get(url) as answer:
+            return answer.ok, "" if answer.ok else await answer.text()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return False, type(error).__name__
 
 
 if __name__ == "__main__":

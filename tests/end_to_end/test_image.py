@@ -16,7 +16,7 @@ import pytest
 from openapi_tool import __version__
 from scripts.chart import values
 from scripts.docs import ROOT
-from scripts.locked import packages as locked
+from scripts.licences import packages as locked
 from tests.end_to_end.kubelet import USER, isolated
 from tests.requirements import requirement
 

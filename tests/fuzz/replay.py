@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from tests.fuzz.seeds import seeds
+from tests.fuzz.corpora import seeds
 from tests.fuzz.targets import PLAYED_AGAIN, TARGETS
 
 MAX_S, MAX_BYTES = 0.05, 64_000_000

@@ -17,8 +17,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.fuzz.kept import keep, kept
-from tests.fuzz.seeds import seeds
+from tests.fuzz.corpora import keep, kept, seeds
 from tests.fuzz.targets import MAX_BYTES, TARGETS
 
 FOUND = Path("build") / "fuzz"

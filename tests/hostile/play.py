@@ -1,20 +1,33 @@
-"""One case, played beside the victim, and what is wrong with how it went."""
+"""All cases by name; one case, played beside the victim, and what is wrong with how it went."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from openapi_tool.local.caller import VERSION, Caller, prepare_database
 from openapi_tool.local.stack import EmbeddedStack
+from tests.hostile import answers, arguments, definitions, health, keys, rows, shares, terminal, wire
 from tests.hostile.case import Case
 from tests.hostile.scene import Scene, Stage, Vitals
 from tests.hostile.victim import Fate, Pace
 
 _VICTIMS_LOG_BYTES = 1_000
+
+CASES: Mapping[str, Case] = {
+    **wire.CASES,
+    **definitions.CASES,
+    **keys.CASES,
+    **arguments.CASES,
+    **answers.CASES,
+    **health.CASES,
+    **terminal.CASES,
+    **rows.CASES,
+    **shares.CASES,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from openapi_tool.local.caller import VERSION
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from openapi_tool.protocol.subject import VERSIONS
 from tests.hostile.case import Case
-from tests.hostile.cases import CASES
-from tests.hostile.play import Played, complaints, make_world, play, renew
+from tests.hostile.play import CASES, Played, complaints, make_world, play, renew
 from tests.hostile.scene import Stage
 from tests.hostile.victim import Pace
 from tests.support import make_role

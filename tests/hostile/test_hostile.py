@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from openapi_tool.local.caller import VERSION
-from tests.hostile.cases import CASES
-from tests.hostile.play import attacking, complaints, play
+from tests.hostile.play import CASES, attacking, complaints, play
 from tests.hostile.scene import ANSWER_S, Scene, Stage, hpub
 from tests.hostile.terminal import FORGED, TEXTS, assert_plain
 from tests.hostile.victim import Pace

@@ -1,4 +1,4 @@
-"""The cost of a call, held to the cost of its unavoidable work in the same run; never to a time."""
+"""Short runs of the benchmarks: cost of a call as a ratio to its unavoidable work, never as a time; shared limits."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from benchmarks.pods import simulate
 from benchmarks.rounds import Found, Rounds
 from benchmarks.run import bench
 from benchmarks.scenarios import CPU, DEFAULT_RUNS, PROFILES
+from benchmarks.tenants import Size, run
 from tests.requirements import requirement
 
 pytestmark = pytest.mark.alone
 
 MAX_CPU, RUNS = 3.0, 5
+REQUESTS_PER_MINUTE = 300
 MAX_INSTRUCTIONS = 3.4
 """Times the floor; docs/performance.md has the multiples as they are. Where one falls, lower its limit, too."""
 
@@ -77,3 +79,13 @@ async def test_many_pods_share_the_calls_and_send_few_messages() -> None:
 async def test_an_executor_without_a_part_can_be_measured() -> None:
     [found], _ = await bench([replace(CPU, calls=20, warm=10)], 1, extras=False, without="aiohttp")
     assert found.medians("executor")["requests"] == 1
+
+
+@requirement("limits.shared", "limits.window")
+async def test_replicas_with_wrong_clocks_share_a_limit_without_a_429() -> None:
+    """More is demanded than the limit, and the double refuses nothing."""
+    found = (await run(["clocks"], Size(seconds=5, limit=REQUESTS_PER_MINUTE, sharing=2, projects=10)))["clocks"]
+    assert found["answered_429"] == 0
+    assert REQUESTS_PER_MINUTE / 10 < found["served"] <= found["most_in_60_s"] <= REQUESTS_PER_MINUTE
+    assert found["least_of_share"] > 0
+    assert found["could_have_been_served"] < 1

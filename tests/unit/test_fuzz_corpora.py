@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from openapi_tool.tools import names
 from openapi_tool.tools.problems import MAX_PROBLEMS
 from tests.fuzz import socket
-from tests.fuzz.kept import MAX_INPUTS, MAX_TOTAL_BYTES, kept
-from tests.fuzz.seeds import seeds
+from tests.fuzz.corpora import MAX_INPUTS, MAX_TOTAL_BYTES, kept, seeds
 from tests.fuzz.targets import MAX_BYTES, TARGETS
 from tests.requirements import requirement
 from tests.support import each

@@ -30,7 +30,7 @@ from openapi_tool.settings.section import fields_of
 from openapi_tool.telemetry import metrics
 from scripts import audit, operations, sbom
 from scripts.audit import CLEAN, NOT_CHECKED, VULNERABLE, verdict
-from scripts.locked import ELSEWHERE, LOCK, acceptable, licence, packages
+from scripts.licences import ELSEWHERE, LOCK, acceptable, licence, packages
 from tests.requirements import requirement
 
 ROOT = Path(__file__).parent.parent.parent

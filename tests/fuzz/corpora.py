@@ -1,9 +1,15 @@
-"""Where fuzzing begins besides the kept corpora: messages of the tests, their tables of addresses, the recordings."""
+"""Inputs of the fuzz targets: kept corpora (one JSON Lines file each, an input a line), and seeds.
+
+Seeds are messages of the tests, their tables of addresses, and the recordings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, chain
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -15,6 +21,35 @@ from tests.support import BODY, HEADERS, SUBJECT
 from tests.unit import test_url_policy as addresses
 
 _MAX_BYTES = 3_000
+CORPUS = Path(__file__).parent / "corpus"
+BROKE = "found-"
+"""Names of kept inputs that once broke something; no merge takes them away."""
+
+MAX_INPUTS, MAX_TOTAL_BYTES = 300, 300_000
+
+
+def kept(name: str) -> dict[str, bytes]:
+    """A target's inputs by name."""
+    if not _file(name).exists():
+        return {}
+    entries = map(json.loads, _file(name).read_text(encoding="utf-8").splitlines())
+    return {entry["name"]: entry["data"].encode("latin-1") for entry in entries}
+
+
+def keep(name: str, inputs: Iterable[bytes]) -> None:
+    """Keep of these as many of the smallest as there is room for, beside those that once broke something."""
+    ordered = sorted(inputs, key=lambda data: (len(data), data))
+    sizes = accumulate(map(len, ordered))
+    chosen = {known: data for known, data in kept(name).items() if known.startswith(BROKE)}
+    for data, size in zip(ordered[:MAX_INPUTS], sizes, strict=False):
+        if size <= MAX_TOTAL_BYTES:
+            chosen[hashlib.sha256(data).hexdigest()[:16]] = data
+    entries = ({"name": known, "data": data.decode("latin-1")} for known, data in chosen.items())
+    _file(name).write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+
+
+def _file(name: str) -> Path:
+    return CORPUS / f"{name}.jsonl"
 
 
 def seeds(name: str) -> list[bytes]:
