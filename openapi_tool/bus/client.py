@@ -121,7 +121,7 @@ class BusClient(Client):
         self.where = where
         self._setting = setting
         self._on_trouble = on_trouble
-        self._outage = LogBackoff()
+        self._error_log_backoff = LogBackoff()
         self.reported_error: Exception | None = None
         self._login = LoginRefusal()
         self._domain = domain
@@ -178,8 +178,8 @@ class BusClient(Client):
             cause = describe_connection_error(self.reported_error, self.where, self._setting)
             if self._on_trouble is not None and not self._was_connected:
                 self._wait_longer()
-                self._on_trouble(cause)  # which logs it
-            elif not self._quiet and self._outage.should_log(cause, time.monotonic()):
+                self._on_trouble(cause)  # it logs the cause
+            elif not self._quiet and self._error_log_backoff.should_log(cause, time.monotonic()):
                 log.warning("%s", cause, extra={"action": "nats.error", "error": type(error).__name__})
             return
         kind, subject = denied.groups()
@@ -276,7 +276,7 @@ class BusClient(Client):
         except BaseException as error:
             if self._transport is not None:
                 self._transport.close()  # type: ignore[no-untyped-call]
-            if isinstance(error, TlsNotOffered) and not self._was_connected and self._nobody_offers_tls():
+            if isinstance(error, TlsNotOffered) and not self._was_connected and self._no_server_offers_tls():
                 await self._close(Client.DISCONNECTED, do_cbs=False)
                 raise Unavailable(f"NATS: {error}") from error  # which ends `connect`, unlike nats-py's own errors
             if not isinstance(error, Exception) or isinstance(error, nats.errors.Error | OSError | TimeoutError):
@@ -306,7 +306,7 @@ class BusClient(Client):
         self._without_tls.add(address)
         return TlsNotOffered(address)
 
-    def _nobody_offers_tls(self) -> bool:
+    def _no_server_offers_tls(self) -> bool:
         return {server.uri.netloc.rpartition("@")[2] for server in self._server_pool} <= self._without_tls
 
     def _is_encrypted(self) -> bool:

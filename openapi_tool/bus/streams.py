@@ -96,7 +96,7 @@ async def _create_durable(client: Client, durable: Durable, options: DurableOpti
 
 
 async def replica_count(client: Client, options: DurableOptions) -> int:
-    """Return the number of replicas for streams and buckets created here: as set, else that of the command stream.
+    """Return the number of replicas for streams and buckets created here: the setting, else that of the command stream.
 
     1 if there is no command stream yet. Raises nats.errors.Error.
     """
@@ -157,7 +157,7 @@ async def _ensure_stream(client: Client, jetstream: JetStreamContext, options: D
                 num_replicas=options.replicas or 1,
             )
         )
-    except BadRequestError:  # another executor was first
+    except BadRequestError:  # another executor created it in the meantime
         return await jetstream.find_stream_name_by_subject(options.filter_subject)
     log.info("created the command stream", extra={"action": "stream.created", "stream": name})
     return name

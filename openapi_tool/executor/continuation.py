@@ -33,11 +33,11 @@ from openapi_tool.tools.truncation import (
     Cut,
     Limit,
     Place,
-    Rest,
+    StoredItem,
     cut,
     later,
     opening_lines,
-    rests_of,
+    stored_items_of,
     stored_text,
     whole,
 )
@@ -45,7 +45,7 @@ from openapi_tool.tools.truncation import (
 _ANY_CURSOR = "a" * 44  # as long as real ones
 _SHORTER = {"target_selector": "Read a part with target_selector", "count": "Ask for fewer results with count"}
 _UNCONTINUED_FACTOR = 2
-"""Factor of the limits for a definition that takes no cursor: its model can never read the rest."""
+"""Factor of the limits for a definition that takes no cursor: its model can never read what is cut."""
 
 
 def requested_cursor(definition: ToolDefinition, arguments: Arguments) -> str | None:
@@ -144,7 +144,7 @@ class Continuation:
         if not output.keep:
             note = f"[{missing} They are not kept.{_ask_for_less(definition)}]"
             return RenderedResult(f"{shown}\n\n{note}", truncated=True), None
-        stored = yield from stored_text(items, part.rests)
+        stored = yield from stored_text(items, part.stored_items)
         artifact = Artifact(stored.card_id, stored.chars, stored.sha256, "")
         if cannot_continue:
             note = f"[{missing} This tool cannot show them.{_ask_for_less(definition)}]"
@@ -160,11 +160,13 @@ class Continuation:
         opening = ""
         if position.opening is not None:
             opening = (await self._text(owner, position.card_id, position.opening, OPENING_CHARS)).text
-        rests = rests_of(artifact.items, artifact.chars)
+        stored_items = stored_items_of(artifact.items, artifact.chars)
         place = Place(position.start, position.opening)
-        part = later(rests, place, artifact.text, opening_lines(opening), self._limit(definition, max_result_tokens))
+        part = later(
+            stored_items, place, artifact.text, opening_lines(opening), self._limit(definition, max_result_tokens)
+        )
         shown = framed(part.parts if artifact.items is not None else [without_frames(old) for old in part.parts])
-        missing = f"{counted(_left(rests, part.next), 'character', 'left')}."
+        missing = f"{counted(_left(stored_items, part.next), 'character', 'left')}."
         state = {"card_id": artifact.card_id, "from": position.start, "to": part.end, "chars": artifact.chars}
         output = ToolOutput((Item(heading=shown),), state)
         return output, self._part(shown, missing, artifact, part.next, definition, owner)
@@ -225,16 +227,16 @@ def _ask_for_less(definition: ToolDefinition) -> str:
     return next((f" {way}." for name, way in _SHORTER.items() if name in taken), "")
 
 
-def _left(rests: Sequence[Rest], place: Place | None) -> int:
+def _left(stored_items: Sequence[StoredItem], place: Place | None) -> int:
     """Return how many characters a model has not been shown after `place`, all of it shown where that is None."""
-    return sum(max(0, rest.end - max(rest.shown, place.start)) for rest in rests) if place else 0
+    return sum(max(0, item.end - max(item.shown, place.start)) for item in stored_items) if place else 0
 
 
 def _missing(part: Cut) -> str:
     """Say what of a result is left out."""
     cut_items = sum(shown.left > 0 for shown in part.parts)
     unseen = sum(not shown.text for shown in part.parts if shown.left)
-    of = f" in {counted(cut_items, 'item')}" if len(part.rests) > 1 else ""
+    of = f" in {counted(cut_items, 'item')}" if len(part.stored_items) > 1 else ""
     last = "item is" if unseen == 1 else f"{unseen} items are"
     none = f" The last {last} left out altogether." if unseen else ""
     return f"{counted(part.left, 'character')}{of} {'is' if part.left == 1 else 'are'} left out.{none}"

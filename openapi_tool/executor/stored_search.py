@@ -33,26 +33,26 @@ from openapi_tool.tools.truncation import (
     MIN_CHARS,
     OPENING_CHARS,
     Limit,
-    Rest,
+    StoredItem,
     boundary,
     opening_lines,
     opening_of,
-    rests_of,
+    stored_items_of,
     where_in,
 )
 
 _WINDOW_CHARS = 512 * 1024
 _LOOK_BACK_CHARS = 64 * 1024
 """Characters before a passage in which the code block or table that it is in may begin."""
-_PAUSE = SMALL + 1
-"""A size with which computations are run with pauses."""
+_SLICED = SMALL + 1
+"""Size to pass to `TimeSlicer.run` for work that must be sliced although its text is short."""
 _CONCURRENT = 8
-"""Searches of a process at a time: each holds a window of the text, up to 2 MB, and as much in the driver."""
+"""Limit of concurrent searches in a process: each holds a window of the text, up to 2 MB, and as much in the driver."""
 _MAX_CHARS = {FIND: MAX_PHRASE_CHARS, QUESTION: MAX_QUESTION_CHARS}
-_ASKED = frozenset(_MAX_CHARS)
+_SEARCH_ARGUMENTS = frozenset(_MAX_CHARS)
 _READ_ON = "Each cursor reads on from its passage, given alone."
 _PLACES_CHARS, _ANSWERS_CHARS = 420, 200
-"""Most characters of the lines before and after the passages."""
+"""Maximum characters of the lines before and after the passages of a phrase, and of a question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class Wanted:
 
 
 def requested_search(definition: ToolDefinition, arguments: Arguments, cursor: str | None) -> Wanted | None:
-    """Return what the model wants to look for in a stored text, None for nothing. Raises BadRequest."""
-    if _ASKED.isdisjoint(arguments.by_model) or not takes_cursor(definition):
+    """Return the phrase or question of the model, None for a call without one. Raises BadRequest."""
+    if _SEARCH_ARGUMENTS.isdisjoint(arguments.by_model) or not takes_cursor(definition):
         return None
-    asked = sorted(name for name in _ASKED & arguments.by_model if arguments.values[name] not in (None, ""))
+    asked = sorted(name for name in _SEARCH_ARGUMENTS & arguments.by_model if arguments.values[name] not in (None, ""))
     problems = [problem for name in asked if (problem := _problem(name, arguments.values[name], cursor))]
     if cursor is None:
         problems = problems[:1]
@@ -92,7 +92,7 @@ def _problem(name: str, value: object, cursor: str | None) -> str | None:
 
 
 class StoredSearch:
-    """Looks through stored texts, a few at a time; projects take turns."""
+    """Searches stored texts; a semaphore that is fair to projects limits concurrent searches."""
 
     def __init__(self, artifacts: Artifacts, cursors: Cursors, slicer: TimeSlicer) -> None:
         self._artifacts = artifacts
@@ -110,35 +110,35 @@ class StoredSearch:
         async with self._permits.permit(owner.project_id):
             text = _Windows(self._artifacts, owner, position.card_id)
             artifact = await text.open()
-            rests = rests_of(artifact.items, artifact.chars)
-            for rest in rests:
-                await self._scan(search, text, rest)
+            stored_items = stored_items_of(artifact.items, artifact.chars)
+            for item in stored_items:
+                await self._scan(search, text, item)
             spans = await self._slicer.run(search.spans(), artifact.chars)
-            passages = [await self._passage(text, rests, span) for span in spans]
-        chars = sum(rest.end - rest.start for rest in rests)
+            passages = [await self._passage(text, stored_items, span) for span in spans]
+        chars = sum(item.end - item.start for item in stored_items)
         page = _Page(partial(self._cursor, owner, artifact.card_id), artifact, chars, passages, limit)
         return page.places(phrase, cursor) if phrase else page.answers(cursor)
 
     def _cursor(self, owner: CallOwner, card_id: str, start: int, opening: int | None = None) -> str:
         return self._cursors.issue(owner.project_id, owner.agent_id, Position(card_id, start, opening))
 
-    async def _passage(self, text: _Windows, rests: Sequence[Rest], span: Span) -> _Passage:
-        number, rest = next((number, rest) for number, rest in enumerate(rests, start=1) if span.at < rest.end)
-        first = max(rest.start, span.at - _LOOK_BACK_CHARS)
-        window = await text.read(first, min(rest.end, span.at + span.chars))
-        steps = _passage(window, first, rests, number, span)
-        return await self._slicer.run(steps, _PAUSE)  # eight short windows are too much for one step, too
+    async def _passage(self, text: _Windows, stored_items: Sequence[StoredItem], span: Span) -> _Passage:
+        number, item = next((number, item) for number, item in enumerate(stored_items, start=1) if span.at < item.end)
+        first = max(item.start, span.at - _LOOK_BACK_CHARS)
+        window = await text.read(first, min(item.end, span.at + span.chars))
+        steps = _passage(window, first, stored_items, number, span)
+        return await self._slicer.run(steps, _SLICED)  # sliced: eight short windows together take long
 
-    async def _scan(self, search: Search, text: _Windows, rest: Rest) -> None:
-        at = rest.start
-        while at < rest.end:
-            window = await text.read(at, rest.end)
-            last = at + len(window) >= rest.end or len(window) < _WINDOW_CHARS
+    async def _scan(self, search: Search, text: _Windows, item: StoredItem) -> None:
+        at = item.start
+        while at < item.end:
+            window = await text.read(at, item.end)
+            last = at + len(window) >= item.end or len(window) < _WINDOW_CHARS
             at += await self._slicer.run(search.scan(window, at, last=last), len(window))
 
 
 class _Windows:
-    """Stored text, of which one window at a time is in memory."""
+    """Stored text, read in windows of which only one is in memory."""
 
     def __init__(self, artifacts: Artifacts, owner: CallOwner, card_id: str) -> None:
         self._artifacts = artifacts
@@ -158,7 +158,7 @@ class _Windows:
         return self._text[start - self._start : end - self._start]
 
     async def _load(self, start: int) -> Artifact:
-        self._text = ""  # two windows are never held
+        self._text = ""  # free the old window before the next one arrives
         owner = self._owner
         part = await self._artifacts.artifact(owner.project_id, owner.agent_id, self._card_id, start, _WINDOW_CHARS)
         if part is None or not part.text:
@@ -184,17 +184,17 @@ class _Passage:
     where: str
 
 
-def _passage(window: str, first: int, rests: Sequence[Rest], number: int, span: Span) -> Steps[_Passage]:
+def _passage(window: str, first: int, stored_items: Sequence[StoredItem], number: int, span: Span) -> Steps[_Passage]:
     """Return a passage of the item with this number; `window` is the text around it, from `first` on."""
-    rest = rests[number - 1]
+    item = stored_items[number - 1]
     begin = _begin(window, span.at - first, span.before)
     most = span.at + span.chars - first - begin
     shown = window[begin : begin + most + 1]
     opening = opening_of(window[:begin], window[begin : begin + 1])
     yield
     lines = "" if opening is None else opening_lines(window[opening:][:OPENING_CHARS])
-    if len(rests) > 1 and rest.title and first + begin > rest.start:
-        title, _, _ = rest.title.partition("\n")
+    if len(stored_items) > 1 and item.title and first + begin > item.start:
+        title, _, _ = item.title.partition("\n")
         lines = f"{title}\n{lines}"
     return _Passage(
         at=span.at,
@@ -202,7 +202,9 @@ def _passage(window: str, first: int, rests: Sequence[Rest], number: int, span: 
         opening=None if opening is None else first + opening,
         text=shown[: boundary(shown, most)].rstrip(),
         lines=lines,
-        where=where_in(rest, first + begin, number if len(rests) > 1 else None, len(rests), lines.count("\n")),
+        where=where_in(
+            item, first + begin, number if len(stored_items) > 1 else None, len(stored_items), lines.count("\n")
+        ),
     )
 
 
@@ -220,7 +222,7 @@ def _begin(window: str, at: int, before: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """Result of a search as a model is shown it; `cursor` issues one for a position, `chars` is the length searched."""
+    """Text of a search result; `cursor` issues a cursor for a position, `chars` is the length of the searched text."""
 
     cursor: Callable[..., str]
     artifact: Artifact

@@ -61,7 +61,7 @@ class Findings:
 
 
 def resolve_parameters(definition: ToolDefinition, arguments: Arguments) -> ResolvedParameters:
-    """Resolve a call. Raises BadRequest or ToolMisconfigured naming every offending name."""
+    """Resolve a call. Raises BadRequest or ToolMisconfigured, whose message lists every mistake."""
     resolver = _resolver(definition, arguments)
     return resolver.finish({resolver.secret_name(name): value for name, value in arguments.secrets.items()})
 
@@ -107,9 +107,9 @@ def with_checked_url(resolved: ResolvedParameters, definition: ToolDefinition, r
 
 
 def with_max_tokens(resolved: ResolvedParameters, max_tokens: int) -> ResolvedParameters:
-    """Return the parameters with a limit of tokens for each page where neither definition nor model set one.
+    """Add a limit of tokens per page if neither definition nor model set one.
 
-    0 sets none; a search without page content has no use for one.
+    `max_tokens` 0 adds none. A search without page content needs none.
     """
     parameters = resolved.parameters
     if parameters.get("respondWith") == "no-content":
@@ -155,9 +155,9 @@ class _ParameterResolver:
     def argument(self, name: str, value: Any, *, by_model: bool) -> None:
         path, problems = ((name,), self.findings.model) if by_model else (self._option_of(name), self.findings.operator)
         if fold(name) == _TIMEOUT:
-            self._limit(value, path, problems)
+            self._set_timeout(value, path, problems)
         elif name == MAX_RESULT_TOKENS:
-            return  # of the executor's own (executor/continuation.py)
+            return  # used by the executor (executor/continuation.py), not sent
         elif own := self._endpoint.own_argument(name):
             self._set(own, value, path, problems)
         elif by_model:
@@ -210,8 +210,8 @@ class _ParameterResolver:
         path, problems = (name,), self.findings.model
         parameter = self._endpoint.find(name)
         if parameter is None or not self._model_may(parameter):
-            is_told = len(problems) < MAX_PROBLEMS  # a search for near names takes a tenth of a millisecond
-            known = sorted(self._definition.taken - {name}) if is_told else ()
+            is_listed = len(problems) < MAX_PROBLEMS  # else save the search for similar names, which takes 0.1 ms
+            known = sorted(self._definition.taken - {name}) if is_listed else ()
             problems.append(Problem(path, not_taken(name, known)))
         elif parameter.name == "respondWith" and value is not None and value not in self._endpoint.formats:
             problems.append(Problem(path, f"must be one of {', '.join(self._endpoint.formats)}"))
@@ -241,7 +241,7 @@ class _ParameterResolver:
                     return ("options", "args", group, own)
         return ("options", "args", name)
 
-    def _limit(self, value: Any, path: Path, problems: list[Problem]) -> None:
+    def _set_timeout(self, value: Any, path: Path, problems: list[Problem]) -> None:
         if value is None:
             return
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:

@@ -41,11 +41,11 @@ _TABLE_RULE = frozenset("|-: ")
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class StoredItem:
     """An item in a stored text: from `start` to `end`, of which the first result showed everything before `shown`.
 
-    `opening` is where the code block or table begins in which that ended, None outside of one; `title` the item's first
-    lines: its title and its address. `label` and `after` are those of the item.
+    `opening` is the start of the code block or table in which the shown part ended, None outside of one. `title` is the
+    item's first lines: its title and its address. `label` and `after` are those of the item.
     """
 
     start: int
@@ -62,13 +62,13 @@ class Cut:
     """Parts of the items, where the items are in the whole text, and how many characters are left out."""
 
     parts: tuple[Part, ...]
-    rests: tuple[Rest, ...]
+    stored_items: tuple[StoredItem, ...]
     left: int
 
     @property
     def next(self) -> Place:
         """Return where the next part begins."""
-        return next(Place(rest.shown, rest.opening) for rest in self.rests if rest.shown < rest.end)
+        return next(Place(entry.shown, entry.opening) for entry in self.stored_items if entry.shown < entry.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def cut(items: Sequence[Item], limit: Limit) -> Cut:
     shown = _within_tokens(items, shown, space_tokens - sum(map(estimated, headings)))
     ends = [_end(item, most) for item, most in zip(items, shown, strict=True)]
     parts: list[Part] = []
-    rests: list[Rest] = []
+    stored_items: list[StoredItem] = []
     at = 0
     for item, heading, end in zip(items, headings, ends, strict=True):
         at += len(item.heading) + len(BLOCK_GAP) if item.heading else 0
@@ -125,10 +125,10 @@ def cut(items: Sequence[Item], limit: Limit) -> Cut:
         parts.append(Part(text, heading, left=item.chars - end, after=item.after))
         if item.chars:
             where = None if opening is None else at + body + opening
-            rests.append(Rest(at, at + end, at + item.chars, where, _title(item), item.label, item.after))
+            stored_items.append(StoredItem(at, at + end, at + item.chars, where, _title(item), item.label, item.after))
             at += item.chars + len(BLOCK_GAP)
         at += len(item.after) + len(BLOCK_GAP) if item.after else 0
-    return Cut(tuple(parts), tuple(rests), sum(part.left for part in parts))
+    return Cut(tuple(parts), tuple(stored_items), sum(part.left for part in parts))
 
 
 def _around(item: Item) -> int:
@@ -256,7 +256,7 @@ def opening_lines(text: str) -> str:
 # Stored texts, and later parts of them.
 
 
-def stored_text(items: Sequence[Item], rests: Sequence[Rest]) -> Steps[StoredText]:
+def stored_text(items: Sequence[Item], stored_items: Sequence[StoredItem]) -> Steps[StoredText]:
     """Return the whole text of the items, as stored, with the position of each item in it."""
     content, digest, chars = bytearray(b'{"__type__":"TextContent","text":"'), hashlib.sha256(), 0
     for piece in _pieces(items):
@@ -265,7 +265,7 @@ def stored_text(items: Sequence[Item], rests: Sequence[Rest]) -> Steps[StoredTex
         chars += len(piece)
         yield
     content += b'"}'
-    return StoredText(new_id(), content, chars, digest.hexdigest(), tuple(map(astuple, rests)))
+    return StoredText(new_id(), content, chars, digest.hexdigest(), tuple(map(astuple, stored_items)))
 
 
 def _pieces(items: Sequence[Item]) -> Iterator[str]:
@@ -275,9 +275,9 @@ def _pieces(items: Sequence[Item]) -> Iterator[str]:
         yield from (text[start : start + _PIECE_CHARS] for start in range(0, len(text), _PIECE_CHARS))
 
 
-def rests_of(stored: Sequence[Sequence[Any]] | None, chars: int) -> list[Rest]:
+def stored_items_of(stored: Sequence[Sequence[Any]] | None, chars: int) -> list[StoredItem]:
     """Return the items of a stored text of `chars` characters; one that was stored without them is one item."""
-    return [Rest(*place) for place in stored] if stored else [Rest(0, 0, chars)]
+    return [StoredItem(*place) for place in stored] if stored else [StoredItem(0, 0, chars)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +297,7 @@ class Later:
     next: Place | None
 
 
-def later(rests: Sequence[Rest], place: Place, window: str, opening: str, limit: Limit) -> Later:
+def later(stored_items: Sequence[StoredItem], place: Place, window: str, opening: str, limit: Limit) -> Later:
     """Return what follows `place`, item by item, within `limit`.
 
     `window` is the stored text from there on, as far as it was read, `opening` the lines at `place.opening`.
@@ -305,18 +305,20 @@ def later(rests: Sequence[Rest], place: Place, window: str, opening: str, limit:
     parts: list[Part] = []
     space, at = limit.chars - NOTE_CHARS, place.start
     tokens = limit.tokens - NOTE_CHARS // AROUND_CHARS_A_TOKEN
-    for number, rest in enumerate(rests, start=1):
-        begin = place.start if rest.start <= place.start else max(rest.shown, place.start)
-        if begin >= rest.end:
+    for number, entry in enumerate(stored_items, start=1):
+        begin = place.start if entry.start <= place.start else max(entry.shown, place.start)
+        if begin >= entry.end:
             continue
-        where = rest.opening if parts else place.opening
+        where = entry.opening if parts else place.opening
         if parts:
             opening = "" if where is None else opening_lines(window[where - place.start :][:OPENING_CHARS])
-        text = window[begin - place.start : rest.end - place.start]
-        lines = opening if begin == rest.start or not rest.title else f"{rest.title}\n{opening}"
-        where_it_is = where_in(rest, begin, number if len(rests) > 1 else None, len(rests), lines.count("\n"))
+        text = window[begin - place.start : entry.end - place.start]
+        lines = opening if begin == entry.start or not entry.title else f"{entry.title}\n{opening}"
+        where_it_is = where_in(
+            entry, begin, number if len(stored_items) > 1 else None, len(stored_items), lines.count("\n")
+        )
         heading = f"[Continued: {where_it_is}.]"
-        own = len(heading) + len(rest.after)
+        own = len(heading) + len(entry.after)
         space -= own + len(lines) + AROUND_CHARS
         if not text or (parts and space < MIN_CHARS):
             return Later(tuple(parts), at, Place(begin, where))
@@ -326,8 +328,8 @@ def later(rests: Sequence[Rest], place: Place, window: str, opening: str, limit:
         size = boundary(text, max(min(space, fitting(text[: max(space, 0)], tokens)), MIN_CHARS))
         space, at = space - size, begin + size
         tokens -= estimated(text[:size])
-        parts.append(Part(text[:size], heading, lines, rest.end - at, rest.after))
-        if at < rest.end:
+        parts.append(Part(text[:size], heading, lines, entry.end - at, entry.after))
+        if at < entry.end:
             found = opening_of(text[:size], text[size : size + 1], opening)
             return Later(
                 tuple(parts), at, Place(at, where if found == -1 else None if found is None else begin + found)
@@ -335,9 +337,9 @@ def later(rests: Sequence[Rest], place: Place, window: str, opening: str, limit:
     return Later(tuple(parts), at, None)
 
 
-def where_in(rest: Rest, begin: int, number: int | None, count: int, repeated: int) -> str:
+def where_in(entry: StoredItem, begin: int, number: int | None, count: int, repeated: int) -> str:
     """Say where a part begins, and how many lines before it are repeated; `number` is that of the item, None of one."""
-    name = rest.label or ("" if number is None else f"item {number} of {count}")
+    name = entry.label or ("" if number is None else f"item {number} of {count}")
     item = f"{name}, " if name else ""
     lines = f"; its first {'line is' if repeated == 1 else f'{repeated} lines are'} repeated" if repeated else ""
-    return f"{item}from character {begin - rest.start + 1:,} of {rest.end - rest.start:,}{lines}"
+    return f"{item}from character {begin - entry.start + 1:,} of {entry.end - entry.start:,}{lines}"

@@ -25,7 +25,7 @@ from openapi_tool.protocol.records import Artifact, CallRecords
 from openapi_tool.protocol.report import Report
 from openapi_tool.protocol.trace import new_root
 from openapi_tool.tools.result import Item
-from openapi_tool.tools.truncation import Rest, stored_text
+from openapi_tool.tools.truncation import StoredItem, stored_text
 from tests.conftest import AGENT, PROJECT, search_tool
 from tests.requirements import requirement
 from tests.support import V1R4, delivery, dsn_of
@@ -436,7 +436,7 @@ async def test_an_artifact_is_its_owners_only(caller: Caller, store: KernelStore
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     records = await store.load(command_of(call))
     text = 'Größe 🎉 und "mehr"\n'
-    kept = at_once(stored_text([Item(text)], [Rest(0, 3, len(text))]))
+    kept = at_once(stored_text([Item(text)], [StoredItem(0, 3, len(text))]))
     artifact = artifact_card("tool.openapi", identify(command_of(call).identity, records.card), records.card, kept, 60)
     assert await store.commit(*result_of(call, records), artifact)
     sha256 = hashlib.sha256(text.encode()).hexdigest()

@@ -29,8 +29,8 @@ from openapi_tool.tools.truncation import (
     cut,
     later,
     opening_lines,
-    rests_of,
     shares,
+    stored_items_of,
     stored_text,
     whole,
 )
@@ -649,7 +649,7 @@ def read_on(found: Sequence[Item], chars: int, tokens: int = 10_000_000) -> Iter
     yield framed(first.parts)
     for _ in range(10_000):
         opening = "" if place.opening is None else opening_lines(text[place.opening :])
-        part = later(first.rests, place, text[place.start :][: 2 * chars], opening, limit)
+        part = later(first.stored_items, place, text[place.start :][: 2 * chars], opening, limit)
         yield framed(part.parts)
         if part.next is None:
             return
@@ -770,11 +770,12 @@ def test_case_5_a_code_block_that_was_opened_again_ends_with_its_own_fence(
 @given(blocks=st.lists(texts.filter(bool) | st.text(min_size=1, max_size=40), min_size=1, max_size=5))
 def test_a_kept_text_is_that_of_all_items(blocks: list[str]) -> None:
     found = [Item(block, "body", "ours", "after") for block in blocks]
-    kept, text = at_once(stored_text(found, cut(found, Limit(LIMIT, LIMIT)).rests)), BLOCK_GAP.join(texts_of(found))
+    kept = at_once(stored_text(found, cut(found, Limit(LIMIT, LIMIT)).stored_items))
+    text = BLOCK_GAP.join(texts_of(found))
     assert json.loads(kept.content) == {"__type__": "TextContent", "text": text}
     assert (kept.chars, kept.sha256) == (len(text), hashlib.sha256(text.encode()).hexdigest())
-    rests = rests_of(kept.items, kept.chars)
-    assert [text[rest.start : rest.end] for rest in rests] == [item.part(item.chars) for item in found]
+    stored_items = stored_items_of(kept.items, kept.chars)
+    assert [text[item.start : item.end] for item in stored_items] == [item.part(item.chars) for item in found]
 
 
 @requirement("content.cursor")
