@@ -76,7 +76,7 @@ class Scene:
 
 @dataclass(slots=True, eq=False)
 class Command:
-    """What the scheduler needs of a held command, and when it was published."""
+    """Fields of a held command that the scheduler reads, and the time of its publication."""
 
     project: int
     published_at: float

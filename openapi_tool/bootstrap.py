@@ -113,7 +113,7 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
 
 @dataclass(frozen=True, slots=True)
 class _Connection:
-    """How to connect to one kernel."""
+    """Connection settings of one kernel."""
 
     bus: BusOptions
     driver_options: DriverOptions
@@ -137,7 +137,7 @@ def _connection(
 
 
 class Upstream:
-    """Everything behind the tools that all kernels share: client, cache, memory limit, retries.
+    """Upstream components that all kernels share: client, cache, memory limit, retries.
 
     Upstream requests need one of `permits` and are charged to `budgets`; without them nothing is limited. Only tests
     pass `sleep`, which waits between attempts.

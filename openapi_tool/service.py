@@ -80,7 +80,7 @@ async def _serve(
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """What the kernels of one process have in common; `serving` are the parts of those that are connected.
+    """State that the kernels of one process share; `serving` are the parts of those that are connected.
 
     `stack` closes all connections once every kernel has drained: calls of one need permits from the NATS of the other.
     """

@@ -57,7 +57,7 @@ def _envelope(recording: Recording) -> Mapping[str, Any] | None:
 
 
 def is_search(envelope: Mapping[str, Any]) -> bool:
-    """Whether an answer holds results and not one page."""
+    """Return whether an answer contains search results, not one page."""
     return isinstance(envelope["data"], list)
 
 
@@ -68,7 +68,7 @@ def without_page_text(envelope: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def shown(envelope: Mapping[str, Any]) -> str:
-    """What a model reads of an answer: the content, or the message where there is nothing to read."""
+    """Return what a model reads of an answer: the content, or the message of an error."""
     if is_search(envelope):
         return search_output(envelope, "a query").content
     try:

@@ -35,7 +35,7 @@ _SHOWN_LINES = 15
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How pytest ended, and what it printed; `code` None after a timeout."""
+    """Exit code and output of pytest; `code` is None after a timeout."""
 
     code: int | None
     output: str

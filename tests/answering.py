@@ -112,7 +112,7 @@ class Answering:
         memory: CallMemory | None = None,
         **values: Any,
     ) -> ToolOutput:
-        """What the tool makes of the answer to a question."""
+        """Return the output of the tool for the answer to a question."""
         jina: dict[str, Any] = {"mode": mode}
         if {"urls", "queries"} & values.keys():
             jina["tool"] = "jina.read_many" if mode == "reader" else "jina.search_many"
@@ -125,7 +125,7 @@ class Answering:
     async def card(
         self, mode: str = "reader", key: str = KEY, sent: tuple[str, ...] = (), **values: Any
     ) -> tuple[ResultFields, RenderedResult, StoredText | None]:
-        """What is stored of it."""
+        """Return the fields of the result, the text that a model is shown, and the stored text."""
         with self.tools.memory("proj") as memory:
             output = await self.output(mode, key, sent, memory, **values)
             definition = parse_definition(DefinitionRecord("a_tool", None, {}, {"jina": {"mode": mode}}))

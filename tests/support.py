@@ -1,4 +1,4 @@
-"""What tests share: corpora that one test loops over; builders of identities, definitions, deliveries."""
+"""Helpers of tests: corpora that one test loops over; builders of identities, definitions, deliveries."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ _RESET_PEAK = "5"
 
 @contextmanager
 def peak_growth() -> Iterator[Callable[[], int]]:
-    """What the block yields tells, during it and after, by how many bytes this process has grown at most."""
+    """Yield a function that returns by how many bytes this process has grown at most, also after the block."""
     _CLEAR.write_text(_RESET_PEAK)
     before = _bytes("VmRSS")
     yield lambda: _bytes("VmHWM") - before
@@ -253,5 +253,5 @@ async def make_role(dsn: str, role: str = ROLE, *, registration: bool = False) -
 
 
 def dsn_of(stack: EmbeddedStack, database: str, role: str = ROLE, *, at: str = "") -> str:
-    """How the executor connects; `at` is another `host:port` than the stack's, or several with commas."""
+    """Return the executor's connection string; `at` replaces the stack's `host:port`, or several with commas."""
     return f"postgresql://{role}:{_PASSWORD}@{at or f'127.0.0.1:{stack.postgres.port}'}/{database}"

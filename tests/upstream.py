@@ -31,7 +31,7 @@ _CLASS_NAME = re.compile(r"\b[A-Z]\w*Error\b|\bError:")
 async def fetched(
     status: int, headers: Mapping[str, str], body: bytes, failures: FailureTable = FAILURES
 ) -> dict[str, Any]:
-    """What the client makes of this answer. Raises ToolError."""
+    """Return the client's result for this answer. Raises ToolError."""
     request = replace(_REQUEST, failures=failures)
     sent = httpx.Headers(dict(headers), encoding="latin-1")
     transport = httpx.MockTransport(lambda _: httpx.Response(status, headers=sent, content=body))

@@ -42,7 +42,7 @@ class Consumer(Protocol):
 
     @property
     def trouble(self) -> str:
-        """Why it could not be found or created, empty if unknown."""
+        """Reason why it could not be found or created, empty if unknown."""
 
     @property
     def silence_s(self) -> float:

@@ -47,7 +47,7 @@ async def load_switches(client: Client) -> Stored:
 async def change_switches(client: Client, change: Callable[[Switches], Switches]) -> tuple[Switches, Switches]:
     """Store `change` of what is stored; return the switches before and after. Raises nats.errors.Error, Unavailable.
 
-    `change` is called again if somebody else changed the record meanwhile.
+    `change` is called again if another client changed the record meanwhile.
     """
     bucket = await ensure_bucket(client)
     for _ in range(_RACES):

@@ -56,7 +56,7 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where definitions are stored, by the options --api, --db and --protocol; see `run_with`."""
+    """Store of definitions, chosen by the options --api, --db and --protocol; see `run_with`."""
 
     api: str | None
     db: bool

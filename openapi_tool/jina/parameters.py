@@ -289,7 +289,7 @@ REFUSED: Mapping[str, str] = {
     }.items()
     for name in names
 }
-"""Why nobody may send a parameter, and what to use instead, by its folded name (jina-api 6.3)."""
+"""Reasons why a parameter is never sent, and the alternative, by its folded name (jina-api 6.3)."""
 
 
 def by_name(parameters: tuple[Parameter, ...]) -> Mapping[str, Parameter]:

@@ -43,7 +43,7 @@ _WITHOUT: Mapping[str, tuple[str, str]] = {
 """The argument that a warning names, and what is said where the model cannot give it, or has given it already."""
 
 Offers = Callable[[str], bool]
-"""Whether a remedy may name an argument in the result of a call."""
+"""Returns whether a remedy may name an argument in the result of a call."""
 
 
 def offers_all(_: str) -> bool:

@@ -22,7 +22,7 @@ Parameters = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How an operation uses its `timeout`.
+    """Use of the parameter `timeout` by an operation.
 
     `stages` returns the number of stages of a request, `timing` the extra parameters for a stage of the given seconds.
     A request for which `waits` returns False needs no `timeout`.

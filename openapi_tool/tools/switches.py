@@ -17,7 +17,7 @@ MAX_TEXT_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Who disabled or enabled a tool of a project, when and why; `ALL` stands for every project or tool.
+    """Record of disabling or enabling a tool of a project: by whom, when and why. `ALL` means every project or tool.
 
     `at` is ISO 8601 in UTC.
     """

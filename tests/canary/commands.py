@@ -1,4 +1,4 @@
-"""What the command line prints: with settings that work, with wrong ones, and with passwords that nobody escaped."""
+"""Output of the command line with valid settings, with invalid ones, and with passwords that were not escaped."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ COMMANDS: Mapping[str, Command] = {
     "own settings named": _command(["serve"], _WRONG, OPENAPI_TOOL__TOOLS__JINA__ENVS='{"api_key": "PG_DSN"}'),
 }
 ODD: Mapping[str, str] = {"slash": "/", "hash": "#", "question": "?", "at": "@", "percent": "%zz"}
-"""What an operator may forget to escape in a password."""
+"""Characters that an operator may forget to escape in a password."""
 
 _OF_DATABASE = {
     "tools list --db": ("tools", "list", "--db", *_IN_PROJECT),
@@ -93,7 +93,7 @@ def odd_commands(canaries: Mapping[str, Canary], postgres_port: int, nats_port: 
 
 
 def run(commands: Mapping[str, Command], environment: Mapping[str, str]) -> dict[str, bytes]:
-    """What each command prints, on both streams, by its name. Raises AssertionError where one ends otherwise."""
+    """Return the output of each command on both streams, by name. Raises AssertionError for an unexpected exit code."""
     with ThreadPoolExecutor(max_workers=2) as threads:
         printed = threads.map(lambda name: _printed(name, commands[name], environment), commands)
         return {f"`{name}`": said for name, said in zip(commands, printed, strict=True)}

@@ -41,7 +41,7 @@ def values() -> list[str]:
 
 
 def demanded(what: str) -> bool:
-    """Whether this goes wrong now; then it is done with."""
+    """Return whether the run demands this failure now; True once per demand."""
     file = Path(os.environ[FOLDER_VARIABLE]) / DEMANDED
     if not file.is_file() or file.read_text() != what:
         return False

@@ -17,7 +17,7 @@ _SPECIALS = "+/=%&<>~_ "
 _DIGITS = 12
 _KEPT_DIGITS = slice(2, 11)  # of a float's text: behind the point, and before what is rounded
 _MARKDOWN = re.compile(r"([^\w\s]|_)")
-"""What the reader escapes in a page: any punctuation may mean something there."""
+"""Characters that the reader escapes in a page: punctuation may be Markdown there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class Canary:
 
     @property
     def value(self) -> str:
-        """What is set."""
+        """Value that is set."""
         return f"{self.head}{self.specials}{self.tail}"
 
     @property
     def parts(self) -> tuple[str, str, str]:
-        """What is searched for: all of it, and each half."""
+        """Texts to search for: the whole value, and each half."""
         return self.value, self.head, self.tail
 
 
@@ -99,7 +99,7 @@ ENCODINGS: Mapping[str, Callable[[str], str]] = {
     **{f"base64_{before}": _aligned(before, base64.b64encode) for before in range(3)},
     **{f"base64url_{before}": _aligned(before, base64.urlsafe_b64encode) for before in range(3)},
 }
-"""What is searched for."""
+"""Texts to search for."""
 
 
 def spoken(canary: Canary) -> list[str]:
@@ -140,7 +140,7 @@ def search(canaries: Mapping[str, Canary], sinks: Mapping[str, bytes]) -> list[H
 
 
 def planted(canaries: Mapping[str, Canary]) -> bool:
-    """Whether the search finds each canary, and each half of it, in each encoding where it is put on purpose."""
+    """Check that the search finds each canary and each half of it in each encoding if it is planted."""
     for name, canary in canaries.items():
         for encoding, encode in ENCODINGS.items():
             leaks = {part: b"x" * 100 + encode(part).encode() + b"y" * 100 for part in canary.parts}

@@ -61,7 +61,7 @@ KEYS = ("jina", "definition")
 
 @dataclass(slots=True)
 class Scene:
-    """Everything that takes part.
+    """Participants of the run.
 
     `doorbells` are the messages that were heard, `sinks` what was gathered, `odd` passwords that nobody escaped.
     `sent_for_refused` counts requests for tools for which none may leave.
@@ -332,7 +332,7 @@ STATUSES = (200, 302, 400, 401, 402, 422, 429, 451, 503)
 
 
 def _sent(scene: Scene) -> dict[str, bytes]:
-    """What upstream and proxy received, but for what belongs there; what a model said knowingly is its own."""
+    """Return what upstream and proxy received, without what belongs there; a model's own arguments may be sent."""
     received = scene.upstream.received
     keys = [scene.canaries[name].value for name in KEYS]
     fields = {parameter: scene.canaries[name].value for parameter, name in FIELDS.items()}

@@ -19,7 +19,7 @@ from aiohttp import web
 from tests.canary.needles import Canary, spoken
 
 FAILS = "https://fails.example/"
-"""What is asked for this page fails, so that a batch fails in part."""
+"""Requests for this page fail, so that a batch fails in part."""
 
 _FIELDS = ("title", "url", "description", "content", "text", "html", "publishedTime", "date", "warning", "source")
 _OK, _FAILED = 200, 422
@@ -41,7 +41,7 @@ class Received:
         return f"{self.target} {dict(self.headers)} {self.body.decode()}"
 
     def elsewhere(self, keys: Iterable[str], fields: Mapping[str, str]) -> bytes:
-        """What came, but for one of `keys` as the bearer of a known host, and each of `fields` once in the body."""
+        """Return the request without one of `keys` as bearer of a known host and each of `fields` once in the body."""
         bearers = {f"Bearer {key}".encode() for key in keys} if self.host in _HOSTS else set()
         headers = [
             name + b": " + value

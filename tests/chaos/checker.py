@@ -61,7 +61,7 @@ _FULL_TERM_S = 25.0
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """What a run wrote down: calls by their id, processes that stopped dead (from, to), faults, outages, `/readyz`.
+    """Journal of a run: calls by their id, processes that stopped (from, to), faults, outages, `/readyz`.
 
     `letters` are dead letters that a fault has removed, by their call, with the time at which they were written.
     `discarded` are log lines of executors about dead letters that they could not store.
@@ -78,7 +78,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """How long after the first of some crashes a call was answered, and what happened meanwhile (seconds).
+    """Seconds from the first of some crashes to the answer of a call, and the events meanwhile.
 
     The call's own upstream time is taken off, and so is the time that a never-answering upstream held it.
     """
@@ -170,8 +170,9 @@ def read_journal(path: Path) -> Journal:
 
 
 def given_up(journal: Journal) -> dict[str, float]:
-    """When executors gave up dead letters, by their call: only of those that nobody could be answered for, only where
-    the stream had no room, and only while a fault kept it full.
+    """Return when executors discarded dead letters, by call: those of commands whose result can reach no turn.
+
+    Only those count that were discarded because the stream was full, while a fault kept it full.
     """
     full = [outage for outage in journal.outages if outage.why == f"{DEAD_LETTERS} full"]
     at = {
@@ -196,7 +197,7 @@ def late_calls(journal: Journal, answered_at: Mapping[str, float], deadline_s: f
 
 
 def meanwhile(journal: Journal, call_ids: Iterable[str]) -> Counter[str]:
-    """How many of some calls met each kind of fault in the time that they had."""
+    """Return how many calls met each kind of fault before their deadline."""
     return Counter(
         fault["fault"]
         for placed_at in (journal.calls[call_id]["placed_at"] for call_id in call_ids)
@@ -217,7 +218,7 @@ def _query(request: Mapping[str, Any]) -> Any:
 
 
 def dead_lettered(letters: Iterable[Message]) -> dict[str, float]:
-    """When dead letters were written, by the id of their call; a command without identity has it as its body."""
+    """Return when dead letters were written, by the id of their call; a command without identity has it as its body."""
     found = {}
     for letter in letters:
         record = json.loads(letter.data)
@@ -227,14 +228,14 @@ def dead_lettered(letters: Iterable[Message]) -> dict[str, float]:
 
 
 def refused(call: Mapping[str, Any], rows: Mapping[str, list[dict[str, Any]]]) -> bool:
-    """Whether an answerable call got a dead letter alone, or a failure before its time was up."""
+    """Return whether an answerable call got only a dead letter, or a failure before its deadline."""
     if call["kind"] not in ("call", "duplicate"):
         return False
     return not whole(rows) or (rows["cards"][0]["status"] != "success" and _latency(call, rows) < _FULL_TERM_S)
 
 
 def _in_outage(outage: Outage, requests: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What happened in an outage: deliveries of the durable and requests that the upstream received."""
+    """Return the deliveries of the durable and the upstream requests during an outage."""
     asked = sum(outage.since <= request["at"] < outage.until for request in requests)
     return {"why": outage.why, "seconds": round(outage.seconds, 1), "fetched": outage.fetched, "asked": asked}
 

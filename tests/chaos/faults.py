@@ -36,7 +36,7 @@ async def kill(run: Run) -> int:
 
 
 def kill_at(point: str) -> Callable[[Run], Awaitable[int]]:
-    """Whoever gets to `point` next dies there; the point's own process notes the moment."""
+    """Kill the next process that reaches `point`; that process writes the time."""
 
     async def kill_there(run: Run) -> int:
         request = run.folder / point

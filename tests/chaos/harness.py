@@ -1,4 +1,4 @@
-"""What all profiles share: replicas, the state of a run, outages, and how faults are fired."""
+"""Common parts of all profiles: replicas, the state of a run, outages, and injection of faults."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where the kernel finds its servers; executors get `settings` (environment variables) besides the usual ones.
+    """Addresses of the kernel's servers; executors get `settings` (environment variables) besides the usual ones.
 
     The kernel makes its command stream with so many `copies`.
     """
@@ -142,7 +142,7 @@ class Run:
         return {kind for kind, count in self.faults.items() if count["hit"]}
 
     async def delivered(self) -> int | None:
-        """How many deliveries the durable has made, None where NATS does not say so at once."""
+        """Return the number of deliveries of the durable, None if NATS does not answer at once."""
         try:
             async with asyncio.timeout(_ASK_S), nats_client(self.site.nats_urls) as client:
                 info = await client.jetstream().consumer_info(COMMANDS, DURABLE)

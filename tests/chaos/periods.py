@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 DEADLINE_S = 30.0
-"""How long the kernel's worker waits for a turn's results; after that its watchdog answers the call."""
+"""Seconds for which the kernel's worker waits for a turn's results; then its watchdog answers the call."""
 
 JUDGED_FROM_S = 10.0
 REACTION_S = 6.0
@@ -52,7 +52,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """How long a replica said ready after the start of a period, and not ready after its end (seconds).
+    """Seconds for which a replica was ready after the start of a period, and not ready after its end.
 
     `ready_after_s` is None where it did not become ready before the next period or the end of the run.
     """
@@ -101,7 +101,7 @@ def waited(periods: Sequence[Outage], placed_at: float, answered_at: float) -> f
 
 
 def reactions(periods: Sequence[Outage], answers: Sequence[Probe]) -> list[Reaction]:
-    """How every replica reacted to every period that is long enough to be judged."""
+    """Return the reaction of every replica to every period that is long enough."""
     replicas = sorted({probe.replica for probe in answers})
     began = [*(outage.began for outage in periods), float("inf")]
     return [

@@ -50,7 +50,7 @@ _PROBE_S, _PROBE_TIMEOUT = 0.25, aiohttp.ClientTimeout(total=1.0)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run is like; a seed gives the same schedule of faults again.
+    """Options of a run; a seed gives the same schedule of faults again.
 
     The load goes on until every fault of `kinds` was fired, for an endless profile at most `hit_all_within_s` more
     seconds until each has hit a running call. Outages last `outage_s`; between faults are `rest_s` (by default the
@@ -148,7 +148,7 @@ async def _add_older_kernel(run: Run, options: Options) -> Mapping[str, str]:
 
 
 async def findings(run: Run, deadline_s: float) -> dict[str, Any]:
-    """What the checker says."""
+    """Return the findings of the checker."""
     note_deaths(run.folder, run.journal)
     note_given_up([replica.process.log_text() for replica in run.replicas], run.journal)
     requests = await asyncio.to_thread(run.stack.upstream.requests)
@@ -156,7 +156,7 @@ async def findings(run: Run, deadline_s: float) -> dict[str, Any]:
 
 
 async def _older_findings(run: Run) -> dict[str, Any]:
-    """What the checker says of the second kernel, which has met the same faults."""
+    """Return the findings of the checker for the second kernel, which met the same faults."""
     path = run.folder / f"journal-{OLDER}"
     lines = run.journal.path.read_text().splitlines(keepends=True)
     with path.open("a") as journal:

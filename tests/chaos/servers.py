@@ -165,7 +165,7 @@ class PgBouncer:
 
     @staticmethod
     def missing() -> str | None:
-        """Why it cannot be started here."""
+        """Reason why it cannot be started here."""
         return None if shutil.which(_PGBOUNCER) else f"{_PGBOUNCER} is not installed (Debian package pgbouncer)"
 
     def _write(self, path: Path, text: str) -> None:

@@ -303,7 +303,7 @@ async def test_prepared_statements_behind_pgbouncer_are_named_in_one_line() -> N
 
 
 def _lines_naming_the_setting(replica: ExecutorProcess) -> int:
-    """How many there are, as soon as there are any."""
+    """Return the number of such lines as soon as there is one, 0 after a time limit."""
     give_up = time.monotonic() + _NAMED_WITHIN_S
     while not (lines := replica.log_text().count("postgres.prepared_statements")) and time.monotonic() < give_up:
         time.sleep(_POLL_S)

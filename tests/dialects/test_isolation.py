@@ -1,4 +1,4 @@
-"""What the kernels of one process must not share, without servers."""
+"""State that the kernels of one process must not share, without servers."""
 
 from __future__ import annotations
 

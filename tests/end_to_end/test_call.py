@@ -63,7 +63,7 @@ async def call(addresses: dict[str, str], caller: Caller) -> Call:
 
 
 async def written(caller: Caller) -> int:
-    """Everything that a call leaves, rows and messages."""
+    """Return all rows and messages of a call."""
     tables = ("cards", "state.agent_inbox", "state.execution_edges")
     rows: list[int] = [await caller.database.fetchval(f"select count(*) from {table}") for table in tables]  # noqa: S608
     streams = await caller.client.jetstream().streams_info()

@@ -81,7 +81,7 @@ class Dev:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def folder(self) -> Path:
-        """Where its servers have what does not stay."""
+        """Folder of the servers' temporary data."""
         command = next(part.cmdline() for part in self.parts() if "nats-server" in part.name())
         return Path(command[-1]).parent.parent
 
@@ -510,7 +510,7 @@ async def test_a_tool_of_ones_own_is_answered_with_the_five_commands_of_the_read
 
 
 async def said(command: str, folder: Path, environment: dict[str, str]) -> str:
-    """What a command of a shell prints; it must succeed."""
+    """Return the output of a shell command, which must succeed."""
     process = await asyncio.create_subprocess_shell(command, stdout=PIPE, stderr=STDOUT, cwd=folder, env=environment)
     printed = (await process.communicate())[0].decode()
     assert process.returncode == 0, printed

@@ -39,7 +39,7 @@ def stages() -> tuple[str, str]:
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[Path]:
-    """What the build stage leaves, below a folder instead of the root."""
+    """Result of the build stage, below a folder instead of the root."""
     root = Path(tempfile.mkdtemp(prefix="openapi-tool-image-"))
     root.chmod(0o755)
     build, _ = stages()

@@ -226,7 +226,7 @@ async def test_nats_may_restart_while_a_call_runs(served: Served) -> None:
 
 
 async def _deliveries(served: Served, condition: Callable[[Any], bool]) -> int:
-    """How many the durable has made, once it is as said."""
+    """Return the number of deliveries once the condition holds."""
     client = await nats.connect(served.stack.nats.url)
     async with asyncio.timeout(_PATIENCE_S):
         while not condition(info := await client.jetstream().consumer_info(STREAM, default_durable("v1r4", "jina"))):

@@ -154,7 +154,7 @@ def folder(tmp_path: Path) -> Path:
 async def environment(
     stack: EmbeddedStack, caller: Caller, database: str, start_executor: StartExecutor
 ) -> AsyncIterator[dict[str, str]]:
-    """What a shell needs to reach the servers of the test, with an executor, projects and tools."""
+    """Environment of a shell that reaches the servers of the test, with an executor, projects and tools."""
     stack.upstream.fallbacks(*ANY_ANSWER)
     for project in ("my-project", "proj_dev"):
         await caller.add_project(project)

@@ -1,4 +1,4 @@
-"""What really leaves: the requests that the double received, byte for byte."""
+"""Upstream requests as the double received them, byte for byte."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ SPLIT = f"postgresql://openapi:{CANARY}1/{CANARY}2@127.0.0.1:1/db"
 
 
 def run(command: str, **variables: str) -> str:
-    """Everything that the command prints; it must exit with 2."""
+    """Return the whole output of the command, which must exit with 2."""
     done = subprocess.run(  # noqa: S603 - our own code
         [sys.executable, "-m", "openapi_tool", *COMMANDS[command]],
         env={"PATH": os.environ["PATH"], "HOME": "/nowhere", "PG_DSN": DSN, "NATS_SERVERS": SERVERS, **variables},

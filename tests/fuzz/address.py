@@ -64,7 +64,7 @@ def _hosts(url: str) -> Iterator[str]:
 
 
 def _spellings(host: str) -> Iterator[str]:
-    """What a host may become: decoded, folded, with and without its invisible characters, in both IDNA standards."""
+    """Return the forms of a host: decoded, folded, with and without invisible characters, in both IDNA standards."""
     plain = host.strip("[]")
     for text in {plain, unquote(plain), unquote(unquote(plain))}:
         folded = unicodedata.normalize("NFKC", text).casefold()

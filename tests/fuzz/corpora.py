@@ -122,7 +122,7 @@ def _calls() -> Iterator[bytes]:
 
 
 def _frames() -> Iterator[bytes]:
-    """What a server says, well and badly; and messages as anybody may publish them."""
+    """Valid and invalid lines of a server, and messages that any client may publish."""
     yield from (
         b"\x00PING\r\n+OK\r\nPONG\r\n",
         b'\x00INFO {"server_id":"y","max_payload":1048576,"headers":true,"ldm":true}\r\n',

@@ -143,7 +143,7 @@ def _replace(_: Any, chance: random.Random) -> Any:
 
 
 def _most_times(value: Any) -> int:
-    """How often a value fits into an input: repeated further, it filled the memory of the fuzzer itself."""
+    """Return how often a value may be repeated in an input; more would fill the memory of the fuzzer itself."""
     return max(1, MAX_BYTES // len(orjson.dumps(value)))
 
 

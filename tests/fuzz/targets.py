@@ -1,4 +1,4 @@
-"""What is fuzzed, by name; each takes bytes and raises where something is wrong."""
+"""Fuzz targets by name; each takes bytes and raises an exception for a failure."""
 
 from __future__ import annotations
 

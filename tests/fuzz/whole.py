@@ -65,7 +65,7 @@ def parts(data: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def stored(text: bytes) -> dict[str, Any]:
-    """What jsonb would hold of a JSON object; empty where it would hold none."""
+    """Return a JSON object as jsonb would store it; empty if it would refuse it."""
     try:
         value = json.loads(text)
         assert_storable(value)
@@ -167,7 +167,7 @@ class _Kernel:
         self._handle = _loop().run_until_complete(self._assembled())
 
     async def _assembled(self) -> Handler:
-        """What `serve` hands its commands to, put together as `serve` does."""
+        """Return the pipeline, built as `serve` builds it."""
         handlers: list[Handler] = []
         with ExitStack() as patches:
             for name, value in {

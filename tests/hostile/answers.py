@@ -128,7 +128,7 @@ WORDS: Mapping[str, str] = {
     "parentheses": "Error()Error(",
     "odd_blanks": "\u2028 \x01",
 }
-"""What reasons of refusals are made of."""
+"""Parts of the reasons of refusals."""
 
 
 def reasons(size: int) -> Mapping[str, bytes]:

@@ -1,4 +1,4 @@
-"""What a case is: an attack, what the upstream answers to it, and the bounds that it may not break."""
+"""Case: an attack, the upstream's answers to it, and the bounds that it may not break."""
 
 from __future__ import annotations
 

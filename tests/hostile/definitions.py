@@ -154,7 +154,7 @@ async def arguments_that_are_slow_to_compare(scene: Scene) -> None:
 
 @CASES.case("4")
 async def arguments_that_break_every_rule(scene: Scene) -> None:
-    """What is wrong is told of a few, and never with the whole value."""
+    """The message names a few mistakes, and never the whole value."""
     tool = await scene.define(None, _object({"query": {"enum": ["a" * 200] * 90}}, additionalProperties=False))
     long = {f"{number}" + "n" * 200: "v" * 50 for number in range(700)} | {"query": "q" * 50_000}
     assert_failed(await scene.call(tool, long), "bad_request", _OPERATORS)

@@ -19,7 +19,7 @@ _SPARE = 300
 
 @asynccontextmanager
 async def _connections(scene: Scene, number: int, said: bytes) -> AsyncIterator[list[asyncio.StreamWriter]]:
-    """So many connections that have each said something; what the server closes meanwhile is closed."""
+    """Open `number` connections and send `said` on each; the server may close some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, number + _SPARE)), hard))
     writers: list[asyncio.StreamWriter] = []

@@ -44,7 +44,7 @@ def _shown(answer: Answer) -> str:
 
 
 def _elsewhere(scene: Scene) -> bytes:
-    """What went upstream, without its header of the key."""
+    """Return the upstream requests without the header with the key."""
     return _AUTHORIZATION.sub(b"", scene.sent())
 
 

@@ -99,7 +99,7 @@ def prepare(case: Case, stage: Stage) -> None:
 
 
 def complaints(case: Case, played: Played) -> list[str]:
-    """What broke the bounds of a case, that of the log being each round's own; empty where all is well."""
+    """Return the broken bounds of a case, that of the log for each round; empty if none is."""
     vitals, found = played.vitals, list(played.fate.lost)
     if not vitals.alive:
         found.append("the executor died")

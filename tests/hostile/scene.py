@@ -34,7 +34,7 @@ _FORGET_PEAK = "5"  # proc(5): writing this to clear_refs resets VmHWM
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What became of the executor during a case: bytes, seconds, and whether the same process still runs."""
+    """State of the executor after a case: bytes, seconds, and whether the same process still runs."""
 
     peak_bytes: int
     lag_s: float
@@ -141,7 +141,7 @@ class Stage:
         self._status("clear_refs").write_text(_FORGET_PEAK)
 
     def vitals(self) -> Vitals:
-        """What was measured since the beginning."""
+        """Return the measurements since the beginning."""
         alive = self.executor.process.alive and self.executor.process.pid == self._pid
         peak = self._peak_bytes() if alive else 0
         return Vitals(peak, self.probe.worst_s, self._log_size() - self._log_from, alive)
@@ -159,7 +159,7 @@ class Stage:
         return int(psutil.Process(self.executor.process.pid).memory_info().rss)
 
     def log_text(self) -> str:
-        """What the executor has logged since the beginning."""
+        """Return the executor's log since the beginning."""
         with self.executor.process.log.open("rb") as log:
             log.seek(self._log_from)
             return log.read().decode(errors="replace")
@@ -273,7 +273,7 @@ class Scene:
         return await self.caller.answer(await self.place(tool, arguments, **changes), answer_s)
 
     async def calls(self, number: int, tool: str, arguments: Any, answer_s: float = ANSWER_S) -> list[Answer]:
-        """So many calls at once; `{n}` in a text argument is each one's own number."""
+        """Place `number` calls at once; `{n}` in a text argument is replaced by the call's number."""
         return await asyncio.gather(*(self.call(tool, _numbered(arguments), answer_s) for _ in range(number)))
 
     async def search(self, query: str, **jina: Any) -> Answer:
@@ -342,7 +342,7 @@ class Scene:
             return 0
 
     def sent(self) -> bytes:
-        """What the upstream has received of attackers."""
+        """Return the upstream requests of attackers."""
         return self.stage.received()
 
     async def received(self, text: bytes, times: int) -> None:
@@ -352,7 +352,7 @@ class Scene:
                 await asyncio.sleep(_POLL_S)
 
     def log(self) -> str:
-        """What the executor has logged in this round."""
+        """Return the executor's log of this round."""
         return self.stage.log_text()[self._log_from :]
 
 

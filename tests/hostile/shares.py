@@ -1,4 +1,4 @@
-"""What all projects share: slots, the store of budgets, the subject of statistics."""
+"""Attacks on what all projects share: slots, the store of budgets, the subject of statistics."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _NUMBERS = count()
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How the victim lives during a case: seconds between its calls, at least so many, milliseconds of the upstream."""
+    """Load of the victim during a case: seconds between calls, minimum number, milliseconds of the upstream."""
 
     every_s: float = 0.1
     calls: int = 6

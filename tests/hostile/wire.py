@@ -287,7 +287,7 @@ async def an_identity_in_headers_that_the_body_contradicts(scene: Scene) -> None
 
 @CASES.case("14")
 async def the_servers_word_where_doorbells_are_acknowledged(scene: Scene) -> None:
-    """What doorbells show of the executor's inboxes, and there, in the server's name: nobody listens, ask again."""
+    """Derive inboxes from doorbells, and send forged server messages there: no responders, request again."""
     told: list[str] = []
 
     async def hear(message: Msg) -> None:

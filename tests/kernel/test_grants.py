@@ -1,4 +1,4 @@
-"""What a database role may do with the grants that `openapi-tool sql grants` prints, and what it may not.
+"""Rights of a database role with the grants that `openapi-tool sql grants` prints.
 
 That they are enough is shown by the whole suite: its executors connect with nothing else.
 """
@@ -125,7 +125,7 @@ async def test_a_role_may_do_nothing_elsewhere(roles: dict[str, asyncpg.Connecti
 
 
 async def tried(connection: asyncpg.Connection, statement: str) -> Exception | None:
-    """What a statement raises; nothing that it does stays."""
+    """Return the error of a statement, and roll it back."""
     transaction = connection.transaction()
     await transaction.start()
     try:

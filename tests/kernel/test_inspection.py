@@ -1,4 +1,4 @@
-"""What a new connection asks of the database, on a real PostgreSQL with the kernel's tables."""
+"""Checks of a new database connection, on a real PostgreSQL with the kernel's tables."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ async def test_the_last_answer_of_a_step_is_found_by_an_index(caller: Caller, st
 
 
 async def grow(database: asyncpg.Connection, card: str, row: str, count: int) -> None:
-    """So many more cards and inbox rows in the same project."""
+    """Add `count` cards and inbox rows to the same project."""
     await database.execute(
         "insert into cards (card_id, tenant_id, content, tool_call_id, metadata) "
         "select $2 || n, $1, '{}', $2 || n, jsonb_build_object('type', $2::text) from generate_series(1, $3) as n",
@@ -154,7 +154,7 @@ def claiming(command: Command, **changes: Any) -> Command:
 
 
 async def blocks_read(database: asyncpg.Connection, command: Command) -> int:
-    """How many blocks one load takes with the session's own plan, cached or not."""
+    """Return the number of blocks that one load reads with the session's plan, cached or not."""
     identity = command.identity
     values = (identity.project_id, command.card_id, identity.tool_call_id, identity.agent_id, identity.agent_turn_id)
     told = await database.fetchval(

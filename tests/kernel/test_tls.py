@@ -75,7 +75,7 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
 
 
 async def connects(stack: EmbeddedStack, database: str, port: int, query: str, host: str = "localhost") -> bool:
-    """Whether the store gets through the gate with these TLS parameters."""
+    """Return whether the store connects through the proxy with these TLS parameters."""
     inner = dsn_of(stack, database)
     dsn = inner.replace(f"127.0.0.1:{stack.postgres.port}", f"{host}:{port}") + "?" + query
     try:

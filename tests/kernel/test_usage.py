@@ -1,4 +1,4 @@
-"""What calls cost, summed up from result cards on a real PostgreSQL, and the command that shows it."""
+"""Cost of calls, summed up from result cards on a real PostgreSQL, and the command that shows it."""
 
 from __future__ import annotations
 

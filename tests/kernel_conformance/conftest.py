@@ -11,6 +11,6 @@ from tests.wire.world import World, open_world
 
 @pytest.fixture
 async def world(stack: EmbeddedStack, caller: Caller, database: str) -> AsyncIterator[World]:
-    """Everything but executor and worker."""
+    """World without executor and worker."""
     async with open_world(stack, caller, database) as world:
         yield world

@@ -138,7 +138,7 @@ class FakeBus:
         return [data for _, data in self.published if data.partition(b" ")[0] in (kinds or (b"", b"-NAK", b"+TERM"))]
 
     def lost(self, sequence: int) -> int | None:
-        """How many lost runs KV counts for a command; None without a record."""
+        """Return the number of lost runs that KV counts for a command; None without a record."""
         _, value = self.stored.get(lease_key("stream", sequence), (0, b"null"))
         record = orjson.loads(value)
         return record and int(record["lost"])

@@ -220,7 +220,7 @@ def test_a_silent_server_is_unready_at_the_first_question_and_connected_to_again
 
 @requirement("nats.watched")
 def test_an_error_is_an_answer_and_an_answer_is_no_sign_of_life_of_the_pull(run: Run) -> None:
-    """What is heard and what is asked are two clocks: a durable that answers may have forgotten the request."""
+    """Answers to the monitor do not reset the silence of the pull request: the server may have lost the request."""
 
     async def check() -> None:
         observed, health = Observed(), Health()
@@ -295,7 +295,7 @@ class Buckets(FakeBus):
 
 @dataclass
 class Handle:
-    """What `key_value` returns."""
+    """Return value of `key_value`."""
 
     buckets: Buckets
     generation: int

@@ -30,7 +30,7 @@ LARGE_CHARS = 70_000
 
 @dataclass(frozen=True)
 class Answer:
-    """What the upstream makes of a request, and after how many milliseconds."""
+    """Outcome of an upstream request, and its delay in milliseconds."""
 
     kind: str
     after_ms: float = 0

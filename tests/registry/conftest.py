@@ -11,6 +11,6 @@ from tests.wire.world import World, open_world
 
 @pytest.fixture
 async def idle_world(stack: EmbeddedStack, caller: Caller, database: str) -> AsyncIterator[World]:
-    """Everything but the executor."""
+    """World without the executor."""
     async with open_world(stack, caller, database) as world:
         yield world

@@ -1,4 +1,4 @@
-"""What is exported is what is declared, in the form that each consumer reads, and a call made from it works."""
+"""Exports equal the declarations, in the form that each consumer reads, and a call built from them works."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_two_tools_never_share_a_name() -> None:
 
 
 def values(schema: Mapping[str, Any], name: str = "") -> st.SearchStrategy[Any]:
-    """What a model could give for a schema of the subset; texts are words; addresses, sites and dates are such."""
+    """Strategy of values that a model could give for a schema; addresses, sites and dates are valid ones."""
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     if name == "after":
@@ -280,7 +280,7 @@ def values(schema: Mapping[str, Any], name: str = "") -> st.SearchStrategy[Any]:
 
 
 def accept(definition: ToolDefinition, arguments: dict[str, Any]) -> None:
-    """Everything that can refuse a call before the network."""
+    """Run all checks that can refuse a call before the network."""
     prepared = prepare_arguments(definition, tool_call(arguments), owner(), OperatorEnvs(), SECRETS, SCOPE)
     if requested_cursor(definition, prepared) is not None:
         return

@@ -54,7 +54,7 @@ def problems_of(text: str) -> list[Problem]:
 
 
 def messages(text: str) -> list[str]:
-    """What the linter must say of a broken definition, in any order."""
+    """Return the findings that the linter must print for a broken definition, in any order."""
     return sorted(re.findall(r"^# says: (.*)$", text, re.MULTILINE))
 
 
@@ -367,7 +367,7 @@ def written(folder: Path, **documents: Any) -> list[str]:
 
 
 def told(result: Any) -> list[str]:
-    """What the linter printed, without folders."""
+    """Return the output of the linter without folders."""
     return [re.sub(r"\S*/", "", line) for line in result.stdout.splitlines()]
 
 

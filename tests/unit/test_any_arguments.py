@@ -204,7 +204,7 @@ def test_a_refusal_names_everything_that_is_wrong(call: tuple[ToolDefinition, di
 
 TOOLS = 40
 SLACK_BYTES = 8_000_000
-"""What the process may take for itself while it measures: buffers, arenas of the allocator, imports."""
+"""Allowance in bytes for the process itself: buffers, arenas of the allocator, imports."""
 
 
 def filled(value: dict[str, Any]) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def record(parameters: Any, options: Any = OPTIONS) -> DefinitionRecord:
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, tuple[float, float]]:
-    """What each kind of compiled schema took, and what was counted for it, in bytes.
+    """Measured and counted memory of each kind of compiled schema, in bytes.
 
     In a process of its own: Rust's memory shows only in the resident size, where this one's own noise is larger.
     """

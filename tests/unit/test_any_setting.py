@@ -82,7 +82,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def problems() -> str:
-    """What is said of the settings; empty where they can be used. Anything but SettingsError is a failure."""
+    """Return the error of the settings, empty for valid ones. Any exception but SettingsError is a failure."""
     try:
         build_bootstrap(load_settings(), os.environ)
     except SettingsError as error:

@@ -48,7 +48,7 @@ EVENTS = [
 
 
 def parsed(pieces: Sequence[bytes]) -> list[tuple[Any, ...]]:
-    """What the parser makes of bytes that arrive in these pieces. Raises ProtocolError."""
+    """Return the parser's events for bytes that arrive in these pieces. Raises ProtocolError."""
     events: list[tuple[Any, ...]] = []
 
     def handler(kind: str) -> Any:

@@ -54,7 +54,7 @@ FIRST_NAMES = {
     ("ServiceAccount", "r-openapi-tool"),
     ("ServiceMonitor", "r-openapi-tool"),
 }
-"""What the first version renders for the release `r`; entries may be added, none may change."""
+"""Output of the first version for the release `r`; entries may be added, none may change."""
 
 features = pytest.mark.parametrize("feature", FEATURES, ids=[document["feature"] for document in FEATURES])
 

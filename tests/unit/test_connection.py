@@ -93,7 +93,7 @@ class Upstream:
         writer.transport.abort()
 
     async def asked(self) -> Any:
-        """What the answer to one more request says."""
+        """Return the body of the answer to one more request."""
         return (await fetch(self.client, seconds=PATIENCE_S))["data"]
 
 

@@ -56,7 +56,7 @@ def address(host: Host) -> object:
 
 
 def assert_read_alike(dsn: str) -> Dsn:
-    """What is accepted means the same to the driver."""
+    """The driver must read an accepted string alike."""
     found = parse_dsn(dsn)
     with environment(PGUSER=USER, PGDATABASE=DATABASE):
         addresses, parameters = driver(dsn)
@@ -353,7 +353,7 @@ SCHEMES = ("nats", "tls", "http", "https")
 
 
 def assert_read_alike_urls(url: str) -> ServerUrl:
-    """What is accepted means the same to the standard library, which the drivers use."""
+    """The standard library, which the drivers use, must read an accepted URL alike."""
     found, parts = parse_url(url, SCHEMES), urlsplit(url)
     assert found.scheme == parts.scheme
     assert found.host.strip("[]").lower() == parts.hostname

@@ -1,4 +1,4 @@
-"""What a model is shown of every recorded answer: within the bounds, nothing lost, nothing let through."""
+"""Text that a model is shown of every recorded answer: within the bounds, complete, safe."""
 
 from __future__ import annotations
 

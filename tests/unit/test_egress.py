@@ -1,4 +1,4 @@
-"""What may leave, to where, and what may come back: tables of cases just inside and just outside each rule."""
+"""Egress rules for requests, hosts and responses: tables of cases just inside and just outside each rule."""
 
 from __future__ import annotations
 
@@ -429,7 +429,7 @@ PUBLIC = [
 
 
 async def _connects(addresses: list[str], monkeypatch: pytest.MonkeyPatch, *, public_only: bool) -> list[str]:
-    """Where a call would connect to; nothing does."""
+    """Return the address that a call would connect to, without connecting."""
     reached: list[str] = []
 
     async def connect(_: object, __: object, address: tuple[str, int]) -> None:

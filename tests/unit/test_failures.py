@@ -1,4 +1,4 @@
-"""What each failure of PostgreSQL means for the call that met it."""
+"""Classification of PostgreSQL errors, and their effect on the call."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ JSON = {"Content-Type": "application/json; charset=utf-8"}
 HTML = {"Content-Type": "text/html; charset=UTF-8"}
 TEXT = {"Content-Type": "text/plain; charset=utf-8"}
 WORDS = "example message"
-"""What the recorded error classes say."""
+"""Texts of the recorded error classes."""
 STREAM = {"Content-Type": "text/event-stream"}
 AWAY = "upstream_unavailable"
 PAGE = b"<!DOCTYPE html><html><head><title>Attention Required! | Cloudflare</title></head><body>Ray ID</body></html>"

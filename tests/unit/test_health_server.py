@@ -60,7 +60,7 @@ async def connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asy
 
 
 async def said(port: int, request: bytes) -> bytes:
-    """Everything that the server says until it closes. Raises TimeoutError."""
+    """Return everything that the server sends until it closes. Raises TimeoutError."""
     async with asyncio.timeout(PATIENCE_S), connection(port) as (reader, writer):
         return await heard(reader, writer, request)
 
@@ -181,7 +181,7 @@ async def test_every_answer_ends_its_connection(request_: bytes, status: bytes, 
 
 @requirement("health")
 def test_bytes_beyond_any_request_are_not_kept_and_end_the_connection() -> None:
-    """What aiohttp is given after a refusal it keeps: a few connections of 10 MB were 600 MB in here."""
+    """aiohttp buffers data that arrives after a refusal: a few connections of 10 MB took 600 MB."""
     inner, transport = Mock(), Mock()
     connection = module._Connection(inner, {})  # noqa: SLF001 - what aiohttp keeps cannot be seen from outside
     connection._transport = transport  # noqa: SLF001

@@ -418,7 +418,7 @@ def output(envelope: dict[str, Any]) -> ToolOutput:
 
 
 def words(recording: Recording) -> str:
-    """What the server says to people, without its error class names."""
+    """Return the server's texts for people, without its error class names."""
     readable = json.loads(recording.body)["readableMessage"]
     text = re.sub(r"\w*Error(\(\w*\))?: ", "", readable).replace('"', "'")
     return "is not accepted" if text.startswith("Rejected by validator") else text
@@ -527,7 +527,7 @@ FORMS = {
     "s-timeout3": ("No results for 'a query'.",),
     "s-default-slow": ("Warning: Target URL returned error 404: Not Found", "\n[Warning about results 2, "),
 }
-"""What is shown of each form that an answer can have, by a recording of it."""
+"""Text shown for each form of an answer, by the name of a recording."""
 
 
 @each("name", FORMS)

@@ -1,4 +1,4 @@
-"""What becomes of a model's mistakes: a repair where the intent is plain, else an error that says what to change."""
+"""Mistakes of a model: repaired if the intent is plain, else an error that says what to change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others wrote, on a terminal and in the console log: text, and nothing but text."""
+"""Foreign text on a terminal and in the console log has no effect but to be shown."""
 
 from __future__ import annotations
 

@@ -461,7 +461,7 @@ def test_no_pattern_takes_long_for_the_longest_text_that_it_is_given(where: str)
 
 
 def _ways(file: str, name: str) -> list[str]:
-    """How the module uses its pattern: `sub`, `fullmatch`, …"""
+    """Return the methods by which the module uses its pattern: `sub`, `fullmatch`, …"""
     text = (PACKAGE / file).read_text(encoding="utf-8")
     return sorted({way for way in re.findall(rf"\b{name}\.(\w+)", text) if way in WAYS})
 

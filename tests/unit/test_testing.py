@@ -1,4 +1,4 @@
-"""What people get who test their own tools: the runner over a respx router, without servers."""
+"""`openapi_tool.testing`, for tests of one's own tools: the runner over a respx router, without servers."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from tests.wire.world import World, open_world
 
 @pytest.fixture
 async def idle_world(stack: EmbeddedStack, caller: Caller, database: str) -> AsyncIterator[World]:
-    """Everything but the executor."""
+    """World without the executor."""
     async with open_world(stack, caller, database) as world:
         yield world
 
 
 @pytest.fixture
 async def world(idle_world: World) -> AsyncIterator[World]:
-    """Everything, the executor running."""
+    """World with a running executor."""
     async with idle_world.executor():
         yield idle_world

@@ -288,7 +288,7 @@ def bus(servers: str, **section: Any) -> Any:
 
 
 async def refused(servers: str, **section: Any) -> str:
-    """What an operator is told where the connection is refused at the start."""
+    """Return the message for an operator if the connection is refused at the start."""
     with pytest.raises(Unavailable) as told:
         async with asyncio.timeout(SETTLED_S), connected(bus(servers, **section)):
             pass

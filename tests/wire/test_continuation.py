@@ -36,7 +36,7 @@ BATCH = {"mode": "reader", "tool": "jina.read_many"}
 
 @pytest.fixture
 async def world(idle_world: World) -> AsyncIterator[World]:
-    """Everything, with an executor that shows little at once."""
+    """World with an executor that shows little at once."""
     async with idle_world.executor(tools={"max_result_chars": LIMIT}):
         yield idle_world
 

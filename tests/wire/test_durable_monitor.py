@@ -1,4 +1,4 @@
-"""What is noticed of connection and durable within seconds, and what is put back."""
+"""Problems of connection and durable that are noticed within seconds, and settings that are restored."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ async def settle(watched: Watched, commands: int, settled: int) -> None:
 
 
 async def pending_after_deletion(watched: Watched) -> int:
-    """What a durable that is made again will deliver."""
+    """Return what a durable that is created again will deliver."""
     await ensure_bucket(watched.client)
     await watched.monitor.check()
     await watched.admin.delete_consumer(watched.durable.stream, watched.durable.name)

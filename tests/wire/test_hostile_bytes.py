@@ -208,7 +208,7 @@ async def test_whatever_the_server_greets_with_the_client_tries_again(greeting: 
 async def test_a_message_to_our_inbox_that_jetstream_did_not_send_is_ignored(
     world: World, stack: EmbeddedStack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever may publish to `_INBOX.>` can find the pull's inbox."""
+    """A client that may publish to `_INBOX.>` could find the inbox of the pull request."""
     heard: asyncio.Queue[Msg] = asyncio.Queue()
     await world.caller.client.subscribe("$JS.API.CONSUMER.MSG.NEXT.>", cb=heard.put)
     await world.send(await world.place())
@@ -350,7 +350,7 @@ async def _place(world: World, case: Case) -> PlacedCall:
 
 
 def _storable(value: Any) -> Any:
-    """What jsonb takes: it knows neither U+0000 nor lone surrogates nor NaN."""
+    """Return a value that jsonb accepts: without U+0000, lone surrogates and NaN."""
     text = json.dumps(value, allow_nan=True).replace("\\u0000", "")
     parsed = json.loads(text, parse_constant=lambda _: None)
     return json.loads(json.dumps(parsed, ensure_ascii=False).encode("utf-8", "replace"))
@@ -366,7 +366,7 @@ def _body(call: PlacedCall, case: Case) -> bytes:
 
 
 async def _counts(world: World) -> dict[str, int]:
-    """What there is of everything once nothing is pending."""
+    """Return the counts of everything once nothing is pending."""
     info = await world.settled() if await _messages(world, STREAM) else None
     count = world.caller.database.fetchval
     return {

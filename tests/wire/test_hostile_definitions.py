@@ -17,7 +17,7 @@ from tests.wire.world import KNOWN, Outcome, World
 
 LARGE_TEXT = "x" * 250_000
 MAX_BYTES = 96_000_000
-"""What one call may take at its peak. The aim is 64 MB; the rest is what the test itself holds in this process."""
+"""Peak memory of one call. The aim is 64 MB; the rest is held by the test itself in this process."""
 
 MAX_ANSWER_BYTES = 30_000
 """A card of an error: up to 20 problems of 200 characters, three times (message, detail, result)."""

@@ -349,7 +349,7 @@ class Pulling:
         return self.client.jetstream()
 
     async def fetched_of(self, messages: int) -> int:
-        """How many of so many messages are fetched, once the server has nothing more to send."""
+        """Return how many of `messages` are fetched once the server has nothing more to send."""
         for _ in range(messages):
             await self.jetstream.publish(STREAM_PULL)
         await until(lambda: len(self.received) >= ROOM)

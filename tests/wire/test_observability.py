@@ -1,4 +1,4 @@
-"""What an executor shows of its calls: spans at a collector, metrics, log lines, all of the same call."""
+"""Spans at a collector, metrics and log lines of the same call."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ async def test_metrics_and_the_answer_line_say_where_time_and_tokens_went(
 async def test_a_line_of_what_serves_all_calls_has_the_ids_of_none(
     idle_world: World, lines: list[dict[str, Any]]
 ) -> None:
-    """What the first call starts goes on for others, which may be of another project."""
+    """Background tasks started by the first call serve other calls, which may be of another project."""
     world = idle_world
     async with world.executor(limits={"search_requests_per_minute": 60}):
         await world.send(await world.place())

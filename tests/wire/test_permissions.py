@@ -1,4 +1,4 @@
-"""What a NATS user may do with the subjects that `openapi-tool nats permissions` prints, on a real server."""
+"""Rights of a NATS user with the permissions that `openapi-tool nats permissions` prints, on a real server."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ DEAF_TO = [">", "cg.v1r4.>", "cg.v1r4.p.c.cmd.tool.jina.>", "_INBOX.>", "_INBOX.
 
 
 async def denials(strict: NatsServer, publish: Sequence[str] = (), subscribe: Sequence[str] = ()) -> list[str]:
-    """What the server refuses the executor's user, as the client reports it: in lower case."""
+    """Subjects that the server refuses the executor's user, in lower case, as the client reports them."""
     errors: list[str] = []
 
     async def hear(error: Exception) -> None:
@@ -284,14 +284,14 @@ async def test_the_durable_cannot_be_made_to_hear_more_than_its_filter(
 
 
 def lacking(subject: str) -> str:
-    """What is printed but for one subject; another stands in for it, because an empty list allows everything."""
+    """Return the printed permissions with one subject replaced, because an empty list allows everything."""
     whole = printed("--format", "server-config")
     assert whole.count(f"{json.dumps(subject)}\n") == 1
     return whole.replace(json.dumps(subject), '"of_no_use"')
 
 
 async def _start(client: Client, settings: Settings) -> None:
-    """What `serve` asks of NATS until it takes commands."""
+    """Requests of `serve` to NATS until it consumes commands."""
     await shared_session_key(client)
     await ensure_durable(client, build_bootstrap(settings, {}).durable)
     await Leases(client, 1.0).take(replace(delivery(), stream=STREAM))

@@ -1,4 +1,4 @@
-"""What a model writes: secrets that it knows from elsewhere, and texts that want to be more than data."""
+"""Texts of a model: secrets that it knows from elsewhere, and injected instructions."""
 
 from __future__ import annotations
 

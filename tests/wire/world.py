@@ -34,7 +34,7 @@ SETTLED_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Everything that one call left behind, once its command was settled."""
+    """Rows and messages of one call, after its command was settled."""
 
     answer: Answer
     doorbells: list[Msg]
@@ -63,7 +63,7 @@ class World:
 
     @property
     def dsn(self) -> str:
-        """How the executor connects to the database."""
+        """Connection string of the executor."""
         return dsn_of(self.stack, self.database)
 
     async def listen(self) -> None:
@@ -97,7 +97,7 @@ class World:
         return await self.outcome(call)
 
     async def outcome(self, call: PlacedCall) -> Outcome:
-        """What is there once nothing is pending. Raises TimeoutError."""
+        """Return the state once nothing is pending. Raises TimeoutError."""
         info = await self.settled()
         await self.caller.client.flush()
         kinds = [advisory["type"].rpartition(".")[2] for advisory in self.advisories]
@@ -125,7 +125,7 @@ class World:
 
     @asynccontextmanager
     async def executor(self, **sections: Any) -> AsyncIterator[CommandConsumer]:
-        """Everything that `serve` puts together, in this loop."""
+        """Parts of `serve`, in this event loop."""
         settings = Settings(
             **{
                 "postgres": {"dsn": self.dsn},
