@@ -15,6 +15,7 @@ from benchmarks.calls import Ask, place
 from benchmarks.double import MINUTE_S
 from benchmarks.shifted import SHIFT_VARIABLE
 from benchmarks.traffic import Demand, Traffic
+from openapi_tool.bus.limit_store import BUCKET
 from openapi_tool.local.executor import ExecutorProcess
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ Act = Callable[["World", list[ExecutorProcess]], Awaitable[None]]
 
 _OVERLOAD, _PROJECTS, _DELAY_MS = 3, 10, 200
 _PATIENCE_S = 20
+_PREFIX = "OPENAPI_TOOL__"
+_STEADY_PER_S, _ROOM = 50, 2
 _AFTER_S, _FOR_S = 5, 10
 """Seconds after a change from which the rate counts, and for how long."""
 
@@ -64,16 +67,34 @@ async def clocks(world: World) -> Figures:
     return await _run(world, each=[{SHIFT_VARIABLE: str(shift)} for shift in shifts])
 
 
+async def plenty(world: World) -> Figures:
+    """Calls at a steady rate for which the limit has room; KV operations of the limits per call."""
+    size = world.size
+    demand = Demand(int(_STEADY_PER_S * size.seconds), _STEADY_PER_S, _PROJECTS, wait=True)
+    settings = _settings(world) | {
+        f"{_PREFIX}LIMITS__SEARCH_REQUESTS_PER_MINUTE": str(int(_ROOM * _STEADY_PER_S * MINUTE_S))
+    }
+    async with world.serving(size.sharing, settings), Traffic.connect(world.stand.nats.url) as traffic:
+        placed = await place(world.database, Ask(delay_ms=_DELAY_MS, projects=_PROJECTS), demand.count, "jina")
+        operations = await traffic.operations(BUCKET)
+        [outcome] = await traffic.run([(demand, placed)], size.seconds, 0.0)
+    return {
+        "calls": demand.count,
+        "unanswered": outcome.unanswered(),
+        "kv_operations": len(operations),
+        "kv_operations_per_call": round(len(operations) / demand.count, 3),
+    }
+
+
 LIMITED: Mapping[str, Callable[[World], Awaitable[Figures]]] = MappingProxyType(
-    {"limit": limit, "kill": kill, "start": start, "clocks": clocks}
+    {"limit": limit, "kill": kill, "start": start, "clocks": clocks, "plenty": plenty}
 )
 
 
 def _settings(world: World) -> dict[str, str]:
-    prefix = "OPENAPI_TOOL__"
     return {
-        f"{prefix}LIMITS__SEARCH_REQUESTS_PER_MINUTE": str(world.size.limit),
-        f"{prefix}TOOLS__MAX_TIMEOUT_S": str(_PATIENCE_S),
+        f"{_PREFIX}LIMITS__SEARCH_REQUESTS_PER_MINUTE": str(world.size.limit),
+        f"{_PREFIX}TOOLS__MAX_TIMEOUT_S": str(_PATIENCE_S),
     }
 
 

@@ -133,6 +133,19 @@ class Traffic:
         except NotFoundError:
             return 0
 
+    async def operations(self, bucket: str) -> list[str]:
+        """Return a list to which the subject of each read and write of a KV bucket is added from now on."""
+        subjects: list[str] = []
+
+        async def add(message: Msg) -> None:
+            subjects.append(message.subject)
+
+        stream = f"KV_{bucket}"
+        for subject in (f"$KV.{bucket}.>", f"$JS.API.DIRECT.GET.{stream}.>", f"$JS.API.STREAM.MSG.GET.{stream}"):
+            await self._client.subscribe(subject, cb=add)
+        await self._client.flush()
+        return subjects
+
     async def limits_by_replica(self) -> tuple[list[int], list[int]]:
         """Return each replica's requests of the last 60 s with limited keys, and those that it refused early."""
         limits = [replica["upstream_limits"] for replica in await gather_stats(self._client, _STATS_S)]

@@ -14,8 +14,13 @@ from openapi_tool.limits import ledger
 from openapi_tool.limits.forecast import Forecast
 from openapi_tool.limits.ledger import COUNTED_S, REQUESTS, TOKENS, WINDOW_S, Rates, Record, Replica, Report, Use
 
-_AHEAD_S = 1.6
+_AHEAD_S = 3.2
 """Seconds of demand for which permits are taken ahead of need."""
+
+REFILL_S = 1.3, 2.2
+"""Least and most seconds between two writes of a replica without waiting calls.
+
+Equal replicas use up their permits at the same time; at random times fewer of their writes conflict."""
 
 _RATE_S = 5.0  # time constant of the demand
 _MAX_SENT = 120
@@ -134,16 +139,18 @@ class Allowance:
         self._demand_at = now
 
     def ahead(self, now: float) -> int:
-        """Return how many permits to hold for the demand of the next 1.6 s; none while that is less than one."""
+        """Return how many permits to hold for the demand of the next 3.2 s; none while that is less than one."""
         rate = self.demand * math.exp(-max(0.0, now - self._demand_at) / _RATE_S)
         return int(rate * _AHEAD_S)
 
     def is_low(self, now: float) -> bool:
-        """Return whether permits should be taken, because half of those for the demand ahead are used."""
-        rates, half = self.in_force(now), self.ahead(now) / 2
+        """Return whether permits may be taken, because a quarter of those for the demand ahead is used."""
+        rates, enough = self.in_force(now), self.ahead(now) * 3 / 4
+        if not self.demand:
+            return False
         if rates.requests is not None:
-            return self.at_hand[REQUESTS] < half or now >= self._until
-        return rates.tokens is not None and (self.at_hand[TOKENS] < half * self.tokens_each or now >= self._until)
+            return self.at_hand[REQUESTS] < enough or now >= self._until
+        return rates.tokens is not None and (self.at_hand[TOKENS] < enough * self.tokens_each or now >= self._until)
 
     def holds_unused(self, now: float) -> bool:
         """Return whether the block has expired with unused permits, which should be given back."""

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from openapi_tool.limits import ledger
-from openapi_tool.limits.allowance import Allowance, Planned
+from openapi_tool.limits.allowance import REFILL_S, Allowance, Planned
 from openapi_tool.limits.fair_queue import FairQueue, Waiter
 from openapi_tool.limits.key_group import Granted, KeyGroup
 from openapi_tool.limits.key_record import STATES
@@ -93,7 +93,7 @@ class KeyLimiter:
         self._task = in_background(self._run(), f"limits of {variable}")
         self._stored: tuple[int, bytes | None] | None = None
         self._unsure: Planned | None = None
-        self._next_change = 0.0
+        self._next_change = self._next_refill = 0.0
         self._changed_at = -_REPORT_INTERVAL_S
         self._refused: list[float | None] = []
         self._request_s = _INITIAL_REQUEST_S
@@ -253,10 +253,9 @@ class KeyLimiter:
             return _RETRY_S if self.allowance.limited else _RETRY_UNLIMITED_S
         if not self.allowance.limited:
             return None
-        now = self._now()
-        if self.waiting or self.allowance.is_low(now):
+        if self.waiting or self.allowance.is_low(self._now()):
             return _POLL_S
-        return min(BLOCK_S, max(_POLL_S, self._changed_at + _REPORT_INTERVAL_S - now))
+        return min(BLOCK_S, max(_POLL_S, self._changed_at + _REPORT_INTERVAL_S - self._now()))
 
     def _is_due(self, now: float) -> bool:
         allowance = self.allowance
@@ -264,7 +263,7 @@ class KeyLimiter:
             return False
         if allowance.fallback_replicas or allowance.holds_unused(now) or now - self._changed_at >= _REPORT_INTERVAL_S:
             return True
-        wanted = bool(self._share_of_waiting()) or (allowance.is_low(now) and allowance.demand > 0)
+        wanted = self._share_of_waiting() > 0 or (now >= self._next_refill and allowance.is_low(now))
         return wanted and now >= self._next_change and allowance.free_in_s(now) <= _ROUNDING_S
 
     def _grant(self) -> None:
@@ -339,6 +338,7 @@ class KeyLimiter:
             log.info("limits are shared again", extra={"action": "limits.shared", **self._named()})
         self.allowance.confirm(planned, revision)
         self._changed_at = now
+        self._next_refill = now + random.uniform(*REFILL_S)  # noqa: S311
         spacing_s = max(_MIN_WRITE_INTERVAL_S, planned.record.contenders(now, self.allowance.name) / _MAX_WRITES_PER_S)
         self._next_change = now + spacing_s * random.uniform(0.75, 1.25) if planned.mine.want else now  # noqa: S311
 

@@ -25,7 +25,7 @@ COUNTED_S = WINDOW_S + MARGIN_S
 """Seconds for which a permit counts after its use."""
 
 BUCKET_S = 0.5
-BLOCK_S = 2.0
+BLOCK_S = 4.0
 """Seconds within which a block must be used."""
 
 _BURST_SHARE = 1 / 6
