@@ -134,7 +134,7 @@ IDENTITY = (
         "tests/races/test_nats.py::test_commands_of_two_streams_with_one_sequence_have_two_leases",
     ),
     Mutation(
-        "bus/tracks.py",
+        "bus/command_state.py",
         "ids = (letter.version, claimed.project_id",
         "ids = (options.version, claimed.project_id",
         "tests/dialects/test_commands.py::test_dead_letters_of_equal_ids_are_told_apart",
@@ -513,7 +513,7 @@ OPERATORS = (
     ),
     Mutation(
         "cli/inspect.py",
-        "    if found.letters:\n",
+        "    if found.dead_letters:\n",
         "    if not found:\n",
         "tests/wire/test_inspect.py::test_a_dead_letter_says_why",
     ),

@@ -35,8 +35,8 @@ from openapi_tool.protocol.command import Delivery
 BUCKET = "openapi_tool_leases"
 KEYS = "command.*.*"
 _VERSION = 1
-_FORGET_S = 3600
-_RACES = 8
+_TTL_S = 3600
+_RACES = 8  # attempts of a compare-and-set
 _MAX_EVENTS = 20
 
 
@@ -213,9 +213,7 @@ class Leases:
 
     async def _create(self, jetstream: JetStreamContext) -> KeyValue:
         try:
-            return await jetstream.create_key_value(
-                KeyValueConfig(bucket=BUCKET, ttl=_FORGET_S, replicas=self._replicas)
-            )
+            return await jetstream.create_key_value(KeyValueConfig(bucket=BUCKET, ttl=_TTL_S, replicas=self._replicas))
         except BadRequestError:  # another executor created it first, with another number of replicas
             return await jetstream.key_value(BUCKET)
 

@@ -1,4 +1,4 @@
-"""Run one command in a slot: take its lease if redelivered, handle it, settle it or hand it back."""
+"""Run one command in a slot: take its lease if it was redelivered, handle it, settle it or hand it back."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _SUSPECT_RUNS = 2
 """After this many runs lost with their executor, a command is suspected of killing it."""
 
 _SUSPECTS_SHARE = 1 / 4
-"""Fraction of the slots for suspects. One that kills the executor loses few other runs with it; if the executors died
-of something else, all suspects still run soon."""
+"""Fraction of the slots for suspects. If a suspect kills the executor, few other suspects run beside it and count a
+further lost run; if the executors died for another reason, all suspects still run soon."""
 
 _SUSPECT_RETRY_S = 0.5
 """Redelivery delay in seconds of a suspect for which no slot is free."""
@@ -60,9 +60,9 @@ class Worker:
         CALL_FIELDS.set(partial(ids_of, work.delivery))
         try:
             await shielded(self._settle(work, await self._own_and_handle(work)), _SETTLE_S)
-        except asyncio.CancelledError as broken_off:
+        except asyncio.CancelledError as cancelled:
             if work.settling:
-                _log_unsettled(work, broken_off)
+                _log_unsettled(work, cancelled)
             else:
                 await shielded(self._hand_back(work), _HAND_BACK_S)
             raise

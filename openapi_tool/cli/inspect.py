@@ -12,9 +12,16 @@ import typer
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from openapi_tool.bootstrap import Bootstrap
+from openapi_tool.bus.command_state import (
+    CommandState,
+    Doorbell,
+    commands_of,
+    dead_letters_of,
+    doorbells_of,
+    with_holder,
+)
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.dead_letter_record import without_secrets
-from openapi_tool.bus.tracks import CommandState, Doorbell, commands_of, doorbells_of, letters_of, with_holder
 from openapi_tool.cli.common import USAGE, fail, plain, tell, tell_json
 from openapi_tool.cli.kernel_option import ProtocolOption
 from openapi_tool.cli.nats_connection import with_nats
@@ -23,20 +30,20 @@ from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.protocol.subject import is_token
 from openapi_tool.tools.problems import counted, short
 
-_MOST_MS = 86_400_000
-_MOST_S = 1e11
+_MAX_MS = 86_400_000
+_MAX_EPOCH_S = 1e11
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One moment of a call."""
+    """Event in the timeline of a call."""
 
     at: datetime
     what: str
     about: str = ""
 
 
-_Ms = Annotated[int, Field(ge=0, le=_MOST_MS)]
+_Ms = Annotated[int, Field(ge=0, le=_MAX_MS)]
 
 
 class _Attempt(BaseModel):
@@ -57,7 +64,7 @@ class _Run(BaseModel):
     event: Annotated[str, Field(max_length=32)]
     delivery: int
     executor: Annotated[str, Field(max_length=256)]
-    at: Annotated[float, Field(ge=0, le=_MOST_S)]
+    at: Annotated[float, Field(ge=0, le=_MAX_EPOCH_S)]
 
 
 _RUNS = TypeAdapter(list[_Run])
@@ -69,7 +76,7 @@ class Found:
 
     rows: CallRows
     commands: list[CommandState] = field(default_factory=list)
-    letters: list[dict[str, Any]] = field(default_factory=list)
+    dead_letters: list[dict[str, Any]] = field(default_factory=list)
     doorbells: list[Doorbell] = field(default_factory=list)
 
     def row(self, message_type: str) -> Mapping[str, Any] | None:
@@ -105,14 +112,14 @@ def inspect(
         if commands and not any(card["type"] == "tool.result" for card in rows.cards):
             commands[-1] = await with_holder(client, bootstrap.durable, commands[-1])
         redactor = bootstrap.redactor
-        letters = await letters_of(
+        letters = await dead_letters_of(
             client, bootstrap.durable, project, tool_call_id, lambda letter: without_secrets(letter, redactor)
         )
         doorbells = await _doorbells(client, bootstrap, project, rows)
         return Found(rows, commands, letters, doorbells)
 
     found = with_nats(gather, "openapi-tool nats permissions --for inspect", protocol, database=True)
-    if not (found.commands or found.letters or found.rows.inbox or found.rows.edges or found.rows.cards):
+    if not (found.commands or found.dead_letters or found.rows.inbox or found.rows.edges or found.rows.cards):
         fail(f"project {project!r} has no call {tool_call_id!r}, or its command and rows are gone", USAGE)
     events, verdict = sorted(_events(found), key=lambda event: event.at), conclusion(found)
     if as_json:
@@ -163,7 +170,7 @@ def _events(found: Found) -> Iterator[Event]:
             yield Event(datetime.fromtimestamp(run.at, UTC), what, f"delivery {run.delivery}, executor {run.executor}")
     for doorbell in found.doorbells:
         yield Event(doorbell.published_at, "doorbell", f"message {doorbell.sequence} on {doorbell.subject}")
-    for letter in found.letters:
+    for letter in found.dead_letters:
         at = datetime.fromisoformat(letter["published_at"])
         yield Event(at, "dead letter", f"{letter['number']}, {letter['reason']}, delivery {letter['attempt']}")
     for card in found.rows.cards:
@@ -221,8 +228,8 @@ def conclusion(found: Found) -> str:
         waits = "the worker claimed it" if claimed else f"the worker has not claimed it: its row is {report['status']}"
         silent = "" if claimed or found.doorbells else ", and the stream has no doorbell of it"
         return f"answered with {result['status']}{error}; {waits}{silent}"
-    if found.letters:
-        letter = found.letters[-1]
+    if found.dead_letters:
+        letter = found.dead_letters[-1]
         return f"no result: dead-lettered as {letter['reason']}: {letter['message']}"
     if not found.commands:
         return "no result: the stream holds no command of this call, so the kernel never sent it or it expired"

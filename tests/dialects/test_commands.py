@@ -112,7 +112,7 @@ async def test_dead_letters_of_equal_ids_are_told_apart(environment: dict[str, s
         [letter] = map(json.loads, listed)
         assert (letter["subject"].split(".")[1], letter["tool_call_id"]) == (version, "same")
         found = json.loads((await run(environment, "inspect", "same", *OF_PROJECT, "--json", *option)).stdout)
-        assert [one["number"] for one in found["letters"]] == [int(letter["id"])]
+        assert [one["number"] for one in found["dead_letters"]] == [int(letter["id"])]
 
 
 @requirement("dialects.recognised")

@@ -23,8 +23,8 @@ from openapi_tool.protocol.identity import TRACEPARENT
 from openapi_tool.protocol.subject import command_filter, doorbell_filter
 
 MAX_SEARCHED = 100_000
-"""Most messages of the command stream that are searched."""
-_ANSWER_S = 0.5
+"""Maximum number of messages of the command stream to search."""
+_REPLY_TIMEOUT_S = 0.5
 _BEFORE = timedelta(seconds=60)  # clocks of database and NATS differ
 _AFTER = timedelta(hours=1)  # a doorbell is published with the report, and again by redeliveries of the command
 
@@ -35,7 +35,7 @@ class CommandState:
 
     `delivered` and `ack_floor` are stream sequences of the durable, None without a durable. `lease` is None for a
     command that was delivered once, or whose record expired, an hour after its last change. `holder` is the replica
-    that says that it holds the command, and runs it if `running`; `answering` says whether any replica answered.
+    that reported that it holds the command, and runs it if `running`. `answering` is True if any replica replied.
     """
 
     sequence: int
@@ -112,7 +112,7 @@ async def with_holder(client: Client, options: DurableOptions, state: CommandSta
     """Ask the replicas who holds a command, if it is delivered and not settled. Raises nats.errors.Error."""
     if state.delivered is None or not (state.ack_floor or 0) < state.sequence <= state.delivered:
         return state
-    replicas = await gather_stats(client, _ANSWER_S)
+    replicas = await gather_stats(client, _REPLY_TIMEOUT_S)
     for replica in replicas:
         for work in replica.get("work") or ():
             running = state.sequence in work["running"]
@@ -148,7 +148,7 @@ async def _lease(client: Client, stream: str, sequence: int) -> dict[str, Any] |
     return value if isinstance(value, dict) else None
 
 
-async def letters_of(
+async def dead_letters_of(
     client: Client,
     options: DurableOptions,
     project_id: str,
