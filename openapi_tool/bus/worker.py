@@ -13,8 +13,7 @@ import nats.errors
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.held import Held, ids_of
 from openapi_tool.bus.leases import Lease, LeaseLost, Leases, LeaseTaken
-from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.settlement import Acknowledge, DeadLetter, Requeue, Settlement
+from openapi_tool.protocol.command import Acknowledge, DeadLetter, Delivery, Requeue, Settlement
 from openapi_tool.shielding import shielded
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CALL_FIELDS

@@ -32,7 +32,15 @@ from openapi_tool.protocol.cards import (
     read_tool_call,
     result_card,
 )
-from openapi_tool.protocol.command import AfterExecution, Command, Delivery
+from openapi_tool.protocol.command import (
+    Acknowledge,
+    AfterExecution,
+    Command,
+    DeadLetter,
+    Delivery,
+    Requeue,
+    Settlement,
+)
 from openapi_tool.protocol.dialect import Dialect
 from openapi_tool.protocol.errors import (
     InternalError,
@@ -45,7 +53,6 @@ from openapi_tool.protocol.errors import (
 from openapi_tool.protocol.identity import CallIdentity, identify
 from openapi_tool.protocol.records import CallRecords, EarlierResult
 from openapi_tool.protocol.report import Acceptance, Report, reportable_content, trace_link
-from openapi_tool.protocol.settlement import Acknowledge, DeadLetter, Requeue, Settlement
 from openapi_tool.retrying import retried
 from openapi_tool.shielding import raise_if_cancelled, shielded
 from openapi_tool.telemetry import metrics

@@ -1,10 +1,10 @@
-"""The command message: subject, headers and body, decoded so that the identity survives any error (section 2)."""
+"""Delivery, decoded command and settlement; decoding keeps the identity whatever else is invalid (section 2)."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
@@ -75,3 +75,33 @@ class Command:
         """Return the name for the result: the tool's, else the subject's suffix."""
         name = self.tool_name or self.suffix[:MAX_ID_BYTES]
         return f"tool.{name}" if name in HEARTBEAT_NAMES else name
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Acknowledge the command: its result is committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """Requeue the command after `delay_s` seconds: the failure is temporary or ours.
+
+    An outage ends, so it is retried without limit. A `defect` may not end: its retries count as lost
+    runs, which are limited. `reason` is for the log.
+    """
+
+    delay_s: float
+    defect: bool = False
+    reason: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Record the command as a dead letter and end its deliveries: it can never be answered."""
+
+    reason: str
+    message: str
+    terminate: bool
+
+
+Settlement = Acknowledge | Requeue | DeadLetter

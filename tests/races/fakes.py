@@ -32,10 +32,9 @@ from openapi_tool.executor.runner import RunnerOptions, ToolRunner
 from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.cards import ArtifactCard, Card
-from openapi_tool.protocol.command import Command, Delivery
+from openapi_tool.protocol.command import Command, Delivery, Settlement
 from openapi_tool.protocol.records import Artifact, CallRecords, DefinitionRecord, RequestEdgeRecord
 from openapi_tool.protocol.report import Report, Wakeup
-from openapi_tool.protocol.settlement import Settlement
 from openapi_tool.telemetry.traces import WireTracer
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs
 from openapi_tool.tools.cursor import Cursors

@@ -23,10 +23,9 @@ from openapi_tool.jina.byte_semaphore import most_memory
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options import CacheOptions, ExecutorOptions, RetryOptions, ToolOptions
-from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
 from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.protocol.records import DefinitionRecord
-from openapi_tool.protocol.settlement import Acknowledge, Settlement
 from openapi_tool.settings import Settings
 from openapi_tool.shielding import shielded
 from openapi_tool.telemetry.traces import WireTracer, shut_down

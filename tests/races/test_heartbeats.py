@@ -15,8 +15,7 @@ from openapi_tool.bus.delivery import delivery_of
 from openapi_tool.bus.heartbeats import Heartbeats
 from openapi_tool.bus.held import Held
 from openapi_tool.bus.leases import Lease, Leases, lease_key
-from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.settlement import Acknowledge, Settlement
+from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
 from tests.races.fakes import FakeBus, Run, Scene, Schedule, turns
 from tests.requirements import requirement
 

@@ -10,8 +10,7 @@ import pytest
 
 from openapi_tool.bus.held import FetchMode
 from openapi_tool.bus.returns import ReturnDelays
-from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.settlement import Acknowledge, Settlement
+from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
 from openapi_tool.tools.result import Usage
 from tests.races.fakes import FakeMemory, FakeTools, Run, Scene, Schedule, turns
 from tests.requirements import requirement

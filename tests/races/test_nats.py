@@ -39,10 +39,9 @@ from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.storage import Storage
 from openapi_tool.bus.streams import Durable, DurableOptions
 from openapi_tool.bus.wakeup_publisher import WakeupPublisher
-from openapi_tool.protocol.command import Delivery
+from openapi_tool.protocol.command import Acknowledge, Delivery, Requeue
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.report import Wakeup
-from openapi_tool.protocol.settlement import Acknowledge, Requeue
 from openapi_tool.telemetry.health import CONSUMER, JETSTREAM, NATS, Health
 from tests.races.fakes import FakeBus, FakeKernel, FakeTools, Run, Schedule, pipeline, turns
 from tests.requirements import requirement

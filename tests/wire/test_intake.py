@@ -31,8 +31,7 @@ from openapi_tool.local.caller import STREAM
 from openapi_tool.local.server import free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.options import ExecutorOptions
-from openapi_tool.protocol.command import Delivery
-from openapi_tool.protocol.settlement import Acknowledge, Settlement
+from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
