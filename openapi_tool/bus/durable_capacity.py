@@ -24,24 +24,24 @@ _WARN_EVERY_S = 60.0
 
 
 class DurableCapacity:
-    """Keeps capacity for commands behind a backlog; `least` is the limit without one, MAX_ACK_PENDING the highest."""
+    """Adapts `max_ack_pending` to a backlog: between `minimum`, the limit without a backlog, and MAX_ACK_PENDING."""
 
-    def __init__(self, client: BusClient, least: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, client: BusClient, minimum: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
-        self._least = least
+        self._minimum = minimum
         self._clock = clock
         self._warned_at = -math.inf
 
-    async def follow(self, durable: Durable, state: DurableState) -> None:
-        """Raise the limit to twice the backlog where it is reached; lower it to `least` once the backlog is gone."""
+    async def adapt(self, durable: Durable, state: DurableState) -> None:
+        """Raise the limit to twice the backlog if it is reached; lower it to `minimum` once the backlog is gone."""
         backlog = state.ack_pending + state.pending
         full = state.pending > 0 and 0 < state.max_ack_pending <= state.ack_pending
         if full:
             wanted = min(2 * backlog, MAX_ACK_PENDING)
             if wanted <= state.max_ack_pending or not await self._change(durable, state, wanted):
                 self._warn(state)
-        elif state.max_ack_pending > self._least >= 2 * backlog:
-            await self._change(durable, state, self._least)
+        elif state.max_ack_pending > self._minimum >= 2 * backlog:
+            await self._change(durable, state, self._minimum)
 
     async def _change(self, durable: Durable, state: DurableState, limit: int) -> bool:
         """Set the limit; return whether the server accepted it."""

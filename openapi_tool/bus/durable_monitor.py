@@ -155,7 +155,7 @@ class DurableMonitor:
         if self._troubled or state.leader != self._leader:  # a new leader does not know open requests
             self._consumer.renew_pull()
         self._troubled, self._leader = False, state.leader
-        await self._capacity.follow(durable, state)
+        await self._capacity.adapt(durable, state)
         await self._save_floor(durable, state)
         if state.ack_wait_s > 0:
             self._consumer.follow_ack_wait(state.ack_wait_s)

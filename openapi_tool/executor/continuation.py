@@ -130,11 +130,11 @@ class Continuation:
             items.append(Item(*map(storable_text, item)))
             yield
         cost = _cost_note(output, self._cost_note_tokens) + note
-        limit = self._limit(definition, max_result_tokens).less(len(cost))
+        limit = self._limit(definition, max_result_tokens).minus(len(cost))
         parts = whole(items, limit)
         cannot_continue = parts is None and takes_cursor(definition) and not _schema_takes_cursor(definition)
         if cannot_continue:
-            limit = Limit(self._max_uncontinued_chars, _UNCONTINUED_FACTOR * limit.tokens).less(len(cost))
+            limit = Limit(self._max_uncontinued_chars, _UNCONTINUED_FACTOR * limit.tokens).minus(len(cost))
             parts = whole(items, limit)
         if parts is not None:
             return RenderedResult(framed(parts) + cost), None

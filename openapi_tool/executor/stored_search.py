@@ -29,7 +29,7 @@ from openapi_tool.tools.text_search import (
 from openapi_tool.tools.tokens import estimated, fitting
 from openapi_tool.tools.truncation import (
     AROUND_CHARS,
-    AROUND_CHARS_A_TOKEN,
+    AROUND_CHARS_PER_TOKEN,
     MIN_CHARS,
     OPENING_CHARS,
     Limit,
@@ -268,14 +268,14 @@ class _Page:
     def _parts(self, reserved_chars: int) -> list[Part]:
         """Return the passages that the limit allows, at least one, the others left out from the end."""
         space = self.limit.chars - INTRO_CHARS - reserved_chars
-        tokens = self.limit.tokens - (INTRO_CHARS + reserved_chars) // AROUND_CHARS_A_TOKEN
+        tokens = self.limit.tokens - (INTRO_CHARS + reserved_chars) // AROUND_CHARS_PER_TOKEN
         parts: list[Part] = []
         for number, passage in enumerate(self.passages[:MAX_SHOWN], start=1):
             heading = f'[{number}: {passage.where}; cursor "{self.cursor(passage.start, passage.opening)}"]'
             around = len(heading) + len(passage.lines) + AROUND_CHARS
             space -= around
-            tokens -= around // AROUND_CHARS_A_TOKEN
-            if parts and (space < MIN_CHARS or tokens < MIN_CHARS // AROUND_CHARS_A_TOKEN):
+            tokens -= around // AROUND_CHARS_PER_TOKEN
+            if parts and (space < MIN_CHARS or tokens < MIN_CHARS // AROUND_CHARS_PER_TOKEN):
                 break
             most = max(min(space, fitting(passage.text, tokens)), MIN_CHARS)
             text = passage.text[: boundary(passage.text, most)]

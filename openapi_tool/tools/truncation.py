@@ -1,7 +1,7 @@
 """Truncation and pagination of results (tool-design section 3).
 
-Lengths and positions are in characters. Nothing is lost between two parts: one begins where the
-other ends.
+Lengths and positions are in characters. Nothing is lost between two parts: one begins where the other ends. An item has
+a heading of ours, and a text of the upstream: its head (title, address, facts), then its body.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ NOTE_CHARS = 500
 """Characters reserved for the introduction of frames and the note about what is missing."""
 
 _BOUNDARIES = ("\n\n", "\n", ". ", " ")
-_WORTH_USING = 0.7
+_MIN_FILL = 0.7  # fraction of a limit after which a boundary must lie to be used
 _PIECE_CHARS = 128 * 1024
 MIN_CHARS = 150
-"""Characters without which an item is not shown at all: a title and an address."""
+"""Minimum space for an item, enough for title and address; with less it is left out."""
 AROUND_CHARS = MARK_CHARS + HEADING_CHARS + CUT_CHARS
-AROUND_CHARS_A_TOKEN = 3
-"""Characters of marks and notes that are one token."""
-_ASCII_CHARS_A_TOKEN = 2  # at least, but for texts of nothing but signs
+AROUND_CHARS_PER_TOKEN = 3
+"""Characters per token in marks and notes."""
+_ASCII_CHARS_PER_TOKEN = 2  # at least, except in texts of punctuation only
 _MAX_HEAD_CHARS = 500  # of a head, to count how many items can be shown with their heads
 _MAX_TITLE_CHARS = 120
 _MAX_LINE_CHARS = 200
 OPENING_CHARS = 3 * _MAX_LINE_CHARS
-"""Characters that are enough to find the lines of an opening in."""
+"""Characters to read at an opening: enough for its lines."""
 _FENCE = re.compile(r"^ {0,3}(`{3,}+|~{3,}+)([^`\n]*+)$", re.MULTILINE)
 _TABLE_RULE = frozenset("|-: ")
 
@@ -73,13 +73,13 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Most characters of what a model is shown at once, and most tokens by estimate."""
+    """Maximum characters that a model is shown at once, and maximum tokens by estimate."""
 
     chars: int
     tokens: int
 
-    def less(self, chars: int) -> Limit:
-        """Return the limit beside a note of `chars` characters."""
+    def minus(self, chars: int) -> Limit:
+        """Return the limit that remains beside a note of `chars` characters."""
         return Limit(self.chars - chars, self.tokens - chars // 4)
 
 
@@ -93,11 +93,11 @@ def whole(items: Sequence[Item], limit: Limit) -> tuple[Part, ...] | None:
 
 
 def _has_few_tokens(items: Sequence[Item], chars: int, most: int) -> bool:
-    """Return whether items of `chars` characters have at most `most` tokens; short ones in ASCII are not looked at."""
-    if chars <= _ASCII_CHARS_A_TOKEN * most and all(text.isascii() for text in texts(items)):
+    """Return whether items of `chars` characters have at most `most` tokens; short ASCII texts need no estimate."""
+    if chars <= _ASCII_CHARS_PER_TOKEN * most and all(text.isascii() for text in texts(items)):
         return True
     around = chars - sum(map(len, texts(items)))
-    return around // AROUND_CHARS_A_TOKEN + sum(map(estimated, texts(items))) <= most
+    return around // AROUND_CHARS_PER_TOKEN + sum(map(estimated, texts(items))) <= most
 
 
 def cut(items: Sequence[Item], limit: Limit) -> Cut:
@@ -109,7 +109,7 @@ def cut(items: Sequence[Item], limit: Limit) -> Cut:
     left_out = _without_space(items, limit)
     around = sum(_around(item) for place, item in enumerate(items) if place not in left_out)
     space = max(2, limit.chars - NOTE_CHARS - around)
-    space_tokens = max(2, limit.tokens - (NOTE_CHARS + around) // AROUND_CHARS_A_TOKEN)
+    space_tokens = max(2, limit.tokens - (NOTE_CHARS + around) // AROUND_CHARS_PER_TOKEN)
     headings = _headings(["" if n in left_out else item.heading for n, item in enumerate(items)], space, space_tokens)
     count = min(left_out, default=len(items))
     shown = _shares(items[:count], space - sum(map(len, headings))) + [0] * (len(items) - count)
@@ -138,12 +138,12 @@ def _around(item: Item) -> int:
 
 
 def _without_space(items: Sequence[Item], limit: Limit) -> frozenset[int]:
-    """Return the places of the items that are left out because the heads before them take all space."""
-    chars, tokens = limit.chars - NOTE_CHARS, limit.tokens - NOTE_CHARS // AROUND_CHARS_A_TOKEN
+    """Return the indexes of the items that are left out because earlier heads take all space."""
+    chars, tokens = limit.chars - NOTE_CHARS, limit.tokens - NOTE_CHARS // AROUND_CHARS_PER_TOKEN
     for place, item in enumerate(items):
         head = item.part(min(len(item.head), _MAX_HEAD_CHARS) or MIN_CHARS)
         chars -= _around(item) + max(len(head), min(item.chars, MIN_CHARS))
-        tokens -= -(-_around(item) // AROUND_CHARS_A_TOKEN) + estimated(head)
+        tokens -= -(-_around(item) // AROUND_CHARS_PER_TOKEN) + estimated(head)
         if place and (chars < 0 or tokens < 0):
             return frozenset(number for number in range(place, len(items)) if items[number].chars)
     return frozenset()
@@ -173,7 +173,7 @@ def _shares(items: Sequence[Item], space: int) -> list[int]:
 
 
 def _within_tokens(items: Sequence[Item], shown: Sequence[int], space: int) -> list[int]:
-    """Return the same shares in characters, made smaller where they have more tokens together than `space`."""
+    """Return the shares in characters, reduced if together they have more tokens than `space`."""
     parts = [item.part(chars) for item, chars in zip(items, shown, strict=True)]
     sizes = [estimated(part) for part in parts]
     if sum(sizes) <= space:
@@ -212,7 +212,7 @@ def boundary(text: str, limit: int) -> int:
     if len(text) <= limit:
         return len(text)
     for mark in _BOUNDARIES:
-        at = text.rfind(mark, int(limit * _WORTH_USING), limit)
+        at = text.rfind(mark, int(limit * _MIN_FILL), limit)
         if at >= 0:
             return at + len(mark)
     return limit
@@ -304,7 +304,7 @@ def later(stored_items: Sequence[StoredItem], place: Place, window: str, opening
     """
     parts: list[Part] = []
     space, at = limit.chars - NOTE_CHARS, place.start
-    tokens = limit.tokens - NOTE_CHARS // AROUND_CHARS_A_TOKEN
+    tokens = limit.tokens - NOTE_CHARS // AROUND_CHARS_PER_TOKEN
     for number, entry in enumerate(stored_items, start=1):
         begin = place.start if entry.start <= place.start else max(entry.shown, place.start)
         if begin >= entry.end:
@@ -314,16 +314,16 @@ def later(stored_items: Sequence[StoredItem], place: Place, window: str, opening
             opening = "" if where is None else opening_lines(window[where - place.start :][:OPENING_CHARS])
         text = window[begin - place.start : entry.end - place.start]
         lines = opening if begin == entry.start or not entry.title else f"{entry.title}\n{opening}"
-        where_it_is = where_in(
+        position = where_in(
             entry, begin, number if len(stored_items) > 1 else None, len(stored_items), lines.count("\n")
         )
-        heading = f"[Continued: {where_it_is}.]"
+        heading = f"[Continued: {position}.]"
         own = len(heading) + len(entry.after)
         space -= own + len(lines) + AROUND_CHARS
         if not text or (parts and space < MIN_CHARS):
             return Later(tuple(parts), at, Place(begin, where))
-        tokens -= (own + AROUND_CHARS) // AROUND_CHARS_A_TOKEN + estimated(lines)
-        if parts and tokens < MIN_CHARS // AROUND_CHARS_A_TOKEN:
+        tokens -= (own + AROUND_CHARS) // AROUND_CHARS_PER_TOKEN + estimated(lines)
+        if parts and tokens < MIN_CHARS // AROUND_CHARS_PER_TOKEN:
             return Later(tuple(parts), at, Place(begin, where))
         size = boundary(text, max(min(space, fitting(text[: max(space, 0)], tokens)), MIN_CHARS))
         space, at = space - size, begin + size
@@ -338,7 +338,7 @@ def later(stored_items: Sequence[StoredItem], place: Place, window: str, opening
 
 
 def where_in(entry: StoredItem, begin: int, number: int | None, count: int, repeated: int) -> str:
-    """Say where a part begins, and how many lines before it are repeated; `number` is that of the item, None of one."""
+    """Return a text: where a part begins, how many lines are repeated before it; `number` is None for a single item."""
     name = entry.label or ("" if number is None else f"item {number} of {count}")
     item = f"{name}, " if name else ""
     lines = f"; its first {'line is' if repeated == 1 else f'{repeated} lines are'} repeated" if repeated else ""
