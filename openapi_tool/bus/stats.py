@@ -1,6 +1,6 @@
 """Statistics of all replicas, by request and reply: `openapi-tool top` asks, every replica answers.
 
-A replica answers only on subjects below its own, so that its user needs no permission for anybody's inbox.
+A replica answers only on subjects below `SUBJECT`, so that its user needs no permission for the inboxes of others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SUBJECT = "openapi_tool.stats"
 ANSWERS = f"{SUBJECT}.*"
 MAX_REPLICAS = 500
 _MAX_PER_SECOND = 20
-"""Requests that a replica answers; more than people and dashboards send, and few enough to cost calls nothing."""
+"""Limit of answered requests: more than people and dashboards send, and too few to slow down calls."""
 _MAX_CHARS, _MAX_DEPTH = 100, 12
 
 _Name = Annotated[str, Field(max_length=1_024)]
@@ -99,7 +99,7 @@ class _Work(_Part):
 
 
 class _Answer(_Part):
-    """Members with which commands compute; others are shown as they are."""
+    """Fields that commands compute with, so their types are checked; other fields are only displayed."""
 
     instance: Annotated[str, Field(max_length=256)]
     work: Annotated[list[_Work], _MAX_ROWS] = []
@@ -123,8 +123,8 @@ class _Answer(_Part):
 async def answer_stats(client: Client, snapshot: Callable[[], Mapping[str, Any]]) -> None:
     """Answer requests for statistics from now on, with `snapshot`; without permission `top` does not see this replica.
 
-    An error here concerns `top` alone, so it is logged and calls go on. Anybody may ask who may publish on the subject,
-    so requests beyond `_MAX_PER_SECOND` get no answer.
+    An error here concerns only `top`, so it is logged and calls go on. Any client with permission to publish on the
+    subject may send requests, so those beyond `_MAX_PER_SECOND` get no answer.
     """
     answered: deque[float] = deque(maxlen=_MAX_PER_SECOND)
 
@@ -166,22 +166,22 @@ async def gather_stats(client: Client, within_s: float) -> list[dict[str, Any]]:
 
 
 def _answer(data: bytes) -> dict[str, Any]:
-    """Return an answer; of one with values of wrong types its name and `unreadable`, and nothing for another message.
+    """Decode an answer. Return only its name and `unreadable` if a value has a wrong type, {} for any other message.
 
-    Anybody who may publish here can answer, and replicas of another version do.
+    Any client that may publish here can answer, and replicas of another version do.
     """
     try:
         value = orjson.loads(data)
     except ValueError:
         return {}
     if not isinstance(value, dict) or not isinstance(value.get("instance"), str):
-        return {}  # the server's message that nobody listens
+        return {}  # the server's message "no responders"
     value.pop("answers", None)
     return value if (wrong := _wrong(value)) is None else {"instance": short(value["instance"]), "unreadable": wrong}
 
 
 def _wrong(value: Mapping[str, Any]) -> str | None:
-    """Return where an answer is not what a replica of this version sends; None if it is."""
+    """Return the first field that a replica of this version would not send so, and why; None if there is none."""
     if not _is_flat(value, _MAX_DEPTH):
         return f"it is nested more than {_MAX_DEPTH} deep"
     try:

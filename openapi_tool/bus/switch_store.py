@@ -33,7 +33,7 @@ class Stored:
 
 
 async def load_switches(client: Client) -> Stored:
-    """Return what is stored. Raises nats.errors.Error, SwitchRecordInvalid."""
+    """Return the stored switches. Raises nats.errors.Error, SwitchRecordInvalid."""
     try:
         bucket = await client.jetstream(timeout=_ANSWER_S).key_value(BUCKET)
         entry = await bucket.get(KEY)
@@ -45,7 +45,7 @@ async def load_switches(client: Client) -> Stored:
 
 
 async def change_switches(client: Client, change: Callable[[Switches], Switches]) -> tuple[Switches, Switches]:
-    """Store `change` of what is stored; return the switches before and after. Raises nats.errors.Error, Unavailable.
+    """Apply `change` to the stored switches; return them before and after. Raises nats.errors.Error, Unavailable.
 
     `change` is called again if another client changed the record meanwhile.
     """

@@ -1,7 +1,8 @@
 """Parked results: paid for, but not committed; stored in KV until the next delivery of the command commits them.
 
-A record holds the text for the model. Its name and its seal are HMACs over project, agent, turn and tool call id, with
-a key that only executors share. So no other call can read a record, and nobody else can forge one (ADR 5).
+A record contains the text for the model. Its name and its authentication tag (`seal`) are HMACs over project, agent,
+turn and tool call id, with a key that only executors share. So no other call can find a record, and nobody without the
+key can forge one (ADR 5).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from openapi_tool.tools.result import ResultFields
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 256 * 1024
-_WITHIN_S = 2.0
+_TIMEOUT_S = 2.0
 _VERSION = 1
 _SEAL_BYTES = 32
 
@@ -53,7 +54,7 @@ class ParkedResults:
             self._log("a result is too large to be parked; its call will be run again", identity, len(record))
             return False
         try:
-            async with asyncio.timeout(_WITHIN_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 await self._store.put(self._name(identity), self._seal(identity, record) + record)
         except (Unavailable, TimeoutError) as error:
             self._log(f"cannot park a result; its call will be run again: {error}", identity, len(record))
@@ -64,7 +65,7 @@ class ParkedResults:
     async def find(self, identity: CallIdentity) -> CallResult | None:
         """Return the result that was parked for this call, None if there is none or it cannot be read."""
         try:
-            async with asyncio.timeout(_WITHIN_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 sealed = await self._store.get(self._name(identity))
         except (Unavailable, TimeoutError):
             return None
@@ -78,7 +79,7 @@ class ParkedResults:
     async def forget(self, identity: CallIdentity) -> None:
         """Delete the parked result; if that fails, it expires later."""
         try:
-            async with asyncio.timeout(_WITHIN_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 await self._store.delete(self._name(identity))
         except (Unavailable, TimeoutError):
             log.debug("cannot delete a parked result; it will expire", extra={"action": "result.left_parked"})
@@ -90,8 +91,8 @@ class ParkedResults:
         return self._digest(b"seal", identity, record)
 
     def _digest(self, purpose: bytes, identity: CallIdentity, record: bytes) -> bytes:
-        whose = [identity.project_id, identity.agent_id, identity.agent_turn_id, identity.tool_call_id]
-        return hmac.digest(self._key, b"\n".join((purpose, orjson.dumps(whose), record)), hashlib.sha256)
+        owner = [identity.project_id, identity.agent_id, identity.agent_turn_id, identity.tool_call_id]
+        return hmac.digest(self._key, b"\n".join((purpose, orjson.dumps(owner), record)), hashlib.sha256)
 
     def _log(self, message: str, identity: CallIdentity, size: int) -> None:
         log.warning("%s", message, extra={"action": "result.parked", "bytes": size} | ids(identity))

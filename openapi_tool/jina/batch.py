@@ -18,19 +18,19 @@ _SHOWN_CHARS = 200
 _DETAIL_CHARS = 500  # of an item in an error's detail, which is stored several times
 
 
-def batch_items(definition: ToolDefinition, arguments: Arguments, most: int) -> list[str] | None:
+def batch_items(definition: ToolDefinition, arguments: Arguments, max_items: int) -> list[str] | None:
     """Return the items of a batch call in the model's order; None for a tool without batches.
 
-    Raises BadRequest naming every wrong item, or ToolMisconfigured if the definition sets the items.
+    Raises BadRequest, whose message lists every invalid item, or ToolMisconfigured if the definition sets the items.
     """
     plural = definition.built_in.items
     if plural is None:
         return None
-    problems = item_problems(definition, arguments, most)
-    own = [problem for problem in problems if problem.path[0] == plural]
-    if own and plural in arguments.values.keys() - arguments.by_model:
+    problems = item_problems(definition, arguments, max_items)
+    item_errors = [problem for problem in problems if problem.path[0] == plural]
+    if item_errors and plural in arguments.values.keys() - arguments.by_model:
         group = ("options", "args", "fixed" if plural in definition.fixed else "defaults")
-        lines = [str(replace(problem, path=(*group, *problem.path))) for problem in own]
+        lines = [str(replace(problem, path=(*group, *problem.path))) for problem in item_errors]
         raise unusable(definition.tool_name, listed(lines))
     if problems:
         lines = listed([f"{argument_path(problem.path)}: {problem.message}" for problem in problems])
@@ -38,14 +38,14 @@ def batch_items(definition: ToolDefinition, arguments: Arguments, most: int) -> 
     return list(cast("list[str]", arguments.values[plural]))
 
 
-def item_problems(definition: ToolDefinition, arguments: Arguments, most: int) -> list[Problem]:
+def item_problems(definition: ToolDefinition, arguments: Arguments, max_items: int) -> list[Problem]:
     """Return the problems of a batch call: wrong items, and arguments that only a single call takes."""
     plural = definition.built_in.items or ""
     items = arguments.values.get(plural)
     single = [name for name in sorted(arguments.by_model) if fold(name) in definition.operation.main_parameter_names]
     problems = [Problem((name,), f"is not an argument of this tool, which takes {plural}") for name in single]
-    if not isinstance(items, list) or not 1 <= len(items) <= most:
-        return [Problem((plural,), f"must be a list of 1 to {most} texts"), *problems]
+    if not isinstance(items, list) or not 1 <= len(items) <= max_items:
+        return [Problem((plural,), f"must be a list of 1 to {max_items} texts"), *problems]
     wrong = [place for place, item in enumerate(items) if not isinstance(item, str) or not item.strip()]
     return [*(Problem((plural, place), "must be a text that is not empty") for place in wrong), *problems]
 
@@ -97,7 +97,7 @@ def batch_output(
 
 
 def _numbers(items: Sequence[str], item: str) -> str:
-    """Return the numbers under which an item was given, such as `1 and 3`: one that was given twice is asked once."""
+    """Return the positions of an item in the call, such as `1 and 3`: a repeated item is requested only once."""
     return " and ".join(str(number) for number, given in enumerate(items, start=1) if given == item)
 
 

@@ -19,17 +19,17 @@ from openapi_tool.tools.result import one_line
 NOTHING_SECRET = Redactor(where="error")
 
 ONCE, SOME = 1, 3
-"""Number of retries: after an accidental failure, and if the service is busy."""
+"""Maximum retries of an error: `ONCE` for accidental failures, `SOME` if the service is busy."""
 
 _MAX_READ_CHARS = 4_000
-"""Characters of an upstream message that are read; limits the time of patterns."""
+"""Limit of an upstream message in characters; it bounds the time of the patterns below."""
 _MAX_REASON_CHARS = 300
 _MAX_VALUE_CHARS = 80
 _QUOTES = re.compile('["\u201c-\u201f\u2033\u2036\u300c-\u300f\u301d-\u301f\u00ab\u00bb\uff02\uff62\uff63]')
-"""Signs that a model could take for the end of a quotation."""
+"""Characters that a model could read as the end of a quotation."""
 _VALIDATOR = "Rejected by validator"
 _MAX_WAIT_CHARS = 500
-_LONGEST_WAIT_S = 1e9
+_MAX_WAIT_S = 1e9
 _ERROR_NAME = re.compile(r"\b(?:[A-Z]\w*)?Error(?:\((?P<path>[^()]*)\))?(?:: |$)")
 
 
@@ -138,16 +138,16 @@ _BAD_SELECTOR = re.compile(
 )
 """Errors of the parsers of CSS selectors in the server and in its browser."""
 
-# `\b` and the possessive `++` try a long word once; without them a match is tried at each of its letters.
-_NOT_THE_CAUSE = re.compile(r"\b\w++://\S*| with target selector .*", re.DOTALL)
-_CHANCE = re.compile(
+# `\b` and the possessive `++` keep the time linear: else a match would be tried at each letter of a long word.
+_ADDRESS_OR_SELECTOR = re.compile(r"\b\w++://\S*| with target selector .*", re.DOTALL)
+_TRANSIENT = re.compile(
     r"""timed\ out | TimeoutError | (?:navigation|connection)\ timeout | timeout\ (?:exceeded|was\ reached)
     | (?:failed\ to|could\ not|couldn't)\ connect
     | connection\ (?:was\ )?(?:refused|reset|closed|aborted) | empty\ reply\ from\ server
     | net::ERR_(?:\w*(?:CONNECTION|TIMED_OUT)|ADDRESS_UNREACHABLE|EMPTY_RESPONSE|NETWORK_CHANGED)""",
     re.IGNORECASE | re.VERBOSE,
 )
-"""Errors of the browser and curl for a slow or unreachable page; not those of TLS and of name resolution."""
+"""Transient errors of browser and curl: a slow or unreachable page. Errors of TLS and name resolution are permanent."""
 
 
 def upstream_failure(
@@ -201,7 +201,7 @@ def found_nothing(http_status: int, body: Any, table: FailureTable) -> bool:
 
 
 def _of_selector(envelope: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """Return what the model should change about a selector of its own that failed a page, an empty text for nothing."""
+    """Return advice about the model's own CSS selector if it made a page fail, else an empty text."""
     given = [names[parameter] for parameter in _SELECTORS if parameter in names]
     if not given:
         return ""
@@ -211,7 +211,7 @@ def _of_selector(envelope: Mapping[str, Any], names: Mapping[str, str]) -> str:
         return f"{target}: matches nothing on the page; use another selector, or read the page without one."
     if _BAD_SELECTOR.search(text):
         return f"{' or '.join(given)}: is no CSS selector that the service understands; correct it, or leave it out."
-    if wait and _by_chance(envelope):
+    if wait and _is_transient(envelope):
         return f"The page took too long: perhaps nothing on it matches {wait}; correct it, or leave it out."
     return ""
 
@@ -223,15 +223,15 @@ def _rule(http_status: int, envelope: Mapping[str, Any], table: FailureTable) ->
         return by_status
     if HTTPStatus.MULTIPLE_CHOICES <= http_status < HTTPStatus.BAD_REQUEST:
         return _REDIRECT
-    if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and _by_chance(envelope):
+    if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and _is_transient(envelope):
         return _NO_ANSWER
     return table.by_http.get(http_status, _SERVER if http_status >= HTTPStatus.INTERNAL_SERVER_ERROR else _OTHER)
 
 
-def _by_chance(envelope: Mapping[str, Any]) -> bool:
+def _is_transient(envelope: Mapping[str, Any]) -> bool:
     """Return whether a page failed by a timeout or its connection; the upstream has no separate status for that."""
     text = _text(envelope)[:_MAX_READ_CHARS]
-    return _CHANCE.search(_NOT_THE_CAUSE.sub("", text)) is not None
+    return _TRANSIENT.search(_ADDRESS_OR_SELECTOR.sub("", text)) is not None
 
 
 def _reason(envelope: Mapping[str, Any], redactor: Redactor, names: Mapping[str, str]) -> str:
@@ -240,7 +240,7 @@ def _reason(envelope: Mapping[str, Any], redactor: Redactor, names: Mapping[str,
     match = _ERROR_NAME.match(text)
     path = match["path"] if match else None
     words = one_line(_ERROR_NAME.sub("", text))
-    if words.startswith(_VALIDATOR):  # what follows is its source
+    if words.startswith(_VALIDATOR):  # followed by source code of the validator
         value = redactor.head(one_line(str(envelope.get("value", ""))[:_MAX_READ_CHARS]), _MAX_VALUE_CHARS)
         words = f"the value {value!r} is not accepted" if value else "its value is not accepted"
     return f"{_own_name(path, names)}: {words}" if path and path != "undefined" else words
@@ -273,7 +273,7 @@ def _seconds(value: Any) -> float | None:
         or (isinstance(value, float) and math.isnan(value))
     ):
         return None
-    return float(min(max(value, 0), _LONGEST_WAIT_S))
+    return float(min(max(value, 0), _MAX_WAIT_S))
 
 
 def _until(date: str) -> float | None:

@@ -1,8 +1,8 @@
 """HTTP server for probes and metrics, bounded against hostile clients.
 
 Clients do not authenticate, and their sockets use file descriptors that calls need, too. So a connection carries one
-request and lasts a few seconds, and the oldest is closed when there are too many: a complete probe is answered beside
-any number of half-sent ones.
+request and lasts a few seconds, and the oldest is closed when there are too many. So probes are answered even if any
+number of connections send nothing or half a request.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _refuse_public_name(request: web.Request) -> None:
     """Refuse a request under a public host name. Raises HTTPMisdirectedRequest.
 
     A page elsewhere can let its own name point to a loopback or cluster address, and then read what is served there
-    (DNS rebinding). Nobody else can own an IP address, a name without a dot or one of these suffixes.
+    (DNS rebinding). No attacker can own an IP address, a name without a dot or one of these suffixes.
     """
     try:
         host = urlsplit(f"//{request.host}").hostname or ""

@@ -17,11 +17,11 @@ from openapi_tool.telemetry.instruments import Gauge
 from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
 
 WINDOW_S = 60.0
-"""Seconds of calls that rates and latencies are computed of; fewer if more calls were answered than are remembered."""
+"""Period in seconds for rates and latencies; shorter if more calls were answered in it than are remembered."""
 
 _MAX_ROWS = 20
 _MAX_CALLS = 20
-_KEPT_S = 0.5
+_MAX_AGE_S = 0.5
 _GAUGES = {
     "running": metrics.RUNNING,
     "held": metrics.HELD,
@@ -39,9 +39,9 @@ _OF_DURABLES = {
 
 @dataclass(slots=True)
 class Snapshots:
-    """Makes snapshots, at most two a second: anybody may ask who reaches the port or the subject.
+    """Makes snapshots, at most two a second: any client that reaches the port or the subject may request them.
 
-    `durables` are the durables that this process consumes; `work` returns of each the commands that it holds.
+    `durables` are the durables that this process consumes; each function of `work` returns the held commands of one.
     """
 
     instance: str
@@ -55,7 +55,7 @@ class Snapshots:
     def now(self) -> Mapping[str, Any]:
         """Return a snapshot, at most half a second old."""
         now = time.monotonic()
-        if self._last is None or now - self._made_at >= _KEPT_S:
+        if self._last is None or now - self._made_at >= _MAX_AGE_S:
             self._made_at, self._last = now, self._snapshot(now)
         return self._last
 

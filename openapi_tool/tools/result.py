@@ -38,8 +38,8 @@ NO_USAGE = Usage()
 class Item(NamedTuple):
     """One result or page of an output, or a remark of ours.
 
-    `head` (title, address, snippet) and `body` are web content: the head is shown first, however much others bring.
-    `heading` is our own text before them, `after` our own text after their end, in whichever part that is shown.
+    `head` (title, address, snippet) and `body` are web content. Heads have priority: all are shown before
+    any body. `heading` is our text before them; `after` is our text after their end, in the part that shows the end.
     `label`, such as `3 of 4`, names the item of a batch in later parts.
     """
 
@@ -73,8 +73,8 @@ class Item(NamedTuple):
 class ToolOutput:
     """Output of a tool: text for the model in items, `state` for what a UI renders.
 
-    What does not fit is stored for later only with `keep`. `cached` says that nothing was asked for it, so `usage` is
-    nothing, too. `cheaper` says how the model could lower the cost, empty if it cannot or if the cost is usual.
+    `keep` allows to store a truncated output. `cached` means that no request was sent, so `usage` is zero. `cheaper` is
+    advice on how to lower the cost, empty if there is none or if the cost is usual.
     """
 
     items: tuple[Item, ...]
@@ -91,7 +91,7 @@ class ToolOutput:
 
 
 def items_chars(items: Iterable[Item]) -> int:
-    """Return about how many characters items have together."""
+    """Return the approximate number of characters of all items."""
     return sum(map(len, chain.from_iterable(items)))
 
 
