@@ -15,7 +15,7 @@ from benchmarks.calls import Ask, place
 from benchmarks.double import MINUTE_S
 from benchmarks.shifted import SHIFT_VARIABLE
 from benchmarks.traffic import Demand, Traffic
-from openapi_tool.bus.limit_store import BUCKET
+from openapi_tool.bus.shared_records import LIMITS
 from openapi_tool.local.executor import ExecutorProcess
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ async def plenty(world: World) -> Figures:
     }
     async with world.serving(size.sharing, settings), Traffic.connect(world.stand.nats.url) as traffic:
         placed = await place(world.database, Ask(delay_ms=_DELAY_MS, projects=_PROJECTS), demand.count, "jina")
-        operations = await traffic.operations(BUCKET)
+        operations = await traffic.operations(LIMITS.bucket)
         [outcome] = await traffic.run([(demand, placed)], size.seconds, 0.0)
     return {
         "calls": demand.count,

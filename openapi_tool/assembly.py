@@ -15,15 +15,14 @@ from tenacity import wait_exponential_jitter
 
 from openapi_tool.bootstrap import NAME, Bootstrap, Upstream, build_runner, scoped_key
 from openapi_tool.budgets.account import SCOPES
-from openapi_tool.bus.budget_store import SharedBudgets
 from openapi_tool.bus.connection import BusClient, BusOptions, connected, outage_as_unavailable
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable_monitor import DurableMonitor
-from openapi_tool.bus.limit_store import SharedLimits
 from openapi_tool.bus.parked_results import ParkedResultStore
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.session_key_store import shared_session_key
+from openapi_tool.bus.shared_records import SharedBudgets, SharedLimits
 from openapi_tool.bus.slots import slots_of
 from openapi_tool.bus.stats import INSTANCE, answer_stats
 from openapi_tool.bus.storage import Storage

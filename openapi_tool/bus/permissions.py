@@ -7,16 +7,15 @@ from dataclasses import dataclass
 
 from openapi_tool.bus import (
     ack_floor,
-    budget_store,
     dead_letters,
     leases,
-    limit_store,
     parked_results,
     session_key_store,
     stats,
     switch_store,
 )
 from openapi_tool.bus.client import INBOX, routed
+from openapi_tool.bus.shared_records import BUDGETS, LIMITS
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.protocol.subject import command_stream, doorbell_filter
 
@@ -79,10 +78,10 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
             *_created_stream(dead_letters.STREAM),
             *_bucket(leases.BUCKET, leases.KEYS),
             *_bucket(parked_results.BUCKET, parked_results.KEYS),
-            *_bucket(limit_store.BUCKET, limit_store.KEYS),
-            f"{limit_store.CHANGES}.>",
-            *_bucket(budget_store.BUCKET, budget_store.KEYS),
-            f"{budget_store.CHANGES}.>",
+            *_bucket(LIMITS.bucket, LIMITS.keys),
+            f"{LIMITS.changes}.>",
+            *_bucket(BUDGETS.bucket, BUDGETS.keys),
+            f"{BUDGETS.changes}.>",
             *_bucket(
                 session_key_store.BUCKET,
                 f"{ack_floor.KEYS}.{options.name}",
@@ -90,7 +89,7 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
             ),
             _direct_get(session_key_store.BUCKET, switch_store.KEY),
         ),
-        (f"{INBOX}.>", stats.SUBJECT, f"{limit_store.CHANGES}.>", f"{budget_store.CHANGES}.>"),
+        (f"{INBOX}.>", stats.SUBJECT, f"{LIMITS.changes}.>", f"{BUDGETS.changes}.>"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Store of the records that all replicas share (`bus/limit_store.py` implements it)."""
+"""Store of the records that all replicas share (`bus/shared_records.py` implements it)."""
 
 from __future__ import annotations
 

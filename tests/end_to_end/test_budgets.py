@@ -20,8 +20,8 @@ import pytest
 from typer.testing import CliRunner
 
 from openapi_tool.budgets import ledger
-from openapi_tool.bus.budget_store import BUCKET
 from openapi_tool.bus.session_key_store import BUCKET as SWITCHES
+from openapi_tool.bus.shared_records import BUDGETS
 from openapi_tool.cli import app
 from openapi_tool.kernel.usage import By, usage
 from openapi_tool.local.caller import PlacedCall
@@ -89,7 +89,7 @@ class Fleet:
 
     async def account(self) -> ledger.Record:
         """Return the only account in the bucket."""
-        bucket = await self.world.caller.client.jetstream().key_value(BUCKET)
+        bucket = await self.world.caller.client.jetstream().key_value(BUDGETS.bucket)
         values = [(await bucket.get(key)).value or b"" for key in await bucket.keys()]
         [value] = [value for value in values if b'"used"' in value]
         return ledger.decode(value)

@@ -8,7 +8,7 @@ import time
 from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 
-from openapi_tool.bus.budget_store import BUCKET as BUDGETS
+from openapi_tool.bus.shared_records import BUDGETS
 from openapi_tool.bus.stats import SUBJECT as STATISTICS
 from tests.hostile.case import Cases
 from tests.hostile.scene import Scene, assert_failed, assert_succeeded
@@ -34,7 +34,7 @@ async def sessions_without_end_of_a_budget_that_refuses(scene: Scene) -> None:
         assert_failed(answer, "budget_exceeded")
     assert b"never billed" not in scene.sent()
     try:
-        stored = await scene.caller.client.jetstream().stream_info(f"KV_{BUDGETS}")
+        stored = await scene.caller.client.jetstream().stream_info(f"KV_{BUDGETS.bucket}")
     except NotFoundError:
         return
     assert not stored.state.messages

@@ -10,7 +10,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openapi_tool.bus.limit_store import MAX_VALUE_BYTES
+from openapi_tool.bus.shared_records import MAX_VALUE_BYTES
 from openapi_tool.limits import ledger
 from openapi_tool.limits.allowance import Allowance, Planned
 from openapi_tool.limits.fair_queue import FairQueue, Waiter

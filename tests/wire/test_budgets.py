@@ -6,7 +6,7 @@ import pytest
 from nats.js.errors import NotFoundError
 
 from openapi_tool.budgets import ledger
-from openapi_tool.bus.budget_store import BUCKET
+from openapi_tool.bus.shared_records import BUDGETS
 from tests.requirements import requirement
 from tests.wire.world import World
 
@@ -23,12 +23,12 @@ async def test_uses_are_kept_over_restarts_and_a_cached_answer_costs_nothing(idl
             outcome = await world.send(await world.place())
         about = outcome.answer.card["metadata"]["tool_output"]
         assert (about["cached"], about["budget"]) == (True, {"session": {"requests": 3, "requests_left": 3 - number}})
-        bucket = await world.caller.client.jetstream().key_value(BUCKET)
+        bucket = await world.caller.client.jetstream().key_value(BUDGETS.bucket)
         values = [(await bucket.get(name)).value or b"" for name in await bucket.keys()]
         [account] = [value for value in values if value != NO_JOURNAL]
         record = ledger.decode(account)
         assert (record.used.requests, record.held(0.0)) == (number, ledger.NOTHING)
-    await world.caller.client.jetstream().delete_key_value(BUCKET)
+    await world.caller.client.jetstream().delete_key_value(BUDGETS.bucket)
 
 
 @requirement("budgets.calls")
@@ -36,4 +36,4 @@ async def test_without_budgets_nothing_is_stored(world: World) -> None:
     outcome = await world.send(await world.place())
     assert "budget" not in outcome.answer.card["metadata"]["tool_output"]
     with pytest.raises(NotFoundError):
-        await world.caller.client.jetstream().stream_info(f"KV_{BUCKET}")
+        await world.caller.client.jetstream().stream_info(f"KV_{BUDGETS.bucket}")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from nats.js.errors import NotFoundError
 
-from openapi_tool.bus.limit_store import BUCKET, LimitStore
+from openapi_tool.bus.shared_records import LIMITS, RecordStore
 from openapi_tool.bus.stats import gather_stats
 from openapi_tool.entry import INTERRUPTED
 from openapi_tool.limits import ledger
@@ -44,7 +44,7 @@ async def executors(world: World, number: int, **limits: Any) -> AsyncIterator[N
 async def forget(world: World) -> None:
     """Limits are remembered beyond an executor's end; the next test has none."""
     with suppress(NotFoundError):
-        await world.caller.client.jetstream().delete_key_value(BUCKET)
+        await world.caller.client.jetstream().delete_key_value(LIMITS.bucket)
 
 
 async def sent(world: World, calls: int) -> list[Answer]:
@@ -104,7 +104,7 @@ async def test_a_limit_is_found_by_429s_where_none_is_configured(idle_world: Wor
         assert errors(await sent(world, 30)) == []
         world.stack.upstream.rules({"statuses": [429], "retry_after": "0"})
         await sent(world, 1)
-        _, value = await LimitStore(world.caller.client, 1).read(RECORD)
+        _, value = await RecordStore(world.caller.client, 1, LIMITS).read(RECORD)
     found = ledger.decode(value).adaptive
     assert found is not None
     assert found.limit == 15  # half of what was sent
@@ -123,7 +123,7 @@ async def test_unused_permits_go_back_when_an_executor_drains(idle_world: World)
 
 
 async def stored(world: World) -> Record:
-    _, value = await LimitStore(world.caller.client, 1).read(RECORD)
+    _, value = await RecordStore(world.caller.client, 1, LIMITS).read(RECORD)
     return ledger.decode(value)
 
 
@@ -131,7 +131,7 @@ async def stored(world: World) -> Record:
 async def test_without_a_limit_nothing_is_stored(world: World) -> None:
     assert errors(await sent(world, 5)) == []
     with pytest.raises(NotFoundError):
-        await world.caller.client.jetstream().stream_info(f"KV_{BUCKET}")
+        await world.caller.client.jetstream().stream_info(f"KV_{LIMITS.bucket}")
 
 
 @requirement("keys.blocked", "keys.pools")

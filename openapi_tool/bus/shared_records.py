@@ -22,19 +22,15 @@ from nats.js.errors import (
 )
 from nats.js.kv import KeyValue
 
+from openapi_tool.budgets.budgets import Budgets
 from openapi_tool.bus.connection import outage_as_unavailable
 from openapi_tool.limits.limiter import Limiter
-from openapi_tool.options import LimitOptions
+from openapi_tool.options import BudgetOptions, LimitOptions
 from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.instruments import Counter
 
 log = logging.getLogger(__name__)
-
-BUCKET = "openapi_tool_limits"
-KEYS = "*.*.*"
-CHANGES = "openapi_tool.limits"
-"""Subject prefix of messages about changed records, `openapi_tool.limits.RECORD`, with the revision and the record."""
 
 OnChange = Callable[[str, int, bytes], None]
 """Takes name, revision and value of a record that another replica wrote."""
@@ -42,21 +38,31 @@ OnChange = Callable[[str, int, bytes], None]
 MAX_VALUE_BYTES = 256 * 1024
 _TIMEOUT_S = 2.0
 _MAX_DIGITS = 20
-_NAME_BYTES = 5  # of a replica: records have many of them
+_NAME_BYTES = 5  # of a replica in the records of limits, which have up to 1,000 of them
+_SUFFIX_BYTES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Bucket of records that expire `ttl_s` seconds after their last change, and the subject prefix of the changes."""
+    """Bucket of records, all keys of which match `keys`, and the subject prefix of the messages about their changes.
+
+    The subject of such a message is `CHANGES.RECORD`; it contains the revision and the record. Records expire `ttl_s`
+    seconds after their last change.
+    """
 
     bucket: str
+    keys: str
     changes: str
     ttl_s: int
     max_bytes: int
     operations: Counter
 
 
-LIMITS = Place(BUCKET, CHANGES, 2 * 3600, 16 * 2**20, metrics.LIMIT_OPERATIONS)
+LIMITS = Place("openapi_tool_limits", "*.*.*", "openapi_tool.limits", 2 * 3600, 16 * 2**20, metrics.LIMIT_OPERATIONS)
+BUDGETS = Place(
+    "openapi_tool_budgets", "budget.*", "openapi_tool.budgets", 40 * 86_400, 128 * 2**20, metrics.BUDGET_OPERATIONS
+)
+"""Kept for longer than a month; the account of a session is forgotten 40 days after its last call."""
 
 
 class SharedRecords:
@@ -64,11 +70,11 @@ class SharedRecords:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._store: LimitStore | None = None
+        self._store: RecordStore | None = None
 
     async def connect(self, client: Client, replicas: int, on_change: OnChange) -> None:
         """Use this connection from now on, and call `on_change` with each record that another replica writes."""
-        self._store = LimitStore(client, replicas, self._place)
+        self._store = RecordStore(client, replicas, self._place)
         await self._store.subscribe(on_change)
 
     async def read(self, name: str) -> tuple[int, bytes | None]:
@@ -83,7 +89,7 @@ class SharedRecords:
         """Store a record that only this replica writes; without a message to other replicas. Raises Unavailable."""
         await self._opened().put(name, value)
 
-    def _opened(self) -> LimitStore:
+    def _opened(self) -> RecordStore:
         if self._store is None:
             raise Unavailable("NATS: not connected yet")
         return self._store
@@ -112,13 +118,34 @@ class SharedLimits:
             await self.limiter.aclose()
 
 
-class LimitStore:
+class SharedBudgets:
+    """Budgets of this process, and their store.
+
+    `instance` names the process; a restarted one may have the same name, and is another replica. `clock` is the
+    server's, in seconds since the epoch.
+    """
+
+    def __init__(self, instance: str, options: BudgetOptions, clock: Callable[[], float]) -> None:
+        self._records = SharedRecords(BUDGETS)
+        self.budgets = Budgets(f"{instance}-{secrets.token_hex(_SUFFIX_BYTES)}", options, self._records, clock)
+
+    @asynccontextmanager
+    async def connected(self, client: Client, replicas: int) -> AsyncIterator[None]:
+        """Share the budgets over this connection; at the end report all uses and give back blocks."""
+        await self._records.connect(client, replicas, self.budgets.on_change)
+        try:
+            yield
+        finally:
+            await self.budgets.aclose()
+
+
+class RecordStore:
     """Reads and writes records at a place by compare-and-set; all methods raise Unavailable.
 
     The bucket is created with `replicas` replicas when the first record is written.
     """
 
-    def __init__(self, client: Client, replicas: int, place: Place = LIMITS) -> None:
+    def __init__(self, client: Client, replicas: int, place: Place) -> None:
         self._client = client
         self._place = place
         self._replicas = replicas
