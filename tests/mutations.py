@@ -261,8 +261,8 @@ IDENTITY = (
     ),
     Mutation(
         "executor/parking.py",
-        "whose = [identity.project_id, ",
-        "whose = [",
+        "owner = [identity.project_id, ",
+        "owner = [",
         "tests/unit/test_executor.py::test_an_equal_id_of_another_project_agent_or_turn_never_finds_it",
     ),
 )

@@ -6,7 +6,8 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -213,13 +214,21 @@ async def test_a_deleted_result_still_stands_in_the_way_and_is_left_alone(world:
     assert_settled_once(outcome)
 
 
+@asynccontextmanager
+async def running(world: World, call: PlacedCall) -> AsyncIterator[None]:
+    """Send a call; what the block changes is committed after its upstream request and before its result."""
+    async with world.caller.database.transaction():
+        await world.caller.database.execute("lock table cards in exclusive mode")  # it can be read, not written
+        await world.caller.publish(call)
+        await asyncio.to_thread(world.stack.upstream.requests, at_least=1)
+        yield
+
+
 @requirement("answer.earlier")
 async def test_a_watchdog_that_is_faster_during_the_call_wins_at_the_commit(world: World) -> None:
-    world.stack.upstream.rules({"delay_s": 0.3})
     call = await world.place()
-    await world.caller.publish(call)
-    await asyncio.to_thread(world.stack.upstream.requests, at_least=1)
-    await _earlier(world, call, "worker.watchdog")
+    async with running(world, call):
+        await _earlier(world, call, "worker.watchdog")
     outcome = await world.outcome(call)
     assert outcome.answer.card["card_id"] == "earlier"
     assert (outcome.answer.inbox_row, outcome.doorbells, outcome.dead_letters) == ({}, [], [])
@@ -228,11 +237,9 @@ async def test_a_watchdog_that_is_faster_during_the_call_wins_at_the_commit(worl
 @pytest.mark.parametrize("statement", ["delete from state.agent_inbox", "delete from state.execution_edges"])
 @requirement("answer.atomic")
 async def test_a_report_that_is_refused_at_the_commit_takes_its_card_back(world: World, statement: str) -> None:
-    world.stack.upstream.rules({"delay_s": 0.3})
     call = await world.place()
-    await world.caller.publish(call)
-    await asyncio.to_thread(world.stack.upstream.requests, at_least=1)
-    await world.caller.database.execute(statement)
+    async with running(world, call):
+        await world.caller.database.execute(statement)
     outcome = await world.outcome(call)
     assert (outcome.answer.card, outcome.answer.inbox_row, outcome.doorbells) == ({}, {}, [])
     assert len(outcome.dead_letters) == 1
@@ -268,11 +275,9 @@ async def test_a_report_without_its_card_is_known_before_anything_is_billed(worl
 
 @requirement("answer.precheck")
 async def test_a_report_without_its_card_that_comes_during_the_call_is_billed_once(world: World) -> None:
-    world.stack.upstream.rules({"delay_s": 0.3})
     call = await world.place()
-    await world.caller.publish(call)
-    await asyncio.to_thread(world.stack.upstream.requests, at_least=1)
-    await _stray_row(world, call)
+    async with running(world, call):
+        await _stray_row(world, call)
     _assert_already_reported(await world.outcome(call), requests=1)
 
 
