@@ -79,7 +79,8 @@ class ExecutorOptions(Options):
     """Execution of calls."""
 
     concurrency: Annotated[
-        int, Field(ge=1, le=512, description="Most concurrent calls of one process; one of several projects gets 7/8.")
+        int,
+        Field(ge=1, le=512, description="Maximum concurrent calls of one process; one of several projects gets 7/8."),
     ] = 64
     max_held: Annotated[
         int, Field(ge=1, le=10_000, description="Commands that wait in one process for a free slot.")
@@ -90,7 +91,7 @@ class ExecutorOptions(Options):
     ] = 256
     min_answer_s: Annotated[
         float,
-        Field(ge=0, le=1, description="Least seconds from a command to its result: workers first suspend; 0 is off."),
+        Field(ge=0, le=1, description="Minimum seconds from a command to its result: workers first suspend; 0 is off."),
     ] = 0.06
     worker_timeout_s: Annotated[Seconds, Field(description="Default wait of the kernel's workers in seconds.")] = 30
     commit_margin_s: Annotated[Seconds, Field(description="Seconds of the worker's wait reserved for the commit.")] = 3
@@ -132,8 +133,8 @@ class ToolOptions(Options):
         CallSeconds | None,
         Field(description="Time limit in seconds of calls whose definition sets none; by default the worker's wait."),
     ] = None
-    max_timeout_s: Annotated[CallSeconds, Field(description="Longest time limit of any call, in seconds.")] = 120
-    max_batch_items: Annotated[int, Field(ge=1, le=100, description="Most items of a batch call.")] = 10
+    max_timeout_s: Annotated[CallSeconds, Field(description="Maximum time limit of any call, in seconds.")] = 120
+    max_batch_items: Annotated[int, Field(ge=1, le=100, description="Maximum items of a batch call.")] = 10
     default_max_tokens: Annotated[
         int,
         Field(
@@ -151,7 +152,7 @@ class ToolOptions(Options):
         Field(
             ge=500,
             le=2_500_000,
-            description="Most tokens of a result by estimate, which a definition may change; a cursor reads on.",
+            description="Maximum tokens of a result by estimate, which a definition may change; a cursor reads on.",
         ),
     ] = 10_000
     max_result_chars: Annotated[
@@ -159,7 +160,7 @@ class ToolOptions(Options):
         Field(
             ge=2_000,
             le=10_000_000,
-            description="Most characters of a result, an outer bound of its tokens; a cursor reads on.",
+            description="Maximum characters of a result, an outer bound of its tokens; a cursor reads on.",
         ),
     ] = 40_000
     max_uncontinued_chars: Annotated[
@@ -199,13 +200,13 @@ class RetryOptions(Options):
     """Retries of upstream requests, within the deadline of the call."""
 
     max_retries: Annotated[
-        int, Field(ge=0, le=10, description="Most retries of one upstream request; 0 disables them.")
+        int, Field(ge=0, le=10, description="Maximum retries of one upstream request; 0 disables them.")
     ] = 3
     initial_backoff_s: Annotated[
         Seconds, Field(description="Initial back-off in seconds, doubled with each retry; Retry-After wins.")
     ] = 0.5
     max_backoff_s: Annotated[
-        Seconds, Field(description="Longest back-off in seconds; Retry-After may ask for more.")
+        Seconds, Field(description="Maximum back-off in seconds; Retry-After may ask for more.")
     ] = 8
 
     @model_validator(mode="after")
@@ -228,13 +229,15 @@ class CacheOptions(Options):
 
 
 RequestsPerMinute = Annotated[
-    int | None, Field(ge=1, le=1_000_000, description="Most upstream requests of one key in any 60 s.")
+    int | None, Field(ge=1, le=1_000_000, description="Maximum upstream requests of one key in any 60 s.")
 ]
 TokensPerMinute = Annotated[
     int | None,
-    Field(ge=1, le=TERABYTE, description="Most tokens of one key in any 60 s, estimated before each request."),
+    Field(ge=1, le=TERABYTE, description="Maximum tokens of one key in any 60 s, estimated before each request."),
 ]
-Concurrent = Annotated[int | None, Field(ge=1, le=100_000, description="Most upstream requests of one key at a time.")]
+Concurrent = Annotated[
+    int | None, Field(ge=1, le=100_000, description="Maximum concurrent upstream requests of one key.")
+]
 
 
 @validated(frozen=True)
@@ -316,8 +319,10 @@ class LimitOptions(KeyLimits):
         return {name.upper(): pool.keys for own, pool in self.pools.items() for name in (own, *pool.keys)}
 
 
-BudgetRequests = Annotated[int | None, Field(ge=0, le=1_000_000_000, description="Most upstream requests.")]
-BudgetTokens = Annotated[int | None, Field(ge=0, le=TERABYTE, description="Most tokens, estimated before a request.")]
+BudgetRequests = Annotated[int | None, Field(ge=0, le=1_000_000_000, description="Maximum upstream requests.")]
+BudgetTokens = Annotated[
+    int | None, Field(ge=0, le=TERABYTE, description="Maximum tokens, estimated before a request.")
+]
 
 
 @validated(frozen=True)

@@ -31,7 +31,7 @@ _MIN_OF_PAGE = {
     "instruction": 12_000,
     "jsonSchema": 12_000,
 }
-"""Least tokens of a page that is read with a parameter."""
+"""Minimum tokens of a page that is read with a parameter."""
 
 Renderer = Callable[[Mapping[str, Any], Parameters, Masks], Steps[ToolOutput]]
 """Renders a response envelope, given the parameters of its request, with secrets masked."""

@@ -18,7 +18,7 @@ _AHEAD_S = 3.2
 """Seconds of demand for which permits are taken ahead of need."""
 
 REFILL_S = 1.3, 2.2
-"""Least and most seconds between two writes of a replica without waiting calls.
+"""Minimum and maximum seconds between two writes of a replica without waiting calls.
 
 Equal replicas use up their permits at the same time; at random times fewer of their writes conflict."""
 

@@ -52,7 +52,7 @@ _STEP_S = 10.0
 _STEPS = 20
 _MIN_STEP = 2
 _MIN_ADAPTIVE = 10
-"""Least adaptive limit: a 429 on a quiet key was caused by others, whose share is unknown."""
+"""Minimum adaptive limit: a 429 on a quiet key was caused by others, whose share is unknown."""
 
 REQUESTS, TOKENS = RESOURCES = "requests", "tokens"
 

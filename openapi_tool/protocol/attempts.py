@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from openapi_tool.protocol.jsonvalue import AttemptObject
 
 MAX_ATTEMPTS = 64
-"""Most attempts that are recorded of one call; a batch with retries may have more."""
+"""Maximum number of attempts that are recorded of one call; a batch with retries may have more."""
 
 
 @dataclass(slots=True)

@@ -110,8 +110,8 @@ class SessionSettings(Section):
 class EgressSettings(Section):
     """Connections to the upstream."""
 
-    max_connections: int = Field(512, ge=1, le=65_535, description="Most concurrent connections to the upstream.")
-    max_response_bytes: int = Field(10_000_000, ge=1_000, le=TERABYTE, description="Largest response in bytes.")
+    max_connections: int = Field(512, ge=1, le=65_535, description="Maximum concurrent connections to the upstream.")
+    max_response_bytes: int = Field(10_000_000, ge=1_000, le=TERABYTE, description="Maximum response in bytes.")
     body_budget_bytes: int = Field(
         256_000_000,
         ge=1_000,

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.json_schema import SkipJsonSchema
 
 MAX_ITEMS = 10
-"""Most items of a batch, as the schema tells the model; the executor enforces the setting `tools.max_batch_items`."""
+"""Maximum items of a batch in the schema for models; the executor enforces the setting `tools.max_batch_items`."""
 
 DEFAULT_MAX_TOKENS = 20_000
 """Tokens after which the definitions in `config/tools` have each page cut; a model may ask for more."""

@@ -34,7 +34,7 @@ TIMEOUTS = ("timeout_s", "timeout")
 DEFAULT_AUTH_ENV = "JINA_API_KEY"
 
 MIN_RESULT_TOKENS = 500
-"""Least limit of tokens that a model is shown at once."""
+"""Minimum of the limit of tokens that a model is shown at once."""
 
 MAX_CACHE_BYTES = 16_000_000
 """Cache size in bytes for parsed definitions, usable or not."""

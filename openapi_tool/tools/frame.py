@@ -17,7 +17,7 @@ INTRO_CHARS = len(INTRO) + 18
 """Approximate number of characters of the introduction and the last mark."""
 MARK_CHARS, HEADING_CHARS = 10, 18
 CUT_CHARS = 45
-"""Most characters of the mark before an item, of the lines around a heading, and of the note about a cut."""
+"""Maximum characters of the mark before an item, of the lines around a heading, and of the note about a cut."""
 
 _MARK_DIGITS = 6  # two tokens
 _OLD_FRAME = (

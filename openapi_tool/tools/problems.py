@@ -9,7 +9,7 @@ from dataclasses import dataclass
 Path = tuple[str | int, ...]
 
 MAX_PROBLEMS = 20
-"""Most problems in one error: a model corrects no more at once, and a card with the problems of 1,000 arguments had
+"""Maximum problems in one error: a model corrects no more at once, and a card with the problems of 1,000 arguments had
 87 MB."""
 
 _PROBLEM_CHARS = 200

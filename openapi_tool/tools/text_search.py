@@ -20,7 +20,7 @@ from openapi_tool.tools.truncation import boundary
 
 MAX_PHRASE_CHARS, MAX_QUESTION_CHARS = 200, 500
 MAX_SHOWN = 8
-"""Most passages of one answer."""
+"""Maximum number of passages of one answer."""
 
 _PASSAGE_CHARS = 600
 _BEFORE_CHARS, _AFTER_CHARS = 120, 400  # most of a passage before and from a match on
