@@ -26,12 +26,10 @@ from openapi_tool.local.guard import Guard
 from openapi_tool.local.nats_server import NatsServer
 from openapi_tool.local.server import ServerProcess, free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
-from openapi_tool.protocol.subject import default_durable
 
 DATABASE = "bench"
 TARGETS = {"floor": floor.TARGET, "executor": "jina"}
 CONNECTIONS = {"floor": floor.NAME, "executor": EXECUTOR}
-_DURABLES = (floor.NAME, default_durable("v1r4", "jina"))
 _TIMEOUT_S = 10.0
 _MODULES = {"floor": "benchmarks.floor", "executor": "openapi_tool.local.executor"}
 

@@ -66,7 +66,7 @@ _ENCODED_SCHEME = re.compile(r"https?%3a", re.IGNORECASE | re.ASCII)
 _OTHER_SCHEME = re.compile(r"(?!localhost:)[a-z][a-z0-9+-]*:", re.IGNORECASE)  # no dot: `host.name:80` is none
 _URL = re.compile(r"https?://([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
 _FORBIDDEN = re.compile(r"[\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # white space, Cc, Cs
-_PLACE = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
+_HOST_AND_PORT = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]+)(?::([0-9]{0,5}))?")
 _MAX_PORT, _MAX_BYTE = 65_535, 255
 
 _MAX_NAME_CHARS, _MAX_LABEL_CHARS = 253, 63
@@ -123,10 +123,10 @@ class UrlPolicy(Options):
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
+class _ParsedUrl:
     """A URL, its host as a browser would read it (IPv6 in brackets), and what follows the host."""
 
-    url: str
+    text: str
     host: str
     rest: str
 
@@ -137,19 +137,19 @@ def checked_url(text: str, rules: UrlPolicy) -> str:
     Time is linear in the text. Raises BadRequest where it is no web address, TargetRefused where its host is
     not public.
     """
-    target = _parsed(_checked(_DOI.sub(r"https://doi.org/\1", _unwrapped(_bounded(text)))))
+    url = _parsed(_checked(_DOI.sub(r"https://doi.org/\1", _unwrapped(_bounded(text)))))
     for _ in range(_MAX_READER_PREFIXES):
-        if not _READER.fullmatch(target.host):
+        if not _READER.fullmatch(url.host):
             break
-        target = _parsed(_behind_reader(target))
-    if _READER.fullmatch(target.host):
+        url = _parsed(_behind_reader(url))
+    if _READER.fullmatch(url.host):
         raise BadRequest(
             f"url: names the reader more than {_MAX_READER_PREFIXES} times. Give the address of the page itself."
         )
-    if _SEARCH.fullmatch(target.host):
-        raise BadRequest(f"url: {_shown(target.host)} is a search service, no page. Give the address of a page.")
-    _check_host(target.host, rules)
-    return _bounded(target.url)
+    if _SEARCH.fullmatch(url.host):
+        raise BadRequest(f"url: {_shown(url.host)} is a search service, no page. Give the address of a page.")
+    _check_host(url.host, rules)
+    return _bounded(url.text)
 
 
 def _bounded(text: str) -> str:
@@ -186,7 +186,7 @@ def _inside(text: str) -> str:
     return wrapped[run:-run].strip(_BLANKS).rstrip(",;") if run else ""
 
 
-def _behind_reader(reader: _Target) -> str:
+def _behind_reader(reader: _ParsedUrl) -> str:
     """Return the URL inside a reader URL (`r.jina.ai/https://example.com`). Raises BadRequest if there is none."""
     target = reader.rest.lstrip("/")
     if not reader.rest.startswith("/") or not target or target[0] in "?#":
@@ -194,14 +194,14 @@ def _behind_reader(reader: _Target) -> str:
     return target
 
 
-def _parsed(text: str) -> _Target:
+def _parsed(text: str) -> _ParsedUrl:
     """Split a text of checked characters. Raises BadRequest where it is no http or https URL with a host."""
     url = _with_scheme(text)
     parts = _URL.fullmatch(url)
     authority, rest = parts.groups() if parts else ("", "")
     if "@" in authority:
         raise BadRequest("url: holds a user name or password before '@'. Give the address without it.")
-    place = _PLACE.fullmatch(authority)
+    place = _HOST_AND_PORT.fullmatch(authority)
     if (
         not place
         or len(place[1]) > _MAX_ENCODED_NAME_CHARS
@@ -211,7 +211,7 @@ def _parsed(text: str) -> _Target:
     host = _folded(_decoded(place[1]))
     if host.startswith("[") != place[1].startswith("["):
         raise _no_host(authority)
-    return _Target(url, host, rest)
+    return _ParsedUrl(url, host, rest)
 
 
 def _with_scheme(text: str) -> str:

@@ -145,8 +145,6 @@ def _named(tool: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**tool, "tool_name": name}
 
 
-_OF_TENANT = {"tenant_token": "TENANT_TOKEN", "tenant_pin": "TENANT_PIN"}
-
 WORKING = (
     search_tool(envs={"api_key": "SEARCH_API_KEY"}),
     reader_tool(

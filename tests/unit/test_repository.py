@@ -335,7 +335,7 @@ TABLE: dict[str, Bound] = {
     "jina/url_policy.py _LINK": Bound(16_000, "only where `](` stands once, so `.*` ends in one place"),
     "jina/url_policy.py _NUMBER": Bound(16_000, ONCE),
     "jina/url_policy.py _OTHER_SCHEME": Bound(16_000, ONCE),
-    "jina/url_policy.py _PLACE": Bound(16_000, ONCE),
+    "jina/url_policy.py _HOST_AND_PORT": Bound(16_000, ONCE),
     "jina/url_policy.py _READER": Bound(1_024, "`.+\\.` is tried from the last dot back, what follows holds none"),
     "jina/url_policy.py _SCHEME": Bound(16_000, "each repeat begins with http, which no other part holds"),
     "jina/url_policy.py _SEARCH": Bound(1_024, "as `_READER`"),
