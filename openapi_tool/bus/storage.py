@@ -18,10 +18,10 @@ from openapi_tool.telemetry.health import JETSTREAM, Health
 
 log = logging.getLogger(__name__)
 
-_EVERY_S = 4.0
-_ANSWER_S = 2.0
-_MIN_ROOM_BYTES = 1024
-_LEASES, _SESSIONS, _ANSWERS = f"KV_{leases.BUCKET}", f"KV_{session_key_store.BUCKET}", f"KV_{parked_results.BUCKET}"
+_CHECK_INTERVAL_S = 4.0
+_TIMEOUT_S = 2.0
+_MIN_FREE_BYTES = 1024
+_LEASES, _SESSIONS, _PARKED = f"KV_{leases.BUCKET}", f"KV_{session_key_store.BUCKET}", f"KV_{parked_results.BUCKET}"
 
 
 @dataclass(slots=True)
@@ -34,8 +34,8 @@ class Storage:
 
     client: BusClient
     leases: leases.Leases
-    answers: parked_results.ParkedResultStore
-    letters: dead_letters.DeadLetters
+    parked: parked_results.ParkedResultStore
+    dead_letter_stream: dead_letters.DeadLetters
     session_key: bytes | None
     replicas: int
     health: Health
@@ -45,15 +45,15 @@ class Storage:
         """Check every few seconds until cancelled."""
         while True:
             await self.check()
-            await asyncio.sleep(_EVERY_S)
+            await asyncio.sleep(_CHECK_INTERVAL_S)
 
     async def check(self) -> None:
         """Check once, and create what is missing."""
         creators: dict[str, Callable[[], Awaitable[object]]] = {
             _LEASES: self.leases.ensure,
             _SESSIONS: self._restore_session_key,
-            _ANSWERS: self.answers.ensure,
-            dead_letters.STREAM: self.letters.ensure,
+            _PARKED: self.parked.ensure,
+            dead_letters.STREAM: self.dead_letter_stream.ensure,
         }
         problems = await asyncio.gather(*(self._problem(stream, create) for stream, create in creators.items()))
         reason = "; ".join(problem for problem in problems if problem)
@@ -66,7 +66,7 @@ class Storage:
 
     async def _problem(self, stream: str, create: Callable[[], Awaitable[object]]) -> str:
         """Return why a stream cannot be used, empty if it can; create a missing one."""
-        jetstream = self.client.jetstream(timeout=_ANSWER_S)
+        jetstream = self.client.jetstream(timeout=_TIMEOUT_S)
         try:
             try:
                 info = await jetstream.stream_info(stream)
@@ -84,8 +84,8 @@ class Storage:
         return f"{stream} is full ({info.state.bytes} of {info.config.max_bytes} bytes)" if _is_full(info) else ""
 
     def _warn_of_replicas(self, stream: str, info: StreamInfo) -> None:
-        copies = info.config.num_replicas or 1
-        if copies < self.replicas and stream not in self._warned:
+        replicas = info.config.num_replicas or 1
+        if replicas < self.replicas and stream not in self._warned:
             self._warned.add(stream)
             log.warning(
                 "%s has fewer replicas than the command stream: if its servers fail, redelivered calls wait; run: "
@@ -93,13 +93,13 @@ class Storage:
                 stream,
                 stream,
                 self.replicas,
-                extra={"action": "storage.replicas", "stream": stream, "copies": copies},
+                extra={"action": "storage.replicas", "stream": stream, "copies": replicas},
             )
 
 
 def _is_full(info: StreamInfo) -> bool:
     """Return whether the next record may not fit; the server counts some overhead per record."""
     bytes_limit, messages_limit = info.config.max_bytes or 0, info.config.max_msgs or 0
-    if bytes_limit > 0 and info.state.bytes + _MIN_ROOM_BYTES > bytes_limit:
+    if bytes_limit > 0 and info.state.bytes + _MIN_FREE_BYTES > bytes_limit:
         return True
     return messages_limit > 0 and info.state.messages >= messages_limit

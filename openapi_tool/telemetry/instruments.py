@@ -102,7 +102,7 @@ class Counter(Family[Value]):
 class Gauge(Family[Value]):
     """Number that goes up and down; set, or read from sources whenever it is exported.
 
-    `combine` makes one number of the sources of a child, which are of the kernels that one process serves.
+    `combine` makes one number of the sources of a child: each kernel that the process serves has one.
     """
 
     kind = "gauge"
@@ -128,7 +128,10 @@ class Gauge(Family[Value]):
         self._children[()].number = number
 
     def follow(self, source: Callable[[], float], *values: str, of: str = "") -> None:
-        """Read the gauge from `source` at each export, which costs a call nothing; of each `of` the last one counts."""
+        """Read the gauge from `source` at each export, which costs a call nothing.
+
+        `of` names the part of the process, such as a kernel; a later source of the same part replaces the earlier one.
+        """
         self._sources.setdefault(values, {})[of] = source
 
     def children(self) -> Iterator[tuple[dict[str, str], Value]]:
