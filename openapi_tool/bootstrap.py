@@ -35,10 +35,10 @@ from openapi_tool.settings.secret_values import secret_values, unmasked
 from openapi_tool.settings.urls import parse_url
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.redact import Redactor
+from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import OperatorEnvs
 from openapi_tool.tools.cursor import Cursors
 from openapi_tool.tools.lint import LintLimits
-from openapi_tool.tools.names import fold
 from openapi_tool.tools.policy import HOOKS_GROUP, Authorizer, Hook
 from openapi_tool.tools.secrets import Secrets
 from openapi_tool.tools.session import SessionScope

@@ -16,11 +16,11 @@ from openapi_tool.jina.parameters import REFUSED, secret_problem
 from openapi_tool.jina.stored_check import sample_arguments, set_values
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.protocol.errors import BadRequest, TargetRefused
+from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import API_KEY, is_identity
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.lint import LintLimits, general_problems, part, upstream_section
-from openapi_tool.tools.names import fold
 from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean
 from openapi_tool.tools.schema import visible_schema
 from openapi_tool.tools.source import Source

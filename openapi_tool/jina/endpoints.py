@@ -18,9 +18,9 @@ from openapi_tool.jina.failures import FAILURES, SEARCH_FAILURES, FailureTable
 from openapi_tool.jina.parameters import MODEL_FORMATS, WITH_CONTENT, Parameter, by_name
 from openapi_tool.jina.upstream_timeouts import READER_TIMEOUTS, SEARCH_TIMEOUTS, Parameters, Timeouts
 from openapi_tool.jina.url_policy import UrlPolicy, checked_url
+from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.catalogue import READER, SEARCH, Operation
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.names import fold
 from openapi_tool.tools.result import ToolOutput
 
 _TEN_RESULTS = 10_000  # least tokens of a search, for each ten results

@@ -11,9 +11,9 @@ from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
 from openapi_tool.protocol.jsontext import storable_text
 from openapi_tool.protocol.jsonvalue import JsonValue
+from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.definition import ToolDefinition, unusable
 from openapi_tool.tools.lenient import repaired
-from openapi_tool.tools.names import fold
 from openapi_tool.tools.problems import listed, short
 from openapi_tool.tools.schema import schema_problems, visible_schema
 from openapi_tool.tools.secrets import MissingVariable, VariableNotAllowed

@@ -13,8 +13,8 @@ from cachetools import LRUCache
 
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.jsonvalue import JsonValue
+from openapi_tool.tools.argument_names import meant, not_taken
 from openapi_tool.tools.bounds import parts, patterns
-from openapi_tool.tools.names import meant, not_taken
 from openapi_tool.tools.problems import MAX_PROBLEMS, Problem, argument_path, listed, short
 from openapi_tool.tools.rule_text import rule_text
 

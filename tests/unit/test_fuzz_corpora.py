@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openapi_tool.tools import names
 from openapi_tool.tools.problems import MAX_PROBLEMS
 from tests.fuzz import socket
 from tests.fuzz.corpora import MAX_INPUTS, MAX_TOTAL_BYTES, kept, seeds
@@ -48,7 +47,7 @@ def test_near_names_are_looked_for_only_where_an_error_has_room_for_them(monkeyp
     def meant(_: str, known: Iterable[str]) -> None:
         among.append(list(known))
 
-    monkeypatch.setattr(names, "meant", meant)
+    monkeypatch.setattr(argument_names, "meant", meant)
     TARGETS["whole"](kept("whole")["found-unknown-arguments"])
     assert len(among) > MAX_PROBLEMS >= sum(map(bool, among)) > 0
 

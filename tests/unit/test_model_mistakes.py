@@ -18,9 +18,9 @@ from openapi_tool.jina.parameter_mapping import resolve_parameters
 from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.testing import ToolResult
+from openapi_tool.tools.argument_names import meant
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
-from openapi_tool.tools.names import meant
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.session import SessionScope
 from tests.answering import Answering, serving
