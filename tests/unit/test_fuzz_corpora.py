@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from openapi_tool.tools import argument_names
 from openapi_tool.tools.problems import MAX_PROBLEMS
 from tests.fuzz import socket
 from tests.fuzz.corpora import MAX_INPUTS, MAX_TOTAL_BYTES, kept, seeds
