@@ -306,7 +306,8 @@ class _Page:
         about = self.line(page.get("description"), _MAX_ABOUT_CHARS)
         if not about:
             return ""
-        shown = f"{_text(page.get('title'))}\n{bodies[0][:_MAX_COMPARED_CHARS] if bodies else ''}".lower()
+        texts = _text(page.get("title")), *bodies[:1]
+        shown = "\n".join(text[:_MAX_COMPARED_CHARS] for text in texts).lower()
         words = about.lower().replace(".", " ").replace(",", " ").split()
         return "" if all(map(shown.__contains__, words)) else about
 

@@ -131,7 +131,7 @@ def wall(title: str, text: str) -> str | None:
         for kind, chars, phrases in WALLS:
             if len(text) <= chars and any(map(text.__contains__, phrases)):
                 return kind
-    is_notice = len(text) <= _MAX_NOTICE_CHARS
+    is_notice = len(text) <= _MAX_NOTICE_CHARS and len(title) <= _MAX_NOTICE_CHARS
     return "captcha" if is_notice and title.strip(" .…").lower() in _CAPTCHA_TITLES else None
 
 
