@@ -24,7 +24,7 @@ from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.session_key_store import shared_session_key
 from openapi_tool.bus.shared_records import SharedBudgets, SharedLimits
 from openapi_tool.bus.slots import slots_of
-from openapi_tool.bus.stats import INSTANCE, answer_stats
+from openapi_tool.bus.stats import INSTANCE, answering_stats
 from openapi_tool.bus.storage import Storage
 from openapi_tool.bus.streams import DurableOptions, replica_count
 from openapi_tool.bus.switch_store import SwitchMonitor
@@ -157,7 +157,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health)
     if (servers := tuple(bootstrap.bus.servers)) not in shared.answering:
         shared.answering.add(servers)
-        await answer_stats(client, shared.statistics.now)
+        await stack.enter_async_context(answering_stats(client, shared.statistics.now))
     switches = SwitchMonitor(client, runner.set_switches)
     await _until_available(switches.load, nats_unavailable)
     return Parts(consumer, kernel, monitor, storage, database, runner, switches)

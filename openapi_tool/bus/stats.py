@@ -11,17 +11,16 @@ import os
 import secrets
 import socket
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
 
 import nats.errors
 import orjson
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from openapi_tool.shielding import in_background
 from openapi_tool.tools.problems import short
 
 log = logging.getLogger(__name__)
@@ -120,25 +119,32 @@ class _Answer(_Part):
     budgets: Annotated[list[_Account], _MAX_ROWS] = []
 
 
-async def answer_stats(client: Client, snapshot: Callable[[], Mapping[str, Any]]) -> None:
-    """Answer requests for statistics from now on, with `snapshot`; without permission `top` does not see this replica.
-
-    An error here concerns only `top`, so it is logged and calls go on. Any client with permission to publish on the
-    subject may send requests, so those beyond `_MAX_PER_SECOND` get no answer.
-    """
-    answered: deque[float] = deque(maxlen=_MAX_PER_SECOND)
-
-    async def answer(message: Msg) -> None:
-        if message.reply.startswith(f"{SUBJECT}."):
-            now = time.monotonic()
-            if len(answered) == _MAX_PER_SECOND and now - answered[0] < 1.0:
-                return
-            answered.append(now)
-            with suppress(nats.errors.Error, OSError):
-                await client.publish(message.reply, orjson.dumps(snapshot()))
-
+@asynccontextmanager
+async def answering_stats(client: Client, snapshot: Callable[[], Mapping[str, Any]]) -> AsyncIterator[None]:
+    """Answer requests for statistics with `snapshot`; without permission `top` does not see this replica."""
+    task = in_background(_answer_requests(client, snapshot), "statistics")
     try:
-        await client.subscribe(SUBJECT, cb=answer)
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def _answer_requests(client: Client, snapshot: Callable[[], Mapping[str, Any]]) -> None:
+    """Answer up to `_MAX_PER_SECOND` requests per second. An error here concerns only `top`, so it is logged.
+
+    Any client with permission to publish on the subject may send requests. So the server ends each subscription after
+    that many: it does not deliver the rest of a flood, which would cost calls more than the answers do.
+    """
+    try:
+        while True:
+            began = time.monotonic()
+            subscription = await client.subscribe(SUBJECT)
+            await subscription.unsubscribe(_MAX_PER_SECOND)
+            async for message in subscription.messages:
+                if message.reply.startswith(f"{SUBJECT}."):
+                    await client.publish(message.reply, orjson.dumps(snapshot()))
+            await asyncio.sleep(max(0.0, began + 1.0 - time.monotonic()))
     except (nats.errors.Error, OSError) as error:
         log.warning("cannot answer `openapi-tool top`: %s", error, extra={"action": "stats.not_answered"})
 

@@ -175,7 +175,7 @@ class _Kernel:
                 "upstream_transport": lambda *_: httpx.MockTransport(lambda _: self._response()),
                 "WakeupPublisher": lambda *_: self,
                 "_replica_count": mock.AsyncMock(return_value=1),
-                "answer_stats": mock.AsyncMock(),
+                "answering_stats": lambda *_: nullcontext(),
                 "SwitchMonitor": lambda *_: mock.AsyncMock(),
                 "CommandConsumer": lambda *given: _consumer(handlers, given[3]),
             }.items():
