@@ -189,9 +189,15 @@ class KernelStore:
             await asyncio.sleep(_RETRY_POOL_S)
 
     async def _release(self, project_id: str, connection: asyncpg.Connection, timeout_s: float) -> None:
+        """Return a connection to the pool, without the task that `Pool.release` starts as a shield.
+
+        The release of a connection that is in order never waits. One that is cancelled terminates the connection, which
+        frees its place, too.
+        """
         try:
             with translate_connection_errors():
-                await self._pool.release(connection, timeout=timeout_s)
+                if connection._con is not None:  # noqa: SLF001 - else it broke, and has left its place already
+                    await connection._holder.release(timeout_s)  # noqa: SLF001
         finally:
             self._permits.give(project_id)
 
