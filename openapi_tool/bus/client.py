@@ -19,7 +19,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport, WebSocketTransport
-from nats.protocol.command import hpub_cmd
+from nats.protocol.command import hpub_cmd, pub_cmd
 from nats.protocol.parser import PERMISSIONS_ERR
 
 from openapi_tool.bus.connection_errors import SERVERS_SETTING, LoginRefusal, describe_connection_error
@@ -34,6 +34,10 @@ INBOX = "_INBOX.openapi_tool"
 
 _TOKEN_BYTES = 16
 _FLUSH_S = 10  # as in nats-py
+_ACK_DELAY_S = 0.01
+"""Longest time that an acknowledgement waits for a publication with which it is sent: a write takes more CPU than what
+it writes. AckWait is far longer, and an acknowledgement that is lost with the process has no other effect than that."""
+
 LISTED_BY = "openapi-tool nats permissions"
 """Command that prints the permissions that the NATS user of `serve` needs."""
 
@@ -140,6 +144,7 @@ class BusClient(Client):
         self._ps = Parser(handlers)  # type: ignore[assignment] # the same interface
         self._awaiting_reply: dict[asyncio.Future[Msg], str] = {}
         self._inbox_denied_at: int | None = None
+        self._acks: asyncio.TimerHandle | None = None
 
     async def request(self, subject: str, *request: Any, **options: Any) -> Msg:
         """Send a request and return the reply. Raises nats.errors.Error, Denied without permission."""
@@ -159,6 +164,29 @@ class BusClient(Client):
     async def publish(self, subject: str, *message: Any, **options: Any) -> None:
         """Publish; subjects of the JetStream API are mapped to the domain. Raises nats.errors.Error."""
         await super().publish(routed(subject, self._domain), *message, **options)
+
+    def acknowledge(self, message: Msg) -> None:
+        """Acknowledge a message of JetStream, without waiting, so that no cancellation can come before it.
+
+        It is sent with the next publication, or after `_ACK_DELAY_S`. Raises nats.errors.Error.
+        """
+        message._check_reply()  # noqa: SLF001 - as `Msg.ack` does
+        if self.is_closed:
+            raise nats.errors.ConnectionClosedError
+        if not self.is_connected and self._pending_data_size > self._max_pending_size:
+            raise nats.errors.OutboundBufferLimitError
+        command = pub_cmd(message.reply, "", b"")
+        self._pending.append(command)
+        self._pending_data_size += len(command)
+        self.stats["out_msgs"] += 1
+        message._ackd = True  # noqa: SLF001
+        if self._acks is None:
+            self._acks = asyncio.get_running_loop().call_later(_ACK_DELAY_S, self._send_acks)
+
+    def _send_acks(self) -> None:
+        self._acks = None
+        if self._pending and self.is_connected and self._flush_queue is not None and self._flush_queue.empty():
+            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
     @property
     def unnamed_domain(self) -> str:

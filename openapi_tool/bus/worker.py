@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 import nats.errors
+from nats.aio.msg import Msg
 
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.held import Held, ids_of
@@ -41,12 +42,20 @@ _SUSPECT_RETRY_S = 0.5
 class Worker:
     """Runs commands with `handle` and settles them. The caller runs at most `slots` at once.
 
-    A command whose executor died `max_lost_runs` times is answered with an error without being run.
+    `acknowledge` must not wait. A command whose executor died `max_lost_runs` times is answered with an error without
+    being run.
     """
 
     def __init__(
-        self, leases: Leases, dead_letters: DeadLetters, handle: Handler, slots: int, max_lost_runs: int
+        self,
+        acknowledge: Callable[[Msg], None],
+        leases: Leases,
+        dead_letters: DeadLetters,
+        handle: Handler,
+        slots: int,
+        max_lost_runs: int,
     ) -> None:
+        self._acknowledge = acknowledge
         self._leases = leases
         self._dead_letters = dead_letters
         self._handle = handle
@@ -58,7 +67,11 @@ class Worker:
         """Handle and settle a command; a cancellation does not interrupt a settlement that is decided."""
         CALL_FIELDS.set(partial(ids_of, work.delivery))
         try:
-            await shielded(self._settle(work, await self._own_and_handle(work)), _SETTLE_S)
+            settlement = await self._own_and_handle(work)
+            if isinstance(settlement, Acknowledge) and work.lease is None:
+                self._acknowledge(work.message)  # does not wait, so it needs no shield
+            else:
+                await shielded(self._settle(work, settlement), _SETTLE_S)
         except asyncio.CancelledError as cancelled:
             if work.settling:
                 _log_unsettled(work, cancelled)
@@ -102,7 +115,7 @@ class Worker:
         work.settling, message = True, work.message
         match settlement:
             case Acknowledge():
-                await message.ack()  # if the ack is lost, the redelivered command finds its stored result
+                self._acknowledge(message)  # if the ack is lost, the redelivered command finds its stored result
             case Requeue(delay_s, defect, reason):
                 _log_requeue(work.delivery, reason)
                 await self._leases.hand_back(work.delivery, forgive=work.forgive_on_hand_back and not defect)

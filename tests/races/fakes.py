@@ -104,6 +104,10 @@ class FakeBus:
             await self.refusing(payload)
         await self.schedule.around("publish", lambda: self.published.append((subject, payload)))
 
+    def acknowledge(self, message: Msg) -> None:
+        self.published.append((message.reply, b""))
+        message._ackd = True  # noqa: SLF001 - as `Msg.ack` does
+
     async def request(self, subject: str, payload: bytes = b"", **_: object) -> None:
         await self.publish(subject, payload)
 

@@ -23,9 +23,9 @@ from openapi_tool.jina.byte_semaphore import most_memory
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options import CacheOptions, ExecutorOptions, RetryOptions, ToolOptions
-from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
-from openapi_tool.protocol.errors import BadRequest
-from openapi_tool.protocol.records import DefinitionRecord
+from openapi_tool.protocol.command import Acknowledge, Command, Delivery, Settlement
+from openapi_tool.protocol.errors import BadRequest, Unavailable
+from openapi_tool.protocol.records import CallRecords, DefinitionRecord
 from openapi_tool.settings import Settings
 from openapi_tool.shielding import shielded
 from openapi_tool.telemetry.traces import WireTracer, shut_down
@@ -93,6 +93,35 @@ def test_a_call_cancelled_at_any_await_is_acknowledged_or_handed_back(answer: st
         awaits = len(await _outcome(answer, attempt, ()))
         for number in range(1, awaits + 1):
             await _outcome(answer, attempt, (number,))
+
+    run(check())
+
+
+@pytest.mark.parametrize("attempt", PATHS.values(), ids=PATHS)
+@requirement("cancel.once")
+def test_a_call_in_an_outage_cancelled_at_any_await_is_handed_back_once(attempt: int, run: Run) -> None:
+    async def play(at: int) -> int:
+        schedule = Schedule()
+        scene = Scene(schedule)
+
+        def cancel() -> None:
+            task.cancel()
+
+        async def load(command: Command) -> CallRecords:
+            del command
+            await schedule.step("load")
+            raise Unavailable("away")
+
+        schedule.acts, scene.kernel.load = {at: cancel}, load  # type: ignore[method-assign]
+        task = scene.deliver(attempt=attempt)
+        await scene.ended(task)
+        sent = [data.partition(b" ")[0] for data in scene.bus.sent()]
+        assert sent == [b"-NAK"], f"cancelled at {schedule.seen[at - 1 : at]}"
+        return len(schedule.seen)
+
+    async def check() -> None:
+        for at in range(1, await play(0) + 1):
+            await play(at)
 
     run(check())
 
