@@ -15,10 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 import nats.errors
+import orjson
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.aio.transport import TcpTransport, WebSocketTransport
+from nats.js.errors import APIError, NoStreamResponseError
 from nats.protocol.command import hpub_cmd, pub_cmd
 from nats.protocol.parser import PERMISSIONS_ERR
 
@@ -35,8 +37,7 @@ INBOX = "_INBOX.openapi_tool"
 _TOKEN_BYTES = 16
 _FLUSH_S = 10  # as in nats-py
 _ACK_DELAY_S = 0.01
-"""Longest time that an acknowledgement waits for a publication with which it is sent: a write takes more CPU than what
-it writes. AckWait is far longer, and an acknowledgement that is lost with the process has no other effect than that."""
+"""Longest time that an acknowledgement waits to be sent with a publication, since each write takes CPU."""
 
 LISTED_BY = "openapi-tool nats permissions"
 """Command that prints the permissions that the NATS user of `serve` needs."""
@@ -165,11 +166,20 @@ class BusClient(Client):
         """Publish; subjects of the JetStream API are mapped to the domain. Raises nats.errors.Error."""
         await super().publish(routed(subject, self._domain), *message, **options)
 
-    def acknowledge(self, message: Msg) -> None:
-        """Acknowledge a message of JetStream, without waiting, so that no cancellation can come before it.
+    async def publish_to_stream(self, subject: str, payload: bytes, headers: dict[str, str], timeout_s: float) -> None:
+        """Publish, and wait until a stream has stored the message. Raises nats.errors.Error."""
+        try:
+            reply = await self.request(subject, payload, timeout=timeout_s, headers=headers)
+        except nats.errors.NoRespondersError:
+            raise NoStreamResponseError from None
+        confirmation = orjson.loads(reply.data)
+        if "error" in confirmation:
+            raise APIError.from_error(confirmation["error"])
+        if "stream" not in confirmation:
+            raise NoStreamResponseError
 
-        It is sent with the next publication, or after `_ACK_DELAY_S`. Raises nats.errors.Error.
-        """
+    def acknowledge(self, message: Msg) -> None:
+        """Acknowledge a message without waiting, so that no cancellation can come first. Raises nats.errors.Error."""
         message._check_reply()  # noqa: SLF001 - as `Msg.ack` does
         if self.is_closed:
             raise nats.errors.ConnectionClosedError
@@ -278,7 +288,11 @@ class BusClient(Client):
         try:
             inbox = (self._resp_sub_prefix or b"").decode()
             await self.publish(subject, payload, reply=f"{inbox}{token}", headers=headers)
-            return await _within(timeout, answer)
+            expiry = asyncio.get_running_loop().call_later(timeout, _expire, answer)
+            try:
+                return await answer
+            finally:
+                expiry.cancel()
         finally:
             del self._awaiting_reply[answer]
             self._resp_map.pop(token, None)
@@ -401,9 +415,6 @@ def routed(subject: str, domain: str | None) -> str:
     return f"$JS.{domain}.API.{subject.removeprefix('$JS.API.')}"
 
 
-async def _within(timeout_s: float, answer: asyncio.Future[Msg]) -> Msg:
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await answer
-    except TimeoutError:
-        raise nats.errors.TimeoutError from None
+def _expire(answer: asyncio.Future[Msg]) -> None:
+    if not answer.done():
+        answer.set_exception(nats.errors.TimeoutError())

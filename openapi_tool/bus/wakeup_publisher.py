@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import nats.errors
 import nats.js.errors
-from nats.aio.client import Client
 from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 
+from openapi_tool.bus.client import BusClient
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.report import Wakeup
 from openapi_tool.retrying import retried
@@ -31,7 +31,7 @@ _IMPOSSIBLE = (nats.errors.BadSubjectError, nats.errors.MaxPayloadError, nats.js
 class WakeupPublisher:
     """Publishes doorbells; if that is impossible, the kernel's periodic scan of the inbox finds the result."""
 
-    client: Client
+    client: BusClient
 
     async def publish(self, wakeup: Wakeup) -> bool:
         """Publish a doorbell; return False if NATS refuses it permanently.
@@ -51,9 +51,7 @@ class WakeupPublisher:
 
     async def _publish(self, wakeup: Wakeup) -> bool:
         try:
-            await self.client.jetstream().publish(
-                wakeup.subject, wakeup.body, headers=dict(wakeup.headers), timeout=_TIMEOUT_S
-            )
+            await self.client.publish_to_stream(wakeup.subject, wakeup.body, dict(wakeup.headers), _TIMEOUT_S)
         except _IMPOSSIBLE as error:
             log.warning(
                 "cannot publish the doorbell; the kernel's inbox scan will find the result",

@@ -143,7 +143,7 @@ def test_a_doorbell_that_is_refused_after_an_outage_is_given_up(run: Run, caplog
         async def publish(*_: Any, **__: Any) -> None:
             raise answers.pop(0)
 
-        client = cast("Client", SimpleNamespace(jetstream=lambda: SimpleNamespace(publish=publish)))
+        client = cast("BusClient", SimpleNamespace(publish_to_stream=publish))
         assert not await WakeupPublisher(client).publish(Wakeup("subject", {}, b"{}"))
         assert not answers
 
@@ -528,10 +528,7 @@ class Bells:
     taken: int = 0
     rung: int = 0
 
-    def jetstream(self) -> Self:
-        return self
-
-    async def publish(self, *_: object, **__: object) -> None:
+    async def publish_to_stream(self, *_: object) -> None:
         self.rung += 1
         said = self.says.pop(0) if len(self.says) > 1 else self.says[0]
         await asyncio.sleep(0)
@@ -562,11 +559,11 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_doorbell_that_nobody_takes_is_rung_until_somebody_does(outage: Exception, run: Run) -> None:
     async def check() -> None:
         bells = Bells([outage, outage, None])
-        assert await WakeupPublisher(cast("Client", bells)).publish(WAKEUP)
+        assert await WakeupPublisher(cast("BusClient", bells)).publish(WAKEUP)
         assert (bells.rung, bells.taken) == (3, 1)
         bells = Bells([outage])
         with pytest.raises(Unavailable):
-            await WakeupPublisher(cast("Client", bells)).publish(WAKEUP)
+            await WakeupPublisher(cast("BusClient", bells)).publish(WAKEUP)
         assert bells.rung == 5
 
     run(check())
@@ -582,7 +579,7 @@ def test_a_result_whose_doorbell_fails_goes_back_until_nobody_waits_and_is_then_
             caplog.clear()
             schedule = Schedule()
             kernel, bells = FakeKernel(schedule), Bells([NoStreamResponseError()])
-            publisher = WakeupPublisher(cast("Client", bells))
+            publisher = WakeupPublisher(cast("BusClient", bells))
             published_at = datetime.fromtimestamp(time.time() - age_s, UTC)
             command = replace(delivery(HEADERS, BODY), published_at=published_at)
             settlement = await pipeline(kernel, FakeTools(schedule), publisher).handle(command)
