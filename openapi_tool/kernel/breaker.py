@@ -55,7 +55,7 @@ class _Outcome:
 class CircuitBreaker:
     """Open while commands should not be fetched. `changed` is called when it opens or closes, and when a probe is due.
 
-    `clock` returns monotonic seconds.
+    `reason` says why it is open, and is empty while it is closed. `clock` returns monotonic seconds.
     """
 
     def __init__(self, changed: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -68,11 +68,7 @@ class CircuitBreaker:
         self._failures = 0
         self._failed_at = 0.0
         self._probe: asyncio.TimerHandle | None = None
-
-    @property
-    def reason(self) -> str:
-        """Return why the breaker is open, or an empty text while it is closed."""
-        return self._latest["load"].reason or self._latest["commit"].reason
+        self.reason = ""
 
     @property
     def may_probe(self) -> bool:
@@ -122,6 +118,7 @@ class CircuitBreaker:
         """Close the breaker if nothing was attempted for 10 s: without a command to probe with it would stay open."""
         if self.reason and not self._in_progress and self._clock() >= self._failed_at + _QUIET_S:
             self._latest = {operation: _Outcome(outcome.number) for operation, outcome in self._latest.items()}
+            self.reason = ""
             self._failures = 0
             self._changed()
 
@@ -146,6 +143,7 @@ class CircuitBreaker:
             if known.reason and outcome.cause in (known.cause, "contention"):
                 outcome = _Outcome(outcome.number, known.reason, known.cause)
         self._latest[operation] = outcome
+        self.reason = self._latest["load"].reason or self._latest["commit"].reason
         if not self.reason:
             self._failures = 0
         if self.reason != before:
