@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
@@ -58,7 +58,7 @@ from openapi_tool.shielding import raise_if_cancelled, shielded
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts, answered
 from openapi_tool.tools.arguments import CallOwner
-from openapi_tool.tools.deadline import TimeLimits
+from openapi_tool.tools.deadline import Deadline, TimeLimits
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_after_execution
 from openapi_tool.tools.problems import short
 from openapi_tool.tools.result import ResultFields
@@ -279,8 +279,9 @@ class Pipeline:
         if not outlasts or call.identity.step_id is None or check_after_s >= request.deadline.remaining():
             return await self._runner.run(request, memory)
         async with TurnDeadline(self._kernel, self._limits, call.identity, check_after_s) as turn:
-            request = replace(request, deadline=replace(request.deadline, turn=turn.limit))
-            return await self._runner.run(request, memory)
+            deadline = Deadline(request.deadline.at, turn.limit)
+            limited = ToolCallRequest(request.owner, request.definition, request.call, deadline)
+            return await self._runner.run(limited, memory)
 
     def _age_s(self, delivery: Delivery) -> float:
         """Return the seconds since the command's arrival in the stream."""

@@ -119,7 +119,7 @@ class JinaBackend:
         }
         await _wait_for_all(list(tasks.values()))
         outcomes = {item: task.result() for item, task in tasks.items()}
-        output = batch_output(items, outcomes, _masks_of(arguments, self._redactor, arguments.api_key).answer)
+        output = batch_output(items, outcomes, _answer_redactor(arguments, arguments.api_key))
         return self._with_advice(output, definition, arguments, list(tasks))
 
     def _with_advice(
@@ -227,7 +227,7 @@ class JinaBackend:
             min_s = endpoint.timeouts.min_s(resolved.parameters)
             sleep = _without_slot(self._sleep, grant.slot)
             envelope = await with_retries(fetch, self._options.retry, deadline, min_s, sleep)
-            masks = replace(_masks_of(arguments, self._redactor, need.key), offers=offers, names=resolved.names)
+            masks = Masks(_answer_redactor(arguments, need.key), self._redactor, offers, resolved.names)
             rendering = endpoint.render(envelope, resolved.parameters, masks)
             del envelope
             output = await self._slicer.run(rendering, grant.body_bytes)
@@ -364,7 +364,7 @@ def _offers(definition: ToolDefinition, arguments: Arguments, name: str) -> bool
     return name in definition.taken and (name in _ADJUSTABLE or not arguments.values.get(name))
 
 
-def _masks_of(arguments: Arguments, redactor: Redactor, key: SecretStr) -> Masks:
-    """Return the masks of a call that was sent with this key."""
+def _answer_redactor(arguments: Arguments, key: SecretStr) -> Redactor:
+    """Return the redactor of the response to a call that was sent with this key."""
     sent = (key, *arguments.secrets.values())
-    return Masks(of_call(secret.get_secret_value() for secret in sent), redactor)
+    return of_call(secret.get_secret_value() for secret in sent)
