@@ -11,13 +11,13 @@ import asyncio
 import hashlib
 import hmac
 import logging
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from openapi_tool.executor.ids import ids
 from openapi_tool.executor.ports import ResultStore
+from openapi_tool.frozen import frozen
 from openapi_tool.protocol.cards import ArtifactCard
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.identity import CallIdentity
@@ -31,7 +31,7 @@ _VERSION = 1
 _SEAL_BYTES = 32
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CallResult:
     """Fields of the result card, and the artifact card if the output was cut."""
 

@@ -23,6 +23,7 @@ from openapi_tool.executor.result_delay import ResultDelay
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
 from openapi_tool.executor.turn_deadline import TurnDeadline
 from openapi_tool.executor.wakeup import WakeupSender, unclaimed
+from openapi_tool.frozen import frozen
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.protocol.cards import (
     ArtifactCard,
@@ -90,7 +91,7 @@ class PipelineOptions:
     tools: ToolOptions
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Call:
     """Call that will get a result: its delivery, caller, records, and the turn that takes the result."""
 

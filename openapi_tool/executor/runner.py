@@ -17,6 +17,7 @@ from openapi_tool.executor.continuation import Continuation, requested_cursor, r
 from openapi_tool.executor.ids import owner_ids
 from openapi_tool.executor.ports import Memory, ToolBackend
 from openapi_tool.executor.stored_search import Wanted, requested_search
+from openapi_tool.frozen import frozen
 from openapi_tool.protocol.cards import StoredText, ToolCall
 from openapi_tool.protocol.errors import (
     AuthFailed,
@@ -60,7 +61,7 @@ class RunnerOptions:
     redact: Callable[[Any], Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ToolCallRequest:
     """A tool call: owner, definition, the model's arguments, deadline."""
 

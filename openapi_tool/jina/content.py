@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
 from openapi_tool.cooperative import SMALL, Steps, at_once
+from openapi_tool.frozen import frozen
 from openapi_tool.jina.failures import NOTHING_SECRET, quoted
 from openapi_tool.jina.inline_images import is_inline, without_inline_images
 from openapi_tool.jina.remarks import (
@@ -56,7 +56,7 @@ _URLS = frozenset({"url", "imageUrl"})
 _PLAIN = (str, int, float)  # a constant: `isinstance` with a union would create it for each of many fields
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Masks:
     """Redactor of a response (secrets sent with its call), and redactor of errors (all secrets).
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from pydantic import SecretStr
 
+from openapi_tool.frozen import frozen
 from openapi_tool.jina.endpoints import endpoint_of
 from openapi_tool.jina.parameters import REFUSED, Parameter, secret_problem
 from openapi_tool.jina.url_policy import UrlPolicy
@@ -35,7 +36,7 @@ _NEEDS_WHOLE_PAGE = frozenset({"removeSelector", "withIframe", "withShadowDom"})
 """Parameters that do nothing in the default format: the server keeps what it extracted before (jina-api section 9)."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ResolvedParameters:
     """Upstream parameters by body name, secret body members, and the call's own time limit in seconds.
 
@@ -50,7 +51,7 @@ class ResolvedParameters:
     names: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Findings:
     """Mistakes of the model and of the operator, and options that the upstream does not know."""
 

@@ -7,13 +7,14 @@ fit: secrets never go into a URL, and some texts fit into no header.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 from urllib.parse import quote
 
 from pydantic import SecretStr
 
 from openapi_tool import __version__
+from openapi_tool.frozen import frozen
 from openapi_tool.jina.endpoints import Endpoint, endpoint_of
 from openapi_tool.jina.failures import FAILURES, FailureTable
 from openapi_tool.jina.parameter_mapping import ResolvedParameters
@@ -25,7 +26,7 @@ _DNT = "DNT"  # parsed as a number: `true` is nothing (jina-api section 9)
 MAX_GET_URL_CHARS = 8_000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UpstreamRequest:
     """A request without its API key; `target` is the percent-encoded path and query.
 

@@ -19,10 +19,10 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from openapi_tool.frozen import frozen
 from openapi_tool.kernel.failures import Contended
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
 
@@ -38,7 +38,7 @@ _MAX_DOUBLINGS = 10
 """Limit of the back-off's exponent: a larger one would overflow a float after a long outage."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Outcome:
     """Outcome of the latest attempt; `reason` is empty if it succeeded.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import cast
 
+from openapi_tool.frozen import frozen
 from openapi_tool.protocol.command import (
     AFTER_EXECUTION,
     HEARTBEAT_NAMES,
@@ -24,7 +25,7 @@ from openapi_tool.protocol.subject import MAX_ID_BYTES, CommandSubject, is_too_l
 INLINE_DATA = frozenset({"args", "arguments", "result"})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Body:
     """Fields of a body, empty if it is no JSON object, and the problems of the message; a dialect adds its own."""
 

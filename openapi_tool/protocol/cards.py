@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import uuid_utils
 
+from openapi_tool.frozen import frozen
 from openapi_tool.protocol.command import AfterExecution
 from openapi_tool.protocol.errors import BadRequest, NotFound, Status
 from openapi_tool.protocol.identity import CallIdentity
@@ -25,7 +26,7 @@ MAX_ARGUMENTS = 1_000
 MAX_ARGUMENT_DEPTH = 20
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ToolCall:
     """Tool call of a model, read from its tool.call card.
 
@@ -37,7 +38,7 @@ class ToolCall:
     fixed_applied: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Card:
     """Card to be written; `content` carries its class under `__type__`."""
 

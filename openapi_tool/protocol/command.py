@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
+from openapi_tool.frozen import frozen
 from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.protocol.identity import ClaimedIdentity
 from openapi_tool.protocol.subject import MAX_ID_BYTES
@@ -35,7 +36,7 @@ class BodyDigest:
         return cls(len(data), hashlib.sha256(data).hexdigest())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Delivery:
     """Delivery of a command by the bus.
 
@@ -59,7 +60,7 @@ class Delivery:
     headers_complete: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Command:
     """Decoded command. One with a `violation` is answered with that error and not executed."""
 
@@ -77,7 +78,7 @@ class Command:
         return f"tool.{name}" if name in HEARTBEAT_NAMES else name
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Acknowledge:
     """Acknowledge the command: its result is committed."""
 

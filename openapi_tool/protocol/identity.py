@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from openapi_tool.frozen import frozen
 from openapi_tool.protocol.errors import Unanswerable
 from openapi_tool.protocol.records import CardRecord, call_metadata
 from openapi_tool.protocol.subject import MAX_ID_BYTES, CommandSubject, is_storable_id, is_too_long
@@ -31,7 +31,7 @@ MAX_EPOCH = 2**63 - 1
 _MAX_DIGITS = 20
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClaimedIdentity:
     """Identity as a command claims it; all but project and channel may be missing."""
 
@@ -50,7 +50,7 @@ class ClaimedIdentity:
     context_box_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CallIdentity:
     """Complete identity of a call: owner, turn and correlation id are known, so it can be answered."""
 

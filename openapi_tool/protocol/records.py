@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openapi_tool.frozen import frozen
 from openapi_tool.protocol.jsonvalue import JsonValue
 
 TOOL_CALL = "tool.call"
 UI_ACTION = "ui_action"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CardRecord:
     """Live card of the project, of any type; the large column of an `oversized` card is not read."""
 
@@ -23,7 +24,7 @@ class CardRecord:
     oversized: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DefinitionRecord:
     """Row of resource.tools; `parameters` and `options` as stored.
 
@@ -38,7 +39,7 @@ class DefinitionRecord:
     unreadable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WaitingTurnRecord:
     """Inbox row of the waiting turn: the call's anchor, else the turn's newest row.
 
@@ -59,7 +60,7 @@ class WaitingTurnRecord:
         return self.message_type != UI_ACTION and self.turn_epoch > 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RequestEdgeRecord:
     """Oldest request edge of the call; in v1r3 its depth may be null."""
 
@@ -100,7 +101,7 @@ class Artifact:
         return {"card_id": self.card_id, "chars": self.chars, "sha256": self.sha256}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CallRecords:
     """Records that one load returns for a call; None where the row is missing.
 

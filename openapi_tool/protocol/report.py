@@ -7,9 +7,9 @@ package writes its rows, and `bus/wakeup_publisher.py` publishes its `Wakeup`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from openapi_tool.frozen import frozen
 from openapi_tool.protocol import identity as header
 from openapi_tool.protocol.command import AFTER_EXECUTION
 from openapi_tool.protocol.errors import ReportRefused
@@ -30,7 +30,7 @@ STATUSES = frozenset({"success", "failed", "canceled", "timeout", "partial"})
 """Statuses of a result that the kernel's workers accept."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Acceptance:
     """A call whose report the kernel will accept.
 
@@ -46,7 +46,7 @@ class Acceptance:
     depth: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Wakeup:
     """Doorbell message: tells an agent's worker to read its inbox."""
 
@@ -55,7 +55,7 @@ class Wakeup:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Report:
     """One tool_result row with its response edge, ready to be written.
 

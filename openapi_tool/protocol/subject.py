@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from openapi_tool.frozen import frozen
 from openapi_tool.protocol.errors import Unanswerable
 
 VERSIONS = ("v1r4", "v1r3")
@@ -38,7 +38,7 @@ def is_too_long(value: str) -> bool:
     return len(value) > MAX_ID_BYTES or len(value.encode(errors="replace")) > MAX_ID_BYTES
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CommandSubject:
     """Parsed subject of a tool command; `suffix` may hold dots."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import secrets
-from dataclasses import dataclass
+
+from openapi_tool.frozen import frozen
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _TRACE_ID = re.compile(r"[0-9a-f]{32}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SpanContext:
     """Span identity: 32 hex digits of trace, 16 of span, 2 of flags."""
 
@@ -23,7 +24,7 @@ class SpanContext:
         return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TraceLink:
     """Parent span, tracestate and link of the report's span.
 

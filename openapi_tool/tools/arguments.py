@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pydantic import SecretStr
 
+from openapi_tool.frozen import frozen
 from openapi_tool.protocol.cards import ToolCall
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured
 from openapi_tool.protocol.jsontext import storable_text
@@ -52,7 +53,7 @@ IDENTITY_ARGUMENTS = frozenset(
 """Names, folded, of arguments that identify the caller; they never go upstream."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CallOwner:
     """Owner of a tool call: the project and agent to which sessions, cursors and stored texts belong.
 
@@ -65,7 +66,7 @@ class CallOwner:
     ids: Mapping[str, str | None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Arguments:
     """Resolved arguments of a call.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from openapi_tool.frozen import frozen
 from openapi_tool.options import ExecutorOptions, ToolOptions
 from openapi_tool.tools.policy import Authorizer
 
@@ -65,7 +66,7 @@ class _Wait:
         await self._timeout.__aexit__(kind, error, traceback)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Deadline:
     """Deadline of a call in seconds on the monotonic clock; `turn` may bring it forward while the call runs."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from typing import Any, NamedTuple
 
+from openapi_tool.frozen import frozen
 from openapi_tool.protocol.attempts import Attempt
 from openapi_tool.protocol.attempts import shown as listed
 from openapi_tool.protocol.errors import Status, ToolError
@@ -17,7 +18,7 @@ from openapi_tool.tools.definition import ResultFormat
 BLOCK_GAP = "\n\n"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Usage:
     """Upstream cost of a call: tokens charged, requests sent."""
 
@@ -69,7 +70,7 @@ class Item(NamedTuple):
         return BLOCK_GAP if self.head and self.body else ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ToolOutput:
     """Output of a tool: text for the model in items, `state` for what a UI renders.
 
@@ -101,7 +102,7 @@ def texts(items: Iterable[Item]) -> Iterator[str]:
         yield from filter(None, (item.heading, item.head, item.body, item.after))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RenderedResult:
     """Part of an output that the model is shown, with a reference to the whole text if it was truncated."""
 
@@ -112,7 +113,7 @@ class RenderedResult:
     repaired: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ResultFields:
     """The parts of a tool.result card that depend on the outcome; all of it is storable in jsonb.
 

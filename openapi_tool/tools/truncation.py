@@ -13,6 +13,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from openapi_tool.cooperative import Steps
+from openapi_tool.frozen import frozen
 from openapi_tool.protocol.cards import StoredText, new_id
 from openapi_tool.protocol.jsontext import dumps
 from openapi_tool.tools.frame import CUT_CHARS, HEADING_CHARS, INTRO_CHARS, MARK_CHARS, Part
@@ -71,7 +72,7 @@ class Cut:
         return next(Place(entry.shown, entry.opening) for entry in self.stored_items if entry.shown < entry.end)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limit:
     """Maximum characters that a model is shown at once, and maximum tokens by estimate."""
 
