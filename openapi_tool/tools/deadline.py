@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from openapi_tool.frozen import frozen
 from openapi_tool.options import ExecutorOptions, ToolOptions
@@ -24,46 +23,22 @@ class TurnLimit:
 
     def __init__(self) -> None:
         self.at = float("inf")
-        self._running: set[asyncio.Timeout] = set()
+        self._waits: list[asyncio.Timeout] = []
 
     def shorten(self, at: float) -> None:
         """Bring the limit forward to `at`, also for waits that are in progress."""
         self.at = min(self.at, at)
         loop = asyncio.get_running_loop()
         when = loop.time() + self.at - time.monotonic()
-        for timeout in self._running:
+        for timeout in self._waits:
             before = timeout.when()
-            if not timeout.expired() and (before is None or before > when):
-                timeout.reschedule(when)
+            if before is None or before > when:
+                with suppress(RuntimeError):  # it has ended
+                    timeout.reschedule(when)
 
-    def enter(self, timeout: asyncio.Timeout) -> None:
-        """Register a wait that `shorten` must reschedule."""
-        self._running.add(timeout)
-
-    def leave(self, timeout: asyncio.Timeout) -> None:
-        """Unregister a wait that has ended."""
-        self._running.discard(timeout)
-
-
-class _Wait:
-    """`asyncio.timeout` whose deadline `TurnLimit.shorten` can bring forward."""
-
-    __slots__ = ("_limit", "_timeout")
-
-    def __init__(self, limit: TurnLimit, remaining_s: float) -> None:
-        self._limit = limit
-        self._timeout = asyncio.timeout(remaining_s)
-
-    async def __aenter__(self) -> Self:
-        await self._timeout.__aenter__()
-        self._limit.enter(self._timeout)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._limit.leave(self._timeout)
-        await self._timeout.__aexit__(kind, error, traceback)
+    def watch(self, timeout: asyncio.Timeout) -> None:
+        """Register a timeout that `shorten` must reschedule; a call has few, so it stays when it has ended."""
+        self._waits.append(timeout)
 
 
 @frozen
@@ -83,9 +58,12 @@ class Deadline:
         at = self.at if self.turn is None else min(self.at, self.turn.at)
         return max(0.0, at - time.monotonic())
 
-    def limit(self) -> asyncio.Timeout | _Wait:
+    def limit(self) -> asyncio.Timeout:
         """Return a context that raises TimeoutError at the deadline."""
-        return asyncio.timeout(self.remaining()) if self.turn is None else _Wait(self.turn, self.remaining())
+        timeout = asyncio.timeout(self.remaining())
+        if self.turn is not None:
+            self.turn.watch(timeout)
+        return timeout
 
     def shortened(self, seconds: float | None) -> Deadline:
         """Return the earlier of this deadline and `seconds` from now."""
