@@ -8,7 +8,6 @@ single message is delivered at once, a burst in one batch, and no message is fet
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 import time
@@ -160,9 +159,11 @@ class PullConsumer:
         await self._client.publish(self._subject, orjson.dumps(request), self._inbox)
 
     async def _wait(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HEARTBEAT_S):
-                await self._wake.wait()
+        timer = asyncio.get_running_loop().call_later(HEARTBEAT_S, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            timer.cancel()
         if self._requested and time.monotonic() - self._last_answer_or_request > _SILENCE_S:
             self._renew = True
 
