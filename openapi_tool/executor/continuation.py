@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
-from openapi_tool.cooperative import Steps, TimeSlicer
+from openapi_tool.cooperative import SMALL, Steps, TimeSlicer
 from openapi_tool.executor.ports import Artifacts
 from openapi_tool.executor.stored_search import StoredSearch, Wanted
 from openapi_tool.options import ToolOptions
@@ -125,10 +126,7 @@ class Continuation:
     def _show(
         self, output: ToolOutput, definition: ToolDefinition, owner: CallOwner, max_result_tokens: int | None, note: str
     ) -> Steps[tuple[RenderedResult, StoredText | None]]:
-        items = []
-        for item in output.items:
-            items.append(Item(*map(storable_text, item)))
-            yield
+        items = yield from _storable(output.items)
         cost = _cost_note(output, self._cost_note_tokens) + note
         limit = self._limit(definition, max_result_tokens).minus(len(cost))
         parts = whole(items, limit)
@@ -211,6 +209,19 @@ class Continuation:
         who = "call this tool again" if takes_cursor(definition) else "call the tool that reads one page"
         note = f'[{missing} To go on at no cost, {who}, with only cursor "{cursor}".]'
         return RenderedResult(f"{text}\n\n{note}", truncated=True, artifact_ref=reference, next_cursor=cursor)
+
+
+def _storable(items: Sequence[Item]) -> Steps[Sequence[Item]]:
+    """Return items whose texts can be stored; small ones are looked at as one text, which nearly always can."""
+    if items_chars(items) <= SMALL:
+        text = "".join(chain.from_iterable(items))
+        if storable_text(text) is text:
+            return items
+    storable = []
+    for item in items:
+        storable.append(Item(*map(storable_text, item)))
+        yield
+    return storable
 
 
 def _cost_note(output: ToolOutput, above: int) -> str:

@@ -36,7 +36,8 @@ from openapi_tool.tools.result import BLOCK_GAP, Item, ToolOutput, Usage, items_
 
 _BODY_FIELDS = ("content", "text", "html")
 _LABELS = {"url": "", "date": "Date: ", "publishedTime": "Published: ", "source": "Source: ", "imageUrl": "Image: "}
-_RESULT_FACTS = tuple(_LABELS)
+_RESULT_FACTS = ("title", *_LABELS)
+_STATE_FACTS = ("title", "url", "date", "source")
 _OTHER_BODIES = ("html", "chunks", "screenshotUrl", "pageshotUrl")
 _SHOTS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
 _JOINED_PAIR = re.compile(r"(.*?),([a-z][a-z0-9+.-]*:.*)", re.DOTALL)
@@ -105,10 +106,9 @@ def _search_steps(
         return _no_results(query, usage_of(envelope), masks, with_pages=with_pages)
     page = _Page(masks.answer)
     shown = results[:_MAX_RESULTS]
-    items, kinds = yield from _result_items(shown, page, with_pages=with_pages)
+    items, kinds, facts = yield from _result_items(shown, page, with_pages=with_pages)
     if len(results) > len(shown):
         items.append(Item(heading=f"[{counted(len(results) - len(shown), 'more result', 'left out')}.]"))
-    facts = [page.facts(item, ("title", "url", "date", "source")) for item in shown]
     if max_tokens and (cut := [place for place, item in enumerate(shown) if is_cut(_tokens(item), max_tokens)]):
         for place in cut:
             items[place] = items[place]._replace(after=cut_result(max_tokens))
@@ -155,22 +155,24 @@ def _masked(output: ToolOutput, redactor: Redactor) -> Steps[ToolOutput]:
 
 def _result_items(
     results: list[Mapping[str, Any]], page: _Page, *, with_pages: bool
-) -> Steps[tuple[list[Item], list[tuple[str, ...]]]]:
-    """Render each result, and return the types of what the model is warned of for each.
+) -> Steps[tuple[list[Item], list[tuple[str, ...]], list[dict[str, Any]]]]:
+    """Render each result, and return for each the types of what the model is warned of, and what a UI renders.
 
     Warnings equal to those of an earlier result refer to its number.
     """
     first: dict[tuple[str, ...], int] = {}
-    items, kinds = [], []
+    items, kinds, state = [], [], []
     for number, item in enumerate(results, start=1):
         facts = page.facts(item, _RESULT_FACTS)
+        state.append({field: facts[field] for field in _STATE_FACTS if field in facts})
+        title = one_line(str(facts.pop("title", "")))
         if "imageUrl" in facts and is_inline(str(facts["imageUrl"])):
             del facts["imageUrl"]
         warnings = page.warnings(item)
         if warnings and (same := first.setdefault(warnings, number)) != number:
             warnings = (f"as for {same}",)
         lines = [
-            f"{number}. {page.line(item.get('title')) or '(no title)'}",
+            f"{number}. {title or '(no title)'}",
             *(one_line(f"{_LABELS[field]}{fact}") for field, fact in facts.items()),
             *(f"Warning: {warning}" for warning in warnings),
             page.line(item.get("description"), _MAX_DESCRIPTION_CHARS),
@@ -182,7 +184,7 @@ def _result_items(
         has_kinds = with_pages or bodies or item.get("warning")
         kinds.append(page.kinds(item, with_text=with_pages) if has_kinds else ())
         items.append(Item("\n".join(filter(None, lines)), BLOCK_GAP.join([*bodies, *(yield from page.lists(item))])))
-    return items, kinds
+    return items, kinds, state
 
 
 def page_output(envelope: Mapping[str, Any], max_tokens: int | None = None) -> ToolOutput:
@@ -269,8 +271,10 @@ class _Page:
             if value is None:
                 continue
             if isinstance(value, str):
-                if value:
+                if len(value) > _MAX_CHARS:
                     facts[field] = self._short(value, _MAX_URL_CHARS if field in _URLS else _MAX_CHARS)
+                elif value:
+                    facts[field] = value
             elif isinstance(value, _PLAIN):
                 facts[field] = value
         return facts
@@ -313,8 +317,7 @@ class _Page:
 
     def bodies(self, page: Mapping[str, Any]) -> Iterator[str]:
         """Yield all forms of the body in a fixed order; chunks only without content, which they repeat."""
-        given = [field for field in _BODY_FIELDS if page.get(field)]
-        texts = [text for field in given if (text := _text(page[field]).strip())]
+        texts = [text for field in _BODY_FIELDS if (given := page.get(field)) and (text := _text(given).strip())]
         chunks = page.get("chunks")
         if isinstance(chunks, list) and not _text(page.get("content")).strip():
             texts += [chunk for chunk in chunks if isinstance(chunk, str) and chunk.strip()]
