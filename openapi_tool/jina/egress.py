@@ -51,10 +51,11 @@ class EgressTransport(httpx.AsyncBaseTransport):
 
 def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
     names = [name.lower() for name, _ in headers]
-    hosts = [value for name, value in headers if name.lower() == b"host"]
-    unknown = [name.decode("latin-1") for name in names if name not in _ALLOWED_NAMES]
-    if unknown or len(hosts) != 1 or hosts[0].decode("latin-1") not in ALLOWED_HOSTS:
-        raise EgressRefused(f"headers that are not allowed: {unknown or 'host'}")
+    if not _ALLOWED_NAMES.issuperset(names):
+        unknown = [name.decode("latin-1") for name in names if name not in _ALLOWED_NAMES]
+        raise EgressRefused(f"headers that are not allowed: {unknown}")
+    if names.count(b"host") != 1 or headers[names.index(b"host")][1].decode("latin-1") not in ALLOWED_HOSTS:
+        raise EgressRefused("headers that are not allowed: host")
     if _CONTROL.search(b"".join([value for _, value in headers])):
         split = [name.decode("latin-1").lower() for name, value in headers if _CONTROL.search(value)]
         raise EgressRefused(f"headers with a line break or another control character: {split}")
