@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 import asyncpg
@@ -150,23 +149,12 @@ class KernelStore:
                 return False
         return bool(written)
 
-    @contextlib.asynccontextmanager
-    async def _connection(self, project_id: str, timeout_s: float | None = None) -> AsyncIterator[asyncpg.Connection]:
-        """Yield a connection of the pool, which projects share fairly.
+    def _connection(self, project_id: str, timeout_s: float | None = None) -> _Borrowed:
+        """Return a context with a connection of the pool, which projects share fairly.
 
         Raises Unavailable for an error of the database; a defect of the statement is raised unchanged.
         """
-        timeout_s = timeout_s or self._timeout_s
-        try:
-            connection = await self._acquire(project_id, timeout_s)
-            try:
-                with translate_statement_errors():
-                    yield connection
-            finally:
-                await self._release(project_id, connection, timeout_s)
-        except ReadOnly:
-            await self._pool.expire_connections()  # after a failover, new connections may reach the new primary
-            raise
+        return _Borrowed(self, project_id, timeout_s or self._timeout_s)
 
     async def _acquire(self, project_id: str, timeout_s: float) -> asyncpg.Connection:
         with translate_connection_errors():
@@ -208,6 +196,37 @@ class KernelStore:
                 await self._pool.close()
         except TimeoutError:
             self._pool.terminate()
+
+
+class _Borrowed:
+    """Context of `KernelStore._connection`. A class, because a generator costs more, and every call enters two.
+
+    After a failover it expires all connections: new ones may reach the new primary.
+    """
+
+    def __init__(self, store: KernelStore, project_id: str, timeout_s: float) -> None:
+        self._store, self._project_id, self._timeout_s = store, project_id, timeout_s
+
+    async def __aenter__(self) -> asyncpg.Connection:
+        try:
+            self._connection = await self._store._acquire(self._project_id, self._timeout_s)  # noqa: SLF001
+        except ReadOnly:
+            await self._store._pool.expire_connections()  # noqa: SLF001
+            raise
+        return self._connection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            translate_statement_errors().__exit__(kind, error, trace)
+        except ReadOnly as translated:
+            error = translated
+            raise
+        finally:
+            await self._store._release(self._project_id, self._connection, self._timeout_s)  # noqa: SLF001
+            if isinstance(error, ReadOnly):
+                await self._store._pool.expire_connections()  # noqa: SLF001
 
 
 async def _prepare_connection(connection: asyncpg.Connection) -> None:
