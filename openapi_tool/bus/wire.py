@@ -28,7 +28,8 @@ _CRLF = b"\r\n"
 _VERSION = b"NATS/1.0"
 _STATUS_DIGITS = 3
 _BLANKS = " \t\n\r\x0b\x0c"
-_NAMES = frozenset({*TOPOLOGY, TRACEPARENT, TRACESTATE, *(header.value for header in Header)})
+_PUBLISHED = {"CG-Timestamp", "CG-Version", "CG-Msg-Type", "CG-Sender"}
+_NAMES = frozenset({*TOPOLOGY, TRACEPARENT, TRACESTATE, *_PUBLISHED, *(header.value for header in Header)})
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
