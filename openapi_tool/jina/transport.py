@@ -9,11 +9,10 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from ipaddress import ip_address
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import aiohttp
 import httpx
@@ -93,11 +92,14 @@ def _yarl(url: str) -> yarl.URL:
 class _Body(httpx.AsyncByteStream):
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
+        self._chunks = response.content.iter_chunked(_CHUNK_BYTES)
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    def __aiter__(self) -> Self:  # no generator: the event loop registers each
+        return self
+
+    async def __anext__(self) -> bytes:
         try:
-            async for chunk in self._response.content.iter_chunked(_CHUNK_BYTES):
-                yield chunk
+            return await anext(self._chunks)
         except _CAUGHT as error:
             raise translate(error) from error
 
