@@ -24,7 +24,7 @@ from nats.js.errors import APIError, NoStreamResponseError
 from nats.protocol.command import hpub_cmd, pub_cmd
 from nats.protocol.parser import PERMISSIONS_ERR
 
-from openapi_tool.bus.connection_errors import SERVERS_SETTING, LoginRefusal, describe_connection_error
+from openapi_tool.bus.connection_errors import SERVERS_SETTING, LogBackoff, LoginRefusal, describe_connection_error
 from openapi_tool.bus.wire import Handlers, Headers, Parser, header_block, parse_headers
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.shielding import interruptible
@@ -45,29 +45,7 @@ LISTED_BY = "openapi-tool nats permissions"
 _ROUTED = ("$JS.API.", "$KV.")
 
 _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
-_FIRST_REPEAT_S, _LONGEST_REPEAT_S = 5.0, 300.0
 _LONGEST_WAIT_S = 5.0  # between attempts of the first connection
-
-
-class LogBackoff:
-    """Back-off for a repeated log line: the first at once, the next after 5 s, then after 10 s, … up to 5 minutes.
-
-    The client reconnects twice a second; without this, an outage of an hour would log 7,000 lines.
-    """
-
-    def __init__(self) -> None:
-        self._last = ""
-        self._wait_s = _FIRST_REPEAT_S
-        self._next = 0.0
-
-    def should_log(self, text: str, now: float) -> bool:
-        """Return whether to log `text` at `now` (monotonic clock, seconds)."""
-        if text == self._last and now < self._next:
-            return False
-        repeated = text == self._last and now - self._next < _LONGEST_REPEAT_S
-        self._wait_s = min(2 * self._wait_s, _LONGEST_REPEAT_S) if repeated else _FIRST_REPEAT_S
-        self._last, self._next = text, now + self._wait_s
-        return True
 
 
 class Denied(nats.errors.Error):

@@ -10,6 +10,28 @@ from nats.js.errors import NoStreamResponseError, ServiceUnavailableError
 
 _CLOSED = (ConnectionResetError, BrokenPipeError, asyncio.IncompleteReadError, nats.errors.UnexpectedEOF)
 SERVERS_SETTING = "nats.servers (NATS_SERVERS)"
+_FIRST_REPEAT_S, _LONGEST_REPEAT_S = 5.0, 300.0
+
+
+class LogBackoff:
+    """Back-off for a repeated log line: the first at once, the next after 5 s, then after 10 s, … up to 5 minutes.
+
+    The client reconnects twice a second; without this, an outage of an hour would log 7,000 lines.
+    """
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._wait_s = _FIRST_REPEAT_S
+        self._next = 0.0
+
+    def should_log(self, text: str, now: float) -> bool:
+        """Return whether to log `text` at `now` (monotonic clock, seconds)."""
+        if text == self._last and now < self._next:
+            return False
+        repeated = text == self._last and now - self._next < _LONGEST_REPEAT_S
+        self._wait_s = min(2 * self._wait_s, _LONGEST_REPEAT_S) if repeated else _FIRST_REPEAT_S
+        self._last, self._next = text, now + self._wait_s
+        return True
 
 
 class LoginRefusal:

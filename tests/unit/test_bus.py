@@ -19,7 +19,7 @@ from nats.errors import BadHeaderError, ProtocolError
 from nats.js.api import Header
 
 from benchmarks.simulator import Scene, figures
-from openapi_tool.bus.client import LogBackoff
+from openapi_tool.bus.connection_errors import LogBackoff
 from openapi_tool.bus.dead_letter_record import dead_letter, decode, encode
 from openapi_tool.bus.delivery import delivery_of
 from openapi_tool.bus.held import Held
