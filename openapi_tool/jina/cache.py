@@ -6,11 +6,11 @@ import asyncio
 import hashlib
 import secrets
 import sys
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
+
+from cachetools import TTLCache
 
 from openapi_tool.cooperative import SMALL, Steps, TimeSlicer
 from openapi_tool.jina.byte_semaphore import MemoryGrant, memory_of
@@ -25,9 +25,8 @@ from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import NO_USAGE, Item, ToolOutput, items_chars, texts
 
-_OVERHEAD_BYTES = 360  # of an entry beside its response: key, links, dictionary slots
+_OVERHEAD_BYTES = 600  # of an entry beside its response: key, links, dictionary slots
 _COPIES = 5  # of a text until it is committed: JSON, jsonb encoding, buffers of driver and transport
-_NO_ENTRY = (0.0, b"")
 _HASH_KEY = secrets.token_bytes(32)
 
 Fetch = Callable[[Meter], Coroutine[Any, Any, ToolOutput]]
@@ -63,33 +62,6 @@ class _InFlightRequest:
     waiting: int = 0
 
 
-class _Entries:
-    """Serialized responses, of which the oldest leave first. cachetools' TTLCache takes ten times the CPU."""
-
-    def __init__(self, options: CacheOptions) -> None:
-        self._options = options
-        self._entries: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
-        self.size = 0
-
-    def get(self, key: bytes) -> bytes | None:
-        """Return a response that has not expired."""
-        expires_at, packed = self._entries.get(key, _NO_ENTRY)
-        return packed if time.monotonic() < expires_at else None
-
-    def put(self, key: bytes, packed: bytes) -> None:
-        """Add a response unless it is too large; drop expired and surplus ones."""
-        size = _size(packed)
-        if size > self._options.max_bytes:
-            return
-        now = time.monotonic()
-        if key in self._entries:
-            self.size -= _size(self._entries.pop(key)[1])
-        self._entries[key] = now + self._options.ttl_s, packed
-        self.size += size
-        while self.size > self._options.max_bytes or next(iter(self._entries.values()))[0] <= now:
-            self.size -= _size(self._entries.popitem(last=False)[1][1])
-
-
 class ResponseCache:
     """Successful responses by key, for `ttl_s` seconds (0 disables the cache), at most `max_bytes` in all.
 
@@ -98,7 +70,7 @@ class ResponseCache:
 
     def __init__(self, options: CacheOptions, slicer: TimeSlicer | None = None) -> None:
         self._slicer = slicer or TimeSlicer()
-        self._responses = _Entries(options)
+        self._responses: TTLCache[bytes, bytes] = TTLCache(options.max_bytes, options.ttl_s, getsizeof=_size)
         self._options = options
         self._in_flight: dict[bytes, _InFlightRequest] = {}
 
@@ -153,8 +125,10 @@ class ResponseCache:
         output = await request
         chars = items_chars(output.items)
         if chars <= self._options.max_bytes:
-            self._responses.put(key, await self._slicer.run(_packed(output), chars))
-            metrics.CACHE_BYTES.set(self._responses.size)
+            packed = await self._slicer.run(_packed(output), chars)
+            if _size(packed) <= self._options.max_bytes:
+                self._responses[key] = packed
+                metrics.CACHE_BYTES.set(self._responses.currsize)
         return output
 
     def _on_done(self, pending: _InFlightRequest) -> None:
