@@ -24,14 +24,19 @@ from benchmarks.harness import Stand, start_all, stop_all
 from benchmarks.load import Load
 from benchmarks.rounds import settings_of
 from benchmarks.scenarios import CPU, Scenario
-from benchmarks.windows import CPU_MS, RSS_MB, Figures, at_once, medians, ratio, ratios, warm
+from benchmarks.windows import CPU_MS, P99_MS, RATE, RSS_MB, Figures, at_once, in_turn, medians, ratio, ratios, warm
 
 THIS, OTHER = KINDS = "this", "other"
 ROUNDS, CALLS, WARM_CALLS = 30, 400, 300
 
 
 async def measure(
-    environments: Mapping[str, Mapping[str, str]], rounds: int, calls: int, other_python: str = ""
+    environments: Mapping[str, Mapping[str, str]],
+    rounds: int,
+    calls: int,
+    other_python: str = "",
+    *,
+    windows_in_turn: bool = False,
 ) -> list[dict[str, Figures]]:
     """Return the figures of each round by kind. Raises Unanswered, ServerFailed."""
     scenario = Scenario("pairs", CPU.shape, calls, CPU.ask, warm=WARM_CALLS)
@@ -45,7 +50,8 @@ async def measure(
         await start_all(list(processes.values()))
         try:
             await warm(processes, scenario, database, load)
-            return await at_once(processes, rounds, scenario, database, load)
+            measured = in_turn if windows_in_turn else at_once
+            return await measured(processes, rounds, scenario, database, load)
         finally:
             await stop_all(list(processes.values()))
             await database.close()
@@ -79,15 +85,25 @@ def main() -> None:
     parser.add_argument("--unknown", action="append", default=[], metavar="NAME", help="a setting that the other lacks")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of both executors")
     parser.add_argument("--calls", type=int, default=CALLS, help="calls of each in a round")
+    parser.add_argument("--in-turn", action="store_true", help="windows in turn: throughput and p99 in place of CPU")
     arguments = parser.parse_args()
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         environments = environments_of(arguments)
-        found = runner.run(measure(environments, arguments.rounds, arguments.calls, arguments.other_python))
+        found = runner.run(
+            measure(
+                environments,
+                arguments.rounds,
+                arguments.calls,
+                arguments.other_python,
+                windows_in_turn=arguments.in_turn,
+            )
+        )
+    compared = (RATE, P99_MS, RSS_MB) if arguments.in_turn else (CPU_MS, RSS_MB)
     summary = {
         "rounds": len(found),
         **{kind: medians(found, kind) for kind in KINDS},
-        "ratio": {name: ratio(ratios(found, THIS, OTHER, name)) for name in (CPU_MS, RSS_MB)},
+        "ratio": {name: ratio(ratios(found, THIS, OTHER, name)) for name in compared},
     }
     sys.stdout.write(json.dumps(summary) + "\n")
 
