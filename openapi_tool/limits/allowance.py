@@ -17,8 +17,9 @@ from openapi_tool.limits.ledger import COUNTED_S, REQUESTS, TOKENS, WINDOW_S, Ra
 _AHEAD_S = 3.2
 """Seconds of demand for which permits are taken ahead of need."""
 
-REFILL_S = 1.3, 2.2
-"""Minimum and maximum seconds between two writes of a replica without waiting calls.
+REFILL_S = 1.0, 2.0
+FEW, SOME = 0.4, 0.75
+"""Share of the permits ahead below which more are taken at once, and `REFILL_S` (at random) after the last ones.
 
 Equal replicas use up their permits at the same time; at random times fewer of their writes conflict."""
 
@@ -143,9 +144,9 @@ class Allowance:
         rate = self.demand * math.exp(-max(0.0, now - self._demand_at) / _RATE_S)
         return int(rate * _AHEAD_S)
 
-    def is_low(self, now: float) -> bool:
-        """Return whether permits may be taken, because a quarter of those for the demand ahead is used."""
-        rates, enough = self.in_force(now), self.ahead(now) * 3 / 4
+    def is_low(self, now: float, share: float) -> bool:
+        """Return whether less than this share of the permits for the demand ahead is left."""
+        rates, enough = self.in_force(now), self.ahead(now) * share
         if not self.demand:
             return False
         if rates.requests is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from openapi_tool.limits import ledger
-from openapi_tool.limits.allowance import REFILL_S, Allowance, Planned
+from openapi_tool.limits.allowance import FEW, REFILL_S, SOME, Allowance, Planned
 from openapi_tool.limits.fair_queue import FairQueue, Waiter
 from openapi_tool.limits.key_group import Granted, KeyGroup
 from openapi_tool.limits.key_record import STATES
@@ -135,7 +135,7 @@ class KeyLimiter:
         use = allowance.take(now)
         if use is None:
             return None
-        if allowance.is_low(now):
+        if allowance.is_low(now, SOME):
             self.wake()
         return self._permit(use, need)
 
@@ -253,7 +253,7 @@ class KeyLimiter:
             return _RETRY_S if self.allowance.limited else _RETRY_UNLIMITED_S
         if not self.allowance.limited:
             return None
-        if self.waiting or self.allowance.is_low(self._now()):
+        if self.waiting or self.allowance.is_low(self._now(), SOME):
             return _POLL_S
         return min(BLOCK_S, max(_POLL_S, self._changed_at + _REPORT_INTERVAL_S - self._now()))
 
@@ -263,7 +263,7 @@ class KeyLimiter:
             return False
         if allowance.fallback_replicas or allowance.holds_unused(now) or now - self._changed_at >= _REPORT_INTERVAL_S:
             return True
-        wanted = self._share_of_waiting() > 0 or (now >= self._next_refill and allowance.is_low(now))
+        wanted = allowance.is_low(now, SOME if now >= self._next_refill else FEW) or self._share_of_waiting() > 0
         return wanted and now >= self._next_change and allowance.free_in_s(now) <= _ROUNDING_S
 
     def _grant(self) -> None:
