@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -49,6 +50,7 @@ async def test_a_call_costs_no_more_than_it_did() -> None:
     assert min(ratios) <= MAX_CPU, ratios
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="sys.settrace reports each instruction in Python 3.11 only")
 @requirement("performance")
 async def test_a_call_executes_no_more_instructions_than_it_did() -> None:
     """Unlike CPU time their number does not depend on the machine, so a few per cent more are seen."""
