@@ -28,7 +28,7 @@ Act = Callable[["World", list[ExecutorProcess]], Awaitable[None]]
 _OVERLOAD, _PROJECTS, _DELAY_MS = 3, 10, 200
 _PATIENCE_S = 20
 _PREFIX = "OPENAPI_TOOL__"
-_STEADY_PER_S, _ROOM = 50, 2
+_STEADY_PER_S, _HEADROOM = 50, 2
 _AFTER_S, _FOR_S = 5, 10
 """Seconds after a change from which the rate counts, and for how long."""
 
@@ -68,11 +68,11 @@ async def clocks(world: World) -> Figures:
 
 
 async def plenty(world: World) -> Figures:
-    """Calls at a steady rate for which the limit has room; KV operations of the limits per call."""
+    """Calls at a steady rate for which the limit suffices; KV operations of the limits per call."""
     size = world.size
     demand = Demand(int(_STEADY_PER_S * size.seconds), _STEADY_PER_S, _PROJECTS, wait=True)
     settings = _settings(world) | {
-        f"{_PREFIX}LIMITS__SEARCH_REQUESTS_PER_MINUTE": str(int(_ROOM * _STEADY_PER_S * MINUTE_S))
+        f"{_PREFIX}LIMITS__SEARCH_REQUESTS_PER_MINUTE": str(int(_HEADROOM * _STEADY_PER_S * MINUTE_S))
     }
     async with world.serving(size.sharing, settings), Traffic.connect(world.stand.nats.url) as traffic:
         placed = await place(world.database, Ask(delay_ms=_DELAY_MS, projects=_PROJECTS), demand.count, "jina")

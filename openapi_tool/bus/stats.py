@@ -30,6 +30,7 @@ INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
 SUBJECT = "openapi_tool.stats"
 ANSWERS = f"{SUBJECT}.*"
 MAX_REPLICAS = 500
+_RETRY_S = 60.0  # after an error of the subscription
 _MAX_PER_SECOND = 20
 """Limit of answered requests: more than people and dashboards send, and too few to slow down calls."""
 _MAX_CHARS, _MAX_DEPTH = 100, 12
@@ -131,22 +132,24 @@ async def answering_stats(client: Client, snapshot: Callable[[], Mapping[str, An
 
 
 async def _answer_requests(client: Client, snapshot: Callable[[], Mapping[str, Any]]) -> None:
-    """Answer up to `_MAX_PER_SECOND` requests per second. An error here concerns only `top`, so it is logged.
+    """Answer up to `_MAX_PER_SECOND` requests per second. An error concerns only that answer; a later one may succeed.
 
     Any client with permission to publish on the subject may send requests. So the server ends each subscription after
     that many: it does not deliver the rest of a flood, which would cost calls more than the answers do.
     """
-    try:
-        while True:
-            began = time.monotonic()
+    while True:
+        began = time.monotonic()
+        try:
             subscription = await client.subscribe(SUBJECT)
             await subscription.unsubscribe(_MAX_PER_SECOND)
             async for message in subscription.messages:
                 if message.reply.startswith(f"{SUBJECT}."):
-                    await client.publish(message.reply, orjson.dumps(snapshot()))
-            await asyncio.sleep(max(0.0, began + 1.0 - time.monotonic()))
-    except (nats.errors.Error, OSError) as error:
-        log.warning("cannot answer `openapi-tool top`: %s", error, extra={"action": "stats.not_answered"})
+                    with suppress(nats.errors.Error, OSError):
+                        await client.publish(message.reply, orjson.dumps(snapshot()))
+        except (nats.errors.Error, OSError) as error:
+            log.warning("cannot answer `openapi-tool top`: %s", error, extra={"action": "stats.not_answered"})
+            began += _RETRY_S
+        await asyncio.sleep(max(0.0, began + 1.0 - time.monotonic()))
 
 
 async def gather_stats(client: Client, within_s: float) -> list[dict[str, Any]]:

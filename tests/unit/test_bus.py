@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count, islice, pairwise
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import nats.errors
 import orjson
 import pytest
 from hypothesis import given
@@ -19,6 +21,7 @@ from nats.errors import BadHeaderError, ProtocolError
 from nats.js.api import Header
 
 from benchmarks.simulator import Scene, figures
+from openapi_tool.bus import stats
 from openapi_tool.bus.connection_errors import LogBackoff
 from openapi_tool.bus.dead_letter_record import dead_letter, decode, encode
 from openapi_tool.bus.delivery import delivery_of
@@ -504,3 +507,41 @@ def test_projects_that_demand_half_of_their_share_hardly_wait_beside_greedy_ones
     assert found["modest_unserved"] == 0
     assert found["modest_wait_s"]["p95"] < 2.0
     assert found["greedy_share_deviation"] < 0.05
+
+
+class _Asked:
+    """A client that is asked for statistics twice in each subscription; some of its calls fail once."""
+
+    def __init__(self, *failing: str) -> None:
+        self.failing, self.limits, self.answered = [*failing], list[int](), asyncio.Event()
+
+    def _fail_once(self, name: str) -> None:
+        if name in self.failing:
+            self.failing.remove(name)
+            raise nats.errors.OutboundBufferLimitError
+
+    async def subscribe(self, _: str) -> Any:
+        self._fail_once("subscribe")
+        return SimpleNamespace(unsubscribe=self._unsubscribe, messages=self._messages())
+
+    async def _unsubscribe(self, limit: int) -> None:
+        self.limits.append(limit)
+
+    async def _messages(self) -> AsyncIterator[Any]:
+        for _ in range(2):
+            yield SimpleNamespace(reply="openapi_tool.stats.x")
+        await asyncio.Event().wait()
+
+    async def publish(self, *_: object) -> None:
+        self._fail_once("publish")
+        self.answered.set()
+
+
+@pytest.mark.parametrize("failing", ["publish", "subscribe"])
+@requirement("cli.top")
+async def test_statistics_are_answered_after_an_error(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats, "_RETRY_S", -1.0)
+    client = _Asked(failing)
+    async with asyncio.timeout(5), stats.answering_stats(cast("Any", client), dict):
+        await client.answered.wait()
+    assert client.limits == [20], "the server delivers no more in one subscription"

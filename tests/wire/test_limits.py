@@ -89,7 +89,7 @@ async def test_a_429_holds_back_every_replica_until_retry_after(idle_world: Worl
     async with executors(world, 2):
         answers = await sent(world, 1)
         first = await upstream(world)
-        answers += await sent(world, 6)  # below the least limit that a 429 leads to, 10, whoever has the permits
+        answers += await sent(world, 6)  # below the least limit that a 429 leads to, 10, on either replica
         requests = await upstream(world)
     assert errors(answers) == []
     assert [request["status"] for request in requests].count(429) == 1
