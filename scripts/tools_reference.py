@@ -42,7 +42,7 @@ def _tool(tool: BuiltInTool) -> str:
             "",
             f"Tags: {tags}. Suggested `suspend_timeout_seconds`: {tool.suspend_timeout_s}.",
             "",
-            "| argument | value | upstream | what a model is told |",
+            "| argument | value | upstream | text for the model |",
             "| --- | --- | --- | --- |",
             *rows,
         ]
@@ -114,7 +114,7 @@ def _suffixes() -> str:
 
 def _warnings() -> str:
     rows = [f"| `{kind}` | {text} |" for kind, text in WARNINGS.items()]
-    return "\n".join(["| type | what a model is told |", "| --- | --- |", *rows])
+    return "\n".join(["| type | text for the model |", "| --- | --- |", *rows])
 
 
 _PARTS: Mapping[str, Callable[[], str]] = {
