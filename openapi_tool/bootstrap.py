@@ -21,7 +21,7 @@ from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import Artifacts
 from openapi_tool.executor.runner import RunnerOptions, ToolRunner
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
-from openapi_tool.jina.byte_semaphore import CallMemory
+from openapi_tool.jina.byte_semaphore import JinaCallContext
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import EgressTransport, tls_context
 from openapi_tool.jina.retry import Sleep
@@ -170,9 +170,9 @@ class _OfDialect:
         self._backend = backend
         self.run = backend.run
 
-    def memory(self, project_id: str) -> CallMemory:
-        """Return the memory of a call of this project."""
-        return self._backend.memory(f"{self._version} {project_id}")
+    def call_context(self, project_id: str) -> JinaCallContext:
+        """Return the context of a new call of this project."""
+        return self._backend.call_context(f"{self._version} {project_id}")
 
 
 def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts, session_key: bytes) -> ToolRunner:

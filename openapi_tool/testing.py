@@ -3,9 +3,8 @@
     executor = InProcessExecutor(router)
     result = await executor.run_tool("tools/product_docs.yaml", {"query": "install"})
 
-The router answers below the egress checks, so that `result.requests` are those that would leave. In pytest the
-fixtures of `openapi_tool.pytest_plugin` do the same in one line. docs/developing.md describes both; the extra [testing]
-has what they need.
+The router answers behind the egress checks, so `result.requests` are those that would leave. In pytest the fixtures of
+`openapi_tool.pytest_plugin` do the same in one line. docs/developing.md describes both; install the extra [testing].
 """
 
 from __future__ import annotations
@@ -65,15 +64,15 @@ _DEFAULTS: dict[str, Any] = {
     "postgres": {"dsn": "postgresql://127.0.0.1/none"},
     "url_policy": {"allow": (RECORDED_HOSTS,)},  # pages of the recordings
 }
-_NOT_RETRIED = 400
+_NOT_RETRIED = 400  # HTTP status of the answer to an unanswered request
 _SESSION_KEY = b"session-key-of-the-test-of-tools"
 
 Definition = str | Path | Mapping[str, Any] | ToolDefinition
-"""A tool: a YAML file, such a file's document, or a parsed definition, which is taken without a lint."""
+"""Path of a YAML file, document of such a file, or a parsed definition, which is not linted."""
 
 
 class InvalidDefinition(AssertionError):
-    """`tools lint` reports errors in the definition; the message has all of them."""
+    """The definition has errors that `tools lint` reports; the message lists them."""
 
 
 class UnansweredRequest(AssertionError):
@@ -86,8 +85,8 @@ class ToolResult:
 
     - `text`: what the model reads.
     - `fields`: the parts of the result card (`status`, `result`, `error`, `tool_output`).
-    - `requests`: what the call sent upstream, as it would leave.
-    - `waits_s`: seconds between attempts, which are not waited for.
+    - `requests`: the upstream requests, as they would leave the executor.
+    - `waits_s`: the waits between attempts in seconds; they are skipped.
     """
 
     text: str
@@ -113,16 +112,16 @@ class ToolResult:
     @property
     def usage(self) -> UsageObject:
         """Tokens charged and requests sent."""
-        return cast("UsageObject", self._about["usage"])
+        return cast("UsageObject", self._metadata["usage"])
 
     @property
     def cursor(self) -> str | None:
         """Argument `cursor` of the call that returns the next part; None if nothing is left."""
-        return cast("str | None", self._about.get("next_cursor"))
+        return cast("str | None", self._metadata.get("next_cursor"))
 
     @property
-    def _about(self) -> Mapping[str, Any]:
-        """Return what the card says about the result: beside it, or with `result_format: object` in it."""
+    def _metadata(self) -> Mapping[str, Any]:
+        """Fields of the card beside the text: in `tool_output`, or with `result_format: object` in the result."""
         return cast("Mapping[str, Any]", self.fields.tool_output or self.fields.result)
 
 
@@ -141,8 +140,8 @@ _traffic: ContextVar[_Traffic] = ContextVar("traffic")  # tasks of a call inheri
 class InProcessExecutor:
     """Runs tool calls as `serve` does, without NATS and PostgreSQL; `router` answers in place of Jina.
 
-    `settings` are those of `serve` by section; settings of the shell's environment and of files do not count.
-    `environment` has the variables that definitions may name; JINA_API_KEY has a value. A request without a route is
+    `settings` are those of `serve` by section; those of the shell's environment and of files are ignored.
+    `environment` has the variables that definitions may name; JINA_API_KEY has a default. A request without a route is
     answered by the recording of the same request. Waits between attempts are skipped. Raises SettingsError.
     """
 
@@ -153,11 +152,13 @@ class InProcessExecutor:
         settings: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._settings = _OwnSettings(**(_DEFAULTS | dict(settings or {})))
+        self._settings = _IsolatedSettings(**(_DEFAULTS | dict(settings or {})))
         bootstrap = build_bootstrap(self._settings, {DEFAULT_AUTH_ENV: KEY, **(environment or {})})
         self._artifacts = _Artifacts()
         transport = EgressTransport(_RouterTransport(router))
-        self._runner = build_runner(bootstrap, Upstream(bootstrap, transport, _skip), self._artifacts, _SESSION_KEY)
+        self._runner = build_runner(
+            bootstrap, Upstream(bootstrap, transport, _record_wait), self._artifacts, _SESSION_KEY
+        )
 
     async def run_tool(
         self,
@@ -179,15 +180,15 @@ class InProcessExecutor:
         traffic = _Traffic()
         token = _traffic.set(traffic)
         try:
-            with self._runner.memory(project) as memory:
+            with self._runner.call_context(project) as context:
                 request = ToolCallRequest(owner, parsed, ToolCall(arguments), deadline)
-                fields, kept = await self._runner.run(request, memory)
+                fields, stored_text = await self._runner.run(request, context)
         finally:
             _traffic.reset(token)
         if traffic.unanswered is not None:
             raise traffic.unanswered
-        if kept is not None:
-            self._artifacts.keep(owner, kept)
+        if stored_text is not None:
+            self._artifacts.put(owner, stored_text)
         text = as_model_reads({"status": fields.status, "result": fields.result, "error": fields.error})
         return ToolResult(text, fields, tuple(traffic.requests), tuple(traffic.waits_s))
 
@@ -246,7 +247,7 @@ def _read(definition: str | Path | Mapping[str, Any]) -> Source:
     return read_source(file.read_text(encoding="utf-8"))
 
 
-class _OwnSettings(Settings):
+class _IsolatedSettings(Settings):
     """Settings from the constructor alone."""
 
     @classmethod
@@ -264,7 +265,7 @@ class _OwnSettings(Settings):
 
 
 class _RouterTransport(httpx.AsyncBaseTransport):
-    """Answers from the router's routes, then from the recordings."""
+    """Answers from the router's routes, else from the recordings."""
 
     def __init__(self, router: respx.Router) -> None:
         self._router = router
@@ -275,14 +276,14 @@ class _RouterTransport(httpx.AsyncBaseTransport):
         try:
             return await self._router.async_handler(request)
         except AllMockedAssertionError:
-            recording = _same_request(request)
+            recording = _recording_of(request)
         if recording is not None:
             return _response(recording)
         traffic.unanswered = _unanswered(request)
         return httpx.Response(_NOT_RETRIED)  # an exception here would be logged as a defect of the executor
 
 
-def _same_request(request: httpx.Request) -> Recording | None:
+def _recording_of(request: httpx.Request) -> Recording | None:
     headers = dict(request.headers)
     target = request.url.raw_path.decode("ascii")
     try:
@@ -300,7 +301,7 @@ def _unanswered(request: httpx.Request) -> UnansweredRequest:
     )
 
 
-async def _skip(seconds: float) -> None:
+async def _record_wait(seconds: float) -> None:
     _traffic.get().waits_s.append(seconds)
 
 
@@ -308,17 +309,17 @@ class _Artifacts:
     """Whole texts of truncated results, in memory."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, str, str], tuple[StoredText, str]] = {}
+        self._texts: dict[tuple[str, str, str], tuple[StoredText, str]] = {}
 
-    def keep(self, owner: CallOwner, kept: StoredText) -> None:
+    def put(self, owner: CallOwner, stored: StoredText) -> None:
         """Store a text for its owner."""
-        text = orjson.loads(kept.content)["text"]
-        self._kept[owner.project_id, owner.agent_id, kept.card_id] = kept, text
+        text = orjson.loads(stored.content)["text"]
+        self._texts[owner.project_id, owner.agent_id, stored.card_id] = stored, text
 
     async def artifact(self, project_id: str, agent_id: str, card_id: str, start: int, chars: int) -> Artifact | None:
         """Return a part of a text, as the database does."""
-        found = self._kept.get((project_id, agent_id, card_id))
+        found = self._texts.get((project_id, agent_id, card_id))
         if found is None:
             return None
-        kept, text = found
-        return Artifact(card_id, kept.chars, kept.sha256, text[start : start + chars], kept.items)
+        stored, text = found
+        return Artifact(card_id, stored.chars, stored.sha256, text[start : start + chars], stored.items)

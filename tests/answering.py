@@ -18,7 +18,7 @@ from openapi_tool.cooperative import TimeSlicer
 from openapi_tool.executor.continuation import Continuation
 from openapi_tool.executor.ports import Kernel
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
-from openapi_tool.jina.byte_semaphore import CallMemory
+from openapi_tool.jina.byte_semaphore import JinaCallContext
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options import CacheOptions, RetryOptions, ToolOptions
@@ -109,7 +109,7 @@ class Answering:
         mode: str = "reader",
         key: str = KEY,
         sent: tuple[str, ...] = (),
-        memory: CallMemory | None = None,
+        context: JinaCallContext | None = None,
         **values: Any,
     ) -> ToolOutput:
         """Return the output of the tool for the answer to a question."""
@@ -120,14 +120,16 @@ class Answering:
         given = values or dict(QUESTIONS[mode])
         secrets = {f"tenant_token{place}": SecretStr(secret) for place, secret in enumerate(sent)}
         arguments = Arguments(given, frozenset(given), secrets, SecretStr(key), "session")
-        return await self.tools.run(definition, arguments, Deadline.after(60), memory or self.tools.memory("proj"))
+        return await self.tools.run(
+            definition, arguments, Deadline.after(60), context or self.tools.call_context("proj")
+        )
 
     async def card(
         self, mode: str = "reader", key: str = KEY, sent: tuple[str, ...] = (), **values: Any
     ) -> tuple[ResultFields, RenderedResult, StoredText | None]:
         """Return the fields of the result, the text that a model is shown, and the stored text."""
-        with self.tools.memory("proj") as memory:
-            output = await self.output(mode, key, sent, memory, **values)
+        with self.tools.call_context("proj") as context:
+            output = await self.output(mode, key, sent, context, **values)
             definition = parse_definition(DefinitionRecord("a_tool", None, {}, {"jina": {"mode": mode}}))
             shown, kept = await self.continuation.render(output, definition, OWNER)
             return success(output, shown, "text", 1), shown, kept

@@ -123,8 +123,8 @@ IDENTITY = (
     ),
     Mutation(
         "bootstrap.py",
-        'self._backend.memory(f"{self._version} {project_id}")',
-        "self._backend.memory(project_id)",
+        'self._backend.call_context(f"{self._version} {project_id}")',
+        "self._backend.call_context(project_id)",
         "tests/dialects/test_isolation.py::test_the_same_project_of_two_kernels_has_two_shares_of_memory_and_permits",
     ),
     Mutation(

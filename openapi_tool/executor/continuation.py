@@ -7,7 +7,7 @@ from itertools import chain
 
 from openapi_tool.cooperative import SMALL, Steps, TimeSlicer
 from openapi_tool.executor.ports import Artifacts
-from openapi_tool.executor.stored_search import StoredSearch, Wanted
+from openapi_tool.executor.stored_search import SearchRequest, StoredSearch
 from openapi_tool.options import ToolOptions
 from openapi_tool.protocol.cards import StoredText
 from openapi_tool.protocol.errors import BadRequest
@@ -43,16 +43,16 @@ from openapi_tool.tools.truncation import (
     whole,
 )
 
-_ANY_CURSOR = "a" * 44  # as long as real ones
-_SHORTER = {"target_selector": "Read a part with target_selector", "count": "Ask for fewer results with count"}
+_SAMPLE_CURSOR = "a" * 44  # as long as a real one
+_ADVICE = {"target_selector": "Read a part with target_selector", "count": "Ask for fewer results with count"}
 _UNCONTINUED_FACTOR = 2
-"""Factor of the limits for a definition that takes no cursor: its model can never read what is cut."""
+"""Factor of the limits if the definition's schema rejects `cursor`: its model can never read the rest."""
 
 
 def requested_cursor(definition: ToolDefinition, arguments: Arguments) -> str | None:
     """Return the cursor argument, None for a call without one. Raises BadRequest if it is combined with others.
 
-    An address beside it is ignored where the definition requires one: the model had to give it.
+    A page address beside the cursor is ignored if the definition requires one, since the model had to give it.
     """
     cursor = arguments.values.get(CURSOR)
     if cursor in (None, "") or not takes_cursor(definition):
@@ -72,7 +72,7 @@ def requested_cursor(definition: ToolDefinition, arguments: Arguments) -> str | 
 
 
 def requested_tokens(arguments: Arguments) -> int | None:
-    """Return the call's own limit of tokens that are shown, None without one. Raises BadRequest."""
+    """Return the call's own limit of the tokens to show, None without one. Raises BadRequest."""
     value = arguments.values.get(MAX_RESULT_TOKENS)
     if value in (None, ""):
         return None
@@ -90,7 +90,7 @@ def _requires(definition: ToolDefinition, name: str) -> bool:
 
 def _schema_takes_cursor(definition: ToolDefinition) -> bool:
     """Return whether the definition's schema allows a call with nothing but a cursor."""
-    return not schema_problems(cursor_schema(definition, definition.hidden), {CURSOR: _ANY_CURSOR})
+    return not schema_problems(cursor_schema(definition, definition.hidden), {CURSOR: _SAMPLE_CURSOR})
 
 
 class Continuation:
@@ -120,10 +120,10 @@ class Continuation:
 
         `max_result_tokens` is the call's own limit. `note` is shown after the text.
         """
-        steps = self._show(output, definition, owner, max_result_tokens, note)
+        steps = self._render_steps(output, definition, owner, max_result_tokens, note)
         return await self._slicer.run(steps, items_chars(output.items))
 
-    def _show(
+    def _render_steps(
         self, output: ToolOutput, definition: ToolDefinition, owner: CallOwner, max_result_tokens: int | None, note: str
     ) -> Steps[tuple[RenderedResult, StoredText | None]]:
         items = yield from _storable(output.items)
@@ -140,59 +140,59 @@ class Continuation:
         shown = framed(part.parts) + cost
         missing = _missing(part)
         if not output.keep:
-            note = f"[{missing} They are not kept.{_ask_for_less(definition)}]"
+            note = f"[{missing} They are not kept.{_shorter_result_advice(definition)}]"
             return RenderedResult(f"{shown}\n\n{note}", truncated=True), None
         stored = yield from stored_text(items, part.stored_items)
         artifact = Artifact(stored.card_id, stored.chars, stored.sha256, "")
         if cannot_continue:
-            note = f"[{missing} This tool cannot show them.{_ask_for_less(definition)}]"
+            note = f"[{missing} This tool cannot show them.{_shorter_result_advice(definition)}]"
             return RenderedResult(f"{shown}\n\n{note}", truncated=True, artifact_ref=artifact.reference), stored
-        return self._part(shown, missing, artifact, part.next, definition, owner), stored
+        return self._with_cursor(shown, missing, artifact, part.next, definition, owner), stored
 
     async def resume(
         self, cursor: str, definition: ToolDefinition, owner: CallOwner, max_result_tokens: int | None = None
     ) -> tuple[ToolOutput, RenderedResult]:
         """Return the part at `cursor`, without an upstream request. Raises NotFound, Unavailable."""
         position = self._cursors.read(owner.project_id, owner.agent_id, cursor)
-        artifact = await self._text(owner, position.card_id, position.start, 2 * self._max_chars)
+        artifact = await self._load_part(owner, position.card_id, position.start, 2 * self._max_chars)
         opening = ""
         if position.opening is not None:
-            opening = (await self._text(owner, position.card_id, position.opening, OPENING_CHARS)).text
+            opening = (await self._load_part(owner, position.card_id, position.opening, OPENING_CHARS)).text
         stored_items = stored_items_of(artifact.items, artifact.chars)
         place = Place(position.start, position.opening)
         part = later(
             stored_items, place, artifact.text, opening_lines(opening), self._limit(definition, max_result_tokens)
         )
         shown = framed(part.parts if artifact.items is not None else [without_frames(old) for old in part.parts])
-        missing = f"{counted(_left(stored_items, part.next), 'character', 'left')}."
+        missing = f"{counted(_unseen_chars(stored_items, part.next), 'character', 'left')}."
         state = {"card_id": artifact.card_id, "from": position.start, "to": part.end, "chars": artifact.chars}
         output = ToolOutput((Item(heading=shown),), state)
-        return output, self._part(shown, missing, artifact, part.next, definition, owner)
+        return output, self._with_cursor(shown, missing, artifact, part.next, definition, owner)
 
     async def find(
         self,
-        wanted: Wanted,
+        search: SearchRequest,
         cursor: str,
         definition: ToolDefinition,
         owner: CallOwner,
         max_result_tokens: int | None = None,
     ) -> tuple[ToolOutput, RenderedResult]:
-        """Search the text that `cursor` leads to, without an upstream request. Raises NotFound, Unavailable."""
-        return await self._search.run(wanted, cursor, owner, self._limit(definition, max_result_tokens))
+        """Search the text of `cursor`, without an upstream request. Raises NotFound, Unavailable."""
+        return await self._search.run(search, cursor, owner, self._limit(definition, max_result_tokens))
 
     def _limit(self, definition: ToolDefinition, max_result_tokens: int | None) -> Limit:
-        """Return the limit of a call: the definition's own wins over the settings', and the call only lowers it."""
+        """Return the limit of a call: the definition's, else that of the settings; the call may only lower it."""
         tokens = definition.max_result_tokens or self._max_tokens
         return Limit(self._max_chars, min(tokens, max_result_tokens or tokens))
 
-    async def _text(self, owner: CallOwner, card_id: str, start: int, chars: int) -> Artifact:
-        """Return characters of a stored text. Raises NotFound where there are none."""
+    async def _load_part(self, owner: CallOwner, card_id: str, start: int, chars: int) -> Artifact:
+        """Return at most `chars` characters of a stored text. Raises NotFound if there are none."""
         artifact = await self._artifacts.artifact(owner.project_id, owner.agent_id, card_id, start, chars)
         if artifact is None or not artifact.text:
             raise unknown_cursor()
         return artifact
 
-    def _part(
+    def _with_cursor(
         self,
         text: str,
         missing: str,
@@ -206,13 +206,13 @@ class Continuation:
             return RenderedResult(text, artifact_ref=reference)
         position = Position(artifact.card_id, place.start, place.opening)
         cursor = self._cursors.issue(owner.project_id, owner.agent_id, position)
-        who = "call this tool again" if takes_cursor(definition) else "call the tool that reads one page"
-        note = f'[{missing} To go on at no cost, {who}, with only cursor "{cursor}".]'
+        next_call = "call this tool again" if takes_cursor(definition) else "call the tool that reads one page"
+        note = f'[{missing} To go on at no cost, {next_call}, with only cursor "{cursor}".]'
         return RenderedResult(f"{text}\n\n{note}", truncated=True, artifact_ref=reference, next_cursor=cursor)
 
 
 def _storable(items: Sequence[Item]) -> Steps[Sequence[Item]]:
-    """Return items whose texts can be stored; small ones are looked at as one text, which nearly always can."""
+    """Return items whose texts jsonb accepts. Small items are checked as one text, which is nearly always accepted."""
     if items_chars(items) <= SMALL:
         text = "".join(chain.from_iterable(items))
         if storable_text(text) is text:
@@ -225,29 +225,29 @@ def _storable(items: Sequence[Item]) -> Steps[Sequence[Item]]:
 
 
 def _cost_note(output: ToolOutput, above: int) -> str:
-    """Return the line about a result that cost more than `above` tokens, an empty text for one that did not."""
+    """Return a line about the cost of a result that cost more than `above` tokens, else an empty text."""
     tokens = output.usage.tokens
     return f"\n\n[This result cost {tokens:,} tokens.{output.cheaper}]" if tokens > above else ""
 
 
-def _ask_for_less(definition: ToolDefinition) -> str:
-    """Return how a model gets a shorter result, as far as the definition takes an argument for that."""
+def _shorter_result_advice(definition: ToolDefinition) -> str:
+    """Return how a model gets a shorter result, if the definition takes an argument for that."""
     if items := definition.built_in.items:
         return f" Give fewer {items}."
     taken = definition.taken & definition.built_in.arguments.model_fields.keys()
-    return next((f" {way}." for name, way in _SHORTER.items() if name in taken), "")
+    return next((f" {way}." for name, way in _ADVICE.items() if name in taken), "")
 
 
-def _left(stored_items: Sequence[StoredItem], place: Place | None) -> int:
-    """Return how many characters a model has not been shown after `place`, all of it shown where that is None."""
+def _unseen_chars(stored_items: Sequence[StoredItem], place: Place | None) -> int:
+    """Return the number of characters after `place` that the model has not been shown; 0 if `place` is None."""
     return sum(max(0, item.end - max(item.shown, place.start)) for item in stored_items) if place else 0
 
 
 def _missing(part: Cut) -> str:
-    """Say what of a result is left out."""
+    """Return a sentence about what is left out."""
     cut_items = sum(shown.left > 0 for shown in part.parts)
     unseen = sum(not shown.text for shown in part.parts if shown.left)
-    of = f" in {counted(cut_items, 'item')}" if len(part.stored_items) > 1 else ""
-    last = "item is" if unseen == 1 else f"{unseen} items are"
-    none = f" The last {last} left out altogether." if unseen else ""
-    return f"{counted(part.left, 'character')}{of} {'is' if part.left == 1 else 'are'} left out.{none}"
+    where = f" in {counted(cut_items, 'item')}" if len(part.stored_items) > 1 else ""
+    unseen_items = "item is" if unseen == 1 else f"{unseen} items are"
+    note = f" The last {unseen_items} left out altogether." if unseen else ""
+    return f"{counted(part.left, 'character')}{where} {'is' if part.left == 1 else 'are'} left out.{note}"

@@ -10,7 +10,7 @@ from openapi_tool.tools.problems import short
 
 _NAMES = ("project_id", "agent_id", "agent_turn_id", "tool_call_id")
 _SHOWN_CHARS = 128
-"""Limit of an id in a log line: a tool call id has any length, and a character takes up to six in JSON."""
+"""Limit of an id in a log line. A tool call id has any length, and JSON may need six bytes per character."""
 
 
 def ids(identity: CallIdentity) -> dict[str, Any]:
@@ -19,5 +19,5 @@ def ids(identity: CallIdentity) -> dict[str, Any]:
 
 
 def owner_ids(owner: CallOwner) -> dict[str, Any]:
-    """Return the same for a call from any front end, without ids that it does not have."""
+    """Return the same ids for a call from any front end, without those that it does not have."""
     return {name: short(value, _SHOWN_CHARS) for name in _NAMES if (value := owner.ids.get(name)) is not None}

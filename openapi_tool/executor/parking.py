@@ -1,8 +1,8 @@
 """Parked results: paid for, but not committed; stored in KV until the next delivery of the command commits them.
 
 A record contains the text for the model. Its name and its authentication tag (`seal`) are HMACs over project, agent,
-turn and tool call id, with a key that only executors share. So no other call can find a record, and nobody without the
-key can forge one (ADR 5).
+turn and tool call id, with a key that only executors share. So no other call can find a record, and no client
+without the key can forge one (ADR 5).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from openapi_tool.tools.result import ResultFields
 
 log = logging.getLogger(__name__)
 
-MAX_BYTES = 256 * 1024
+MAX_BYTES = 256 * 1024  # of a record
 _TIMEOUT_S = 2.0
 _VERSION = 1
 _SEAL_BYTES = 32
@@ -48,7 +48,7 @@ class ParkedResults:
         self._key = hmac.digest(key, b"parked answer", hashlib.sha256)
 
     async def park(self, identity: CallIdentity, result: CallResult) -> bool:
-        """Store a result unless it is too large; return within two seconds whether it is stored."""
+        """Store a result and return True; return False if it is too large, or not stored after two seconds."""
         record = _encode(result)
         if len(record) > MAX_BYTES:
             self._log("a result is too large to be parked; its call will be run again", identity, len(record))

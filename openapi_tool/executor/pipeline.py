@@ -18,21 +18,14 @@ from tenacity import RetryCallState, stop_after_delay, wait_exponential_jitter
 from openapi_tool.budgets.budgets import Charge
 from openapi_tool.executor.ids import ids
 from openapi_tool.executor.parking import CallResult, ParkedResults
-from openapi_tool.executor.ports import Clock, Kernel, Memory, Publisher, Slots, Span, Tracer
+from openapi_tool.executor.ports import CallContext, Clock, Kernel, Publisher, Slots, Span, Tracer
 from openapi_tool.executor.result_delay import ResultDelay
 from openapi_tool.executor.runner import ToolCallRequest, ToolRunner
 from openapi_tool.executor.turn_deadline import TurnDeadline
 from openapi_tool.executor.wakeup import WakeupSender, unclaimed
 from openapi_tool.frozen import frozen
 from openapi_tool.options import ExecutorOptions, ToolOptions
-from openapi_tool.protocol.cards import (
-    ArtifactCard,
-    Card,
-    StoredText,
-    artifact_card,
-    read_tool_call,
-    result_card,
-)
+from openapi_tool.protocol.cards import ArtifactCard, Card, StoredText, artifact_card, read_tool_call, result_card
 from openapi_tool.protocol.command import (
     Acknowledge,
     AfterExecution,
@@ -68,13 +61,13 @@ from openapi_tool.tools.template import placeholder_values
 log = logging.getLogger(__name__)
 
 _FINISH_GRACE_S = 2.0
-"""Seconds that commit and doorbell may take after a cancellation."""
+"""Seconds that commit and doorbell may still take after the call was cancelled."""
 
 _PARK_AFTER_S = 10.0
-"""Seconds of failed commits until the result is parked for another executor; workers wait at least 30 s."""
+"""Seconds of failed commits until the result is parked for another executor; less than the 30 s that a worker waits."""
 
 _COPIES_OF_COMMIT = 5  # of an artifact's text in memory: JSON, jsonb encoding, buffers of driver and transport
-_BETWEEN_COMMITS = wait_exponential_jitter(multiplier=0.1, max=2.0, jitter=0.1)
+_COMMIT_BACKOFF = wait_exponential_jitter(multiplier=0.1, max=2.0, jitter=0.1)
 _NOT_IN_ROSTER = (
     "The calling agent is not in the project's roster, so no worker can be woken; an operator must add it to "
     "resource.project_agents."
@@ -151,10 +144,10 @@ class Pipeline:
             return Requeue(self._options.executor.requeue_delay_s, defect=True, reason="internal error")
 
     async def _handle(self, delivery: Delivery) -> Settlement:
-        began = time.monotonic()
+        received = time.monotonic()
         command = self._dialect.decode(delivery)
         if command.card_id is None and command.identity.tool_call_id is None:
-            identify(command.identity, None)  # raises: without an id no record can be found
+            identify(command.identity, None)  # raises Unanswerable: without an id no record can be found
         records = await self._kernel.load(command)
         identity = identify(command.identity, records.card)
         if records.earlier is not None:
@@ -166,30 +159,31 @@ class Pipeline:
         link = trace_link(identity, acceptance.waiting_turn)
         log_ids, trace_id = ids(identity), link.parent.trace_id
         facts = CallFacts(
-            log_ids, trace_id, self._dialect.version, function_name, delivery.attempt, age_s, began, time.monotonic()
+            log_ids, trace_id, self._dialect.version, function_name, delivery.attempt, age_s, received, time.monotonic()
         )
         CALL_FIELDS.set(facts.fields)
         call = _Call(delivery, command, identity, records, acceptance, facts)
         span_name = f"execute_tool {function_name}"
-        with self._tracer.span(span_name, link, log_ids) as span, self._runner.memory(identity.project_id) as memory:
+        context = self._runner.call_context(identity.project_id)
+        with self._tracer.span(span_name, link, log_ids) as span, context:
             span.facts = facts
-            facts.attempts = memory.attempts  # the same list: the backend appends to it while the call runs
-            memory.agent, memory.slot = identity.agent_id, self._slots.of(delivery.stream_sequence)
-            result = await self._parked_result(call) or await self._run_to_result(call, memory)
+            facts.attempts = context.attempts  # the same list: the backend appends to it while the call runs
+            context.agent, context.slot = identity.agent_id, self._slots.of(delivery.stream_sequence)
+            result = await self._parked_result(call) or await self._run_to_result(call, context)
             # `attempts` ends at MAX_ATTEMPTS; `spent` lacks a shared request whose cost another call reported.
-            self._slots.charge(delivery.stream_sequence, max(memory.spent.requests, len(memory.attempts)))
-            memory.keep(_COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
-            _record_outcome(facts, result, memory)
+            self._slots.charge(delivery.stream_sequence, max(context.spent.requests, len(context.attempts)))
+            context.keep(_COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
+            _record_outcome(facts, result, context)
             card = self._result_card(call, result.fields)
             report = self._report(acceptance, span, card.card_id, card.content)
-            return await shielded(self._finish(call, result, card, report, memory.budget), _FINISH_GRACE_S)
+            return await shielded(self._finish(call, result, card, report, context.budget), _FINISH_GRACE_S)
 
     async def _finish(
         self, call: _Call, result: CallResult, card: Card, report: Report, budget: Charge | None
     ) -> Settlement:
-        """Wait for the worker to suspend, commit, publish the doorbell; shielded from cancellation as one unit.
+        """Wait for the worker to suspend, commit, publish the doorbell; the caller shields all of it from cancellation.
 
-        What the call used of its budgets is written before, so that no crash forgets the cost of a stored result.
+        The use of budgets is written before the commit, so that no crash loses the cost of a committed result.
         """
         await self._result_delay.wait(call.delivery, call.identity, call.acceptance.waiting_turn)
         if budget is not None:
@@ -255,34 +249,35 @@ class Pipeline:
         return await retried(
             attempt,
             on=Unavailable,
-            wait=_BETWEEN_COMMITS,
+            wait=_COMMIT_BACKOFF,
             stop=stop_after_delay(for_s),
-            before_sleep=_log_commit_waits,
+            before_sleep=_log_commit_retry,
         )
 
-    async def _run_to_result(self, call: _Call, memory: Memory) -> CallResult:
+    async def _run_to_result(self, call: _Call, context: CallContext) -> CallResult:
         """Run the call; every failure, also a defect, becomes a result."""
         identity = call.identity
         owner = CallOwner(identity.project_id, identity.agent_id, placeholder_values(identity))
         try:
             request = self._request(call, owner)
-        except Exception as cause:  # noqa: BLE001 - logged by `failed`
-            return CallResult(self._runner.failed(owner, call.command.function_name, cause, memory, call.facts.loaded))
-        fields, stored_text = await self._run(call, request, memory)
+        except Exception as cause:  # noqa: BLE001 - logged by `failure_result`
+            name, started = call.command.function_name, call.facts.loaded
+            return CallResult(self._runner.failure_result(owner, name, cause, context, started))
+        fields, stored_text = await self._run(call, request, context)
         return CallResult(fields, self._artifact(call, stored_text))
 
     async def _run(
-        self, call: _Call, request: ToolCallRequest, memory: Memory
+        self, call: _Call, request: ToolCallRequest, context: CallContext
     ) -> tuple[ResultFields, StoredText | None]:
         """Run the call. If it outlasts the worker's default wait, check then whether its turn's deadline is earlier."""
         check_after_s = self._limits.default_left_s(self._age_s(call.delivery))
         outlasts = self._limits.outlasts_default(request.definition.suspend_timeout_s)
         if not outlasts or call.identity.step_id is None or check_after_s >= request.deadline.remaining():
-            return await self._runner.run(request, memory)
+            return await self._runner.run(request, context)
         async with TurnDeadline(self._kernel, self._limits, call.identity, check_after_s) as turn:
             deadline = Deadline(request.deadline.at, turn.limit)
-            limited = ToolCallRequest(request.owner, request.definition, request.call, deadline)
-            return await self._runner.run(limited, memory)
+            with_limit = ToolCallRequest(request.owner, request.definition, request.call, deadline)
+            return await self._runner.run(with_limit, context)
 
     def _age_s(self, delivery: Delivery) -> float:
         """Return the seconds since the command's arrival in the stream."""
@@ -334,8 +329,8 @@ class Pipeline:
     ) -> Settlement:
         """Settle a call that has a result card: complete a missing report, publish a missing doorbell.
 
-        A result by another author is left alone. No doorbell is published once the inbox row is claimed: a durable that
-        is created again may redeliver a day of commands. Raises ReportRefused if the card is of another call with the
+        A result by another author is left alone. No doorbell is published for a claimed inbox row: a durable that is
+        created again may redeliver the commands of a day. Raises ReportRefused if the card is of another call with the
         same MD5, since the database can store no result of this one.
         """
         if not earlier.of_call:
@@ -349,14 +344,14 @@ class Pipeline:
                 wakeup = self._dialect.wakeup(identity.project_id, records.worker_target, earlier.report_headers)
                 await self._wakeup.send(delivery, identity, records, wakeup)
         elif ours and reportable_content(earlier.content):
-            await self._report_again(delivery, identity, records, earlier)
+            await self._complete_report(delivery, identity, records, earlier)
         log.info(
             "the call already has a result",
             extra={"action": "call.deduplicated", "author_id": short(earlier.author_id or "")} | ids(identity),
         )
         return Acknowledge()
 
-    async def _report_again(
+    async def _complete_report(
         self, delivery: Delivery, identity: CallIdentity, records: CallRecords, earlier: EarlierResult
     ) -> None:
         acceptance = self._dialect.accept(identity, records)
@@ -375,16 +370,16 @@ class Pipeline:
         raise InternalError("the result was not written, and neither another result nor a stale turn explains it")
 
 
-def _record_outcome(facts: CallFacts, result: CallResult, memory: Memory) -> None:
-    """Record the result for log line, metrics and span; the tokens of a parked result are those of the lost run."""
+def _record_outcome(facts: CallFacts, result: CallResult, context: CallContext) -> None:
+    """Record the result for log line, metrics and span. A parked result cost its tokens in the run that parked it."""
     fields = result.fields
     usage = (fields.tool_output or {}).get("usage") if result.parked else None
     facts.tool, facts.status, facts.error_code = fields.tool, fields.status, fields.error_code
-    facts.tokens = usage["tokens"] if usage else memory.spent.tokens
+    facts.tokens = usage["tokens"] if usage else context.spent.tokens
     facts.cached, facts.truncated = fields.cached, fields.truncated
 
 
-def _log_commit_waits(state: RetryCallState) -> None:
+def _log_commit_retry(state: RetryCallState) -> None:
     outage = state.outcome and state.outcome.exception()
     log.debug("commit failed; retrying: %s", outage, extra={"action": "commit.retried"})
 

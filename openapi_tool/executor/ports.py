@@ -22,11 +22,12 @@ from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ToolOutput, Usage
 
 
-class Memory(Protocol):
-    """Memory reserved for a call, from its first upstream response until its result is committed.
+class CallContext(Protocol):
+    """State of one call, and the memory reserved for it from its first upstream response until its commit.
 
-    `agent` and `slot` are those of the call, for its requests that wait for a permit. `budget` is what they are charged
-    to, None without any. `recheck` raises ToolError once the call may send no further request; None permits all.
+    `agent` and `slot` are those of the call, for its requests that wait for a permit. `budget` is charged for its
+    requests, None if it has no budget. `recheck` raises ToolError once the call may send no further request; None
+    permits all.
     """
 
     agent: str
@@ -43,18 +44,18 @@ class Memory(Protocol):
         """Upstream requests of the call so far, in the order in which they were sent."""
 
     def __enter__(self) -> Self:
-        """Start the reservation."""
+        """Use the context; uses may be nested."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Release everything."""
+        """Release all memory at the end of the last use."""
 
     def keep(self, size: int) -> None:
-        """Reduce the reservation to `size` bytes."""
+        """Release all but `size` bytes."""
 
 
-MemoryT = TypeVar("MemoryT", bound=Memory)
+ContextT = TypeVar("ContextT", bound=CallContext)
 
 
 class Artifacts(Protocol):
@@ -83,16 +84,16 @@ class Kernel(Artifacts, Protocol):
         """Write inbox row and edge for an existing result card."""
 
 
-class ToolBackend(Protocol[MemoryT]):
+class ToolBackend(Protocol[ContextT]):
     """Implementation of the tools. Raises ToolError for every failure."""
 
-    def memory(self, project_id: str) -> MemoryT:
-        """Return the memory reservation for a call of this project."""
+    def call_context(self, project_id: str) -> ContextT:
+        """Return the context of a new call of this project."""
 
     async def run(
-        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, memory: MemoryT
+        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, context: ContextT
     ) -> ToolOutput:
-        """Send the upstream requests and render the responses, within `memory`."""
+        """Send the upstream requests and render the responses, within `context`."""
 
 
 class ResultStore(Protocol):

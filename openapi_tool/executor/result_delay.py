@@ -12,9 +12,10 @@ from openapi_tool.protocol.records import WaitingTurnRecord
 _MAX_DELAY_S = 1.0
 """Longest delay in seconds. A longer one would gain nothing: a worker defers a row that comes too early by a second."""
 
-_MAX_STEPS = 4_096
+_MAX_STEPS = 4_096  # that are remembered
 
 _Step = tuple[str, str, str, str | None]
+"""Project, agent, turn and step."""
 
 
 class ResultDelay:
@@ -29,14 +30,14 @@ class ResultDelay:
         self._min_answer_s = min_answer_s
         self._clock = clock
         self._slots = slots
-        self._newest: dict[_Step, float] = {}
+        self._newest_at: dict[_Step, float] = {}
 
     def record_command(self, delivery: Delivery, identity: CallIdentity) -> None:
-        """Record the publish time of a command as the newest of its step, if it is."""
+        """Record the publish time of a command, for the newest command of its step."""
         if self._min_answer_s:
             step, at = _step(identity), delivery.published_at.timestamp()
-            self._newest[step] = max(at, self._newest.get(step, at))
-            if len(self._newest) > _MAX_STEPS:
+            self._newest_at[step] = max(at, self._newest_at.get(step, at))
+            if len(self._newest_at) > _MAX_STEPS:
                 self._forget_old()
 
     async def wait(self, delivery: Delivery, identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> None:
@@ -44,25 +45,25 @@ class ResultDelay:
         if not self._min_answer_s or not waiting_turn.suspends:
             return
         step, published_at = _step(identity), delivery.published_at.timestamp()
-        left_s = self._left_s(step, published_at)
-        if left_s <= 0:
+        remaining_s = self._remaining_s(step, published_at)
+        if remaining_s <= 0:
             return
         self._slots.release(delivery.stream_sequence)
         now = asyncio.get_running_loop().time
         give_up_at = now() + _MAX_DELAY_S
-        while left_s > 0 and now() < give_up_at:
-            await asyncio.sleep(min(left_s, self._min_answer_s))
-            left_s = self._left_s(step, published_at)
+        while remaining_s > 0 and now() < give_up_at:
+            await asyncio.sleep(min(remaining_s, self._min_answer_s))
+            remaining_s = self._remaining_s(step, published_at)
 
-    def _left_s(self, step: _Step, published_at: float) -> float:
-        due = self._newest.get(step, published_at) + self._min_answer_s
+    def _remaining_s(self, step: _Step, published_at: float) -> float:
+        due = self._newest_at.get(step, published_at) + self._min_answer_s
         return min(due, published_at + _MAX_DELAY_S) - self._clock.time()
 
     def _forget_old(self) -> None:
         """Forget steps whose results need no further delay; all steps if too many recent ones remain."""
-        since = self._clock.time() - _MAX_DELAY_S
-        recent = {step: at for step, at in self._newest.items() if at > since}
-        self._newest = recent if len(recent) < _MAX_STEPS else {}
+        cutoff = self._clock.time() - _MAX_DELAY_S
+        recent = {step: at for step, at in self._newest_at.items() if at > cutoff}
+        self._newest_at = recent if len(recent) < _MAX_STEPS else {}
 
 
 def _step(identity: CallIdentity) -> _Step:

@@ -15,8 +15,8 @@ from typing import Any
 
 from openapi_tool.executor.continuation import Continuation, requested_cursor, requested_tokens
 from openapi_tool.executor.ids import owner_ids
-from openapi_tool.executor.ports import Memory, ToolBackend
-from openapi_tool.executor.stored_search import Wanted, requested_search
+from openapi_tool.executor.ports import CallContext, ToolBackend
+from openapi_tool.executor.stored_search import SearchRequest, requested_search
 from openapi_tool.frozen import frozen
 from openapi_tool.protocol.cards import StoredText, ToolCall
 from openapi_tool.protocol.errors import (
@@ -42,8 +42,11 @@ from openapi_tool.tools.switches import Switches
 
 log = logging.getLogger(__name__)
 
-_KEY_REFUSED = {401: "it is not valid; set another one", 402: "its balance is used up; top it up or set another one"}
-_REPEAT_S = 60.0
+_REFUSED_KEY_ADVICE = {
+    401: "it is not valid; set another one",
+    402: "its balance is used up; top it up or set another one",
+}
+_KEY_WARNING_INTERVAL_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +93,13 @@ class ToolRunner:
         """Use this list of disabled tools for all requests that are sent from now on."""
         self._switches = switches
 
-    def memory(self, project_id: str) -> Memory:
-        """Return the memory reservation for a call: a context manager to leave once the result is stored."""
-        memory: Memory = self._backend.memory(project_id)
-        return memory
+    def call_context(self, project_id: str) -> CallContext:
+        """Return the context of a new call: a context manager to leave once the result is stored."""
+        context: CallContext = self._backend.call_context(project_id)
+        return context
 
-    async def run(self, request: ToolCallRequest, memory: Memory) -> tuple[ResultFields, StoredText | None]:
-        """Run a call within `memory`; return its result, and the whole text if it was truncated.
+    async def run(self, request: ToolCallRequest, context: CallContext) -> tuple[ResultFields, StoredText | None]:
+        """Run a call within `context`; return its result, and the whole text if it was truncated.
 
         Raises Unavailable, and CancelledError if the call was cancelled.
         """
@@ -106,19 +109,21 @@ class ToolRunner:
         try:
             arguments = self._arguments(request)
             session = arguments.session_alias
-            output, shown, full_text = await self._run(request, arguments, memory)
+            output, shown, full_text = await self._run(request, arguments, context)
             took_ms = _ms_since(started)
-            facts = took_ms, memory.attempts, tool, session, _left(memory)
+            facts = took_ms, context.attempts, tool, session, _remaining_budget(context)
             return success(output, shown, definition.result_format, *facts), full_text
-        except Exception as cause:  # noqa: BLE001 - logged there
-            return self.failed(request.owner, definition.tool_name, cause, memory, started, tool, session), None
+        except Exception as cause:  # noqa: BLE001 - failure_result logs defects
+            return self.failure_result(
+                request.owner, definition.tool_name, cause, context, started, tool, session
+            ), None
 
-    def failed(
+    def failure_result(
         self,
         owner: CallOwner,
         tool_name: str,
         cause: Exception,
-        memory: Memory,
+        context: CallContext,
         started: float,
         tool: str = "",
         session: str | None = None,
@@ -132,10 +137,10 @@ class ToolRunner:
         if isinstance(cause, Unavailable):
             raise cause
         error = cause if isinstance(cause, ToolError) else _defect(owner, cause)
-        error.tokens, error.requests = memory.spent.tokens, memory.spent.requests
+        error.tokens, error.requests = context.spent.tokens, context.spent.requests
         if isinstance(error, ToolMisconfigured):
             self._log_misconfigured(owner, tool_name, error)
-        fields = failure(error, _ms_since(started), memory.attempts, tool, session, _left(memory))
+        fields = failure(error, _ms_since(started), context.attempts, tool, session, _remaining_budget(context))
         redact = self._options.redact
         return replace(fields, result=redact(fields.result), error=redact(fields.error))
 
@@ -149,7 +154,7 @@ class ToolRunner:
         return arguments
 
     async def _run(
-        self, request: ToolCallRequest, arguments: Arguments, memory: Memory
+        self, request: ToolCallRequest, arguments: Arguments, context: CallContext
     ) -> tuple[ToolOutput, RenderedResult, StoredText | None]:
         """Return the output, what the model is shown, and the whole text if it was cut."""
         owner, definition, deadline = request.owner, request.definition, request.deadline
@@ -158,20 +163,20 @@ class ToolRunner:
         if not deadline.remaining():
             raise ToolTimeout("The tool executor received this call too late to run it; call again.")
         cursor, max_result_tokens = requested_cursor(definition, arguments), requested_tokens(arguments)
-        wanted = requested_search(definition, arguments, cursor)
+        search = requested_search(definition, arguments, cursor)
         if cursor is not None:
-            if wanted is not None:
-                output, shown = await self._find(wanted, cursor, request, max_result_tokens)
+            if search is not None:
+                output, shown = await self._find(search, cursor, request, max_result_tokens)
             else:
                 output, shown = await self._continuation.resume(cursor, definition, owner, max_result_tokens)
             return output, _with_repairs(shown, arguments), None
-        memory.recheck = partial(self._check_switch, owner.project_id, definition.tool_name)
+        context.recheck = partial(self._check_switch, owner.project_id, definition.tool_name)
         try:
-            output = await self._backend.run(definition, arguments, deadline, memory)
-        except (AuthFailed, BudgetExceeded) as refusal:
+            output = await self._backend.run(definition, arguments, deadline, context)
+        except (AuthFailed, BudgetExceeded) as refusal:  # HTTP 401; 402: the balance of the key is used up
             self._log_refused_key(refusal.key_variable or arguments.key_variable, refusal)
             raise
-        note = memory.budget.note if memory.budget is not None else ""
+        note = context.budget.note if context.budget is not None else ""
         shown, full_text = await self._continuation.render(output, definition, owner, max_result_tokens, note)
         return output, _with_repairs(shown, arguments), full_text
 
@@ -180,12 +185,12 @@ class ToolRunner:
         self._switches.check(project_id, tool_name)
 
     async def _find(
-        self, wanted: Wanted, cursor: str, request: ToolCallRequest, max_result_tokens: int | None
+        self, search: SearchRequest, cursor: str, request: ToolCallRequest, max_result_tokens: int | None
     ) -> tuple[ToolOutput, RenderedResult]:
         try:
             async with request.deadline.limit():
                 return await self._continuation.find(
-                    wanted, cursor, request.definition, request.owner, max_result_tokens
+                    search, cursor, request.definition, request.owner, max_result_tokens
                 )
         except TimeoutError:
             raise ToolTimeout(
@@ -207,17 +212,17 @@ class ToolRunner:
 
     def _log_refused_key(self, variable: str, refusal: ToolError) -> None:
         """Warn of a key that is invalid (401) or exhausted (402), once a minute per variable and status."""
-        if refusal.http_status not in _KEY_REFUSED:
+        if refusal.http_status not in _REFUSED_KEY_ADVICE:
             return
         metrics.KEYS_REFUSED.labels(variable).inc()
         now, key = time.monotonic(), (variable, refusal.http_status)
-        if now - self._refused_keys.get(key, -_REPEAT_S) >= _REPEAT_S:
+        if now - self._refused_keys.get(key, -_KEY_WARNING_INTERVAL_S) >= _KEY_WARNING_INTERVAL_S:
             self._refused_keys[key] = now
             log.warning(
                 "the upstream refused the key of %s (HTTP %s): %s",
                 variable,
                 refusal.http_status,
-                _KEY_REFUSED[refusal.http_status],
+                _REFUSED_KEY_ADVICE[refusal.http_status],
                 extra={"action": "key.refused", "variable": variable, "http_status": refusal.http_status},
             )
 
@@ -240,12 +245,12 @@ def _with_repairs(shown: RenderedResult, arguments: Arguments) -> RenderedResult
     return replace(shown, repaired=arguments.repaired) if arguments.repaired else shown
 
 
-def _left(memory: Memory) -> Mapping[str, Any] | None:
-    return memory.budget.left() if memory.budget is not None else None
+def _remaining_budget(context: CallContext) -> Mapping[str, Any] | None:
+    return context.budget.left() if context.budget is not None else None
 
 
 def _defect(owner: CallOwner, cause: Exception) -> InternalError:
-    raise_if_cancelled(cause)
+    raise_if_cancelled(cause)  # an exception in a `finally` block can replace the CancelledError
     log.error("internal error in a call", exc_info=cause, extra={"action": "call.broken"} | owner_ids(owner))
     return InternalError("The tool executor failed on this call; its operator finds the cause in its log.")
 

@@ -43,39 +43,39 @@ from openapi_tool.tools.truncation import (
 
 _WINDOW_CHARS = 512 * 1024
 _LOOK_BACK_CHARS = 64 * 1024
-"""Characters before a passage in which the code block or table that it is in may begin."""
-_SLICED = SMALL + 1
-"""Size to pass to `TimeSlicer.run` for work that must be sliced although its text is short."""
-_CONCURRENT = 8
+"""Characters before a passage that are searched for the start of its code block or table."""
+_FORCE_SLICING = SMALL + 1
+"""Size for `TimeSlicer.run` that has short texts sliced, too: several passages together take long."""
+_MAX_CONCURRENT = 8
 """Limit of concurrent searches in a process: each holds a window of the text, up to 2 MB, and as much in the driver."""
 _MAX_CHARS = {FIND: MAX_PHRASE_CHARS, QUESTION: MAX_QUESTION_CHARS}
 _SEARCH_ARGUMENTS = frozenset(_MAX_CHARS)
 _READ_ON = "Each cursor reads on from its passage, given alone."
-_PLACES_CHARS, _ANSWERS_CHARS = 420, 200
+_PHRASE_NOTES_CHARS, _QUESTION_NOTES_CHARS = 420, 200
 """Maximum characters of the lines before and after the passages of a phrase, and of a question."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Query of a search in a stored text: a phrase (`name` is `find`) or a question (`question`)."""
+class SearchRequest:
+    """Query of a search in a stored text; `name` is `find` for a phrase, `question` for a question."""
 
     name: str
     text: str
 
 
-def requested_search(definition: ToolDefinition, arguments: Arguments, cursor: str | None) -> Wanted | None:
+def requested_search(definition: ToolDefinition, arguments: Arguments, cursor: str | None) -> SearchRequest | None:
     """Return the phrase or question of the model, None for a call without one. Raises BadRequest."""
     if _SEARCH_ARGUMENTS.isdisjoint(arguments.by_model) or not takes_cursor(definition):
         return None
-    asked = sorted(name for name in _SEARCH_ARGUMENTS & arguments.by_model if arguments.values[name] not in (None, ""))
-    problems = [problem for name in asked if (problem := _problem(name, arguments.values[name], cursor))]
+    given = sorted(name for name in _SEARCH_ARGUMENTS & arguments.by_model if arguments.values[name] not in (None, ""))
+    problems = [problem for name in given if (problem := _problem(name, arguments.values[name], cursor))]
     if cursor is None:
         problems = problems[:1]
-    elif len(asked) > 1:
+    elif len(given) > 1:
         problems.append(f"{FIND}: cannot be given together with {QUESTION}; give one of them")
     if problems:
         raise BadRequest("Correct these and call again: " + "; ".join(problems), detail={"problems": problems})
-    return Wanted(asked[0], str(arguments.values[asked[0]])) if asked else None
+    return SearchRequest(given[0], str(arguments.values[given[0]])) if given else None
 
 
 def _problem(name: str, value: object, cursor: str | None) -> str | None:
@@ -98,15 +98,15 @@ class StoredSearch:
         self._artifacts = artifacts
         self._cursors = cursors
         self._slicer = slicer
-        self._permits = FairSemaphore(_CONCURRENT)
+        self._permits = FairSemaphore(_MAX_CONCURRENT)
 
     async def run(
-        self, wanted: Wanted, cursor: str, owner: CallOwner, limit: Limit
+        self, request: SearchRequest, cursor: str, owner: CallOwner, limit: Limit
     ) -> tuple[ToolOutput, RenderedResult]:
-        """Search the text that a cursor leads to; return what the model is shown. Raises NotFound, Unavailable."""
+        """Search the text of a cursor; return what the model is shown. Raises NotFound, Unavailable."""
         position = self._cursors.read(owner.project_id, owner.agent_id, cursor)
-        phrase = Phrase(wanted.text, position.start) if wanted.name == FIND else None
-        search: Search = phrase or Question(wanted.text)
+        phrase = Phrase(request.text, position.start) if request.name == FIND else None
+        search: Search = phrase or Question(request.text)
         async with self._permits.permit(owner.project_id):
             text = _Windows(self._artifacts, owner, position.card_id)
             artifact = await text.open()
@@ -126,8 +126,8 @@ class StoredSearch:
         number, item = next((number, item) for number, item in enumerate(stored_items, start=1) if span.at < item.end)
         first = max(item.start, span.at - _LOOK_BACK_CHARS)
         window = await text.read(first, min(item.end, span.at + span.chars))
-        steps = _passage(window, first, stored_items, number, span)
-        return await self._slicer.run(steps, _SLICED)  # sliced: eight short windows together take long
+        steps = _passage_steps(window, first, stored_items, number, span)
+        return await self._slicer.run(steps, _FORCE_SLICING)
 
     async def _scan(self, search: Search, text: _Windows, item: StoredItem) -> None:
         at = item.start
@@ -138,7 +138,7 @@ class StoredSearch:
 
 
 class _Windows:
-    """Stored text, read in windows of which only one is in memory."""
+    """Stored text, read in windows; only one is in memory at a time."""
 
     def __init__(self, artifacts: Artifacts, owner: CallOwner, card_id: str) -> None:
         self._artifacts = artifacts
@@ -172,8 +172,8 @@ class _Passage:
     """Passage that was found.
 
     `at`, `start` and `opening` are positions in the stored text: of the match, of the passage, and of the code block or
-    table that it begins in. `lines` are the title of its item, where there are several, and the first lines of that
-    block; `where` names the item and the place in it.
+    table in which the passage begins. `lines` are repeated before the passage: the title of its item, if there are
+    several, and the first lines of that block. `where` names the item and the position in it.
     """
 
     at: int
@@ -184,12 +184,14 @@ class _Passage:
     where: str
 
 
-def _passage(window: str, first: int, stored_items: Sequence[StoredItem], number: int, span: Span) -> Steps[_Passage]:
+def _passage_steps(
+    window: str, first: int, stored_items: Sequence[StoredItem], number: int, span: Span
+) -> Steps[_Passage]:
     """Return a passage of the item with this number; `window` is the text around it, from `first` on."""
     item = stored_items[number - 1]
-    begin = _begin(window, span.at - first, span.before)
-    most = span.at + span.chars - first - begin
-    shown = window[begin : begin + most + 1]
+    begin = _passage_start(window, span.at - first, span.before)
+    max_chars = span.at + span.chars - first - begin
+    shown = window[begin : begin + max_chars + 1]
     opening = opening_of(window[:begin], window[begin : begin + 1])
     yield
     lines = "" if opening is None else opening_lines(window[opening:][:OPENING_CHARS])
@@ -200,7 +202,7 @@ def _passage(window: str, first: int, stored_items: Sequence[StoredItem], number
         at=span.at,
         start=first + begin,
         opening=None if opening is None else first + opening,
-        text=shown[: boundary(shown, most)].rstrip(),
+        text=shown[: boundary(shown, max_chars)].rstrip(),
         lines=lines,
         where=where_in(
             item, first + begin, number if len(stored_items) > 1 else None, len(stored_items), lines.count("\n")
@@ -208,16 +210,16 @@ def _passage(window: str, first: int, stored_items: Sequence[StoredItem], number
     )
 
 
-def _begin(window: str, at: int, before: int) -> int:
-    """Return where a passage begins: with the line of the match, else its sentence or word, if that is near."""
-    least = max(0, at - before)
-    if least == 0 and "\n" not in window[:at]:
+def _passage_start(window: str, at: int, before: int) -> int:
+    """Return where a passage begins: at the line, sentence or word of the match, the first that is near enough."""
+    earliest = max(0, at - before)
+    if earliest == 0 and "\n" not in window[:at]:
         return 0
     for mark in ("\n", ". ", " "):
-        found = window.rfind(mark, least, at)
+        found = window.rfind(mark, earliest, at)
         if found >= 0:
             return found + len(mark)
-    return least
+    return earliest
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,7 @@ class _Page:
     limit: Limit
 
     def places(self, phrase: Phrase, cursor: str) -> tuple[ToolOutput, RenderedResult]:
-        """Return the places of a phrase: those after the cursor, or those before it if there are no others."""
+        """Return the places of a phrase: those after the cursor or, if there are none, those before it."""
         total = phrase.before + phrase.after
         if not total:
             return self._nothing(
@@ -239,7 +241,7 @@ class _Page:
                 f"in place of {FIND}",
                 cursor,
             )
-        parts = self._parts(_PLACES_CHARS)
+        parts = self._parts(_PHRASE_NOTES_CHARS)
         left = (phrase.after or phrase.before) - len(parts)
         first = f"[Found in {_count(total, 'place')} of {self._text}; {len(parts)} shown. {_READ_ON}"
         if phrase.before and phrase.after:
@@ -249,12 +251,12 @@ class _Page:
         return self._shown(f"{first}]", parts, last if left else "", following, total)
 
     def answers(self, cursor: str) -> tuple[ToolOutput, RenderedResult]:
-        """Return the passages that fit a question best."""
+        """Return the passages that match a question best."""
         if not self.passages:
             return self._nothing(
                 f"No word of the question is in {self._text}. Ask in the words and the language of the text", cursor
             )
-        parts = self._parts(_ANSWERS_CHARS)
+        parts = self._parts(_QUESTION_NOTES_CHARS)
         first = f"[{_count(len(parts), 'passage')} of {self._text}, the best for the question first. {_READ_ON}]"
         return self._shown(first, parts)
 
@@ -266,7 +268,7 @@ class _Page:
         return self._shown(f'[{why}; or read on with only cursor "{cursor.strip()}".]', [])
 
     def _parts(self, reserved_chars: int) -> list[Part]:
-        """Return the passages that the limit allows, at least one, the others left out from the end."""
+        """Return the first passages that the limit allows, at least one."""
         space = self.limit.chars - INTRO_CHARS - reserved_chars
         tokens = self.limit.tokens - (INTRO_CHARS + reserved_chars) // AROUND_CHARS_PER_TOKEN
         parts: list[Part] = []
@@ -277,8 +279,8 @@ class _Page:
             tokens -= around // AROUND_CHARS_PER_TOKEN
             if parts and (space < MIN_CHARS or tokens < MIN_CHARS // AROUND_CHARS_PER_TOKEN):
                 break
-            most = max(min(space, fitting(passage.text, tokens)), MIN_CHARS)
-            text = passage.text[: boundary(passage.text, most)]
+            max_chars = max(min(space, fitting(passage.text, tokens)), MIN_CHARS)
+            text = passage.text[: boundary(passage.text, max_chars)]
             space -= len(text)
             tokens -= estimated(text)
             parts.append(Part(text, heading, passage.lines))

@@ -16,7 +16,7 @@ from openapi_tool.tools.deadline import TimeLimits, TurnLimit
 
 log = logging.getLogger(__name__)
 
-_MIN_WAIT_S = 1.0
+_MIN_CHECK_INTERVAL_S = 1.0
 
 
 class TurnDeadline:
@@ -38,7 +38,7 @@ class TurnDeadline:
         self._check: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._timer = asyncio.get_running_loop().call_later(self._first_check_s, self._begin)
+        self._timer = asyncio.get_running_loop().call_later(self._first_check_s, self._start_checks)
         return self
 
     async def __aexit__(
@@ -50,13 +50,13 @@ class TurnDeadline:
             self._check.cancel()
             await asyncio.wait([self._check])
 
-    def _begin(self) -> None:
+    def _start_checks(self) -> None:
         self._check = asyncio.create_task(self._shorten())
 
     async def _shorten(self) -> None:
-        while (age_s := await self._answered_s()) is None:  # noqa: ASYNC110 - another process may answer
-            # An answer from now on ends the turn no earlier than after another default wait.
-            await asyncio.sleep(max(_MIN_WAIT_S, self._limits.default_left_s(0.0)))
+        while (age_s := await self._last_result_age_s()) is None:  # noqa: ASYNC110 - the other call may run in another process
+            # A later result leaves the turn at least one default wait from now.
+            await asyncio.sleep(max(_MIN_CHECK_INTERVAL_S, self._limits.default_left_s(0.0)))
         left_s = self._limits.default_left_s(age_s)
         self.limit.shorten(time.monotonic() + left_s)
         log.info(
@@ -64,8 +64,8 @@ class TurnDeadline:
             extra={"action": "turn.shortened", "left_s": round(left_s, 3)} | ids(self._identity),
         )
 
-    async def _answered_s(self) -> float | None:
-        """Return the seconds since another call of the step was answered, None if none was or it is unknown."""
+    async def _last_result_age_s(self) -> float | None:
+        """Return the seconds since another call of the step got a result, None if none did or it is unknown."""
         identity = self._identity
         try:
             return await self._kernel.last_answer_s(identity.project_id, identity.agent_turn_id, identity.step_id or "")

@@ -18,7 +18,7 @@ from openapi_tool.tools.definition import suspend_timeout
 
 log = logging.getLogger(__name__)
 
-_UNCLAIMED = ("pending", "deferred")
+_UNCLAIMED_STATUSES = ("pending", "deferred")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +65,4 @@ class WakeupSender:
 
 def unclaimed(status: str | None) -> bool:
     """Return whether an inbox row with this status may still need a doorbell; a claimed row does not."""
-    return status in _UNCLAIMED
+    return status in _UNCLAIMED_STATUSES

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from openapi_tool.budgets.budgets import Budgets, Spender
 from openapi_tool.cooperative import TimeSlicer
 from openapi_tool.jina.batch import batch_items, batch_output, item_arguments, without_secrets
-from openapi_tool.jina.byte_semaphore import ByteSemaphore, CallMemory, MemoryGrant, most_memory
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, MemoryGrant, most_memory
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.content import Masks, usage_of
@@ -96,24 +96,24 @@ class JinaBackend:
         metrics.RESPONSE_WAITING.follow(lambda: self.semaphore.waiting)
         self._cache = ResponseCache(options.cache, self._slicer)
 
-    def memory(self, project_id: str) -> CallMemory:
-        """Return the memory of a call: a context manager to leave once its result is committed."""
+    def call_context(self, project_id: str) -> JinaCallContext:
+        """Return the context of a new call: a context manager to leave once its result is committed."""
         return self.semaphore.for_call(project_id)
 
     async def run(
-        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, memory: CallMemory
+        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, context: JinaCallContext
     ) -> ToolOutput:
-        """Send the upstream requests and render the responses, within `memory`. Raises ToolError."""
+        """Send the upstream requests and render the responses, within `context`. Raises ToolError."""
         if self._budgets is not None and (self._budgets.limited or definition.budget is not None):
-            names = (memory.project or "", memory.agent, arguments.session, definition.tool_name)
-            memory.budget = self._budgets.charge(Spender(*names, definition.budget))
+            names = (context.project or "", context.agent, arguments.session, definition.tool_name)
+            context.budget = self._budgets.charge(Spender(*names, definition.budget))
         items = batch_items(definition, arguments, self._options.tools.max_batch_items)
         if items is None:
-            output = await self._run_one(definition, arguments, deadline, memory)
+            output = await self._run_one(definition, arguments, deadline, context)
             return self._with_advice(output, definition, arguments, [])
         tasks = {
             item: asyncio.create_task(
-                self._try(definition, item_arguments(definition, arguments, item), deadline, memory)
+                self._try(definition, item_arguments(definition, arguments, item), deadline, context)
             )
             for item in dict.fromkeys(items)
         }
@@ -135,21 +135,21 @@ class JinaBackend:
         return replace(output, cheaper=cheaper(parameters, tokens, max(1, len(items)), offers))
 
     async def _try(
-        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, memory: CallMemory
+        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, context: JinaCallContext
     ) -> ToolOutput | ToolError:
         """Run one item of a batch; return its error, so that the other items go on."""
         try:
-            return await self._run_one(definition, arguments, deadline, memory)
+            return await self._run_one(definition, arguments, deadline, context)
         except ToolError as error:
             return without_secrets(error, self._redactor)
 
     async def _run_one(
-        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, memory: CallMemory
+        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, context: JinaCallContext
     ) -> ToolOutput:
-        """Run one item; report its cost in output or error, and to `memory`, also if it is cancelled."""
+        """Run one item; report its cost in output or error, and to `context`, also if it is cancelled."""
         spent = Meter()
         try:
-            output = await self._answered(definition, arguments, deadline, memory, spent)
+            output = await self._answered(definition, arguments, deadline, context, spent)
         except ToolError as error:
             failed = _charged(error, spent.usage)
             if isinstance(failed, ToolTimeout) and _TIMEOUT in arguments.by_model:
@@ -157,11 +157,16 @@ class JinaBackend:
         else:
             return _with_cost(output, spent.usage)
         finally:
-            memory.charge(spent.usage)
+            context.charge(spent.usage)
         raise failed  # outside of `except`: else its context would keep the original error and its frames alive
 
     async def _answered(
-        self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, memory: CallMemory, spent: Meter
+        self,
+        definition: ToolDefinition,
+        arguments: Arguments,
+        deadline: Deadline,
+        context: JinaCallContext,
+        spent: Meter,
     ) -> ToolOutput:
         resolved = resolve_parameters(definition, arguments)
         resolved = with_checked_url(resolved, definition, self._options.url_policy)
@@ -172,12 +177,12 @@ class JinaBackend:
         request = build_request(definition, resolved)
 
         async def ask(meter: Meter) -> ToolOutput:
-            with memory:  # keeps the memory if this call ends while another one waits for the shared request
-                return await self._ask(definition, resolved, request, arguments, deadline, memory.grant(), meter)
+            with context:  # keeps the memory if this call ends while another one waits for the shared request
+                return await self._ask(definition, resolved, request, arguments, deadline, context.grant(), meter)
 
         if resolved.parameters.get("noCache") or resolved.parameters.get("doNotTrack"):
             return await ask(spent)
-        return await self._cache.get(cache_key(definition, arguments, request), deadline, ask, memory.grant(), spent)
+        return await self._cache.get(cache_key(definition, arguments, request), deadline, ask, context.grant(), spent)
 
     async def _ask(
         self,
@@ -197,7 +202,7 @@ class JinaBackend:
         requests, tokens = metrics.UPSTREAM_REQUESTS.labels(tool), metrics.UPSTREAM_TOKENS.labels(tool, project)
         patient = resolved.timeout_s is not None or definition.timeout_s is not None
         key, variable = arguments.api_key, arguments.key_variable
-        need = Need(variable, endpoint.operation.name, grant.flow, deadline, key, grant.slot, grant.call)
+        need = Need(variable, endpoint.operation.name, grant.flow, deadline, key, grant.slot, grant.call_number)
 
         async def fetch() -> dict[str, Any]:
             return await self._permitted(grant, endpoint.least_tokens(resolved.parameters), need, send)
@@ -210,7 +215,7 @@ class JinaBackend:
                 else build_request(definition, replace(resolved, parameters=timed))
             )
             attempt = Attempt(time.monotonic(), sent.method, sent.host, meter.usage.requests)
-            grant.attempt(attempt)
+            grant.record_attempt(attempt)
             meter.add(_ONE_REQUEST)
             requests.inc()
             try:

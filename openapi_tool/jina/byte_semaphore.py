@@ -1,7 +1,8 @@
 """Limit of the memory that upstream responses use: a FIFO byte semaphore with a reserve.
 
-Responses of up to 64 kB take no memory from it, so they never wait behind large ones. `CallMemory` is the memory of one
-call, from its first large response until its result is committed; a `MemoryGrant` is the part for one response.
+A `JinaCallContext` holds the memory of one call, from its first large response until its result is committed. A
+`MemoryGrant` is the part for one response. Responses of up to 64 kB take no memory from the semaphore, so they never
+wait behind large ones.
 
 Deadlock: two calls that hold memory and need more could wait for each other. So the reserve, as much as any call may
 need, goes to one such call at a time. That call never waits for memory again, so it ends and releases the reserve.
@@ -27,44 +28,48 @@ from openapi_tool.limits.permits import NO_SLOT, Slot
 from openapi_tool.protocol.attempts import MAX_ATTEMPTS, Attempt
 from openapi_tool.tools.result import NO_USAGE, Usage
 
-_NUMBERS = count()
-_ASCII, _WIDE, _WIDEST = 6, 8, 14
+_CALL_NUMBERS = count()
+_ASCII_FACTOR, _TWO_BYTE_FACTOR, _FOUR_BYTE_FACTOR = 6, 8, 14
 """Bytes of memory per byte of a body until the result is committed: parsed, rendered, as JSON, in the driver.
 
 Python stores a string with one, two or four bytes per character, depending on its widest: one emoji makes 40 MB of a
 page of 10 MB. Measured by scripts/answer_costs.py, and rounded up.
 """
-_FOUR_BYTES = tuple(bytes([first]) for first in range(0xF0, 0xF5))  # first bytes of such characters in UTF-8
-_ESCAPED_PAIRS = (rb"\ud", rb"\uD")
+_FOUR_BYTE_LEADS = tuple(bytes([first]) for first in range(0xF0, 0xF5))  # UTF-8 lead bytes of characters beyond the BMP
+_SURROGATE_ESCAPES = (rb"\ud", rb"\uD")
 _BYTES_PER_VALUE = 250
 """Memory of a value beside its text: the object, and its slot in a list or dictionary."""
 
 
 def memory_of(body: bytes | bytearray, values: int = 0) -> int:
-    """Return the bytes of memory that a response with this many values needs until its result is committed."""
+    """Return the bytes of memory that a response with `values` JSON values needs until its result is committed."""
     return len(body) * _bytes_per_byte(body) + values * _BYTES_PER_VALUE
 
 
 def _bytes_per_byte(body: bytes | bytearray) -> int:
     if body.isascii() and rb"\u" not in body:
-        return _ASCII
-    return _WIDEST if any(mark in body for mark in (*_FOUR_BYTES, *_ESCAPED_PAIRS)) else _WIDE
+        return _ASCII_FACTOR
+    return (
+        _FOUR_BYTE_FACTOR
+        if any(mark in body for mark in (*_FOUR_BYTE_LEADS, *_SURROGATE_ESCAPES))
+        else _TWO_BYTE_FACTOR
+    )
 
 
 def most_memory(max_response_bytes: int) -> int:
-    """Return the most bytes of memory that the responses of one call may need."""
-    return max_response_bytes * _WIDEST + MAX_VALUES * _BYTES_PER_VALUE
+    """Return the maximum bytes of memory that the responses of one call may need."""
+    return max_response_bytes * _FOUR_BYTE_FACTOR + MAX_VALUES * _BYTES_PER_VALUE
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    memory: CallMemory
+    call: JinaCallContext
     size: int
     turn: asyncio.Future[None]
 
 
 class ByteSemaphore:
-    """`total_bytes` for the process, of which `reserve_bytes` are reserved for one call that already holds memory.
+    """Memory of `total_bytes` for the process; `reserve_bytes` of them are for one call that already holds memory.
 
     FIFO with two exceptions: calls that hold memory come before those that hold none, since they release it sooner; and
     no call waits behind calls of a project that has used up its share.
@@ -88,83 +93,83 @@ class ByteSemaphore:
         """Number of responses that wait for memory."""
         return len(self._waiting)
 
-    def for_call(self, project: str | None = None) -> CallMemory:
-        """Return the memory of a new call: a context manager that releases it. `project` None has no share limit."""
-        return CallMemory(self, project)
+    def for_call(self, project: str | None = None) -> JinaCallContext:
+        """Return the context of a new call, which releases its memory on exit; no share limit if `project` is None."""
+        return JinaCallContext(self, project)
 
-    async def take(self, memory: CallMemory, size: int) -> None:
-        """Wait until `memory` holds `size` bytes more. A cancelled wait takes nothing."""
-        if self.try_take(memory, size):
+    async def take(self, call: JinaCallContext, size: int) -> None:
+        """Wait until `call` holds `size` bytes more. A cancelled wait takes nothing."""
+        if self.try_take(call, size):
             return
-        waiter = _Waiter(memory, size, asyncio.get_running_loop().create_future())
+        waiter = _Waiter(call, size, asyncio.get_running_loop().create_future())
         self._waiting.append(waiter)
         self._serve()
         try:
             await waiter.turn
         except asyncio.CancelledError:
             if waiter.turn.done() and not waiter.turn.cancelled():
-                self.give(memory, size)  # granted in the same loop iteration in which the wait was cancelled
+                self.give(call, size)  # granted in the same loop iteration in which the wait was cancelled
             else:
                 with suppress(ValueError):
                     self._waiting.remove(waiter)
                 self._serve()
             raise
 
-    def try_take(self, memory: CallMemory, size: int) -> bool:
-        """Take `size` bytes more for `memory` if that needs no wait; return whether it did."""
-        if memory.has_reserve:
+    def try_take(self, call: JinaCallContext, size: int) -> bool:
+        """Take `size` bytes more for `call` if that needs no wait; return whether it did."""
+        if call.has_reserve:
             return True
-        if size > self._free or not self._within_share(memory, size) or self._must_queue(memory):
+        if size > self._free or not self._within_share(call, size) or self._must_queue(call):
             return False
-        self._move(memory, size)
+        self._move(call, size)
         return True
 
-    def give(self, memory: CallMemory, size: int) -> None:
-        """Release `size` bytes of `memory`, at most all that it holds."""
-        self._move(memory, -min(size, memory.held))
+    def give(self, call: JinaCallContext, size: int) -> None:
+        """Release `size` bytes of `call`, at most all that it holds."""
+        self._move(call, -min(size, call.held))
         self._serve()
 
-    def give_all(self, memory: CallMemory) -> None:
+    def give_all(self, call: JinaCallContext) -> None:
         """Release everything."""
-        self._reserve_is_free |= memory.has_reserve
-        memory.has_reserve = False
-        self.give(memory, memory.held)
+        self._reserve_is_free |= call.has_reserve
+        call.has_reserve = False
+        self.give(call, call.held)
 
-    def keep(self, memory: CallMemory, size: int) -> None:
-        """Release all but `size` bytes of `memory`; the reserve only if `size` bytes are free without it."""
-        if memory.has_reserve:
+    def keep(self, call: JinaCallContext, size: int) -> None:
+        """Release all but `size` bytes of `call`; the reserve only if `size` bytes are free without it."""
+        if call.has_reserve:
             if size > self._free:
                 return
-            memory.has_reserve, self._reserve_is_free = False, True
-            self._move(memory, size)
-        self.give(memory, max(0, memory.held - size))
+            call.has_reserve, self._reserve_is_free = False, True
+            self._move(call, size)
+        self.give(call, max(0, call.held - size))
 
     def _serve(self) -> None:
-        while self._waiting and (waiter := self._next()):
-            if not waiter.memory.has_reserve:
-                if waiter.size <= self._free and self._within_share(waiter.memory, waiter.size):
-                    self._move(waiter.memory, waiter.size)
+        while self._waiting and (waiter := self._next_waiter()):
+            if not waiter.call.has_reserve:
+                if waiter.size <= self._free and self._within_share(waiter.call, waiter.size):
+                    self._move(waiter.call, waiter.size)
                 else:
-                    self._hand_over_reserve(waiter.memory)
+                    self._hand_over_reserve(waiter.call)
             self._waiting.remove(waiter)
             waiter.turn.set_result(None)
 
-    def _hand_over_reserve(self, memory: CallMemory) -> None:
+    def _hand_over_reserve(self, call: JinaCallContext) -> None:
         """Give the reserve to a call. It covers all that the call may need, so release what it held."""
-        self._reserve_is_free, self._last_reserve_project = False, memory.project
-        memory.has_reserve = True
-        self._move(memory, -memory.held)
+        self._reserve_is_free, self._last_reserve_project = False, call.project
+        call.has_reserve = True
+        self._move(call, -call.held)
 
-    def _next(self) -> _Waiter | None:
+    def _next_waiter(self) -> _Waiter | None:
         """Return the next waiter whose project is within its share; None if there is not enough free memory."""
-        held_back: set[str | None] = set()
+        blocked_projects: set[str | None] = set()
         for waiter in self._in_order():
-            memory = waiter.memory
-            if memory.has_reserve or (memory.held and self._reserve_is_free):
+            call = waiter.call
+            if call.has_reserve or (call.held and self._reserve_is_free):
                 return waiter
-            if memory.project not in held_back and self._within_share(memory, waiter.size):
+            if call.project not in blocked_projects and self._within_share(call, waiter.size):
                 return waiter if waiter.size <= self._free else None
-            held_back.add(memory.project)
+            blocked_projects.add(call.project)
         return None
 
     def _in_order(self) -> Iterator[_Waiter]:
@@ -174,46 +179,46 @@ class ByteSemaphore:
         """
         for rank in range(4):
             yield from (
-                waiter for waiter in self._waiting if not waiter.turn.done() and self._rank(waiter.memory) == rank
+                waiter for waiter in self._waiting if not waiter.turn.done() and self._rank(waiter.call) == rank
             )
 
-    def _rank(self, memory: CallMemory) -> int:
-        if memory.has_reserve:
+    def _rank(self, call: JinaCallContext) -> int:
+        if call.has_reserve:
             return 0
-        if not memory.held:
+        if not call.held:
             return 3
-        return 2 if memory.project is not None and memory.project == self._last_reserve_project else 1
+        return 2 if call.project is not None and call.project == self._last_reserve_project else 1
 
-    def _within_share(self, memory: CallMemory, size: int) -> bool:
+    def _within_share(self, call: JinaCallContext, size: int) -> bool:
         """Return whether a project may hold `size` bytes more; one that holds nothing always may."""
-        held = self._held_by[memory.project]
-        return memory.project is None or not held or held + size <= self._share
+        held = self._held_by[call.project]
+        return call.project is None or not held or held + size <= self._share
 
-    def _must_queue(self, memory: CallMemory) -> bool:
+    def _must_queue(self, call: JinaCallContext) -> bool:
         """Return whether a call must wait behind others. It overtakes calls of projects that used up their share."""
         return any(
-            waiter.memory.project == memory.project or self._within_share(waiter.memory, waiter.size)
+            waiter.call.project == call.project or self._within_share(waiter.call, waiter.size)
             for waiter in self._waiting
             if not waiter.turn.done()
         )
 
-    def _move(self, memory: CallMemory, size: int) -> None:
-        """Move `size` bytes (may be negative) from free to `memory`."""
+    def _move(self, call: JinaCallContext, size: int) -> None:
+        """Move `size` bytes (may be negative) from the free memory to `call`."""
         self._free -= size
-        memory.held += size
-        if memory.project is not None:
-            self._held_by[memory.project] += size
-            if not self._held_by[memory.project]:
-                del self._held_by[memory.project]
+        call.held += size
+        if call.project is not None:
+            self._held_by[call.project] += size
+            if not self._held_by[call.project]:
+                del self._held_by[call.project]
 
 
-class CallMemory:
-    """Memory of one call, the body bytes of its responses, its upstream cost (`spent`) and requests so far.
+class JinaCallContext:
+    """State of one call: its memory, the body bytes of its responses, its upstream cost (`spent`) and requests so far.
 
-    `agent` and `slot` are those of the call, for its requests that wait for a permit; `budget` is charged for them;
-    `number` identifies the call in this process; `recheck` raises ToolError once no further request may be sent.
+    `agent` and `slot` are those of the call, for its requests that wait for a permit. `budget` is charged for them.
+    `number` identifies the call in this process. `recheck` raises ToolError once no further request may be sent.
 
-    Released when the last `with` block is left: a shared request may outlive the call that started it.
+    Memory is released when the last `with` block ends: a shared request may outlive the call that started it.
     """
 
     def __init__(self, semaphore: ByteSemaphore, project: str | None = None) -> None:
@@ -226,7 +231,7 @@ class CallMemory:
         self.spent = NO_USAGE
         self.attempts: list[Attempt] = []
         self.agent = ""
-        self.number = next(_NUMBERS)
+        self.number = next(_CALL_NUMBERS)
         self.slot: Slot = NO_SLOT
         self.budget: Charge | None = None
         self.recheck: Callable[[], None] | None = None
@@ -261,10 +266,10 @@ class CallMemory:
 
 
 class MemoryGrant:
-    """Part of a call's memory for one response; `http_status` is the response's, None before it arrives."""
+    """Memory of one response; `http_status` is the response's, None before it arrives."""
 
-    def __init__(self, memory: CallMemory, semaphore: ByteSemaphore) -> None:
-        self._memory = memory
+    def __init__(self, call: JinaCallContext, semaphore: ByteSemaphore) -> None:
+        self._call = call
         self._semaphore = semaphore
         self._held = 0
         self.body_bytes = 0
@@ -273,64 +278,64 @@ class MemoryGrant:
     @property
     def project(self) -> str | None:
         """Project to which the memory is charged."""
-        return self._memory.project
+        return self._call.project
 
     @property
     def flow(self) -> tuple[str, str]:
         """Project and agent of the call."""
-        return self._memory.project or "", self._memory.agent
+        return self._call.project or "", self._call.agent
 
     @property
-    def call(self) -> int:
+    def call_number(self) -> int:
         """Number of the call in this process."""
-        return self._memory.number
+        return self._call.number
 
     @property
     def slot(self) -> Slot:
         """Slot of the call."""
-        return self._memory.slot
+        return self._call.slot
 
     @property
     def budget(self) -> Charge | None:
         """Accounts that the call's requests are charged to."""
-        return self._memory.budget
+        return self._call.budget
 
     def recheck(self) -> None:
         """Raise ToolError if the call may send no further request, such as of a tool that was disabled meanwhile."""
-        if self._memory.recheck is not None:
-            self._memory.recheck()
+        if self._call.recheck is not None:
+            self._call.recheck()
 
-    def attempt(self, attempt: Attempt) -> None:
+    def record_attempt(self, attempt: Attempt) -> None:
         """Record a request that is sent now."""
         self.http_status = None
-        if len(self._memory.attempts) < MAX_ATTEMPTS:
-            self._memory.attempts.append(attempt)
+        if len(self._call.attempts) < MAX_ATTEMPTS:
+            self._call.attempts.append(attempt)
 
     async def hold(self, size: int) -> None:
         """Hold `size` bytes; wait if that is more than before."""
         if size > self._held:
-            await self._semaphore.take(self._memory, size - self._held)
+            await self._semaphore.take(self._call, size - self._held)
         elif size < self._held:
-            self._semaphore.give(self._memory, self._held - size)
+            self._semaphore.give(self._call, self._held - size)
         self._held = size
 
     def try_hold(self, size: int) -> bool:
         """Hold `size` bytes if that needs no wait; return whether it did."""
-        if size > self._held and not self._semaphore.try_take(self._memory, size - self._held):
+        if size > self._held and not self._semaphore.try_take(self._call, size - self._held):
             return False
         self._held = max(size, self._held)
         return True
 
-    def count(self, size: int) -> int:
-        """Count `size` more body bytes of the response; return those of all responses of the call."""
+    def add_body_bytes(self, size: int) -> int:
+        """Count `size` more body bytes of this response; return the total of all responses of the call."""
         self.body_bytes += size
-        self._memory.body_bytes += size
-        return self._memory.body_bytes
+        self._call.body_bytes += size
+        return self._call.body_bytes
 
     def clear(self) -> None:
         """Release everything and reset the count, before a retry."""
-        self._memory.body_bytes -= self.body_bytes
+        self._call.body_bytes -= self.body_bytes
         self.body_bytes = 0
         if self._held:
-            self._semaphore.give(self._memory, self._held)
+            self._semaphore.give(self._call, self._held)
             self._held = 0

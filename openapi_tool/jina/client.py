@@ -132,7 +132,7 @@ class JinaClient:
         """
         chunks = aiter(cast("httpx.AsyncByteStream", response.stream))
         async for chunk in chunks:
-            self._check_size(grant.count(len(chunk)))
+            self._check_size(grant.add_body_bytes(len(chunk)))
             if grant.body_bytes > SMALL:  # up to it no reservation: small responses never wait behind large ones
                 await self._fill_large(body, chunk, chunks, self._largest(response), grant)
             else:
@@ -156,7 +156,7 @@ class JinaClient:
                 async with self._large_reads:  # at most _LARGE_READS responses go on in one iteration
                     await asyncio.sleep(0)
                 chunk = await anext(chunks, b"")
-                self._check_size(grant.count(len(chunk)))
+                self._check_size(grant.add_body_bytes(len(chunk)))
 
     def _check_size(self, size: int) -> None:
         if size > self.max_response_bytes:

@@ -23,12 +23,12 @@ KEY = b"0123456789abcdef"
 @requirement("dialects.isolated")
 def test_the_same_project_of_two_kernels_has_two_shares_of_memory_and_permits() -> None:
     reserved: list[str] = []
-    backend = SimpleNamespace(memory=reserved.append, run=None)
+    backend = SimpleNamespace(call_context=reserved.append, run=None)
     upstream: Any = SimpleNamespace(backend=backend, errors=SimpleNamespace(value=str), slicer=None)
     main = build_bootstrap(Settings.model_validate(KERNELS), {})
     for kernel in (main, *main.others):
         artifacts: Any = None
-        build_runner(kernel, upstream, artifacts, scoped_key(KEY, kernel.version)).memory("proj")
+        build_runner(kernel, upstream, artifacts, scoped_key(KEY, kernel.version)).call_context("proj")
     assert len(set(reserved)) == 2
     assert reserved[0] == "proj"
 

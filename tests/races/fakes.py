@@ -188,8 +188,8 @@ class FakeKernel:
         return None
 
 
-class FakeMemory:
-    """Memory without a limit."""
+class FakeContext:
+    """Context of a call whose memory has no limit."""
 
     spent = Usage()
     attempts = ()
@@ -215,11 +215,11 @@ class FakeTools:
     answer: Callable[[Schedule], Awaitable[ToolOutput]] | None = None
     projects: list[str] = field(default_factory=list)
 
-    def memory(self, project_id: str) -> FakeMemory:
+    def call_context(self, project_id: str) -> FakeContext:
         self.projects.append(project_id)
-        return FakeMemory()
+        return FakeContext()
 
-    async def run(self, _: ToolDefinition, __: Arguments, ___: Deadline, ____: FakeMemory) -> ToolOutput:
+    async def run(self, _: ToolDefinition, __: Arguments, ___: Deadline, ____: FakeContext) -> ToolOutput:
         await self.schedule.step("tool")
         return ToolOutput((Item("text"),)) if self.answer is None else await self.answer(self.schedule)
 

@@ -12,7 +12,7 @@ from openapi_tool.bus.held import FetchMode
 from openapi_tool.bus.returns import ReturnDelays
 from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
 from openapi_tool.tools.result import Usage
-from tests.races.fakes import FakeMemory, FakeTools, Run, Scene, Schedule, turns
+from tests.races.fakes import FakeContext, FakeTools, Run, Scene, Schedule, turns
 from tests.requirements import requirement
 
 
@@ -108,10 +108,10 @@ def test_calls_of_one_project_that_never_end_leave_slots_for_others(run: Run) ->
 class Batches(FakeTools):
     """Tools whose calls of the project `batches` make four upstream requests each."""
 
-    def memory(self, project_id: str) -> FakeMemory:
-        memory = super().memory(project_id)
-        memory.spent = Usage(requests=4 if project_id == "batches" else 1)
-        return memory
+    def call_context(self, project_id: str) -> FakeContext:
+        context = super().call_context(project_id)
+        context.spent = Usage(requests=4 if project_id == "batches" else 1)
+        return context
 
 
 @requirement("fair.weights")

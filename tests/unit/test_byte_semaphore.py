@@ -14,7 +14,7 @@ import uvloop
 from pydantic import SecretStr
 
 from openapi_tool.jina.answer_json import MAX_VALUES
-from openapi_tool.jina.byte_semaphore import ByteSemaphore, CallMemory, MemoryGrant, memory_of, most_memory
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, MemoryGrant, memory_of, most_memory
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.options import CacheOptions
@@ -88,7 +88,7 @@ async def test_who_holds_memory_and_needs_more_comes_before_who_holds_none() -> 
         await kept.hold(60)
         await growing.hold(30)
 
-        async def hold(name: str, memory: CallMemory, size: int) -> None:
+        async def hold(name: str, memory: JinaCallContext, size: int) -> None:
             await memory.grant().hold(size)
             order.append(name)
 
@@ -255,7 +255,7 @@ async def test_what_a_call_with_the_reserve_still_waits_for_is_served_before_all
     """Else it waits for one that waits for the reserve."""
     semaphore, ended = ByteSemaphore(110, reserve_bytes=100), []
 
-    async def hold(memory: CallMemory, size: int) -> None:
+    async def hold(memory: JinaCallContext, size: int) -> None:
         await memory.grant().hold(size)
         ended.append(memory)
 
@@ -309,15 +309,15 @@ async def test_memory_is_held_from_the_answer_to_the_commit_and_given_back_by_a_
     text = "word " * 200_000
     answering = Answering(serving(json.dumps({"data": {"content": text}}).encode()))
     whole = answering.tools.semaphore.free_bytes
-    with answering.tools.memory("proj") as memory:
-        output = await answering.output(memory=memory)
+    with answering.tools.call_context("proj") as memory:
+        output = await answering.output(context=memory)
         assert whole - answering.tools.semaphore.free_bytes >= 6 * len(text)
         del output
     assert answering.tools.semaphore.free_bytes == whole
     failing = Answering(serving(b'"' * 100_000, 503))
-    with failing.tools.memory("proj") as memory:
+    with failing.tools.call_context("proj") as memory:
         with pytest.raises(ToolError):
-            await failing.output(memory=memory)
+            await failing.output(context=memory)
         assert (memory.held, memory.body_bytes) == (0, 0)
 
 
@@ -363,8 +363,8 @@ async def test_an_answer_takes_memory_for_what_has_arrived_whatever_it_says(decl
     headers = {"Content-Length": declared} if declared else {}
     answering = Answering(lambda _: httpx.Response(200, headers=headers, stream=_Chunks([b"x" * 35_000] * 3, look)))
     whole = answering.tools.semaphore.free_bytes
-    with pytest.raises(ToolError), answering.tools.memory("proj") as memory:
-        await answering.output(memory=memory)
+    with pytest.raises(ToolError), answering.tools.call_context("proj") as memory:
+        await answering.output(context=memory)
     assert taken == [0, 0, 131_072]
     assert answering.tools.semaphore.free_bytes == whole
 
@@ -423,7 +423,7 @@ async def test_the_wait_for_memory_is_not_the_upstreams() -> None:
 @requirement("memory.limit")
 async def test_a_small_answer_never_waits_behind_large_ones() -> None:
     small = Answering(serving(json.dumps({"data": {"content": "y" * 60_000}}).encode()))
-    with small.tools.memory("proj") as all_of_it, small.tools.memory("proj") as waiting:
+    with small.tools.call_context("proj") as all_of_it, small.tools.call_context("proj") as waiting:
         await all_of_it.grant().hold(small.tools.semaphore.free_bytes)
         large = asyncio.create_task(waiting.grant().hold(1))
         await _soon()
@@ -473,11 +473,11 @@ async def test_a_kept_answer_and_one_on_its_way_take_memory_too() -> None:
 
     answering = Answering(answer, options={"cache": CacheOptions(60.0)})
     whole = answering.tools.semaphore.free_bytes
-    grants = [answering.tools.memory("proj") for _ in range(4)]
+    grants = [answering.tools.call_context("proj") for _ in range(4)]
     for memory in grants:
         memory.__enter__()
-    outputs = await asyncio.gather(*(answering.output(memory=memory) for memory in grants[:3]))
-    outputs.append(await answering.output(memory=grants[3]))
+    outputs = await asyncio.gather(*(answering.output(context=memory) for memory in grants[:3]))
+    outputs.append(await answering.output(context=grants[3]))
     assert asked == 1
     assert all(memory.held >= 5 * len(body) - 1_000 for memory in grants)
     assert len({output.content for output in outputs}) == 1

@@ -30,8 +30,8 @@ READ = {"tool": "jina.read"}
 PARAMETERS = {"type": "object", "properties": {"url": {"type": "string"}}}
 
 
-class Memory:
-    """The memory of a call that has cost something already."""
+class SpentContext:
+    """Context of a call that has cost something already."""
 
     spent = Usage(tokens=7, requests=1)
     attempts: tuple[Attempt, ...] = ()
@@ -45,12 +45,12 @@ class Tools:
         self.end = end
         self.calls: list[dict[str, Any]] = []
 
-    def memory(self, project_id: str) -> Memory:
+    def call_context(self, project_id: str) -> SpentContext:
         del project_id
-        return Memory()
+        return SpentContext()
 
-    async def run(self, definition: Any, arguments: Any, deadline: Any, memory: Any) -> ToolOutput:
-        del definition, deadline, memory
+    async def run(self, definition: Any, arguments: Any, deadline: Any, context: Any) -> ToolOutput:
+        del definition, deadline, context
         self.calls.append(dict(arguments.values))
         if isinstance(self.end, BaseException):
             raise self.end
@@ -73,7 +73,7 @@ def request(left_s: float = 60, **arguments: Any) -> ToolCallRequest:
 
 async def run(tools: Tools, asked: ToolCallRequest, **options: Any) -> tuple[ResultFields, StoredText | None]:
     one = runner(Texts(), tools, **options)
-    return await one.run(asked, one.memory("proj"))
+    return await one.run(asked, one.call_context("proj"))
 
 
 @requirement("runner.alone")
@@ -154,7 +154,7 @@ async def test_what_keeps_a_front_end_from_asking_is_an_outcome_too(caplog: pyte
     tools = Tools(ToolOutput((Item("x"),)))
     one = runner(None, tools, redact=lambda value: "masked" if isinstance(value, str) else value)
     for _ in range(2):
-        fields = one.failed(OWNER, "a_tool", ToolMisconfigured("no host"), one.memory("proj"), 0.0)
+        fields = one.failure_result(OWNER, "a_tool", ToolMisconfigured("no host"), one.call_context("proj"), 0.0)
         assert fields.error_code == "tool_misconfigured"
     assert [vars(record)["action"] for record in caplog.records] == ["tool.misconfigured"]
 

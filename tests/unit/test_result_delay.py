@@ -152,10 +152,10 @@ def test_memory_for_steps_is_bounded() -> None:
         scene = Scene()
         for number in range(10_000):
             scene.delay.record_command(sent(), identity(step_id=f"step-{number}"))
-        assert len(scene.delay._newest) <= 4_096  # noqa: SLF001 - memory shows nowhere else
+        assert len(scene.delay._newest_at) <= 4_096  # noqa: SLF001 - memory shows nowhere else
         await asyncio.sleep(2)
         for number in range(5_000):
             scene.delay.record_command(sent(2_000), identity(step_id=f"later-{number}"))
-        assert len(scene.delay._newest) <= 4_096  # noqa: SLF001 - the same
+        assert len(scene.delay._newest_at) <= 4_096  # noqa: SLF001 - the same
 
     run_virtually(check())

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from openapi_tool.cooperative import at_once
 from openapi_tool.executor import stored_search
 from openapi_tool.executor.continuation import Continuation
-from openapi_tool.executor.stored_search import Wanted
+from openapi_tool.executor.stored_search import SearchRequest
 from openapi_tool.options import ToolOptions
 from openapi_tool.protocol.errors import NotFound
 from openapi_tool.protocol.records import Artifact
@@ -79,7 +79,7 @@ class Kept:
     ) -> tuple[ToolOutput, RenderedResult, list[tuple[str, ...]]]:
         """Search; return the output, what is shown, and number, item, character and cursor of each passage."""
         ((name, text),) = wanted.items()
-        output, shown = await self.continuation.find(Wanted(name, text), cursor, READER, OWNER, tokens)
+        output, shown = await self.continuation.find(SearchRequest(name, text), cursor, READER, OWNER, tokens)
         return output, shown, HEADING.findall(shown.content)
 
     async def read_on(self, cursor: str) -> str:
@@ -422,7 +422,7 @@ async def test_case_11_a_search_ends_with_the_time_of_its_call() -> None:
     kept = Kept(Item("Title: x", FILLER * 200))
     one = runner(Slow(), Tools(AssertionError()))
     asked = request(0.05, cursor=await kept.first(), find="x")
-    fields, _ = await one.run(asked, one.memory("proj"))
+    fields, _ = await one.run(asked, one.call_context("proj"))
     assert fields.error_code == "tool_timeout"
 
 
@@ -451,7 +451,7 @@ async def test_case_11_a_search_ends_with_the_time_of_its_call() -> None:
 async def test_case_11_arguments_that_do_not_fit_are_told_with_the_remedy(values: dict[str, Any], says: str) -> None:
     tools = Tools(AssertionError())
     one = runner(Stored(), tools)
-    fields, _ = await one.run(request(**values), one.memory("proj"))
+    fields, _ = await one.run(request(**values), one.call_context("proj"))
     assert fields.error is not None
     assert fields.error["message"].count(says) == 1
     assert fields.error["message"].count("looks through") <= 1
@@ -465,7 +465,7 @@ async def test_case_11_nothing_to_look_for_is_no_search(nothing: Any) -> None:
     kept = Kept(Item("Title: x", FILLER * 200))
     cursor = await kept.first()
     one = runner(kept.kernel, Tools(ToolOutput((Item("a page"),))))
-    fields, _ = await one.run(request(cursor=cursor, find=nothing, question=nothing), one.memory("proj"))
+    fields, _ = await one.run(request(cursor=cursor, find=nothing, question=nothing), one.call_context("proj"))
     assert fields.result.startswith("[Continued: ")
-    fields, _ = await one.run(request(url="https://a.example/", find=nothing), one.memory("proj"))
+    fields, _ = await one.run(request(url="https://a.example/", find=nothing), one.call_context("proj"))
     assert framed_items(fields.result) == ["a page"]

@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 from openapi_tool.bus.leases import BUCKET, Lease, Leases, LeaseTaken, lease_key
 from openapi_tool.bus.wakeup_publisher import WakeupPublisher
 from openapi_tool.jina.backend import JinaBackend
-from openapi_tool.jina.byte_semaphore import ByteSemaphore, CallMemory, most_memory
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, most_memory
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Delivery
@@ -376,19 +376,19 @@ async def test_answers_wait_for_room_instead_of_overrunning_it(idle_world: World
 async def test_memory_for_a_page_is_held_until_its_result_is_committed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit, memory = KernelStore.commit, JinaBackend.memory
+    commit, call_context = KernelStore.commit, JinaBackend.call_context
     budgets: list[ByteSemaphore] = []
     held: list[int] = []
 
-    def noted(self: JinaBackend, project_id: str) -> CallMemory:
+    def noted(self: JinaBackend, project_id: str) -> JinaCallContext:
         budgets.append(self.semaphore)
-        return memory(self, project_id)
+        return call_context(self, project_id)
 
     async def looked(self: KernelStore, card: Card, report: Report, artifact: ArtifactCard | None = None) -> bool:
         held.append(whole - budgets[-1].free_bytes)
         return await commit(self, card, report, artifact)
 
-    monkeypatch.setattr(JinaBackend, "memory", noted)
+    monkeypatch.setattr(JinaBackend, "call_context", noted)
     monkeypatch.setattr(KernelStore, "commit", looked)
     whole = 256_000_000 - most_memory(10_000_000)
     world.stack.upstream.rules({"answer": "r-post-json", "body_bytes": 300_000})
