@@ -171,7 +171,7 @@ class _OfDialect:
         self.run = backend.run
 
     def call_context(self, project_id: str) -> JinaCallContext:
-        """Return the context of a new call of this project."""
+        """Return a context for a call of this project."""
         return self._backend.call_context(f"{self._version} {project_id}")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from openapi_tool.cooperative import at_once
-from openapi_tool.jina.answer_json import MAX_VALUES, counted
+from openapi_tool.jina.answer_json import MAX_VALUES, count_values
 from openapi_tool.jina.byte_semaphore import memory_of
 from openapi_tool.protocol.errors import ToolError
 from tests.answering import PAGES, SEARCHES, Answering, serving, watched
@@ -67,7 +67,7 @@ async def measure(name: str) -> dict[str, Any]:
 
 def _asked(body: bytes) -> int:
     try:
-        return memory_of(body, at_once(counted(bytearray(body))))
+        return memory_of(body, at_once(count_values(bytearray(body))))
     except ToolError:
         return memory_of(body, MAX_VALUES)
 

@@ -52,7 +52,7 @@ def _tool(tool: BuiltInTool) -> str:
 def _argument(tool: BuiltInTool, name: str, rule: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     parameter = ENDPOINTS[tool.operation.name].find(name)
     upstream = f"`{parameter.name}`" if parameter and name != "timeout" else "-"
-    if parameter and parameter.joined:
+    if parameter and parameter.separator:
         upstream = f"in `{tool.operation.main_parameter}`"
     required = ", required" if name in schema.get("required", ()) else ""
     return f"| `{name}` | {_value(rule)}{required} | {upstream} | {rule['description']} |"

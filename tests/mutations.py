@@ -22,7 +22,7 @@ class Mutation:
 MONEY = (
     Mutation(
         "jina/parameter_mapping.py",
-        "endpoint.checked(parameters[name], rules)",
+        "endpoint.check_url(parameters[name], rules)",
         "parameters[name]",
         "tests/wire/test_refusals.py::test_a_page_address_that_is_none",
     ),

@@ -64,7 +64,7 @@ _FINISH_GRACE_S = 2.0
 """Seconds that commit and doorbell may still take after the call was cancelled."""
 
 _PARK_AFTER_S = 10.0
-"""Seconds of failed commits until the result is parked for another executor; less than the 30 s that a worker waits."""
+"""Seconds of failed commits until the result is parked for another executor; workers wait at least 30 s."""
 
 _COPIES_OF_COMMIT = 5  # of an artifact's text in memory: JSON, jsonb encoding, buffers of driver and transport
 _COMMIT_BACKOFF = wait_exponential_jitter(multiplier=0.1, max=2.0, jitter=0.1)
@@ -124,7 +124,7 @@ class Pipeline:
         self._result_delay = ResultDelay(options.executor.min_answer_s, clock, slots)
 
     async def handle(self, delivery: Delivery) -> Settlement:
-        """Handle one delivery and return how to settle it; never raises except CancelledError."""
+        """Handle one delivery and return its settlement; raises only CancelledError."""
         try:
             return await self._handle(delivery)
         except Unanswerable as refusal:
@@ -181,7 +181,7 @@ class Pipeline:
     async def _finish(
         self, call: _Call, result: CallResult, card: Card, report: Report, budget: Charge | None
     ) -> Settlement:
-        """Wait for the worker to suspend, commit, publish the doorbell; the caller shields all of it from cancellation.
+        """Wait for the worker to suspend, commit, publish the doorbell; shielded as one unit.
 
         The use of budgets is written before the commit, so that no crash loses the cost of a committed result.
         """
@@ -269,7 +269,7 @@ class Pipeline:
     async def _run(
         self, call: _Call, request: ToolCallRequest, context: CallContext
     ) -> tuple[ResultFields, StoredText | None]:
-        """Run the call. If it outlasts the worker's default wait, check then whether its turn's deadline is earlier."""
+        """Run the call. Once it outlasts the worker's default wait, check for an earlier deadline of its turn."""
         check_after_s = self._limits.default_left_s(self._age_s(call.delivery))
         outlasts = self._limits.outlasts_default(request.definition.suspend_timeout_s)
         if not outlasts or call.identity.step_id is None or check_after_s >= request.deadline.remaining():
@@ -280,7 +280,7 @@ class Pipeline:
             return await self._runner.run(with_limit, context)
 
     def _age_s(self, delivery: Delivery) -> float:
-        """Return the seconds since the command's arrival in the stream."""
+        """Return the seconds since the command arrived."""
         return self._clock.time() - delivery.published_at.timestamp()
 
     def _request(self, call: _Call, owner: CallOwner) -> ToolCallRequest:

@@ -25,9 +25,8 @@ from openapi_tool.tools.result import ToolOutput, Usage
 class CallContext(Protocol):
     """State of one call, and the memory reserved for it from its first upstream response until its commit.
 
-    `agent` and `slot` are those of the call, for its requests that wait for a permit. `budget` is charged for its
-    requests, None if it has no budget. `recheck` raises ToolError once the call may send no further request; None
-    permits all.
+    Its requests wait for permits as `agent` and with `slot`, and are charged to `budget`, if any. `recheck`, if any,
+    raises ToolError once the call may send no further request.
     """
 
     agent: str
@@ -44,12 +43,12 @@ class CallContext(Protocol):
         """Upstream requests of the call so far, in the order in which they were sent."""
 
     def __enter__(self) -> Self:
-        """Use the context; uses may be nested."""
+        """Enter the context; may be nested."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Release all memory at the end of the last use."""
+        """Release all memory on the last exit."""
 
     def keep(self, size: int) -> None:
         """Release all but `size` bytes."""
@@ -88,7 +87,7 @@ class ToolBackend(Protocol[ContextT]):
     """Implementation of the tools. Raises ToolError for every failure."""
 
     def call_context(self, project_id: str) -> ContextT:
-        """Return the context of a new call of this project."""
+        """Return a context for a call of this project."""
 
     async def run(
         self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, context: ContextT

@@ -10,9 +10,9 @@ from openapi_tool.protocol.identity import CallIdentity
 from openapi_tool.protocol.records import WaitingTurnRecord
 
 _MAX_DELAY_S = 1.0
-"""Longest delay in seconds. A longer one would gain nothing: a worker defers a row that comes too early by a second."""
+"""Longest useful delay in seconds: a worker defers a row that comes too early by a second."""
 
-_MAX_STEPS = 4_096  # that are remembered
+_MAX_STEPS = 4_096
 
 _Step = tuple[str, str, str, str | None]
 """Project, agent, turn and step."""
@@ -33,7 +33,7 @@ class ResultDelay:
         self._newest_at: dict[_Step, float] = {}
 
     def record_command(self, delivery: Delivery, identity: CallIdentity) -> None:
-        """Record the publish time of a command, for the newest command of its step."""
+        """Record the publish time of a command of a step."""
         if self._min_answer_s:
             step, at = _step(identity), delivery.published_at.timestamp()
             self._newest_at[step] = max(at, self._newest_at.get(step, at))

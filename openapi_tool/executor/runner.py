@@ -75,7 +75,7 @@ class ToolCallRequest:
 
 
 class ToolRunner:
-    """Runs tool calls; every failure of a call becomes its result."""
+    """Runs tool calls; every failure becomes a result."""
 
     def __init__(self, options: RunnerOptions, backend: ToolBackend[Any], continuation: Continuation) -> None:
         self._options = options
@@ -94,7 +94,7 @@ class ToolRunner:
         self._switches = switches
 
     def call_context(self, project_id: str) -> CallContext:
-        """Return the context of a new call: a context manager to leave once the result is stored."""
+        """Return a context for a call, to leave once its result is stored."""
         context: CallContext = self._backend.call_context(project_id)
         return context
 
@@ -130,7 +130,7 @@ class ToolRunner:
     ) -> ResultFields:
         """Return the result of a failed call; `started` is its start on the monotonic clock, in seconds.
 
-        `tool` is the built-in tool, empty if unknown; `session` the session's alias, None if unknown.
+        `tool` (the built-in tool) is empty and `session` (the alias) None if unknown.
 
         Raises `cause` if it is Unavailable, and CancelledError if the call was cancelled.
         """
@@ -156,7 +156,7 @@ class ToolRunner:
     async def _run(
         self, request: ToolCallRequest, arguments: Arguments, context: CallContext
     ) -> tuple[ToolOutput, RenderedResult, StoredText | None]:
-        """Return the output, what the model is shown, and the whole text if it was cut."""
+        """Return the output, what the model is shown, and the whole text if cut."""
         owner, definition, deadline = request.owner, request.definition, request.deadline
         self._check_switch(owner.project_id, definition.tool_name)
         await self._options.authorizer.authorize(definition, owner, arguments)
@@ -211,7 +211,7 @@ class ToolRunner:
             )
 
     def _log_refused_key(self, variable: str, refusal: ToolError) -> None:
-        """Warn of a key that is invalid (401) or exhausted (402), once a minute per variable and status."""
+        """Warn of an invalid (401) or exhausted (402) key, once a minute per variable and status."""
         if refusal.http_status not in _REFUSED_KEY_ADVICE:
             return
         metrics.KEYS_REFUSED.labels(variable).inc()
@@ -250,7 +250,8 @@ def _remaining_budget(context: CallContext) -> Mapping[str, Any] | None:
 
 
 def _defect(owner: CallOwner, cause: Exception) -> InternalError:
-    raise_if_cancelled(cause)  # an exception in a `finally` block can replace the CancelledError
+    # An exception in a `finally` block can replace the CancelledError.
+    raise_if_cancelled(cause)
     log.error("internal error in a call", exc_info=cause, extra={"action": "call.broken"} | owner_ids(owner))
     return InternalError("The tool executor failed on this call; its operator finds the cause in its log.")
 

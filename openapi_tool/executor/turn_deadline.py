@@ -20,12 +20,12 @@ _MIN_CHECK_INTERVAL_S = 1.0
 
 
 class TurnDeadline:
-    """Context of a call that shortens the call's limit once another call of the same step has got a result.
+    """Context that shortens a call's limit once another call of the same step has a result.
 
     `suspend_timeout_seconds` extends the turn's deadline. A result of another call of the step sets that deadline to
     the time of the result plus the worker's default wait, which may be earlier. So this class asks the database for
     such results: first after `first_check_s`, when the default wait ends, then once per default wait. A call that ends
-    before `first_check_s` costs only a timer.
+    earlier costs only a timer.
     """
 
     def __init__(self, kernel: Kernel, limits: TimeLimits, identity: CallIdentity, first_check_s: float) -> None:

@@ -28,8 +28,8 @@ _INTERNAL_V4 = tuple(
 _PUBLIC_V6 = IPv6Network("2000::/3")
 # Teredo is in 2001::/23.
 _INTERNAL_V6 = tuple(IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "3fff::/20"))
-# Compatible, mapped, NAT64 and 6to4 networks, and the position of the IPv4 address inside, in bits from the right.
-_HOLDS_V4 = (
+# Networks whose addresses embed an IPv4 one (compatible, mapped, NAT64, 6to4), and its offset from the right in bits.
+_EMBEDS_V4 = (
     (IPv6Network("::/96"), 0),
     (IPv6Network("::ffff:0:0/96"), 0),
     (IPv6Network("64:ff9b::/96"), 0),
@@ -37,16 +37,16 @@ _HOLDS_V4 = (
 )
 # Upper half of an ISATAP interface identifier (RFC 5214), under any prefix; an IPv4 address of the site follows it.
 _ISATAP = frozenset({0x0000_5EFE, 0x0200_5EFE})
-_WORD = 0xFFFF_FFFF
+_LOW_32_BITS = 0xFFFF_FFFF
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
     """Return whether an address, or the IPv4 address that it embeds, is public."""
     if isinstance(address, IPv4Address):
         return not any(address in network for network in _INTERNAL_V4)
-    if int(address) >> 32 & _WORD in _ISATAP:
+    if int(address) >> 32 & _LOW_32_BITS in _ISATAP:
         return False
-    for network, shift in _HOLDS_V4:
+    for network, shift in _EMBEDS_V4:
         if address in network:
-            return is_public(IPv4Address(int(address) >> shift & _WORD))
+            return is_public(IPv4Address(int(address) >> shift & _LOW_32_BITS))
     return address in _PUBLIC_V6 and not any(address in network for network in _INTERNAL_V6)

@@ -1,6 +1,6 @@
 """Parse the JSON of an upstream response in steps; count values first, and repair lone surrogates.
 
-A parser creates all objects before anything can refuse them: 3.2 million `{}` in 9.5 MB took 35 s and 860 MB.
+A parser creates all objects before their number can be checked: 3.2 million `{}` in 9.5 MB took 35 s and 860 MB.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from openapi_tool.protocol.jsontext import loads
 MAX_VALUES = 80_000
 """Limit of values in a response. The slowest shape, a dictionary with this many keys, is parsed in 40 ms."""
 
-_SLICE_BYTES = 256 * 1024
-_PIECE_BYTES = 64 * 1024
-_STRUCTURE = (b",", b"[", b"{")  # each precedes a value, so their number bounds the number of values
+_SLICE_BYTES = 256 * 1024  # of a step that only counts
+_PIECE_BYTES = 64 * 1024  # of a step that replaces or splits
+_STRUCTURE = (b",", b"[", b"{")  # one of these precedes each value but the first
 _SURROGATE = re.compile(rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(\\u[dD][c-fC-F][0-9a-fA-F]{2})?|[c-fC-F][0-9a-fA-F]{2})")
 _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _ESCAPE_BYTES = 6
-_TWO_BACKSLASHES, _INSTEAD = rb"\\", b"\0\0"  # JSON never contains the byte 0
+_ESCAPED_BACKSLASH, _STAND_IN = rb"\\", b"\0\0"  # JSON never contains the byte 0
 
 
-def counted(body: bytearray) -> Steps[int]:
+def count_values(body: bytearray) -> Steps[int]:
     """Return the number of values in a response, 0 if it has up to SMALL bytes.
 
     Raises ResponseTooLarge for more than MAX_VALUES.
@@ -38,10 +38,10 @@ def counted(body: bytearray) -> Steps[int]:
     for start in range(0, len(body), _SLICE_BYTES):
         found += sum(body.count(mark, start, start + _SLICE_BYTES) for mark in _STRUCTURE)
         yield
-    return (yield from _counted_closely(body)) if found > MAX_VALUES else found
+    return (yield from _count_outside_strings(body)) if found > MAX_VALUES else found
 
 
-def decoded(body: bytearray) -> Steps[Any]:
+def parse(body: bytearray) -> Steps[Any]:
     """Return the value of a response, None if it is not JSON or nested too deeply."""
     yield
     try:
@@ -57,22 +57,22 @@ def decoded(body: bytearray) -> Steps[Any]:
         return None
 
 
-def _counted_closely(body: bytearray) -> Steps[int]:
+def _count_outside_strings(body: bytearray) -> Steps[int]:
     """Count only outside of strings: a page whose text is full of brackets and commas has few values."""
-    values, texts, inside = 0, 0, 0
+    values, strings, in_string = 0, 0, 0
     for escaped in _pieces(body):
         piece = escaped.replace(rb"\"", b"")
         quotes = piece.count(b'"')
-        texts += quotes // 2
-        if texts <= 2 * MAX_VALUES:  # each string is a value or its key, so more strings are too many values anyway
-            outside = b"".join(piece.split(b'"')[inside::2])
+        strings += quotes // 2
+        if strings <= 2 * MAX_VALUES:  # a string is a value or its key, so more of them are too many values
+            outside = b"".join(piece.split(b'"')[in_string::2])
             values += sum(outside.count(mark) for mark in _STRUCTURE)
-        if values > MAX_VALUES or texts > 2 * MAX_VALUES:
+        if values > MAX_VALUES or strings > 2 * MAX_VALUES:
             raise ResponseTooLarge(
                 f"The answer holds more than {MAX_VALUES:,} values; ask for less: fewer results, no lists of links or "
                 "images, a target_selector, or another page."
             )
-        inside ^= quotes & 1
+        in_string ^= quotes & 1
         yield
     return values
 
@@ -81,7 +81,7 @@ def _without_lone_surrogates(body: bytearray) -> Steps[bytearray]:
     r"""Replace each escape that is half of a surrogate pair by `\ufffd`: senders cut strings there."""
     repaired = bytearray()
     for piece in _pieces(body):
-        repaired += _SURROGATE.sub(_repaired, piece).replace(_INSTEAD, _TWO_BACKSLASHES)
+        repaired += _SURROGATE.sub(_repaired, piece).replace(_STAND_IN, _ESCAPED_BACKSLASH)
         yield
     return repaired
 
@@ -94,7 +94,7 @@ def _pieces(body: bytearray) -> Iterator[bytes]:
     """Yield the body in pieces that do not end within an escape, with escaped backslashes replaced by zero bytes."""
     start = 0
     while start < len(body):
-        piece = bytes(body[start : start + _PIECE_BYTES]).replace(_TWO_BACKSLASHES, _INSTEAD)
+        piece = bytes(body[start : start + _PIECE_BYTES]).replace(_ESCAPED_BACKSLASH, _STAND_IN)
         if start + len(piece) < len(body):
             piece = piece[: _end_of_escapes(piece)]
         start += len(piece)

@@ -46,13 +46,13 @@ from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ToolOutput, Usage
 
 _ONE_REQUEST = Usage(requests=1)
-_ADJUSTABLE = frozenset({"count", "max_tokens", "target_selector"})  # a remedy may name them although they were given
+_ADJUSTABLE = frozenset({"count", "max_tokens", "target_selector"})  # the model may give another value
 _TIMEOUT = "timeout"
 
 Send = Callable[[], Awaitable[dict[str, Any]]]
 """Sends one request; returns the response envelope."""
 
-_END_S = 1.0
+_CANCEL_GRACE_S = 1.0
 """Seconds that the items of a cancelled call may take to end."""
 
 
@@ -97,7 +97,7 @@ class JinaBackend:
         self._cache = ResponseCache(options.cache, self._slicer)
 
     def call_context(self, project_id: str) -> JinaCallContext:
-        """Return the context of a new call: a context manager to leave once its result is committed."""
+        """Return a context for a call, to leave once its result is committed."""
         return self.semaphore.for_call(project_id)
 
     async def run(
@@ -113,13 +113,13 @@ class JinaBackend:
             return self._with_advice(output, definition, arguments, [])
         tasks = {
             item: asyncio.create_task(
-                self._try(definition, item_arguments(definition, arguments, item), deadline, context)
+                self._run_item(definition, item_arguments(definition, arguments, item), deadline, context)
             )
             for item in dict.fromkeys(items)
         }
         await _wait_for_all(list(tasks.values()))
         outcomes = {item: task.result() for item, task in tasks.items()}
-        output = batch_output(items, outcomes, _answer_redactor(arguments, arguments.api_key))
+        output = batch_output(items, outcomes, _response_redactor(arguments, arguments.api_key))
         return self._with_advice(output, definition, arguments, list(tasks))
 
     def _with_advice(
@@ -131,13 +131,13 @@ class JinaBackend:
             return output
         one = item_arguments(definition, arguments, items[0]) if items else arguments
         parameters = resolve_parameters(definition, one).parameters
-        offers = partial(_offers, definition, arguments)
+        offers = partial(_may_suggest, definition, arguments)
         return replace(output, cheaper=cheaper(parameters, tokens, max(1, len(items)), offers))
 
-    async def _try(
+    async def _run_item(
         self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, context: JinaCallContext
     ) -> ToolOutput | ToolError:
-        """Run one item of a batch; return its error, so that the other items go on."""
+        """Run one item of a batch; return its error, so that the other items continue."""
         try:
             return await self._run_one(definition, arguments, deadline, context)
         except ToolError as error:
@@ -149,18 +149,18 @@ class JinaBackend:
         """Run one item; report its cost in output or error, and to `context`, also if it is cancelled."""
         spent = Meter()
         try:
-            output = await self._answered(definition, arguments, deadline, context, spent)
+            output = await self._cached_or_requested(definition, arguments, deadline, context, spent)
         except ToolError as error:
-            failed = _charged(error, spent.usage)
+            failed = _error_with_cost(error, spent.usage)
             if isinstance(failed, ToolTimeout) and _TIMEOUT in arguments.by_model:
                 failed.message += f" A longer {_TIMEOUT} may help."
         else:
-            return _with_cost(output, spent.usage)
+            return _output_with_cost(output, spent.usage)
         finally:
             context.charge(spent.usage)
         raise failed  # outside of `except`: else its context would keep the original error and its frames alive
 
-    async def _answered(
+    async def _cached_or_requested(
         self,
         definition: ToolDefinition,
         arguments: Arguments,
@@ -176,15 +176,17 @@ class JinaBackend:
 
         request = build_request(definition, resolved)
 
-        async def ask(meter: Meter) -> ToolOutput:
+        async def request_output(meter: Meter) -> ToolOutput:
             with context:  # keeps the memory if this call ends while another one waits for the shared request
-                return await self._ask(definition, resolved, request, arguments, deadline, context.grant(), meter)
+                return await self._request(definition, resolved, request, arguments, deadline, context.grant(), meter)
 
         if resolved.parameters.get("noCache") or resolved.parameters.get("doNotTrack"):
-            return await ask(spent)
-        return await self._cache.get(cache_key(definition, arguments, request), deadline, ask, context.grant(), spent)
+            return await request_output(spent)
+        return await self._cache.get(
+            cache_key(definition, arguments, request), deadline, request_output, context.grant(), spent
+        )
 
-    async def _ask(
+    async def _request(
         self,
         definition: ToolDefinition,
         resolved: ResolvedParameters,
@@ -200,15 +202,15 @@ class JinaBackend:
         """
         endpoint, tool, project = endpoint_of(definition), definition.built_in.name, project_label(grant.project)
         requests, tokens = metrics.UPSTREAM_REQUESTS.labels(tool), metrics.UPSTREAM_TOKENS.labels(tool, project)
-        patient = resolved.timeout_s is not None or definition.timeout_s is not None
+        has_own_limit = resolved.timeout_s is not None or definition.timeout_s is not None
         key, variable = arguments.api_key, arguments.key_variable
         need = Need(variable, endpoint.operation.name, grant.flow, deadline, key, grant.slot, grant.call_number)
 
         async def fetch() -> dict[str, Any]:
-            return await self._permitted(grant, endpoint.least_tokens(resolved.parameters), need, send)
+            return await self._send_within_limits(grant, endpoint.min_tokens(resolved.parameters), need, send)
 
         async def send() -> dict[str, Any]:
-            timed = endpoint.timeouts.within(resolved.parameters, deadline.remaining(), patient=patient)
+            timed = endpoint.timeouts.within(resolved.parameters, deadline.remaining(), has_own_limit=has_own_limit)
             sent = (
                 request
                 if timed is resolved.parameters
@@ -221,18 +223,18 @@ class JinaBackend:
             try:
                 envelope = await self._client.fetch(sent, need.key, deadline, grant)
             except ToolError as error:
-                _end(attempt, grant, error.code)
-                grant.clear()  # before the wait for the next request
+                _record_end(attempt, grant, error.code)
+                grant.clear()  # before the wait for a retry
                 raise _without_frames(error) from None
-            _end(attempt, grant)
+            _record_end(attempt, grant)
             return envelope
 
-        offers = partial(_offers, definition, arguments)
+        offers = partial(_may_suggest, definition, arguments)
         try:
             min_s = endpoint.timeouts.min_s(resolved.parameters)
             sleep = _without_slot(self._sleep, grant.slot)
             envelope = await with_retries(fetch, self._options.retry, deadline, min_s, sleep)
-            masks = Masks(_answer_redactor(arguments, need.key), self._redactor, offers, resolved.names)
+            masks = Masks(_response_redactor(arguments, need.key), self._redactor, offers, resolved.names)
             rendering = endpoint.render(envelope, resolved.parameters, masks)
             del envelope
             output = await self._slicer.run(rendering, grant.body_bytes)
@@ -247,7 +249,7 @@ class JinaBackend:
             output = replace(output, state={**output.state, "format": "markdown"})
         return replace(output, keep=False) if resolved.parameters.get("doNotTrack") else output
 
-    async def _permitted(self, grant: MemoryGrant, min_tokens: int, need: Need, send: Send) -> dict[str, Any]:
+    async def _send_within_limits(self, grant: MemoryGrant, min_tokens: int, need: Need, send: Send) -> dict[str, Any]:
         """Wait for a permit and send a request.
 
         Before that, reserve the estimated cost, at least `min_tokens`, in the call's budget; afterwards charge the
@@ -255,7 +257,7 @@ class JinaBackend:
         """
         budget = grant.budget
         if budget is None:
-            return await _with_permit(await self._acquire(grant, need), need, send)
+            return await _send_with_permit(await self._acquire(grant, need), need, send)
         reservation = await budget.reserve(min_tokens, need.deadline)
         try:
             permit = await self._acquire(grant, need)
@@ -263,7 +265,7 @@ class JinaBackend:
             reservation.unsent()
             raise
         try:
-            envelope = await _with_permit(permit, need, send)
+            envelope = await _send_with_permit(permit, need, send)
         except BaseException as error:
             reservation.sent(error.tokens if isinstance(error, ToolError) else None)
             raise
@@ -283,7 +285,7 @@ class JinaBackend:
         return permit
 
 
-async def _with_permit(permit: Permit, need: Need, send: Send) -> dict[str, Any]:
+async def _send_with_permit(permit: Permit, need: Need, send: Send) -> dict[str, Any]:
     """Send a request with the key of its permit, and report its cost or error to the permit."""
     need.key = permit.key
     try:
@@ -301,8 +303,8 @@ async def _with_permit(permit: Permit, need: Need, send: Send) -> dict[str, Any]
 async def _wait_for_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
     """Wait for all tasks; if one raises, or the call is cancelled, cancel the others.
 
-    Not a TaskGroup: before Python 3.13 it leaves its task marked as cancelled after a failure, and the command of a
-    cancelled call is handed back instead of getting an error result.
+    Not a TaskGroup: before Python 3.13 it leaves its task marked as cancelled after a failure, and a cancelled call is
+    handed back instead of getting an error result.
     """
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -310,7 +312,7 @@ async def _wait_for_all(tasks: Sequence[asyncio.Task[Any]]) -> None:
         if not all(task.done() for task in tasks):
             for task in tasks:
                 task.cancel()
-            await shielded(_ended(tasks), _END_S)
+            await shielded(_ended(tasks), _CANCEL_GRACE_S)
     defects = [defect for task in tasks if not task.cancelled() and (defect := task.exception())]
     if defects:
         raise defects[0]
@@ -333,22 +335,20 @@ def _without_slot(sleep: Sleep, slot: Slot) -> Sleep:
     return wait
 
 
-def _end(attempt: Attempt, grant: MemoryGrant, error_code: str | None = None) -> None:
-    """Record the end of a request."""
+def _record_end(attempt: Attempt, grant: MemoryGrant, error_code: str | None = None) -> None:
     attempt.http_status = grant.http_status
     attempt.end(time.monotonic(), error_code)
     metrics.UPSTREAM_SECONDS.labels(attempt.host, error_code or "").observe(attempt.seconds or 0.0)
 
 
-def _with_cost(output: ToolOutput, usage: Usage) -> ToolOutput:
-    """Return the output with the cost of this call."""
+def _output_with_cost(output: ToolOutput, usage: Usage) -> ToolOutput:
     cached = output.cached and not usage.requests
     if (output.usage, output.cached) == (usage, cached):
         return output
     return replace(output, usage=usage, cached=cached)
 
 
-def _charged(error: ToolError, usage: Usage) -> ToolError:
+def _error_with_cost(error: ToolError, usage: Usage) -> ToolError:
     """Return a copy of the error with the cost of this call: calls that share a request get the same error object."""
     charged = copy.copy(error)
     charged.tokens, charged.requests = usage.tokens, usage.requests
@@ -364,12 +364,12 @@ def _without_frames(error: ToolError) -> ToolError:
     return error.with_traceback(None)
 
 
-def _offers(definition: ToolDefinition, arguments: Arguments, name: str) -> bool:
-    """Return whether a remedy may name an argument: the model may give it, and has not given it or may change it."""
+def _may_suggest(definition: ToolDefinition, arguments: Arguments, name: str) -> bool:
+    """Return whether a remedy may name an argument: the model may give it, and has not, or may change it."""
     return name in definition.taken and (name in _ADJUSTABLE or not arguments.values.get(name))
 
 
-def _answer_redactor(arguments: Arguments, key: SecretStr) -> Redactor:
+def _response_redactor(arguments: Arguments, key: SecretStr) -> Redactor:
     """Return the redactor of the response to a call that was sent with this key."""
     sent = (key, *arguments.secrets.values())
     return of_call(secret.get_secret_value() for secret in sent)

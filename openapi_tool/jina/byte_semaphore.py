@@ -1,8 +1,7 @@
 """Limit of the memory that upstream responses use: a FIFO byte semaphore with a reserve.
 
-A `JinaCallContext` holds the memory of one call, from its first large response until its result is committed. A
-`MemoryGrant` is the part for one response. Responses of up to 64 kB take no memory from the semaphore, so they never
-wait behind large ones.
+A `JinaCallContext` holds the memory of a call from its first large response until its commit, a `MemoryGrant` that of
+one response. Responses of up to 64 kB take no memory from the semaphore, so they never wait behind large ones.
 
 Deadlock: two calls that hold memory and need more could wait for each other. So the reserve, as much as any call may
 need, goes to one such call at a time. That call never waits for memory again, so it ends and releases the reserve.
@@ -29,13 +28,13 @@ from openapi_tool.protocol.attempts import MAX_ATTEMPTS, Attempt
 from openapi_tool.tools.result import NO_USAGE, Usage
 
 _CALL_NUMBERS = count()
-_ASCII_FACTOR, _TWO_BYTE_FACTOR, _FOUR_BYTE_FACTOR = 6, 8, 14
+_ASCII, _TWO_BYTES, _FOUR_BYTES = 6, 8, 14
 """Bytes of memory per byte of a body until the result is committed: parsed, rendered, as JSON, in the driver.
 
 Python stores a string with one, two or four bytes per character, depending on its widest: one emoji makes 40 MB of a
 page of 10 MB. Measured by scripts/answer_costs.py, and rounded up.
 """
-_FOUR_BYTE_LEADS = tuple(bytes([first]) for first in range(0xF0, 0xF5))  # UTF-8 lead bytes of characters beyond the BMP
+_FOUR_BYTE_LEADS = tuple(bytes([first]) for first in range(0xF0, 0xF5))  # of such characters in UTF-8
 _SURROGATE_ESCAPES = (rb"\ud", rb"\uD")
 _BYTES_PER_VALUE = 250
 """Memory of a value beside its text: the object, and its slot in a list or dictionary."""
@@ -48,17 +47,13 @@ def memory_of(body: bytes | bytearray, values: int = 0) -> int:
 
 def _bytes_per_byte(body: bytes | bytearray) -> int:
     if body.isascii() and rb"\u" not in body:
-        return _ASCII_FACTOR
-    return (
-        _FOUR_BYTE_FACTOR
-        if any(mark in body for mark in (*_FOUR_BYTE_LEADS, *_SURROGATE_ESCAPES))
-        else _TWO_BYTE_FACTOR
-    )
+        return _ASCII
+    return _FOUR_BYTES if any(mark in body for mark in (*_FOUR_BYTE_LEADS, *_SURROGATE_ESCAPES)) else _TWO_BYTES
 
 
 def most_memory(max_response_bytes: int) -> int:
-    """Return the maximum bytes of memory that the responses of one call may need."""
-    return max_response_bytes * _FOUR_BYTE_FACTOR + MAX_VALUES * _BYTES_PER_VALUE
+    """Return the maximum memory of one call's responses in bytes."""
+    return max_response_bytes * _FOUR_BYTES + MAX_VALUES * _BYTES_PER_VALUE
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +89,7 @@ class ByteSemaphore:
         return len(self._waiting)
 
     def for_call(self, project: str | None = None) -> JinaCallContext:
-        """Return the context of a new call, which releases its memory on exit; no share limit if `project` is None."""
+        """Return a context for a call; `project` None has no share limit."""
         return JinaCallContext(self, project)
 
     async def take(self, call: JinaCallContext, size: int) -> None:
@@ -213,12 +208,10 @@ class ByteSemaphore:
 
 
 class JinaCallContext:
-    """State of one call: its memory, the body bytes of its responses, its upstream cost (`spent`) and requests so far.
+    """Context of a call (see `executor/ports.py`): memory, body bytes of its responses, cost and requests so far.
 
-    `agent` and `slot` are those of the call, for its requests that wait for a permit. `budget` is charged for them.
-    `number` identifies the call in this process. `recheck` raises ToolError once no further request may be sent.
-
-    Memory is released when the last `with` block ends: a shared request may outlive the call that started it.
+    `number` identifies the call in this process. Memory is released when the last `with` block ends: a shared request
+    may outlive the call that started it.
     """
 
     def __init__(self, semaphore: ByteSemaphore, project: str | None = None) -> None:

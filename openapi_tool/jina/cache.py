@@ -1,4 +1,4 @@
-"""Response cache with single-flight: identical concurrent calls share one request, within one owner's session only."""
+"""Response cache with single-flight: identical concurrent calls of one session share one request."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import NO_USAGE, Item, ToolOutput, items_chars, texts
 
-_OVERHEAD_BYTES = 600  # of an entry beside its response: key, links, dictionary slots
-_COPIES = 5  # of a text until it is committed: JSON, jsonb encoding, buffers of driver and transport
+_ENTRY_OVERHEAD_BYTES = 600  # of an entry beside its response: key, links, dictionary slots
+_COMMIT_COPIES = 5  # of a text until it is committed: JSON, jsonb encoding, buffers of driver and transport
 _HASH_KEY = secrets.token_bytes(32)
 
 Fetch = Callable[[Meter], Coroutine[Any, Any, ToolOutput]]
@@ -84,8 +84,8 @@ class ResponseCache:
     ) -> ToolOutput:
         """Return the cached response, that of an identical request in flight, or that of `fetch`. Raises its ToolError.
 
-        `grant` holds the memory of a cached or shared response; `fetch` takes its own. `spent` receives the cost: of
-        the calls that share a request, the first one to end reports the cost so far, so each request is reported once.
+        `grant` holds the memory of a cached or shared response; `fetch` takes its own. `spent` receives the cost. If
+        calls share a request, the first one to end reports its cost so far, so each request is reported once.
         """
         if not self._options.ttl_s > 0:
             return await fetch(spent)
@@ -93,7 +93,7 @@ class ResponseCache:
             # Small responses are not counted: reserving memory would cost more than they occupy.
             await _hold(grant, memory_of(cached) if len(cached) > SMALL else 0, deadline)
             metrics.CACHE_HITS.inc()
-            return await self._slicer.run(_unpacked(cached), len(cached))
+            return await self._slicer.run(_deserialize(cached), len(cached))
         pending = self._in_flight.get(key)
         joined = pending is not None
         if pending is None:
@@ -104,7 +104,7 @@ class ResponseCache:
         except ToolTimeout:
             if not joined or deadline.remaining() <= 0:
                 raise
-            # The call that started the request had an earlier deadline than this one.
+            # The call that started the request had an earlier deadline than this one: try again.
             return await self.get(key, deadline, fetch, grant, spent)
         if not joined:
             return output
@@ -125,7 +125,7 @@ class ResponseCache:
         output = await request
         chars = items_chars(output.items)
         if chars <= self._options.max_bytes:
-            packed = await self._slicer.run(_packed(output), chars)
+            packed = await self._slicer.run(_serialize(output), chars)
             if _size(packed) <= self._options.max_bytes:
                 self._responses[key] = packed
                 metrics.CACHE_BYTES.set(self._responses.currsize)
@@ -166,15 +166,15 @@ async def _hold(grant: MemoryGrant, size: int, deadline: Deadline) -> None:
 def _commit_memory(output: ToolOutput) -> int:
     """Return the bytes that a call needs to commit a shared response; 0 for a small one."""
     size = sum(map(sys.getsizeof, texts(output.items)))
-    return _COPIES * size if size > SMALL else 0
+    return _COMMIT_COPIES * size if size > SMALL else 0
 
 
 def _too_late() -> ToolTimeout:
     return ToolTimeout("The service did not answer within the time of this call; try again, or ask for less.")
 
 
-def _packed(output: ToolOutput) -> Steps[bytes]:
-    """Serialize the parts of an output that a cached one needs."""
+def _serialize(output: ToolOutput) -> Steps[bytes]:
+    """Serialize the parts of an output that are cached."""
     yield  # TimeSlicer runs generators; this one has a single step
     parts = {"items": [*map(tuple, output.items)], "state": output.state}
     try:
@@ -184,12 +184,12 @@ def _packed(output: ToolOutput) -> Steps[bytes]:
     return bytes(memoryview(packed))  # a copy of exact size: orjson's result keeps a buffer of up to ten times that
 
 
-def _unpacked(packed: bytes) -> Steps[ToolOutput]:
-    yield  # as in `_packed`
+def _deserialize(packed: bytes) -> Steps[ToolOutput]:
+    yield  # as in `_serialize`
     parts: Any = loads(packed)
     return ToolOutput(tuple(Item(*item) for item in parts["items"]), parts["state"], cached=True)
 
 
 def _size(packed: bytes) -> int:
     """Return the approximate memory of an entry in bytes."""
-    return len(packed) + _OVERHEAD_BYTES
+    return len(packed) + _ENTRY_OVERHEAD_BYTES

@@ -12,9 +12,9 @@ import httpx
 from pydantic import SecretStr
 
 from openapi_tool.cooperative import SMALL, TimeSlicer
-from openapi_tool.jina.answer_json import counted, decoded
+from openapi_tool.jina.answer_json import count_values, parse
 from openapi_tool.jina.byte_semaphore import MemoryGrant, memory_of
-from openapi_tool.jina.failures import NOTHING_SECRET, ONCE, SOME, found_nothing, upstream_failure
+from openapi_tool.jina.failures import NOTHING_SECRET, ONCE, SOME, is_empty_search, upstream_failure
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.transport import PROJECT, CertificateRefused
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, ToolTimeout, UpstreamUnavailable
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 _OK = 200
 _BAD_GATEWAY, _STATUSES = 502, range(100, 600)
-_MAX_LENGTH_DIGITS = 19
+_MAX_LENGTH_DIGITS = 19  # bounds the time of int()
 _PACE_BYTES, _PACE_S = 256 * 1024, 10.0
 """Minimum rate of a large response: bytes within seconds (210 kbit/s). A stall of our own event loop is not counted."""
 
@@ -80,7 +80,7 @@ class JinaClient:
         return outcome
 
     async def reach(self, host: str) -> None:
-        """Ask a host for its front page, without a key and without reading the answer. Raises ToolError."""
+        """Request a host's front page, without a key; ignore the response. Raises ToolError if this fails."""
         try:
             response = await self._transport.handle_async_request(httpx.Request("GET", f"https://{host}/"))
         except httpx.TransportError as error:
@@ -98,8 +98,8 @@ class JinaClient:
             await response.aclose()
         return response.status_code, response.headers.get("retry-after"), body
 
-    def _largest(self, response: httpx.Response) -> int:
-        """Return the declared size of a response in bytes, at most the limit; without a declaration the limit."""
+    def _max_body_bytes(self, response: httpx.Response) -> int:
+        """Return the declared size of a response in bytes, at most the limit; the limit if no size is declared."""
         declared = response.headers.get("content-length", "")
         if not (declared.isascii() and declared.isdigit()):
             return self.max_response_bytes
@@ -133,27 +133,27 @@ class JinaClient:
         chunks = aiter(cast("httpx.AsyncByteStream", response.stream))
         async for chunk in chunks:
             self._check_size(grant.add_body_bytes(len(chunk)))
-            if grant.body_bytes > SMALL:  # up to it no reservation: small responses never wait behind large ones
-                await self._fill_large(body, chunk, chunks, self._largest(response), grant)
+            if grant.body_bytes > SMALL:  # smaller ones reserve nothing, so they never wait behind large ones
+                await self._fill_large(body, chunk, chunks, self._max_body_bytes(response), grant)
             else:
                 body += chunk
 
     async def _fill_large(
-        self, body: bytearray, chunk: bytes, chunks: AsyncIterator[bytes], largest: int, grant: MemoryGrant
+        self, body: bytearray, chunk: bytes, chunks: AsyncIterator[bytes], max_bytes: int, grant: MemoryGrant
     ) -> None:
         """Read the rest of a large body, beginning with `chunk`."""
-        held, due, now = SMALL, 0, asyncio.get_running_loop().time
+        held, next_check_bytes, now = SMALL, 0, asyncio.get_running_loop().time
         async with asyncio.timeout(None) as pace:
             while chunk:
                 if grant.body_bytes > held:
-                    held, due = max(min(2 * held, largest), grant.body_bytes), 0
+                    held, next_check_bytes = max(min(2 * held, max_bytes), grant.body_bytes), 0
                     pace.reschedule(None)  # do not count the wait for memory against the upstream
                     await grant.hold(held)
                 body += chunk
-                if len(body) >= due:
-                    due = len(body) + _PACE_BYTES
+                if len(body) >= next_check_bytes:
+                    next_check_bytes = len(body) + _PACE_BYTES
                     pace.reschedule(now() + self._pace_s)
-                async with self._large_reads:  # at most _LARGE_READS responses go on in one iteration
+                async with self._large_reads:  # at most _LARGE_READS responses continue in one iteration
                     await asyncio.sleep(0)
                 chunk = await anext(chunks, b"")
                 self._check_size(grant.add_body_bytes(len(chunk)))
@@ -173,9 +173,9 @@ class JinaClient:
             extra={"action": "upstream.response", "http_status": status, "bytes": len(body)},
         )
         try:
-            values = await self._slicer.run(counted(body), len(body))
+            values = await self._slicer.run(count_values(body), len(body))
             await grant.hold(memory_of(body, values) if len(body) > SMALL else 0)
-            value = await self._slicer.run(decoded(body), len(body))
+            value = await self._slicer.run(parse(body), len(body))
         except ResponseTooLarge as error:
             return error if status == _OK else _outcome_of(status, retry_after, None, request, self._redactor)
         finally:
@@ -197,7 +197,7 @@ def _outgoing(request: UpstreamRequest, api_key: SecretStr, project: str) -> htt
         headers.append((b"Content-Length", b"%d" % len(body)))
     extensions = {PROJECT: project}
     outgoing = httpx.Request(request.method, url, headers=headers, stream=httpx.ByteStream(body), extensions=extensions)
-    outgoing.read()  # sets its `content`
+    outgoing.read()  # sets `content`, which the transport sends
     return outgoing
 
 
@@ -242,14 +242,14 @@ def _outcome_of(
 
     The body may contain a `code` other than 200 although the HTTP status is 200, so check both.
     """
-    if found_nothing(status, value, request.failures):
+    if is_empty_search(status, value, request.failures):
         return {"code": _OK, "data": []}
     if status != _OK:
         return upstream_failure(status, value, retry_after, redactor, request.failures, request.names)
     if not isinstance(value, dict):
         return UpstreamUnavailable("The service's answer was not the JSON that was asked for; try again.", repeats=ONCE)
-    inner = value.get("code", _OK)
-    if isinstance(inner, int) and inner != _OK:
-        inner = inner if inner in _STATUSES else _BAD_GATEWAY  # the body may hold any number
-        return upstream_failure(inner, value, retry_after, redactor, request.failures, request.names)
+    code = value.get("code", _OK)
+    if isinstance(code, int) and code != _OK:
+        code = code if code in _STATUSES else _BAD_GATEWAY  # the body may hold any number
+        return upstream_failure(code, value, retry_after, redactor, request.failures, request.names)
     return value

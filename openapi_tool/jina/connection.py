@@ -17,7 +17,7 @@ from aiohttp.streams import StreamReader
 
 _PIECE_BYTES = 16 * 1024
 _MAX_INFORMATIONAL = 8
-_MAX_BESIDE_BODY_BYTES = 32 * 1024
+_MAX_NON_BODY_BYTES = 32 * 1024
 _MAX_FRAMING_SHARE = 1 / 4
 """Limit of chunk framing as a fraction of the body. Parsing a chunk costs as much as parsing a kilobyte of body."""
 
@@ -37,47 +37,48 @@ class UpstreamConnection(ResponseHandler):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
-        self._broken_off = False
-        self._answered = False
+        self._aborted = False
+        self._has_head = False  # of the final response
         self._informational = 0
-        self._beside_body_bytes = 0
+        self._non_body_bytes = 0
         self._framing_bytes = 0
         self._poll: select.poll | None = None
 
     def set_response_params(self, **params: Any) -> None:
         """Expect a response: aiohttp calls this for each request before it sends it."""
-        self._answered = False
+        self._has_head = False
         self._informational = 0
-        self._beside_body_bytes = 0
+        self._non_body_bytes = 0
         self._framing_bytes = 0
         super().set_response_params(**params)
 
     def is_connected(self) -> bool:
         """Return whether the connection can be reused; aiohttp asks before it takes one from its pool."""
-        return super().is_connected() and not (self._broken_off or (self._is_idle() and self._has_unread()))
+        return super().is_connected() and not (self._aborted or (self._is_idle() and self._has_unread()))
 
     def data_received(self, data: bytes) -> None:
-        """Parse received data unless no response is due. Empty data means: resume parsing of buffered data."""
+        """Parse received data; abort if no response is due. Empty data means: resume parsing of buffered data."""
         for start in range(0, max(len(data), 1), _PIECE_BYTES):
             if data and self._is_idle():
-                self._break_off()
-            if self._broken_off:
+                self._abort_now()
+            if self._aborted:
                 return
             self._parse(data[start : start + _PIECE_BYTES])
 
     def _parse(self, piece: bytes) -> None:
-        before = self._body_bytes() if self._answered else 0  # else it is the previous response's
+        before = self._body_bytes() if self._has_head else 0  # else it is the previous response's
         super().data_received(piece)
         if self._is_idle():
             return
         body_bytes = self._body_bytes()
-        self._beside_body_bytes = self._beside_body_bytes + len(piece) if body_bytes == before else 0
+        self._non_body_bytes = self._non_body_bytes + len(piece) if body_bytes == before else 0
         self._framing_bytes += len(piece) - (body_bytes - before)
+        # Twice: head and trailers may take the limit each.
         if (
-            self._beside_body_bytes > _MAX_BESIDE_BODY_BYTES
-            or self._framing_bytes > 2 * _MAX_BESIDE_BODY_BYTES + body_bytes * _MAX_FRAMING_SHARE
+            self._non_body_bytes > _MAX_NON_BODY_BYTES
+            or self._framing_bytes > 2 * _MAX_NON_BODY_BYTES + body_bytes * _MAX_FRAMING_SHARE
         ):
-            self._break_off()
+            self._abort_now()
 
     def _body_bytes(self) -> int:
         return self._payload.total_bytes if self._payload is not None else 0
@@ -86,18 +87,18 @@ class UpstreamConnection(ResponseHandler):
         """Take the head of a response. A second head means that surplus data followed the first response."""
         informational = _is_informational(data[0].code)
         self._informational += informational
-        if self._answered or self._informational > _MAX_INFORMATIONAL:
-            self._break_off()
+        if self._has_head or self._informational > _MAX_INFORMATIONAL:
+            self._abort_now()
         elif not informational:
-            self._answered = True
+            self._has_head = True
             super().feed_data(data, size)
 
     def _is_idle(self) -> bool:
-        """Return whether the response to the last request has ended."""
-        return self._answered and (self._payload is None or self._payload.is_eof())
+        """Return whether the last response has ended."""
+        return self._has_head and (self._payload is None or self._payload.is_eof())
 
     def _has_unread(self) -> bool:
-        """Return whether the socket has bytes, or the end of the connection, that the event loop has not read yet."""
+        """Return whether the socket has bytes or an EOF that the event loop has not read yet."""
         if self.transport is None:
             return True
         if self._poll is None:
@@ -105,12 +106,12 @@ class UpstreamConnection(ResponseHandler):
             self._poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
         return bool(self._poll.poll(0))
 
-    def _break_off(self) -> None:
-        """Abort the connection at once; a graceful close would go on reading.
+    def _abort_now(self) -> None:
+        """Abort the connection at once; a graceful close would continue to read.
 
         Do not use `self.abort()`: it drops the body that is being received, and its reader would wait forever.
         """
-        self._broken_off = True
+        self._aborted = True
         if self.transport is not None:
             self.transport.abort()
 

@@ -21,11 +21,11 @@ from openapi_tool.jina.remarks import (
     cut_page,
     cut_result,
     is_cut,
-    of_upstream,
     offers_all,
     other_search,
     page_warnings,
     result_warning,
+    upstream_warning_type,
     wall,
     warning,
 )
@@ -39,29 +39,29 @@ _LABELS = {"url": "", "date": "Date: ", "publishedTime": "Published: ", "source"
 _RESULT_FACTS = ("title", *_LABELS)
 _STATE_FACTS = ("title", "url", "date", "source")
 _OTHER_BODIES = ("html", "chunks", "screenshotUrl", "pageshotUrl")
-_SHOTS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
+_SCREENSHOT_LABELS = {"screenshotUrl": "Screenshot", "pageshotUrl": "Page shot"}
 _JOINED_PAIR = re.compile(r"(.*?),([a-z][a-z0-9+.-]*:.*)", re.DOTALL)
-_MAX_TOKENS = 10**9
+_MAX_TOKENS = 10**9  # of a charge
 
 _MAX_CHARS = 2_000
 """Limit of one field or line: a title, a warning, the text of a link."""
 _MAX_URL_CHARS = 16_000
 _MAX_DESCRIPTION_CHARS = 10_000
-_MAX_ABOUT_CHARS = 200
-"""Limit of a page's own description, which is shown only where it says something that the body does not."""
-_MAX_COMPARED_CHARS = 20_000
+_MAX_PAGE_DESCRIPTION_CHARS = 200
+"""Limit of a page's own description, which is shown only if it has a word that the page does not show."""
+_MAX_COMPARED_CHARS = 20_000  # of title and body, in which these words are searched
 _MAX_WARNINGS, _MAX_WARNING_CHARS = 20, 20_000
 _MAX_RESULTS, _MAX_SITE_LINKS, _MAX_LINKS = 100, 20, 10_000
-_JOINED_CHARS = range(1, _MAX_CHARS + _MAX_URL_CHARS)
+_NUMBERED_LINK_CHARS = range(1, _MAX_CHARS + _MAX_URL_CHARS)
 _URLS = frozenset({"url", "imageUrl"})
-_PLAIN = (str, int, float)  # a constant: `isinstance` with a union would create it for each of many fields
+_PLAIN = (str, int, float)  # a constant: `isinstance` with `str | int | float` would create that union for each field
 
 
 @frozen
 class Masks:
     """Redactor of a response (secrets sent with its call), and redactor of errors (all secrets).
 
-    `offers` says which arguments a remedy may name, `names` under which names the model gave which parameters.
+    `offers` returns whether a remedy may name an argument. `names` maps parameters to the model's names for them.
     """
 
     answer: Redactor
@@ -120,12 +120,12 @@ def _search_steps(
 
 
 def _result_warnings(kinds: list[tuple[str, ...]], facts: list[dict[str, Any]], offers: Offers) -> Iterator[Item]:
-    """Add the types of warnings to the facts of each result; yield each warning with the numbers of its results."""
-    for those, about in zip(kinds, facts, strict=True):
-        if those:
-            about["warnings"] = list(those)
+    """Add the types of warnings to the facts of each result; yield a warning per type, with result numbers."""
+    for types, result in zip(kinds, facts, strict=True):
+        if types:
+            result["warnings"] = list(types)
     for kind in dict.fromkeys(chain.from_iterable(kinds)):
-        numbers = [number for number, those in enumerate(kinds, start=1) if kind in those]
+        numbers = [number for number, types in enumerate(kinds, start=1) if kind in types]
         yield Item(heading=result_warning(kind, numbers, offers))
 
 
@@ -149,18 +149,18 @@ def _masked(output: ToolOutput, redactor: Redactor) -> Steps[ToolOutput]:
         head = yield from redactor.steps(item.head)
         body = (yield from redactor.steps(item.body)) if item.body else ""
         items.append(item._replace(head=head, body=body))
-        yield  # the redactor itself makes one step of a short text
+        yield  # the redactor treats a short text in one step
     return ToolOutput(tuple(items), (yield from redactor.value_steps(output.state)), output.usage)
 
 
 def _result_items(
     results: list[Mapping[str, Any]], page: _Page, *, with_pages: bool
 ) -> Steps[tuple[list[Item], list[tuple[str, ...]], list[dict[str, Any]]]]:
-    """Render each result, and return for each the types of what the model is warned of, and what a UI renders.
+    """Render the results; return items, types of warnings for the model, and facts for a UI, one of each per result.
 
-    Warnings equal to those of an earlier result refer to its number.
+    A warning that repeats that of an earlier result refers to its number.
     """
-    first: dict[tuple[str, ...], int] = {}
+    first_with: dict[tuple[str, ...], int] = {}
     items, kinds, state = [], [], []
     for number, item in enumerate(results, start=1):
         facts = page.facts(item, _RESULT_FACTS)
@@ -169,7 +169,7 @@ def _result_items(
         if "imageUrl" in facts and is_inline(str(facts["imageUrl"])):
             del facts["imageUrl"]
         warnings = page.warnings(item)
-        if warnings and (same := first.setdefault(warnings, number)) != number:
+        if warnings and (same := first_with.setdefault(warnings, number)) != number:
             warnings = (f"as for {same}",)
         lines = [
             f"{number}. {title or '(no title)'}",
@@ -217,10 +217,10 @@ def _page_steps(envelope: Mapping[str, Any], max_tokens: int | None, masks: Mask
     head = [
         f"Title: {page.line(item.get('title')) or '(none)'}",
         f"URL: {page.line(item.get('url'), _MAX_URL_CHARS)}",
-        *(f"Published: {page.line(published)}" for published in _some(item.get("publishedTime"))),
-        *(f"Pages: {page.line(count)}" for count in _some(item.get("numPages"))),
+        *(f"Published: {page.line(published)}" for published in _if_given(item.get("publishedTime"))),
+        *(f"Pages: {page.line(count)}" for count in _if_given(item.get("numPages"))),
         *(f"Warning: {warning}" for warning in warnings),
-        *([f"Description: {about}"] if (about := page.about(item, parts)) else []),
+        *([f"Description: {text}"] if (text := page.description(item, parts)) else []),
     ]
     state = page.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
     body = BLOCK_GAP.join([*parts, *lists])
@@ -280,11 +280,11 @@ class _Page:
         return facts
 
     def warnings(self, item: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the lines of the upstream's warning but its own ones, such as an error of the page (jina-api 3.1)."""
+        """Return the lines of the warning except the upstream's own, such as an error of the page (jina-api 3.1)."""
         text = _text(item.get("warning"))
         if not text:
             return ()
-        lines = [line for line in self._short(text, _MAX_WARNING_CHARS).splitlines() if not of_upstream(line)]
+        lines = [line for line in self._short(text, _MAX_WARNING_CHARS).splitlines() if not upstream_warning_type(line)]
         shown = tuple(filter(None, map(self.line, lines[:_MAX_WARNINGS])))
         left = len(lines) - _MAX_WARNINGS
         return (*shown, f"({counted(left, 'more line')})") if left > 0 else shown
@@ -299,21 +299,21 @@ class _Page:
         warning = _text(item.get("warning"))
         if not warning:
             return (kind,) if kind else ()
-        told = map(of_upstream, warning[:_MAX_WARNING_CHARS].splitlines()[:_MAX_WARNINGS])
-        found = dict.fromkeys(filter(None, (kind, *told)))
+        from_upstream = map(upstream_warning_type, warning[:_MAX_WARNING_CHARS].splitlines()[:_MAX_WARNINGS])
+        found = dict.fromkeys(filter(None, (kind, *from_upstream)))
         if kind == "empty":
             found.pop("not_loaded", None)
         return tuple(found)
 
-    def about(self, page: Mapping[str, Any], bodies: list[str]) -> str:
+    def description(self, page: Mapping[str, Any], bodies: list[str]) -> str:
         """Return the page's description if it has a word that is neither in the title nor in the body."""
-        about = self.line(page.get("description"), _MAX_ABOUT_CHARS)
-        if not about:
+        description = self.line(page.get("description"), _MAX_PAGE_DESCRIPTION_CHARS)
+        if not description:
             return ""
         texts = _text(page.get("title")), *bodies[:1]
         shown = "\n".join(text[:_MAX_COMPARED_CHARS] for text in texts).lower()
-        words = about.lower().replace(".", " ").replace(",", " ").split()
-        return "" if all(map(shown.__contains__, words)) else about
+        words = description.lower().replace(".", " ").replace(",", " ").split()
+        return "" if all(map(shown.__contains__, words)) else description
 
     def bodies(self, page: Mapping[str, Any]) -> Iterator[str]:
         """Yield all forms of the body in a fixed order; chunks only without content, which they repeat."""
@@ -322,7 +322,7 @@ class _Page:
         if isinstance(chunks, list) and not _text(page.get("content")).strip():
             texts += [chunk for chunk in chunks if isinstance(chunk, str) and chunk.strip()]
         yield from texts
-        for field, label in _SHOTS.items():
+        for field, label in _SCREENSHOT_LABELS.items():
             if page.get(field) and (url := self.line(page[field], _MAX_URL_CHARS)):
                 yield f"{label}: {url}"
 
@@ -343,11 +343,11 @@ class _Page:
         return found
 
     def _link(self, text: str, url: str, snippet: str = "") -> str:
-        title, about = self.line(text), self.line(snippet)
+        title, note = self.line(text), self.line(snippet)
         if is_inline(url):
             return f"- {title}"
         address = self.line(url, _MAX_URL_CHARS)
-        return (f"- {title}: {address}" if title else f"- {address}") + (f" ({about})" if about else "")
+        return (f"- {title}: {address}" if title else f"- {address}") + (f" ({note})" if note else "")
 
     def site_links(self, item: Mapping[str, Any]) -> Iterator[str]:
         """Render the site links of a search result, each `{title, link, snippet?}`."""
@@ -381,9 +381,9 @@ def _tokens(holder: Any) -> int | None:
 def _pairs(value: Any) -> Iterator[tuple[str, str]]:
     """Yield text and url from each of the shapes that the upstream uses for links and images (jina-api 3.1)."""
     if isinstance(value, dict):
-        counted = all(text == str(place) for place, text in enumerate(value))  # then "text,url" is under each number
+        is_numbered = all(text == str(place) for place, text in enumerate(value))  # then each value is "text,url"
         for text, url in value.items():
-            joined = _JOINED_PAIR.fullmatch(url) if counted and len(_text(url)) in _JOINED_CHARS else None
+            joined = _JOINED_PAIR.fullmatch(url) if is_numbered and len(_text(url)) in _NUMBERED_LINK_CHARS else None
             yield (joined[1], joined[2]) if joined else (text, _text(url))
     elif isinstance(value, list):
         for pair in value:
@@ -392,7 +392,7 @@ def _pairs(value: Any) -> Iterator[tuple[str, str]]:
                     yield text, url
 
 
-def _some(value: Any) -> tuple[Any, ...]:
+def _if_given(value: Any) -> tuple[Any, ...]:
     return (value,) if value not in (None, "", 0) else ()
 
 

@@ -52,13 +52,13 @@ def definition_problems(
     definition, found = general_problems(document, limits)
     found += _env_problems(document, limits)
     if definition is not None:
-        found += _Calls(document, definition, limits, rules).problems()
+        found += _SampleCalls(document, definition, limits, rules).problems()
     unique = {(problem.path, problem.message): problem for problem in found}
     return sorted(unique.values(), key=lambda problem: problem.warning)
 
 
 def source_problems(source: Source, limits: LintLimits, rules: UrlPolicy) -> list[Problem]:
-    """Return every problem of a parsed source: of its YAML, and of the definition where the YAML could be read."""
+    """Return every problem of a parsed source: of its YAML, and of the parts of the definition that could be read."""
     broken = {problem.path for problem in source.problems if not problem.warning}
     if source.document is None and broken:
         return source.problems
@@ -74,7 +74,7 @@ def _env_problems(document: Mapping[str, Any], limits: LintLimits) -> Iterator[P
             yield Problem(("options", "envs", name), secret_problem(name) or problem)
 
 
-class _Calls:
+class _SampleCalls:
     """Sample calls of one definition: one with the values it sets, and one per argument of the model."""
 
     def __init__(
@@ -88,18 +88,18 @@ class _Calls:
         self.values, _ = set_values(definition)
 
     def problems(self) -> Iterator[Problem]:
-        yield from self._set_by_operator()
+        yield from self._operator_problems()
         for path, value in self._set_addresses():
             yield from self._address_problems(path, value)
         for name, rule in self.shown.items():
             if not is_identity(name):
-                yield from self._given_by_model(name, rule if isinstance(rule, dict) else {}, (*_PROPERTIES, name))
+                yield from self._argument_problems(name, rule if isinstance(rule, dict) else {}, (*_PROPERTIES, name))
         yield from self._shown_and_fixed()
         if part(self.document, "parameters"):
             yield from self._open_schema()
-            yield from self._subject()
+            yield from self._main_argument()
 
-    def _set_by_operator(self) -> Iterator[Problem]:
+    def _operator_problems(self) -> Iterator[Problem]:
         for name in part(self.jina, "headers"):
             if fold(name) in IGNORED_HEADERS:
                 message = "is ignored: the executor writes this header itself; take it out"
@@ -108,7 +108,7 @@ class _Calls:
         found = examine_parameters(self.definition, sample_arguments(values))
         unknown = [Problem(path, f"is no parameter of a {self.operation.name} tool") for path in found.unknown]
         for problem in (*found.operator, *unknown):
-            yield self._hinted(replace(problem, path=self._place(problem.path)))
+            yield self._with_hint(replace(problem, path=self._path_in_file(problem.path)))
         yield from self._upstream_time(found.parameters)
 
     def _set_addresses(self) -> Iterator[tuple[Path, Any]]:
@@ -118,35 +118,35 @@ class _Calls:
             ((*_ARGS, group, name), self.values.get(name)) for group, values in given.items() for name in values
         ]
         named += [
-            (self._place(("options", "jina", "params", name)), value)
+            (self._path_in_file(("options", "jina", "params", name)), value)
             for name, value in self.definition.upstream_params.items()
         ]
         yield from ((path, value) for path, value in named if self._is_main(str(path[-1])))
 
     def _is_main(self, name: str) -> bool:
         """Return whether an argument is the address, or the list of them."""
-        return any(self._means(name, main) for main in (self.operation.argument, self.built_in.items) if main)
+        return any(self._is_parameter(name, main) for main in (self.operation.argument, self.built_in.items) if main)
 
     def _address_problems(self, path: Path, value: Any) -> Iterator[Problem]:
-        """Yield why the executor would refuse a page address, in the words that a model would read."""
+        """Yield why the executor would refuse a page address, in the words of its error."""
         if isinstance(value, list):
             for place, item in enumerate(value):
                 yield from self._address_problems((*path, place), item)
-        elif isinstance(value, str) and value.strip() and self.endpoint.checked is not None:
+        elif isinstance(value, str) and value.strip() and self.endpoint.check_url is not None:
             try:
-                self.endpoint.checked(value, self.rules)
+                self.endpoint.check_url(value, self.rules)
             except (BadRequest, TargetRefused) as refusal:
                 yield Problem(path, refusal.message.removeprefix("url: "))
 
-    def _place(self, path: Path) -> Path:
-        """Return where the file has an option: the executor reads `openapi` as `jina`, `defaults` as `params`."""
+    def _path_in_file(self, path: Path) -> Path:
+        """Return the path of an option in the file: the executor reads `openapi` as `jina`, `defaults` as `params`."""
         if path[:2] != ("options", "jina"):
             return path
         _, _, group, name = path
         in_defaults = group == "params" and name not in part(self.jina, "params")
         return (*self.section, "defaults" if in_defaults else group, name)
 
-    def _hinted(self, problem: Problem) -> Problem:
+    def _with_hint(self, problem: Problem) -> Problem:
         """Add the name that was probably meant to the problem of a name that the tool does not know."""
         name = str(problem.path[-1])
         parameter = self.endpoint.find(name)
@@ -174,19 +174,19 @@ class _Calls:
         if longest is None or longest <= left:
             return
         for name in self.definition.upstream_params:
-            if self._means(name, "timeout"):
+            if self._is_parameter(name, "timeout"):
                 message = f"lets the upstream take {longest:g} s, and a call has {left:g} s; raise both or shorten it"
-                path, fits = self._place(("options", "jina", "params", name)), parameters["timeout"] < left
+                path, fits = self._path_in_file(("options", "jina", "params", name)), parameters["timeout"] < left
                 yield Problem(path, message, warning=fits)
 
-    def _given_by_model(self, name: str, rule: Mapping[str, Any], path: Path) -> Iterator[Problem]:
+    def _argument_problems(self, name: str, rule: Mapping[str, Any], path: Path) -> Iterator[Problem]:
         """Yield problems of values that the schema of an argument allows and the executor refuses."""
         unknown = self._refusals(name, None)
         kind = str(rule.get("type"))
         texts = ("a",) if kind == "string" and name == self.built_in.items else ()
         samples = [self._refusals(name, sample) for sample in _SAMPLES.get(kind, texts)]
         if unknown:
-            yield from (self._hinted(replace(problem, path=path)) for problem in unknown)
+            yield from (self._with_hint(replace(problem, path=path)) for problem in unknown)
         elif samples and all(samples):
             yield from (replace(problem, path=(*path, "type")) for problem in samples[0])
         else:
@@ -234,7 +234,7 @@ class _Calls:
                     )
 
     def _open_schema(self) -> Iterator[Problem]:
-        """Yield a warning for a schema that is not closed, with what a reader then needs to be read on with."""
+        """Yield a warning for a schema that is not closed; a closed one must declare `cursor` for pagination."""
         schema = part(self.document, "parameters")
         if schema.get("type") != "object" or "additionalProperties" in schema:
             return
@@ -243,27 +243,27 @@ class _Calls:
             message += f", and declare `{_CURSOR}`: a closed schema without it shows only the beginning of a long page"
         yield Problem(("parameters",), message, warning=True)
 
-    def _subject(self) -> Iterator[Problem]:
+    def _main_argument(self) -> Iterator[Problem]:
         """Yield a problem if nothing provides the query or address that every call needs."""
         wanted = self.built_in.items or self.operation.argument
-        given = any(self._means(name, wanted) for name in (*self.values, *self.definition.upstream_params))
+        given = any(self._is_parameter(name, wanted) for name in (*self.values, *self.definition.upstream_params))
         required = part(self.document, "parameters").get("required") or []
         if given or not isinstance(required, list):
             return
-        shown = [name for name in self.shown if self._means(name, wanted)]
-        reads_on = _CURSOR in self.built_in.arguments.model_fields
+        shown = [name for name in self.shown if self._is_parameter(name, wanted)]
+        takes_cursor = _CURSOR in self.built_in.arguments.model_fields
         path = ("parameters", "required")
         if not shown:
             yield Problem(
                 _PROPERTIES, f"lacks {wanted!r}, without which no call can work; declare it, or set it in options.args"
             )
-        elif reads_on and _CURSOR in self.shown and shown[0] in required:
+        elif takes_cursor and _CURSOR in self.shown and shown[0] in required:
             message = f"names {shown[0]!r}, which is ignored beside a cursor; take it out of `required`"
             yield Problem(path, message, warning=True)
         elif _CURSOR not in self.shown and shown[0] not in required:
             yield Problem(path, f"should name {shown[0]!r}: no call works without it; add it", warning=True)
 
-    def _means(self, name: str, wanted: str) -> bool:
+    def _is_parameter(self, name: str, wanted: str) -> bool:
         if wanted == self.built_in.items:
             return name == wanted
         return self.endpoint.find(name) is self.endpoint.find(wanted)

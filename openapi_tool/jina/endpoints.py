@@ -23,8 +23,8 @@ from openapi_tool.tools.catalogue import READER, SEARCH, Operation
 from openapi_tool.tools.definition import ToolDefinition
 from openapi_tool.tools.result import ToolOutput
 
-_TEN_RESULTS = 10_000  # least tokens of a search, for each ten results
-_MIN_OF_PAGE = {
+_MIN_TEN_RESULTS_TOKENS = 10_000
+_MIN_PAGE_TOKENS = {
     "withGeneratedAlt": 765,
     "injectPageScript": 4_000,
     "injectFrameScript": 4_000,
@@ -41,11 +41,10 @@ Renderer = Callable[[Mapping[str, Any], Parameters, Masks], Steps[ToolOutput]]
 class Endpoint:
     """One operation of the upstream: parameters, timeouts, rendering of responses, meaning of errors.
 
-    `own` are arguments of the built-in tools that set a parameter with other values, under their aliases. `formats` are
-    the values of `respondWith` that a model may use. `defaults` are sent if nothing else sets them. `implied` values
-    are not sent, since they are the upstream's defaults. `checked` checks and repairs the main parameter if it
-    is an address. `least_tokens` is the least that the upstream charges for a request that succeeds (jina-api
-    section 5).
+    `own` are arguments of the built-in tools that set a parameter by other values, such as `with_content`. `formats`
+    are the values of `respondWith` that a model may use. `defaults` are sent if nothing else sets them. `implied`
+    values are not sent, since they are the upstream's defaults. `check_url` checks and repairs the main parameter, None
+    if it is no address. `min_tokens` is the minimum charge for a successful request (jina-api section 5).
     """
 
     operation: Operation
@@ -57,8 +56,8 @@ class Endpoint:
     own: tuple[Parameter, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     implied: Mapping[str, Any] = field(default_factory=dict)
-    checked: Callable[[str, UrlPolicy], str] | None = None
-    least_tokens: Callable[[Parameters], int] = lambda _: 1
+    check_url: Callable[[str, UrlPolicy], str] | None = None
+    min_tokens: Callable[[Parameters], int] = lambda _: 1
 
     def find(self, name: str) -> Parameter | None:
         """Return the parameter with this name, alias or header, None if there is none."""
@@ -69,9 +68,9 @@ class Endpoint:
         return self._own_by_alias.get(fold(name))
 
     @cached_property
-    def joined(self) -> Mapping[str, str]:
-        """Return the separators of the parameters that are sent within the main one, by name."""
-        return {parameter.name: parameter.joined for parameter in self.parameters if parameter.joined}
+    def separators(self) -> Mapping[str, str]:
+        """Return the separators of the parameters that are appended to the main one, by name."""
+        return {parameter.name: parameter.separator for parameter in self.parameters if parameter.separator}
 
     @cached_property
     def _own_by_alias(self) -> Mapping[str, Parameter]:
@@ -92,14 +91,14 @@ def _render_page(envelope: Mapping[str, Any], parameters: Parameters, masks: Mas
     return page_steps(envelope, parameters.get("maxTokens"), masks)
 
 
-def _least_of_search(parameters: Parameters) -> int:
+def _min_search_tokens(parameters: Parameters) -> int:
     scale = 5 if parameters.get("type") in ("images", "news") else 3 if parameters.get("provider") == "bing" else 1
     number = parameters.get("num")
-    return _TEN_RESULTS * scale * math.ceil((number if isinstance(number, int) else 1) / 10)
+    return _MIN_TEN_RESULTS_TOKENS * scale * math.ceil((number if isinstance(number, int) else 1) / 10)
 
 
-def _least_of_page(parameters: Parameters) -> int:
-    return max((least for name, least in _MIN_OF_PAGE.items() if parameters.get(name)), default=1)
+def _min_page_tokens(parameters: Parameters) -> int:
+    return max((tokens for name, tokens in _MIN_PAGE_TOKENS.items() if parameters.get(name)), default=1)
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {
@@ -115,7 +114,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             own=(WITH_CONTENT,),
             defaults={"respondWith": "no-content"},
             implied={"respondWith": "content"},
-            least_tokens=_least_of_search,
+            min_tokens=_min_search_tokens,
         ),
         Endpoint(
             READER,
@@ -123,8 +122,8 @@ ENDPOINTS: Mapping[str, Endpoint] = {
             READER_TIMEOUTS,
             _render_page,
             FAILURES,
-            checked=checked_url,
-            least_tokens=_least_of_page,
+            check_url=checked_url,
+            min_tokens=_min_page_tokens,
         ),
     )
 }

@@ -19,7 +19,7 @@ from openapi_tool.tools.result import one_line
 NOTHING_SECRET = Redactor(where="error")
 
 ONCE, SOME = 1, 3
-"""Maximum retries of an error: `ONCE` for accidental failures, `SOME` if the service is busy."""
+"""Maximum retries of a request: `ONCE` after an accidental failure, `SOME` if the service is busy."""
 
 _MAX_READ_CHARS = 4_000
 """Limit of an upstream message in characters; it bounds the time of the patterns below."""
@@ -119,7 +119,7 @@ _REDIRECT = Rule(
     reason=False,
 )
 _SERVER = Rule(errors.UpstreamUnavailable, _BUSY, repeats=SOME, reason=False)
-_FRONT_DOOR = Rule(
+_EDGE_BLOCK = Rule(
     errors.UpstreamUnavailable,
     "The service's own protection turned this request away; try again in a moment.",
     repeats=ONCE,
@@ -164,9 +164,9 @@ def upstream_failure(
     of 5xx responses, texts outside of Jina's envelope, or secrets of `redactor`.
     """
     envelope, names = body if isinstance(body, dict) else {}, names or {}
-    rule = _FRONT_DOOR if http_status == HTTPStatus.FORBIDDEN and not envelope else _rule(http_status, envelope, table)
-    if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and (blamed := _of_selector(envelope, names)):
-        rule = replace(rule, message=blamed, reason=False)
+    rule = _EDGE_BLOCK if http_status == HTTPStatus.FORBIDDEN and not envelope else _rule(http_status, envelope, table)
+    if http_status == HTTPStatus.UNPROCESSABLE_ENTITY and (advice := _selector_advice(envelope, names)):
+        rule = replace(rule, message=advice, reason=False)
     reason = (
         _reason(envelope, redactor, names) if rule.reason and http_status < HTTPStatus.INTERNAL_SERVER_ERROR else ""
     )
@@ -183,7 +183,7 @@ def upstream_failure(
 
 
 def key_failure(status: int) -> ToolError:
-    """Return the error of a request whose key the upstream is known to refuse with this five-digit status."""
+    """Return the error for a key that the upstream is known to refuse with this five-digit status."""
     return upstream_failure(status // 100, {"status": status}, None)
 
 
@@ -192,7 +192,7 @@ def quoted(text: str) -> str:
     return '"' + _QUOTES.sub("'", one_line(text[:_MAX_READ_CHARS])[:_MAX_REASON_CHARS]) + '"'
 
 
-def found_nothing(http_status: int, body: Any, table: FailureTable) -> bool:
+def is_empty_search(http_status: int, body: Any, table: FailureTable) -> bool:
     """Return whether a 422 means a search without results, which is not an error (jina-api 2.2)."""
     if table.nothing_found is None or http_status != HTTPStatus.UNPROCESSABLE_ENTITY:
         return False
@@ -200,7 +200,7 @@ def found_nothing(http_status: int, body: Any, table: FailureTable) -> bool:
     return isinstance(message, str) and message.startswith(table.nothing_found)
 
 
-def _of_selector(envelope: Mapping[str, Any], names: Mapping[str, str]) -> str:
+def _selector_advice(envelope: Mapping[str, Any], names: Mapping[str, str]) -> str:
     """Return advice about the model's own CSS selector if it made a page fail, else an empty text."""
     given = [names[parameter] for parameter in _SELECTORS if parameter in names]
     if not given:
@@ -266,7 +266,7 @@ def _seconds(value: Any) -> float | None:
     """Parse a number, its digits, an HTTP date (RFC 9110 10.2.3) or an ISO 8601 date; never below zero."""
     if isinstance(value, str):
         digits = value[:_MAX_WAIT_CHARS].strip()
-        value = float(digits) if digits.isascii() and digits.isdigit() else _until(digits)
+        value = float(digits) if digits.isascii() and digits.isdigit() else _seconds_until(digits)
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
@@ -276,7 +276,7 @@ def _seconds(value: Any) -> float | None:
     return float(min(max(value, 0), _MAX_WAIT_S))
 
 
-def _until(date: str) -> float | None:
+def _seconds_until(date: str) -> float | None:
     for parse in (datetime.fromisoformat, parsedate_to_datetime):
         try:
             return (parse(date) - datetime.now(UTC)).total_seconds()

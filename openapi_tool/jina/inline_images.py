@@ -18,9 +18,9 @@ def is_inline(url: str) -> bool:
 
 
 def without_inline_images(texts: list[str]) -> Steps[list[str]]:
-    """Return texts with `![alt]` for `![alt](blob:…)`, and `src=""` for `src="data:image/…"`.
+    """Return the texts with `![alt]` for `![alt](blob:…)`, and `src=""` for `src="data:image/…"`.
 
-    An address ends on its line. Takes time linear in the texts; at most 10,000 addresses of a kind are dropped of each.
+    An address must end on its line. Takes linear time; drops at most 10,000 addresses of each kind in each text.
     """
     for text in texts:
         if "blob:" in text or "data:image/" in text:
@@ -30,26 +30,26 @@ def without_inline_images(texts: list[str]) -> Steps[list[str]]:
     found = []
     for text in texts:
         for mark, closing in _MARKS:
-            text = (yield from _without(text, mark, closing)) if mark in text else text  # noqa: PLW2901 - step by step
+            text = (yield from _drop_addresses(text, mark, closing)) if mark in text else text  # noqa: PLW2901 - step by step
         found.append(text)
     return found
 
 
-def _without(text: str, mark: str, closing: str) -> Steps[str]:
+def _drop_addresses(text: str, mark: str, closing: str) -> Steps[str]:
     pieces: list[str] = []
-    kept = at = end = 0
+    copied_until = at = end = 0
     while len(pieces) < _MAX_DROPPED and (start := text.find(mark, at)) >= 0:
-        if end < start + len(mark):  # else it is also the next one after this mark
+        if end < start + len(mark):  # else the delimiter found before is also the next one after this mark
             end = text.find(closing, start + len(mark))
         if end < 0:
             break
         line_end = text.find("\n", start, end)
         if line_end >= 0:
-            at = line_end  # it is not closed on its line, and no other before that is
+            at = line_end  # no address before the end of this line is closed on it
             yield
             continue
         in_markdown = mark[0] == "]"
-        pieces.append(text[kept : start + (1 if in_markdown else len("src=."))])
-        kept = at = end + in_markdown
+        pieces.append(text[copied_until : start + (1 if in_markdown else len("src=."))])
+        copied_until = at = end + in_markdown
         yield
-    return "".join([*pieces, text[kept:]]) if pieces else text
+    return "".join([*pieces, text[copied_until:]]) if pieces else text

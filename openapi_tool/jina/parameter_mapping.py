@@ -91,11 +91,11 @@ def with_checked_url(resolved: ResolvedParameters, definition: ToolDefinition, r
     correct it then, and must not see it.
     """
     endpoint = endpoint_of(definition)
-    if endpoint.checked is None:
+    if endpoint.check_url is None:
         return resolved
     name, parameters = endpoint.operation.main_parameter, resolved.parameters
     try:
-        return replace(resolved, parameters={**parameters, name: endpoint.checked(parameters[name], rules)})
+        return replace(resolved, parameters={**parameters, name: endpoint.check_url(parameters[name], rules)})
     except (BadRequest, TargetRefused) as refusal:
         if resolved.main_parameter_option is None:
             given = definition.built_in.items or resolved.names.get(name, name)
@@ -114,8 +114,8 @@ def with_max_tokens(resolved: ResolvedParameters, max_tokens: int) -> ResolvedPa
     """
     parameters = resolved.parameters
     if parameters.get("respondWith") == "no-content":
-        bare = {name: value for name, value in parameters.items() if name != "maxTokens"}
-        return replace(resolved, parameters=bare) if len(bare) < len(parameters) else resolved
+        without_limit = {name: value for name, value in parameters.items() if name != "maxTokens"}
+        return replace(resolved, parameters=without_limit) if len(without_limit) < len(parameters) else resolved
     if not max_tokens or "maxTokens" in parameters:
         return resolved
     return replace(resolved, parameters={**parameters, "maxTokens": max_tokens})
@@ -127,7 +127,7 @@ class _ParameterResolver:
         self._definition = definition
         self._endpoint = endpoint_of(definition)
         self.values: dict[str, Any] = {}
-        self._given_as: dict[str, str] = {}
+        self._first_names: dict[str, str] = {}
         self._names: dict[str, str] = {}
         self._main_parameter_option: Path | None = None
         self._timeout_s: float | None = None
@@ -179,7 +179,7 @@ class _ParameterResolver:
         if operator:
             raise unusable(self._definition.tool_name, listed(list(map(str, operator))))
         if self._endpoint.operation.main_parameter not in self.values and not model:
-            model.append(_required(self._definition.built_in))
+            model.append(_missing_main_argument(self._definition.built_in))
         if model:
             problems = listed(list(map(str, model)))
             raise BadRequest(
@@ -196,7 +196,7 @@ class _ParameterResolver:
         return ResolvedParameters(parameters, secrets, self._timeout_s, self._main_parameter_option, self._names)
 
     def _log_unknown(self) -> None:
-        """Log once per definition: two calls of one with 20,000 unknown names wrote 53 MB of log."""
+        """Log once per definition: two calls of a definition with 20,000 unknown names wrote 53 MB of log."""
         names = tuple(listed(sorted(map(shown_path, self.findings.unknown))))
         if _logged.first(self._definition.tool_name, names):
             log.warning(
@@ -211,7 +211,7 @@ class _ParameterResolver:
         path, problems = (name,), self.findings.model
         parameter = self._endpoint.find(name)
         if parameter is None or not self._model_may(parameter):
-            is_listed = len(problems) < MAX_PROBLEMS  # else save the search for similar names, which takes 0.1 ms
+            is_listed = len(problems) < MAX_PROBLEMS  # for others save the search for similar names, 0.1 ms each
             known = sorted(self._definition.taken - {name}) if is_listed else ()
             problems.append(Problem(path, not_taken(name, known)))
         elif parameter.name == "respondWith" and value is not None and value not in self._endpoint.formats:
@@ -227,14 +227,14 @@ class _ParameterResolver:
 
     def _only_name_of(self, parameter_name: str, name: str) -> bool:
         """Refuse two names for one parameter in one call: which value wins would depend on their order."""
-        other = self._given_as.setdefault(parameter_name, name)
+        other = self._first_names.setdefault(parameter_name, name)
         if other != name:
             message = f"sets the same parameter as {short(other)}; give only one of them"
             self.findings.model.append(Problem((name,), message))
         return other == name
 
     def _option_of(self, name: str) -> Path:
-        """Return the option that sets an argument; for an item of a batch, that of the list."""
+        """Return the path of the option that sets an argument; for an item of a batch, the path of the list."""
         groups = {"fixed": self._definition.fixed, "defaults": self._definition.defaults}
         for own in (name, self._definition.built_in.items):
             for group, values in groups.items():
@@ -270,9 +270,9 @@ class _ParameterResolver:
             self._main_parameter_option = path if problems is self.findings.operator else None
 
 
-def _required(tool: BuiltInTool) -> Problem:
+def _missing_main_argument(tool: BuiltInTool) -> Problem:
     """Return the problem of a call without a query or address."""
-    subject = tool.items or tool.operation.argument
+    main_argument = tool.items or tool.operation.argument
     if "cursor" in tool.arguments.model_fields:
-        return Problem((f"{subject} or cursor",), "one of them is required")
-    return Problem((subject,), "is required")
+        return Problem((f"{main_argument} or cursor",), "one of them is required")
+    return Problem((main_argument,), "is required")

@@ -23,16 +23,16 @@ _NO_SITE = re.compile(r"[\s,;|\[\]()\"']")
 _SITE_RULE = 'must be names of sites, such as ["example.com"]'
 
 Convert = Callable[[Any], Any]
-"""Converts a given value to the upstream's; None means: do not send it. Raises ValueError with the allowed values."""
+"""Converts a value to that of the upstream; None if none is to be sent. Raises ValueError with the allowed values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """One upstream parameter: `name` in a JSON body (dots nest), `header` in a GET request.
 
-    Without a header a GET request has it in the query. A model may set it if `model`, and with
-    `declared` only if the definition's `parameters` declare it (such parameters cost more). With `joined` the upstream
-    has no such parameter: the value is appended to the query or page address after that separator.
+    Without a header a GET request has it in the query. A model may set it if `model` is True; with `declared` only if
+    the definition's `parameters` declare it, since such parameters cost more. With a `separator` the upstream has no
+    such parameter: the value is appended to the query or page address after that separator.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Parameter:
     model: bool = False
     declared: bool = False
     header_only: bool = False
-    joined: str = ""
+    separator: str = ""
 
 
 def _text(limit: int = MAX_TEXT_CHARS) -> Convert:
@@ -64,7 +64,7 @@ def _texts(value: Any) -> str | list[str]:
 
 
 def _each(write: Callable[[str], str]) -> Convert:
-    """Return a conversion of a text or a list of texts that writes each of them as an operator's value."""
+    """Return a conversion that applies `write` to a text, or to each text of a list."""
 
     def convert(value: Any) -> str | list[str]:
         texts = _texts(value)
@@ -74,12 +74,12 @@ def _each(write: Callable[[str], str]) -> Convert:
 
 
 def _phrase(text: str) -> str:
-    """Return words as one phrase: `intitle:annual report` would look for the first of them only."""
+    """Quote several words: `intitle:annual report` would apply to the first of them only."""
     return f'"{" ".join(text.split())}"' if " " in text and '"' not in text else text
 
 
 def _sites(value: Any) -> str | list[str]:
-    """Return names of sites as they are: several in one text would be looked for as one site."""
+    """Return names of sites unchanged; refuse several in one text, which would be searched as one site."""
     texts = _texts(value)
     if any(map(_NO_SITE.search, [texts] if isinstance(texts, str) else texts)):
         raise ValueError(_SITE_RULE)
@@ -96,7 +96,7 @@ def _excluded_sites(value: Any) -> str:
 
 
 def _site(text: str) -> str:
-    """Return the name of a site, given as an address or an operator; a text without a name as it is."""
+    """Return the site's name from a name, an address or a `site:` operator; other texts unchanged."""
     site = " ".join(text.removeprefix("-").removeprefix("site:").rpartition("://")[2].rstrip("/").split())
     return site or text
 
@@ -150,13 +150,13 @@ _SCRIPTS = {"zh-hans": "zh-cn", "zh-hant": "zh-tw"}
 
 
 def _country(value: Any) -> str:
-    """Return a code as the upstream writes it; unknown ones as they are, for the upstream to refuse (jina-api 9)."""
+    """Return the upstream's code of a country; an unknown one unchanged, for the upstream to refuse (jina-api 9)."""
     code: str = _text(10)(value).lower()
     return _COUNTRIES.get(code, code)
 
 
 def _language(value: Any) -> str:
-    """Return a code as the upstream writes it: with its region only where the upstream tells them apart."""
+    """Return the upstream's code of a language, with a region only if the upstream distinguishes it."""
     code: str = _text(20)(value).lower().replace("_", "-")
     code = _SCRIPTS.get(code, code)
     return code if code in _REGIONAL else code.partition("-")[0] or code
@@ -168,7 +168,7 @@ def _object(value: Any) -> Mapping[str, Any]:
     return value
 
 
-_MAX_SECONDS = 180
+_MAX_TIMEOUT_S = 180
 MIN_MAX_TOKENS, _MAX_TOKENS = 500, 2_000_000
 _MAX_PDF_PAGE = 100_000
 _WEEK_S = 7 * 24 * 3600
@@ -191,7 +191,7 @@ _PAGE = (
     ),
     Parameter("noCache", _flag, "X-No-Cache", model=True),
     Parameter("maxTokens", _integer(MIN_MAX_TOKENS, _MAX_TOKENS), "X-Max-Tokens", model=True),
-    Parameter("timeout", _integer(1, _MAX_SECONDS), "X-Timeout"),
+    Parameter("timeout", _integer(1, _MAX_TIMEOUT_S), "X-Timeout"),
     Parameter("engine", _text(40), "X-Engine"),
     Parameter(
         "respondTiming",
@@ -228,7 +228,7 @@ _PAGE = (
 READER: tuple[Parameter, ...] = (
     Parameter("url", _text(MAX_URL_CHARS), aliases=("target_url",), model=True),
     Parameter("respondWith", _text(80), "X-Respond-With", ("format", "return_format", "X-Return-Format"), model=True),
-    Parameter("pdf_page", _integer(1, _MAX_PDF_PAGE), model=True, joined="#"),
+    Parameter("pdf_page", _integer(1, _MAX_PDF_PAGE), model=True, separator="#"),
     *_PAGE,
 )
 
@@ -243,8 +243,8 @@ SEARCH: tuple[Parameter, ...] = (
     Parameter("ext", _texts, aliases=("X-Ext",), model=True),
     Parameter("filetype", _each(lambda text: text.lstrip(".") or text), aliases=("X-Filetype",), model=True),
     Parameter("intitle", _each(_phrase), aliases=("X-Intitle", "title_words"), model=True),
-    Parameter("exclude_sites", _excluded_sites, model=True, joined=" "),
-    Parameter("after", _after, model=True, joined=" "),
+    Parameter("exclude_sites", _excluded_sites, model=True, separator=" "),
+    Parameter("after", _after, model=True, separator=" "),
     Parameter("loc", _texts, aliases=("X-Loc",), model=True),
     Parameter("type", _choice("web", "images", "news"), model=True, declared=True),
     Parameter("provider", _choice("google", "bing", "reader")),
@@ -329,8 +329,8 @@ def secret_problem(name: str) -> str | None:
     remain, which the upstream ignores unless it has agreed on them (jina-api 1.1).
     """
     folded = fold(name)
-    own = folded.removeprefix(OWN_FIELD)
-    if folded.startswith(OWN_FIELD) and own.isascii() and own.isalnum():
+    rest = folded.removeprefix(OWN_FIELD)
+    if folded.startswith(OWN_FIELD) and rest.isascii() and rest.isalnum():
         return None
     if is_documented(name):
         return (

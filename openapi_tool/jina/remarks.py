@@ -1,6 +1,6 @@
 """Remarks for the model about an answer that looks complete but is not, and typed warnings about pages.
 
-They stand outside of the frames of web content, so that no page can write one.
+They are outside of the frames of web content, so no page can fake one.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 from openapi_tool.jina.parameters import MIN_MAX_TOKENS
 
-_USUAL_COUNT, _BASE_TOKENS = 10, 10_000
-"""Number of results of a search, and its least charge for each ten of them (jina-api section 5)."""
+_DEFAULT_COUNT, _BASE_TOKENS = 10, 10_000
+"""Default number of results of a search, and its minimum charge for each ten of them (jina-api section 5)."""
 _FILTERS = ("site", "exclude_sites", "after", "filetype", "intitle", "ext", "loc", "location", "gl", "hl")
-"""Parameters of a search without which there may be results."""
-_OVER = 50  # the charge of a cut text, counted afresh, may be a fiftieth above the limit (jina-api 1.3)
+"""Parameters that restrict a search; without them it may find something."""
+_TOLERANCE_DIVISOR = 50  # the upstream counts a cut text again, up to 1/50 above the limit (jina-api 1.3)
 
 _MAX_WALL_CHARS = 1_000
-"""Longest text that is taken for a wall: one that is longer has content, whatever it mentions."""
+"""Maximum length of a wall: a bot check or login in place of content."""
 _MAX_LOGIN_CHARS, _MAX_NOTICE_CHARS, _MAX_FORM_CHARS, _MAX_SHELL_CHARS = 600, 400, 300, 60
 
 WARNINGS: Mapping[str, str] = {
@@ -34,13 +34,13 @@ WARNINGS: Mapping[str, str] = {
 }
 """Texts for the model, by the type of a warning in the result's `state`."""
 
-_WITHOUT: Mapping[str, tuple[str, str]] = {
+_IF_NOT_OFFERED: Mapping[str, tuple[str, str]] = {
     "javascript": ("wait_for_selector", "The page asks for JavaScript. Use another source."),
     "empty": ("wait_for_selector", "The page has no text, or loads it late. Use another source."),
     "not_loaded": ("wait_for_selector", "The page may not be fully loaded. If so, use another source."),
     "stored_copy": ("no_cache", "This is a stored copy; the page itself may be newer."),
 }
-"""The argument that a warning names, and what is said where the model cannot give it, or has given it already."""
+"""The argument that a warning names, and the warning if the model cannot give it or has already given it."""
 
 Offers = Callable[[str], bool]
 """Returns whether a remedy may name an argument in the result of a call."""
@@ -52,19 +52,19 @@ def offers_all(_: str) -> bool:
 
 
 def warning(kind: str, offers: Offers = offers_all) -> str:
-    """Return what is said to the model about a page."""
-    argument, other = _WITHOUT.get(kind, ("", ""))
-    return WARNINGS[kind] if not argument or offers(argument) else other
+    """Return the text of a warning for the model."""
+    argument, alternative = _IF_NOT_OFFERED.get(kind, ("", ""))
+    return WARNINGS[kind] if not argument or offers(argument) else alternative
 
 
-_OF_UPSTREAM: Mapping[str, str] = {
+_UPSTREAM_WARNINGS: Mapping[str, str] = {
     "This page maybe not yet fully loaded, consider explicitly specify a timeout.": "not_loaded",
     "This page contains iframe that are currently hidden, consider enabling iframe processing.": "frames",
     "This page contains shadow DOM that are currently hidden, consider enabling shadow DOM processing.": "shadow_dom",
     "This page maybe requiring CAPTCHA, please make sure you are authorized to access this page.": "may_be_captcha",
     "This is a cached snapshot of the original page, consider retry with caching opt-out.": "stored_copy",
 }
-"""The upstream's own warnings (jina-api 3.1); some of them name parameters that only an operator can set."""
+"""Types of the upstream's own warnings (jina-api 3.1), whose texts name parameters that only an operator can set."""
 
 _CAPTCHA = """
 verify you are human|verify you are a human|verify that you are human|verifying you are human|confirm you are human
@@ -109,7 +109,7 @@ human|robot|browser|secur|unusual traffic|characters you see|interruption|been b
 ddos|mensch|humain|umano|робот|验证|ロボット|cookies to|log in|login|sign in|logged in|log into|melden|connectez
 inicia ses|登录|ログイン|войдите|passwor|mot de passe|contraseña|密码|javascript
 """)
-"""One of these is in each phrase below; nearly every text is known by their absence, in a quarter of the time."""
+"""Each phrase below contains one of these; nearly every page contains none, which saves 3/4 of the time."""
 
 WALLS = (
     ("captcha", _MAX_WALL_CHARS, _phrases(_CAPTCHA)),
@@ -121,7 +121,7 @@ _CAPTCHA_TITLES = ("just a moment", "attention required! | cloudflare", "access 
 
 
 def wall(title: str, text: str) -> str | None:
-    """Return the type of the warning about a page that is a wall or a shell instead of content, None for others."""
+    """Return the warning type of a page without content (wall, unloaded shell), else None."""
     if len(text) > _MAX_WALL_CHARS:
         return None
     text = text.strip().lower().replace(_APOSTROPHE, "'")
@@ -135,9 +135,9 @@ def wall(title: str, text: str) -> str | None:
     return "captcha" if is_notice and title.strip(" .…").lower() in _CAPTCHA_TITLES else None
 
 
-def of_upstream(line: str) -> str | None:
+def upstream_warning_type(line: str) -> str | None:
     """Return the type of one of the upstream's own warnings, None for others, such as an error of the page."""
-    return _OF_UPSTREAM.get(line)
+    return _UPSTREAM_WARNINGS.get(line)
 
 
 def page_warnings(kinds: Iterable[str], offers: Offers = offers_all) -> str:
@@ -153,7 +153,11 @@ def result_warning(kind: str, numbers: Sequence[int], offers: Offers = offers_al
 
 def is_cut(tokens: int | None, max_tokens: int | None) -> bool:
     """Return whether the upstream cut a text at `max_tokens`, which only its charge shows (jina-api section 9)."""
-    return tokens is not None and max_tokens is not None and max_tokens <= tokens <= max_tokens + max_tokens // _OVER
+    return (
+        tokens is not None
+        and max_tokens is not None
+        and max_tokens <= tokens <= max_tokens + max_tokens // _TOLERANCE_DIVISOR
+    )
 
 
 def cut_page(max_tokens: int, offers: Offers = offers_all) -> str:
@@ -186,13 +190,13 @@ def cheaper(parameters: Mapping[str, Any], tokens: int, items: int, offers: Offe
     `parameters` are the upstream's, `tokens` is the charge for `items` queries or addresses together.
     """
     is_search = "q" in parameters
-    count = parameters.get("num", _USUAL_COUNT)
-    base = items * _BASE_TOKENS * -(-count // _USUAL_COUNT)
+    count = parameters.get("num", _DEFAULT_COUNT)
+    base = items * _BASE_TOKENS * -(-count // _DEFAULT_COUNT)
     has_pages = not is_search or (parameters.get("respondWith") != "no-content" and tokens > base)
     ways = [f"fewer {'searches' if is_search else 'pages'}"] if items > 1 else []
     if is_search and offers("count"):
-        if count > _USUAL_COUNT:
-            ways.append(f"a count of at most {_USUAL_COUNT}")
+        if count > _DEFAULT_COUNT:
+            ways.append(f"a count of at most {_DEFAULT_COUNT}")
         elif has_pages:
             ways.append("a lower count")
     if has_pages and offers("max_tokens") and parameters.get("maxTokens", math.inf) > MIN_MAX_TOKENS:

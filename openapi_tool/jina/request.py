@@ -1,4 +1,4 @@
-"""Build the upstream request from resolved parameters (Jina-api 0-2 in docs/protocol-conformance.md).
+"""Build the upstream request from resolved parameters (jina-api 0-2).
 
 POST with a JSON body can carry every parameter. A definition that asks for GET gets it, unless a parameter does not
 fit: secrets never go into a URL, and some texts fit into no header.
@@ -22,7 +22,7 @@ from openapi_tool.protocol.jsontext import dumps
 from openapi_tool.tools.definition import ToolDefinition
 
 USER_AGENT = f"openapi-tool/{__version__}"
-_DNT = "DNT"  # parsed as a number: `true` is nothing (jina-api section 9)
+_DNT = "DNT"  # the upstream parses a number: `true` has no effect (jina-api section 9)
 MAX_GET_URL_CHARS = 8_000
 
 
@@ -30,7 +30,7 @@ MAX_GET_URL_CHARS = 8_000
 class UpstreamRequest:
     """A request without its API key; `target` is the percent-encoded path and query.
 
-    `names` are the model's own for parameters, `failures` maps error responses to errors.
+    `names` maps parameters to the model's names for them, `failures` maps error responses to errors.
     """
 
     method: str
@@ -45,29 +45,29 @@ class UpstreamRequest:
 def build_request(definition: ToolDefinition, resolved: ResolvedParameters) -> UpstreamRequest:
     """Return the request of a call, in the form that its definition asks for."""
     endpoint = endpoint_of(definition)
-    if not endpoint.joined.keys().isdisjoint(resolved.parameters):
-        resolved = replace(resolved, parameters=_joined(endpoint, resolved.parameters))
+    if not endpoint.separators.keys().isdisjoint(resolved.parameters):
+        resolved = replace(resolved, parameters=_with_appended(endpoint, resolved.parameters))
     if definition.method == "GET" and (request := _get(endpoint, definition.path, resolved)) is not None:
         return request
     return _post(endpoint, definition.path, resolved)
 
 
-def _joined(endpoint: Endpoint, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters with those that the upstream only takes within the query or page address in there."""
+def _with_appended(endpoint: Endpoint, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Append the parameters that the upstream takes only as part of the query or page address."""
     name = endpoint.operation.main_parameter
     text = parameters[name]
-    for other, separator in endpoint.joined.items():
+    for other, separator in endpoint.separators.items():
         if other in parameters:
             start = text.partition("#")[0] if separator == "#" else text  # an address has one fragment
             text = f"{start}{separator}{parameters[other]}"
-    rest = {other: value for other, value in parameters.items() if other not in endpoint.joined}
+    rest = {other: value for other, value in parameters.items() if other not in endpoint.separators}
     return {**rest, name: text}
 
 
 def _post(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> UpstreamRequest:
     body: dict[str, Any] = {}
     headers = {"Content-Type": "application/json"}
-    for name, value in (*resolved.parameters.items(), *_opened(resolved.secrets)):
+    for name, value in (*resolved.parameters.items(), *_revealed(resolved.secrets)):
         parameter = endpoint.find(name)
         if parameter is not None and parameter.header_only and parameter.header:
             headers[parameter.header] = _header_text(value)
@@ -80,7 +80,7 @@ def _post(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> Upstre
     )
 
 
-def _opened(secrets: Mapping[str, SecretStr]) -> Iterator[tuple[str, str]]:
+def _revealed(secrets: Mapping[str, SecretStr]) -> Iterator[tuple[str, str]]:
     return ((name, value.get_secret_value()) for name, value in secrets.items())
 
 
@@ -92,7 +92,7 @@ def _nest(body: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _get(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> UpstreamRequest | None:
-    """Return the GET form, None if the parameters need a body."""
+    """Return the GET request, None if the parameters need a body."""
     if resolved.secrets:
         return None
     headers: dict[str, str] = {}
@@ -118,7 +118,7 @@ def _get(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> Upstrea
 
 
 def _would_be_split(name: str, value: Any) -> bool:
-    """Return whether a header would not hold a selector: the server splits it at each comma, `:is(h1, h2)` too."""
+    """Return whether the server would split a selector in a header: it splits at each comma, also in `:is(h1, h2)`."""
     texts = value if isinstance(value, list) else [value]
     return name.endswith("Selector") and any(", " in text for text in texts)
 
@@ -131,7 +131,7 @@ def _query(name: str, value: Any) -> Iterator[str]:
 
 def _header_text(value: Any) -> str:
     if isinstance(value, bool):
-        return "true"  # parameters never hold False: the upstream takes any value as true (jina/parameters.py)
+        return "true"  # never False, which is not sent: the upstream takes any value as true (jina/parameters.py)
     return ", ".join(value) if isinstance(value, list) else str(value)
 
 

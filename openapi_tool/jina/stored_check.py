@@ -43,24 +43,24 @@ class StoredCheck:
     target: str = "jina"
 
     def check(self, record: DefinitionRecord) -> tuple[ToolDefinition | None, list[str]]:
-        """Return the definition, None if no call of it can work, and its mistakes and ignored values."""
+        """Return the definition, None if no call of it can work; and a line for each mistake and each ignored value."""
         try:
             definition = parse_definition(record)
         except ToolMisconfigured as error:
-            return None, [*_problems(error), *_passed_over(record)]
+            return None, [*_problems(error), *_ignored_values(record)]
         found = list(dict.fromkeys(self._problems(definition)))
-        return None if found else definition, [*found, *_passed_over(record), *self._key_fallback(definition)]
+        return None if found else definition, [*found, *_ignored_values(record), *self._key_fallback(definition)]
 
     def _problems(self, definition: ToolDefinition) -> Iterator[str]:
-        yield from _refusal(lambda: self.operator.merged_envs(definition))
+        yield from _problems_of_step(lambda: self.operator.merged_envs(definition))
         envs = {**definition.envs, **self.operator.variables}
         for variable in sorted({self._key_variable(envs, definition), *_without_key(envs).values()}):
-            yield from _refusal(partial(self.secret, variable))
+            yield from _problems_of_step(partial(self.secret, variable))
         values, problems = set_values(definition)
         yield from problems
         plain = {name: value for name, value in definition.defaults.items() if values.get(name) == value}
         yield from default_problems(definition, plain)
-        yield from _refusal(lambda: self._resolve(definition, sample_arguments(values)))
+        yield from _problems_of_step(lambda: self._resolve(definition, sample_arguments(values)))
 
     def _key_fallback(self, definition: ToolDefinition) -> Iterator[str]:
         """Yield why calls take the key of `auth_env` although `envs` names another variable."""
@@ -81,17 +81,17 @@ class StoredCheck:
         return named
 
     def _resolve(self, definition: ToolDefinition, call: Arguments) -> None:
-        """Resolve a call of the arguments that the definition sets, for each item of a batch."""
+        """Resolve a call with the arguments that the definition sets; each item of a batch."""
         calls = [call]
         if definition.built_in.items in call.values:
             items = batch_items(definition, call, self.max_batch_items) or ()
             calls = [item_arguments(definition, call, item) for item in dict.fromkeys(items)]
-        for one in calls:
-            with_checked_url(resolve_parameters(definition, one), definition, self.url_policy)
+        for each in calls:
+            with_checked_url(resolve_parameters(definition, each), definition, self.url_policy)
 
 
 def set_values(definition: ToolDefinition) -> tuple[dict[str, Any], list[str]]:
-    """Return the arguments that the definition sets, with sample ids in their templates, and why some have no value."""
+    """Return the arguments that the definition sets, with sample ids in templates; and the templates' problems."""
     values: dict[str, Any] = {}
     problems: list[str] = []
     for group, templates in (("defaults", definition.defaults), ("fixed", definition.fixed)):
@@ -113,7 +113,7 @@ def _without_key(envs: Mapping[str, str]) -> dict[str, str]:
     return {name: variable for name, variable in envs.items() if name != API_KEY}
 
 
-def _passed_over(record: DefinitionRecord) -> Iterator[str]:
+def _ignored_values(record: DefinitionRecord) -> Iterator[str]:
     """Yield invalid values of the row that calls ignore."""
     if record.after_execution not in (None, *AFTER_EXECUTION):
         yield "after_execution: is ignored; it must be 'suspend' or 'terminate'"
@@ -122,7 +122,7 @@ def _passed_over(record: DefinitionRecord) -> Iterator[str]:
         yield "options.suspend_timeout_seconds: is ignored; it must be a number of seconds above 0"
 
 
-def _refusal(step: Callable[[], object]) -> list[str]:
+def _problems_of_step(step: Callable[[], object]) -> list[str]:
     """Return the problems that a step of a call finds in the definition; ignore missing arguments of the model."""
     try:
         step()

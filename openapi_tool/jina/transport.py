@@ -37,12 +37,12 @@ PROJECT = "project"
 """Name of the httpx request extension with the project id, for fair shares of TLS handshakes."""
 
 HANDSHAKES = 16
-"""Concurrent connection attempts; their TLS handshakes take up to 10 ms of one iteration of the event loop."""
+"""Maximum concurrent connection attempts; their TLS handshakes take up to 10 ms of one iteration of the event loop."""
 
 _project: ContextVar[str] = ContextVar("project", default="")
 _CHUNK_BYTES = 64 * 1024
 _MAX_HEADER_BYTES, _MAX_HEADERS = 8_190, 100
-_HEADERS_READ = (b"content-encoding", b"content-length", b"retry-after")
+_RESPONSE_HEADERS = (b"content-encoding", b"content-length", b"retry-after")
 
 
 class CertificateRefused(httpx.ConnectError):
@@ -62,7 +62,7 @@ ERRORS: tuple[tuple[type[BaseException], type[httpx.TransportError]], ...] = (
     (TimeoutError, httpx.ReadTimeout),
     (aiohttp.ClientError, httpx.TransportError),
 )
-"""aiohttp's exceptions with httpx's equivalents; the first match counts, so subclasses stand before their bases."""
+"""aiohttp's exceptions with httpx's equivalents; the first match counts, so subclasses come before their bases."""
 
 _CAUGHT = (aiohttp.ClientError, TimeoutError)
 
@@ -85,7 +85,7 @@ def _log_certificate(host: str, error: aiohttp.ClientConnectorCertificateError) 
 
 
 @lru_cache(maxsize=64)
-def _yarl(url: str) -> yarl.URL:
+def _yarl_url(url: str) -> yarl.URL:
     return yarl.URL(url, encoded=True)
 
 
@@ -94,7 +94,7 @@ class _Body(httpx.AsyncByteStream):
         self._response = response
         self._chunks = response.content.iter_chunked(_CHUNK_BYTES)
 
-    def __aiter__(self) -> Self:  # no generator: the event loop registers each
+    def __aiter__(self) -> Self:  # the event loop registers async generators
         return self
 
     async def __anext__(self) -> bytes:
@@ -217,7 +217,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         try:
             response = await self._session.request(
                 request.method,
-                _yarl(str(request.url)),
+                _yarl_url(str(request.url)),
                 headers=[(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers.raw],
                 data=request.content or None,
                 allow_redirects=False,
@@ -227,7 +227,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
             raise translate(error) from error
         except _CAUGHT as error:
             raise translate(error) from error
-        headers = [header for header in response.raw_headers if header[0].lower() in _HEADERS_READ]
+        headers = [header for header in response.raw_headers if header[0].lower() in _RESPONSE_HEADERS]
         return httpx.Response(response.status, headers=headers, stream=_Body(response))
 
     async def aclose(self) -> None:

@@ -40,13 +40,13 @@ INTERNAL_SUFFIXES = (
     ".local",  # RFC 6762
     ".localdomain",
     ".localhost",  # RFC 6761
-    ".mail",  # with .corp and .home never delegated, because so many networks use it
+    ".mail",  # as .corp and .home never to be delegated, since many networks use them internally
     ".onion",  # RFC 7686
     ".private",
     ".svc",
     ".test",  # RFC 6761
 )
-"""Suffixes that no public host has; `UrlPolicy.internal_suffixes` adds to them."""
+"""Suffixes that no public host has; `UrlPolicy.internal_suffixes` adds more."""
 
 _METADATA_NAMES = frozenset({"metadata.google.internal", "metadata.goog", "metadata.tencentyun.com"})
 # The reader and the search service: r.jina.ai, eu.r.jina.ai, eu-r-beta.jina.ai.
@@ -56,11 +56,11 @@ _MAX_READER_PREFIXES = 3
 _LABELS = re.compile(r"\.?[^\s.:/?#@*%\[\]\\]+(?:\.[^\s.:/?#@*%\[\]\\]+)*\.?")
 
 _BLANKS = " \t\r\n\f\v\u00a0\u200b\u2060\u3000\ufeff"
-_PAIRS = {'"': '"', "'": "'", "`": "`", "<": ">", "\u201c": "\u201d", "\u2018": "\u2019", "«": "»", "*": "*"}
+_WRAPPERS = {'"': '"', "'": "'", "`": "`", "<": ">", "\u201c": "\u201d", "\u2018": "\u2019", "«": "»", "*": "*"}
 _LINK = re.compile(r"""!?\[.*\]\(\s*(\S+)(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)""", re.DOTALL)
 # ASCII, because with IGNORECASE `s` also matches U+017F, which would pass an unknown scheme.
 _DOI = re.compile(r"\A(?:doi:)?(10\.[0-9]{4,9}/[^\s#?%]+)\Z", re.IGNORECASE)
-"""A document's identifier; as an address it would be an unusual spelling of a private one."""
+"""A document's DOI. As a URL its `10.1234` would be a private IPv4 address."""
 _SCHEME = re.compile(r"(?:https?:/*){,2}(https?):/*", re.IGNORECASE | re.ASCII)
 _ENCODED_SCHEME = re.compile(r"https?%3a", re.IGNORECASE | re.ASCII)
 _OTHER_SCHEME = re.compile(r"(?!localhost:)[a-z][a-z0-9+-]*:", re.IGNORECASE)  # no dot: `host.name:80` is none
@@ -134,8 +134,7 @@ class _ParsedUrl:
 def checked_url(text: str, rules: UrlPolicy) -> str:
     """Return the URL to send; repair the given one if the intent is clear.
 
-    Time is linear in the text. Raises BadRequest where it is no web address, TargetRefused where its host is
-    not public.
+    Takes linear time. Raises BadRequest if the text is no web address, TargetRefused if its host is not public.
     """
     url = _parsed(_checked(_DOI.sub(r"https://doi.org/\1", _unwrapped(_bounded(text)))))
     for _ in range(_MAX_READER_PREFIXES):
@@ -161,25 +160,25 @@ def _bounded(text: str) -> str:
 def _unwrapped(text: str) -> str:
     """Return the text without surrounding blanks, quotes, angle brackets and markdown."""
     text = text.strip(_BLANKS)
-    while inside := _inside(text):
-        text = inside
+    while inner := _without_wrapper(text):
+        text = inner
     if not text:
         raise BadRequest("url: is empty. Give the full address of a page, such as https://example.com/page.")
     return text
 
 
-def _inside(text: str) -> str:
+def _without_wrapper(text: str) -> str:
     """Return the text inside the outermost wrapper, without the punctuation after it; empty if there is no wrapper.
 
-    Takes a run of the same wrapper (`**…**`) off at once; one by one would be quadratic. A comma or semicolon at
-    the inner end goes too; a dot stays, since addresses do end in dots (`/Acme_Inc.`).
+    Removes a run of the same wrapper (`**…**`) at once; one by one would take quadratic time. Also removes a comma or
+    semicolon at the inner end, but no dot, since addresses may end in one (`/Acme_Inc.`).
     """
     wrapped = text.rstrip(".,;:!?")
     link = _LINK.fullmatch(wrapped) if wrapped.count("](") == 1 else None
     if link:
         return link[1].rstrip(",;")
     opening, closing = wrapped[:1], wrapped[-1:]
-    if _PAIRS.get(opening) != closing or closing in wrapped.strip(opening + closing):
+    if _WRAPPERS.get(opening) != closing or closing in wrapped.strip(opening + closing):
         return ""
     inner = max(len(wrapped.lstrip(opening)), len(wrapped.rstrip(closing)))
     run = min(len(wrapped) - inner, len(wrapped) // 2)
@@ -195,7 +194,7 @@ def _behind_reader(reader: _ParsedUrl) -> str:
 
 
 def _parsed(text: str) -> _ParsedUrl:
-    """Split a text of checked characters. Raises BadRequest where it is no http or https URL with a host."""
+    """Parse a text of allowed characters. Raises BadRequest if it is no http or https URL with a host."""
     url = _with_scheme(text)
     parts = _URL.fullmatch(url)
     authority, rest = parts.groups() if parts else ("", "")
@@ -247,9 +246,9 @@ def _decoded(text: str) -> str:
 def _folded(host: str) -> str:
     """Return a host in the form in which names are compared (UTS 46): `xn--` labels decoded, no trailing dot.
 
-    Only for the check: it folds a little more than UTS 46 (ß), never less.
+    Only for the check: it maps more characters than UTS 46 (ß), never fewer.
     """
-    return ".".join(map(_international, _mapped(host).split("."))).removesuffix(".")
+    return ".".join(map(_decode_label, _mapped(host).split("."))).removesuffix(".")
 
 
 def _mapped(text: str) -> str:
@@ -258,7 +257,7 @@ def _mapped(text: str) -> str:
     return unicodedata.normalize("NFKC", _IGNORED.sub("", mapped)).replace("\u3002", ".")
 
 
-def _international(label: str) -> str:
+def _decode_label(label: str) -> str:
     """Decode an `xn--` label; return an invalid one unchanged, which then fails the check of labels."""
     if not label.startswith(_ENCODED_LABEL) or len(label) > _MAX_LABEL_CHARS:
         return label
@@ -351,7 +350,7 @@ class _Compiled:
     internal: tuple[str, ...]
 
 
-@functools.lru_cache(maxsize=4)  # a service has one set of rules; folding them again would cost every call
+@functools.lru_cache(maxsize=4)  # a process has one policy; without a cache each call would fold it again
 def _compiled(rules: UrlPolicy) -> _Compiled:
     return _Compiled(
         hosts=frozenset(_canonical(entry) for entry in rules.allow if not entry.startswith(".")),

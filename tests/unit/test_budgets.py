@@ -299,7 +299,7 @@ def test_a_project_may_have_budgets_of_its_own() -> None:
 def test_an_estimate_is_at_least_what_the_upstream_charges(
     operation: str, parameters: dict[str, Any], least: int
 ) -> None:
-    assert ENDPOINTS[operation].least_tokens(parameters) == least
+    assert ENDPOINTS[operation].min_tokens(parameters) == least
 
 
 @requirement("budgets.calls")

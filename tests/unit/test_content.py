@@ -16,7 +16,7 @@ from prometheus_client import Counter
 
 from openapi_tool.cooperative import at_once
 from openapi_tool.jina.content import page_output, search_output
-from openapi_tool.jina.remarks import WARNINGS, of_upstream
+from openapi_tool.jina.remarks import WARNINGS, upstream_warning_type
 from openapi_tool.protocol.errors import NotFound, ToolError, UpstreamRejected
 from openapi_tool.telemetry.redact import MASK
 from openapi_tool.tools.cursor import Cursors, Position
@@ -158,8 +158,8 @@ def test_every_result_shows_its_warnings_or_the_number_of_a_result_with_the_same
         if warnings and (same := re.fullmatch(r"as for (\d+)", warnings[0])):
             warnings = told[int(same[1]) - 1]
         all_of_them = (item.get("warning") or "").splitlines()
-        assert warnings == [line for line in all_of_them if not of_upstream(line)]
-        for kind in filter(None, map(of_upstream, all_of_them)):
+        assert warnings == [line for line in all_of_them if not upstream_warning_type(line)]
+        for kind in filter(None, map(upstream_warning_type, all_of_them)):
             (note,) = re.findall(rf"^\[Warning about results? (.*): {WARNINGS[kind]}\]$", content, re.MULTILINE)
             assert str(len(told) + 1) in note.split(", ")
         told.append(warnings)
@@ -179,9 +179,9 @@ def test_a_page_keeps_its_head_body_and_lists(name: str) -> None:
     page, content = successes()[name]["data"], output(successes()[name]).content
     lines = content.splitlines()
     warnings = (page.get("warning") or "").splitlines()
-    for kind in filter(None, map(of_upstream, warnings)):
+    for kind in filter(None, map(upstream_warning_type, warnings)):
         assert lines.pop(0) == f"[Warning: {WARNINGS[kind]}]"
-    assert [f"Warning: {line}" for line in warnings if not of_upstream(line)] == [
+    assert [f"Warning: {line}" for line in warnings if not upstream_warning_type(line)] == [
         line for line in lines if line.startswith("Warning: ")
     ]
     lines = [line for line in lines if line and not line.startswith("[Warning: ")]
@@ -199,10 +199,10 @@ def test_a_page_keeps_its_head_body_and_lists(name: str) -> None:
 def assert_told(warning: str, error: ToolError) -> None:
     """A warning's own lines are quoted, and what the upstream says of its options is in words for the model."""
     lines = warning.splitlines()
-    own = " ".join(line for line in lines if not of_upstream(line))
+    own = " ".join(line for line in lines if not upstream_warning_type(line))
     assert not own or f'"{normal(own)}"' in error.message
     assert "wait_for_selector" in error.message
-    assert not any(line in error.message for line in lines if of_upstream(line))
+    assert not any(line in error.message for line in lines if upstream_warning_type(line))
 
 
 @requirement("content.kept", "content.reader")

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from openapi_tool.cooperative import SMALL, TimeSlicer, at_once
 from openapi_tool.jina import answer_json
-from openapi_tool.jina.answer_json import MAX_VALUES, decoded
-from openapi_tool.jina.answer_json import counted as values_of
+from openapi_tool.jina.answer_json import MAX_VALUES, count_values, parse
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, UpstreamUnavailable
 from openapi_tool.protocol.jsontext import loads
 from tests.answering import PAGES, SEARCHES, Answering, serving, watched
@@ -138,10 +137,10 @@ def test_only_what_stands_outside_of_texts_is_counted(value: Any, piece: int) ->
         counted = _outside(value)
         patch.setattr(answer_json, "MAX_VALUES", counted)
         patch.setattr(answer_json, "SMALL", 0)
-        assert (at_once(values_of(body)), at_once(decoded(body))) == (counted, value)
+        assert (at_once(count_values(body)), at_once(parse(body))) == (counted, value)
         patch.setattr(answer_json, "MAX_VALUES", counted - 1)
         with pytest.raises(ResponseTooLarge):
-            at_once(values_of(body))
+            at_once(count_values(body))
 
 
 def _outside(value: Any) -> int:
@@ -174,7 +173,7 @@ def test_halves_of_pairs_in_a_large_answer_become_replacement_characters(text: s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answer_json, "_PIECE_BYTES", piece)
         patch.setattr(answer_json, "SMALL", 0)
-        shown = at_once(decoded(body))["data"]
+        shown = at_once(parse(body))["data"]
     parsed: Any = loads(bytes(body))
     expected = parsed["data"].encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     assert [*shown] == ["\ufffd" if "\ud800" <= char <= "\udfff" else char for char in expected]

@@ -358,7 +358,7 @@ def test_case_7_a_get_says_things_as_the_server_reads_them_in_headers() -> None:
 
 @requirement("upstream.request")
 @pytest.mark.parametrize(
-    ("mode", "left_s", "parameters", "patient", "stage_s"),
+    ("mode", "left_s", "parameters", "has_own_limit", "stage_s"),
     [
         ("reader", 117, {}, False, 15),
         ("reader", 117, {}, True, 57),
@@ -368,9 +368,9 @@ def test_case_7_a_get_says_things_as_the_server_reads_them_in_headers() -> None:
     ],
 )
 def test_case_8_a_stage_takes_no_longer_than_usual_unless_it_is_asked_to(
-    mode: str, left_s: float, parameters: dict[str, Any], *, patient: bool, stage_s: int
+    mode: str, left_s: float, parameters: dict[str, Any], *, has_own_limit: bool, stage_s: int
 ) -> None:
-    within = ENDPOINTS[mode].timeouts.within(parameters, left_s, patient=patient)
+    within = ENDPOINTS[mode].timeouts.within(parameters, left_s, has_own_limit=has_own_limit)
     assert within["timeout"] == stage_s
 
 

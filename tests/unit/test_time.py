@@ -102,7 +102,7 @@ IDLE = {"respondTiming": "resource-idle"}
 
 
 def asked(mode: str, left_s: float, **parameters: Any) -> dict[str, Any]:
-    return dict(ENDPOINTS[mode].timeouts.within(parameters, left_s, patient=True))
+    return dict(ENDPOINTS[mode].timeouts.within(parameters, left_s, has_own_limit=True))
 
 
 @requirement("upstream.request")
