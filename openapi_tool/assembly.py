@@ -179,7 +179,6 @@ async def _connect(
 
 
 def _dialect(settings: Settings) -> Dialect:
-    """Return the rules of the protocol version."""
     return V1r3(settings.actor_id) if settings.protocol.version == "v1r3" else V1r4(settings.actor_id, NAME)
 
 

@@ -113,8 +113,6 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
 
 @dataclass(frozen=True, slots=True)
 class _Connection:
-    """Connection settings of one kernel."""
-
     bus: BusOptions
     driver_options: DriverOptions
 

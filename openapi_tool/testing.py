@@ -32,7 +32,7 @@ from openapi_tool.local.recordings import (
     UnknownRequest,
     error_classes,
     load_recordings,
-    read_question,
+    parse_request,
     recorded_answers,
 )
 from openapi_tool.protocol.cards import StoredText, ToolCall, as_model_reads
@@ -287,10 +287,10 @@ def _recording_of(request: httpx.Request) -> Recording | None:
     headers = dict(request.headers)
     target = request.url.raw_path.decode("ascii")
     try:
-        question = read_question(request.url.host, request.method, target, headers, request.content)
+        question = parse_request(request.url.host, request.method, target, headers, request.content)
     except UnknownRequest:
         return None
-    return recorded_answers().get(question) or recorded_answers().get(question.without_patience())
+    return recorded_answers().get(question) or recorded_answers().get(question.without_time_limits())
 
 
 def _unanswered(request: httpx.Request) -> UnansweredRequest:

@@ -12,7 +12,7 @@ from openapi_tool.local.postgres import USER, PostgresServer, _environment
 
 def copy_clusters(model: Path) -> None:
     """Fill the clusters of this process from the folder `model`, which the first one makes; passwords differ."""
-    initialize = PostgresServer._fill  # noqa: SLF001 - taking its place is the purpose
+    initialize = PostgresServer._initialize  # noqa: SLF001 - taking its place is the purpose
 
     def fill(self: PostgresServer, data: Path, password: Path) -> None:
         if model.exists():
@@ -26,7 +26,7 @@ def copy_clusters(model: Path) -> None:
             with suppress(OSError):  # another one was first
                 part.rename(model)
 
-    PostgresServer._fill = fill  # type: ignore[method-assign]  # noqa: SLF001 - as above
+    PostgresServer._initialize = fill  # type: ignore[method-assign]  # noqa: SLF001 - as above
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -127,19 +127,19 @@ async def v1r3_caller(stack: EmbeddedStack, v1r3_database: str) -> AsyncIterator
         await caller.add_project(PROJECT)
         await caller.add_agent(PROJECT, AGENT)
         yield caller
-        await caller.forget_streams()
+        await caller.delete_streams()
 
 
 @pytest.fixture
 async def caller(stack: EmbeddedStack, database: str) -> AsyncIterator[Caller]:
     """The kernel's side, with a project and an agent in its roster."""
     stack.upstream.rules()
-    stack.upstream.forget()
+    stack.upstream.clear_requests()
     async with Caller.connect(stack.postgres.dsn(database), stack.nats.url) as caller:
         await caller.add_project(PROJECT)
         await caller.add_agent(PROJECT, AGENT)
         yield caller
-        await caller.forget_streams()
+        await caller.delete_streams()
 
 
 StartExecutor = Callable[..., ExecutorProcess]

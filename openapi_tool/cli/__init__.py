@@ -19,10 +19,10 @@ from openapi_tool.telemetry.redact import Redactor
 
 
 class _Commands(TyperGroup):
-    """Group of commands whose messages of wrong options do not name a library's types."""
+    """Command group whose error messages for wrong options do not name types of a library."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; typer shows pydantic's words, and suggests any option for `--version`."""
+        """Run a command. Otherwise typer shows pydantic's wording, and suggests any option for `--version`."""
         try:
             return super().invoke(ctx)
         except Exception as error:
@@ -34,8 +34,8 @@ def _reword(error: Any) -> None:
     if isinstance(error, typer.BadParameter):
         words = error.message.removeprefix("Value error, ").partition(", unable to parse")[0]
         error.message = words.replace("Input should be", "must be")
-    elif getattr(error, "option_name", None) == "--version":  # typer exports no name of this class
-        error.message, error.possibilities = "--version stands before the command: openapi-tool --version", None
+    elif getattr(error, "option_name", None) == "--version":  # typer does not export this exception class
+        error.message, error.possibilities = "put --version before the command: openapi-tool --version", None
 
 
 app = typer.Typer(

@@ -10,12 +10,12 @@ import typer
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.stats import gather_stats
-from openapi_tool.cli.common import fail, say, tell_json
+from openapi_tool.cli.common import fail, print_json, print_status
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.tables import Rows, output
 
-_NOBODY = 1
-_WITHIN_S = 1.0
+_NO_REPLICA = 1
+_REPLIES_S = 1.0
 _ACCOUNT = ("project", "scope", "who", "tool", "period")
 _HEADS = ("project", "scope", "agent or session", "tool", "period", "requests", "tokens", "used", "renews")
 
@@ -27,35 +27,36 @@ def budgets(
 ) -> None:
     """Show the accounts that the replicas have used since their start: used, left, when they renew.
 
-    Of many accounts those of projects and the most used are shown, 100 of each replica. Exit codes: 0, 1 no replica
+    Each replica reports at most 100 accounts: those of projects, then the most used. Exit codes: 0, 1 no replica
     answers, 2 invalid settings, or NATS cannot be reached.
     """
 
     async def work(bootstrap: Bootstrap, client: BusClient) -> None:
         del bootstrap
-        replicas = await gather_stats(client, _WITHIN_S)
+        replicas = await gather_stats(client, _REPLIES_S)
         if not replicas:
-            fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NOBODY)
+            fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NO_REPLICA)
         found = combined(replicas, project)
         if as_json:
-            tell_json({"budgets": found})
+            print_json({"budgets": found})
         elif found:
             output().print(_table(found))
         else:
-            say("no account was used since the replicas started")
+            print_status("no account was used since the replicas started")
 
-    with_nats(work, "openapi-tool nats permissions --for top")
+    # Budgets are part of the statistics that `top` reads.
+    with_nats(work, permissions_command="openapi-tool nats permissions --for top")
 
 
 def combined(replicas: Sequence[Mapping[str, Any]], project: str | None = None) -> list[dict[str, Any]]:
-    """Return each account once, as the replica knows it that knows of most use; those of one project if it is named."""
+    """Return each account once, with the highest use that a replica reports; with `project` only those of it."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for replica in replicas:
-        for one in replica.get("budgets") or ():
-            key = tuple(str(one.get(name)) for name in _ACCOUNT)
+        for account in replica.get("budgets") or ():
+            key = tuple(str(account.get(name)) for name in _ACCOUNT)
             known = found.get(key)
-            if project in (None, one.get("project")) and (known is None or _share(known) < _share(one)):
-                found[key] = dict(one)
+            if project in (None, account.get("project")) and (known is None or _share(known) < _share(account)):
+                found[key] = dict(account)
     return [found[key] for key in sorted(found)]
 
 
@@ -73,7 +74,7 @@ def _table(accounts: Sequence[Mapping[str, Any]]) -> Rows:
 
 
 def _left(account: Mapping[str, Any], kind: str) -> str:
-    """Return how much is left of how much, or what was used where there is no limit."""
+    """Return `LEFT of LIMIT left`, or `N used` without a limit."""
     if account.get(kind) is None:
         return f"{account.get(f'{kind}_used')} used"
     return f"{account.get(f'{kind}_left')} of {account.get(kind)} left"

@@ -18,13 +18,13 @@ import typer
 from openapi_tool.bootstrap import NAME, build_bootstrap
 from openapi_tool.bus.connection import BusOptions
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.cli.common import fail, plain, say
+from openapi_tool.cli.common import fail, json_default, print_status
 from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.cli.nats_connection import connected_once
 from openapi_tool.entry import INTERRUPTED
 from openapi_tool.kernel.failures import DSN_SETTING, located, translate_connection_errors
 from openapi_tool.local.caller import ERRORS, Answer, Caller, PlacedCall, open_database
-from openapi_tool.local.dev import DevError, Wanted, find_target, running_dev
+from openapi_tool.local.dev import DevError, RequestedCall, find_target, running_dev
 from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.subject import default_durable, parse_command_subject
@@ -39,8 +39,8 @@ from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.definition import DEFAULT_AUTH_ENV
 
 _FAILED = 1
-_NO_ANSWER = 3
-_DATABASE_S = 5.0
+_NO_RESULT = 3
+_DATABASE_CONNECT_S = 5.0
 
 
 def call(
@@ -67,20 +67,20 @@ def call(
     result is an error, 2 wrong usage or settings, or nothing reachable (nothing was written), 3 no result
     in time, 130 interrupted.
     """
-    wanted = Wanted(tool, project, agent, channel, anywhere=yes)
+    requested = RequestedCall(tool, project, agent, channel, anywhere=yes)
     redactor = Redactor()
     try:
         addresses, redactor = _addresses(protocol)
-        outcome = asyncio.run(_call(addresses, wanted, _arguments(args), timeout))
+        outcome = asyncio.run(_call(addresses, requested, _arguments(args), timeout))
     except DevError as error:
         fail(redactor.text(str(error)))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        typer.echo(redactor.text(json.dumps(outcome.as_object(), default=plain)))
+        typer.echo(redactor.text(json.dumps(outcome.as_object(), default=json_default)))
     elif outcome.content:
         typer.echo(printable_lines(redactor.text(as_model_reads(outcome.content))))
-    _tell(outcome, redactor)
+    _print_outcome(outcome, redactor)
 
 
 def _arguments(text: str) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Addresses:
-    """Servers of a kernel of protocol `version`; messages name the database by `where` and the `setting` of its DSN."""
+    """Servers of a kernel of a protocol version. Messages name the database by `where` and the `setting` of its DSN."""
 
     dsn: str
     where: str
@@ -168,11 +168,11 @@ class _Outcome:
         }
 
 
-async def _call(addresses: _Addresses, wanted: Wanted, arguments: Any, timeout_s: float) -> _Outcome:
+async def _call(addresses: _Addresses, requested: RequestedCall, arguments: Any, timeout_s: float) -> _Outcome:
     """Publish the call and wait for its result. Raises DevError before anything is written."""
     try:
         async with _connected(addresses) as caller:
-            target = await find_target(caller, wanted)
+            target = await find_target(caller, requested)
             await caller.listen(target.doorbell)
             async with caller.database.transaction():  # rolled back if the database refuses anything
                 placed = await caller.place(
@@ -198,7 +198,7 @@ async def _connected(addresses: _Addresses) -> AsyncIterator[Caller]:
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(connected_once(addresses.bus))
         with translate_connection_errors():
-            database = await stack.enter_async_context(open_database(addresses.dsn, _DATABASE_S))
+            database = await stack.enter_async_context(open_database(addresses.dsn, _DATABASE_CONNECT_S))
         yield Caller(database, client, addresses.version)
 
 
@@ -216,16 +216,15 @@ async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _Out
     return _Outcome(placed, answer, times)
 
 
-def _tell(outcome: _Outcome, redactor: Redactor) -> None:
-    """Print the outcome, and exit with its code."""
+def _print_outcome(outcome: _Outcome, redactor: Redactor) -> None:
     placed, content = outcome.placed, outcome.content
     if outcome.answer is None:
         why = redactor.text(outcome.why)
-        fail(f"no result of {placed.tool_call_id}: {why}. {_where_to_look(placed)}", _NO_ANSWER)
+        fail(f"no result of {placed.tool_call_id}: {why}. {_where_to_look(placed)}", _NO_RESULT)
     if outcome.answer.doorbell is None:
-        say("no doorbell followed the result: a worker would only find it by its inbox scan")
-    took = " → ".join(name + (f" {ms} ms" if ms else "") for name, ms in outcome.times.items() if ms is not None)
-    say(f"{content.get('status')}: {took} (tool_call_id {placed.tool_call_id}, trace {placed.trace_id})")
+        print_status("no doorbell followed the result: a worker would only find it by its inbox scan")
+    steps = " → ".join(name + (f" {ms} ms" if ms else "") for name, ms in outcome.times.items() if ms is not None)
+    print_status(f"{content.get('status')}: {steps} (tool_call_id {placed.tool_call_id}, trace {placed.trace_id})")
     if content.get("status") != "success":
         error = content.get("error") or {}
         retryable = "retryable" if error.get("retryable") else "not retryable"

@@ -18,7 +18,7 @@ from openapi_tool.bus.connection import BusClient, connected, outage_as_unavaila
 from openapi_tool.bus.durable_state import DurableMissing, observe
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.streams import UNLIMITED, Durable, DurableOptions, command_stream_of
-from openapi_tool.cli.common import USAGE, say, tell, tell_json
+from openapi_tool.cli.common import USAGE, print_json, print_line, print_status
 from openapi_tool.cli.kernel_option import ProtocolOption
 from openapi_tool.cli.tools_files import settings_failed
 from openapi_tool.cli.tools_registry import judge, stored_check
@@ -41,8 +41,8 @@ _FAILED = 1
 
 
 @dataclass(slots=True)
-class Found:
-    """Outcome of one check: why `serve` could not use the thing, empty if it could, and what else is worth knowing."""
+class Outcome:
+    """Outcome of one check: why `serve` could not use the dependency (empty if it could), and details to print."""
 
     problem: str = ""
     details: list[str] = field(default_factory=list)
@@ -69,76 +69,74 @@ def check(
         bootstrap = build_bootstrap(load_settings().of_version(protocol), os.environ)
     except SettingsError as error:
         if as_json:
-            _tell({"settings": Found("\n".join(error.problems))}, [])
+            _print_json({"settings": Outcome("\n".join(error.problems))}, [])
             raise typer.Exit(USAGE) from None
         settings_failed(error)
-    found = {"settings": Found(), **asyncio.run(_found(bootstrap, project or _own_project(bootstrap), upstream))}
+    found = {"settings": Outcome(), **asyncio.run(_outcomes(bootstrap, project or _own_project(bootstrap), upstream))}
     failed = any(one.problem for one in found.values())
     remarks = [*bootstrap.settings.remarks, *ignored_variables(os.environ)]
     if as_json:
-        _tell(found, remarks)
+        _print_json(found, remarks)
     else:
         for remark in remarks:
-            say(f"openapi-tool: {remark}")
+            print_status(f"openapi-tool: {remark}")
         for name, one in found.items():
-            tell(f"{name}: {one}")
+            print_line(f"{name}: {one}")
     if failed:
         raise typer.Exit(_FAILED)
 
 
-def _tell(found: Mapping[str, Found], remarks: Sequence[str]) -> None:
-    """Print all outcomes as one JSON object."""
+def _print_json(found: Mapping[str, Outcome], remarks: Sequence[str]) -> None:
     checks, details = ({name: getattr(one, part) for name, one in found.items()} for part in ("problem", "details"))
-    tell_json({"ok": not any(checks.values()), "checks": checks, "details": details, "remarks": list(remarks)})
+    print_json({"ok": not any(checks.values()), "checks": checks, "details": details, "remarks": list(remarks)})
 
 
 def _own_project(bootstrap: Bootstrap) -> list[str]:
-    """Return the project that the settings narrow the executor to, if they do."""
+    """Return the project to which the settings restrict the executor, if any."""
     own = bootstrap.settings.protocol.project
     return [] if own == "*" else [own]
 
 
-async def _found(bootstrap: Bootstrap, projects: Sequence[str], upstream: bool) -> dict[str, Found]:  # noqa: FBT001
-    """Return the outcome for each dependency, project and key; names of a further kernel begin with its version."""
+async def _outcomes(bootstrap: Bootstrap, projects: Sequence[str], upstream: bool) -> dict[str, Outcome]:  # noqa: FBT001
+    """Return the outcome by dependency, project and key; names of a second kernel begin with its version."""
     checks: dict[str, tuple[Check, Bootstrap]] = {}
     for kernel in (bootstrap, *bootstrap.others):
-        own: dict[str, Check] = {"postgres": _postgres, "nats": _nats}
-        own |= {"upstream": _upstream} if upstream and kernel.main else {}
-        own |= {f"definitions of {project}": partial(_definitions, project=project) for project in projects}
-        checks |= {f"{kernel.health.prefix}{name}": (check, kernel) for name, check in own.items()}
+        of_kernel: dict[str, Check] = {"postgres": _postgres, "nats": _nats}
+        of_kernel |= {"upstream": _upstream} if upstream and kernel.main else {}
+        of_kernel |= {f"definitions of {project}": partial(_definitions, project=project) for project in projects}
+        checks |= {f"{kernel.health.prefix}{name}": (check, kernel) for name, check in of_kernel.items()}
     outcomes = await asyncio.gather(*(_outcome(check(kernel), kernel) for check, kernel in checks.values()))
     missing = bootstrap.secrets.missing()
     keys = {
-        variable: Found(f"is not set; set it or {variable}{FILE_SUFFIX}" if variable in missing else "")
+        variable: Outcome(f"is not set; set it or {variable}{FILE_SUFFIX}" if variable in missing else "")
         for variable in sorted(bootstrap.secrets.allowed)
     }
     return {**dict(zip(checks, outcomes, strict=True)), **keys}
 
 
-async def _outcome(work: Awaitable[list[str]], bootstrap: Bootstrap) -> Found:
-    """Return the outcome of a check, secrets masked."""
+async def _outcome(work: Awaitable[list[str]], bootstrap: Bootstrap) -> Outcome:
     mask = bootstrap.redactor.text
     try:
         async with asyncio.timeout(_CHECK_S):
-            return Found("", list(map(mask, await work)))
+            return Outcome("", list(map(mask, await work)))
     except TimeoutError:
-        return Found(f"no answer within {_CHECK_S:.0f} s")
-    except (Unavailable, RegistryError, _WouldFail) as error:
-        return Found(mask(located(str(error), bootstrap.pool.where, bootstrap.pool.setting)))
+        return Outcome(f"no answer within {_CHECK_S:.0f} s")
+    except (Unavailable, RegistryError, _Unusable) as error:
+        return Outcome(mask(located(str(error), bootstrap.pool.where, bootstrap.pool.setting)))
 
 
-class _WouldFail(Exception):
-    """Something that `serve` could not use; the message says why."""
+class _Unusable(Exception):
+    """A dependency that `serve` could not use; the message says why."""
 
 
 async def _postgres(bootstrap: Bootstrap) -> list[str]:
-    """Connect and look for tables, columns, grants and indexes. Raises Unavailable."""
+    """Connect and check tables, columns, grants and indexes. Raises Unavailable."""
     async with aclosing(await KernelStore.open(bootstrap.pool)) as store:
         return [_transport(encrypted=await store.encrypted())]
 
 
 async def _nats(bootstrap: Bootstrap) -> list[str]:
-    """Connect and look for the command stream and the durable. Raises Unavailable, _WouldFail."""
+    """Connect and check the command stream and the durable. Raises Unavailable, _Unusable."""
     durable = bootstrap.durable
     with outage_as_unavailable(bootstrap.bus.where):
         async with connected(replace(bootstrap.bus, once=True)) as client:
@@ -149,20 +147,20 @@ async def _nats(bootstrap: Bootstrap) -> list[str]:
 
 
 async def _durable(client: BusClient, durable: Durable, wanted: DurableOptions) -> str:
-    """Return what becomes of the durable. Raises nats.errors.Error, _WouldFail if it delivers nothing."""
+    """Return what becomes of the durable. Raises nats.errors.Error, _Unusable if it delivers nothing."""
     try:
         state = await observe(client, durable, ServerClock())
     except DurableMissing:
         return f"durable {durable.name} is created at the start"
     if state.paused_until:
-        raise _WouldFail(f"durable {durable.name} is paused until {state.paused_until}; resume it: no call runs before")
+        raise _Unusable(f"durable {durable.name} is paused until {state.paused_until}; resume it: no call runs before")
     differs = state.filters != (wanted.filter_subject,) or state.max_deliver != UNLIMITED
     waiting = f"durable {durable.name}, {state.pending} pending"
     return f"{waiting}; its settings are changed at the start" if differs else waiting
 
 
 async def _upstream(bootstrap: Bootstrap) -> list[str]:
-    """Connect to every host of the upstream as calls do. Raises _WouldFail."""
+    """Connect to every host of the upstream as calls do. Raises _Unusable."""
     hosts = sorted({operation.host for operation in OPERATIONS})
     transport = upstream_transport(bootstrap, None)
     async with aclosing(JinaClient(transport, 0, bootstrap.redactor.at("error"), TimeSlicer())) as client:
@@ -176,18 +174,18 @@ async def _reach(client: JinaClient, host: str) -> None:
     except ToolError as error:
         kind = error.detail["kind"] if isinstance(error.detail, dict) else error.code
         remedy = "egress.ca_file (SSL_CERT_FILE)" if kind == "certificate" else "DNS, egress.proxy and network policies"
-        raise _WouldFail(f"{host} cannot be reached ({kind}); check {remedy}") from error
+        raise _Unusable(f"{host} cannot be reached ({kind}); check {remedy}") from error
 
 
 async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
-    """Check the definitions of a project. Raises RegistryError, _WouldFail if calls of one would fail."""
+    """Check the definitions of a project. Raises RegistryError, _Unusable if calls of one would fail."""
     check = stored_check(bootstrap.settings)
     pool, version = bootstrap.pool, bootstrap.version
     async with ToolRows.open(pool.dsn, pool.timeout_s, version) as rows:
         judged = [(row["tool_name"], judge(row, check, version)) for row in await rows.definitions(project)]
     unusable = [f"{name}: {'; '.join(found['problems'])}" for name, found in judged if found["is"] == "unusable"]
     if unusable:
-        raise _WouldFail("; ".join(unusable))
+        raise _Unusable("; ".join(unusable))
     ours = sum(found["is"] != "not ours" for _, found in judged)
     return [f"{ours} definition{'' if ours == 1 else 's'}"]
 

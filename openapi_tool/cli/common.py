@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 USAGE = 2
 NO_DATABASE = {"postgres": {"dsn": "postgresql://unused"}}
-"""Settings of a command that needs none; `postgres.dsn` is required."""
+"""Placeholder for commands without a database, because `postgres.dsn` is required."""
 
 
 class Upstream(StrEnum):
@@ -35,18 +35,18 @@ class Upstream(StrEnum):
 UpstreamOption = Annotated[Upstream, typer.Option(help=f"Upstream to use; real needs {DEFAULT_AUTH_ENV}.")]
 
 
-def say(text: str, *, quiet: bool = False, colour: str | None = None) -> None:
-    """Print a status text on standard error; indent further lines, so that none can pose as another message."""
+def print_status(text: str, *, quiet: bool = False, colour: str | None = None) -> None:
+    """Print a status text on standard error. Further lines are indented, so that none can look like another message."""
     if not quiet:
         typer.secho(printable_lines(text, "  "), err=True, fg=colour)
 
 
-def tell(text: str) -> None:
+def print_line(text: str) -> None:
     """Print one line on standard output."""
     typer.echo(printable_line(text))
 
 
-def tell_json(value: Any, indent: int | None = None) -> None:
+def print_json(value: Any, indent: int | None = None) -> None:
     """Print JSON on standard output."""
     typer.echo(printable_json(value, indent))
 
@@ -58,12 +58,12 @@ def cell(value: object) -> Text:
 
 def fail(text: str, code: int = USAGE) -> NoReturn:
     """Print an error, and exit."""
-    say(f"openapi-tool: {text}")
+    print_status(f"openapi-tool: {text}")
     raise typer.Exit(code)
 
 
-def plain(value: object) -> str:
-    """Return a value that JSON cannot represent as text."""
+def json_default(value: object) -> str:
+    """Return as text a value that JSON cannot represent."""
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
@@ -77,9 +77,9 @@ def extra_needed(command: str) -> Iterator[None]:
 
 
 def executor_settings(upstream: Upstream) -> dict[str, str]:
-    """Environment variables of an executor whose log shows every call, with the key if the upstream is real.
+    """Return environment variables of an executor that logs every call, with the key if the upstream is real.
 
-    Exits where the key is missing.
+    Exits if the key is missing.
     """
     level = {"OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "debug"}
     if upstream is Upstream.DOUBLE:
@@ -101,11 +101,11 @@ def running(
 ) -> Iterator[ExecutorProcess]:
     """Run the prepared stack with an executor on `database`. Raises ServerFailed."""
     real = DEFAULT_AUTH_ENV in settings
-    say("Starting PostgreSQL, NATS and the upstream …", quiet=quiet)
+    print_status("Starting PostgreSQL, NATS and the upstream …", quiet=quiet)
     with stack:
         asyncio.run(prepare(stack))
         executor = stack.executor("executor", database, settings, real_upstream=real)
-        say("Starting the executor …", quiet=quiet)
+        print_status("Starting the executor …", quiet=quiet)
         executor.start()
         yield executor
         executor.stop()

@@ -14,7 +14,7 @@ from openapi_tool.bus import dead_letter_reader
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.dead_letter_reader import NotReplayable
 from openapi_tool.bus.dead_letter_record import DeadLetter, without_secrets
-from openapi_tool.cli.common import USAGE, fail, say, tell, tell_json
+from openapi_tool.cli.common import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.tables import Rows, output
@@ -26,8 +26,8 @@ from openapi_tool.protocol.subject import parse_command_subject
 from openapi_tool.tools.problems import counted
 
 _NOT_SENT = 1
-_LISTED = 100
-_TO_THE_SECOND = len("2026-01-01T00:00:00")
+_DEFAULT_LIMIT = 100
+_CHARS_TO_SECONDS = len("2026-01-01T00:00:00")
 
 T = TypeVar("T")
 
@@ -51,10 +51,10 @@ def list_(
 ) -> None:
     """List dead letters, newest first; with --json and without --limit oldest first, as they are read.
 
-    --protocol lists those of one kernel, where several are on the same NATS servers.
+    --protocol lists those of one kernel, if several use the same NATS servers.
     Exit codes: 0, or 2 if NATS cannot be reached or the settings are invalid.
     """
-    newest: deque[DeadLetter] = deque(maxlen=limit or _LISTED)
+    newest: deque[DeadLetter] = deque(maxlen=limit or _DEFAULT_LIMIT)
     seen = 0
 
     async def gather(bootstrap: Bootstrap, client: BusClient) -> None:
@@ -67,27 +67,26 @@ def list_(
                 continue
             seen += 1
             if as_json and limit is None:
-                tell_json(_shown(clean))
+                print_json(_as_object(clean))
             else:
                 newest.append(clean)
 
     _run(gather, protocol, abandoned=abandoned)
     if as_json:
         for letter in reversed(newest):
-            tell_json(_shown(letter))
+            print_json(_as_object(letter))
         return
     _show_table(reversed(newest))
     if seen > len(newest):
-        say(f"{counted(seen - len(newest), 'older one', 'not shown')}; --limit shows more")
+        print_status(f"{counted(seen - len(newest), 'older one', 'not shown')}; --limit shows more")
 
 
 def _show_table(letters: Iterable[DeadLetter]) -> None:
-    """Print one row per letter."""
     table = Rows("id", "published", "reason", "project", "tool", "call")
     for letter in letters:
         identity = letter.identity()
         tool = letter.subject.partition(".cmd.tool.")[2] or letter.subject
-        published = letter.published_at[:_TO_THE_SECOND]
+        published = letter.published_at[:_CHARS_TO_SECONDS]
         known = (identity["project_id"] or "-", tool, identity["tool_call_id"] or "-")
         table.add(letter.id, published, letter.reason, *known)
     output().print(table if len(table) else "no dead letters")
@@ -101,8 +100,8 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a dead letter in full. Exit codes: 0, 2 there is no such id."""
-    found = _shown(_chosen(_run(_whichever(letter), protocol, abandoned=_abandoned(letter)), letter))
-    tell_json(found, None if as_json else 2)
+    found = _as_object(_chosen(_run(_read(letter), protocol, abandoned=_abandoned(letter)), letter))
+    print_json(found, None if as_json else 2)
 
 
 @app.command(short_help="Publish commands again and delete their records.")
@@ -125,29 +124,29 @@ def replay(
         known = [letter async for letter in _letters(bootstrap, client, abandoned=abandoned)]
         all_sent = True
         for letter in [_chosen(known, letter) for letter in dict.fromkeys(letters)]:
-            outcome = await _sent(bootstrap, client, letter, yes=yes)
-            _tell_outcome(outcome, yes=yes, as_json=as_json)  # at once: an outage may prevent the rest
+            outcome = await _replay(bootstrap, client, letter, yes=yes)
+            _print_outcome(outcome, yes=yes, as_json=as_json)  # at once: an outage may prevent the next ones
             all_sent = all_sent and not outcome["why"]
         return all_sent
 
     all_sent = _run(send, protocol, abandoned=abandoned)
     if not yes:
-        say("nothing was changed; add --yes to send")
+        print_status("nothing was changed; add --yes to send")
     if not all_sent:
         raise typer.Exit(_NOT_SENT)
 
 
-def _tell_outcome(outcome: Mapping[str, Any], *, yes: bool, as_json: bool) -> None:
+def _print_outcome(outcome: Mapping[str, Any], *, yes: bool, as_json: bool) -> None:
     if as_json:
-        tell_json(dict(outcome))
+        print_json(dict(outcome))
     elif outcome["why"]:
-        say(f"openapi-tool: {outcome['id']} cannot be sent: {outcome['why']}")
+        print_status(f"openapi-tool: {outcome['id']} cannot be sent: {outcome['why']}")
     else:
-        tell(f"{'sent' if yes else 'would send'} {outcome['id']} to {outcome['subject']}")
+        print_line(f"{'sent' if yes else 'would send'} {outcome['id']} to {outcome['subject']}")
 
 
-async def _sent(bootstrap: Bootstrap, client: BusClient, letter: DeadLetter, *, yes: bool) -> dict[str, Any]:
-    """Return the outcome of a replay; `why` is the obstacle, None if there is none."""
+async def _replay(bootstrap: Bootstrap, client: BusClient, letter: DeadLetter, *, yes: bool) -> dict[str, Any]:
+    """Publish the command again if `yes`, and return the outcome; `why` is the reason of a failure, else None."""
     why = None
     if yes:
         try:
@@ -158,12 +157,12 @@ async def _sent(bootstrap: Bootstrap, client: BusClient, letter: DeadLetter, *, 
     return {"id": shown.id, "subject": shown.subject, "sent": yes and why is None, "why": why}
 
 
-def _whichever(letter: str) -> Callable[[Bootstrap, BusClient], Coroutine[Any, Any, list[DeadLetter]]]:
-    return lambda bootstrap, client: _readable(bootstrap, client, abandoned=_abandoned(letter))
+def _read(letter: str) -> Callable[[Bootstrap, BusClient], Coroutine[Any, Any, list[DeadLetter]]]:
+    return lambda bootstrap, client: _masked_letters(bootstrap, client, abandoned=_abandoned(letter))
 
 
-async def _readable(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) -> list[DeadLetter]:
-    """Return the masked letters for people; a replay sends the original."""
+async def _masked_letters(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) -> list[DeadLetter]:
+    """Return the letters with secrets masked, for output; a replay sends the original."""
     letters = _letters(bootstrap, client, abandoned=abandoned)
     return [without_secrets(letter, bootstrap.redactor) async for letter in letters]
 
@@ -177,7 +176,7 @@ async def _letters(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) 
         return
     kernel = await KernelStore.open(replace(bootstrap.pool, inspected=False))
 
-    async def answered(command: Delivery) -> bool:
+    async def has_result(command: Delivery) -> bool:
         try:
             project_id = parse_command_subject(command.subject).project_id
         except Unanswerable:
@@ -186,7 +185,7 @@ async def _letters(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) 
         return await kernel.answered(project_id, claimed.tool_call_id or "")
 
     try:
-        for letter in await dead_letter_reader.abandoned_commands(client, bootstrap.durable, recorded, answered):
+        for letter in await dead_letter_reader.abandoned_commands(client, bootstrap.durable, recorded, has_result):
             yield letter
     finally:
         await kernel.aclose()
@@ -197,8 +196,8 @@ def _chosen(letters: list[DeadLetter], wanted: str) -> DeadLetter:
     return found or fail(f"there is no dead letter {wanted!r}; `openapi-tool deadletters list` prints the ids", USAGE)
 
 
-def _shown(letter: DeadLetter) -> dict[str, Any]:
-    """Return the form for people: the body as text, bytes that are not UTF-8 escaped."""
+def _as_object(letter: DeadLetter) -> dict[str, Any]:
+    """Return the JSON form for output: the body as text, bytes that are not UTF-8 escaped."""
     fields = asdict(letter) | letter.identity()
     fields |= {"id": letter.id, "data": letter.data.decode("utf-8", "backslashreplace")}
     return {name: fields[name] for name in sorted(fields, key=lambda name: name != "id")}
@@ -207,10 +206,13 @@ def _shown(letter: DeadLetter) -> dict[str, Any]:
 def _run(
     work: Callable[[Bootstrap, BusClient], Coroutine[Any, Any, T]], protocol: ProtocolVersion | None, *, abandoned: bool
 ) -> T:
-    """Run `work`; the database is needed for abandoned commands only."""
-    return with_nats(work, "openapi-tool nats permissions --for deadletters", protocol, database=abandoned)
+    return with_nats(
+        work,
+        protocol,
+        permissions_command="openapi-tool nats permissions --for deadletters",
+        database=abandoned,
+    )
 
 
 def _abandoned(letter: str) -> bool:
-    """Return whether an id is that of an abandoned command."""
     return letter.startswith("command-")

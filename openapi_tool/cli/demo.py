@@ -23,7 +23,7 @@ from openapi_tool.cli.common import (
     executor_settings,
     extra_needed,
     fail,
-    plain,
+    json_default,
     running,
 )
 from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
@@ -54,7 +54,7 @@ def demo(
     journeys = _run(upstream, protocol or ProtocolVersion.V1R4, quiet=as_json)
     if as_json:
         for journey in journeys:
-            sys.stdout.write(json.dumps(asdict(journey), default=plain) + "\n")
+            sys.stdout.write(json.dumps(asdict(journey), default=json_default) + "\n")
     else:
         _show(journeys, upstream)
     if any(journey.status != "success" for journey in journeys):
@@ -63,7 +63,7 @@ def demo(
 
 def _run(upstream: Upstream, protocol: ProtocolVersion, *, quiet: bool) -> list[Journey]:
     with extra_needed("the demo"):
-        from openapi_tool.local.demo import (  # noqa: PLC0415 - only the extra has what it needs
+        from openapi_tool.local.demo import (  # noqa: PLC0415 - needs the extra [local]
             DATABASE,
             MAX_RESULT_CHARS,
             play,
@@ -71,8 +71,8 @@ def _run(upstream: Upstream, protocol: ProtocolVersion, *, quiet: bool) -> list[
         )
         from openapi_tool.local.server import ServerFailed  # noqa: PLC0415 - the same
         from openapi_tool.local.stack import EmbeddedStack  # noqa: PLC0415 - the same
-    own = {f"{PREFIX}TOOLS__MAX_RESULT_CHARS": str(MAX_RESULT_CHARS), f"{PREFIX}PROTOCOL__VERSION": protocol.value}
-    settings = executor_settings(upstream) | own
+    more = {f"{PREFIX}TOOLS__MAX_RESULT_CHARS": str(MAX_RESULT_CHARS), f"{PREFIX}PROTOCOL__VERSION": protocol.value}
+    settings = executor_settings(upstream) | more
     stack = EmbeddedStack()
     try:
         with running(stack, DATABASE, partial(prepare, version=protocol), settings, quiet=quiet) as executor:
@@ -100,18 +100,18 @@ def _table(journey: Journey) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    about = journey.about
+    output = journey.about
     rows: dict[str, Any] = {
         "arguments": dict(journey.arguments),
         "command": journey.command["subject"],
         "headers": journey.command["headers"],
         "body": journey.command["body"],
         **_upstream_rows(journey.upstream_requests),
-        "cost": ", ".join(counted(about["usage"][f"{noun}s"], noun) for noun in ("token", "request")),
-        "cut": f"yes, {counted(about['artifact_ref']['chars'], 'character')} in all"
-        if about.get("truncated")
+        "cost": ", ".join(counted(output["usage"][f"{noun}s"], noun) for noun in ("token", "request")),
+        "cut": f"yes, {counted(output['artifact_ref']['chars'], 'character')} in all"
+        if output.get("truncated")
         else "no",
-        "inbox row": _of(journey.inbox_row, "inbox_id", "message_type", "status", "payload"),
+        "inbox row": _select(journey.inbox_row, "inbox_id", "message_type", "status", "payload"),
         "doorbell": journey.doorbell["subject"],
         "  headers ": journey.doorbell["headers"],
         "  body ": journey.doorbell["data"],
@@ -119,13 +119,13 @@ def _table(journey: Journey) -> Table:
         "time": ", ".join(f"{name} {ms} ms" for name, ms in {"placed": 0, **journey.steps}.items()),
     }
     for name, value in rows.items():
-        text = value if isinstance(value, str) or value is None else json.dumps(value, default=plain)
+        text = value if isinstance(value, str) or value is None else json.dumps(value, default=json_default)
         table.add_row(name, cell(text or "-"))
     return table
 
 
 def _upstream_rows(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the first request whole and the others in short; none for a cached response."""
+    """Return the first request in full and the bodies of the others; none for a cached response."""
     if not requests:
         return {"upstream": "not asked"}
     first, *others = requests
@@ -137,5 +137,5 @@ def _upstream_rows(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _of(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def _select(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: row[name] for name in names}

@@ -26,9 +26,9 @@ from openapi_tool.cli.common import (
     UpstreamOption,
     extra_needed,
     fail,
+    print_line,
+    print_status,
     running,
-    say,
-    tell,
 )
 from openapi_tool.cli.dev_page import DevStatistics, dev_page
 from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
@@ -62,7 +62,7 @@ _STATISTICS_S = 0.3
 _ID_CHARS = 11
 _ARGUMENTS_CHARS = 100
 _COLOURS = {"←": typer.colors.GREEN, "↻": typer.colors.YELLOW, "!": typer.colors.RED}
-_AGAIN = (
+_RETRY_ACTIONS = (
     "call.redelivered",
     "call.overlapping",
     "command.requeued",
@@ -70,8 +70,8 @@ _AGAIN = (
     "call.unsettled",
     "upstream.retry",
 )
-_LOUD = ("warning", "error", "critical")
-_NO_NEWS = ("nats.disconnected",)  # also logged on exit; an ended server is detected by its process
+_ALERT_LEVELS = ("warning", "error", "critical")
+_IGNORED_ACTIONS = ("nats.disconnected",)  # logged at a normal exit, too; `_runs` detects a server that has ended
 _DETAILS = ("reason", "author_id", "error", "error_code", "http_status", "attempt", "wait_s", "subject")
 
 
@@ -101,12 +101,12 @@ def dev(
     for option, port in (("--nats-port", nats_port), ("--pg-port", pg_port), ("--page-port", page_port)):
         _require_free(option, port)
     with suppress(KeyboardInterrupt):
-        wanted = _Wanted(upstream, protocol or ProtocolVersion.V1R4, keep and keep.resolve(), pg_port, nats_port)
-        _run(wanted, page_port)
+        options = _DevOptions(upstream, protocol or ProtocolVersion.V1R4, keep and keep.resolve(), pg_port, nats_port)
+        _run(options, page_port)
 
 
 def _require_free(option: str, port: int) -> None:
-    """Exit where a port cannot be listened on, before the servers start."""
+    """Exit if a port cannot be listened on, before the servers start."""
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
@@ -115,7 +115,7 @@ def _require_free(option: str, port: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _DevOptions:
     """The stack that the options describe; a port of 0 is any free one."""
 
     upstream: Upstream
@@ -125,27 +125,25 @@ class _Wanted:
     nats_port: int
 
 
-def _run(wanted: _Wanted, page_port: int) -> None:
+def _run(options: _DevOptions, page_port: int) -> None:
     with extra_needed("dev"):
-        from openapi_tool.cli.dev_settings import dev_settings  # noqa: PLC0415 - the same
-        from openapi_tool.local.demo import CALLS  # noqa: PLC0415 - only the extra has what it needs
+        from openapi_tool.cli.dev_settings import dev_settings  # noqa: PLC0415 - needs the extra [local]
+        from openapi_tool.local.demo import CALLS  # noqa: PLC0415 - the same
         from openapi_tool.local.server import ServerFailed  # noqa: PLC0415 - the same
-    settings = dev_settings(wanted.upstream, os.environ, wanted.protocol)
+    settings = dev_settings(options.upstream, os.environ, options.protocol)
     for remark in settings.remarks:
-        say(remark)
+        print_status(remark)
     try:
-        with _started(wanted, settings) as (kernel, executor, prefix):
-            examples = [_command(prefix, *example) for example in CALLS[wanted.upstream.value]]
-            about = [*_about(kernel.stack, wanted), "In another terminal:", *examples]
-            asyncio.run(_watch(kernel, executor, about, page_port))
+        with _started(options, settings) as (kernel, executor, prefix):
+            examples = [_command(prefix, *example) for example in CALLS[options.upstream.value]]
+            notes = [*_notes(kernel.stack, options), "In another terminal:", *examples]
+            asyncio.run(_watch(kernel, executor, notes, page_port))
     except (DevError, ServerFailed, OSError) as error:
         fail(str(error))
 
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """The kernel that a stack plays."""
-
     stack: EmbeddedStack
     version: ProtocolVersion
 
@@ -169,30 +167,29 @@ class _Kernel:
 
 
 @contextmanager
-def _started(wanted: _Wanted, settings: DevSettings) -> Iterator[tuple[_Kernel, ExecutorProcess, str]]:
-    """Run the stack and its executor; yield the environment that a `call` needs to find them."""
+def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Kernel, ExecutorProcess, str]]:
+    """Run the stack and its executor; yield them, and the assignments that `call` needs in front to find the stack."""
     from openapi_tool.local.demo import demo_tools  # noqa: PLC0415 - see _run
     from openapi_tool.local.stack import EmbeddedStack, kernel_schema  # noqa: PLC0415 - see _run
 
     with ExitStack() as held:
-        folder = held.enter_context(kept_folder(wanted.keep)) if wanted.keep else None
+        folder = held.enter_context(kept_folder(options.keep)) if options.keep else None
         state = held.enter_context(claimed_state())
         hold = [descriptor for descriptor in (folder, state) if descriptor is not None]
         stack = EmbeddedStack(
-            settings.key_names, keep=wanted.keep, pg_port=wanted.pg_port, nats_port=wanted.nats_port, hold=hold
+            settings.key_names, keep=options.keep, pg_port=options.pg_port, nats_port=options.nats_port, hold=hold
         )
         if state is not None:
-            stack.own(state_path())
-        kernel, version = _Kernel(stack, wanted.protocol), wanted.protocol
-        made = partial(prepare, version=version, schema=kernel_schema(version), tools=demo_tools(version))
-        executor = held.enter_context(running(stack, kernel.database, made, settings.environment))
+            stack.delete_at_end(state_path())
+        kernel, version = _Kernel(stack, options.protocol), options.protocol
+        prepare_kernel = partial(prepare, version=version, schema=kernel_schema(version), tools=demo_tools(version))
+        executor = held.enter_context(running(stack, kernel.database, prepare_kernel, settings.environment))
         if state is not None:
             announce(state, kernel.dsn, stack.nats.url, version)
         yield kernel, executor, "" if state is not None else " ".join(kernel.variables) + " "
 
 
 def _command(prefix: str, tool: str, arguments: Mapping[str, Any]) -> str:
-    """Return a shell command with this program as it was started."""
     program = Path(sys.argv[0])
     if program.name != "openapi-tool":
         words = [sys.executable, "-m", "openapi_tool"]
@@ -201,15 +198,15 @@ def _command(prefix: str, tool: str, arguments: Mapping[str, Any]) -> str:
     return "  " + prefix + shlex.join([*words, "call", tool, "--args", json.dumps(arguments)])
 
 
-def _about(stack: EmbeddedStack, wanted: _Wanted) -> Iterator[str]:
-    if wanted.upstream is Upstream.DOUBLE:
+def _notes(stack: EmbeddedStack, options: _DevOptions) -> Iterator[str]:
+    if options.upstream is Upstream.DOUBLE:
         rules = f"http://127.0.0.1:{stack.upstream.admin_port}/rules"
         yield f"the upstream is a double; a request without a recording gets another one's response (rules: {rules})"
-    if wanted.keep:
-        yield f"data is kept in {wanted.keep}"
+    if options.keep:
+        yield f"data is kept in {options.keep}"
 
 
-async def _watch(kernel: _Kernel, executor: ExecutorProcess, more: Sequence[str], page_port: int) -> None:
+async def _watch(kernel: _Kernel, executor: ExecutorProcess, notes: Sequence[str], page_port: int) -> None:
     """Describe the stack, then print its calls until a signal has stopped the executor."""
     stopping, statistics, stack = _stop_on_signals(executor), DevStatistics(), kernel.stack
     async with AsyncExitStack() as parts:
@@ -217,17 +214,17 @@ async def _watch(kernel: _Kernel, executor: ExecutorProcess, more: Sequence[str]
         ask = partial(gather_stats, caller.client, _STATISTICS_S)
         page = await parts.enter_async_context(dev_page(ask, page_port, statistics))
         tools = sorted(await tools_of(caller, PROJECT))
-        about = [f"project {PROJECT}, agent {AGENT}, tools {', '.join(tools)}", f"page: {page}"]
-        for line in (*(f"export {address}" for address in kernel.variables), *about, *more, "Ctrl-C stops it."):
-            tell(line)
+        stack_lines = [f"project {PROJECT}, agent {AGENT}, tools {', '.join(tools)}", f"page: {page}"]
+        for line in (*(f"export {address}" for address in kernel.variables), *stack_lines, *notes, "Ctrl-C stops it."):
+            print_line(line)
         with executor.process.log.open("rb") as log:
-            await _follow(log, Feed(caller, statistics.keep), lambda: _runs(stack, executor, stopping))
+            await _follow(log, Feed(caller, statistics.record_result), lambda: _runs(stack, executor, stopping))
     if not stopping.is_set():
         fail(f"{stack.ended() or 'the executor'} ended unexpectedly:\n{executor.process.log_tail()}", _FAILED)
 
 
 def _runs(stack: EmbeddedStack, executor: ExecutorProcess, stopping: asyncio.Event) -> bool:
-    """Return whether to go on: False once the executor, or unexpectedly a server, has ended."""
+    """Return whether to continue: False once the executor has ended, or a server unexpectedly."""
     return executor.process.alive and (stopping.is_set() or stack.ended() is None)
 
 
@@ -239,7 +236,7 @@ def _stop_on_signals(executor: ExecutorProcess) -> asyncio.Event:
         if stopping.is_set():
             executor.process.kill()
         else:
-            say("Stopping after running calls end; press Ctrl-C again to stop at once …")
+            print_status("Stopping after running calls end; press Ctrl-C again to stop at once …")
             executor.signal(signal.SIGTERM)
         stopping.set()
 
@@ -278,9 +275,9 @@ class Feed:
         if action == "call.answered":
             self._begun.discard(call_id)
             yield await self._end(entry)
-        elif action in _AGAIN:
+        elif action in _RETRY_ACTIONS:
             yield _line("↻", entry, _message(entry))
-        elif entry["level"] in _LOUD and action not in _NO_NEWS:
+        elif entry["level"] in _ALERT_LEVELS and action not in _IGNORED_ACTIONS:
             yield _line("!", entry, _message(entry))
 
     async def _begin(self, entry: Mapping[str, Any]) -> str:
@@ -292,14 +289,14 @@ class Feed:
         content = await self._content(entry, "tool.result")
         self._on_result(entry["tool_call_id"], as_model_reads(content))
         again = f", delivery {entry['attempt']}" if entry["attempt"] > 1 else ""
-        told = f"{entry['tool_name']} {entry['status']}, {entry['duration_ms']} ms{again}"
+        summary = f"{entry['tool_name']} {entry['status']}, {entry['duration_ms']} ms{again}"
         error = content.get("error")
         if entry["status"] != "success":
-            return _line("!", entry, f"{told}, {entry.get('error_code')}: {error and error.get('message')}")
-        return _line("←", entry, f"{told}, {counted(len(as_model_reads(content)), 'character')}")
+            return _line("!", entry, f"{summary}, {entry.get('error_code')}: {error and error.get('message')}")
+        return _line("←", entry, f"{summary}, {counted(len(as_model_reads(content)), 'character')}")
 
     async def _content(self, entry: Mapping[str, Any], card_type: str) -> Mapping[str, Any]:
-        """Return the content of a call's card; empty where it cannot be read."""
+        """Return the content of a call's card; empty if it cannot be read."""
         with suppress(*ERRORS):
             card = await self._caller.card(entry["project_id"], entry["tool_call_id"], card_type)
             content: Mapping[str, Any] = card.get("content") or {}
@@ -308,7 +305,6 @@ class Feed:
 
 
 def _message(entry: Mapping[str, Any]) -> str:
-    """Return the first line of a message, and the error fields."""
     details = [f"{name}={entry[name]}" for name in _DETAILS if name in entry]
     return ", ".join([entry["message"].partition("\n")[0], *details])
 

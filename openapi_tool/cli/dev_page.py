@@ -1,4 +1,4 @@
-"""The page of `dev`: the numbers of its executor, and what the model read of the last calls.
+"""Status page of `dev`: statistics of its executor, and the texts of the last results that the model read.
 
 `serve` never shows a result. `dev` reads results from the cards, as it does for the lines that it prints.
 """
@@ -16,12 +16,12 @@ from openapi_tool.local.caller import ERRORS
 from openapi_tool.telemetry.health import Health
 from openapi_tool.telemetry.health_server import health_server
 
-_EVERY_S = 1.0
-_KEPT = 20
-_CHARS = 4_000
+_UPDATE_S = 1.0
+_MAX_RESULTS = 20
+_MAX_RESULT_CHARS = 4_000
 
 Ask = Callable[[], Awaitable[Sequence[Mapping[str, Any]]]]
-"""Returns the statistics of all replicas; of `dev` there is one."""
+"""Function that returns the statistics of all replicas; `dev` has one."""
 
 
 @dataclass(slots=True)
@@ -31,10 +31,12 @@ class DevStatistics:
     stats: Mapping[str, Any] = field(default_factory=dict)
     _results: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
-    def keep(self, tool_call_id: str, text: str) -> None:
-        """Keep what the model read, cut to 4,000 characters; of the last 20 calls."""
-        self._results[tool_call_id] = text if len(text) <= _CHARS else f"{text[:_CHARS]} … ({len(text):,} characters)"
-        if len(self._results) > _KEPT:
+    def record_result(self, tool_call_id: str, text: str) -> None:
+        """Store what the model read, truncated to 4,000 characters, for the last 20 calls."""
+        self._results[tool_call_id] = (
+            text if len(text) <= _MAX_RESULT_CHARS else f"{text[:_MAX_RESULT_CHARS]} … ({len(text):,} characters)"
+        )
+        if len(self._results) > _MAX_RESULTS:
             self._results.popitem(last=False)
 
     def now(self) -> Mapping[str, Any]:
@@ -49,7 +51,7 @@ class DevStatistics:
         while True:
             with suppress(*ERRORS):
                 self.stats = next(iter(await ask()), {})
-            await asyncio.sleep(_EVERY_S)
+            await asyncio.sleep(_UPDATE_S)
 
 
 @asynccontextmanager

@@ -19,15 +19,15 @@ from openapi_tool.settings.sources import kernel_remarks
 from openapi_tool.tools.secrets import FILE_SUFFIX
 
 _CA = "SSL_CERT_FILE"
-_OF_SERVERS = ("nats.ack_wait_s", "nats.max_ack_pending")
-"""The only settings of `nats` that do not say where and how to connect."""
+_DURABLE_SETTINGS = ("nats.ack_wait_s", "nats.max_ack_pending")
+"""The only settings of section `nats` that do not concern the connection, so the user may set them."""
 
 _OF_KERNEL = ("protocol", "dialects")
-"""Sections that the stack decides: it plays one kernel, and no other may be served by the executor of `dev`."""
+"""Sections that the stack decides: the executor of `dev` must serve the simulated kernel only."""
 
-_OF_STACK = ("postgres.dsn", "telemetry.log_level", "telemetry.log_format")
-_OF_UPSTREAM = ("egress.ca_file", "egress.proxy", "egress.public_addresses_only")
-"""Settings of the way to the upstream; the double is on loopback, with a certificate of its own."""
+_STACK_SETTINGS = ("postgres.dsn", "telemetry.log_level", "telemetry.log_format")
+_UPSTREAM_CONNECTION = ("egress.ca_file", "egress.proxy", "egress.public_addresses_only")
+"""No effect with the double, which is on loopback and has a certificate of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class DevSettings:
 def dev_settings(
     upstream: Upstream, environment: Mapping[str, str], protocol: ProtocolVersion = ProtocolVersion.V1R4
 ) -> DevSettings:
-    """Return what the settings files and `environment` set and the stack does not decide.
+    """Return the executor's settings: those of the user, except for what the stack decides.
 
     `environment` is that of the process, `protocol` the version of the stack's kernel. Exits with 2 if a setting is
     invalid or a key is missing.
     """
-    own = executor_settings(upstream) | {f"{PREFIX}PROTOCOL__VERSION": protocol.value}
+    stack_settings = executor_settings(upstream) | {f"{PREFIX}PROTOCOL__VERSION": protocol.value}
     try:
         settings = load_settings(NO_DATABASE)
         allowed = tool_secrets(settings, {}).allowed
@@ -59,8 +59,10 @@ def dev_settings(
     unused = [name for name in _names(given) if not _takes_effect(name, upstream)]
     unused += [_CA] if environment.get(_CA) and _CA not in passed else []
     if upstream is Upstream.DOUBLE:
-        own["OPENAPI_TOOL__URL_POLICY__ALLOW"] = ",".join((RECORDED_HOSTS, *settings.url_policy.allow))
-        own["OPENAPI_TOOL__SECRETS__ALLOWED_ENV"] = ",".join(sorted({*KEY_NAMES, *settings.secrets.allowed_env}))
+        stack_settings["OPENAPI_TOOL__URL_POLICY__ALLOW"] = ",".join((RECORDED_HOSTS, *settings.url_policy.allow))
+        stack_settings["OPENAPI_TOOL__SECRETS__ALLOWED_ENV"] = ",".join(
+            sorted({*KEY_NAMES, *settings.secrets.allowed_env})
+        )
     remarks = [*kernel_remarks(), *ignored_variables(environment)]
     remarks += [f"Not used by this stack, which has its own: {', '.join(unused)}"] if unused else []
     sections = {
@@ -69,7 +71,7 @@ def dev_settings(
         )
         for section, values in given.items()
     }
-    return DevSettings({**sections, **passed, **own}, tuple(sorted({*KEY_NAMES, *allowed})), tuple(remarks))
+    return DevSettings({**sections, **passed, **stack_settings}, tuple(sorted({*KEY_NAMES, *allowed})), tuple(remarks))
 
 
 def _passed(environment: Mapping[str, str], allowed: Iterable[str]) -> dict[str, str]:
@@ -86,7 +88,7 @@ def _takes_effect(name: str, upstream: Upstream) -> bool:
     """Return whether the executor of `dev` uses a setting; else the stack decides."""
     section = name.partition(".")[0]
     if section == "nats":
-        return name in _OF_SERVERS
-    if name in _OF_UPSTREAM:
+        return name in _DURABLE_SETTINGS
+    if name in _UPSTREAM_CONNECTION:
         return upstream is Upstream.REAL
-    return section not in _OF_KERNEL and name not in _OF_STACK
+    return section not in _OF_KERNEL and name not in _STACK_SETTINGS

@@ -1,4 +1,4 @@
-"""`openapi-tool inspect`: the timeline of one call, from stream, tables and bucket, and why it is where it is."""
+"""`openapi-tool inspect`: the timeline of one call, from stream, tables and bucket, and its current state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from openapi_tool.bus.command_state import (
 )
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.dead_letter_record import without_secrets
-from openapi_tool.cli.common import USAGE, fail, plain, tell, tell_json
+from openapi_tool.cli.common import USAGE, fail, json_default, print_json, print_line
 from openapi_tool.cli.kernel_option import ProtocolOption
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.kernel.timeline import CallRows, call_rows
@@ -47,8 +47,6 @@ _Ms = Annotated[int, Field(ge=0, le=_MAX_MS)]
 
 
 class _Attempt(BaseModel):
-    """One upstream request as a result card records it."""
-
     at_ms: _Ms
     ms: _Ms | None = None
     http_status: int | None = None
@@ -59,7 +57,7 @@ _ATTEMPTS = TypeAdapter(list[_Attempt])
 
 
 class _Run(BaseModel):
-    """Event of a run as a lease record has it."""
+    """Event of a run in a lease record."""
 
     event: Annotated[str, Field(max_length=32)]
     delivery: int
@@ -118,12 +116,14 @@ def inspect(
         doorbells = await _doorbells(client, bootstrap, project, rows)
         return Found(rows, commands, letters, doorbells)
 
-    found = with_nats(gather, "openapi-tool nats permissions --for inspect", protocol, database=True)
+    found = with_nats(
+        gather, protocol, permissions_command="openapi-tool nats permissions --for inspect", database=True
+    )
     if not (found.commands or found.dead_letters or found.rows.inbox or found.rows.edges or found.rows.cards):
         fail(f"project {project!r} has no call {tool_call_id!r}, or its command and rows are gone", USAGE)
     events, verdict = sorted(_events(found), key=lambda event: event.at), conclusion(found)
     if as_json:
-        tell_json({"tool_call_id": tool_call_id, "project_id": project, "verdict": verdict, **_as_json(found, events)})
+        print_json({"tool_call_id": tool_call_id, "project_id": project, "verdict": verdict, **_as_json(found, events)})
         return
     _draw(tool_call_id, events, verdict)
 
@@ -144,17 +144,17 @@ def _as_json(found: Found, events: list[Event]) -> dict[str, Any]:
     shown = {"events": [asdict(event) for event in events], **asdict(found)}
     for card in shown["rows"]["cards"]:
         card["attempts"] = orjson.loads(card["attempts"] or "null")
-    return orjson.loads(orjson.dumps(shown, default=plain))  # type: ignore[no-any-return]
+    return orjson.loads(orjson.dumps(shown, default=json_default))  # type: ignore[no-any-return]
 
 
 def _draw(tool_call_id: str, events: list[Event], verdict: str) -> None:
-    tell(f"call {tool_call_id}")
+    print_line(f"call {tool_call_id}")
     first = events[0].at if events else None
-    for place, event in enumerate(events):
-        sign = "└" if place == len(events) - 1 else "├" if place else "┌"
+    for number, event in enumerate(events):
+        sign = "└" if number == len(events) - 1 else "├" if number else "┌"
         offset_s = (event.at - first).total_seconds() if first else 0.0
-        tell(f"  {sign} {offset_s:+10.3f} s  {event.what:<15} {event.about}".rstrip())
-    tell(f"=> {verdict}")
+        print_line(f"  {sign} {offset_s:+10.3f} s  {event.what:<15} {event.about}".rstrip())
+    print_line(f"=> {verdict}")
 
 
 def _events(found: Found) -> Iterator[Event]:
@@ -178,7 +178,7 @@ def _events(found: Found) -> Iterator[Event]:
 
 
 def _runs(command: CommandState) -> list[_Run]:
-    """Return the runs that the lease record knows; none of a command that was answered in its first delivery."""
+    """Return the runs that the lease record knows; none for a command that was settled in its first delivery."""
     try:
         return _RUNS.validate_python((command.lease or {}).get("runs", []))
     except ValidationError:  # written by another version
@@ -210,7 +210,7 @@ def _card_events(card: Mapping[str, Any]) -> Iterator[Event]:
 
 
 def _attempts(card: Mapping[str, Any]) -> list[_Attempt]:
-    """Return the card's upstream requests; none where another author wrote something else there."""
+    """Return the card's upstream requests; none if another author wrote something else there."""
     try:
         return _ATTEMPTS.validate_json(card["attempts"] or "[]")
     except ValidationError:
@@ -250,11 +250,11 @@ def _waiting(command: CommandState) -> str:
         return f"executor {executors[-1]} runs it; {lease.get('lost', 0)} runs were lost with their executor"
     if command.ack_floor is not None and command.sequence <= command.ack_floor:
         return "its command is settled without a result; `openapi-tool deadletters list --abandoned` finds it"
-    return _held(command)
+    return _holder(command)
 
 
-def _held(command: CommandState) -> str:
-    """Return who holds a command that is delivered and not settled."""
+def _holder(command: CommandState) -> str:
+    """Return which executor holds a command that is delivered and not settled."""
     if command.holder is not None:
         return f"executor {command.holder} " + ("runs it" if command.running else "holds it until a slot is free")
     if command.answering:

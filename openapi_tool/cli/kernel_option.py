@@ -1,4 +1,4 @@
-"""The option `--protocol`: which kernel a command is for, where an executor may serve one of each version."""
+"""The option `--protocol`: selects the kernel, as an executor may serve one of each protocol version."""
 
 from __future__ import annotations
 
@@ -30,16 +30,14 @@ class ProtocolVersion(StrEnum):
 
 ProtocolOption = Annotated[
     ProtocolVersion | None,
-    typer.Option(
-        "--protocol", help="Protocol version of the kernel; by default that of the main one.", show_default=False
-    ),
+    typer.Option("--protocol", help="Protocol version of the kernel; default: the main kernel's.", show_default=False),
 ]
 
 
 def kernel_bootstrap(protocol: ProtocolVersion | None, *, database: bool = True) -> Bootstrap:
-    """Return what connects to the kernel of a version: that of the settings, else of this user's running `dev`.
+    """Return the bootstrap of the kernel of a version: from the settings, else from this user's running `dev`.
 
-    Without `database` the settings need not name one. Exits with 2 on a mistake.
+    Without `database` the settings need not name one. Exits with 2 if they are invalid.
     """
     try:
         flags = _servers(protocol, database=database)
@@ -49,14 +47,14 @@ def kernel_bootstrap(protocol: ProtocolVersion | None, *, database: bool = True)
 
 
 def _servers(protocol: ProtocolVersion | None, *, database: bool) -> Mapping[str, Any]:
-    """Return as flags what the settings lack."""
+    """Return the missing connection settings, in the form of flags."""
     try:
         given = given_values()
     except (SourceUnreadable, UnreadableVariable):
-        return {}  # `load_settings` names it
-    if _names(given, "postgres", "dsn"):
+        return {}  # `load_settings` reports the mistake
+    if _is_given(given, "postgres", "dsn"):
         return {}
-    if not _names(given, "nats", "servers") and (found := _running_dev(protocol)):
+    if not _is_given(given, "nats", "servers") and (found := _running_dev(protocol)):
         return {
             "postgres": {"dsn": found.pg_dsn},
             "nats": {"servers": found.nats_servers},
@@ -65,8 +63,8 @@ def _servers(protocol: ProtocolVersion | None, *, database: bool) -> Mapping[str
     return {} if database else NO_DATABASE
 
 
-def _names(given: Mapping[str, Any], section: str, key: str) -> bool:
-    """Return whether a setting, or something else in the place of its section, is given."""
+def _is_given(given: Mapping[str, Any], section: str, key: str) -> bool:
+    """Return whether a setting is given; True also if its section is not a mapping, which `load_settings` reports."""
     values = given.get(section, {})
     return not isinstance(values, Mapping) or key in values
 

@@ -12,13 +12,13 @@ from rich.console import Group
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.stats import gather_stats
-from openapi_tool.cli.common import fail, tell_json
+from openapi_tool.cli.common import fail, print_json
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.tables import Rows, output, redraw
 
-_NOBODY = 1
-_WITHIN_S = 1.0
-_EVERY_S = 2.0
+_NO_REPLICA = 1
+_REPLIES_S = 1.0
+_UPDATE_S = 2.0
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent", "found_by_429")
 _KEY_FIELDS = ("variable", "state", "status", "for_s", "tried_again_s")
 _HEADS = ("key", "endpoint", "requests/min", "used", "tokens/min", "used", "at once", "running", "paused s", "waiting")
@@ -36,11 +36,11 @@ def limits(
 
     async def work(bootstrap: Bootstrap, client: BusClient) -> None:
         del bootstrap
-        replicas = await gather_stats(client, _WITHIN_S)
+        replicas = await gather_stats(client, _REPLIES_S)
         if not replicas:
-            fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NOBODY)
+            fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NO_REPLICA)
         if as_json:
-            tell_json({"limits": combined(replicas), "keys": blocked(replicas)})
+            print_json({"limits": combined(replicas), "keys": blocked(replicas)})
             return
         console = output()
         if not watch:
@@ -48,15 +48,15 @@ def limits(
             return
 
         async def draw() -> Group:
-            return shown(await gather_stats(client, _WITHIN_S))
+            return shown(await gather_stats(client, _REPLIES_S))
 
-        await redraw(console, shown(replicas), draw, _EVERY_S)
+        await redraw(console, shown(replicas), draw, _UPDATE_S)
 
-    with_nats(work, "openapi-tool nats permissions --for top")
+    with_nats(work, permissions_command="openapi-tool nats permissions --for top")
 
 
 def combined(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one entry per key and endpoint: what is shared as the busiest replica sees it, the rest added up."""
+    """Return one entry per key and endpoint: the highest value for shared figures, sums for those of one replica."""
     found: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = {}
     for replica in replicas:
         for one in replica.get("upstream_limits") or ():

@@ -16,7 +16,7 @@ from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.registry import NoSuchProject, RegistryError, RegistryUnreachable, stored_row
 
 _TIMEOUT_S = 30.0
-_PAGE = 100
+_PAGE_SIZE = 100
 _MAX_REASON_CHARS = 400
 
 
@@ -52,48 +52,48 @@ class ManagementApi:
         """Return the definitions of a project, fetched page by page. Raises RegistryError."""
         found: list[dict[str, Any]] = []
         while True:
-            query = {"limit": _PAGE, "offset": len(found)}
-            page = _items(await self._ask("GET", _path(project_id), {HTTPStatus.OK}, params=query))
+            query = {"limit": _PAGE_SIZE, "offset": len(found)}
+            page = _items(await self._request("GET", _path(project_id), {HTTPStatus.OK}, params=query))
             found += [stored_row(row) for row in page]
-            if len(page) < _PAGE:
+            if len(page) < _PAGE_SIZE:
                 return sorted(found, key=lambda row: str(row["tool_name"]))
 
     async def row(self, project_id: str, tool_name: str) -> dict[str, Any] | None:
-        """Return a definition, or None. Raises RegistryError, also where there is no such project."""
+        """Return a definition, or None. Raises RegistryError, also if there is no such project."""
         expected = {HTTPStatus.OK, HTTPStatus.NOT_FOUND}
-        answer = await self._ask("GET", _path(project_id, tool_name), expected)
+        answer = await self._request("GET", _path(project_id, tool_name), expected)
         if answer.status_code != HTTPStatus.NOT_FOUND:
             return stored_row(_json(answer))
         if project_id not in self._projects:  # the tool is missing, or the whole project
-            await self._ask("GET", _path(project_id), {HTTPStatus.OK}, params={"limit": 1, "offset": 0})
+            await self._request("GET", _path(project_id), {HTTPStatus.OK}, params={"limit": 1, "offset": 0})
             self._projects.add(project_id)
         return None
 
     async def put(self, project_id: str, row: Mapping[str, Any]) -> None:
         """Create or replace a definition, sent as a YAML file in a form. Raises RegistryError."""
         file = ("tool.yaml", as_yaml(row).encode(), "application/yaml")
-        await self._ask("POST", _path(project_id), {HTTPStatus.CREATED}, files={"file": file})
+        await self._request("POST", _path(project_id), {HTTPStatus.CREATED}, files={"file": file})
 
     async def delete(self, project_id: str, tool_name: str) -> bool:
         """Delete a definition; return False if there was none. Raises RegistryError."""
         expected = {HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND}
-        answer = await self._ask("DELETE", _path(project_id, tool_name), expected)
+        answer = await self._request("DELETE", _path(project_id, tool_name), expected)
         return answer.status_code == HTTPStatus.NO_CONTENT
 
-    async def _ask(self, method: str, path: str, expected: set[HTTPStatus], **request: Any) -> httpx.Response:
+    async def _request(self, method: str, path: str, expected: set[HTTPStatus], **request: Any) -> httpx.Response:
         try:
             answer = await self._client.request(method, path, **request)
         except httpx.HTTPError as error:
             url = self._client.base_url
             where = f"{url.host}:{url.port or {'http': 80, 'https': 443}[url.scheme]}"
-            raise RegistryUnreachable(f"the kernel's API at {where}: {_words(error)}; check --api") from error
+            raise RegistryUnreachable(f"the kernel's API at {where}: {_describe(error)}; check --api") from error
         if answer.status_code not in expected:
             kind = NoSuchProject if answer.status_code == HTTPStatus.NOT_FOUND else RegistryError
             raise kind(f"HTTP {answer.status_code}: {_reason(answer)}")
         return answer
 
 
-def _words(error: httpx.HTTPError) -> str:
+def _describe(error: httpx.HTTPError) -> str:
     cause: BaseException | None = error
     while cause is not None:  # httpx and httpcore wrap the error of the socket
         if isinstance(cause, socket.gaierror):
@@ -121,7 +121,7 @@ def _json(answer: httpx.Response) -> Any:
 
 
 def _items(answer: httpx.Response) -> list[Any]:
-    """Return the rows of a page: a list, or an object that holds one."""
+    """Return the rows of a page: a list, or an object that contains one."""
     body = _json(answer)
     found = (
         body if isinstance(body, list) else next((item for item in dict(body).values() if isinstance(item, list)), [])
@@ -130,7 +130,7 @@ def _items(answer: httpx.Response) -> list[Any]:
 
 
 def _reason(answer: httpx.Response) -> str:
-    """Return the message of an error response: the kernel's own form, a list for a malformed form, or the text."""
+    """Return the message of an error response: the kernel's own form, a list of validation errors, or the text."""
     try:
         body = answer.json()
     except ValueError:

@@ -25,7 +25,7 @@ from openapi_tool.bus.permissions import (
     switch_permissions,
     top_permissions,
 )
-from openapi_tool.cli.common import NO_DATABASE, USAGE, fail, tell, tell_json
+from openapi_tool.cli.common import NO_DATABASE, USAGE, fail, print_json, print_line
 from openapi_tool.cli.kernel_option import ProtocolOption
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.tools_files import settings_failed
@@ -94,7 +94,6 @@ def _on_one_server(settings: Settings) -> list[Settings]:
 
 
 def _needed(user: User, settings: Settings, stream: str | None) -> Permissions:
-    """Return the permissions of a user for one kernel."""
     options = durable_options(settings)
     of_user: dict[User, Callable[[], Permissions]] = {
         User.EXECUTOR: lambda: executor_permissions(
@@ -124,19 +123,18 @@ def durable(
     """
     before, after = with_nats(
         partial(_durable, restore=restore),
-        "openapi-tool nats permissions --for durable",
         protocol,
+        permissions_command="openapi-tool nats permissions --for durable",
     )
     if as_json:
-        tell_json({"before": asdict(before), "after": asdict(after)} if restore else asdict(after))
+        print_json({"before": asdict(before), "after": asdict(after)} if restore else asdict(after))
         return
     old = asdict(before)
     for name, value in asdict(after).items():
-        tell(f"{name}: {value}" + (f" (was {old[name]})" if old[name] != value else ""))
+        print_line(f"{name}: {value}" + (f" (was {old[name]})" if old[name] != value else ""))
 
 
 async def _durable(bootstrap: Bootstrap, client: BusClient, *, restore: bool) -> tuple[DurableShown, DurableShown]:
-    """Return the durable before and after."""
     try:
         if restore:
             return await hand_to_kernel(client, bootstrap.durable)

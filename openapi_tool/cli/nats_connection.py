@@ -1,4 +1,4 @@
-"""One connection to NATS for a command, and every obstacle in one line."""
+"""Connection to NATS for one command; a failure is printed in one line."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from openapi_tool.cli.kernel_option import ProtocolVersion, kernel_bootstrap
 from openapi_tool.kernel.failures import located
 from openapi_tool.protocol.errors import Unavailable
 
-CONNECT_S = 1.5  # with the start of the program, the message is there within 3 s
+CONNECT_S = 1.5  # together with the start of the program, a failure is printed within 3 s
 
 T = TypeVar("T")
 
 
 def with_nats(
     work: Callable[[Bootstrap, BusClient], Awaitable[T]],
-    listed_by: str,
     protocol: ProtocolVersion | None = None,
     *,
+    permissions_command: str,
     database: bool = False,
 ) -> T:
-    """Return the result of `work` with a connection to NATS, or print what is in the way and exit with 2.
+    """Return the result of `work` with a connection to NATS, or print why there is none and exit with 2.
 
-    `listed_by` is the command that prints the permissions that the user needs; `protocol` is the version of the kernel
-    whose NATS it is, by default of the main one; `database` says that `work` connects to PostgreSQL, too.
+    `protocol` is the version of the kernel whose NATS is used, by default the main one's. Messages name
+    `permissions_command`, which prints the permissions that the user needs. `database` is True if `work` connects to
+    PostgreSQL, too.
     """
     bootstrap = kernel_bootstrap(protocol, database=database)
     try:
-        return asyncio.run(_connected(bootstrap, work, listed_by))
+        return asyncio.run(_connected(bootstrap, work, permissions_command))
     except Unavailable as error:
         fail(bootstrap.redactor.text(located(str(error), bootstrap.pool.where, bootstrap.pool.setting)), USAGE)
 
 
-async def _connected(bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient], Awaitable[T]], listed_by: str) -> T:
-    bus = replace(bootstrap.bus, listed_by=listed_by)
+async def _connected(bootstrap: Bootstrap, work: Callable[[Bootstrap, BusClient], Awaitable[T]], permissions: str) -> T:
+    bus = replace(bootstrap.bus, listed_by=permissions)
     with outage_as_unavailable(bus.where):
         async with connected_once(bus) as client:
             return await work(bootstrap, client)

@@ -20,7 +20,7 @@ class _Output(FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            _forget(self.fileno())
+            _discard_output(self.fileno())
             if isinstance(error, BrokenPipeError):
                 raise SystemExit(OUTPUT_CLOSED) from None
             sys.stderr.write(f"openapi-tool: standard output cannot be written: {error.strerror}\n")
@@ -36,8 +36,8 @@ def guard_output() -> None:
     sys.stdout = TextIOWrapper(raw, now.encoding, "backslashreplace", line_buffering=now.isatty())
 
 
-def _forget(descriptor: int) -> None:
-    """Redirect buffered output to /dev/null, or the interpreter prints an error when it flushes at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+def _discard_output(descriptor: int) -> None:
+    """Redirect buffered output to /dev/null. Otherwise the interpreter prints an error when it flushes at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)

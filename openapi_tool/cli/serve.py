@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from openapi_tool.cli.common import say
+from openapi_tool.cli.common import print_status
 from openapi_tool.service import run
 from openapi_tool.settings import CONFIG_VARIABLE, PREFIX, SettingsError, load_settings
 
@@ -52,7 +52,7 @@ def serve(
         run(lambda: load_settings(_given(flags)), os.environ)
     except SettingsError as error:
         for problem in error.problems:
-            say(f"openapi-tool: {problem}")
+            print_status(f"openapi-tool: {problem}")
         raise typer.Exit(_USAGE) from None
 
 

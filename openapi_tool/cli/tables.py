@@ -1,4 +1,4 @@
-"""Tables that cut no cell: on a narrow terminal cells fold, and where that is not enough each row becomes lines."""
+"""Tables that truncate no cell: on a narrow terminal cells fold; if that is not enough, each row becomes lines."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from rich.text import Text
 
 from openapi_tool.cli.common import cell
 
-_NATURAL = 100_000
-_FOLDED = 14  # characters of a column that may fold; a shorter one never folds
+_UNLIMITED_WIDTH = 100_000
+_FOLD_ABOVE = 14  # characters; a column with shorter cells never folds
 
 
 def output() -> Console:
     """Return the console of standard output; in a file or pipe, without COLUMNS, tables have their natural width."""
     natural = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(highlight=False, width=_NATURAL if natural else None)
+    return Console(highlight=False, width=_UNLIMITED_WIDTH if natural else None)
 
 
 async def redraw(
     console: Console, first: RenderableType, draw: Callable[[], Awaitable[RenderableType]], every_s: float
 ) -> None:
-    """Draw on the whole terminal, every `every_s` seconds, until Ctrl-C or SIGTERM, which has the same effect."""
-    # A handler that raises may run in a callback that drops exceptions; asyncio's own of SIGINT cancels the main task.
+    """Draw on the whole terminal every `every_s` seconds until Ctrl-C or SIGTERM."""
+    # SIGTERM becomes SIGINT, for which asyncio cancels the main task. An own handler that raises may run in a callback
+    # that drops exceptions.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
     with Live(first, console=console, auto_refresh=False, screen=True) as live:
         while True:
@@ -39,10 +40,10 @@ async def redraw(
 
 
 class Rows:
-    """Rows under heads, drawn as a table.
+    """Rows under headings, drawn as a table.
 
-    In less width there is no padding and heads fold, in still less each row becomes a block of lines `head: cell`. The
-    last `numbers` columns are aligned right; `footed` draws a line above the last row.
+    If the width does not suffice, there is no padding and headings fold; if it still does not, each row becomes a block
+    of lines `heading: cell`. The last `numbers` columns are right-aligned; `footed` draws a line above the last row.
     """
 
     def __init__(self, *heads: str, title: str | None = None, numbers: int = 0, footed: bool = False) -> None:
@@ -70,10 +71,9 @@ class Rows:
             yield Text("\n".join(f"{head}: {value}" for head, value in zip(self._heads, row, strict=True)) + "\n")
 
     def _width(self, place: int, head: str) -> int:
-        """Return how many characters a column needs at least."""
         longest = self._longest(place)
-        words = head.split() if longest > _FOLDED else head.split("\n")
-        return max(min(longest, _FOLDED), *map(cell_len, words))
+        words = head.split() if longest > _FOLD_ABOVE else head.split("\n")
+        return max(min(longest, _FOLD_ABOVE), *map(cell_len, words))
 
     def _longest(self, place: int) -> int:
         return max((cell_len(row[place]) for row in self._rows), default=0)
@@ -83,7 +83,7 @@ class Rows:
             Column(
                 Text(head),
                 justify="right" if place >= len(heads) - self._numbers else "left",
-                no_wrap=self._longest(place) <= _FOLDED,
+                no_wrap=self._longest(place) <= _FOLD_ABOVE,
                 overflow="fold",
             )
             for place, head in enumerate(heads)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from openapi_tool.cli import tools_apply, tools_registry, tools_switches
-from openapi_tool.cli.common import fail, say, tell, tell_json
+from openapi_tool.cli.common import fail, print_json, print_line, print_status
 from openapi_tool.cli.tools_files import LINT_FAILED, Files, file_count, lint_files, load_definitions
 from openapi_tool.cli.tools_registry import JsonOption, ProjectOption
 from openapi_tool.tools import exports
@@ -52,12 +52,12 @@ def lint(
     problems = lint_files(files, config)
     for found in problems:
         if as_json:
-            tell_json(found.as_object())
+            print_json(found.as_object())
         else:
-            tell(str(found))
+            print_line(str(found))
     errors = sum(not found.problem.warning for found in problems)
     found_all = (file_count(files), "file"), (errors, "error"), (len(problems) - errors, "warning")
-    say(", ".join(counted(*each) for each in found_all), quiet=as_json)
+    print_status(", ".join(counted(*each) for each in found_all), quiet=as_json)
     if errors or (strict and problems):
         raise typer.Exit(LINT_FAILED)
 
@@ -83,7 +83,7 @@ def render(
         built_in = definition.parsed.built_in.name
         _write({"stored": stored, "subject": subject, "built_in": built_in, "model_sees": shown}, as_json=True)
         return
-    tell(f"# stored in project {project}, a {definition.parsed.built_in.name}")
+    print_line(f"# stored in project {project}, a {definition.parsed.built_in.name}")
     sys.stdout.write(f"{exports.as_yaml(stored)}\n# a model sees\n{exports.as_yaml(shown)}")
 
 
@@ -129,4 +129,4 @@ def _registrations() -> list[dict[str, Any]]:
 
 
 def _write(value: Any, *, as_json: bool) -> None:
-    tell_json(value, None if as_json else 2)
+    print_json(value, None if as_json else 2)

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from openapi_tool.cli.common import USAGE, fail, say, tell, tell_json
+from openapi_tool.cli.common import USAGE, fail, print_json, print_line, print_status
 from openapi_tool.cli.kernel_option import ProtocolOption
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.cli.tools_files import Files, load_definitions
@@ -34,8 +34,8 @@ from openapi_tool.tools.exports import as_yaml
 from openapi_tool.tools.problems import counted
 from openapi_tool.tools.registry import COLUMNS, Registry, RegistryError, RegistryUnreachable
 
-_AT_ONCE = 8
-_NAMED_PROJECTS = 5
+_MAX_CONCURRENT = 8
+_PROJECTS_SHOWN = 5
 _COLOURS = {"+": typer.colors.GREEN, "-": typer.colors.RED}
 
 
@@ -69,9 +69,9 @@ def apply(
 ) -> None:
     """Register definitions: lint, compare with the stored ones, show differences, confirm, write.
 
-    Subjects are stored in the kernel's protocol version; with --api name it, if it is not the files'. A failure in one
-    project does not affect the others. Exit codes: 0 projects match the files (or differences shown, with --dry-run),
-    1 a failure, an error in a file, or not confirmed, 2 usage or settings, or the kernel cannot be reached.
+    Subjects are stored in the kernel's protocol version; with --api name it if it is not that of the files. A failure
+    in one project does not affect the others. Exit codes: 0 projects match the files (or differences shown, with
+    --dry-run), 1 a failure, an error in a file, or not confirmed, 2 usage or settings, or the kernel cannot be reached.
     """
     if as_json and not (yes or dry_run):
         fail("--json cannot ask for confirmation: add --yes or --dry-run", USAGE)
@@ -86,7 +86,7 @@ def apply(
     results = run_with(place, work)
     if as_json:
         for result in results:
-            tell_json(asdict(result))
+            print_json(asdict(result))
     else:
         _show(results)
     if any(result.outcome == "failed" for result in results):
@@ -94,7 +94,7 @@ def apply(
 
 
 def _of_version(row: dict[str, Any], version: str | None) -> dict[str, Any]:
-    """Return a definition with its subject in the kernel's protocol version, None if that is unknown."""
+    """Return a definition with its subject in the kernel's protocol version; unchanged if that is None (unknown)."""
     return row if version is None else {**row, "target_subject": subject_in_version(row["target_subject"], version)}
 
 
@@ -110,16 +110,16 @@ async def _apply(
 ) -> list[Result]:
     pairs = [(project, row) for project in projects for row in rows]
     compared = await _each(pairs, "comparing", lambda pair: _compared(registry, *pair), quiet=quiet)
-    wanted = [result for result in compared if result.diff]
+    changes = [result for result in compared if result.diff]
     if not quiet:
-        _show_differences(wanted)
-    if dry_run or not wanted:
+        _show_differences(changes)
+    if dry_run or not changes:
         return compared
-    places = len({result.project_id for result in wanted})
-    if ask and not confirmed(f"Write {counted(len(wanted), 'definition')} (projects: {places})?"):
+    places = len({result.project_id for result in changes})
+    if ask and not confirmed(f"Write {counted(len(changes), 'definition')} (projects: {places})?"):
         fail("nothing was changed", FAILED)
-    of_pair = {(result.project_id, result.tool_name): result for result in compared}
-    todo = [(of_pair[project, row["tool_name"]], row) for project, row in pairs]
+    by_pair = {(result.project_id, result.tool_name): result for result in compared}
+    todo = [(by_pair[project, row["tool_name"]], row) for project, row in pairs]
     return await _each(todo, "writing", lambda pair: _written(registry, *pair), quiet=quiet)
 
 
@@ -130,11 +130,11 @@ async def _each(
     *,
     quiet: bool,
 ) -> list[Result]:
-    """Return the results in the order of the items, run concurrently, with a progress bar on a terminal.
+    """Run `work` for the items concurrently, with a progress bar on a terminal; return the results in their order.
 
-    The first exception of `work` ends the others and is raised.
+    The first exception of `work` cancels the others and is raised.
     """
-    slots = asyncio.Semaphore(_AT_ONCE)
+    slots = asyncio.Semaphore(_MAX_CONCURRENT)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
         bar = progress.add_task(what, total=len(items))
@@ -191,17 +191,16 @@ def _ordered_like(model: Any, value: Any) -> Any:
     return value
 
 
-def _show_differences(wanted: list[Result]) -> None:
-    """Print each difference once, with the projects that have it."""
+def _show_differences(changes: list[Result]) -> None:
     projects: dict[str, list[str]] = {}
-    for result in wanted:
+    for result in changes:
         projects.setdefault(result.diff, []).append(result.project_id)
     for diff, named in projects.items():
-        more = f" and {len(named) - _NAMED_PROJECTS} more" if len(named) > _NAMED_PROJECTS else ""
-        say("")
-        say(f"{', '.join(named[:_NAMED_PROJECTS])}{more}:")
+        more = f" and {len(named) - _PROJECTS_SHOWN} more" if len(named) > _PROJECTS_SHOWN else ""
+        print_status("")
+        print_status(f"{', '.join(named[:_PROJECTS_SHOWN])}{more}:")
         for line in diff.splitlines():
-            say(line, colour=_COLOURS.get(line[:1]))
+            print_status(line, colour=_COLOURS.get(line[:1]))
 
 
 def _show(results: list[Result]) -> None:
@@ -211,4 +210,4 @@ def _show(results: list[Result]) -> None:
     output().print(table)
     outcomes = [result.outcome for result in results]
     counts = [f"{outcomes.count(outcome)} {outcome}" for outcome in dict.fromkeys(outcomes)]
-    tell(", ".join(counts))
+    print_line(", ".join(counts))

@@ -13,7 +13,7 @@ from typing import Annotated, Any, BinaryIO, NoReturn
 import typer
 
 from openapi_tool.bootstrap import lint_limits
-from openapi_tool.cli.common import USAGE, fail, say
+from openapi_tool.cli.common import USAGE, fail, print_status
 from openapi_tool.jina.definition_lint import source_problems
 from openapi_tool.settings import CONFIG_VARIABLE, Settings, SettingsError, load_settings
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_record
@@ -32,8 +32,8 @@ Files = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Problem of a file."""
+class LocatedProblem:
+    """Problem at a line and column of a file."""
 
     file: str
     line: int
@@ -60,7 +60,7 @@ class Definition:
 
 
 def settings_without_database() -> Settings:
-    """Return the settings for commands without a connection. Exits with 2 where they are invalid."""
+    """Return the settings for commands without a connection. Exits with 2 if they are invalid."""
     try:
         return load_settings({"postgres": {"dsn": "postgresql://"}})
     except SettingsError as error:
@@ -70,23 +70,23 @@ def settings_without_database() -> Settings:
 def settings_failed(error: SettingsError) -> NoReturn:
     """Print every mistake of the settings, and exit with 2."""
     for problem in error.problems:
-        say(f"openapi-tool: {problem}")
+        print_status(f"openapi-tool: {problem}")
     raise typer.Exit(USAGE) from None
 
 
-def lint_files(files: Sequence[Path], config: Path | None = None) -> list[Found]:
+def lint_files(files: Sequence[Path], config: Path | None = None) -> list[LocatedProblem]:
     """Return all problems of all definitions in files, folders and standard input, in the order of the text.
 
-    `config` is the executor's TOML file; without it this machine's settings are read, which may be others. Exits with 2
+    `config` is the executor's TOML file; without it this machine's settings are read, which may differ. Exits with 2
     if a file cannot be read.
     """
-    with _configured_by(config):
+    with _config_variable(config):
         settings = settings_without_database()
     return _lint(_sources(files), settings, configured=config is not None)
 
 
 @contextmanager
-def _configured_by(config: Path | None) -> Iterator[None]:
+def _config_variable(config: Path | None) -> Iterator[None]:
     before = os.environ.get(CONFIG_VARIABLE)
     if config is not None:
         os.environ[CONFIG_VARIABLE] = str(config)
@@ -99,27 +99,29 @@ def _configured_by(config: Path | None) -> Iterator[None]:
 
 
 def load_definitions(files: Sequence[Path]) -> list[Definition]:
-    """Return the definitions of files. Prints all problems; exits with 1 where one is an error."""
+    """Return the definitions of files. Prints all problems; exits with 1 if one is an error."""
     sources = _sources(files)
     problems = _lint(sources, settings_without_database())
     for found in problems:
-        say(str(found))
+        print_status(str(found))
     if any(not found.problem.warning for found in problems):
         raise typer.Exit(LINT_FAILED)
     return [_definition(source.document) for _, source in sources]
 
 
-def _lint(sources: Sequence[tuple[str, Source]], settings: Settings, *, configured: bool = False) -> list[Found]:
-    limits, found = lint_limits(settings, configured=configured), _names_given_twice(sources)
+def _lint(
+    sources: Sequence[tuple[str, Source]], settings: Settings, *, configured: bool = False
+) -> list[LocatedProblem]:
+    limits, found = lint_limits(settings, configured=configured), _duplicate_names(sources)
     for name, source in sources:
         problems = source_problems(source, limits, settings.url_policy)
-        found += (Found(name, *source.position(problem.path), problem) for problem in problems)
+        found += (LocatedProblem(name, *source.position(problem.path), problem) for problem in problems)
     order = {name: place for place, (name, _) in enumerate(sources)}
     return sorted(found, key=lambda item: (order[item.file], item.line, item.column, item.problem.warning))
 
 
-def _names_given_twice(sources: Sequence[tuple[str, Source]]) -> list[Found]:
-    """Return a problem for each definition whose name another one before it has."""
+def _duplicate_names(sources: Sequence[tuple[str, Source]]) -> list[LocatedProblem]:
+    """Return a problem for each definition that has the name of an earlier one."""
     first: dict[str, str] = {}
     found = []
     for file, source in sources:
@@ -129,7 +131,7 @@ def _names_given_twice(sources: Sequence[tuple[str, Source]]) -> list[Found]:
         name = document.get(key)
         if isinstance(name, str) and name in first:
             message = f"is the name of the definition at {first[name]}, too; a project has each name once"
-            found.append(Found(file, line, column, Problem((key,), message)))
+            found.append(LocatedProblem(file, line, column, Problem((key,), message)))
         elif isinstance(name, str):
             first[name] = f"{file}:{line}"
     return found
@@ -146,7 +148,7 @@ def _sources(paths: Sequence[Path]) -> list[tuple[str, Source]]:
 
 
 def file_count(paths: Sequence[Path]) -> int:
-    """Return the number of files that the paths stand for. Exits with 2 for a folder without one."""
+    """Return the number of definition files at the paths. Exits with 2 for a folder without one."""
     return sum(len(_files(path)) for path in paths)
 
 
@@ -159,7 +161,7 @@ def _files(path: Path) -> list[Path]:
 
 def _read(file: Path) -> list[Source]:
     try:
-        content = _bounded(sys.stdin.buffer) if str(file) == _STANDARD_INPUT else _content(file)
+        content = _read_bounded(sys.stdin.buffer) if str(file) == _STANDARD_INPUT else _read_file(file)
     except OSError as error:
         fail(f"{file}: cannot be read: {error.strerror}")
     if len(content) > MAX_BYTES:
@@ -170,10 +172,10 @@ def _read(file: Path) -> list[Source]:
         return [Source(None, [Problem((), "is not UTF-8 text; save it as UTF-8")], {})]
 
 
-def _content(file: Path) -> bytes:
+def _read_file(file: Path) -> bytes:
     with file.open("rb") as stream:
-        return _bounded(stream)
+        return _read_bounded(stream)
 
 
-def _bounded(stream: BinaryIO) -> bytes:
+def _read_bounded(stream: BinaryIO) -> bytes:
     return stream.read(MAX_BYTES + 1)

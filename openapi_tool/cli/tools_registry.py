@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 import typer
 
 from openapi_tool.bootstrap import database_dsn, operator_envs, tool_secrets
-from openapi_tool.cli.common import USAGE, cell, fail, say, tell, tell_json
+from openapi_tool.cli.common import USAGE, cell, fail, print_json, print_line, print_status
 from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.cli.management_api import ManagementApi
 from openapi_tool.cli.tables import Rows, output
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 FAILED = 1
 _DESCRIPTION_CHARS = 60
 _NAMES_SHOWN = 20
-_CHOICE = "give exactly one of --api URL and --db"
+_CHOOSE_REGISTRY = "give exactly one of --api URL and --db"
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ def list_(
     rows = [masked({**row, **judge(row, check, version)}) for row in stored]
     if as_json:
         for row in rows:
-            tell_json({name: value for name, value in row.items() if name != "is"})
+            print_json({name: value for name, value in row.items() if name != "is"})
         return
     table = Rows("tool", "is", "waits s", "description, or what is wrong")
     for row in rows:
@@ -105,10 +105,10 @@ def show(
     Exit codes: 0, 2 there is no such tool, usage or settings, or the kernel cannot be reached.
     """
 
-    async def look(registry: Registry) -> dict[str, Any]:
+    async def read(registry: Registry) -> dict[str, Any]:
         return await registry.row(project, tool) or await _no_such_tool(registry, project, tool)
 
-    row = _masking()(run_with(Place(api, db, protocol), look))
+    row = _masking()(run_with(Place(api, db, protocol), read))
     sys.stdout.write(printable_json(row) + "\n" if as_json else as_yaml(row))
 
 
@@ -128,7 +128,7 @@ def delete(
     usage or settings, or the kernel cannot be reached.
     """
 
-    async def take_away(registry: Registry) -> list[dict[str, Any]]:
+    async def delete_all(registry: Registry) -> list[dict[str, Any]]:
         known = {row["tool_name"] for row in await registry.rows(project)}
         if unknown := next((tool for tool in tools if tool not in known), None):
             await _no_such_tool(registry, project, unknown)
@@ -136,19 +136,19 @@ def delete(
             fail("nothing was changed", FAILED)
         return [await _deleted(registry, project, tool) for tool in tools]
 
-    outcomes = run_with(Place(api, db, protocol), take_away)
+    outcomes = run_with(Place(api, db, protocol), delete_all)
     for outcome in outcomes:
-        told = f"{outcome['tool_name']}: {outcome['outcome']}" + (f", {outcome['reason']}" if outcome["reason"] else "")
+        line = f"{outcome['tool_name']}: {outcome['outcome']}" + (f", {outcome['reason']}" if outcome["reason"] else "")
         if as_json:
-            tell_json(outcome)
+            print_json(outcome)
         else:
-            tell(told)
+            print_line(line)
     if any(outcome["outcome"] != "deleted" for outcome in outcomes):
         raise typer.Exit(FAILED)
 
 
 async def _no_such_tool(registry: Registry, project: str, tool: str) -> NoReturn:
-    """Exit with the name that was probably meant, else the names that there are."""
+    """Exit with the name that was probably meant, else with the existing names."""
     known = [short(str(row["tool_name"])) for row in await registry.rows(project)]
     hint = did_you_mean(tool, known) or f"; its tools: {', '.join(known[:_NAMES_SHOWN]) or 'none'}"
     fail(f"project {project} has no tool {tool!r}{hint}", USAGE)
@@ -163,24 +163,24 @@ async def _deleted(registry: Registry, project: str, tool: str) -> dict[str, Any
 
 
 def confirmed(question: str) -> bool:
-    """Ask for confirmation on standard error. Exits where standard input is at its end."""
+    """Ask for confirmation on standard error. Exits if standard input is closed."""
     typer.echo(f"{printable_line(question)} [y/N]: ", nl=False, err=True)
     answer = sys.stdin.readline()
     if not answer:
-        say("")
+        print_status("")
         fail("nothing was changed: no terminal to ask; use --yes", FAILED)
     return answer.strip().lower() in ("y", "yes")
 
 
 def run_with(place: Place, work: Callable[[Registry], Coroutine[Any, Any, T]]) -> T:
-    """Run `work` with the chosen registry; print an obstacle in one line and exit."""
+    """Run `work` with the chosen registry; on a failure print it in one line and exit."""
 
     async def open_and_work() -> T:
         async with _registry(place) as registry:
             return await work(registry)
 
     if place.api is not None and place.db:
-        fail(_CHOICE, USAGE)
+        fail(_CHOOSE_REGISTRY, USAGE)
     try:
         return asyncio.run(open_and_work())
     except SettingsError as error:
@@ -192,11 +192,11 @@ def run_with(place: Place, work: Callable[[Registry], Coroutine[Any, Any, T]]) -
 
 
 def kernel_version(place: Place) -> str | None:
-    """Return the protocol version of the kernel with these definitions; None if an API does not tell. Exits with 2."""
+    """Return the protocol version of the kernel with these definitions; None if unknown (--api). Exits with 2."""
     if place.api is not None:
         return place.protocol
     if not place.db:
-        return _dev(place.protocol).protocol
+        return _running_dev(place.protocol).protocol
     return settings_without_database().of_version(place.protocol).protocol.version
 
 
@@ -210,7 +210,7 @@ async def _registry(place: Place) -> AsyncIterator[Registry]:
         settings = load_settings().of_version(place.protocol)
         version: str = settings.protocol.version
     else:
-        found = _dev(place.protocol)
+        found = _running_dev(place.protocol)
         settings, version = load_settings({"postgres": {"dsn": found.pg_dsn}}), found.protocol
     try:
         async with ToolRows.open(database_dsn(settings, os.environ), settings.postgres.timeout_s, version) as rows:
@@ -221,16 +221,16 @@ async def _registry(place: Place) -> AsyncIterator[Registry]:
         ) from error
 
 
-def _dev(protocol: ProtocolVersion | None) -> StackAddress:
-    """Return the addresses of this user's running `dev`. Exits with 2 where there is none."""
+def _running_dev(protocol: ProtocolVersion | None) -> StackAddress:
+    """Return the addresses of this user's running `dev`. Exits with 2 if there is none."""
     if not find_spec("openapi_tool.local"):  # the image does not contain the embedded stack
-        fail(_CHOICE, USAGE)
+        fail(_CHOOSE_REGISTRY, USAGE)
     from openapi_tool.local.dev import DevError, running_dev  # noqa: PLC0415 - see above
 
     try:
         return running_dev(protocol)
     except DevError as error:
-        fail(f"{_CHOICE}, or start `openapi-tool dev`: {error}", USAGE)
+        fail(f"{_CHOOSE_REGISTRY}, or start `openapi-tool dev`: {error}", USAGE)
 
 
 def stored_check(settings: Settings) -> StoredCheck:
@@ -245,10 +245,10 @@ def stored_check(settings: Settings) -> StoredCheck:
 
 
 def judge(row: dict[str, Any], check: StoredCheck, version: str | None) -> dict[str, Any]:
-    """Return the built-in tool of a stored definition, and what the executor would refuse or ignore of it.
+    """Return the built-in tool of a stored definition, and what the executor would refuse or ignore in it.
 
-    A tool that is sent to another target is another executor's. `version` is the kernel's protocol version, None if
-    unknown.
+    A tool with another target belongs to another executor ("not ours"). `version` is the kernel's protocol version,
+    None if unknown.
     """
     target = row.get("target_subject")
     if isinstance(target, str) and f".cmd.tool.{check.target}." not in target:

@@ -13,7 +13,7 @@ import typer
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.switch_store import change_switches, load_switches
-from openapi_tool.cli.common import fail, say, tell_json
+from openapi_tool.cli.common import fail, print_json, print_status
 from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.tables import Rows, output
@@ -64,9 +64,9 @@ def disable(
 
     _with_store(lambda client: change_switches(client, change), protocol)
     if as_json:
-        tell_json(asdict(switch))
+        print_json(asdict(switch))
     else:
-        say(f"disabled {_named(switch)}")
+        print_status(f"disabled {_named(switch)}")
 
 
 def enable(
@@ -88,19 +88,19 @@ def enable(
     if len(before.all) == len(after.all):
         fail(f"{_named(switch)} is not disabled; openapi-tool tools disabled lists what is", _NOT_DISABLED)
     if as_json:
-        tell_json(asdict(switch))
+        print_json(asdict(switch))
     else:
-        say(f"enabled {_named(switch)}")
+        print_status(f"enabled {_named(switch)}")
 
 
 def disabled(*, protocol: ProtocolOption = None, as_json: JsonOption = False) -> None:
     """List what is disabled, since when, by whom and why. Exit codes: 0, 2 invalid settings, NATS cannot be reached."""
     switches = _with_store(load_switches, protocol).switches.all
     if as_json:
-        tell_json([asdict(switch) for switch in switches])
+        print_json([asdict(switch) for switch in switches])
         return
     if not switches:
-        say("nothing is disabled")
+        print_status("nothing is disabled")
         return
     table = Rows("project", "tool", "since", "by", "reason")
     for switch in switches:
@@ -123,7 +123,7 @@ def _switch(name: str | None, project: str | None, reason: str, by: str | None, 
 
 
 def _sentence(reason: str) -> str:
-    """Return the reason with a full stop, as further sentences follow in what a model reads."""
+    """Return the reason with a full stop: in the text for the model further sentences follow."""
     reason = reason.strip()
     return reason if reason[-1] in ".!?" else f"{reason}."
 
@@ -141,13 +141,13 @@ def _named(switch: Switch) -> str:
 
 
 def _with_store(work: Callable[[BusClient], Awaitable[T]], protocol: ProtocolVersion | None) -> T:
-    """Return the result of `work` with a connection; exits where NATS or the stored record are in the way."""
+    """Return the result of `work` with a connection; exits if NATS is unavailable or the stored record invalid."""
 
     async def with_client(bootstrap: Bootstrap, client: BusClient) -> T:
         del bootstrap
         return await work(client)
 
     try:
-        return with_nats(with_client, "openapi-tool nats permissions --for switches", protocol)
+        return with_nats(with_client, protocol, permissions_command="openapi-tool nats permissions --for switches")
     except SwitchRecordInvalid as invalid:
         fail(f"key switches in bucket openapi_tool: {invalid}; delete it: nats kv del openapi_tool switches")

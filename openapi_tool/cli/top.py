@@ -13,13 +13,14 @@ from rich.text import Text
 from openapi_tool.bootstrap import Bootstrap
 from openapi_tool.bus.connection import BusClient
 from openapi_tool.bus.stats import gather_stats
-from openapi_tool.cli.common import cell, fail, tell_json
+from openapi_tool.cli.common import cell, fail, print_json
 from openapi_tool.cli.nats_connection import with_nats
 from openapi_tool.cli.tables import Rows, output, redraw
 from openapi_tool.tools.problems import counted
 
-_NOBODY = 1
-_WITHIN_S = 1.0
+_NO_REPLICA = 1
+_REPLIES_S = 1.0
+_MAX_ROWS = 20
 _SLOW_DATABASE_MS = 1_000
 _CLOCK_OFFSET_S = 2.0
 _COLUMNS = ("rate", "p50_ms", "p95_ms", "failed", "running", "waiting", "held", "oldest_held_s")
@@ -38,11 +39,11 @@ def top(
 
     async def work(bootstrap: Bootstrap, client: BusClient) -> None:
         del bootstrap
-        replicas = await gather_stats(client, _WITHIN_S)
+        replicas = await gather_stats(client, _REPLIES_S)
         if not replicas:
-            fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NOBODY)
+            fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NO_REPLICA)
         if as_json:
-            tell_json({"replicas": replicas, "problems": problems(replicas)})
+            print_json({"replicas": replicas, "problems": problems(replicas)})
             return
         console = output()
         if once:
@@ -50,55 +51,55 @@ def top(
             return
 
         async def draw() -> Group:
-            return shown(await gather_stats(client, _WITHIN_S))
+            return shown(await gather_stats(client, _REPLIES_S))
 
         await redraw(console, shown(replicas), draw, every_s)
 
-    with_nats(work, "openapi-tool nats permissions --for top")
+    with_nats(work, permissions_command="openapi-tool nats permissions --for top")
 
 
 def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     """Return the tables: replicas, tools by project, errors, problems."""
     table = Rows("replica", *_COLUMNS, title=f"{counted(len(replicas), 'replica')}, the last minute")
     for replica in replicas:
-        table.add(*(_known(replica.get(name)) for name in ("instance", *_COLUMNS)))
-    troubles = [cell(f"! {text}") for text in problems(replicas)]
+        table.add(*(_or_dash(replica.get(name)) for name in ("instance", *_COLUMNS)))
+    problem_lines = [cell(f"! {text}") for text in problems(replicas)]
     errors = [_summed(replicas, "errors")] if any(replica.get("errors") for replica in replicas) else []
-    return Group(table, *_lag(replicas), _summed(replicas, "tools"), *errors, *troubles)
+    return Group(table, *_lag(replicas), _summed(replicas, "tools"), *errors, *problem_lines)
 
 
 def _lag(replicas: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
-    """Yield a line for the durable of each kernel: replicas that share one show the same numbers."""
+    """Yield a line for the durable of each kernel. Replicas share it, so they report nearly the same numbers."""
     kernels = [kernel for replica in replicas for kernel in replica.get("kernels") or ()]
     for protocol in sorted({kernel["protocol"] for kernel in kernels}):
-        own = [kernel for kernel in kernels if kernel["protocol"] == protocol]
-        pending, unsettled = (max(kernel[name] for kernel in own) for name in ("pending", "unacknowledged"))
+        reported = [kernel for kernel in kernels if kernel["protocol"] == protocol]
+        pending, unsettled = (max(kernel[name] for kernel in reported) for name in ("pending", "unacknowledged"))
         yield cell(f"durable of {protocol}: {counted(pending, 'command')} not delivered, {unsettled} not settled")
 
 
 def _summed(replicas: Sequence[Mapping[str, Any]], name: str) -> Rows:
-    """Return calls by protocol, project, tool and error, added up over all replicas."""
+    """Return the sum of the calls of all replicas by protocol, project, tool and error."""
     counts: Counter[tuple[str, ...]] = Counter()
     for replica in replicas:
         for row in replica.get(name) or ():
             counts[row.get("protocol", ""), row["project"], row["tool"], row.get("error_code", "")] += row["calls"]
     table = Rows("protocol", "project", "tool", "error", "calls", title=f"{name}, the last minute")
-    for about, count in counts.most_common(20):
-        table.add(*about, count)
+    for key, count in counts.most_common(_MAX_ROWS):
+        table.add(*key, count)
     return table
 
 
-def _known(value: object) -> object:
+def _or_dash(value: object) -> object:
     return "-" if value is None else value
 
 
 def problems(replicas: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what is wrong now, with the replica or the setting that it concerns."""
+    """Return the current problems, each with its replica or setting."""
     return list(dict.fromkeys(text for replica in replicas for text in _problems(replica)))
 
 
 def _problems(replica: Mapping[str, Any]) -> Iterator[str]:
-    yield from _odd_answers(replica)
+    yield from _suspicious_replies(replica)
     name, health = replica.get("instance"), replica.get("health") or {}
     for dependency, state in (health.get("dependencies") or {}).items():
         if not state.get("ok"):
@@ -121,12 +122,12 @@ def _problems(replica: Mapping[str, Any]) -> Iterator[str]:
     yield from _warnings(replica)
 
 
-def _odd_answers(replica: Mapping[str, Any]) -> Iterator[str]:
-    name, answers, wrong = replica.get("instance"), replica.get("answers", 1), replica.get("unreadable")
+def _suspicious_replies(replica: Mapping[str, Any]) -> Iterator[str]:
+    name, answers, unreadable = replica.get("instance"), replica.get("answers", 1), replica.get("unreadable")
     if answers > 1:
         yield f"{name}: {answers} answers have this name: two replicas share it, or one is forged"
-    if wrong:
-        yield f"{name}: its answer is not readable (another version, or forged): {wrong}"
+    if unreadable:
+        yield f"{name}: its answer is not readable (another version, or forged): {unreadable}"
 
 
 def _warnings(replica: Mapping[str, Any]) -> Iterator[str]:

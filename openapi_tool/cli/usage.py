@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from openapi_tool.bootstrap import Bootstrap
-from openapi_tool.cli.common import USAGE, fail, say, tell_json
+from openapi_tool.cli.common import USAGE, fail, print_json, print_status
 from openapi_tool.cli.kernel_option import ProtocolOption, kernel_bootstrap
 from openapi_tool.cli.tables import Rows, output
 from openapi_tool.kernel.failures import located
@@ -28,7 +28,7 @@ _FIGURES = ("calls", "tokens", "requests", "cache_hits", "errors", "truncated", 
 _SPAN = re.compile(r"([0-9]{1,4}+)([dhm])")
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 _UNKNOWN = "\N{EN DASH}"
-_PLOTTED = 20
+_MAX_BARS = 20
 
 
 def show_usage(
@@ -44,8 +44,8 @@ def show_usage(
 ) -> None:
     """Sum up calls, tokens, requests, cache hits, errors, truncations, retries and latency from the result cards.
 
-    Days are in UTC. A dash stands for what no card records. Exit codes: 0, 2 invalid settings or options, PostgreSQL
-    cannot be reached.
+    Days are in UTC. A dash means that no card records the value. Exit codes: 0, 2 invalid settings or options,
+    or PostgreSQL cannot be reached.
     """
     if as_json and as_csv:
         fail("--json and --csv exclude each other; name one")
@@ -60,7 +60,7 @@ def show_usage(
         _plot(plot, rows, f"{project} by {by}, {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC")
     if as_json:
         span = {"since": start.isoformat(), "until": end.isoformat()}
-        tell_json({"project_id": project, **span, "by": by, "total": total, "rows": rows})
+        print_json({"project_id": project, **span, "by": by, "total": total, "rows": rows})
     elif as_csv:
         _print_csv(by, rows)
     else:
@@ -68,7 +68,7 @@ def show_usage(
 
 
 def _moment(text: str, now: datetime, option: str) -> datetime:
-    """Return a moment in UTC from a span before now or an ISO 8601 text; exits where it is neither."""
+    """Return a moment in UTC from a span before now or an ISO 8601 text; exits if it is neither."""
     if span := _SPAN.fullmatch(text):
         return now - timedelta(**{_UNITS[span[2]]: int(span[1])})
     try:
@@ -81,13 +81,13 @@ def _moment(text: str, now: datetime, option: str) -> datetime:
 def _read(
     bootstrap: Bootstrap, project: str, start: datetime, end: datetime, by: By
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the sum of all calls, and those by `by`; exits where the database is in the way."""
+    """Return the sum over all calls, and the rows by `by`; exits if the database is unavailable."""
     rows = _fetched(bootstrap, project, start, end, by)
-    found = [{"key": row["key"], **{name: row[name] for name in _FIGURES}} for row in rows]
-    if len(found) > MAX_ROWS:
-        say(f"only the first {MAX_ROWS:,} rows are shown; name a shorter time with --since and --until")
-    total = {name: found[0][name] for name in _FIGURES}
-    return total, found[1 : MAX_ROWS + 1]
+    figures = [{"key": row["key"], **{name: row[name] for name in _FIGURES}} for row in rows]
+    if len(figures) > MAX_ROWS:
+        print_status(f"only the first {MAX_ROWS:,} rows are shown; name a shorter time with --since and --until")
+    total = {name: figures[0][name] for name in _FIGURES}
+    return total, figures[1 : MAX_ROWS + 1]
 
 
 def _fetched(bootstrap: Bootstrap, project: str, start: datetime, end: datetime, by: By) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def _fetched(bootstrap: Bootstrap, project: str, start: datetime, end: datetime,
 
 def _print_table(by: By, rows: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> None:
     if not rows:
-        say("no calls in this time")
+        print_status("no calls in this time")
         return
     table = Rows(by, *_FIGURES, numbers=len(_FIGURES), footed=True)
     for row in (*rows, {"key": "all", **total}):
@@ -122,7 +122,7 @@ def _print_csv(by: By, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _csv_text(value: object) -> str:
-    """Return a cell that a spreadsheet does not take for a formula: agents and models choose names and sessions."""
+    """Return a cell that no spreadsheet reads as a formula: names and sessions are chosen by agents and models."""
     text = "" if value is None else printable_line(str(value))
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
@@ -133,7 +133,7 @@ def _plot(file: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
     except ModuleNotFoundError:
         fail("--plot needs matplotlib: pip install 'openapi-tool[plot]'")
-    drawn = rows[:_PLOTTED]
+    drawn = rows[:_MAX_BARS]
     names = [printable_line(_shown(row["key"]))[:40].replace("$", r"\$") for row in drawn]
     figure = Figure(figsize=(8, 2 + 0.3 * len(drawn)), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2, sharey=True), ("tokens", "calls"), strict=True):
@@ -146,4 +146,4 @@ def _plot(file: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None:
         figure.savefig(file, format="png")
     except OSError as error:
         fail(f"--plot: cannot write {file}: {error.strerror}")
-    say(f"wrote {file}")
+    print_status(f"wrote {file}")

@@ -1,6 +1,6 @@
 """Simulate the kernel's side of a call: project, roster, tools, then card, rows and command.
 
-Also simulates what a demonstration or a test needs of the worker: receives the doorbell and reads the inbox.
+Also simulate the worker, as far as a demonstration or a test needs it: receive the doorbell and read the inbox.
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ ERRORS: tuple[type[Exception], ...] = (
     Unavailable,
     OSError,
 )
-"""Exceptions of PostgreSQL and NATS if they are unavailable or refuse."""
+"""Exceptions if PostgreSQL or NATS is unavailable or refuses a request."""
 
-_POLL_S, _GRACE_S, _CONNECT_S = 0.2, 1.0, 10.0
+_POLL_S = 0.2
+_DOORBELL_GRACE_S = 1.0
+_CONNECT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Caller:
         self.database, self.client, self.version = database, client, version
         self._doorbells: dict[str, asyncio.Future[tuple[float, Msg]]] = {}
         self._lock = asyncio.Lock()
-        self.last_sequence = 0  # place in the stream of the last command that was sent
+        self.last_sequence = 0  # stream sequence of the last published command
 
     @classmethod
     @asynccontextmanager
@@ -131,7 +133,7 @@ class Caller:
     def _doorbell(self, key: str) -> asyncio.Future[tuple[float, Msg]]:
         return self._doorbells.setdefault(key, asyncio.get_running_loop().create_future())
 
-    async def forget_streams(self) -> None:
+    async def delete_streams(self) -> None:
         """Delete every stream of the server with its consumers."""
         jetstream = self.client.jetstream()
         for stream in await jetstream.streams_info():
@@ -194,7 +196,7 @@ class Caller:
         card_metadata: Mapping[str, Any] | None = None,
         publish: bool = True,
     ) -> PlacedCall:
-        """Save card and rows, then publish the command, in the kernel's order (section 9)."""
+        """Save card and rows, then publish the command, in the kernel's order (protocol section 9)."""
         subject = subject or f"cg.{self.version}.{project_id}.{channel_id}.cmd.tool.jina.{suffix}"
         body = {"tool_name": tool_name, "after_execution": after_execution}
         call = new_call(project_id, channel_id, agent_id, subject, body)
@@ -254,19 +256,19 @@ class Caller:
         """Wait for the doorbell of a call and read its result. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
             doorbell_at, message = await self._doorbell(call.doorbell_key)
-        return await self.read_answer(call, _shown(message), doorbell_at)
+        return await self.read_answer(call, _as_dict(message), doorbell_at)
 
     async def answer_or_row(self, call: PlacedCall, timeout_s: float) -> Answer:
-        """Do the same, but accept the row without a doorbell if none follows soon. Raises TimeoutError."""
+        """Wait for the result of a call; accept an inbox row that no doorbell follows soon. Raises TimeoutError."""
         doorbell = self._doorbell(call.doorbell_key)
         async with asyncio.timeout(timeout_s):
             while not doorbell.done() and not (await self.read_answer(call)).inbox_row:
                 await asyncio.wait([doorbell], timeout=_POLL_S)
-        await asyncio.wait([doorbell], timeout=_GRACE_S)
+        await asyncio.wait([doorbell], timeout=_DOORBELL_GRACE_S)
         if not doorbell.done():
             return await self.read_answer(call)
         doorbell_at, message = doorbell.result()
-        return await self.read_answer(call, _shown(message), doorbell_at)
+        return await self.read_answer(call, _as_dict(message), doorbell_at)
 
     async def read_answer(
         self, call: PlacedCall, doorbell: Mapping[str, Any] | None = None, doorbell_at: float | None = None
@@ -305,13 +307,15 @@ class Caller:
         return dict(row) if row else {}
 
 
-def _shown(message: Msg) -> dict[str, Any]:
+def _as_dict(message: Msg) -> dict[str, Any]:
     return {"subject": message.subject, "headers": message.headers, "data": message.data.decode()}
 
 
 async def prepare_database(server_dsn: str, database: str, schema: str | None, template: str | None = None) -> None:
     """Create a database: with a schema, or as a copy of `template`."""
-    copied = f' template "{template}" strategy file_copy' if template else ""  # page by page it takes twice the time
+    copied = (
+        f' template "{template}" strategy file_copy' if template else ""
+    )  # the default, wal_log, takes twice as long
     connection = await asyncpg.connect(server_dsn)
     try:
         await connection.execute(f'create database "{database}"{copied}')

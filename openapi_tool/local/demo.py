@@ -1,4 +1,4 @@
-"""A search, a batch of pages of which one fails, a long page in two parts: real calls, from command to doorbell."""
+"""Sample calls of `demo`: a search, a batch in which one page fails, a long page in two parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Upstream = Literal["double", "real"]
 
 PROJECT, AGENT, DATABASE = "proj_demo", "agent_demo", "demo"
 MAX_RESULT_CHARS = 2_000
-"""Low limit, so that the demonstration truncates an ordinary page and reads on by cursor."""
+"""Low limit, so that an ordinary page is truncated and continued by cursor."""
 
 _ANSWER_S = 60.0
 _SITE = "http://site.fixture.test:8099"
@@ -96,13 +96,13 @@ def _journey(
 ) -> Journey:
     content = answer.card["content"]
     result = content["result"]
-    asked = [line for line in lines if line["action"] == "upstream.request"]
+    requests = [line for line in lines if line["action"] == "upstream.request"]
     return Journey(
         tool_name=tool_name,
         arguments=arguments,
         command={"subject": call.subject, "headers": dict(call.headers), "body": dict(call.body)},
         upstream_requests=[
-            {key: line.get(key) for key in ("method", "host", "target", "headers", "body")} for line in asked
+            {key: line.get(key) for key in ("method", "host", "target", "headers", "body")} for line in requests
         ],
         status=content["status"],
         content=result if isinstance(result, str) else "",
@@ -116,10 +116,10 @@ def _journey(
 
 
 def _steps(call: PlacedCall, answer: Answer, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    asked, answered = (_logged(lines, action) for action in ("upstream.request", "upstream.response"))
+    requested, responded = (_logged(lines, action) for action in ("upstream.request", "upstream.response"))
     moments = {
-        "upstream asked": asked[0] if asked else None,
-        "upstream answered": answered[-1] if answered else None,
+        "upstream asked": requested[0] if requested else None,
+        "upstream answered": responded[-1] if responded else None,
         "result committed": answer.inbox_row["created_at"].timestamp(),
         "doorbell received": answer.doorbell_at,
     }
@@ -127,5 +127,4 @@ def _steps(call: PlacedCall, answer: Answer, lines: Sequence[Mapping[str, Any]])
 
 
 def _logged(lines: Sequence[Mapping[str, Any]], action: str) -> list[float]:
-    """Return when an action was logged, in seconds since the epoch."""
     return [datetime.fromisoformat(line["time"]).timestamp() for line in lines if line["action"] == action]

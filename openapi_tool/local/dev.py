@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 PROJECT, AGENT = "proj_dev", "agent_dev"
 MARK = "openapi-tool dev"
-"""Marks of `dev`: the comment on its database, and the metadata of its stream."""
+"""Marks what `dev` created: as comment on its database, and in the metadata of its stream."""
 
 ANY_ANSWER = ({"match": "://", "answer": "r-post-json"}, {"answer": "s-post-json"})
 """Fallbacks of the double for requests without a recording: a page for an address, else a list of results."""
 
 _STREAM_MARK = {"made_by": MARK}
-_LOCK = "dev.lock"
+_LOCK_FILE = "dev.lock"
 _SUBJECT = re.compile(r"[^\s.*>{}]+(\.[^\s.*>{}]+)+")
 _NAMES_SHOWN = 20
 
 
 class DevError(Exception):
-    """A folder, a dev stack or a call that cannot be used; the message says why. Nothing was written."""
+    """A folder, a dev stack or a call cannot be used; the message says why. Nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ def locked(path: Path) -> Iterator[int]:
         os.fchmod(descriptor, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(path.stat(), os.fstat(descriptor)):
+            # The path was deleted or replaced after it was opened, so this lock protects nothing.
             raise BlockingIOError(f"{path} was just given up")
         yield descriptor
     finally:
@@ -99,8 +100,8 @@ def claimed_state() -> Iterator[int | None]:
 def _open_private(path: Path, flags: int) -> int:
     """Open a regular file of this user; refuse anything that another user put in its place."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    about = os.fstat(descriptor)
-    if about.st_uid == os.geteuid() and stat.S_ISREG(about.st_mode):
+    status = os.fstat(descriptor)
+    if status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode):
         return descriptor
     os.close(descriptor)
     raise PermissionError(f"{path} is not a file of this user")
@@ -117,10 +118,10 @@ def kept_folder(folder: Path) -> Iterator[int]:
     """Create the folder for kept data if it is missing, lock it, and yield the descriptor. Raises DevError."""
     with ExitStack() as held:
         try:
-            _make(folder)
-            descriptor = held.enter_context(locked(folder / _LOCK))
+            _create(folder)
+            descriptor = held.enter_context(locked(folder / _LOCK_FILE))
         except BlockingIOError:
-            pid = (folder / _LOCK).read_text(encoding="ascii")
+            pid = (folder / _LOCK_FILE).read_text(encoding="ascii")
             raise DevError(f"{folder} is in use by another dev (process {pid})") from None
         except OSError as error:
             raise DevError(
@@ -130,11 +131,11 @@ def kept_folder(folder: Path) -> Iterator[int]:
         yield descriptor
 
 
-def _make(folder: Path) -> None:
+def _create(folder: Path) -> None:
     if not folder.exists():
         folder.mkdir(parents=True)
         folder.chmod(0o700 if os.geteuid() else 0o711)  # started by root, PostgreSQL runs as another user
-    elif any(folder.iterdir()) and not (folder / _LOCK).exists():
+    elif any(folder.iterdir()) and not (folder / _LOCK_FILE).exists():
         raise DevError(f"{folder} holds other things than data of dev; choose a new or an empty folder")
 
 
@@ -177,7 +178,7 @@ def _runs(pid: int) -> bool:
 async def prepare(stack: EmbeddedStack, version: str, schema: str, tools: Iterable[Mapping[str, Any]]) -> None:
     """Create stream and database of a version if they are missing; do not change kept data, such as edited tools.
 
-    The database is marked last, so that an incomplete one is created again. Sets rules of the double for requests
+    The database is marked last, so that an incomplete one is created again. The double gets fallback rules for requests
     without a recording.
     """
     stack.upstream.fallbacks(*ANY_ANSWER)
@@ -214,7 +215,7 @@ def log_entries(log: BinaryIO) -> Iterator[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestedCall:
     """A requested call; None means the dev stack's default. `anywhere` allows databases that dev did not create."""
 
     tool_name: str
@@ -226,7 +227,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A call whose parts all exist; `doorbell` is the subject of its doorbell."""
+    """A call whose project, agent, tool and stream exist; `doorbell` is the subject of its doorbell."""
 
     project_id: str
     agent_id: str
@@ -237,37 +238,37 @@ class Target:
     doorbell: str
 
 
-async def find_target(caller: Caller, wanted: Wanted) -> Target:
-    """Check that the requested parts exist. Raises DevError naming existing ones."""
+async def find_target(caller: Caller, requested: RequestedCall) -> Target:
+    """Check that project, agent, tool and stream exist. Raises DevError, which names the existing ones."""
     made_here = await _comment(caller) == MARK
-    if not made_here and not wanted.anywhere:
-        raise DevError(_foreign("database"))
-    project_id = wanted.project_id or _own(PROJECT, "--project", made_here=made_here)
-    agent_id = wanted.agent_id or _own(AGENT, "--agent", made_here=made_here)
-    tool = await _tool(caller, project_id, wanted.tool_name)
+    if not made_here and not requested.anywhere:
+        raise DevError(_not_of_dev("database"))
+    project_id = requested.project_id or _default(PROJECT, "--project", made_here=made_here)
+    agent_id = requested.agent_id or _default(AGENT, "--agent", made_here=made_here)
+    tool = await _tool(caller, project_id, requested.tool_name)
     worker_target = await _worker_target(caller, project_id, agent_id)
-    values = {"project_id": project_id, "channel_id": wanted.channel_id, "agent_id": agent_id}
+    values = {"project_id": project_id, "channel_id": requested.channel_id, "agent_id": agent_id}
     subject = _subject(caller.version, tool, values)
     stream = await _stream(caller, subject)
-    if not wanted.anywhere and not await _is_dev_stream(caller, stream):
-        raise DevError(_foreign("stream"))
+    if not requested.anywhere and not await _is_dev_stream(caller, stream):
+        raise DevError(_not_of_dev("stream"))
     return Target(
         **values,
-        tool_name=wanted.tool_name,
+        tool_name=requested.tool_name,
         subject=subject,
         after_execution=tool["after_execution"] or "suspend",
-        doorbell=_doorbell(caller.version, project_id, wanted.channel_id, worker_target),
+        doorbell=_doorbell(caller.version, project_id, requested.channel_id, worker_target),
     )
 
 
-def _foreign(part: str) -> str:
+def _not_of_dev(part: str) -> str:
     return (
         f"the {part} was not created by `openapi-tool dev`: the call would write a card, an edge and inbox rows there, "
         "and real workers would get its doorbell; add --yes to allow it"
     )
 
 
-def _own(name: str, option: str, *, made_here: bool) -> str:
+def _default(name: str, option: str, *, made_here: bool) -> str:
     if made_here:
         return name
     raise DevError(f"{option} is needed, because this database was not made by `openapi-tool dev`")

@@ -25,29 +25,29 @@ from aiohttp import web
 from openapi_tool.local.recordings import (
     READER,
     SEARCH,
-    Question,
     Recording,
+    RequestContent,
     UnknownRequest,
     error_bodies,
     load_recordings,
-    read_question,
+    parse_request,
     recorded_answers,
 )
 
 KEYS_VARIABLE = "OPENAPI_TOOL_DOUBLE_KEYS"
 UNKNOWN_STATUS = 501
-_KEPT_REQUESTS = 100_000
+_MAX_LOGGED_REQUESTS = 100_000
 _MINUTE_S = 60.0
 _MAX_REQUEST_BYTES = 1_000_000
 
 
 @dataclass(slots=True)
 class Rule:
-    """Response rule for requests whose query or url contains `match` (any if empty), with `key` for that key alone.
+    """Response rule for requests whose query or url contains `match` (any if empty); with `key` only for that key.
 
-    `answer` names the recording for a request without its own; `statuses` lists one status per request,
-    normal answers follow; `drop` ends the connection `before` or `half` through the body, or lets it
-    `stall` there; `body` replaces the answer's text; times are in seconds.
+    `answer` names the recording for requests that have none. `statuses` are used up one per request; then responses
+    are normal. `drop` ends the connection `before` or `half` through the body, or lets it `stall` there. `body`
+    replaces the text of the response. Times are in seconds.
     """
 
     match: str = ""
@@ -64,8 +64,8 @@ class Rule:
     rate_per_minute: int | None = None
     recent: deque[float] = field(default_factory=deque)
 
-    def fits(self, subject: str, key: str | None) -> bool:
-        """Return whether the rule is for such a request."""
+    def matches(self, subject: str, key: str | None) -> bool:
+        """Return whether the rule applies to a request with this query or url and this key."""
         return self.match in subject and self.key in (None, key)
 
     def over_rate(self) -> bool:
@@ -93,8 +93,8 @@ class Double:
         self._key_names = {value: name for name, value in keys.items()}
         self._rules: list[Rule] = []
         self._fallbacks: list[Rule] = []
-        self._received: deque[dict[str, Any]] = deque(maxlen=_KEPT_REQUESTS)
-        self._news = asyncio.Condition()
+        self._received: deque[dict[str, Any]] = deque(maxlen=_MAX_LOGGED_REQUESTS)
+        self._log_changed = asyncio.Condition()
         self._contexts: dict[str, ssl.SSLContext] = {}
 
     def tls(self, certificate: Path) -> ssl.SSLContext:
@@ -113,22 +113,22 @@ class Double:
 
     async def upstream(self, request: web.Request) -> web.StreamResponse:
         """Answer as Jina would, or as a rule says."""
-        entry = await self._note(request)
+        entry = await self._record(request)
         try:
-            question = self._check(request, entry)
-            rule = next((rule for rule in self._rules if rule.fits(question.subject, entry["key"])), Rule())
+            content = self._check(request, entry)
+            rule = next((rule for rule in self._rules if rule.matches(content.subject, entry["key"])), Rule())
             entry["hung"] = rule.hang
-            response = await self._answer(request, question, rule)
+            response = await self._answer(request, content, rule)
         except _Refused as refusal:
             response = _json(refusal.status, json.dumps(refusal.body))
         finally:
-            entry["ended_at"] = time.time()  # also where the other side has gone
+            entry["ended_at"] = time.time()  # also if the client has disconnected
         entry["status"] = response.status
         entry["whole"] = request.transport is not None and not request.transport.is_closing()
         entry["answered_at"] = time.time()
         return response
 
-    async def _note(self, request: web.Request) -> dict[str, Any]:
+    async def _record(self, request: web.Request) -> dict[str, Any]:
         body = await request.read()
         headers = {name: value for name, value in request.headers.items() if name.lower() != "authorization"}
         entry = {
@@ -141,30 +141,30 @@ class Double:
             "body": body.decode("utf-8", "replace"),
         }
         self._received.append(entry)
-        async with self._news:
-            self._news.notify_all()
+        async with self._log_changed:
+            self._log_changed.notify_all()
         return entry
 
     def _key_name(self, request: web.Request) -> str | None:
         scheme, _, value = request.headers.get("Authorization", "").partition(" ")
         return self._key_names.get(value) if scheme == "Bearer" else None
 
-    def _check(self, request: web.Request, entry: Mapping[str, Any]) -> Question:
+    def _check(self, request: web.Request, entry: Mapping[str, Any]) -> RequestContent:
         connection = request.transport.get_extra_info("ssl_object") if request.transport else None
         if connection is None or connection.context is not self._contexts.get(request.host):
-            raise _Refused(UNKNOWN_STATUS, _complaint(f"host {request.host!r} is not what TLS was asked for"))
+            raise _Refused(UNKNOWN_STATUS, _error_body(f"host {request.host!r} is not what TLS was asked for"))
         if request.headers.getall("Accept", []) != ["application/json"]:
-            raise _Refused(UNKNOWN_STATUS, _complaint("Accept is not exactly application/json"))
+            raise _Refused(UNKNOWN_STATUS, _error_body("Accept is not exactly application/json"))
         if entry["key"] is None:
             raise _Refused(401, error_bodies()[401])
         try:
-            return read_question(
+            return parse_request(
                 request.host, request.method, request.raw_path, dict(request.headers), entry["body"].encode()
             )
         except UnknownRequest as unknown:
-            raise _Refused(UNKNOWN_STATUS, _complaint(str(unknown))) from None
+            raise _Refused(UNKNOWN_STATUS, _error_body(str(unknown))) from None
 
-    async def _answer(self, request: web.Request, question: Question, rule: Rule) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, content: RequestContent, rule: Rule) -> web.StreamResponse:
         await asyncio.sleep(rule.delay_s)
         if rule.hang:
             await asyncio.Event().wait()
@@ -173,12 +173,12 @@ class Double:
         status = 429 if rule.over_rate() else rule.statuses.pop(0) if rule.statuses else None
         if status is not None and status != web.HTTPOk.status_code:
             return self._failure(request, status, rule)
-        recording = self._recording(question, rule)
+        recording = self._recording(content, rule)
         text = rule.body if rule.body is not None else _padded(recording.body.decode(), rule.body_bytes)
         if rule.echo_headers:
             text = _with_echo(text, request)
         if rule.drop in ("half", "stall"):
-            return await _half(request, text.encode(), stall=rule.drop == "stall")
+            return await _partial_response(request, text.encode(), stall=rule.drop == "stall")
         return _json(recording.status, text, self._echo(request, rule))
 
     def _failure(self, request: web.Request, status: int, rule: Rule) -> web.Response:
@@ -193,14 +193,14 @@ class Double:
     def _echo(self, request: web.Request, rule: Rule) -> dict[str, str]:
         return {"X-Echo": request.headers.get("Authorization", "")} if rule.echo_headers else {}
 
-    def _recording(self, question: Question, rule: Rule) -> Recording:
+    def _recording(self, content: RequestContent, rule: Rule) -> Recording:
         """Return the recording of the same request, else the rule's, else a fallback's."""
-        recording = recorded_answers().get(question) or recorded_answers().get(question.without_patience())
-        named = (one.answer for one in (rule, *self._fallbacks) if one.answer and one.match in question.subject)
+        recording = recorded_answers().get(content) or recorded_answers().get(content.without_time_limits())
+        named = (one.answer for one in (rule, *self._fallbacks) if one.answer and one.match in content.subject)
         if recording is None and (name := next(named, None)):
             recording = load_recordings()[name]
         if recording is None:
-            raise _Refused(UNKNOWN_STATUS, _complaint(f"no recording answers {question.text()}"))
+            raise _Refused(UNKNOWN_STATUS, _error_body(f"no recording answers {content.text()}"))
         return recording
 
     async def set_rules(self, request: web.Request) -> web.Response:
@@ -216,11 +216,11 @@ class Double:
     async def requests(self, request: web.Request) -> web.Response:
         """Return all received requests, oldest first, once there are `at_least` this many."""
         at_least = int(request.query.get("at_least", 0))
-        async with self._news:
-            await self._news.wait_for(lambda: len(self._received) >= at_least)
+        async with self._log_changed:
+            await self._log_changed.wait_for(lambda: len(self._received) >= at_least)
         return web.json_response(list(self._received))
 
-    async def forget(self, _: web.Request) -> web.Response:
+    async def clear_requests(self, _: web.Request) -> web.Response:
         """Clear the log of received requests."""
         self._received.clear()
         return web.json_response({})
@@ -246,7 +246,7 @@ async def _rules_in(request: web.Request) -> list[Rule]:
     return rules
 
 
-def _complaint(what: str) -> dict[str, Any]:
+def _error_body(what: str) -> dict[str, Any]:
     """Return an error in Jina's format, so that it shows in the executor's result."""
     text = f"the Jina double refuses: {what}"
     return {"data": None, "code": UNKNOWN_STATUS, "name": "DoubleError", "message": text, "readableMessage": text}
@@ -274,7 +274,7 @@ def _with_echo(text: str, request: web.Request) -> str:
     return json.dumps({**envelope, "readableMessage": f"Error: headers were {seen}"})
 
 
-async def _half(request: web.Request, body: bytes, *, stall: bool) -> web.StreamResponse:
+async def _partial_response(request: web.Request, body: bytes, *, stall: bool) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(body))})
     await response.prepare(request)
     await response.write(body[: len(body) // 2])
@@ -298,7 +298,7 @@ async def serve(double: Double, certificate: Path, port: int, admin_port: int) -
     admin.router.add_put("/rules", double.set_rules)
     admin.router.add_put("/fallbacks", double.set_fallbacks)
     admin.router.add_get("/requests", double.requests)
-    admin.router.add_delete("/requests", double.forget)
+    admin.router.add_delete("/requests", double.clear_requests)
     ports = [
         await _listen(upstream, port, double.tls(certificate)),
         await _listen(admin, admin_port, None),

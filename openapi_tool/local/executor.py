@@ -54,7 +54,7 @@ class LoopbackResolver(AbstractResolver):
 
 class _Process(ServerProcess):
     def log_tail(self) -> str:
-        """Return the end of the log as people read it: messages from warnings on, and what is no entry of the log."""
+        """Return the end of the log: messages of warnings and errors, and lines that are no log entries."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return "\n".join(filter(None, map(_message, lines)))[-_TAIL_CHARS:]
 
@@ -64,7 +64,7 @@ def _message(line: str) -> str:
         return line
     try:
         entry = json.loads(line)
-    except ValueError:  # cut by the end of the process
+    except ValueError:  # the process ended in the middle of the line
         return ""
     return str(entry["message"]) if entry["level"] in ("warning", "error", "critical") else ""
 
@@ -72,7 +72,7 @@ def _message(line: str) -> str:
 class ExecutorProcess:
     """One replica of the executor, run as `python -m module`.
 
-    `upstream_port` is the double's port; None means the real upstream, to which only `openapi_tool` itself is run.
+    `upstream_port` is the double's port. None means the real upstream; then the module is always `openapi_tool`.
     Otherwise `module` is this one, or a variant with the same command line.
     """
 

@@ -119,7 +119,6 @@ def _send(process: psutil.Process, number: int) -> None:
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Return whether a process runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

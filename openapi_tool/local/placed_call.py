@@ -45,14 +45,14 @@ class PlacedCall:
 
     @property
     def doorbell_key(self) -> str:
-        """Return what tells the doorbell of this call from others: the turn, in v1r3 the trace."""
+        """Return the id that identifies this call's doorbell: the turn, in v1r3 the trace."""
         return self.trace_id if self.version == V1R3 else self.agent_turn_id
 
 
 def new_call(project_id: str, channel_id: str, agent_id: str, subject: str, body: Mapping[str, Any]) -> PlacedCall:
     """Return a call of a new turn, of the subject's protocol version.
 
-    `body` says which tool, and what happens to the turn afterwards.
+    `body` has `tool_name` and `after_execution`.
     """
     turn_id, step_id, tool_call_id = (f"{kind}_{uuid.uuid4().hex}" for kind in ("turn", "step", "tc"))
     trace_id, card_id = secrets.token_hex(16), uuid.uuid4().hex

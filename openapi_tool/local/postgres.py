@@ -27,18 +27,21 @@ _SETTINGS = {
     "dynamic_shared_memory_type": "mmap",
     "log_min_messages": "warning",
 }
-_INITDB = (
+_INITDB_OPTIONS = (
     *("-A", "scram-sha-256", "--no-sync", "--no-instructions", "-E", "UTF8", "--locale=C"),
-    *("-c", "scram_iterations=1"),  # they make guesses dear; passwords are random, and each login takes 10 ms of them
+    *(
+        "-c",
+        "scram_iterations=1",
+    ),  # more slow down guessing, which random passwords do not need, and each login by 10 ms
 )
-_NOBODY = 65534
+_NOBODY = 65534  # conventional id of the user nobody
 _PORTS_TO_TRY = 3
 
 
 class PostgresServer:
-    """One cluster on a free port of loopback unless `port` is given, with a password of its own.
+    """One cluster with a random password, on a free port of loopback unless `port` is given.
 
-    It lives in `folder`; with `keep`, cluster and password live in that folder and are used again.
+    Its data is in `folder`; with `keep`, cluster and password are in that folder and are used again.
     """
 
     def __init__(self, folder: Path, guard: Guard, *, port: int = 0, keep: Path | None = None) -> None:
@@ -58,9 +61,9 @@ class PostgresServer:
 
     def start(self) -> None:
         """Create the cluster if it is missing, and start it. Raises ServerFailed."""
-        home = self._data.parent
-        if self._identity and not reachable_by_all(home):
-            raise ServerFailed(f"the user that PostgreSQL runs as cannot reach {home}; choose another folder")
+        parent = self._data.parent
+        if self._identity and not reachable_by_all(parent):
+            raise ServerFailed(f"the user that PostgreSQL runs as cannot reach {parent}; choose another folder")
         if not self._data.exists():
             self._make_cluster()
         if self.port:
@@ -102,14 +105,14 @@ class PostgresServer:
             for path in (data, password):
                 os.chown(path, self._identity["user"], self._identity["group"])
         try:
-            self._fill(data, password)
+            self._initialize(data, password)
         finally:
             password.unlink()
         data.rename(self._data)
 
-    def _fill(self, data: Path, password: Path) -> None:
+    def _initialize(self, data: Path, password: Path) -> None:
         """Create a cluster in the empty folder `data`. Raises ServerFailed."""
-        self._run([self._bin / "initdb", "-D", data, "-U", USER, f"--pwfile={password}", *_INITDB])
+        self._run([self._bin / "initdb", "-D", data, "-U", USER, f"--pwfile={password}", *_INITDB_OPTIONS])
 
     def _run(self, command: Sequence[str | Path]) -> None:
         done = subprocess.run(

@@ -1,8 +1,8 @@
 """Recorded requests to Jina's open-source server with its exact responses, looked up by request content.
 
-Each line of `data/jina/exchanges.jsonl` holds one exchange as text. GET and POST forms of the same question count as
-the same: a question is a host, its subject (query or url) and its options under their body names.
-It parses requests independently of the executor's code, so that it reveals mistakes there.
+Each line of `data/jina/exchanges.jsonl` contains one exchange as text. GET and POST forms of the same content (host,
+subject, that is query or url, and options under their body names) have the same response. Requests are parsed
+independently of the executor's code, so that mistakes there are detected.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SEARCH_FIELDS = frozenset(
         *("site", "ext", "filetype", "intitle", "loc"),
     }
 )
-_UNREACHED_DIGITS = 5  # of a limit of tokens; the longest recorded page has 1,800
+_MIN_UNREACHED_DIGITS = 5  # no recorded page reaches a token limit of five digits; the longest has 1,800 tokens
 _ALIASES = {"count": "num"}
 _SEARCH_PATHS = ("/", "/search")
 
@@ -72,19 +72,19 @@ class UnknownRequest(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RequestContent:
     """Content of a request, independent of its form (GET or POST)."""
 
     host: str
     subject: str
     options: frozenset[tuple[str, str]]
 
-    def without_patience(self) -> Question:
-        """Return the same question without time limits, and without a token limit that no recorded page reaches."""
-        return replace(self, options=frozenset(option for option in self.options if not _is_patience(*option)))
+    def without_time_limits(self) -> RequestContent:
+        """Return the same content without time limits, and without a token limit that no recorded page reaches."""
+        return replace(self, options=frozenset(option for option in self.options if not _is_ignored(*option)))
 
     def text(self) -> str:
-        """For messages."""
+        """Return the form for messages."""
         return f"{self.host} {self.subject!r} {dict(sorted(self.options))}"
 
 
@@ -98,11 +98,11 @@ class Recording:
     body: bytes
 
 
-def _is_patience(name: str, value: str) -> bool:
-    return name in ("timeout", "respondTiming") or (name == "maxTokens" and len(value) >= _UNREACHED_DIGITS)
+def _is_ignored(name: str, value: str) -> bool:
+    return name in ("timeout", "respondTiming") or (name == "maxTokens" and len(value) >= _MIN_UNREACHED_DIGITS)
 
 
-def read_question(host: str, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Question:
+def parse_request(host: str, method: str, target: str, headers: Mapping[str, str], body: bytes) -> RequestContent:
     """Parse a request. Raises UnknownRequest for forms, headers or fields that no client should send."""
     options = {HEADERS[name.lower()]: _text(value) for name, value in headers.items() if name.lower() in HEADERS}
     unknown = [name for name in headers if name.lower() not in HEADERS | dict.fromkeys(PLAIN_HEADERS)]
@@ -120,10 +120,10 @@ def read_question(host: str, method: str, target: str, headers: Mapping[str, str
         fields["q"] = unquote(path[1:])
     subject = fields.pop("q" if host == SEARCH else "url", "")
     known = SEARCH_FIELDS | set(HEADERS.values()) if host == SEARCH else set(HEADERS.values())
-    strange = sorted(fields.keys() - known)
-    if strange or not subject:
-        raise UnknownRequest(f"fields {strange}" if strange else "no query or url")
-    return Question(host, subject, frozenset((options | fields).items()))
+    unknown_fields = sorted(fields.keys() - known)
+    if unknown_fields or not subject:
+        raise UnknownRequest(f"fields {unknown_fields}" if unknown_fields else "no query or url")
+    return RequestContent(host, subject, frozenset((options | fields).items()))
 
 
 def _body_fields(method: str, headers: Mapping[str, str], body: bytes) -> dict[str, str]:
@@ -162,9 +162,9 @@ def load_recordings() -> Mapping[str, Recording]:
 
 
 @cache
-def recorded_answers() -> Mapping[Question, Recording]:
+def recorded_answers() -> Mapping[RequestContent, Recording]:
     """Return the responses by recorded request; of several for one request, the first by name."""
-    answers: dict[Question, Recording] = {}
+    answers: dict[RequestContent, Recording] = {}
     for recording, question in _parsed():
         if question is not None:
             answers.setdefault(question, recording)
@@ -172,12 +172,12 @@ def recorded_answers() -> Mapping[Question, Recording]:
 
 
 @cache
-def _parsed() -> tuple[tuple[Recording, Question | None], ...]:
+def _parsed() -> tuple[tuple[Recording, RequestContent | None], ...]:
     lines = (files(__package__) / "data" / "jina" / "exchanges.jsonl").read_bytes().splitlines()
     return tuple(_parse(exchange["name"], exchange["http"]) for exchange in map(json.loads, lines))
 
 
-def _parse(name: str, text: str) -> tuple[Recording, Question | None]:
+def _parse(name: str, text: str) -> tuple[Recording, RequestContent | None]:
     request, _, response = text.partition("\n### response")
     request_line, headers, body = _message(request.partition("\n")[2])
     status_line, response_headers, answer = _message(response.partition("\n")[2])
@@ -186,7 +186,7 @@ def _parse(name: str, text: str) -> tuple[Recording, Question | None]:
     host = SEARCH if name.startswith("s-") else READER
     headers = {key: value for key, value in headers.items() if key.lower() != "host"}
     try:
-        return recording, read_question(host, method, target, headers, body.strip().encode())
+        return recording, parse_request(host, method, target, headers, body.strip().encode())
     except UnknownRequest:
         return recording, None
 

@@ -33,7 +33,7 @@ class EmbeddedStack:
     """PostgreSQL, NATS and the Jina double as child processes in one folder of their own.
 
     With `keep`, the data of both servers is in that folder and stays there. Ports are free ones unless
-    given. Locks on the file descriptors in `hold` last until everything has stopped. `guard` ends further
+    given. Locks on the file descriptors in `hold` last until everything has stopped. `guard` can end further
     processes of the same run.
     """
 
@@ -75,7 +75,7 @@ class EmbeddedStack:
     ) -> None:
         self.close()
 
-    def own(self, path: Path) -> None:
+    def delete_at_end(self, path: Path) -> None:
         """Delete this file or folder, too, when all servers have stopped."""
         self.guard.delete_at_end(path)
 
@@ -103,14 +103,13 @@ class EmbeddedStack:
         environment = {
             "PG_DSN": self.postgres.dsn(database),
             "NATS_SERVERS": self.nats.url,
-            **({} if real_upstream else self._of_double()),
+            **({} if real_upstream else self._double_environment()),
             **(settings or {}),
         }
         port = None if real_upstream else self.upstream.port
         return ExecutorProcess(name, self.folder, self.guard, environment, port, module)
 
-    def _of_double(self) -> dict[str, str]:
-        """Environment variables of an executor that asks the double."""
+    def _double_environment(self) -> dict[str, str]:
         trust = {"SSL_CERT_FILE": str(self.certificates.ca), "OPENAPI_TOOL__URL_POLICY__ALLOW": RECORDED_HOSTS}
         return {**self.upstream.keys, **trust}
 

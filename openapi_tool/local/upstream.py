@@ -91,7 +91,7 @@ class UpstreamDouble:
         received: list[dict[str, Any]] = self._admin("GET", f"/requests?at_least={at_least}")
         return received
 
-    def forget(self) -> None:
+    def clear_requests(self) -> None:
         """Clear the log of received requests."""
         self._admin("DELETE", "/requests")
 

@@ -246,7 +246,6 @@ class _Child(NamedTuple):
 
 
 def _children(facts: CallFacts) -> Iterator[_Child]:
-    """Yield the phases in their order."""
     waited: Attributes = {
         "messaging.system": "nats",
         "messaging.operation.name": "receive",

@@ -130,7 +130,7 @@ async def prepare(profile: Profile, options: Options, exits: AsyncExitStack) -> 
         _replica(run, number, {**profile.settings(number), **more}, options.executor or profile.executor)
         for number in range(options.replicas or profile.replicas)
     ]
-    stack.upstream.forget()
+    stack.upstream.clear_requests()
     await run.rules()
     for one in run.loads:
         await one.prepare(site.copies)

@@ -172,7 +172,7 @@ async def test_a_kernel_that_dev_did_not_make_is_only_written_to_when_told_so(
 
 @requirement("cli.call")
 async def test_no_stream_is_made_where_none_takes_the_command(call: Call, caller: Caller) -> None:
-    await caller.forget_streams()
+    await caller.delete_streams()
     result = await call("jina_search", *HERE)
     assert result.exit_code == 2
     assert f"no stream captures {SUBJECT}" in result.stderr

@@ -64,7 +64,7 @@ async def kernel_of(tls: Tls, dsn: str) -> AsyncIterator[Caller]:
         await kernel.listen("cg.v1r4.*.*.cmd.agent.*.wakeup")
         await kernel.furnish(PROJECT, AGENT, [search_tool()])
         yield kernel
-        await kernel.forget_streams()
+        await kernel.delete_streams()
 
 
 @dataclass(slots=True)

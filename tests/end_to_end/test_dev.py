@@ -661,7 +661,7 @@ def test_a_state_file_that_others_could_have_made_is_refused(
 def test_results_on_the_page_of_dev_are_few_and_short() -> None:
     statistics = DevStatistics({"instance": "one", "last": [{"tool_call_id": "tc_20"}, {"tool_call_id": "tc_0"}]})
     for number in range(21):
-        statistics.keep(f"tc_{number}", "x" * 5_000)
+        statistics.record_result(f"tc_{number}", "x" * 5_000)
     last = statistics.now()["last"]
     assert last[0]["read"] == f"{'x' * 4_000} … (5,000 characters)"
     assert last[1]["read"] is None

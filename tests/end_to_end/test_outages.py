@@ -88,7 +88,7 @@ class Served:
 @pytest.fixture
 async def served(fragile: EmbeddedStack) -> AsyncIterator[Served]:
     fragile.upstream.rules()
-    fragile.upstream.forget()
+    fragile.upstream.clear_requests()
     database = f"{DATABASE}_{time.monotonic_ns()}"
     await prepare_database(fragile.postgres.dsn(), database, kernel_schema())
     await make_role(fragile.postgres.dsn(database))
@@ -107,7 +107,7 @@ async def served(fragile: EmbeddedStack) -> AsyncIterator[Served]:
     yield Served(fragile, executor, port)
     assert executor.stop() == 0
     async with Caller.connect(fragile.postgres.dsn(database), fragile.nats.url) as caller:
-        await caller.forget_streams()
+        await caller.delete_streams()
 
 
 async def _placed(served: Served) -> PlacedCall:

@@ -364,7 +364,7 @@ async def test_a_stream_is_made_only_where_none_captures_the_subjects(
     before = (await jetstream.stream_info(STREAM)).config
     start_executor().stop()
     assert (await jetstream.stream_info(STREAM)).config == before
-    await caller.forget_streams()
+    await caller.delete_streams()
     start_executor().stop()
     made = (await jetstream.stream_info(STREAM)).config
     assert (made.subjects, made.max_age) == (["cg.v1r4.*.*.cmd.*.*.>"], 24 * 3600)

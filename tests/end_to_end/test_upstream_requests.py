@@ -200,7 +200,7 @@ BODY = {"q": "hello world", "num": 3, "respondWith": "no-content"}
 @pytest.fixture
 async def client(stack: EmbeddedStack) -> AsyncIterator[JinaClient]:
     stack.upstream.rules()
-    stack.upstream.forget()
+    stack.upstream.clear_requests()
     tls = tls_context(str(stack.certificates.ca))
     client = JinaClient(EgressTransport(AiohttpTransport(tls, 10, LoopbackResolver(stack.upstream.port))), 10_000_000)
     yield client

@@ -45,7 +45,7 @@ async def make_world(
     """A database, and the kernel's stream."""
     await prepare_database(stack.postgres.dsn(), database, schema, template)
     async with Caller.open(stack.postgres.dsn(database), version, servers=stack.nats.url) as caller:
-        await caller.forget_streams()
+        await caller.delete_streams()
         await caller.make_stream()
 
 
@@ -68,7 +68,7 @@ async def forget(stage: Stage) -> None:
     """Leave the command stream empty, and no stream of the executor's: other tests use the same server."""
     dsn = stage.stack.postgres.dsn(stage.database)
     async with Caller.open(dsn, stage.version, servers=stage.stack.nats.url) as caller:
-        await caller.forget_streams()
+        await caller.delete_streams()
         await caller.make_stream()
 
 

@@ -160,7 +160,7 @@ async def test_a_fork_at_the_limit_of_depth_costs_nothing_and_the_one_above_is_a
         parent = Turn(PROJECT, AGENT, "turn_parent", "step_parent", depth=MAX_DEPTH - 2)
         last = await worker.ended(await worker.fork(parent, "child", [("jina_search", KNOWN)]))
         assert len(last.results) == 1
-        await asyncio.to_thread(world.stack.upstream.forget)
+        await asyncio.to_thread(world.stack.upstream.clear_requests)
         too_deep = await worker.fork(replace(parent, depth=MAX_DEPTH - 1), "child", [("jina_search", KNOWN)])
         outcome = await world.outcome(too_deep.calls[0])
         await worker.ended(too_deep)

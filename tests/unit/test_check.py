@@ -145,7 +145,7 @@ async def test_the_upstream_is_reached_as_calls_reach_it(
         return upstream_transport(bootstrap, LoopbackResolver(port or stack.upstream.port))
 
     monkeypatch.setattr(check, "upstream_transport", transport)
-    stack.upstream.forget()
+    stack.upstream.clear_requests()
     trust = {"SSL_CERT_FILE": str(stack.certificates.ca)} if trusted else {}
     result = await checked({**environment, **trust}, "--upstream")
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("upstream: ")]

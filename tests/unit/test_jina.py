@@ -17,7 +17,7 @@ from openapi_tool.jina.egress import ALLOWED_HEADERS
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.parameter_mapping import resolve_parameters
 from openapi_tool.jina.request import UpstreamRequest, build_request
-from openapi_tool.local.recordings import Recording, load_recordings, read_question
+from openapi_tool.local.recordings import Recording, load_recordings, parse_request
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.result import ToolOutput
@@ -295,7 +295,7 @@ def test_any_arguments_give_a_clean_request_or_a_refusal(values: dict[str, Any],
     assert sent.target.isprintable()
     assert " " not in sent.target
     if sent.headers.get("Content-Type") or sent.method == "GET":
-        read_question(sent.host, sent.method, sent.target, sent.headers, sent.body or b"")
+        parse_request(sent.host, sent.method, sent.target, sent.headers, sent.body or b"")
 
 
 @requirement("content.search")

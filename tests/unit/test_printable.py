@@ -132,14 +132,14 @@ def test_dead_letters_are_text(monkeypatch: pytest.MonkeyPatch, command: tuple[s
 def _replay_as(monkeypatch: pytest.MonkeyPatch, why: str | None) -> None:
     """Without NATS: every letter is there, and what became of it is this."""
 
-    async def sent(*_: object, **__: object) -> dict[str, Any]:
+    async def replay(*_: object, **__: object) -> dict[str, Any]:
         return {"id": HOSTILE, "subject": HOSTILE, "sent": False, "why": why}
 
     async def letters(*_: object, **__: object) -> AsyncIterator[DeadLetter]:
         yield hostile_letter()
 
     bootstrap = SimpleNamespace(redactor=Redactor())
-    monkeypatch.setattr(deadletters, "_sent", sent)
+    monkeypatch.setattr(deadletters, "_replay", replay)
     monkeypatch.setattr(deadletters, "_letters", letters)
     monkeypatch.setattr(deadletters, "_run", lambda work, *_, **__: asyncio.run(work(bootstrap, None)))
 
@@ -196,7 +196,7 @@ def test_what_apply_did_is_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 @requirement("terminal.text")
 def test_what_lint_finds_is_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    found = tools_files.Found(HOSTILE, 1, 2, Problem((HOSTILE,), HOSTILE))
+    found = tools_files.LocatedProblem(HOSTILE, 1, 2, Problem((HOSTILE,), HOSTILE))
     monkeypatch.setattr("openapi_tool.cli.tools.lint_files", lambda *_, **__: [found])
     file = tmp_path / "x.yaml"
     file.write_text("")
@@ -268,8 +268,8 @@ def test_a_line_of_dev_is_text(capsys: pytest.CaptureFixture[str]) -> None:
     entry = {"time": "2026-01-01T00:00:00+00:00", "message": HOSTILE, "tool_call_id": HOSTILE, "subject": HOSTILE}
     line = dev._line("!", entry, dev._message(entry))  # noqa: SLF001 - the command needs a stack
     assert not UNSAFE & set(line)
-    common.say(HOSTILE)
-    common.tell(HOSTILE)
+    common.print_status(HOSTILE)
+    common.print_line(HOSTILE)
     written = capsys.readouterr()
     assert_text(written.out)
     assert_text(written.err)

@@ -451,8 +451,8 @@ def test_help_and_version_are_asked_for_anywhere(words: tuple[str, ...]) -> None
         (("usage", "--project", "p", "--by", "colour"), "Invalid value for '--by': 'colour' is not one of 'tool', "),
         (("check", "--protocol", "v9"), "Invalid value for '--protocol': 'v9' is not one of 'v1r4', 'v1r3'."),
         (("call", "x", "--timeout", "abc"), "Invalid value for '--timeout': must be a valid number\n"),
-        (("call", "--version"), "--version stands before the command: openapi-tool --version\n"),
-        (("tools", "lint", "--version"), "--version stands before the command: openapi-tool --version\n"),
+        (("call", "--version"), "put --version before the command: openapi-tool --version\n"),
+        (("tools", "lint", "--version"), "put --version before the command: openapi-tool --version\n"),
     ],
 )
 def test_a_wrong_option_is_refused_in_plain_words(words: tuple[str, ...], says: str) -> None:

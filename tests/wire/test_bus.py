@@ -236,7 +236,7 @@ async def test_the_executor_asks_for_the_replicas_that_are_set(
         return await add_stream(self, config.evolve(num_replicas=1))
 
     monkeypatch.setattr(JetStreamContext, "add_stream", add_stream_and_tell)
-    await world.caller.forget_streams()
+    await world.caller.delete_streams()
     load, away = KernelStore.load, [True]
 
     async def load_later(self: KernelStore, key: Any) -> Any:

@@ -155,7 +155,7 @@ async def test_a_refused_key_is_passed_over_by_every_replica_and_the_other_one_o
     assert _known(caplog) == 2
     assert not any(value in caplog.text for value in world.stack.upstream.keys.values())
     world.stack.upstream.rules({"statuses": [401] * 9})
-    await asyncio.to_thread(world.stack.upstream.forget)
+    await asyncio.to_thread(world.stack.upstream.clear_requests)
     async with executors(world, 2):
         answers = [answer for _ in range(4) for answer in await sent(world, 1)]
         assert len(await upstream(world)) == 2

@@ -77,7 +77,7 @@ async def kernel_of(strict: NatsServer, dsn: str) -> AsyncIterator[Caller]:
     """The kernel's side on that server, which has no streams yet; what it has afterwards is removed."""
     async with Caller.open(dsn, servers=strict.url, **KERNEL) as kernel:
         yield kernel
-        await kernel.forget_streams()
+        await kernel.delete_streams()
 
 
 @pytest.fixture
