@@ -98,7 +98,7 @@ class ExecutorOptions(Options):
     requeue_delay_s: Annotated[Seconds, Field(description="Seconds until a requeued command is delivered again.")] = 2
     commit_retry_timeout_s: Annotated[Seconds, Field(description="Seconds for which a failed commit is retried.")] = 60
     max_lost_runs: Annotated[
-        int, Field(ge=1, le=100, description="Lost runs after which a command is answered without a run.")
+        int, Field(ge=1, le=100, description="Lost runs after which a command gets a failed result without a run.")
     ] = 3
     drain_timeout_s: Annotated[
         Seconds, Field(description="Seconds that running calls get to finish after SIGTERM.")
@@ -113,7 +113,7 @@ class ExecutorOptions(Options):
 
 @validated(frozen=True)
 class FairnessOptions(Options):
-    """Fair shares of the projects where commands wait: of running slots, and of the commands that are held."""
+    """Weights of projects in the fair shares of slots and of held commands."""
 
     weights: Annotated[
         dict[str, Annotated[float, Field(ge=0.01, le=100)]],
@@ -140,8 +140,8 @@ class ToolOptions(Options):
         Field(
             ge=0,
             le=2_000_000,
-            description="Tokens at which the upstream cuts each page where neither definition nor call says otherwise, "
-            "which lowers its charge; 0 for no limit, else at least 500.",
+            description="Tokens at which the upstream cuts each page, which lowers its charge, unless definition or "
+            "call sets another limit; 0 for no limit, else at least 500.",
         ),
     ] = 20_000
     cost_note_tokens: Annotated[
@@ -152,7 +152,7 @@ class ToolOptions(Options):
         Field(
             ge=500,
             le=2_500_000,
-            description="Maximum tokens of a result by estimate, which a definition may change; a cursor reads on.",
+            description="Maximum estimated tokens of a result; a definition may change it, a cursor continues.",
         ),
     ] = 10_000
     max_result_chars: Annotated[
@@ -160,7 +160,7 @@ class ToolOptions(Options):
         Field(
             ge=2_000,
             le=10_000_000,
-            description="Maximum characters of a result, an outer bound of its tokens; a cursor reads on.",
+            description="Maximum characters of a result, whatever its tokens; a cursor continues.",
         ),
     ] = 40_000
     max_uncontinued_chars: Annotated[
@@ -168,7 +168,7 @@ class ToolOptions(Options):
         Field(
             ge=2_000,
             le=10_000_000,
-            description="The same where the definition's schema takes no cursor; by default twice as many.",
+            description="The same if the definition's schema takes no cursor; by default twice `max_result_chars`.",
         ),
     ] = None
     artifact_ttl_s: Annotated[
@@ -254,11 +254,11 @@ class KeyLimits(Options):
 
 @validated(frozen=True)
 class KeyPool(Options):
-    """Keys that stand behind one variable."""
+    """Keys used in place of one variable."""
 
     keys: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...],
-        Field(min_length=1, max_length=100, description="Variables that hold the keys."),
+        Field(min_length=1, max_length=100, description="Variables that contain the keys."),
     ]
 
     @field_validator("keys")
@@ -271,17 +271,17 @@ class KeyPool(Options):
 
 @validated(frozen=True)
 class LimitOptions(KeyLimits):
-    """Limits of the upstream per key, shared by all replicas; without one nothing is held back until the first 429."""
+    """Limits of the upstream per key, shared by all replicas; without a limit no request waits until the first 429."""
 
     keys: Annotated[
         dict[str, KeyLimits],
-        Field(description="Limits of the key in one variable, in any case; what is not set there is as for all keys."),
+        Field(description="Limits of the key in one variable (any case); unset ones are those of all keys."),
     ] = field(default_factory=dict)
     pools: Annotated[
         dict[str, KeyPool],
         Field(
-            description="By variable that definitions name: `keys`, the variables of several keys that share its load. "
-            "Who names one of them uses the whole pool."
+            description="Pools by the variable that definitions name; `keys` are the variables of the keys that share "
+            "its load. A definition that names one of them uses the whole pool."
         ),
     ] = field(default_factory=dict)
 
@@ -350,7 +350,7 @@ class BudgetLimits(Options):
 
 def time_zone(name: str) -> tzinfo:
     """Return a time zone of the IANA database. Raises ValueError for one that this system does not have."""
-    if name == "UTC":  # also where the system has no database
+    if name == "UTC":  # also if the system has no database
         return UTC
     try:
         return ZoneInfo(name)
@@ -371,7 +371,7 @@ class BudgetOptions(BudgetLimits):
     ] = "UTC"
     projects: Annotated[
         dict[str, BudgetLimits],
-        Field(max_length=10_000, description="Budgets of single projects; what is not set there is as for all."),
+        Field(max_length=10_000, description="Budgets of single projects; unset ones are those of all projects."),
     ] = field(default_factory=dict)
 
     @field_validator("time_zone")

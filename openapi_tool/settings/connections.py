@@ -18,7 +18,7 @@ SCHEMES = (*_TCP, *_WEB_SOCKET, *_HTTP)
 """Schemes of all URLs in the settings except the database's."""
 
 
-def _is_a_server(url: str) -> str:
+def _check_server_url(url: str) -> str:
     try:
         found = parse_url(url, (*_TCP, *_WEB_SOCKET))
     except ValueError as problem:
@@ -31,7 +31,7 @@ def _is_a_server(url: str) -> str:
     return url
 
 
-NatsUrl = Annotated[str, AfterValidator(_is_a_server)]
+NatsUrl = Annotated[str, AfterValidator(_check_server_url)]
 
 
 class NatsSettings(Section):
@@ -65,12 +65,13 @@ class NatsSettings(Section):
         description="Commands in flight over all replicas; raised up to 1,000,000 while a backlog fills it.",
     )
     create_stream: bool = Field(
-        default=True, description="Make the command stream where none captures its subjects; off where only others may."
+        default=True,
+        description="Create the command stream if no stream captures its subjects; off if only others may create it.",
     )
     jetstream_domain: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9_-]+$",
-        description="JetStream domain of the kernel, where executors are on a leaf node.",
+        description="JetStream domain of the kernel; needed if executors connect to a leaf node.",
     )
     inbox_prefix: str = Field(
         "_INBOX.openapi_tool",
@@ -81,7 +82,7 @@ class NatsSettings(Section):
         None,
         ge=1,
         le=5,
-        description="Servers that keep each stream and bucket that is made here; by default as for the command stream.",
+        description="Replicas of the streams and buckets that the executor creates; by default the command stream's.",
     )
 
     @field_validator("servers")
@@ -117,7 +118,7 @@ class PostgresSettings(Section):
 
     @field_validator("dsn")
     @classmethod
-    def _is_a_dsn(cls, dsn: Secret) -> Secret:
+    def _check_dsn(cls, dsn: Secret) -> Secret:
         parse_dsn(dsn.get_secret_value())
         return dsn
 

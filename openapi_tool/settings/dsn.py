@@ -27,7 +27,7 @@ Host = tuple[str, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Dsn:
-    """A connection string, decoded; None and no hosts for what it leaves to the environment.
+    """Decoded connection string; None, or no hosts, for parts that it leaves to the environment.
 
     `shown` has `***` for user and password and no query; `credentials` are all passwords, as written and decoded.
     """
@@ -49,7 +49,7 @@ class Dsn:
 
 
 def parse_dsn(text: str) -> Dsn:
-    """Read a connection string. Raises ValueError, whose message holds no part of it and names the remedy."""
+    """Parse a connection string. Raises ValueError; its message contains no part of it and names the remedy."""
     scheme, separator, rest = text.partition("://")
     if not separator or scheme.lower() not in _SCHEMES:
         raise ValueError(_FORM)
@@ -64,10 +64,10 @@ def _parsed(text: str, rest: str) -> Dsn:
     netloc, _, path = address.partition("/")
     login, at, hosts = netloc.rpartition("@")
     if _FORBIDDEN.search(rest) or rest.count("@") != len(at) or "[" in login or "]" in login:
-        raise ValueError("holds a character where none such may stand")
+        raise ValueError("contains a character in a place where it is not allowed")
     _check_with_urllib(text)
     options = _options(query)
-    if hosts:  # then the driver looks at no other
+    if hosts:  # the driver then ignores hosts in the query
         options = {name: value for name, value in options.items() if name not in ("host", "port")}
     user, _, password = login.partition(":")
     secrets = (password, unquote(password), *(options.get(name, "") for name in _PASSWORDS))
@@ -86,7 +86,7 @@ def _parsed(text: str, rest: str) -> Dsn:
 
 
 def _check_with_urllib(text: str) -> None:
-    """Raise ValueError for what urllib refuses, which the driver calls: a host that changes when it is normalised."""
+    """Raise ValueError if urllib, which the driver calls, refuses the text: a host that normalization changes."""
     try:
         urlsplit(text)
     except ValueError:
@@ -94,7 +94,7 @@ def _check_with_urllib(text: str) -> None:
 
 
 def _options(query: str) -> dict[str, str]:
-    """Return the decoded query by name; of a name given twice, the last value."""
+    """Return the decoded query by name; the last value of a name counts."""
     try:
         return {name: values[-1] for name, values in parse_qs(query, strict_parsing=True).items()} if query else {}
     except ValueError:
@@ -113,7 +113,7 @@ def _hosts_of(options: Mapping[str, str]) -> tuple[Host, ...]:
 
 
 def parse_hosts(text: str, *, decode: bool = False) -> tuple[Host, ...]:
-    """Read a comma-separated list of hosts; percent-encoded where it stands before the query. Raises ValueError."""
+    """Parse comma-separated hosts; `decode` for those before the query, which are encoded. Raises ValueError."""
     return tuple(_host(part, decode=decode) for part in text.split(",")) if text else ()
 
 
@@ -123,7 +123,7 @@ def _host(text: str, *, decode: bool) -> Host:
         return text, None
     found = _HOST.fullmatch(text)
     if not found or not text:
-        raise ValueError("a host is missing, or an IPv6 address stands outside brackets")
+        raise ValueError("a host is missing, or an IPv6 address is outside brackets")
     name = found["v6"] or found["name"]
     name = unquote(name) if decode else name
     if found["v6"]:

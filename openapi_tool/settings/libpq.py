@@ -1,8 +1,8 @@
 """Options that the PostgreSQL driver reads in addition to the connection string, as libpq does.
 
 Their sources are variables (`PG*`), service, password and TLS files. The driver, asyncpg, would report a mistake only
-when it connects: most by its ClientConfigurationError, which passes for an outage and is retried without end, a port by
-a bare ValueError, which passes for a defect. So check all of them at the start.
+when it connects: most by its ClientConfigurationError, which counts as an outage and is retried without end, a port by
+a bare ValueError, which counts as a defect. So check all of them at the start.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _DEFAULT_FILES: Mapping[str, str] = {
     "sslcert": "postgresql.crt",
     "sslkey": "postgresql.key",
 }
-_DEFAULT_HOSTS = 5  # that the driver tries if none is named: four directories of Unix sockets, and localhost
+_DEFAULT_HOSTS = 5  # tried by the driver if none is named: four directories of Unix sockets, and localhost
 _MAX_FILE_BYTES = 64 * 1024
 _FIELD_END = re.compile(r"(?<!\\):")
 
@@ -100,7 +100,7 @@ class DriverOptions:
     def passwords(self) -> Iterator[Option]:
         """Yield every password that the driver may use in addition to those of the connection string.
 
-        All output is masked by them. Which of them the driver uses depends on server and user, so return all.
+        They are masked in all output. Which one the driver uses depends on server and user, so return all.
         """
         for name in ("password", "sslpassword"):
             if self._service.get(name):
@@ -108,7 +108,7 @@ class DriverOptions:
         if variable := self._environment.get("PGPASSWORD"):
             yield Option(variable, "PGPASSWORD")
         elif not self._dsn.password:
-            yield from self._of_password_file()
+            yield from self._password_file()
 
     def _read_service(self) -> Mapping[str, str]:
         name, path = self._dsn.query.get("service"), self._environment.get("PGSERVICEFILE")
@@ -179,7 +179,7 @@ class DriverOptions:
         default = self._home and self._home / ".postgresql" / _DEFAULT_FILES[name]
         return Option(str(default), f"~/.postgresql/{_DEFAULT_FILES[name]}") if default and default.exists() else None
 
-    def _of_password_file(self) -> Iterator[Option]:
+    def _password_file(self) -> Iterator[Option]:
         named = self.option("passfile")
         file = Path(named.value) if named else self._home and self._home / ".pgpass"
         if not file or not file.is_file():

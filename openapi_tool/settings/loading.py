@@ -34,9 +34,9 @@ PATTERNS: Mapping[str, str] = {
     r"^tool\.\S+$": "must start with tool. and have no blanks, such as tool.openapi",
     r"^[A-Za-z_][A-Za-z0-9_]*$": "must be the name of an environment variable: letters, digits and '_', no digit first",
 }
-"""Words for each pattern that a setting must match."""
+"""Error message for each pattern of a setting."""
 
-_WORDS = {
+_REWORDED = {
     "Input should be greater than or equal to": "must be at least",
     "Input should be less than or equal to": "must be at most",
     "Input should be greater than": "must be more than",
@@ -45,8 +45,8 @@ _WORDS = {
     "Input should be": "must be",
     "Value error, ": "",
 }
-_BEGINNING = "OPENAPI_TOOL_"
-_OF_KUBERNETES = ("OPENAPI_TOOL_SERVICE_", "OPENAPI_TOOL_PORT")
+_ANY_PREFIX = "OPENAPI_TOOL_"
+_KUBERNETES_PREFIXES = ("OPENAPI_TOOL_SERVICE_", "OPENAPI_TOOL_PORT")
 
 
 class SettingsError(Exception):
@@ -75,14 +75,14 @@ def _validated(flags: Mapping[str, Any]) -> tuple[Settings | None, list[str]]:
     except SourceUnreadable as error:
         with skipping(error.variable):
             _, others = _validated(flags)
-        # What a skipped file may have held is not missing.
+        # A setting that the unreadable file may contain is not missing.
         return None, [str(error), *(problem for problem in others if ": is missing" not in problem)]
     except UnreadableVariable:  # do not chain or print it: its message and its cause contain the value
         return None, list(_invalid_json(os.environ))
 
 
 def given_values() -> dict[str, dict[str, Any]]:
-    """Return what files and environment set, by section, as it stands there. Call it after `load_settings`."""
+    """Return what files and environment set, by section, as written. Call it after `load_settings`."""
     given: dict[str, Any] = {}
     for source in (*reversed(file_sources(Settings)), EnvSettingsSource(Settings)):
         given = _merged(given, source())
@@ -90,7 +90,7 @@ def given_values() -> dict[str, dict[str, Any]]:
 
 
 def _merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both, at any depth; `more` has precedence."""
+    """Merge both at any depth; `more` has precedence."""
     both = {
         name: _merged(values[name], value)
         for name, value in more.items()
@@ -116,7 +116,7 @@ def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
 def _misread_variables(environment: Mapping[str, str]) -> Iterator[str]:
     """Yield variables that look like ours and set nothing: `OPENAPI_TOOL_EXECUTOR_CONCURRENCY`, an empty NATS_SERVERS.
 
-    What Kubernetes sets for a Service of our name (`OPENAPI_TOOL_SERVICE_HOST`, `OPENAPI_TOOL_PORT`) is none of them.
+    Not those that Kubernetes sets for a Service of our name (`OPENAPI_TOOL_SERVICE_HOST`, `OPENAPI_TOOL_PORT`).
     """
     yield from empty_servers(environment)
     known = _by_folded_name()
@@ -134,25 +134,25 @@ def empty_servers(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _misspelt_config(variable: str) -> str | None:
-    """Return the variable of the settings file if this looks like it; without it the whole file would be ignored.
+    """Return `CONFIG_VARIABLE` if a variable is similar: with a misspelt one the whole file would be ignored.
 
-    What Kubernetes sets for a Service named `openapi-tool-config` (`OPENAPI_TOOL_CONFIG_PORT`) does not.
+    Kubernetes sets `OPENAPI_TOOL_CONFIG_PORT` for a Service named `openapi-tool-config`.
     """
     name = variable.upper()
-    if not name.startswith(_BEGINNING) or name.endswith("_PORT"):
+    if not name.startswith(_ANY_PREFIX) or name.endswith("_PORT"):
         return None
-    own = CONFIG_VARIABLE.removeprefix(_BEGINNING)
-    return CONFIG_VARIABLE if difflib.get_close_matches(name.removeprefix(_BEGINNING), [own], cutoff=0.7) else None
+    own = CONFIG_VARIABLE.removeprefix(_ANY_PREFIX)
+    return CONFIG_VARIABLE if difflib.get_close_matches(name.removeprefix(_ANY_PREFIX), [own], cutoff=0.7) else None
 
 
 def ignored_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return a line for each variable that begins like ours, is no setting, and is not like one."""
+    """Return a line for each variable that has our prefix, but is no setting and not similar to one."""
     known = _by_folded_name()
     return [
         f"{variable} is no setting and has no effect"
         for variable in sorted(environment)
-        if variable.upper().startswith(_BEGINNING)
-        and not variable.startswith((PREFIX, *_OF_KUBERNETES))
+        if variable.upper().startswith(_ANY_PREFIX)
+        and not variable.startswith((PREFIX, *_KUBERNETES_PREFIXES))
         and _folded(variable) not in known
     ]
 
@@ -185,7 +185,7 @@ def _invalid_json(environment: Mapping[str, str]) -> Iterator[str]:
     """Yield variables of a whole section or mapping, which must be JSON, that are not."""
     for variable in sorted(environment):
         path = variable.removeprefix(PREFIX).lower().split("__")
-        kind = _kind(path) if variable.startswith(PREFIX) else None
+        kind = _type_of(path) if variable.startswith(PREFIX) else None
         if get_origin(kind) is dict or (fields_of(kind)):
             try:
                 json.loads(environment[variable])
@@ -193,7 +193,7 @@ def _invalid_json(environment: Mapping[str, str]) -> Iterator[str]:
                 yield f'{variable}: is not JSON; give an object such as {{"key": "value"}}'
 
 
-def _kind(path: Sequence[str]) -> Any:
+def _type_of(path: Sequence[str]) -> Any:
     """Return the type of a section or setting, None for an unknown one; for a key in a mapping, the mapping's type."""
     kind: Any = Settings
     for part in path:
@@ -225,28 +225,28 @@ def _problem(item: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
         return f'{where}: must be an object, such as {{"key": "value"}}'
     if item["type"] == "too_short":
         return f"{where}: {_too_short(item['ctx'])}"
-    return f"{where}: {_in_words(item)}"
+    return f"{where}: {_reworded(item)}"
 
 
 def _where(path: Sequence[str], flags: Mapping[str, Any]) -> str:
-    """Return the name of a setting, and what gave it its value; a section may have it from several places."""
-    source = "" if fields_of(_kind(path)) else origin(path, flags)
+    """Return the name of a setting and the source of its value; a section may have several sources."""
+    source = "" if fields_of(_type_of(path)) else origin(path, flags)
     return (".".join(path) or "settings") + (f" ({source})" if source else "")
 
 
-def _in_words(item: Mapping[str, Any]) -> str:
-    """Return pydantic's message in the words of all others."""
+def _reworded(item: Mapping[str, Any]) -> str:
+    """Return pydantic's message in our wording."""
     if item["type"] in ("bool_parsing", "bool_type"):
         return "must be true or false"
     if item["type"] == "string_pattern_mismatch":
         return PATTERNS[item["ctx"]["pattern"]]
     message = str(item["msg"])
-    beginning = next((known for known in _WORDS if message.startswith(known)), "")
-    return _WORDS.get(beginning, "") + message.removeprefix(beginning).partition(", unable to parse")[0]
+    beginning = next((known for known in _REWORDED if message.startswith(known)), "")
+    return _REWORDED.get(beginning, "") + message.removeprefix(beginning).partition(", unable to parse")[0]
 
 
 def _too_short(context: Mapping[str, Any]) -> str:
-    """Return the message for a value that is too short: a list, or a secret, whose type pydantic does not name."""
+    """Return the message for a list or secret that is too short; pydantic does not name the type of a secret."""
     if context["field_type"] in ("Tuple", "List"):
         return f"must have at least {context['min_length']} {'entry' if context['min_length'] == 1 else 'entries'}"
     return f"must have at least {counted(context['min_length'], 'character')}"
@@ -254,7 +254,7 @@ def _too_short(context: Mapping[str, Any]) -> str:
 
 def _siblings(path: Sequence[str]) -> list[str]:
     """Return the valid names beside an unknown one."""
-    return list(fields_of(_kind(path)))
+    return list(fields_of(_type_of(path)))
 
 
 def _did_you_mean(name: str, known: Any) -> str:

@@ -123,12 +123,12 @@ class EgressSettings(Section):
         None, description="Forward proxy (`http://user:password@host:port`), the only one used; TLS goes through it."
     )
     public_addresses_only: bool = Field(
-        default=False, description="Connect only where the upstream's hosts resolve to public addresses."
+        default=False, description="Refuse addresses of the upstream's hosts that are not public."
     )
 
     @field_validator("proxy")
     @classmethod
-    def _is_a_proxy(cls, proxy: Secret | None) -> Secret | None:
+    def _check_proxy(cls, proxy: Secret | None) -> Secret | None:
         if proxy is None:
             return proxy
         try:
@@ -146,7 +146,7 @@ class EgressSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _holds_the_largest_answer(self) -> EgressSettings:
+    def _fits_the_largest_response(self) -> EgressSettings:
         least = most_memory(self.max_response_bytes) + self.max_response_bytes
         if self.body_budget_bytes < least:
             raise ValueError(f"body_budget_bytes must be at least {least}, so that the largest response fits")
@@ -181,7 +181,7 @@ class TelemetrySettings(Section):
 
     @field_validator("otlp_endpoint", "otlp_metrics_endpoint")
     @classmethod
-    def _is_a_collector(cls, url: str | None) -> str | None:
+    def _check_collector_url(cls, url: str | None) -> str | None:
         if url is not None:
             try:
                 parse_url(url, _HTTP)
@@ -242,19 +242,19 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _lost_calls_are_answered_in_time(self) -> Settings:
-        """Lower the lost runs to what fits into a worker's wait: an early end is better than none."""
-        patience_s = self.executor.worker_timeout_s - self.executor.commit_margin_s
+    def _lower_max_lost_runs(self) -> Settings:
+        """Lower max_lost_runs to what fits into a worker's wait: an early failure is better than none in time."""
+        wait_s = self.executor.worker_timeout_s - self.executor.commit_margin_s
         ack_wait_s = max(one.nats.ack_wait_s for one in self.kernels)
-        fitting = max(1, math.ceil(patience_s / ack_wait_s) - 1)
+        fitting = max(1, math.ceil(wait_s / ack_wait_s) - 1)
         if fitting < self.executor.max_lost_runs:
             self._remarks.append(
                 f"executor.max_lost_runs is lowered from {self.executor.max_lost_runs} to {fitting}: times "
                 f"nats.ack_wait_s ({ack_wait_s:g} s) it must be less than executor.worker_timeout_s less "
-                f"executor.commit_margin_s ({patience_s:g} s), or a call that lost its executors is answered too late"
+                f"executor.commit_margin_s ({wait_s:g} s), or a call that lost its executors is answered too late"
             )
             object.__setattr__(self, "executor", replace(self.executor, max_lost_runs=fitting))
-        if self.executor.requeue_delay_s >= patience_s:
+        if self.executor.requeue_delay_s >= wait_s:
             raise ValueError("executor.requeue_delay_s must be less than the time that a worker waits; lower it")
         return self
 
@@ -319,7 +319,7 @@ class Settings(BaseSettings):
     def of_version(self, version: str | None) -> Settings:
         """Return the settings of the kernel of this protocol version alone; those of all kernels if it is None.
 
-        Where none is configured, the main servers count as those of a kernel of this version.
+        If none is configured, the main servers are taken as those of a kernel of this version.
         """
         if version is None:
             return self
@@ -341,7 +341,7 @@ class Settings(BaseSettings):
         return [
             *([("session.key", key.get_secret_value())] if key else []),
             *((name, part) for name, url in urls for part in parse_url(url, SCHEMES).credentials),
-            *(found for one in self.kernels for found in _of_connections(one.nats, one.postgres)),
+            *(found for one in self.kernels for found in _connection_secrets(one.nats, one.postgres)),
         ]
 
     def shown(self) -> dict[str, Any]:
@@ -370,14 +370,13 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources in descending precedence: flags, long names, short names, our file, the kernel's file."""
         del dotenv_settings, file_secret_settings
-        if isinstance(env_settings, EnvSettingsSource):  # each section looks through all variables
+        if isinstance(env_settings, EnvSettingsSource):  # each section searches all variables: pass ours only
             own = (item for item in env_settings.env_vars.items() if item[0].startswith(PREFIX.lower()))
             env_settings.env_vars = dict(own)
         return init_settings, env_settings, *file_sources(settings_cls)
 
 
-def _of_connections(nats: NatsSettings, postgres: PostgresSettings) -> Iterator[tuple[str, str]]:
-    """Yield the secrets of a kernel's connections."""
+def _connection_secrets(nats: NatsSettings, postgres: PostgresSettings) -> Iterator[tuple[str, str]]:
     for name, secret in (("nats.password", nats.password), ("nats.token", nats.token)):
         if secret is not None:
             yield name, secret.get_secret_value()
@@ -387,7 +386,7 @@ def _of_connections(nats: NatsSettings, postgres: PostgresSettings) -> Iterator[
 
 
 def _mask_connections(shown: dict[str, Any], kernel: Settings) -> None:
-    """Mask the credentials of a kernel's connections in what is shown of them."""
+    """Mask the credentials of a kernel's connections in `shown`."""
     shown["postgres"]["dsn"] = kernel.postgres.parsed.shown
     shown["nats"]["servers"] = [parse_url(url, SCHEMES).shown for url in kernel.nats.servers]
     shown["nats"]["durable"] = kernel.durable

@@ -34,7 +34,7 @@ def secret_values(
         *settings.secret_values(),
         *((option.where, option.value) for options in driver_options for option in options.passwords()),
         *(found for one in settings.kernels for found in _of_files(one.nats.credentials_file, one.nats.nkey_seed_file)),
-        *_of_collector(environment),
+        *_collector_secrets(environment),
     ]
 
 
@@ -46,11 +46,11 @@ def unmasked(named: list[NamedSecret]) -> list[str]:
 def likely_secrets(environment: Mapping[str, str]) -> list[str]:
     """Return likely secrets of an environment, to mask before the settings are loaded; false positives do no harm."""
     likely = [value.strip() for name, value in environment.items() if _SECRET_NAME.search(name)]
-    return [part for value in likely for part in (_of_urls(value) if "://" in value else [value])]
+    return [part for value in likely for part in (_url_credentials(value) if "://" in value else [value])]
 
 
-def _of_urls(value: str) -> list[str]:
-    """Return the credentials in a connection string or in URLs; of a text that is neither, the whole and its parts.
+def _url_credentials(value: str) -> list[str]:
+    """Return the credentials in a connection string or in URLs; for a text that is neither, the whole and its parts.
 
     A library that fails to parse such a text may show a part of it in its error.
     """
@@ -70,10 +70,10 @@ def _of_files(*files: Path | None) -> Iterator[NamedSecret]:
             yield str(file), line
 
 
-def _of_collector(environment: Mapping[str, str]) -> Iterator[NamedSecret]:
+def _collector_secrets(environment: Mapping[str, str]) -> Iterator[NamedSecret]:
     """Return the values of the collector's headers: `name=value,name=value`, percent-encoded."""
     for variable in _COLLECTOR_VARIABLES:
         for pair in filter(None, environment.get(variable, "").split(",")):
             value = unquote(pair.partition("=")[2]).strip()
             yield variable, value
-            yield variable, value.rpartition(" ")[2]  # of `Bearer TOKEN` the token alone, too
+            yield variable, value.rpartition(" ")[2]  # `Bearer TOKEN`: the token alone, too

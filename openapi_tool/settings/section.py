@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from openapi_tool.options import one_line
 
 
-def _is_a_file(path: Path) -> Path:
+def _check_file(path: Path) -> Path:
     try:
         if path.is_file():
             return path
@@ -23,7 +23,7 @@ def _is_a_file(path: Path) -> Path:
     raise ValueError("names no file that can be read; correct the path, or mount the file")
 
 
-File = Annotated[Path, AfterValidator(_is_a_file)]
+File = Annotated[Path, AfterValidator(_check_file)]
 
 TARGET = "{target}"
 """Placeholder of an actor id for the tool target."""
@@ -39,7 +39,7 @@ ActorId = Annotated[str, AfterValidator(_without_unknown_placeholders)]
 
 
 class Section(BaseModel):
-    """Section that no component takes as a whole; the others are `Options`. The same rules apply to both."""
+    """Section that no component takes as its options; the others derive from `Options`, with the same rules."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 

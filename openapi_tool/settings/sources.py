@@ -29,7 +29,7 @@ KERNEL_KEYS: Mapping[str, tuple[str, ...]] = {
     "tools.jina.envs": ("tools", "jina", "envs"),
     "tools.jina.services": ("tools", "jina", "services"),
 }
-"""Keys of the kernel's `config.toml` that are read, with their settings; the last key of a setting counts."""
+"""Keys of the kernel's `config.toml` that are read, with their settings; of several for one setting the last counts."""
 
 _INFLIGHT = "nats.pull.max_inflight"
 _KERNEL_ENVS = ("openapi.envs", "tools.openapi.envs")
@@ -46,7 +46,7 @@ _skipped: ContextVar[frozenset[str]] = ContextVar("skipped", default=frozenset()
 
 
 class SourceUnreadable(Exception):
-    """A source of settings cannot be read; the message names it, `variable` is what named the file."""
+    """The settings file that `variable` names cannot be read."""
 
     def __init__(self, variable: str, problem: str) -> None:
         super().__init__(f"{variable}={os.environ[variable]}: {problem}")
@@ -55,7 +55,7 @@ class SourceUnreadable(Exception):
 
 @contextmanager
 def skipping(variable: str) -> Iterator[None]:
-    """Leave out the file that a variable names, so that the mistakes beside it can be listed."""
+    """Skip the file that a variable names, so that mistakes elsewhere can be listed."""
     token = _skipped.set(_skipped.get() | {variable})
     try:
         yield
@@ -71,7 +71,7 @@ def file_sources(settings_class: type[BaseSettings]) -> tuple[PydanticBaseSettin
 
 def origin(path: Sequence[str], flags: Mapping[str, Any]) -> str:
     """Return the variable or file that gave a setting, as words; empty for a flag or a default."""
-    if _holds(flags, path):
+    if _contains(flags, path):
         return ""
     given = {name.upper() for name, value in os.environ.items() if value.strip()}
     variables = (PREFIX + "__".join(path[:length]).upper() for length in range(len(path), 0, -1))
@@ -82,11 +82,11 @@ def origin(path: Sequence[str], flags: Mapping[str, Any]) -> str:
         CONFIG_VARIABLE: _read(CONFIG_VARIABLE),
         KERNEL_CONFIG_VARIABLE: from_kernel(_read(KERNEL_CONFIG_VARIABLE)),
     }
-    return next((f"in {os.environ[variable]}" for variable, values in files.items() if _holds(values, path)), "")
+    return next((f"in {os.environ[variable]}" for variable, values in files.items() if _contains(values, path)), "")
 
 
-def _holds(values: Any, path: Sequence[str]) -> bool:
-    """Return whether a file gives this setting, or the value in which it is an entry."""
+def _contains(values: Any, path: Sequence[str]) -> bool:
+    """Return whether a file contains this setting, or the mapping in which it is an entry."""
     for part in path:
         if not isinstance(values, dict):
             return True

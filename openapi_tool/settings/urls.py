@@ -26,7 +26,7 @@ MAX_PORT = 65_535
 
 @dataclass(frozen=True, slots=True)
 class ServerUrl:
-    """A URL in its parts as they are written; `host` of IPv6 in brackets, `path` and `query` empty where absent."""
+    """Parts of a URL as written; an IPv6 `host` is in brackets, `path` and `query` are empty if absent."""
 
     scheme: str
     host: str
@@ -65,7 +65,7 @@ def parse_url(text: str, schemes: Collection[str]) -> ServerUrl:
         raise ValueError("is not a URL of this kind")
     port = None if found["port"] is None else checked_port(found["port"])
     try:
-        urlsplit(text)  # drivers call it, and it refuses still more
+        urlsplit(text)  # drivers call it, and it refuses more than our pattern
     except ValueError:
         raise ValueError("is not a URL of this kind") from None
     return ServerUrl(
@@ -88,7 +88,7 @@ def checked_port(text: str) -> int:
 
 
 def check_name(host: str) -> None:
-    """Raise ValueError for what is no host name: the look-up would raise UnicodeError, which no driver expects."""
+    """Raise ValueError for an invalid host name: its look-up would raise UnicodeError, which no driver expects."""
     try:
         host.encode("idna")
     except UnicodeError:
@@ -98,7 +98,7 @@ def check_name(host: str) -> None:
 
 
 def check_v6(literal: str) -> None:
-    """Raise ValueError for what is no IPv6 address (without brackets)."""
+    """Raise ValueError for an invalid IPv6 address (without brackets)."""
     try:
         IPv6Address(literal)
     except ValueError:

@@ -75,7 +75,7 @@ RECENT: deque[CallFacts] = deque(maxlen=_MAX_RECENT)
 
 
 def answered(facts: CallFacts) -> None:
-    """Count, log and remember a call that was answered."""
+    """Count, log and store an answered call."""
     now = facts.ended = time.monotonic()
     upstream_s = upstream_span(facts.attempts, now) if facts.attempts else None
     _count(facts, upstream_s)

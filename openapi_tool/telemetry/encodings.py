@@ -1,7 +1,7 @@
 """Encodings of a secret in which the redactor finds it: plain, escaped, base64, hex.
 
-Each encoding has marks: literal texts, one of which occurs in every match of its pattern. A substring search for the
-marks comes first, and the pattern only runs if it finds one. Marks are as long as possible: a search for 60 characters
+Each encoding has marks: literal texts, one of which occurs in every match of its pattern. The pattern only runs if a
+substring search finds a mark. Marks are as long as possible: a search for 60 characters
 takes 0.05 ms/MB, for 4 characters ten times that (an automaton for all marks, `ahocorasick_rs`, takes 2 ms/MB, an
 alternation of them 5 to 80 ms/MB).
 """
@@ -21,8 +21,9 @@ REACH_CHARS = 40
 
 _SHORTEST_MARK = 3
 _BASE64_BITS, _BYTE_BITS, _BLOCK_BYTES = 6, 8, 3
-_FLOAT_DIGITS, _DIGITS_BEHIND_THE_POINT = 15, (14, 15, 16)
-_MIN_DIGITS = 5  # shorter ones are in too many other numbers
+_FLOAT_DIGITS = 15  # kept by every writer of floats
+_DECIMALS = (14, 15, 16)  # in forms with an exponent
+_MIN_DIGITS = 5  # fewer occur in too many other numbers
 _HEX = re.compile(r"[0-9a-f]{2,}")
 
 # Nested escapes: JSON in JSON doubles backslashes, a URL in a URL escapes percent signs, HTML in HTML ampersands.
@@ -41,7 +42,7 @@ class Encoding:
     marks: tuple[str, ...]
     source: str
 
-    def stands_in(self, text: str, start: int, end: int) -> bool:
+    def may_match(self, text: str, start: int, end: int) -> bool:
         """Return whether a slice of a text contains a mark, so that the pattern must run."""
         for mark in self.marks:  # no `any`: its generator would take longer than the search
             if text.find(mark, start, end) >= 0:
@@ -60,7 +61,7 @@ def encodings(secret: str) -> tuple[Encoding, ...]:
     value = secret.encode("utf-8", "surrogatepass")
     return (
         _escaped(secret),
-        *(_uniform(secret, escape) for escape in _UNIFORM),
+        *(_uniform(secret, escape) for escape in _UNIFORM_ESCAPES),
         Encoding(_cases(value.hex()), value.hex()),
         *_rounded(secret),
         *(_escaped(text, {"+": "[-+]", "/": "[/_]"}, any_case=False) for text in _base64(value)),
@@ -68,13 +69,13 @@ def encodings(secret: str) -> tuple[Encoding, ...]:
 
 
 def _rounded(secret: str) -> Iterator[Encoding]:
-    """Yield the encodings of a long decimal secret as a float, of which writers keep 15 to 17 digits, rounded."""
+    """Yield the encodings of a long decimal secret written as a float, rounded to 15 to 17 digits."""
     if secret.isascii() and secret.isdecimal() and len(secret) > _FLOAT_DIGITS:
         number = float(secret)
         texts = (
             secret,
             f"{number:.0f}",
-            *(f"{number:.{digits}e}" for digits in _DIGITS_BEHIND_THE_POINT),
+            *(f"{number:.{digits}e}" for digits in _DECIMALS),
             repr(number),
         )
         for first, others in sorted({(digits[0], digits[1:]) for digits in map(_leading_digits, texts)}):
@@ -83,7 +84,7 @@ def _rounded(secret: str) -> Iterator[Encoding]:
 
 
 def _leading_digits(number: str) -> str:
-    """Return the digits that every text of this number begins with; a text may leave out zeros at the end."""
+    """Return the digits with which every text of this number begins, without trailing zeros."""
     return number.partition("e")[0].replace(".", "")[:_FLOAT_DIGITS].rstrip("0")
 
 
@@ -139,7 +140,7 @@ def _utf16(char: str) -> Iterator[int]:
     return (int.from_bytes(raw[at : at + 2], "big") for at in range(0, len(raw), 2))
 
 
-_UNIFORM: tuple[Callable[[str], str], ...] = (
+_UNIFORM_ESCAPES: tuple[Callable[[str], str], ...] = (
     lambda char: "".join(f"%{byte:02x}" for byte in char.encode("utf-8", "surrogatepass")),
     lambda char: "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogatepass")),
     lambda char: "".join(f"\\u{unit:04x}" for unit in _utf16(char)),
@@ -149,7 +150,7 @@ _UNIFORM: tuple[Callable[[str], str], ...] = (
 
 
 def _uniform(secret: str, escape: Callable[[str], str]) -> Encoding:
-    """Return the encoding with every character in the same escape."""
+    """Return the encoding with the same escape for every character."""
     form = "".join(map(escape, secret))
     upper = _HEX.sub(lambda digits: digits[0].upper(), form)
     return Encoding(tuple({form: None, upper: None}), re.escape(form))

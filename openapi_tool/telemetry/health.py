@@ -73,9 +73,9 @@ class Health:
 
     def add_kernel(self, name: str) -> Health:
         """Add and return the record of a further kernel."""
-        part = Health(redact=self.redact, prefix=f"{name}.")
-        self.kernels.append(part)
-        return part
+        kernel = Health(redact=self.redact, prefix=f"{name}.")
+        self.kernels.append(kernel)
+        return kernel
 
     def record(self, name: str, *, ok: bool, reason: str = "") -> bool:
         """Record the state of a dependency; return whether `ok` changed.
@@ -84,14 +84,14 @@ class Health:
         repeated one as `, as before`: a pooler can change it many times a minute.
         """
         dependency = self.dependencies[name]
-        changed, known = dependency.ok != ok, dependency.reason
+        changed, old_reason = dependency.ok != ok, dependency.reason
         dependency.ok, dependency.reason = ok, "" if ok else self.redact(reason)[:_REASON_CHARS]
         if ok:
             dependency.last_ok_at = time.monotonic()
         if changed:
             dependency.since = datetime.now(UTC)
         metrics.DEPENDENCY_UP.labels(self.prefix + name).set(ok)
-        if changed or (dependency.reason != known and (name, dependency.reason) not in self._logged_reasons):
+        if changed or (dependency.reason != old_reason and (name, dependency.reason) not in self._logged_reasons):
             self._log(name, dependency)
         return changed
 
@@ -117,14 +117,14 @@ class Health:
     def ready(self) -> bool:
         """Return whether new calls can be committed."""
         own = all(dependency.ok for dependency in self.dependencies.values())
-        return own and not self.draining and all(part.ready for part in self.kernels)
+        return own and not self.draining and all(kernel.ready for kernel in self.kernels)
 
     def as_json(self) -> dict[str, Any]:
         """Return the body of /readyz."""
         dependencies = {
-            part.prefix + name: dependency.as_json()
-            for part in (self, *self.kernels)
-            for name, dependency in part.dependencies.items()
+            kernel.prefix + name: dependency.as_json()
+            for kernel in (self, *self.kernels)
+            for name, dependency in kernel.dependencies.items()
         }
         offset_s = None if self.clock_offset_s is None else round(self.clock_offset_s, 3)
         limits = [{name: one[name] for name in one if name != "waiting_by_project"} for one in self.limits()]

@@ -1,7 +1,7 @@
 """HTTP server for probes and metrics, bounded against hostile clients.
 
 Clients do not authenticate, and their sockets use file descriptors that calls need, too. So a connection carries one
-request and lasts a few seconds, and the oldest is closed when there are too many. So probes are answered even if any
+request and lasts a few seconds, and the oldest is closed when there are too many: probes are answered even if any
 number of connections send nothing or half a request.
 """
 
@@ -29,7 +29,7 @@ LIFE_S = 5.0
 """Lifetime of a connection in seconds, for request and response."""
 MAX_REQUEST_BYTES = 128 * 1024
 """Limit of all bytes that a connection sends; the other limits allow a request of at most 70 kB."""
-METRICS_KEPT_S = 1.0
+METRICS_CACHE_S = 1.0
 """Seconds for which the text of /metrics is cached."""
 _INTERNAL = (".localhost", ".local", ".internal", ".svc")
 _BACKLOG = 32  # below MAX_CONNECTIONS: connections accepted together never close each other before being read
@@ -68,7 +68,7 @@ async def health_server(
 
 
 class _Connection(asyncio.Protocol):
-    """aiohttp connection with limits of time, number and bytes; by itself aiohttp waits an hour for a request."""
+    """aiohttp connection with limits of time, number and bytes; aiohttp alone waits an hour for a request."""
 
     def __init__(self, inner: asyncio.Protocol, connections: dict[_Connection, None]) -> None:
         self._inner = inner
@@ -79,13 +79,13 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if len(self._connections) >= MAX_CONNECTIONS:
-            next(iter(self._connections)).cut()
+            next(iter(self._connections)).abort()
         self._connections[self] = None
         self._transport = cast("asyncio.Transport", transport)
-        self._end = asyncio.get_running_loop().call_later(LIFE_S, self.cut)
+        self._end = asyncio.get_running_loop().call_later(LIFE_S, self.abort)
         self._inner.connection_made(transport)
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Close the connection immediately; drop unread and unsent bytes."""
         self._connections.pop(self, None)
         if self._transport:
@@ -101,7 +101,7 @@ class _Connection(asyncio.Protocol):
         """Pass data on, up to a limit: aiohttp buffers everything that follows a request which it has refused."""
         self._received_bytes += len(data)
         if self._received_bytes > MAX_REQUEST_BYTES:
-            self.cut()
+            self.abort()
         else:
             self._inner.data_received(data)
 
@@ -135,9 +135,9 @@ class _Metrics:
         self._made_at = -math.inf
 
     def text(self) -> bytes:
-        """Return the text, at most METRICS_KEPT_S old."""
+        """Return the text, at most METRICS_CACHE_S old."""
         now = time.monotonic()
-        if now - self._made_at >= METRICS_KEPT_S:
+        if now - self._made_at >= METRICS_CACHE_S:
             self._text, self._made_at = exposition(), now
         return self._text
 

@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 LogFormat = Literal["json", "console"]
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_OURS = __name__.partition(".")[0]
+_PACKAGE = __name__.partition(".")[0]
 _MAX_CHARS = 100_000
-"""Limit of one message or traceback of a library; the rest is cut off."""
+"""Limit of one message or traceback of a library; the rest is truncated."""
 
 _INDENT = "    "
-_MAX_ONCE = 1_024
+_MAX_LOGGED = 1_024
 _USER_INFO = re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://)[^\s/?#@'\"]*@", re.IGNORECASE)
 _QUERY = re.compile(r"\?[^\s'\"<>]+")
 _CREDENTIALS = re.compile(
@@ -144,7 +144,7 @@ def configure_logging(level: str, log_format: LogFormat, redactor: Redactor) -> 
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
-    logging.getLogger(_OURS).setLevel(level.upper())
+    logging.getLogger(_PACKAGE).setLevel(level.upper())
 
 
 def guard_crashes() -> None:
@@ -161,14 +161,14 @@ def log_crash(error: BaseException | None) -> None:
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    return record.name.partition(".")[0] == _OURS
+    return record.name.partition(".")[0] == _PACKAGE
 
 
 class Once:
     """LRU set of items that were logged, to log each only once."""
 
     def __init__(self) -> None:
-        self._logged: LRUCache[int, None] = LRUCache(_MAX_ONCE)
+        self._logged: LRUCache[int, None] = LRUCache(_MAX_LOGGED)
 
     def first(self, *item: Hashable) -> bool:
         """Return whether an item is new, and store its hash."""

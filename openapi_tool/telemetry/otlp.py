@@ -1,8 +1,8 @@
 """Export of spans over OTLP; imported only if an endpoint is configured, because the import takes 30 MB.
 
-A call only puts its facts into a bounded queue. A thread makes the spans of them and exports: making seven spans on the
-event loop would take a fifth of a call's CPU time there. Names follow OpenTelemetry's conventions, which are in
-development for generative AI and messaging, so they stay in this module.
+A call only puts its facts into a bounded queue. A thread makes and exports the spans: on the event loop seven
+spans would take a fifth of a call's CPU time. Names follow OpenTelemetry's conventions, which are in development for
+generative AI and messaging, so they stay in this module.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from openapi_tool.telemetry.traces import CallSpan, child_of
 MAX_QUEUED = 2_048
 """Limit of calls whose spans wait for export; further ones are dropped and counted."""
 _BATCH = 64
-_EVERY_S = 1.0
+_EXPORT_INTERVAL_S = 1.0
 _SAMPLED = 1
 _MAX_READ_BYTES = 4_096  # of a response's body
 _RATIO_BITS = 64  # of the trace id, as OpenTelemetry's TraceIdRatioBased compares them
@@ -53,7 +53,7 @@ Attributes = dict[str, Any]
 
 
 class _Ended(NamedTuple):
-    """A call's span that has ended; times in nanoseconds since the epoch. `offset_ns` turns monotonic time into it."""
+    """Ended span of a call; times in nanoseconds since the epoch, which is monotonic time plus `offset_ns`."""
 
     name: str
     link: TraceLink
@@ -127,7 +127,7 @@ class _ExportQueue:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._wake.wait(_EVERY_S)
+            self._wake.wait(_EXPORT_INTERVAL_S)
             self._wake.clear()
             self._export_all()
 
@@ -156,8 +156,8 @@ class _Builder:
 
     def __init__(self, redactor: Redactor, instance: str) -> None:
         self._redactor = redactor
-        about = {"service.name": "openapi-tool", "service.version": __version__}
-        self._resource = Resource.create({**about, **({"service.instance.id": instance} if instance else {})})
+        service = {"service.name": "openapi-tool", "service.version": __version__}
+        self._resource = Resource.create({**service, **({"service.instance.id": instance} if instance else {})})
 
     def spans(self, ended: _Ended) -> Iterator[ReadableSpan]:
         """Yield the span of the call and those of its phases."""
@@ -208,12 +208,12 @@ class _Builder:
         }
 
     def _events(self, ended: _Ended) -> list[Event]:
-        """Return an exception like OpenTelemetry records it, but masked and without the traceback."""
+        """Return an exception event as OpenTelemetry defines it, but masked and without traceback."""
         if ended.error is None:
             return []
         kind, message = ended.error
-        about = {"exception.type": kind, "exception.message": self._masked(message)}
-        return [Event("exception", about, ended.end_ns)]
+        attributes = {"exception.type": kind, "exception.message": self._masked(message)}
+        return [Event("exception", attributes, ended.end_ns)]
 
     def _child(self, child: _Child, parent: trace.SpanContext, ended: _Ended) -> ReadableSpan:
         error = child.attributes.get("error.type")
@@ -223,7 +223,7 @@ class _Builder:
             context=_context(SpanContext(ended.link.parent.trace_id, new_span_id(), ended.link.parent.flags), parent),
             parent=parent,
             resource=self._resource,
-            attributes={name: self._shown(value) for name, value in child.attributes.items()},
+            attributes={name: self._masked_value(value) for name, value in child.attributes.items()},
             kind=child.kind,
             status=Status(StatusCode.ERROR) if error else Status(),
             start_time=ended.offset_ns + round(child.start * 1e9),
@@ -231,7 +231,7 @@ class _Builder:
             instrumentation_scope=_SCOPE,
         )
 
-    def _shown(self, value: object) -> Any:
+    def _masked_value(self, value: object) -> Any:
         return self._masked(value) if isinstance(value, str) else value
 
 
@@ -269,7 +269,7 @@ def _children(facts: CallFacts) -> Iterator[_Child]:
 
 def _attempt(attempt: Attempt) -> _Child:
     """Return an upstream request, by the stable conventions for HTTP clients."""
-    about: Attributes = {
+    attributes: Attributes = {
         "http.request.method": attempt.method,
         "server.address": attempt.host,
         "server.port": 443,
@@ -280,9 +280,9 @@ def _attempt(attempt: Attempt) -> _Child:
         "http.request.resend_count": attempt.resends or None,
         "error.type": attempt.error_code if attempt.seconds is not None else "canceled",
     }
-    about |= {name: value for name, value in optional.items() if value is not None}
+    attributes |= {name: value for name, value in optional.items() if value is not None}
     end = None if attempt.seconds is None else attempt.began + attempt.seconds
-    return _Child(attempt.method, SpanKind.CLIENT, attempt.began, end, about)
+    return _Child(attempt.method, SpanKind.CLIENT, attempt.began, end, attributes)
 
 
 def open_tracer(endpoint: str, redactor: Redactor, ratio: float = 1.0, instance: str = "") -> ExportingTracer:
@@ -291,7 +291,7 @@ def open_tracer(endpoint: str, redactor: Redactor, ratio: float = 1.0, instance:
 
 
 class _Session(requests.Session):
-    """HTTP session for a collector: it follows no redirect, and of a response it keeps status and headers alone.
+    """HTTP session for a collector: follows no redirect, and keeps only status and headers of a response.
 
     A redirect counts as a refusal: the exporter would take it for a success, although nothing was stored. Proxies and
     .netrc of the environment are ignored.
@@ -322,7 +322,7 @@ def session() -> requests.Session:
 
 
 def _remote(span: SpanContext, tracestate: str | None) -> trace.SpanContext:
-    """Return a span context of the wire as OpenTelemetry's own propagator reads it (W3C Trace Context)."""
+    """Return a received span context as OpenTelemetry's propagator parses it (W3C Trace Context)."""
     carrier = {"traceparent": span.traceparent(), **({"tracestate": tracestate} if tracestate else {})}
     return trace.get_current_span(_PROPAGATOR.extract(carrier)).get_span_context()
 

@@ -35,18 +35,18 @@ _ATTRIBUTES = {
     "project": "commonground.project.id",
     "host": "server.address",
 }
-"""Labels that OpenTelemetry's conventions name; the values are the same."""
+"""Names of labels in OpenTelemetry's conventions."""
 
 
 class PeriodicExport:
-    """Exports all metrics every `every_s` seconds from a thread of its own; a failed export is left out."""
+    """Exports all metrics every `every_s` seconds in its own thread. A failed one is not retried; values are totals."""
 
     def __init__(self, exporter: MetricExporter, every_s: float, instance: str) -> None:
         self._exporter = exporter
         self._every_s = every_s
         self._since_ns = time.time_ns()
-        about = {"service.name": "openapi-tool", "service.version": __version__, "service.instance.id": instance}
-        self._resource = Resource.create(about)
+        attributes = {"service.name": "openapi-tool", "service.version": __version__, "service.instance.id": instance}
+        self._resource = Resource.create(attributes)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics export", daemon=True)
         self._thread.start()
@@ -60,7 +60,7 @@ class PeriodicExport:
         self._exporter.export(self.collected())
 
     def collected(self) -> MetricsData:
-        """Return the present values of all metrics."""
+        """Return the current values of all metrics."""
         now = time.time_ns()
         found = [self._converted(metric, now) for metric in ALL if any(True for _ in metric.children())]
         scope = ScopeMetrics(InstrumentationScope("openapi_tool", __version__), found, "")
@@ -83,9 +83,9 @@ class PeriodicExport:
 
     def _distribution(self, labels: Mapping[str, str], child: Distribution, now: int) -> HistogramDataPoint:
         counts = list(child.counts)
-        about = _attributes(labels)
+        attributes, nan = _attributes(labels), float("nan")  # minimum and maximum are not recorded
         return HistogramDataPoint(
-            about, self._since_ns, now, sum(counts), child.total, counts, child.bounds, float("nan"), float("nan")
+            attributes, self._since_ns, now, sum(counts), child.total, counts, child.bounds, min=nan, max=nan
         )
 
     def shutdown(self) -> None:

@@ -15,7 +15,7 @@ WINDOW_S = 600.0
 
 _MAX_ACTIONS = 100
 _MAX_CHARS = 300
-_EXCLUDED = "health.changed"
+_EXCLUDED_ACTION = "health.changed"
 """Action that is not recorded: the current state of each dependency is shown instead."""
 
 _IDS = ("project_id", "variable")
@@ -31,7 +31,7 @@ class RecentWarning:
     count: int
     at: float
     message: str
-    about: Mapping[str, str]
+    ids: Mapping[str, str]
 
     def as_dict(self, action: str, now: float, mask: Callable[[str], str]) -> dict[str, Any]:
         """Return the JSON form; each text goes through `mask`."""
@@ -40,12 +40,12 @@ class RecentWarning:
             "count": self.count,
             "ago_s": round(now - self.at, 1),
             "message": mask(self.message),
-            **{name: mask(text) for name, text in self.about.items()},
+            **{name: mask(text) for name, text in self.ids.items()},
         }
 
 
 class RecentWarnings(logging.Handler):
-    """Log handler that keeps the last line of each action; `snapshot` masks it and cuts it to 300 characters."""
+    """Log handler that keeps the last line of each action; `snapshot` masks and truncates it."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -53,7 +53,7 @@ class RecentWarnings(logging.Handler):
         self._warned: dict[str, RecentWarning] = {}
 
     def install(self, redactor: Redactor) -> None:
-        """Record the package's own warnings from now on, and forget older ones."""
+        """Record the package's own warnings from now on, and discard older ones."""
         self._redactor = redactor
         self._warned.clear()
         ours = logging.getLogger(__name__.partition(".")[0])
@@ -65,12 +65,12 @@ class RecentWarnings(logging.Handler):
         fields = vars(record)
         action = str(fields.get("action", "log"))
         known = self._warned.get(action)
-        if action == _EXCLUDED or (known is None and len(self._warned) >= _MAX_ACTIONS):
+        if action == _EXCLUDED_ACTION or (known is None and len(self._warned) >= _MAX_ACTIONS):
             return
         now = time.monotonic()
         before = known.count if known is not None and now - known.at <= WINDOW_S else 0
-        about = {name: str(fields[name]) for name in _IDS if name in fields}
-        self._warned[action] = RecentWarning(before + 1, now, record.getMessage(), about)
+        ids = {name: str(fields[name]) for name in _IDS if name in fields}
+        self._warned[action] = RecentWarning(before + 1, now, record.getMessage(), ids)
 
     def _masked(self, text: str) -> str:
         return self._redactor.head(text, _MAX_CHARS)

@@ -17,7 +17,7 @@ MIN_SECRET_CHARS = 6
 """Shorter values occur in too many ordinary words to be masked; each is logged as a warning at the start."""
 
 _COMMON_WORDS = frozenset({"postgres", "postgresql", "password", "secret", "kernel", "executor", "openapi-tool"})
-"""Passwords of samples that are words of our own messages. Masked, they would spoil every message, and show by that."""
+"""Passwords of samples that are words of our messages. Masked, they would spoil these, and could be guessed."""
 
 _SLICE_CHARS = 64 * 1024
 """Characters searched in one step: 0.1 ms if no mark is found, up to 10 ms if patterns have to run."""
@@ -28,7 +28,7 @@ _JINA_KEY = Encoding(
     r"(?<![A-Za-z0-9])(?-i:jina)(?:\\{0,4}_|%5F|&#95;)[A-Za-z0-9]{20,200}(?:\\{0,4}[_-]|[A-Za-z0-9]){0,200}",
 )
 _JINA_KEY_REACH = 1_500
-_SIGNS = "%\\&"  # first characters of escapes; few short texts contain one, so their marks are searched only then
+_ESCAPES = "%\\&"  # first characters of escapes; few short texts have one, so marks with them are searched only then
 
 Span = tuple[int, int]
 
@@ -46,15 +46,15 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str] = (), where: str = "log") -> None:
         self._where = where
-        self._elsewhere: dict[str, Redactor] = {}
-        self._know(frozenset(secret for secret in secrets if is_maskable(secret)))
+        self._by_label: dict[str, Redactor] = {}
+        self._set_secrets(frozenset(secret for secret in secrets if is_maskable(secret)))
 
-    def _know(self, secrets: frozenset[str]) -> None:
+    def _set_secrets(self, secrets: frozenset[str]) -> None:
         self._secrets = secrets
         self._encodings = (_JINA_KEY, *(form for secret in sorted(self._secrets) for form in encodings(secret)))
         marks = [mark for form in self._encodings[1:] for mark in form.marks]
-        self._marks = tuple(mark for mark in marks if mark[0] not in _SIGNS)
-        self._escaped_marks = {sign: tuple(mark for mark in marks if mark[0] == sign) for sign in _SIGNS}
+        self._marks = tuple(mark for mark in marks if mark[0] not in _ESCAPES)
+        self._escaped_marks = {sign: tuple(mark for mark in marks if mark[0] == sign) for sign in _ESCAPES}
         self._has_unmarked = any(not form.marks for form in self._encodings)
         self._reach = max(
             [_JINA_KEY_REACH, *(REACH_CHARS * len(secret.encode("utf-8", "surrogatepass")) for secret in self._secrets)]
@@ -67,13 +67,13 @@ class Redactor:
 
     def at(self, where: str) -> Redactor:
         """Return a redactor for the same secrets, also those learned later, that counts under another label."""
-        return self._elsewhere.setdefault(where, Redactor(self._secrets, where))
+        return self._by_label.setdefault(where, Redactor(self._secrets, where))
 
     def learn(self, secrets: Iterable[str]) -> None:
         """Mask these secrets, too, from now on; the earlier ones stay masked."""
         known = self._secrets | Redactor(secrets).known
-        for redactor in (self, *self._elsewhere.values()):
-            redactor._know(known)  # noqa: SLF001 - of the same class
+        for redactor in (self, *self._by_label.values()):
+            redactor._set_secrets(known)  # noqa: SLF001 - of the same class
 
     def text(self, text: str) -> str:
         """Return `text` with secrets masked."""
@@ -140,7 +140,7 @@ class Redactor:
             yield [span for span in self._spans(text, start, end + self._reach) if span[0] < end]
 
     def _is_suspect(self, text: str) -> bool:
-        """Return whether a short text has a mark of any encoding, or a Jina key: names of tools hold its mark, too."""
+        """Return whether a short text has a mark of an encoding, or a Jina key, whose mark tool names have, too."""
         if "jina" in text and _JINA_KEY.pattern.search(text):
             return True
         holds = text.__contains__  # with `map`: a generator would take longer than the search
@@ -150,7 +150,7 @@ class Redactor:
 
     def _spans(self, text: str, start: int, end: int) -> Iterator[Span]:
         for encoding in self._encodings:
-            if encoding.stands_in(text, start, end):
+            if encoding.may_match(text, start, end):
                 yield from (match.span() for match in encoding.pattern.finditer(text, start, end))
 
     def _piece(self, text: str, done: int, spans: list[Span]) -> tuple[str, int]:
@@ -191,7 +191,7 @@ def _redactor(secrets: frozenset[str], where: str) -> Redactor:
 def of_call(secrets: Iterable[str]) -> Redactor:
     """Return the redactor of one call's response, which knows only the secrets sent with that call.
 
-    Otherwise a page that lists candidates would learn another secret of the process from the masked place. Redactors
+    Otherwise a page that lists candidates could find another secret of the process by which one is masked. Redactors
     are cached, because to build one takes longer than to use it.
     """
     return _redactor(frozenset(secrets), "answer")

@@ -17,7 +17,7 @@ from openapi_tool.telemetry.instruments import Gauge
 from openapi_tool.telemetry.recent_warnings import RECENT_WARNINGS
 
 WINDOW_S = 60.0
-"""Period in seconds for rates and latencies; shorter if more calls were answered in it than are remembered."""
+"""Period in seconds of rates and latencies; shorter if `RECENT` cannot hold all of its calls."""
 
 _MAX_ROWS = 20
 _MAX_CALLS = 20
@@ -30,7 +30,7 @@ _GAUGES = {
     "oldest_held_s": metrics.OLDEST_HELD,
     "waiting_for_memory": metrics.RESPONSE_WAITING,
 }
-_OF_DURABLES = {
+_DURABLE_GAUGES = {
     "pending": metrics.PENDING,
     "unacknowledged": metrics.UNACKNOWLEDGED,
     "max_unacknowledged": metrics.MAX_UNACKNOWLEDGED,
@@ -61,6 +61,7 @@ class Snapshots:
 
     def _snapshot(self, now: float) -> Mapping[str, Any]:
         recent = [call for call in RECENT if now - call.ended <= WINDOW_S]
+        # A full list may cover less than the window.
         full = len(RECENT) == RECENT.maxlen and len(recent) == len(RECENT)
         window_s = now - recent[0].ended if full else WINDOW_S
         return {
@@ -69,7 +70,7 @@ class Snapshots:
             "durables": list(self.durables),
             "work": [held() for held in self.work],
             "window_s": round(window_s, 1),
-            **_speed(recent, window_s),
+            **_rates(recent, window_s),
             **{name: _number(gauge) for name, gauge in _GAUGES.items()},
             "kernels": _kernels(),
             "phases_p95_ms": _phases(recent),
@@ -93,14 +94,14 @@ def _number(gauge: Gauge) -> float:
 def _kernels() -> list[dict[str, Any]]:
     """Return the commands at the durable of each kernel, by its protocol."""
     found: dict[str, dict[str, Any]] = {}
-    for name, gauge in _OF_DURABLES.items():
+    for name, gauge in _DURABLE_GAUGES.items():
         for labels, child in gauge.children():
             version = labels["version"]
             found.setdefault(version, {"protocol": version})[name] = round(child.number)
     return list(found.values())
 
 
-def _speed(calls: Sequence[CallFacts], window_s: float) -> dict[str, Any]:
+def _rates(calls: Sequence[CallFacts], window_s: float) -> dict[str, Any]:
     failed = sum(call.error_code is not None for call in calls)
     seconds = sorted(call.seconds for call in calls)
     return {
@@ -114,7 +115,7 @@ def _speed(calls: Sequence[CallFacts], window_s: float) -> dict[str, Any]:
 
 
 def _phases(calls: Sequence[CallFacts]) -> dict[str, int | None]:
-    """Return the 95th percentile of queue, load and commit in milliseconds; None without a call that had it."""
+    """Return the 95th percentile of queue, load and commit in milliseconds; None if no call had that phase."""
     seconds = {
         "queue": [call.age_s for call in calls],
         "load": [call.loaded - call.began for call in calls],
@@ -128,13 +129,13 @@ def _quantile_ms(seconds: Sequence[float], share: float) -> int | None:
 
 
 def _rows(calls: Sequence[CallFacts]) -> list[dict[str, Any]]:
-    """Return the calls by protocol, project and tool, those with the most calls first."""
+    """Return the calls by protocol, project and tool, the largest groups first."""
     groups: dict[tuple[str, str, str], list[CallFacts]] = defaultdict(list)
     for call in calls:
         groups[call.protocol, call.ids["project_id"], call.tool].append(call)
     most = sorted(groups.items(), key=lambda group: -len(group[1]))[:_MAX_ROWS]
     return [
-        {"protocol": protocol, "project": project, "tool": tool, **_speed(group, WINDOW_S)}
+        {"protocol": protocol, "project": project, "tool": tool, **_rates(group, WINDOW_S)}
         for (protocol, project, tool), group in most
     ]
 

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class CallSpan:
-    """Span context for the traceparent, and what the exported span and its children are made of."""
+    """Span context for the traceparent, and the facts for the exported span and its children."""
 
     context: SpanContext
     tracestate: str | None

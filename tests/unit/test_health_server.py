@@ -80,10 +80,10 @@ async def test_metrics_are_made_once_in_a_while_however_often_they_are_asked_for
 ) -> None:
     made = count()
     monkeypatch.setattr(module, "exposition", lambda: b"text %d" % next(made))
-    monkeypatch.setattr(module, "METRICS_KEPT_S", 3_600.0)
+    monkeypatch.setattr(module, "METRICS_CACHE_S", 3_600.0)
     answers = await asyncio.gather(*(said(port, METRICS) for _ in range(20)))
     assert all(answer.endswith(b"text 0") for answer in answers)
-    monkeypatch.setattr(module, "METRICS_KEPT_S", 0.0)
+    monkeypatch.setattr(module, "METRICS_CACHE_S", 0.0)
     assert (await said(port, METRICS)).endswith(b"text 1")
 
 
