@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from openapi_tool.bus.held import Held
-from openapi_tool.bus.intake import LOOK_BEHIND
-from openapi_tool.bus.look_ahead import EVERY_S, JITTER
+from openapi_tool.bus.intake import MIN_LOOK_AHEAD
+from openapi_tool.bus.look_ahead import JITTER, PAUSE_S
 from openapi_tool.bus.returns import ReturnDelays
 from openapi_tool.bus.scheduler import FairScheduler
 
@@ -99,7 +99,7 @@ class Replica:
 
     def look_ahead(self) -> int:
         """Return the number of commands to ask for, as `Intake` does."""
-        return max(self._max_held - len(self.scheduler), LOOK_BEHIND)
+        return max(self._max_held - len(self.scheduler), MIN_LOOK_AHEAD)
 
     def hold(self, command: Command) -> Command | None:
         """Hold a command; return the one that goes back for it, as `Intake` does."""
@@ -132,7 +132,7 @@ class Simulation:
         demands = [self._scene.demand(project) for project in range(self._scene.projects)]
         self._arrivals(list(itertools.accumulate(demands)))
         for replica in self._replicas:
-            self._at(self._random.random() * EVERY_S, self._look, replica)
+            self._at(self._random.random() * PAUSE_S, self._look, replica)
         until = self._scene.warm_s + self._scene.seconds
         while self._events[0][0] < until:
             self.now, _, act = heapq.heappop(self._events)
@@ -188,7 +188,7 @@ class Simulation:
             found += 1
             if (back := replica.hold(command)) is not None:
                 self._at(replica.delays.next(back.flow[0], len(replica.scheduler)), self._redeliver, back)
-        self._at(0.0 if asked and found == asked else EVERY_S * self._random.uniform(*JITTER), self._look, replica)
+        self._at(0.0 if asked and found == asked else PAUSE_S * self._random.uniform(*JITTER), self._look, replica)
 
     def _redeliver(self, command: Command) -> None:
         self._again.append(command)

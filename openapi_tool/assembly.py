@@ -207,8 +207,8 @@ def consumer_options(bootstrap: Bootstrap, replicas: int) -> ConsumerOptions:
     """Return the options of the consumer of a kernel."""
     settings = bootstrap.settings
     limits = TimeLimits(settings.executor, settings.tools)
-    hold_s = longest_call_s(limits, bootstrap.authorizer, settings.postgres.timeout_s)
-    return ConsumerOptions(bootstrap.durable, settings.executor, hold_s, replicas, settings.fairness)
+    max_run_s = longest_call_s(limits, bootstrap.authorizer, settings.postgres.timeout_s)
+    return ConsumerOptions(bootstrap.durable, settings.executor, max_run_s, replicas, settings.fairness)
 
 
 def upstream_transport(bootstrap: Bootstrap, resolver: Resolver | None) -> EgressTransport:

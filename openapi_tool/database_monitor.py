@@ -36,7 +36,7 @@ class DatabaseMonitor:
         if self._outage:
             return FetchMode.NONE
         if not self.breaker.reason:
-            return FetchMode.FREE
+            return FetchMode.UNLIMITED
         return FetchMode.PROBE if self.breaker.may_probe else FetchMode.NONE
 
     async def check(self, kernel: KernelStore, *, idle: bool) -> None:

@@ -377,7 +377,7 @@ SECRETS = (
 LOSS = (
     Mutation(
         "bus/worker.py",
-        "await self._dead_letters.keep(work.delivery, reason, text)",
+        "await self._dead_letters.record(work.delivery, reason, text)",
         "pass",
         "tests/wire/test_refusals.py::test_a_command_that_nobody_could_be_answered_for",
     ),
@@ -467,8 +467,8 @@ LOSS = (
     ),
     Mutation(
         "bus/returns.py",
-        "or self._deliveries.pop(place.sequence.stream, 0) + 1 == attempt",
-        "or self._deliveries.pop(place.sequence.stream, 0) > 0",
+        "or self._unrun_deliveries.pop(metadata.sequence.stream, 0) + 1 == attempt",
+        "or self._unrun_deliveries.pop(metadata.sequence.stream, 0) > 0",
         "tests/races/test_intake.py::test_command_handed_back_and_delivered_elsewhere_in_between_needs_a_lease",
     ),
     Mutation(
@@ -479,19 +479,19 @@ LOSS = (
     ),
     Mutation(
         "bus/consumer.py",
-        "            self._intake.give_back_waiting()\n        while",
+        "            self._intake.hand_back_waiting()\n        while",
         "            pass\n        while",
         "tests/races/test_intake.py::test_waiting_commands_are_handed_back_while_calls_cannot_be_finished",
     ),
     Mutation(
         "bus/scheduler.py",
-        "            flow.start = max(flow.start, self._now)\n",
+        "            flow.start = max(flow.start, self._virtual_time)\n",
         "",
         "tests/unit/test_bus.py::test_a_project_that_was_idle_gets_no_credit_for_it",
     ),
     Mutation(
         "bus/slots.py",
-        "< self._most_of_project",
+        "< self._max_of_project",
         "< self._limit",
         "tests/races/test_intake.py::test_calls_of_one_project_that_never_end_leave_slots_for_others",
     ),

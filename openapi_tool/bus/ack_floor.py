@@ -37,14 +37,14 @@ class AckFloor:
         return (self.stream, self.created, self.filter_subject) == (other.stream, other.created, other.filter_subject)
 
 
-async def load_ack_floor(client: Client, durable: str, now: AckFloor) -> int:
-    """Return the stored sequence for the stream and filter of `now`, 0 if there is none.
+async def load_ack_floor(client: Client, durable: str, current: AckFloor) -> int:
+    """Return the stored sequence for the stream and filter of `current`, 0 if there is none.
 
     Raises nats.errors.Error in an outage.
     """
     try:
         bucket = await client.jetstream().key_value(BUCKET)
-        stored = _read((await bucket.get(_key(durable))).value)
+        stored = _decoded((await bucket.get(_key(durable))).value)
     except (BucketNotFoundError, KeyNotFoundError):
         return 0
     except Denied as denied:
@@ -54,22 +54,25 @@ async def load_ack_floor(client: Client, durable: str, now: AckFloor) -> int:
             extra={"action": "ack_floor.denied"},
         )
         return 0
-    return stored.sequence if stored and stored.is_of(now) else 0
+    return stored.sequence if stored and stored.is_of(current) else 0
 
 
-async def save_ack_floor(client: Client, durable: str, now: AckFloor) -> None:
-    """Store `now` if it is ahead of the stored floor; on a conflict the other one wins. Raises nats.errors.Error."""
+async def save_ack_floor(client: Client, durable: str, current: AckFloor) -> None:
+    """Store `current` if it is ahead of the stored floor; on a conflict the other floor stays.
+
+    Raises nats.errors.Error.
+    """
     bucket = await client.jetstream().key_value(BUCKET)
     revision, stored = 0, None
     try:
         entry = await bucket.get(_key(durable))
-        revision, stored = entry.revision or 0, _read(entry.value)
+        revision, stored = entry.revision or 0, _decoded(entry.value)
     except KeyNotFoundError as missing:
         revision = (missing.entry.revision or 0) if missing.entry else 0
-    if stored is not None and stored.is_of(now) and stored.sequence >= now.sequence:
+    if stored is not None and stored.is_of(current) and stored.sequence >= current.sequence:
         return
     try:
-        await bucket.update(_key(durable), orjson.dumps(asdict(now)), last=revision)
+        await bucket.update(_key(durable), orjson.dumps(asdict(current)), last=revision)
     except KeyWrongLastSequenceError:
         log.debug("another replica stored the ack floor", extra={"action": "ack_floor.raced"})
 
@@ -78,7 +81,7 @@ def _key(durable: str) -> str:
     return f"{KEYS}.{durable}"
 
 
-def _read(value: bytes | None) -> AckFloor | None:
+def _decoded(value: bytes | None) -> AckFloor | None:
     """Decode a stored floor; return None for anything else."""
     try:
         found = orjson.loads(value or b"null")

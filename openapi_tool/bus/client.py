@@ -35,17 +35,17 @@ INBOX = "_INBOX.openapi_tool"
 """Prefix of reply subjects. With nats-py's default the NATS user could read the replies of other clients."""
 
 _TOKEN_BYTES = 16
-_FLUSH_S = 10  # as in nats-py
+_FLUSH_TIMEOUT_S = 10  # nats-py's default
 _ACK_DELAY_S = 0.01
-"""Longest time that an acknowledgement waits to be sent with a publication, since each write takes CPU."""
+"""Longest time that an acknowledgement waits to be sent together with a publication: each write costs CPU."""
 
 LISTED_BY = "openapi-tool nats permissions"
 """Command that prints the permissions that the NATS user of `serve` needs."""
 
-_ROUTED = ("$JS.API.", "$KV.")
+_DOMAIN_PREFIXES = ("$JS.API.", "$KV.")  # of subjects that depend on the JetStream domain
 
 _DENIAL = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"')
-_LONGEST_WAIT_S = 5.0  # between attempts of the first connection
+_MAX_RETRY_WAIT_S = 5.0  # between attempts of the first connection
 
 
 class Denied(nats.errors.Error):
@@ -82,7 +82,7 @@ class BusClient(Client):
 
     With `tls_required` it logs in over TLS only, also to servers that the cluster announces; `connect` raises
     Unavailable if no server offers TLS. JetStream requests go to `domain`, by default the server's own; replies arrive
-    at `inbox`. A `quiet` client logs denials only.
+    at `inbox`. A `quiet` client logs denials only. The other options are those of BusOptions (bus/connection.py).
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class BusClient(Client):
             raise Denied(f"{self._inbox}.>", self._listed_by)
         return await super().request(subject, *request, **options)
 
-    async def flush(self, timeout: int = _FLUSH_S) -> None:  # noqa: ASYNC109 - nats-py's signature
+    async def flush(self, timeout: int = _FLUSH_TIMEOUT_S) -> None:  # noqa: ASYNC109 - nats-py's signature
         """Wait for a round trip. Raises nats.errors.Error.
 
         nats-py waits with asyncio.wait_for, which in Python 3.11 swallows a cancellation that arrives together with the
@@ -157,7 +157,7 @@ class BusClient(Client):
             raise NoStreamResponseError
 
     def acknowledge(self, message: Msg) -> None:
-        """Acknowledge a message without waiting, so that no cancellation can come first. Raises nats.errors.Error."""
+        """Acknowledge a message without an `await`, which a cancellation could interrupt. Raises nats.errors.Error."""
         message._check_reply()  # noqa: SLF001 - as `Msg.ack` does
         if self.is_closed:
             raise nats.errors.ConnectionClosedError
@@ -174,7 +174,7 @@ class BusClient(Client):
     def _send_acks(self) -> None:
         self._acks = None
         if self._pending and self.is_connected and self._flush_queue is not None and self._flush_queue.empty():
-            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())  # wakes nats-py's flusher
 
     @property
     def unnamed_domain(self) -> str:
@@ -193,8 +193,8 @@ class BusClient(Client):
             self.reported_error = self._login.reason_of(error)
             cause = describe_connection_error(self.reported_error, self.where, self._setting)
             if self._on_trouble is not None and not self._was_connected:
-                self._wait_longer()
-                self._on_trouble(cause)  # it logs the cause
+                self._back_off()
+                self._on_trouble(cause)  # which logs it
             elif not self._quiet and self._error_log_backoff.should_log(cause, time.monotonic()):
                 log.warning("%s", cause, extra={"action": "nats.error", "error": type(error).__name__})
             return
@@ -202,11 +202,11 @@ class BusClient(Client):
         subject = self._fail_requests(subject) if kind == "publish" else self._fail_all_requests(subject)
         log.error("NATS: %s", Denied(subject, self._listed_by), extra={"action": "nats.denied", "subject": subject})
 
-    def _wait_longer(self) -> None:
-        """Back off before the next attempt of the first connection; later ones reconnect at the usual pace."""
+    def _back_off(self) -> None:
+        """Double the wait before the next attempt to connect for the first time."""
         wait_s = self.options["reconnect_time_wait"]
         self._reconnect_wait_s = self._reconnect_wait_s or wait_s
-        self.options["reconnect_time_wait"] = min(2 * wait_s, _LONGEST_WAIT_S)
+        self.options["reconnect_time_wait"] = min(2 * wait_s, _MAX_RETRY_WAIT_S)
 
     async def start_over(self) -> None:
         """Reconnect and abort the old socket: a graceful close of a half-open connection would never end."""
@@ -228,20 +228,20 @@ class BusClient(Client):
 
     def _fail_requests(self, lowered: str) -> str:
         """Fail pending requests to a subject, given in lower case as nats-py reports it; return it in its real case."""
-        asked = {subject for subject in self._awaiting_reply.values() if subject.lower() == lowered}
-        for answer, subject in self._awaiting_reply.items():
-            if subject in asked and not answer.done():
-                answer.set_exception(Denied(subject, self._listed_by))
-        return next(iter(asked), lowered)
+        denied = {subject for subject in self._awaiting_reply.values() if subject.lower() == lowered}
+        for reply, subject in self._awaiting_reply.items():
+            if subject in denied and not reply.done():
+                reply.set_exception(Denied(subject, self._listed_by))
+        return next(iter(denied), lowered)
 
     def _fail_all_requests(self, lowered: str) -> str:
         """Fail all pending requests if the denied subscription is the inbox: no reply arrives on this connection."""
         if not lowered.startswith(self._inbox.lower()):
             return lowered
         self._inbox_denied_at = self.stats["reconnects"]
-        for answer in self._awaiting_reply:
-            if not answer.done():
-                answer.set_exception(Denied(f"{self._inbox}.>", self._listed_by))
+        for reply in self._awaiting_reply:
+            if not reply.done():
+                reply.set_exception(Denied(f"{self._inbox}.>", self._listed_by))
         return f"{self._inbox}.>"
 
     # Hooks of nats-py.
@@ -261,18 +261,18 @@ class BusClient(Client):
         if not self._resp_sub_prefix:
             await self._init_request_sub()
         token = self._nuid.next().decode()
-        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._resp_map[token], self._awaiting_reply[answer] = answer, subject
+        reply: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._resp_map[token], self._awaiting_reply[reply] = reply, subject
         try:
             inbox = (self._resp_sub_prefix or b"").decode()
             await self.publish(subject, payload, reply=f"{inbox}{token}", headers=headers)
-            expiry = asyncio.get_running_loop().call_later(timeout, _expire, answer)
+            expiry = asyncio.get_running_loop().call_later(timeout, _expire, reply)
             try:
-                return await answer
+                return await reply
             finally:
                 expiry.cancel()
         finally:
-            del self._awaiting_reply[answer]
+            del self._awaiting_reply[reply]
             self._resp_map.pop(token, None)
 
     async def _read_loop(self) -> None:
@@ -284,7 +284,7 @@ class BusClient(Client):
             await self._process_op_err(self._err)
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:  # noqa: FBT001, FBT002
-        """Close. Discard pending writes without a connection: nats-py would write them to a closed transport."""
+        """Close. If not connected, discard pending writes: nats-py would write them to a closed transport."""
         if not self.is_connected:
             self._pending, self._pending_data_size = [], 0
         await super()._close(status, do_cbs)
@@ -368,7 +368,7 @@ class BusClient(Client):
     ) -> None:
         """Publish. Raises MaxPayloadError, counting headers: nats-py does not, and the server would disconnect.
 
-        nats-py's own encoder of headers takes a tenth of what a call costs in NATS.
+        Headers are encoded here because nats-py's encoder takes a tenth of the CPU that a call costs in NATS.
         """
         if not headers:
             await super()._send_publish(subject, reply, payload, payload_size, None)
@@ -388,11 +388,11 @@ def routed(subject: str, domain: str | None) -> str:
 
     A leaf node does not forward `$JS.API` and `$KV` to another domain (NATS ADR-15).
     """
-    if domain is None or not subject.startswith(_ROUTED):
+    if domain is None or not subject.startswith(_DOMAIN_PREFIXES):
         return subject
     return f"$JS.{domain}.API.{subject.removeprefix('$JS.API.')}"
 
 
-def _expire(answer: asyncio.Future[Msg]) -> None:
-    if not answer.done():
-        answer.set_exception(nats.errors.TimeoutError())
+def _expire(reply: asyncio.Future[Msg]) -> None:
+    if not reply.done():
+        reply.set_exception(nats.errors.TimeoutError())

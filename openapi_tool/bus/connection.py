@@ -30,9 +30,9 @@ _CLOSE_S = 3.0
 class BusOptions:
     """Servers and authentication; `login` holds options of nats-py.
 
-    `once` makes a single connection attempt, for CLI commands. `listed_by` is the command that prints the permissions
-    the user needs; error messages name it, and `where`: the servers' hosts and ports, and `setting`: the setting that
-    names the servers. `on_trouble` is called with the reason of every failed attempt until the first connection.
+    `once` makes a single connection attempt, for CLI commands. Error messages contain `listed_by` (the command that
+    prints the needed permissions), `where` (hosts and ports of the servers) and `setting` (the setting with the
+    servers). `on_trouble` is called with the reason of every failed attempt until the first connection.
     """
 
     servers: Sequence[str] = field(repr=False)
@@ -50,7 +50,7 @@ class BusOptions:
 
 @asynccontextmanager
 async def connected(options: BusOptions) -> AsyncIterator[BusClient]:
-    """Connect, and reconnect after any outage, also one at the start.
+    """Connect, and reconnect after any outage. An outage at the start is waited out.
 
     Raises Unavailable if TLS is required and no server offers it, or with `once` if the attempt fails.
     """

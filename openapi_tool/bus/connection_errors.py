@@ -10,11 +10,11 @@ from nats.js.errors import NoStreamResponseError, ServiceUnavailableError
 
 _CLOSED = (ConnectionResetError, BrokenPipeError, asyncio.IncompleteReadError, nats.errors.UnexpectedEOF)
 SERVERS_SETTING = "nats.servers (NATS_SERVERS)"
-_FIRST_REPEAT_S, _LONGEST_REPEAT_S = 5.0, 300.0
+_FIRST_REPEAT_S, _MAX_REPEAT_S = 5.0, 300.0
 
 
 class LogBackoff:
-    """Back-off for a repeated log line: the first at once, the next after 5 s, then after 10 s, … up to 5 minutes.
+    """Back-off for a repeated log line: the second one after 5 s, the next after 10 s, … up to 5 minutes.
 
     The client reconnects twice a second; without this, an outage of an hour would log 7,000 lines.
     """
@@ -22,15 +22,15 @@ class LogBackoff:
     def __init__(self) -> None:
         self._last = ""
         self._wait_s = _FIRST_REPEAT_S
-        self._next = 0.0
+        self._next_at = 0.0
 
     def should_log(self, text: str, now: float) -> bool:
         """Return whether to log `text` at `now` (monotonic clock, seconds)."""
-        if text == self._last and now < self._next:
+        if text == self._last and now < self._next_at:
             return False
-        repeated = text == self._last and now - self._next < _LONGEST_REPEAT_S
-        self._wait_s = min(2 * self._wait_s, _LONGEST_REPEAT_S) if repeated else _FIRST_REPEAT_S
-        self._last, self._next = text, now + self._wait_s
+        repeated = text == self._last and now - self._next_at < _MAX_REPEAT_S
+        self._wait_s = min(2 * self._wait_s, _MAX_REPEAT_S) if repeated else _FIRST_REPEAT_S
+        self._last, self._next_at = text, now + self._wait_s
         return True
 
 
@@ -45,7 +45,7 @@ class LoginRefusal:
         self._refusal: Exception | None = None
 
     def reason_of(self, error: Exception) -> Exception:
-        """Return the refusal of the login if `error` only says that the server closed, else the error itself."""
+        """Return the refusal of the login if `error` is just the closing that follows it, else the error itself."""
         if _refuses_login(error):
             self._refusal = error
         elif not isinstance(error, _CLOSED):
@@ -62,9 +62,9 @@ def _refuses_login(error: Exception) -> bool:
 
 
 def describe_connection_error(error: Exception, where: str, setting: str = SERVERS_SETTING) -> str:
-    """Return why no connection to `where` (hosts and ports) can be made, and which setting to check.
+    """Return why no connection to `where` (hosts and ports) can be made, and what to check.
 
-    `setting` names the setting with the servers; user and token are in the same section.
+    `setting` is the setting with the servers; user and token are in the same section.
     """
     return f"NATS at {where}: {_cause(error, setting)}" if where else f"NATS: {_cause(error, setting)}"
 

@@ -41,23 +41,23 @@ _STALL_SHARE = 1 / 3
 _DOUBT_S = 1.0
 """Seconds after a stall for which received messages may have been sent during the stall."""
 
-_RETURN_S = 5.0
-"""Limit in seconds for handing back waiting commands on shutdown; otherwise AckWait redelivers them later."""
+_HAND_BACK_TIMEOUT_S = 5.0
+"""Timeout in seconds for handing back waiting commands on shutdown; the rest is redelivered after AckWait."""
 
-_LAST_WAIT_S = 10.0
+_CANCEL_TIMEOUT_S = 10.0
 """Seconds for cancelled calls to settle or hand back; more than the sum of their own limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """Durable to consume, how many of its commands to run and to hold, and the projects' shares of them.
+    """Options of the consumer.
 
-    The lease bucket is created with `replicas` replicas. A call that runs for more than `hold_s` seconds is cancelled.
+    The lease bucket is created with `replicas` replicas. A call that runs longer than `max_run_s` seconds is cancelled.
     """
 
     durable: DurableOptions
     executor: ExecutorOptions
-    hold_s: float
+    max_run_s: float
     replicas: int = 1
     fairness: FairnessOptions = field(default_factory=FairnessOptions)
 
@@ -75,7 +75,7 @@ class CommandConsumer:
         options: ConsumerOptions,
         dead_letters: DeadLetters,
         handle: Handler,
-        mode: Callable[[], FetchMode] = lambda: FetchMode.FREE,
+        mode: Callable[[], FetchMode] = lambda: FetchMode.UNLIMITED,
         clock: ServerClock | None = None,
         slots: Slots | None = None,
     ) -> None:
@@ -100,7 +100,7 @@ class CommandConsumer:
         self._pull: PullConsumer | None = None
         self._look_ahead: LookAhead | None = None
         self.durable: Durable | None = None
-        self.trouble = ""
+        self.durable_error = ""
         self._background_tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -125,7 +125,7 @@ class CommandConsumer:
         return self._pull.silence_s if self._pull is not None else math.inf
 
     def stalled(self, seconds: float) -> None:
-        """Record a stall of the event loop: the server may have redelivered held commands elsewhere meanwhile."""
+        """Handle a stall of the event loop: the server may have redelivered held commands elsewhere."""
         if seconds > self._heartbeats.ack_wait_s * _STALL_SHARE:
             self._stale_until = time.monotonic() + _DOUBT_S
             self._intake.mark_stale()
@@ -136,7 +136,7 @@ class CommandConsumer:
         self._background_tasks = [
             asyncio.create_task(self._keep_pulling(), name="pull"),
             asyncio.create_task(self._intake.returns.run(), name="returns"),
-            asyncio.create_task(self._keep_alive(), name="heartbeat"),
+            asyncio.create_task(self._send_heartbeats(), name="heartbeat"),
         ]
 
     def _export(self) -> None:
@@ -148,7 +148,7 @@ class CommandConsumer:
         metrics.OLDEST_HELD.follow(lambda: self._intake.oldest_s(self._clock.time()), of=version)
 
     async def failed(self) -> None:
-        """Wait until a background task ends. Raises BackgroundTaskEnded with the cause: only a defect ends one."""
+        """Wait until a background task ends, which is a defect. Raises BackgroundTaskEnded with the cause."""
         await asyncio.wait(self._background_tasks, return_when=asyncio.FIRST_COMPLETED)
         _raise_if_ended(self._background_tasks)
 
@@ -161,29 +161,29 @@ class CommandConsumer:
         pulling, returning, heartbeat = self._background_tasks
         self._draining = True
         await _cancel(pulling)
-        await self._give_back_waiting(returning)
+        await self._hand_back_waiting(returning)
         log.info(
             "draining",
             extra={
                 "action": "drain.started",
                 "running": self.running,
-                "oldest_s": self._oldest_s(),
+                "oldest_s": self._oldest_running_s(),
                 "grace_s": grace_s,
             },
         )
         await self._wait_for_calls(heartbeat, grace_s)
-        handed_back, oldest_s = self.running, self._oldest_s()
+        handed_back, oldest_s = self.running, self._oldest_running_s()
         await self._cancel_all()
         died = [heartbeat] if heartbeat.done() else []
         await _cancel(heartbeat)
         log.info("drained", extra={"action": "drain.finished", "handed_back": handed_back, "oldest_s": oldest_s})
         _raise_if_ended(died)
 
-    async def _give_back_waiting(self, returning: asyncio.Task[None]) -> None:
+    async def _hand_back_waiting(self, returning: asyncio.Task[None]) -> None:
         await _cancel(returning)
-        self._intake.give_back_waiting()
+        self._intake.hand_back_waiting()
         with suppress(TimeoutError):
-            async with asyncio.timeout(_RETURN_S):
+            async with asyncio.timeout(_HAND_BACK_TIMEOUT_S):
                 await self._intake.returns.flush()
 
     async def _wait_for_calls(self, heartbeat: asyncio.Task[None], grace_s: float) -> None:
@@ -198,17 +198,17 @@ class CommandConsumer:
         for task in running:
             task.cancel()
         if self._running:
-            await asyncio.wait(self._running, timeout=_LAST_WAIT_S)
+            await asyncio.wait(self._running, timeout=_CANCEL_TIMEOUT_S)
         for work in self._running.values():
             log.error(
                 "a cancelled call does not end; the server redelivers its command after AckWait",
                 extra={"action": "call.stuck", "stream_sequence": work.delivery.stream_sequence},
             )
 
-    def _oldest_s(self) -> float:
+    def _oldest_running_s(self) -> float:
         """Return the age of the oldest running call in seconds."""
         now = time.monotonic()
-        return round(max((now - work.since for work in self._running.values()), default=0.0), 3)
+        return round(max((now - work.started_at for work in self._running.values()), default=0.0), 3)
 
     async def _keep_pulling(self) -> None:
         while True:
@@ -230,7 +230,7 @@ class CommandConsumer:
                     group.create_task(self._look_ahead.run())
             except* (ConsumerGone, nats.errors.Error, OSError) as errors:
                 error = errors.exceptions[0]
-                self.trouble = str(error)
+                self.durable_error = str(error)
                 log.warning(
                     "cannot consume commands; looking up or creating the durable again",
                     extra={"action": "consumer.lost", "error": f"{type(error).__name__}: {error}"},
@@ -248,27 +248,27 @@ class CommandConsumer:
         if self._pull is not None:
             self._pull.renew()
 
-    def prepare_again(self, reason: str) -> None:
+    def ensure_durable_again(self, reason: str) -> None:
         """Look up or create the durable again, because of `reason` (for the log)."""
         if self._pull is not None:
             self._pull.give_up(reason)
 
-    def follow_ack_wait(self, seconds: float) -> None:
-        """Adopt the durable's AckWait for heartbeats and leases."""
+    def use_ack_wait(self, seconds: float) -> None:
+        """Use the durable's AckWait for heartbeats and leases."""
         self._heartbeats.ack_wait_s = self.leases.duration_s = seconds
 
     def _free_slots(self) -> int:
         mode = self._mode()
-        if mode is FetchMode.FREE:
+        if mode is FetchMode.UNLIMITED:
             return max(0, self._free - self._intake.waiting)
         return int(mode is FetchMode.PROBE and self._may_probe)
 
     def _look_ahead_batch(self) -> int:
-        return self._intake.look_ahead if self._busy and self._mode() is FetchMode.FREE else 0
+        return self._intake.look_ahead if self._busy and self._mode() is FetchMode.UNLIMITED else 0
 
     @property
     def _busy(self) -> bool:
-        """Return whether no slot is free for a command of any project that waits."""
+        """True if waiting commands, of whatever project, take all free slots."""
         return self._free <= self._intake.waiting
 
     @property
@@ -286,34 +286,34 @@ class CommandConsumer:
             return True
         mode = self._mode()
         if self._draining or mode is FetchMode.NONE:
-            self._intake.give_back(work)  # sent before fetching stopped
-        elif mode is FetchMode.FREE:
+            self._intake.hand_back(work)  # it was sent before fetching stopped
+        elif mode is FetchMode.UNLIMITED:
             self._intake.wait(work)
             self._run_next()
         elif self._may_probe:
             work.probe = True
             self._run(work)
         else:
-            self._intake.give_back(work)
+            self._intake.hand_back(work)
         return True
 
     def _receive_or_refuse(self, message: Msg) -> None:
-        with suppress(ForeignMessage):  # which `_receive` logs
+        with suppress(ForeignMessage):  # `_receive` logs it
             if time.monotonic() >= self._stale_until and self._intake.refuse(message):
                 return
         self._receive(message)
 
     def _run_next(self) -> None:
         """Run waiting commands in free slots; hand them back while calls cannot be committed."""
-        if self._mode() is not FetchMode.FREE:
-            self._intake.give_back_waiting()
+        if self._mode() is not FetchMode.UNLIMITED:
+            self._intake.hand_back_waiting()
         while self._free > 0 and not self._draining and (work := self._intake.next(self._slots.may_begin)):
             self._run(work)
         if self._look_ahead is not None and self._busy:
             self._look_ahead.wake()
 
     def _run(self, work: Held) -> None:
-        work.since = time.monotonic()
+        work.started_at = time.monotonic()
         self._slots.begin(work.delivery.stream_sequence, work.flow[0])
         task = asyncio.create_task(self._worker.run(work))
         self._running[task] = work
@@ -322,7 +322,7 @@ class CommandConsumer:
     def _finished(self, task: asyncio.Task[None]) -> None:
         work = self._running.pop(task)
         requests = self._slots.ended(work.delivery.stream_sequence)
-        self._intake.finished(work, time.monotonic() - work.since, requests)
+        self._intake.finished(work, time.monotonic() - work.started_at, requests)
         self.wake()
         if not task.cancelled() and (defect := task.exception()):
             log.error(
@@ -331,7 +331,7 @@ class CommandConsumer:
                 extra={"action": "call.broken", "stream_sequence": work.delivery.stream_sequence},
             )
 
-    async def _keep_alive(self) -> None:
+    async def _send_heartbeats(self) -> None:
         """Send heartbeats for held commands before their AckWait ends."""
         while True:
             await asyncio.sleep(self._heartbeats.check_every_s)
@@ -341,9 +341,9 @@ class CommandConsumer:
             await self._heartbeats.send(list(self._intake.held.values()))
 
     def _cancel_overdue(self) -> None:
-        """Cancel calls that exceed every limit, which is a defect; each counts as a lost run."""
+        """Cancel calls that run longer than any time limit allows, which is a defect; each counts as a lost run."""
         for task, work in self._running.items():
-            if time.monotonic() - work.since > self._options.hold_s and work.forgive_on_hand_back:
+            if time.monotonic() - work.started_at > self._options.max_run_s and work.forgive_on_hand_back:
                 log.error(
                     "a call exceeded every time limit and is cancelled",
                     extra={"action": "call.overdue", "stream_sequence": work.delivery.stream_sequence},

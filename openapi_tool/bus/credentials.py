@@ -1,7 +1,7 @@
 """Checks of credentials and nkey seed files.
 
-nats-py reads them only when it connects: a wrong seed ends the process there, and on a credentials file without a
-token nats-py loops forever.
+nats-py reads them only when it connects. A wrong seed then ends the process, and a credentials file without a token
+makes nats-py loop forever.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 import nkeys
 
 _MAX_FILE_BYTES = 64 * 1024
-_TOKEN_BEGINS, _SEED_BEGINS = b"BEGIN NATS USER JWT", b"BEGIN USER NKEY SEED"
+_TOKEN_HEADING, _SEED_HEADING = b"BEGIN NATS USER JWT", b"BEGIN USER NKEY SEED"
 _TOKEN = re.compile(rb"[\w-]+\.[\w-]+\.[\w-]+")
 
 
@@ -22,10 +22,10 @@ def credentials_problem(file: Path) -> str | None:
         lines = _content(file).split(b"\n")
     except OSError as error:
         return _unreadable(error)
-    if not _TOKEN.fullmatch(_line_after(_TOKEN_BEGINS, lines)):
-        return f"no user token (JWT) on the line after {_TOKEN_BEGINS.decode()}, alone and without blanks"
-    seed = _line_after(_SEED_BEGINS, lines)
-    return None if _is_seed(seed) else f"no seed of a user on the line after {_SEED_BEGINS.decode()}: {_SEED_FORM}"
+    if not _TOKEN.fullmatch(_line_after(_TOKEN_HEADING, lines)):
+        return f"no user token (JWT) on the line after {_TOKEN_HEADING.decode()}, alone and without blanks"
+    seed = _line_after(_SEED_HEADING, lines)
+    return None if _is_seed(seed) else f"no seed of a user on the line after {_SEED_HEADING.decode()}: {_SEED_FORM}"
 
 
 def seed_problem(file: Path) -> str | None:
@@ -37,7 +37,7 @@ def seed_problem(file: Path) -> str | None:
     return None if _is_seed(seed) else f"holds no seed of a user: {_SEED_FORM}"
 
 
-_SEED_FORM = "it begins with SU, has 58 characters, and nothing stands beside it"
+_SEED_FORM = "it begins with SU, has 58 characters, and nothing else is on its line"
 
 
 def _content(file: Path) -> bytes:
@@ -45,8 +45,8 @@ def _content(file: Path) -> bytes:
         return opened.read(_MAX_FILE_BYTES)
 
 
-def _line_after(mark: bytes, lines: list[bytes]) -> bytes:
-    at = next((number for number, line in enumerate(lines) if mark in line), len(lines))
+def _line_after(heading: bytes, lines: list[bytes]) -> bytes:
+    at = next((number for number, line in enumerate(lines) if heading in line), len(lines))
     return lines[at + 1] if at + 1 < len(lines) else b""
 
 

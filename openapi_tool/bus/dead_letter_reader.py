@@ -30,14 +30,14 @@ UNREADABLE = "unreadable"
 _TIMEOUT_S = 5.0
 _BATCH, _BATCH_S = 100, 10.0
 _NANOSECONDS = 1_000_000_000
-_HOPELESS = {
+_NEVER_REPLAYABLE = {
     "bad_subject": "its subject is not that of a command; no executor would receive it",
     UNREADABLE: "the record cannot be read",
 }
-_REFUSED = (nats.errors.BadHeaderError, nats.errors.BadSubjectError, nats.errors.MaxPayloadError, APIError)
-"""Errors that concern one dead letter only; the next ones can still be replayed."""
+_REFUSALS = (nats.errors.BadHeaderError, nats.errors.BadSubjectError, nats.errors.MaxPayloadError, APIError)
+"""Errors that concern one dead letter only: others can still be replayed."""
 
-_SERVERS_PREFIX = "nats-"
+_SERVER_PREFIX = "nats-"
 _DIRECT_HEADERS = ("Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp")
 
 
@@ -80,17 +80,17 @@ async def abandoned_commands(
 async def replay(client: Client, letter: DeadLetter) -> None:
     """Publish the command again and delete its record.
 
-    Headers that control the server (`Nats-…`) are left out: with one of them the sender could make the server refuse
-    the message or drop it as a duplicate. Raises NotReplayable or nats.errors.Error; the record stays then.
+    Headers that control the server (`Nats-…`) are removed: with one the sender could make the server refuse
+    the message or drop it as a duplicate. Raises NotReplayable or nats.errors.Error, and then keeps the record.
     """
-    if letter.reason in _HOPELESS:
-        raise NotReplayable(_HOPELESS[letter.reason])
+    if letter.reason in _NEVER_REPLAYABLE:
+        raise NotReplayable(_NEVER_REPLAYABLE[letter.reason])
     command = letter if letter.whole else await _original(client, letter)
     jetstream = client.jetstream()
-    headers = {name: value for name, value in command.headers.items() if not name.lower().startswith(_SERVERS_PREFIX)}
+    headers = {name: value for name, value in command.headers.items() if not name.lower().startswith(_SERVER_PREFIX)}
     try:
         await jetstream.publish(command.subject, command.data, headers=headers or None, timeout=_TIMEOUT_S)
-    except _REFUSED as error:
+    except _REFUSALS as error:
         raise NotReplayable(f"NATS refuses it: {error}") from error
     if not letter.abandoned:
         with suppress(NotFoundError):  # deleted by another process meanwhile
@@ -119,12 +119,12 @@ async def _original(client: Client, letter: DeadLetter) -> DeadLetter:
 
 
 async def _stored(client: Client, stream: str, number: int) -> _Stored | None:
-    """Return a message of a stream, None if it is gone; use a direct get if only that is permitted."""
+    """Return a message of a stream, None if it was deleted; use a direct get if only that is permitted."""
     request = orjson.dumps({"seq": number})
     try:
         reply = await client.request(f"$JS.API.STREAM.MSG.GET.{stream}", request, timeout=_TIMEOUT_S)
     except Denied:
-        return _direct(await client.request(f"$JS.API.DIRECT.GET.{stream}", request, timeout=_TIMEOUT_S))
+        return _from_direct_get(await client.request(f"$JS.API.DIRECT.GET.{stream}", request, timeout=_TIMEOUT_S))
     answer = orjson.loads(reply.data)
     message = answer.get("message")
     if message is None:
@@ -133,7 +133,7 @@ async def _stored(client: Client, stream: str, number: int) -> _Stored | None:
     return _Stored(message["subject"], headers, base64.b64decode(message.get("data", "")))
 
 
-def _direct(message: Msg) -> _Stored | None:
+def _from_direct_get(message: Msg) -> _Stored | None:
     headers = message.headers if isinstance(message.headers, Headers) else Headers()
     subject = headers.get("Nats-Subject")
     if subject is None:
@@ -148,7 +148,7 @@ async def stream_messages(
 ) -> AsyncIterator[Msg]:
     """Yield the messages that a stream holds now, from `since`; nothing if there is no such stream.
 
-    Does not use nats-py's `fetch`, which takes a `Status` header that a sender wrote for one of the server.
+    Does not use nats-py's `fetch`, which mistakes a `Status` header that a sender wrote for one of the server.
     """
     name = f"deadletters-{secrets.token_hex(8)}"
     config = ConsumerConfig(
@@ -160,21 +160,21 @@ async def stream_messages(
         opt_start_time=since,
     )
     try:
-        left = (await client.jetstream().add_consumer(stream, config)).num_pending or 0
+        remaining = (await client.jetstream().add_consumer(stream, config)).num_pending or 0
     except NotFoundError:
         return
     inbox = client.new_inbox()
     replies = await client.subscribe(inbox)
     try:
-        while left > 0:
-            batch = min(left, _BATCH)
+        while remaining > 0:
+            batch = min(remaining, _BATCH)
             request = {"batch": batch, "expires": int(_BATCH_S * _NANOSECONDS)}
             await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}", orjson.dumps(request), inbox)
             for _ in range(batch):
                 message = await replies.next_msg(timeout=_BATCH_S)
                 if not message.reply:
-                    return  # a status message: the remaining ones expired or were deleted meanwhile
-                left -= 1
+                    return  # a status message: the remaining messages expired or were deleted
+                remaining -= 1
                 yield message
     finally:
         await replies.unsubscribe()

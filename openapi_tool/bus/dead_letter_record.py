@@ -16,12 +16,14 @@ from openapi_tool.protocol.command import BodyDigest, Delivery
 from openapi_tool.protocol.identity import TOPOLOGY, TRACEPARENT
 from openapi_tool.telemetry.redact import Redactor
 
-_WHOLE_BYTES = 160 * 1024
-"""Limit of a record with the whole command. A body of 64 KiB fits in base64, with headers of ordinary text in JSON."""
+_MAX_WHOLE_BYTES = 160 * 1024
+"""Limit of a record with the whole command: a body of 64 KiB in base64 fits, with headers of ordinary text."""
 
+# Limits of a cut command.
 _HEAD_BYTES = 4 * 1024
 _HEADERS_BYTES = 16 * 1024
 _VALUE_CHARS = 1_024
+
 _ID_CHARS = 256
 _MESSAGE_CHARS = 2_000
 _IDENTITY = {name.lower() for name in (*TOPOLOGY, TRACEPARENT)}
@@ -91,10 +93,10 @@ def without_secrets(record: Record, redactor: Redactor) -> Record:
 
 
 def dead_letter(delivery: Delivery, reason: str, message: str, redactor: Redactor) -> DeadLetter:
-    """Make the dead letter of a delivery, secrets masked; size and hash are of the received body."""
+    """Make the dead letter of a delivery with secrets masked; size and hash are of the received body."""
     body = delivery.cut or BodyDigest.of(delivery.data)
     whole = delivery.cut is None and delivery.headers_complete
-    clean = without_secrets(delivery, redactor) if whole else _beginning_without_secrets(delivery, redactor)
+    clean = without_secrets(delivery, redactor) if whole else _cut_without_secrets(delivery, redactor)
     return DeadLetter(
         number=0,
         reason=reason,
@@ -112,13 +114,13 @@ def dead_letter(delivery: Delivery, reason: str, message: str, redactor: Redacto
     )
 
 
-def encode(letter: DeadLetter, most: int) -> bytes:
-    """Encode a letter in at most about `most` bytes: the whole command if it fits, else what identifies it."""
+def encode(letter: DeadLetter, max_bytes: int) -> bytes:
+    """Encode a letter: the whole command if it fits into `max_bytes`, else its beginning and identity."""
     if letter.whole:
         record = _encoded(letter)
-        if len(record) <= min(most, _WHOLE_BYTES):
+        if len(record) <= min(max_bytes, _MAX_WHOLE_BYTES):
             return record
-    cut = replace(letter, whole=False, headers=_most_telling(letter.headers), data=letter.data[:_HEAD_BYTES])
+    cut = replace(letter, whole=False, headers=_bounded_headers(letter.headers), data=letter.data[:_HEAD_BYTES])
     return _encoded(cut)
 
 
@@ -130,13 +132,13 @@ def _encoded(letter: DeadLetter) -> bytes:
     return orjson.dumps(fields | letter.identity() | {"recorded_at": datetime.now(UTC)})
 
 
-def _beginning_without_secrets(delivery: Delivery, redactor: Redactor) -> Delivery:
-    """Cut a command that is not recorded whole, and mask its secrets; searching the whole body would take long."""
+def _cut_without_secrets(delivery: Delivery, redactor: Redactor) -> Delivery:
+    """Cut a command and mask its secrets; masking before the cut would search a body of any size."""
     beginning = redactor.head(delivery.data.decode(errors="surrogateescape"), _HEAD_BYTES)
     return replace(
         delivery,
         subject=redactor.text(delivery.subject),
-        headers=_most_telling(delivery.headers, redactor.head),
+        headers=_bounded_headers(delivery.headers, redactor.head),
         data=beginning.encode(errors="surrogateescape"),
     )
 
@@ -145,7 +147,7 @@ def _cut(text: str, chars: int) -> str:
     return text[:chars]
 
 
-def _most_telling(headers: Mapping[str, str], head: Callable[[str, int], str] = _cut) -> dict[str, str]:
+def _bounded_headers(headers: Mapping[str, str], head: Callable[[str, int], str] = _cut) -> dict[str, str]:
     """Return headers up to a size bound, identity headers first; `head` cuts each value."""
     included: dict[str, str] = {}
     left = _HEADERS_BYTES

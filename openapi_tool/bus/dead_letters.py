@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 STREAM = "openapi_tool_dead_letters"
 SUBJECT = "openapi_tool.dead_letter"
-"""Prefix of the subjects; a project token follows, so that limits hold per project. A stream of an earlier version
+"""Prefix of the subjects; a project token follows, so that limits apply per project. The stream of an earlier version
 captures only this subject itself."""
 
 SUBJECTS = f"{SUBJECT}.*"
@@ -31,7 +31,7 @@ NO_PROJECT = "=unreadable"
 _MAX_AGE_S = 7 * 24 * 3600
 _MAX_BYTES = 512 * 1024 * 1024
 _MAX_MESSAGES = 100_000
-_MAX_OF_PROJECT = 1_000
+_MAX_PER_PROJECT = 1_000
 """Dead letters of one project. With records of at most 180 kB, one project alone cannot fill the stream."""
 
 _TIMEOUT_S = 5.0
@@ -58,24 +58,24 @@ class DeadLetters:
         self._redactor = redactor
         self._replicas = replicas
         self._permits = FairSemaphore(_CONCURRENT)
-        self._by_project = True
+        self._subject_per_project = True
         self._inspected = False
 
-    async def keep(self, delivery: Delivery, reason: str, message: str) -> None:
-        """Record why a command gets no result. After it returns, settle the command.
+    async def record(self, delivery: Delivery, reason: str, message: str) -> None:
+        """Record why a command gets no result. The caller settles the command afterwards.
 
         A record that the server refuses (stream full, no permission, too large) is logged, counted and discarded.
-        Raises nats.errors.Error in an outage, except on delivery `_LAST_DELIVERY` and later, where it is discarded.
+        Raises nats.errors.Error in an outage; from delivery `_LAST_DELIVERY` on the record is discarded instead.
         """
         token = _token(delivery.subject)
         async with self._permits.permit(token):
-            await self._keep(token, delivery, reason, message)
+            await self._record(token, delivery, reason, message)
 
-    async def _keep(self, token: str, delivery: Delivery, reason: str, message: str) -> None:
+    async def _record(self, token: str, delivery: Delivery, reason: str, message: str) -> None:
         letter = dead_letter(delivery, reason, message, self._redactor)
-        about = {"reason": reason, "subject": letter.subject, "stream_sequence": letter.stream_sequence}
-        about |= {name: value for name, value in letter.identity().items() if value}
-        log.error("command dead-lettered: %s", letter.message, extra={"action": "call.dead_lettered"} | about)
+        fields = {"reason": reason, "subject": letter.subject, "stream_sequence": letter.stream_sequence}
+        fields |= {name: value for name, value in letter.identity().items() if value}
+        log.error("command dead-lettered: %s", letter.message, extra={"action": "call.dead_lettered"} | fields)
         try:
             await self._publish(token, letter)
         except (nats.errors.Error, OSError) as error:
@@ -86,7 +86,7 @@ class DeadLetters:
             log.error(  # noqa: TRY400 - refused by the server, not a defect
                 "cannot store a dead letter; it is discarded: %s",
                 error,
-                extra={"action": "dead_letters.discarded", "cause": cause} | about,
+                extra={"action": "dead_letters.discarded", "cause": cause} | fields,
             )
         else:
             metrics.DEAD_LETTERS.labels(reason).inc()
@@ -115,7 +115,7 @@ class DeadLetters:
             await jetstream.publish(self._subject(token), record, timeout=_TIMEOUT_S)
 
     def _subject(self, token: str) -> str:
-        return f"{SUBJECT}.{token}" if self._by_project else SUBJECT
+        return f"{SUBJECT}.{token}" if self._subject_per_project else SUBJECT
 
     async def ensure(self) -> None:
         """Create the stream if it is missing. Raises nats.errors.Error."""
@@ -132,15 +132,15 @@ class DeadLetters:
 
     def _adapt_to(self, config: StreamConfig) -> None:
         """Choose the subject that the stream captures, and warn of missing limits."""
-        self._by_project = SUBJECTS in (config.subjects or [])
-        lacking = list(_lacking(config))
-        if lacking:
-            flags = " ".join(flag for _, flag in lacking)
+        self._subject_per_project = SUBJECTS in (config.subjects or [])
+        missing = list(_missing_limits(config))
+        if missing:
+            flags = " ".join(flag for _, flag in missing)
             log.warning(
                 "stream %s has no %s: one project can evict the dead letters of others or fill the disk; run: "
                 "nats stream edit %s %s --force",
                 STREAM,
-                ", ".join(what for what, _ in lacking),
+                ", ".join(what for what, _ in missing),
                 STREAM,
                 flags,
                 extra={"action": "dead_letters.unlimited"},
@@ -148,21 +148,21 @@ class DeadLetters:
 
 
 def _new_stream(replicas: int) -> StreamConfig:
-    """Limits per project and in total; `discard new` makes the server report a record that it does not store."""
+    """Limit records per project and in total; `discard new` makes the server report one that it does not store."""
     return StreamConfig(
         name=STREAM,
         subjects=[SUBJECTS],
         max_age=_MAX_AGE_S,
         max_bytes=_MAX_BYTES,
         max_msgs=_MAX_MESSAGES,
-        max_msgs_per_subject=_MAX_OF_PROJECT,
+        max_msgs_per_subject=_MAX_PER_PROJECT,
         discard=DiscardPolicy.NEW,
         discard_new_per_subject=True,
         num_replicas=replicas,
     )
 
 
-def _lacking(config: StreamConfig) -> Iterator[tuple[str, str]]:
+def _missing_limits(config: StreamConfig) -> Iterator[tuple[str, str]]:
     """Yield each missing setting with the flag of `nats stream edit` that sets it."""
     subjects = list(config.subjects or [])
     if SUBJECTS not in subjects:
@@ -174,7 +174,7 @@ def _lacking(config: StreamConfig) -> Iterator[tuple[str, str]]:
     if (config.max_msgs or 0) <= 0:
         yield "message limit", f"--max-msgs {_MAX_MESSAGES}"
     if config.max_msgs_per_subject <= 0:
-        yield "message limit per subject", f"--max-msgs-per-subject {_MAX_OF_PROJECT}"
+        yield "message limit per subject", f"--max-msgs-per-subject {_MAX_PER_PROJECT}"
     if config.discard != DiscardPolicy.NEW or not config.discard_new_per_subject:
         yield "discard policy `new` per subject", "--discard new --discard-per-subject"
 

@@ -24,7 +24,7 @@ _WARN_EVERY_S = 60.0
 
 
 class DurableCapacity:
-    """Adapts `max_ack_pending` to a backlog: between `minimum`, the limit without a backlog, and MAX_ACK_PENDING."""
+    """Adapts `max_ack_pending` to the backlog: at least `minimum`, at most MAX_ACK_PENDING."""
 
     def __init__(self, client: BusClient, minimum: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -37,8 +37,8 @@ class DurableCapacity:
         backlog = state.ack_pending + state.pending
         full = state.pending > 0 and 0 < state.max_ack_pending <= state.ack_pending
         if full:
-            wanted = min(2 * backlog, MAX_ACK_PENDING)
-            if wanted <= state.max_ack_pending or not await self._change(durable, state, wanted):
+            raised = min(2 * backlog, MAX_ACK_PENDING)
+            if raised <= state.max_ack_pending or not await self._change(durable, state, raised):
                 self._warn(state)
         elif state.max_ack_pending > self._minimum >= 2 * backlog:
             await self._change(durable, state, self._minimum)

@@ -21,16 +21,16 @@ from openapi_tool.telemetry.health import CONSUMER, NATS, Health
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 1.0
-_PREPARING_EVERY_S = 0.1
-"""Interval until the durable is found or created; with EVERY_S a start would take a second longer."""
+CHECK_INTERVAL_S = 1.0
+_START_INTERVAL_S = 0.1
+"""Check interval until the durable is found or created, so that a start does not take a second longer."""
 
-_RECONNECT_AFTER = 3
-"""Failed checks before a reconnect; after 2, 4, 8, … times as many again: reconnecting may not help."""
+_FAILURES_BEFORE_RECONNECT = 3
+"""Failed checks before a reconnect. It may not help, so the next follow after 2, 4, 8, … times as many."""
 
-_SILENCE_S = 15.0
-_RESTORE_AGAIN_S = 60.0  # until the next attempt to restore settings that are still wrong
-_SAVE_FLOOR_S = 10.0
+_MAX_SILENCE_S = 15.0
+_RESTORE_RETRY_S = 60.0  # until the next attempt to restore settings that are still wrong
+_SAVE_FLOOR_INTERVAL_S = 10.0
 
 
 class Consumer(Protocol):
@@ -41,7 +41,7 @@ class Consumer(Protocol):
         """The durable, None until it is found or created."""
 
     @property
-    def trouble(self) -> str:
+    def durable_error(self) -> str:
         """Reason why it could not be found or created, empty if unknown."""
 
     @property
@@ -51,15 +51,15 @@ class Consumer(Protocol):
     def renew_pull(self) -> None:
         """Replace the open pull request: the server may have lost it."""
 
-    def prepare_again(self, reason: str) -> None:
+    def ensure_durable_again(self, reason: str) -> None:
         """Look up or create the durable again."""
 
-    def follow_ack_wait(self, seconds: float) -> None:
-        """Adopt this AckWait for heartbeats and leases."""
+    def use_ack_wait(self, seconds: float) -> None:
+        """Use this AckWait for heartbeats and leases."""
 
 
 class DurableMonitor:
-    """Records in `health` whether commands can arrive, updates `clock`, and restores settings of the durable."""
+    """Records in `health` whether commands can arrive, updates `clock`, and restores the durable's settings."""
 
     def __init__(
         self, client: BusClient, options: DurableOptions, consumer: Consumer, clock: ServerClock, health: Health
@@ -70,14 +70,14 @@ class DurableMonitor:
         self._clock = clock
         self._health = health
         self._unanswered = 0
-        self._troubled = False
+        self._had_problem = False
         self._leader = ""
-        self._seen: DurableState | None = None
-        self._acted_at = 0.0
+        self._last_state: DurableState | None = None
+        self._checked_settings_at = 0.0
         self._capacity = DurableCapacity(client, options.max_ack_pending)
         self._saved_floor = 0
         self._saved_at = -math.inf
-        self._valid_floor = 0  # the last one that was read while the filter was right
+        self._valid_floor = 0  # ack floor when the filter was last right
         for gauge in (metrics.PENDING, metrics.UNACKNOWLEDGED, metrics.MAX_UNACKNOWLEDGED):
             gauge.labels(options.version)  # at 0 from the start
 
@@ -86,7 +86,7 @@ class DurableMonitor:
         while True:
             began = time.monotonic()
             await self.check()
-            every_s = _PREPARING_EVERY_S if self._consumer.durable is None else EVERY_S
+            every_s = _START_INTERVAL_S if self._consumer.durable is None else CHECK_INTERVAL_S
             await asyncio.sleep(max(0.0, began + every_s - time.monotonic()))
 
     async def check(self) -> None:
@@ -96,22 +96,22 @@ class DurableMonitor:
             self._record("no connection", "no connection")
             return
         durable = self._consumer.durable
-        if durable is None and self._seen is None and not self._consumer.trouble:
+        if durable is None and self._last_state is None and not self._consumer.durable_error:
             self._health.record(NATS, ok=True)  # still starting: a missing durable is no problem yet
             return
         if durable is None:
-            self._record("", self._consumer.trouble or "the durable is not found or created yet")
+            self._record("", self._consumer.durable_error or "the durable is not found or created yet")
             return
         try:
             state = await observe(self._client, durable, self._clock)
             _export(state, self._options.version)
             self._unanswered = 0
             self._record("", self._problem(state))
-            await self._act_on(durable, state)
+            await self._follow_up(durable, state)
         except DurableMissing as error:
             self._saved_floor = 0
             self._record("", f"the durable {durable.name} is missing")
-            self._consumer.prepare_again(str(error))
+            self._consumer.ensure_durable_again(str(error))
         except (NotAnswered, nats.errors.NoRespondersError) as error:
             self._record("", f"JetStream cannot answer: {error}")
         except (nats.errors.Error, OSError) as error:
@@ -127,7 +127,7 @@ class DurableMonitor:
             return "the durable has no quorum: most of its servers are unavailable"
         if state.filters != (self._options.filter_subject,):
             return f"the durable has the wrong filter: {', '.join(state.filters)}"
-        if self._consumer.silence_s > _SILENCE_S:
+        if self._consumer.silence_s > _MAX_SILENCE_S:
             return "the server does not answer the pull request"
         return ""
 
@@ -135,14 +135,14 @@ class DurableMonitor:
         self._health.record(NATS, ok=not connection, reason=connection)
         self._health.record(CONSUMER, ok=not consumer, reason=consumer)
         if consumer:
-            self._troubled = True
+            self._had_problem = True
 
     async def _no_answer(self, error: Exception) -> None:
         """Reconnect after several checks without a reply: TCP notices a half-open connection only after minutes."""
         self._unanswered += 1
         reason = f"no answer to a request: {type(error).__name__}"
         self._record(reason, reason)
-        rounds, rest = divmod(self._unanswered, _RECONNECT_AFTER)
+        rounds, rest = divmod(self._unanswered, _FAILURES_BEFORE_RECONNECT)
         if rest == 0 and rounds.bit_count() == 1:
             log.warning(
                 "NATS does not answer; reconnecting",
@@ -150,19 +150,19 @@ class DurableMonitor:
             )
             await self._client.start_over()
 
-    async def _act_on(self, durable: Durable, state: DurableState) -> None:
+    async def _follow_up(self, durable: Durable, state: DurableState) -> None:
         """Renew the pull request after a problem, adopt the AckWait, and restore settings."""
-        if self._troubled or state.leader != self._leader:  # a new leader does not know open requests
+        if self._had_problem or state.leader != self._leader:  # a new leader does not know open requests
             self._consumer.renew_pull()
-        self._troubled, self._leader = False, state.leader
+        self._had_problem, self._leader = False, state.leader
         await self._capacity.adapt(durable, state)
         await self._save_floor(durable, state)
         if state.ack_wait_s > 0:
-            self._consumer.follow_ack_wait(state.ack_wait_s)
-        seen, self._seen = self._seen, state
+            self._consumer.use_ack_wait(state.ack_wait_s)
+        seen, self._last_state = self._last_state, state
         changed = seen is None or _settings(seen) != _settings(state)
-        if changed or time.monotonic() - self._acted_at >= _RESTORE_AGAIN_S:
-            self._acted_at = time.monotonic()
+        if changed or time.monotonic() - self._checked_settings_at >= _RESTORE_RETRY_S:
+            self._checked_settings_at = time.monotonic()
             self._log_differences(state, changed=changed)
             if state.max_deliver != UNLIMITED or state.filters != (self._options.filter_subject,):
                 await self._restore(durable, state)
@@ -171,9 +171,9 @@ class DurableMonitor:
         """Store the durable's ack floor, in case the durable is deleted."""
         now = time.monotonic()
         if state.filters != (self._options.filter_subject,):
-            return  # with a wrong filter the floor has passed commands that were never delivered
+            return  # with a wrong filter the floor may be past commands that were never delivered
         self._valid_floor = state.ack_floor
-        if not durable.created or state.ack_floor <= self._saved_floor or now - self._saved_at < _SAVE_FLOOR_S:
+        if not durable.created or state.ack_floor <= self._saved_floor or now - self._saved_at < _SAVE_FLOOR_INTERVAL_S:
             return
         self._saved_at = now
         floor = AckFloor(durable.stream, durable.created, self._options.filter_subject, state.ack_floor)
@@ -185,9 +185,9 @@ class DurableMonitor:
             self._saved_floor = state.ack_floor
 
     def _log_differences(self, state: DurableState, *, changed: bool) -> None:
-        """Log once that AckWait differs or `max_ack_pending` is lower; other executors may have set them.
+        """Log once that AckWait differs or `max_ack_pending` is lower than set; other executors may have changed them.
 
-        A higher `max_ack_pending` is no difference: replicas raise it during a backlog.
+        A higher `max_ack_pending` is normal: replicas raise it during a backlog.
         """
         lower = state.max_ack_pending < self._options.max_ack_pending
         if changed and (lower or state.ack_wait_s != self._options.ack_wait_s):

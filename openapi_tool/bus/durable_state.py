@@ -1,4 +1,4 @@
-"""Consumer info of the durable, and the server's time from the same reply."""
+"""State of the durable, and the server's time, from one reply to a consumer info request."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.streams import Durable
 
-ANSWER_S = 2.0
+REPLY_TIMEOUT_S = 2.0
 _NANOSECONDS = 1_000_000_000
 _NOT_FOUND = 404
-_ACTIVE_NS = 3 * _NANOSECONDS
-"""Followers answer a heartbeat every second. The server does not report a frozen one as offline."""
+_MAX_INACTIVE_NS = 3 * _NANOSECONDS
+"""Followers answer a heartbeat every second; the server does not report a frozen one as offline."""
 
 
 class DurableMissing(nats.errors.Error):
@@ -53,21 +53,21 @@ class DurableState:
 async def observe(client: BusClient, durable: Durable, clock: ServerClock) -> DurableState:
     """Return the state of the durable, and pass the server's time to `clock`.
 
-    Raises DurableMissing, NotAnswered, or another nats.errors.Error or OSError without a reply within ANSWER_S.
+    Raises DurableMissing, NotAnswered, or without a reply within REPLY_TIMEOUT_S another nats.errors.Error or OSError.
     """
-    asked = time.monotonic()
-    reply = await client.request(f"$JS.API.CONSUMER.INFO.{durable.stream}.{durable.name}", b"", timeout=ANSWER_S)
-    answered = time.monotonic()
-    answer = _read(reply.data)
+    requested_at = time.monotonic()
+    reply = await client.request(f"$JS.API.CONSUMER.INFO.{durable.stream}.{durable.name}", b"", timeout=REPLY_TIMEOUT_S)
+    replied_at = time.monotonic()
+    answer = _decoded(reply.data)
     if error := answer.get("error"):
         kind = DurableMissing if error.get("code") == _NOT_FOUND else NotAnswered
         raise kind(f"{error.get('description')} ({error.get('err_code')})")
     if timestamp := answer.get("ts"):  # absent before nats-server 2.10
-        clock.observe(_seconds(timestamp), asked, answered)
+        clock.observe(_seconds(timestamp), requested_at, replied_at)
     return _state(answer)
 
 
-def _read(data: bytes) -> Mapping[str, Any]:
+def _decoded(data: bytes) -> Mapping[str, Any]:
     try:
         answer = orjson.loads(data)
     except ValueError:
@@ -103,5 +103,5 @@ def _state(answer: Mapping[str, Any]) -> DurableState:
 
 def _has_quorum(followers: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the leader and its recently active `followers` are a majority."""
-    active = [peer for peer in followers if not peer.get("offline") and peer.get("active", 0) < _ACTIVE_NS]
+    active = [peer for peer in followers if not peer.get("offline") and peer.get("active", 0) < _MAX_INACTIVE_NS]
     return 2 * (1 + len(active)) > 1 + len(followers)

@@ -17,11 +17,10 @@ from openapi_tool.tools.problems import counted
 KERNEL_ACK_WAIT_S, KERNEL_MAX_DELIVER = 30.0, 3
 """The kernel executor's own settings of the durable (protocol section 1)."""
 
+_REPLY_TIMEOUT_S = 0.5
+"""Seconds to wait for the statistics of all running replicas."""
 
-_ANSWER_S = 0.5
-"""Seconds in which every replica that runs tells its statistics."""
-
-_NAMED = 5
+_MAX_NAMED = 5  # replicas in an error message
 
 
 class StillPulled(nats.errors.Error):
@@ -48,10 +47,10 @@ async def durable_shown(client: Client, options: DurableOptions) -> DurableShown
 
 
 async def hand_to_kernel(client: Client, options: DurableOptions) -> tuple[DurableShown, DurableShown]:
-    """Give the durable the settings that the kernel's own executor works with; return it before and after.
+    """Set the durable to the settings that the kernel's own executor needs; return its state before and after.
 
-    With ours a command that was answered and whose acknowledgement was lost comes back every few seconds and without
-    end; the kernel's executor fails on it each time, and its later calls time out.
+    With our unlimited deliveries and short AckWait, a command that has a result but whose acknowledgement was lost is
+    redelivered every few seconds forever. The kernel's executor fails on it each time, and its later calls time out.
 
     Raises StillPulled while an executor consumes from it, DurableMissing, or another nats.errors.Error.
     """
@@ -59,12 +58,12 @@ async def hand_to_kernel(client: Client, options: DurableOptions) -> tuple[Durab
     if before.num_waiting:
         raise StillPulled(f"the durable {options.name!r} still has open pull requests ({before.num_waiting})")
     # A replica without a free slot, or during an outage of the database, has no open pull request.
-    found = await gather_stats(client, _ANSWER_S)
-    running = [str(one["instance"]) for one in found if options.name in one.get("durables", [options.name])]
+    replicas = await gather_stats(client, _REPLY_TIMEOUT_S)
+    running = [str(each["instance"]) for each in replicas if options.name in each.get("durables", [options.name])]
     if running:
-        named = ", ".join(running[:_NAMED]) + (", …" if len(running) > _NAMED else "")
-        replicas = f"{counted(len(running), 'running replica')} ({named})"
-        raise StillPulled(f"the durable {options.name!r} still has {replicas}")
+        named = ", ".join(running[:_MAX_NAMED]) + (", …" if len(running) > _MAX_NAMED else "")
+        replicas_text = f"{counted(len(running), 'running replica')} ({named})"
+        raise StillPulled(f"the durable {options.name!r} still has {replicas_text}")
     config = before.config.evolve(
         name=options.name, ack_wait=KERNEL_ACK_WAIT_S, max_deliver=KERNEL_MAX_DELIVER, backoff=None
     )

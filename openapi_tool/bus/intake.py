@@ -1,7 +1,7 @@
 """Intake: holds received commands from delivery to settlement.
 
-A waiting command costs memory and heartbeats, no other I/O. More commands are fetched than can be held: otherwise the
-backlog of one project at the head of the stream would block the projects behind it. The surplus is handed back.
+A waiting command costs memory and heartbeats, but no other I/O. More commands are fetched than can be held, so that the
+backlog of one project does not block the projects behind it in the stream. The surplus is handed back.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from openapi_tool.telemetry import metrics
 log = logging.getLogger(__name__)
 
 _MAX_WAITING_BYTES = 16 * 2**20
-LOOK_BEHIND = 512
-"""Commands that are fetched even if no more can wait, to find those of other projects behind a backlog."""
+MIN_LOOK_AHEAD = 512
+"""Commands to fetch even if no more can wait, to find those of other projects behind a backlog."""
 
 _LOG_EVERY_S = 60.0
 
@@ -48,7 +48,7 @@ class Intake:
     @property
     def look_ahead(self) -> int:
         """Number of commands to fetch while all slots are busy."""
-        return max(self._options.max_held - self.waiting, LOOK_BEHIND)
+        return max(self._options.max_held - self.waiting, MIN_LOOK_AHEAD)
 
     @property
     def full(self) -> bool:
@@ -63,16 +63,16 @@ class Intake:
     def refuse(self, message: Msg) -> bool:
         """Hand back a message that the scheduler would evict at once; return False if it may be held.
 
-        Decides from subject and reply subject, without decoding: there may be tens of thousands of such messages.
+        Reads only subject and reply subject, not the body: there may be tens of thousands of such messages.
         Raises ForeignMessage.
         """
         project = project_of(message.subject)
         if not self.full or not self._scheduler.would_evict(project):
             return False
-        place = metadata_of(message)
-        if place.sequence.stream in self.held:
+        metadata = metadata_of(message)
+        if metadata.sequence.stream in self.held:
             return False
-        self._send_back(message, project, None, never_run=self.returns.never_run(place))
+        self._hand_back_surplus(message, project, None, never_run=self.returns.never_run(metadata))
         return True
 
     def take(self, message: Msg, *, stale: bool) -> Held | None:
@@ -102,10 +102,10 @@ class Intake:
         self._scheduler.offer(work)
         if full:
             surplus = self._scheduler.evict()
-            self._send_back(surplus.message, surplus.flow[0], surplus, never_run=_never_run(surplus))
+            self._hand_back_surplus(surplus.message, surplus.flow[0], surplus, never_run=_never_run(surplus))
 
     def next(self, may_begin: Callable[[str], bool]) -> Held | None:
-        """Remove and return the waiting command to run now, None if none waits of a project that may begin another."""
+        """Remove and return the command that runs next; None if no project with a waiting one may begin another."""
         return self._scheduler.next(may_begin)
 
     def finished(self, work: Held, duration_s: float, requests: int) -> None:
@@ -123,16 +123,16 @@ class Intake:
         for work in self.held.values():
             work.stale = True
 
-    def give_back_waiting(self) -> None:
+    def hand_back_waiting(self) -> None:
         """Hand back all waiting commands for immediate redelivery."""
         for work in self._scheduler.withdraw():
-            self.give_back(work)
+            self.hand_back(work)
 
-    def give_back(self, work: Held) -> None:
+    def hand_back(self, work: Held) -> None:
         """Hand back a command that was not run, for immediate redelivery."""
         self.returns.add(work.message, work, never_run=_never_run(work))
 
-    def _send_back(self, message: Msg, project: str, work: Held | None, *, never_run: bool) -> None:
+    def _hand_back_surplus(self, message: Msg, project: str, work: Held | None, *, never_run: bool) -> None:
         metrics.RETURNED.inc()
         self._log_surplus(project)
         self.returns.add(message, work, self._delays.next(project, self.waiting), never_run=never_run)
@@ -148,5 +148,5 @@ class Intake:
 
 
 def _never_run(work: Held) -> bool:
-    """Return whether no delivery of a waiting command was ever run, as far as this process knows."""
+    """Return whether no delivery of a waiting command was ever run, to this process's knowledge."""
     return work.delivery.attempt == 1 and not work.stale

@@ -1,8 +1,8 @@
 """Leases of redelivered commands, and the count of runs that were lost with their executor (ADR 4).
 
 The first delivery needs no lease: JetStream delivers a message to no other executor while heartbeats extend its
-AckWait. A redelivery means that something went wrong: the first run may still be in progress in a process that stalled.
-So a KV record names the owner, and counts runs that began and never ended.
+AckWait. A redelivery means that something failed: the first run may still be in progress in a stalled process. So a KV
+record names the owner, and counts runs that began and never ended.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ BUCKET = "openapi_tool_leases"
 KEYS = "command.*.*"
 _VERSION = 1
 _TTL_S = 3600
-_RACES = 8  # attempts of a compare-and-set
+_MAX_WRITE_ATTEMPTS = 8  # of a compare-and-set
 _MAX_EVENTS = 20
 
 
 class RunEvent(StrEnum):
-    """Event of a run that a record keeps."""
+    """Event of a run, as stored in the record of its command."""
 
     BEGAN = auto()
     HANDED_BACK = auto()
@@ -62,9 +62,8 @@ class Run:
 class Record:
     """KV record of one command.
 
-    `lost` counts runs that began and did not end, including the current run of `owner`;
-    `expires_at` is in seconds since the epoch, 0 without an owner. `runs` are the last events of its runs, oldest
-    first.
+    `lost` counts runs that began and did not end, including the current run of `owner`. `expires_at` is in seconds
+    since the epoch, 0 without an owner. `runs` are the last events of its runs, oldest first.
     """
 
     version: int = _VERSION
@@ -112,9 +111,9 @@ class Leases:
         self._bucket: KeyValue | None = None
 
     async def take(self, delivery: Delivery) -> Lease | LeaseTaken:
-        """Take and return the lease of a redelivered command, or return how long another executor holds it."""
+        """Take the lease of a redelivered command; return it, or for how long another executor holds it."""
         key = _key(delivery)
-        for _ in range(_RACES):
+        for _ in range(_MAX_WRITE_ATTEMPTS):
             revision, record = await self._read(key, delivery.attempt)
             busy_s = record.expires_at - self._clock()
             if busy_s > 0 and record.owner != self._owner:
@@ -124,10 +123,10 @@ class Leases:
         raise LeaseLost(key)
 
     async def begin(self, lease: Lease) -> None:
-        """Count a run that begins now as lost, until it ends or is handed back."""
+        """Count a run as lost from its start until it ends or is handed back."""
         await self._change(
             lease.key,
-            lambda record: self._with(
+            lambda record: self._with_event(
                 self._owned(replace(record, lost=record.lost + 1)), RunEvent.BEGAN, lease.delivery
             ),
         )
@@ -138,14 +137,14 @@ class Leases:
 
     async def release(self, lease: Lease) -> None:
         """Release the lease of a command whose run did not begin."""
-        await self._change(lease.key, _free)
+        await self._change(lease.key, _without_owner)
 
     async def hand_back(self, delivery: Delivery, *, forgive: bool) -> None:
         """Release the lease of a command whose run ends without settling it; `forgive` takes it off the lost runs."""
 
         def free(record: Record) -> Record:
-            counted = _free(replace(record, lost=max(0, record.lost - forgive)))
-            return self._with(counted, RunEvent.HANDED_BACK, delivery.attempt)
+            counted = _without_owner(replace(record, lost=max(0, record.lost - forgive)))
+            return self._with_event(counted, RunEvent.HANDED_BACK, delivery.attempt)
 
         await self._change(_key(delivery), free)
 
@@ -155,11 +154,11 @@ class Leases:
         def free(record: Record) -> Record | None:
             if record.owner != self._owner:
                 return None
-            return self._with(_free(replace(record, lost=0)), RunEvent.SETTLED, lease.delivery)
+            return self._with_event(_without_owner(replace(record, lost=0)), RunEvent.SETTLED, lease.delivery)
 
         await self._change(lease.key, free)
 
-    def _with(self, record: Record, event: RunEvent, delivery: int) -> Record:
+    def _with_event(self, record: Record, event: RunEvent, delivery: int) -> Record:
         run = Run(event, delivery, INSTANCE, round(self._clock(), 3))
         return replace(record, runs=(*record.runs, run)[-_MAX_EVENTS:])
 
@@ -168,7 +167,7 @@ class Leases:
 
     async def _change(self, key: str, change: Callable[[Record], Record | None]) -> None:
         """Apply `change` by compare-and-set, with retries on conflicts; None from `change` writes nothing."""
-        for _ in range(_RACES):
+        for _ in range(_MAX_WRITE_ATTEMPTS):
             revision, record = await self._read(key)
             changed = change(record)
             if changed is None or await self._write(key, changed, revision):
@@ -176,16 +175,16 @@ class Leases:
         raise LeaseLost(key)
 
     async def _read(self, key: str, attempt: int = 2) -> tuple[int, Record]:
-        """Return revision and record; without a record, the first delivery counts as one lost run."""
+        """Return revision and record. Without a record, an earlier delivery counts as one lost run."""
         unwritten = Record(lost=min(attempt - 1, 1))
         try:
             entry = await (await self._opened()).get(key)
         except KeyNotFoundError as missing:
             return (missing.entry.revision or 0) if missing.entry else 0, unwritten
         except (nats.errors.NoRespondersError, ServiceUnavailableError):
-            self._bucket = None  # the bucket may have been created again without direct reads
+            self._bucket = None  # it may have been created again, without direct reads; open it anew
             raise
-        return entry.revision or 0, _record(entry.value) or unwritten
+        return entry.revision or 0, _decoded(entry.value) or unwritten
 
     async def _write(self, key: str, record: Record, revision: int) -> bool:
         try:
@@ -219,7 +218,7 @@ class Leases:
 
 
 def lease_key(stream: str, sequence: int) -> str:
-    """Return the key of a command by its place; `stream` is quoted, since keys allow fewer characters than names."""
+    """Return the key of a command by its stream position; `stream` is quoted: keys allow fewer characters."""
     return f"command.{quote(stream, safe='').replace('~', '%7E').replace('%', '=')}.{sequence}"
 
 
@@ -227,11 +226,11 @@ def _key(delivery: Delivery) -> str:
     return lease_key(delivery.stream, delivery.stream_sequence)
 
 
-def _free(record: Record) -> Record:
+def _without_owner(record: Record) -> Record:
     return replace(record, owner="", expires_at=0.0)
 
 
-def _record(value: bytes | None) -> Record | None:
+def _decoded(value: bytes | None) -> Record | None:
     """Decode a stored record; return None for anything else, also for another version."""
     try:
         fields = orjson.loads(value or b"null")

@@ -1,8 +1,7 @@
 """Look-ahead: fetch commands while all slots are busy, so that the scheduler can choose among projects.
 
-Without it the backlog of one project blocks the commands of others (head-of-line blocking). The requests use `no_wait`.
-They take no command from an executor with a free slot: that one has a pull request open, which the server serves first
-(NATS ADR-13).
+Without it the backlog of one project blocks the commands of others (head-of-line blocking). The requests use `no_wait`,
+so they take no command from an executor with a free slot: the server serves its open pull request first (NATS ADR-13).
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from nats.js.api import Header
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.pull_consumer import unsubscribe
 
-EVERY_S = 0.05
-"""Mean seconds until the next request after one that found fewer commands than it asked for."""
+PAUSE_S = 0.05
+"""Mean pause in seconds after a request that found fewer commands than it asked for."""
 
 JITTER = 0.5, 1.5
-"""Bounds of the random factor of EVERY_S. With a fixed interval the replicas would keep their order, and the one whose
-request follows the longest gap would get most of the new commands each time."""
+"""Bounds of the random factor of PAUSE_S. With a fixed pause the replicas would always ask in the same order,
+and the one that asks after the longest gap would get most of the new commands."""
 
 _REPLY_TIMEOUT_S = 1.0
 """Seconds until the next request if the server does not answer."""
@@ -36,11 +35,11 @@ _MAX_RECEIVE_S = 0.01
 _MAX_BYTES = 8 * 2**20
 """Byte limit of one request: nats-py buffers its messages until they are received."""
 
-_CONFLICT = "409"
+_CONFLICT = "409"  # status: `max_bytes` is reached
 
 
 class LookAhead:
-    """Fetches `batch()` commands at a time while that is more than 0, and passes each to `receive`."""
+    """Fetches `batch()` commands at a time while that is positive, and passes each to `receive`."""
 
     def __init__(
         self,
@@ -54,9 +53,9 @@ class LookAhead:
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
         self._batch = batch
         self._receive = receive
-        self._left = 0
+        self._outstanding = 0
         self._yielded_at = 0.0
-        self._answered = asyncio.Event()
+        self._batch_ended = asyncio.Event()
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -77,27 +76,27 @@ class LookAhead:
             await unsubscribe(self._client, subscription)
 
     async def _fetch(self, batch: int, inbox: str) -> None:
-        self._left = batch
-        self._answered.clear()
+        self._outstanding = batch
+        self._batch_ended.clear()
         if self._client.is_connected:
             request = {"batch": batch, "no_wait": True, "max_bytes": _MAX_BYTES}
             await self._client.publish(self._subject, orjson.dumps(request), inbox)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_REPLY_TIMEOUT_S):
-                    await self._answered.wait()
-        if self._left:
-            await asyncio.sleep(EVERY_S * random.uniform(*JITTER))  # noqa: S311 - no secret depends on it
+                    await self._batch_ended.wait()
+        if self._outstanding:
+            await asyncio.sleep(PAUSE_S * random.uniform(*JITTER))  # noqa: S311 - no secret depends on it
 
     async def _on_message(self, message: Msg) -> None:
         # A stored message has a reply subject; its publisher may have set a header `Status`, which is not the server's.
         status = message.headers.get(Header.STATUS) if message.headers and not message.reply else None
         if status is None:
             self._receive(message)
-            self._left = max(0, self._left - 1)
+            self._outstanding = max(0, self._outstanding - 1)
         elif status == _CONFLICT:
-            self._left = 0  # `max_bytes` reached: more commands are there
-        if status is not None or not self._left:
-            self._answered.set()
+            self._outstanding = 0  # more commands are there, so fetch again without a pause
+        if status is not None or not self._outstanding:
+            self._batch_ended.set()
         await self._yield()
 
     async def _yield(self) -> None:

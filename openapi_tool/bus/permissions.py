@@ -33,13 +33,13 @@ class Permissions:
         """Return the JSON object of a user's `permissions` in NATS."""
         return {"publish": {"allow": list(self.publish)}, "subscribe": {"allow": list(self.subscribe)}}
 
-    def joined(self, other: Permissions) -> Permissions:
-        """Return the permissions of a user that needs both."""
+    def union(self, other: Permissions) -> Permissions:
+        """Return the union of both permissions."""
         publish, subscribe = (*self.publish, *other.publish), (*self.subscribe, *other.subscribe)
         return Permissions(tuple(dict.fromkeys(publish)), tuple(dict.fromkeys(subscribe)))
 
     def over(self, domain: str | None, inbox: str) -> Permissions:
-        """Return the same permissions for another JetStream domain and inbox prefix."""
+        """Return the permissions for another JetStream domain and inbox prefix."""
         subscribe = tuple(f"{inbox}.>" if subject == f"{INBOX}.>" else subject for subject in self.subscribe)
         return Permissions(tuple(routed(subject, domain) for subject in self.publish), subscribe)
 
@@ -100,9 +100,9 @@ def dead_letter_permissions(options: DurableOptions, *, stream: str | None) -> P
         (
             f"{_API}.STREAM.NAMES",
             f"{_API}.CONSUMER.INFO.{stream}.*",
-            *_read(f"{stream}.*.{options.filter_subject}", stream),
+            *_temporary_consumer(f"{stream}.*.{options.filter_subject}", stream),
             f"{_API}.STREAM.MSG.GET.{stream}",
-            *_read(f"{dead_letters.STREAM}.*", dead_letters.STREAM),
+            *_temporary_consumer(f"{dead_letters.STREAM}.*", dead_letters.STREAM),
             f"{_API}.STREAM.MSG.DELETE.{dead_letters.STREAM}",
             options.filter_subject,
         )
@@ -116,14 +116,14 @@ def inspect_permissions(options: DurableOptions, *, stream: str | None) -> Permi
         (
             f"{_API}.STREAM.NAMES",
             f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
-            *_read(f"{stream}.*.{options.filter_subject}", stream),
+            *_temporary_consumer(f"{stream}.*.{options.filter_subject}", stream),
             *(
-                _read(f"{stream}.*.{one}", stream)[0]
-                for one in [_of_one_project(options)]
+                _temporary_consumer(f"{stream}.*.{one}", stream)[0]
+                for one in [_all_projects(options)]
                 if one != options.filter_subject
             ),
-            _read(f"{stream}.*.{doorbell_filter(options.version, '*')}", stream)[0],
-            *_read(f"{dead_letters.STREAM}.*", dead_letters.STREAM),
+            _temporary_consumer(f"{stream}.*.{doorbell_filter(options.version, '*')}", stream)[0],
+            *_temporary_consumer(f"{dead_letters.STREAM}.*", dead_letters.STREAM),
             f"{_API}.STREAM.INFO.KV_{leases.BUCKET}",
             f"{_API}.DIRECT.GET.KV_{leases.BUCKET}.$KV.{leases.BUCKET}.{leases.KEYS}",
             f"{_API}.STREAM.MSG.GET.KV_{leases.BUCKET}",
@@ -147,7 +147,7 @@ def handover_permissions(options: DurableOptions, *, stream: str | None) -> Perm
     )
 
 
-def _of_one_project(options: DurableOptions) -> str:
+def _all_projects(options: DurableOptions) -> str:
     tokens = options.filter_subject.split(".")
     return ".".join((*tokens[:2], "*", "*", *tokens[4:]))
 
@@ -176,7 +176,7 @@ def _direct_get(bucket: str, key: str) -> str:
 
 
 def _bucket(bucket: str, *keys: str) -> tuple[str, ...]:
-    """Return both ways to read: a bucket that an operator created may not allow direct gets."""
+    """Return the subjects of a bucket, for both ways to read: one that an operator created may forbid direct gets."""
     subjects = [f"$KV.{bucket}.{key}" for key in keys]
     stream = f"KV_{bucket}"
     return (
@@ -187,6 +187,6 @@ def _bucket(bucket: str, *keys: str) -> tuple[str, ...]:
     )
 
 
-def _read(consumer: str, stream: str) -> tuple[str, ...]:
+def _temporary_consumer(consumer: str, stream: str) -> tuple[str, ...]:
     """Return the subjects for a temporary consumer; `consumer` is `STREAM.NAME` or `STREAM.NAME.FILTER`."""
     return f"{_API}.CONSUMER.CREATE.{consumer}", f"{_API}.CONSUMER.MSG.NEXT.{stream}.*"

@@ -26,21 +26,21 @@ log = logging.getLogger(__name__)
 EXPIRES_S = 30.0
 HEARTBEAT_S = 5.0
 _UNSUBSCRIBE_S = 2.0
-_SILENCE_S = 2.5 * HEARTBEAT_S
+_MAX_SILENCE_S = 2.5 * HEARTBEAT_S
 """Without a message or heartbeat for this long, assume that the server has lost the open request."""
 
 _MAX_BYTES = 4 * 2**20
-"""Limit in bytes of the messages of one request; beyond it the server ends the request with 409. On the same connection
-a burst of messages delays the acknowledgements of our publications: 64 large commands by 0.2 s."""
+"""Byte limit of the messages of one request; at it the server ends the request with 409. A larger burst would delay the
+acknowledgements of our publications on the same connection: 64 large commands by 0.2 s."""
 
-_COMPLETE = ("batch completed", "message size exceeds maxbytes")  # both with status 409
-_ENDINGS = (StatusCode.REQUEST_TIMEOUT, StatusCode.NO_MESSAGES)
+_COMPLETED = ("batch completed", "message size exceeds maxbytes")  # descriptions of status 409
+_EXPECTED_STATUSES = (StatusCode.REQUEST_TIMEOUT, StatusCode.NO_MESSAGES)
 _NANOSECONDS = 1_000_000_000
 _HEARTBEAT = "100"
 _PENDING = "Nats-Pending-Messages"
 _NUMBER = re.compile(r"[0-9]{1,18}")
-_TOP_UP = 4
-"""Send a further request once 1/4 of all slots is free and not yet requested: fewer, larger requests."""
+_TOP_UP_DIVISOR = 4
+"""Send a further request once a quarter of all slots is free and not yet requested: fewer, larger requests."""
 
 
 class ConsumerGone(Exception):
@@ -65,12 +65,12 @@ class PullConsumer:
         self._inbox = ""
         self._subscription: Subscription | None = None
         self._requested = 0
-        self._largest = 1
+        self._max_free_slots = 1
         self._requested_at = time.monotonic()
         self._unanswered_since: float | None = None
-        self._renew = False
+        self._renew_requested = False
         self._wake = asyncio.Event()
-        self._gone: str | None = None
+        self._gone_reason: str | None = None
         self._reconnects = 0
 
     @property
@@ -82,38 +82,38 @@ class PullConsumer:
         return 0.0 if self._unanswered_since is None else time.monotonic() - self._unanswered_since
 
     def wake(self) -> None:
-        """Compare free slots with requested messages again: a slot became free."""
+        """Request messages for slots that became free."""
         self._wake.set()
 
     def renew(self) -> None:
         """Withdraw the open request and send a new one, because the server may have lost it."""
-        self._renew = True
+        self._renew_requested = True
         self._wake.set()
 
     def give_up(self, reason: str) -> None:
         """End `run` with ConsumerGone, because the durable is missing."""
-        self._gone = reason
+        self._gone_reason = reason
         self._wake.set()
 
     async def run(self) -> None:
         """Pull until cancelled, across connection losses. Raises ConsumerGone."""
-        self._gone = None
+        self._gone_reason = None
         await self._subscribe()
         try:
-            while self._gone is None:
+            while self._gone_reason is None:
                 self._wake.clear()
                 if self._must_resubscribe():
                     await self._resubscribe()
                 await self._top_up()
                 await self._wait()
-            raise ConsumerGone(self._gone)
+            raise ConsumerGone(self._gone_reason)
         finally:
             await self._unsubscribe()
 
     def _must_resubscribe(self) -> bool:
         """Return whether the open request may be lost, or exceeds the free slots: a request cannot be reduced."""
         reconnected = self._reconnects != self._client.stats["reconnects"]
-        return self._renew or reconnected or 0 < self._requested > self._free_slots()
+        return self._renew_requested or reconnected or 0 < self._requested > self._free_slots()
 
     async def _subscribe(self) -> None:
         self._reconnects = self._client.stats["reconnects"]
@@ -126,7 +126,7 @@ class PullConsumer:
         With a second request for the same inbox it would serve both, which exceeds the free slots. Messages already
         sent to the old inbox are received first and take their slots.
         """
-        self._renew = False
+        self._renew_requested = False
         await self._unsubscribe()
         self._requested = 0
         if not self._free_slots():
@@ -141,11 +141,11 @@ class PullConsumer:
 
     async def _top_up(self) -> None:
         free = self._free_slots()
-        self._largest = max(self._largest, free)
+        self._max_free_slots = max(self._max_free_slots, free)
         missing = free - self._requested
         if missing <= 0 or not self._client.is_connected:
             return
-        if self._requested and missing * _TOP_UP < self._largest:
+        if self._requested and missing * _TOP_UP_DIVISOR < self._max_free_slots:
             return
         request = {
             "batch": missing,
@@ -164,8 +164,8 @@ class PullConsumer:
             await self._wake.wait()
         finally:
             timer.cancel()
-        if self._requested and time.monotonic() - self._last_answer_or_request > _SILENCE_S:
-            self._renew = True
+        if self._requested and time.monotonic() - self._last_answer_or_request > _MAX_SILENCE_S:
+            self._renew_requested = True
 
     @property
     def _last_answer_or_request(self) -> float:
@@ -188,8 +188,8 @@ class PullConsumer:
         remaining = headers.get(_PENDING, "")
         self._requested = max(0, self._requested - int(remaining)) if _NUMBER.fullmatch(remaining) else 0
         if status == StatusCode.SERVICE_UNAVAILABLE or "consumer deleted" in description.lower():
-            self._gone = description or "no responders"
-        elif status not in _ENDINGS and description.lower() not in _COMPLETE:
+            self._gone_reason = description or "no responders"
+        elif status not in _EXPECTED_STATUSES and description.lower() not in _COMPLETED:
             log.warning(
                 "the server ended a pull request",
                 extra={"action": "pull.ended", "status": status, "description": description},

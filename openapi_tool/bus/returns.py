@@ -1,7 +1,7 @@
 """Hand commands that did not run back to the stream (NAK), each with its own redelivery delay.
 
-The delays spread redeliveries to the pace at which calls end here. A whole backlog redelivered at once, and handed back
-again, would cost more CPU than the calls themselves.
+The delays spread redeliveries to the rate at which calls end here. To receive a whole backlog at once, and to hand it
+back again, would cost more CPU than the calls themselves.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ _MAX_REMEMBERED = 20_000
 """Limit of handed-back commands whose number of deliveries is remembered; each takes about 100 bytes."""
 
 _BATCH = 32
-"""Commands handed back before other tasks run."""
+"""Commands to hand back before other tasks run."""
 
 _BATCH_TIMEOUT_S = 2.0
-"""Timeout in seconds for one such batch."""
 
 _MIN_DELAY_S, _MAX_DELAY_S = 0.1, 30.0
 _MEAN_WEIGHT = 64
@@ -44,7 +43,7 @@ class Returns:
         self._forget = forget
         self._queue: deque[tuple[Msg, Held | None, float]] = deque()
         self._wake = asyncio.Event()
-        self._deliveries: OrderedDict[int, int] = OrderedDict()
+        self._unrun_deliveries: OrderedDict[int, int] = OrderedDict()  # delivery count by stream sequence
 
     def add(self, message: Msg, work: Held | None, delay_s: float = 0.0, *, never_run: bool) -> None:
         """Hand back a message for redelivery after `delay_s` seconds; `work` is its command if it was held.
@@ -55,23 +54,22 @@ class Returns:
         self._wake.set()
         if not delay_s:
             log.info("handed a waiting command back", extra={"action": "call.handed_back"} | _ids(message, work))
-        elif log.isEnabledFor(logging.DEBUG):  # it may be thousands of lines; `intake.full` is one in a minute
+        elif log.isEnabledFor(logging.DEBUG):  # may be thousands of lines; `intake.full` is logged once a minute
             log.debug("handed a surplus command back", extra={"action": "call.handed_back"} | _ids(message, work))
         if never_run:
-            place = message.metadata
-            self._deliveries[place.sequence.stream] = place.num_delivered
-            if len(self._deliveries) > _MAX_REMEMBERED:
-                self._deliveries.popitem(last=False)
+            metadata = message.metadata
+            self._unrun_deliveries[metadata.sequence.stream] = metadata.num_delivered
+            if len(self._unrun_deliveries) > _MAX_REMEMBERED:
+                self._unrun_deliveries.popitem(last=False)
 
-    def never_run(self, place: Msg.Metadata) -> bool:
-        """Return whether no earlier delivery of a command was run, and drop the record of it.
+    def never_run(self, metadata: Msg.Metadata) -> bool:
+        """Return whether no earlier delivery of a command was run, and forget them; it then needs no lease (ADR 4).
 
-        That is known only if this process received and handed back all of them. Such a redelivery needs no lease
-        (ADR 4).
+        True only if this process handed back every earlier delivery: it knows nothing of other executors.
         """
-        attempt = place.num_delivered
-        # The delivery before this one was handed back here, and so were all before it.
-        return attempt == 1 or self._deliveries.pop(place.sequence.stream, 0) + 1 == attempt
+        attempt = metadata.num_delivered
+        # The delivery before this one was handed back here, and by induction all earlier ones.
+        return attempt == 1 or self._unrun_deliveries.pop(metadata.sequence.stream, 0) + 1 == attempt
 
     async def run(self) -> None:
         """Hand back added messages until cancelled."""
@@ -88,7 +86,7 @@ class Returns:
                 async with asyncio.timeout(_BATCH_TIMEOUT_S):
                     for _ in range(min(_BATCH, len(self._queue))):
                         message, work, delay_s = self._queue.popleft()
-                        await self._give_back(message, work, delay_s)
+                        await self._hand_back(message, work, delay_s)
             except (nats.errors.Error, OSError, TimeoutError) as error:
                 why = f"{type(error).__name__}: {error}"
                 log.warning(
@@ -97,7 +95,7 @@ class Returns:
                 )
             await asyncio.sleep(0)
 
-    async def _give_back(self, message: Msg, work: Held | None, delay_s: float) -> None:
+    async def _hand_back(self, message: Msg, work: Held | None, delay_s: float) -> None:
         try:
             await self._publish(message.reply, b'-NAK {"delay":%d}' % (delay_s * 1e9) if delay_s else b"-NAK")
         finally:
@@ -111,10 +109,10 @@ def _ids(message: Msg, work: Held | None) -> dict[str, Any]:
 
 
 class ReturnDelays:
-    """Redelivery delays of surplus commands: after those of the project that wait here or were handed back before.
+    """Computes redelivery delays: each command after those of its project that wait or were handed back before it.
 
-    The assumed pace is `slots` divided by the mean duration of a call. A command redelivered too early is handed back
-    again.
+    The assumed rate is `slots` divided by the mean duration of a call. A command that is redelivered too early is
+    handed back again.
     """
 
     def __init__(self, slots: int, clock: Callable[[], float] = time.monotonic) -> None:

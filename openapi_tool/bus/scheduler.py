@@ -13,16 +13,15 @@ from typing import Protocol
 
 from openapi_tool.bus.held import Held
 
-_EQUAL: Mapping[str, float] = MappingProxyType({})
+_EQUAL_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 
-_MIN_COST = 0.1
-
-_MIN_ENTRIES = 64
+_MIN_COST = 0.1  # requests that a command is charged at least
+_MAX_STALE_ENTRIES = 64  # of a heap, besides one per flow; compacting it more often would cost CPU
 _MAX_IDLE_FLOWS = 4_096
 """Flows (projects or agents) without a waiting command whose charge is remembered, at each level."""
 
 
-def _anybody(_: str) -> bool:
+def _any_project(_: str) -> bool:
     return True
 
 
@@ -37,8 +36,8 @@ class Scheduler(Protocol):
     def offer(self, work: Held) -> None:
         """Enqueue a command."""
 
-    def next(self, may_begin: Callable[[str], bool] = _anybody) -> Held | None:
-        """Remove and return the command that runs next, None if none waits of a project that may begin another."""
+    def next(self, may_begin: Callable[[str], bool] = _any_project) -> Held | None:
+        """Remove and return the command that runs next; None if no project with a waiting one may begin another."""
 
     def finished(self, work: Held, cost: float) -> None:
         """Charge a command that has run with `cost` upstream requests; `next` has charged one of them."""
@@ -57,11 +56,11 @@ class FairScheduler:
     """Weighted fair queueing over projects, within a project over agents of equal weight, and FIFO within an agent.
 
     The next slot goes to the project that was charged least for its weight (`weights`, else 1), so one that queues
-    thousands of commands delays only its own. An idle project gets no credit for the time in which it sent nothing. If
-    too many commands wait, the newest one of the project that is largest for its weight is evicted.
+    thousands of commands delays only its own. An idle project earns no credit. If too many commands wait, the
+    newest one of the project with the most memory per weight is evicted.
     """
 
-    def __init__(self, weights: Mapping[str, float] = _EQUAL) -> None:
+    def __init__(self, weights: Mapping[str, float] = _EQUAL_WEIGHTS) -> None:
         self.size = 0
         self._length = 0
         self._projects = _FairQueue(levels=2, weights=weights)
@@ -75,16 +74,16 @@ class FairScheduler:
         self._length += 1
         self.size += work.size
 
-    def next(self, may_begin: Callable[[str], bool] = _anybody) -> Held | None:
-        """Remove and return the command that runs next, None if none waits of a project that may begin another."""
+    def next(self, may_begin: Callable[[str], bool] = _any_project) -> Held | None:
+        """Remove and return the command that runs next; None if no project with a waiting one may begin another."""
         work = self._projects.pop(may_begin) if self._length else None
         return work and self._removed(work)
 
     def finished(self, work: Held, cost: float) -> None:
         """Charge project and agent with the cost of a command beyond the one request that `next` has charged.
 
-        A command without an upstream request, such as an expired one, costs a tenth: as a whole one it would use up the
-        share of a project whose commands expire, and free of charge a flood of invalid calls would keep all slots.
+        A command without an upstream request costs a tenth of one. At full cost, expired commands would use up their
+        project's share; at no cost, a flood of invalid calls would occupy all slots.
         """
         if cost != 1:
             self._projects.charge(work.flow, max(cost, _MIN_COST) - 1)
@@ -94,7 +93,7 @@ class FairScheduler:
         return self._removed(self._projects.drop())
 
     def would_evict(self, project: str) -> bool:
-        """Return whether a project is the largest, by memory for its weight."""
+        """Return whether a project has the most memory per weight."""
         return self._length > 0 and self._projects.largest() == project
 
     def withdraw(self) -> list[Held]:
@@ -130,35 +129,35 @@ class _Flow:
     """Flow of a fair queue: one project, or one agent of it.
 
     `size` is the memory in bytes of its waiting commands, `start` the virtual time at which the next of them is due,
-    `step` the virtual time of a request (1 / weight), `queued` the number of its valid entry in the heap of the fair
-    queue, 0 without one.
+    `step` the virtual time of one request (1 / weight). `entry` is the number of its valid entry in the fair queue's
+    heap, 0 without one.
     """
 
-    __slots__ = ("queue", "queued", "size", "start", "step")
+    __slots__ = ("entry", "queue", "size", "start", "step")
 
     def __init__(self, queue: _Fifo | _FairQueue, start: float, weight: float) -> None:
         self.queue = queue
         self.start = start
         self.step = 1 / weight
         self.size = 0
-        self.queued = 0
+        self.entry = 0
 
 
 class _FairQueue:
     """Start-time fair queueing (Goyal, Vin and Cheng, 1996) over flows with `weights`, by default 1.
 
-    The flow with the earliest start is served next, and its start advances by cost / weight. Virtual time (`_now`) is
-    the start of the flow served last. A flow that was empty starts there again, or later if its charge lies beyond it.
+    The flow with the earliest start is served next, and its start advances by cost / weight. Virtual time is the
+    start of the flow served last. A flow that was empty starts there again, or later if it was charged beyond it.
     With `levels` above 1 each flow is itself a fair queue, over the next element of the path.
     """
 
-    def __init__(self, levels: int, weights: Mapping[str, float] = _EQUAL) -> None:
+    def __init__(self, levels: int, weights: Mapping[str, float] = _EQUAL_WEIGHTS) -> None:
         self._levels = levels
         self._weights = weights
-        self._now = 0.0
+        self._virtual_time = 0.0
         self._flows: dict[str, _Flow] = {}
-        # Heap of (start, number of the entry, flow). A charge leaves the entry as it is, so its start may be too early.
-        # A refund adds an entry, so only the one that the flow names is valid.
+        # Heap of (start, number of the entry, name of the flow). A charge does not change the flow's entry, whose start
+        # is then too early; a refund adds an entry, and the old one becomes stale.
         self._due: list[tuple[float, int, str]] = []
         self._entries = 0
 
@@ -167,25 +166,25 @@ class _FairQueue:
         flow = self._flows.get(name)
         if flow is None:
             queue = _FairQueue(self._levels - 1) if self._levels > 1 else _Fifo()
-            flow = self._flows[name] = _Flow(queue, self._now, self._weights.get(name, 1.0))
+            flow = self._flows[name] = _Flow(queue, self._virtual_time, self._weights.get(name, 1.0))
         flow.queue.push(path[1:], work)
         flow.size += work.size
-        if not flow.queued:
-            flow.start = max(flow.start, self._now)
+        if not flow.entry:
+            flow.start = max(flow.start, self._virtual_time)
             self._enqueue(name, flow)
 
-    def pop(self, may_begin: Callable[[str], bool] = _anybody) -> Held | None:
+    def pop(self, may_begin: Callable[[str], bool] = _any_project) -> Held | None:
         due = self._earliest(may_begin)
         if due is None or (work := due[0].queue.pop()) is None:
             return None
         flow, name = due
-        self._now = max(self._now, flow.start)  # that of a flow that was passed over may be earlier
+        self._virtual_time = max(self._virtual_time, flow.start)  # earlier if it was passed over
         flow.size -= work.size
         flow.start += flow.step
         if flow.size:
             self._enqueue(name, flow)
         elif len(self._flows) > len(self._due) + _MAX_IDLE_FLOWS:
-            self._forget_idle()
+            self._drop_idle_flows()
         return work
 
     def drop(self) -> Held:
@@ -193,64 +192,64 @@ class _FairQueue:
         flow = self._flows[name]
         work = flow.queue.drop()
         flow.size -= work.size
-        if not flow.size and flow.start <= self._now:
+        if not flow.size and flow.start <= self._virtual_time:
             del self._flows[name]
-            self._forget_entries()
+            self._drop_stale_entries()
         return work
 
     def largest(self) -> str:
-        return max((name for _, _, name in self._due), key=self._fill)
+        return max((name for _, _, name in self._due), key=self._weighted_size)
 
-    def _fill(self, name: str) -> float:
+    def _weighted_size(self, name: str) -> float:
         flow = self._flows.get(name)
         return flow.size * flow.step if flow else 0.0
 
     def charge(self, path: tuple[str, ...], cost: float) -> None:
-        """Charge a flow; a negative cost is a refund, but not of the time before the flow served last."""
+        """Charge a flow. A negative cost is a refund, which never moves the start before the virtual time."""
         if flow := self._flows.get(path[0]):
             charged = flow.start + cost * flow.step
-            flow.start = charged if cost > 0 else max(charged, min(flow.start, self._now))
+            flow.start = charged if cost > 0 else max(charged, min(flow.start, self._virtual_time))
             flow.queue.charge(path[1:], cost)
-            if cost < 0 and flow.queued:
+            if cost < 0 and flow.entry:
                 self._enqueue(path[0], flow)
 
     def _enqueue(self, name: str, flow: _Flow) -> None:
         self._entries += 1
-        flow.queued = self._entries
+        flow.entry = self._entries
         heapq.heappush(self._due, (flow.start, self._entries, name))  # FIFO among equal starts
 
     def _earliest(self, may_begin: Callable[[str], bool]) -> tuple[_Flow, str] | None:
         """Remove and return the flow to serve, passing over those that may not begin a command; None without one.
 
-        Drop entries of empty flows, and reinsert those of flows charged since.
+        Remove stale entries and those of empty flows; reinsert those of flows that were charged meanwhile.
         """
         passed_over = []
         try:
             while self._due:
                 entry = start, number, name = heapq.heappop(self._due)
                 flow = self._flows.get(name)
-                if flow is None or flow.queued != number:
+                if flow is None or flow.entry != number:
                     continue
-                flow.queued = 0
+                flow.entry = 0
                 if flow.size and flow.start > start:
                     self._enqueue(name, flow)
                 elif flow.size and may_begin(name):
                     return flow, name
                 elif flow.size:
-                    flow.queued = number
+                    flow.entry = number
                     passed_over.append(entry)
         finally:
             for entry in passed_over:
                 heapq.heappush(self._due, entry)
         return None
 
-    def _forget_entries(self) -> None:
-        """Forget entries of forgotten flows: of a project that does not run, commands of any agents may be evicted."""
-        if len(self._due) > 2 * len(self._flows) + _MIN_ENTRIES:
+    def _drop_stale_entries(self) -> None:
+        """Remove stale entries: evicted commands of ever new agents leave one each if their project never runs."""
+        if len(self._due) > 2 * len(self._flows) + _MAX_STALE_ENTRIES:
             flows = self._flows
-            self._due = [entry for entry in self._due if entry[2] in flows and flows[entry[2]].queued == entry[1]]
+            self._due = [entry for entry in self._due if entry[2] in flows and flows[entry[2]].entry == entry[1]]
             heapq.heapify(self._due)
 
-    def _forget_idle(self) -> None:
-        """Forget flows without a waiting command; a client may invent any number of project and agent names."""
-        self._flows = {name: flow for name, flow in self._flows.items() if flow.queued}
+    def _drop_idle_flows(self) -> None:
+        """Remove flows without a waiting command; a client may invent any number of project and agent names."""
+        self._flows = {name: flow for name, flow in self._flows.items() if flow.entry}

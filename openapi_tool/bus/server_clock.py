@@ -12,8 +12,8 @@ log = logging.getLogger(__name__)
 _WINDOW_S = 30.0
 """Seconds for which a sample is used."""
 
-_WARN_FROM_S = 2.0
-_SLACK_S = 0.05
+_WARN_ABOVE_S = 2.0
+_TOLERANCE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class _Sample:
 class ServerClock:
     """Server time, estimated from `ts` in its replies and the local monotonic clock.
 
-    Publish times of commands are server time. Compared with a wall clock that is 28 s ahead, every call looks too
-    late. Of the replies of the last 30 s the one with the shortest round trip counts, as in NTP. Before the first
-    reply the local wall clock is used.
+    Publish times of commands are server time: on a machine whose wall clock is 28 s ahead, every call would look
+    expired. As in NTP, the reply with the shortest round trip of the last 30 s counts. Before the first reply the
+    local wall clock is used.
     """
 
     def __init__(self) -> None:
@@ -53,20 +53,20 @@ class ServerClock:
         """Seconds by which the local wall clock is ahead of the server's; None before the first reply."""
         return None if self._offset_s is None else time.time() - time.monotonic() - self._offset_s
 
-    def observe(self, server_time: float, asked: float, answered: float) -> None:
+    def observe(self, server_time: float, requested_at: float, replied_at: float) -> None:
         """Add a reply with `server_time` (seconds since the epoch).
 
-        `asked` and `answered` are the times of request and reply on the monotonic clock, in seconds.
+        The times of request and reply are in seconds on the monotonic clock.
         """
-        newest = _Sample(answered, server_time - (asked + answered) / 2, (answered - asked) / 2)
-        recent = [sample for sample in self._samples if sample.at >= answered - _WINDOW_S and _agree(sample, newest)]
+        newest = _Sample(replied_at, server_time - (requested_at + replied_at) / 2, (replied_at - requested_at) / 2)
+        recent = [sample for sample in self._samples if sample.at >= replied_at - _WINDOW_S and _agree(sample, newest)]
         self._samples = deque([*recent, newest])
         self._offset_s = min(self._samples, key=lambda sample: sample.error_s).offset_s
         self._warn_of_offset()
 
     def _warn_of_offset(self) -> None:
         off_s = self.local_offset_s or 0.0
-        too_far = abs(off_s) > _WARN_FROM_S
+        too_far = abs(off_s) > _WARN_ABOVE_S
         if too_far and not self._warned:
             log.warning(
                 "the local clock is %.1f s %s that of NATS, which is used; synchronize the local clock",
@@ -78,5 +78,5 @@ class ServerClock:
 
 
 def _agree(sample: _Sample, newest: _Sample) -> bool:
-    """Return whether both samples can be right. After the machine was suspended they cannot: monotonic time stopped."""
-    return abs(sample.offset_s - newest.offset_s) <= sample.error_s + newest.error_s + _SLACK_S
+    """Return whether both samples can be right; not after the machine was suspended, as monotonic time stopped."""
+    return abs(sample.offset_s - newest.offset_s) <= sample.error_s + newest.error_s + _TOLERANCE_S

@@ -1,4 +1,4 @@
-"""Records of limits, refused keys and budgets in KV; a message tells other replicas of each change (ADR 9)."""
+"""Records of limits, refused keys and budgets in KV; a message notifies other replicas of each change (ADR 9)."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ OnChange = Callable[[str, int, bytes], None]
 MAX_VALUE_BYTES = 256 * 1024
 _TIMEOUT_S = 2.0
 _MAX_DIGITS = 20
-_NAME_BYTES = 5  # of a replica in the records of limits, which have up to 1,000 of them
-_SUFFIX_BYTES = 3
+_NAME_BYTES = 5  # of a replica's random name in the records of limits, which contain up to 1,000 names
+_SUFFIX_BYTES = 3  # random bytes after a replica's name in the records of budgets
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Bucket of records, all keys of which match `keys`, and the subject prefix of the messages about their changes.
+class BucketSpec:
+    """Bucket of records. Their keys match `keys`; they expire `ttl_s` seconds after their last change.
 
-    The subject of such a message is `CHANGES.RECORD`; it contains the revision and the record. Records expire `ttl_s`
-    seconds after their last change.
+    Each change is published on the subject `CHANGES.RECORD`; the message contains the revision and the record.
+    `operations` counts reads, writes and conflicts.
     """
 
     bucket: str
@@ -58,23 +58,25 @@ class Place:
     operations: Counter
 
 
-LIMITS = Place("openapi_tool_limits", "*.*.*", "openapi_tool.limits", 2 * 3600, 16 * 2**20, metrics.LIMIT_OPERATIONS)
-BUDGETS = Place(
+LIMITS = BucketSpec(
+    "openapi_tool_limits", "*.*.*", "openapi_tool.limits", 2 * 3600, 16 * 2**20, metrics.LIMIT_OPERATIONS
+)
+BUDGETS = BucketSpec(
     "openapi_tool_budgets", "budget.*", "openapi_tool.budgets", 40 * 86_400, 128 * 2**20, metrics.BUDGET_OPERATIONS
 )
-"""Kept for longer than a month; the account of a session is forgotten 40 days after its last call."""
+"""The TTL is longer than the month of a budget. Accounts of sessions expire 40 days after their last call."""
 
 
 class SharedRecords:
-    """Records at a place, unavailable until NATS is connected."""
+    """Records of a bucket; unavailable until NATS is connected."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, spec: BucketSpec) -> None:
+        self._spec = spec
         self._store: RecordStore | None = None
 
     async def connect(self, client: Client, replicas: int, on_change: OnChange) -> None:
         """Use this connection from now on, and call `on_change` with each record that another replica writes."""
-        self._store = RecordStore(client, replicas, self._place)
+        self._store = RecordStore(client, replicas, self._spec)
         await self._store.subscribe(on_change)
 
     async def read(self, name: str) -> tuple[int, bytes | None]:
@@ -110,7 +112,7 @@ class SharedLimits:
     async def connected(self, client: Client, replicas: int) -> AsyncIterator[None]:
         """Share the limits over this connection; at the end the limiter gives back its unused permits."""
         await self._records.connect(client, replicas, self.limiter.on_change)
-        with contextlib.suppress(Unavailable):  # then blocked keys are found by their first refusals
+        with contextlib.suppress(Unavailable):  # blocked keys are then detected by their next refusal
             await self.limiter.keys.load()
         try:
             yield
@@ -140,20 +142,20 @@ class SharedBudgets:
 
 
 class RecordStore:
-    """Reads and writes records at a place by compare-and-set; all methods raise Unavailable.
+    """Reads and writes records of a bucket by compare-and-set; all methods raise Unavailable.
 
     The bucket is created with `replicas` replicas when the first record is written.
     """
 
-    def __init__(self, client: Client, replicas: int, place: Place) -> None:
+    def __init__(self, client: Client, replicas: int, spec: BucketSpec) -> None:
         self._client = client
-        self._place = place
+        self._spec = spec
         self._replicas = replicas
         self._bucket: KeyValue | None = None
 
     async def read(self, name: str) -> tuple[int, bytes | None]:
         """Return revision and value of a record; 0 and None if there is none."""
-        self._place.operations.labels("read").inc()
+        self._spec.operations.labels("read").inc()
         with outage_as_unavailable():
             try:
                 entry = await (await self._opened()).get(name)
@@ -168,12 +170,12 @@ class RecordStore:
 
     async def write(self, name: str, value: bytes, revision: int) -> int | None:
         """Replace a record if it still has this revision; return the new one, None if not."""
-        self._place.operations.labels("write").inc()
+        self._spec.operations.labels("write").inc()
         with outage_as_unavailable():
             try:
                 written = await (await self._created()).update(name, value, last=revision)
             except KeyWrongLastSequenceError:
-                self._place.operations.labels("conflict").inc()
+                self._spec.operations.labels("conflict").inc()
                 return None
             except NoStreamResponseError:  # the bucket was deleted, or has no leader
                 self._bucket = None
@@ -181,18 +183,18 @@ class RecordStore:
             except nats.errors.Error:
                 self._bucket = None
                 raise
-            await self._client.publish(f"{self._place.changes}.{name}", b"%d\n%b" % (written, value))
+            await self._client.publish(f"{self._spec.changes}.{name}", b"%d\n%b" % (written, value))
         return written
 
     async def put(self, name: str, value: bytes) -> None:
-        """Store a record that only this replica writes, in a bucket that exists; without a message to other replicas.
+        """Store a record that only this replica writes, in an existing bucket; without a message to other replicas.
 
-        It does not wait for a confirmation, which takes a fifth of the CPU. What was sent before the process is killed
-        still arrives.
+        Does not wait for a confirmation, which would take a fifth of the CPU. A killed process loses no record that it
+        has sent.
         """
-        self._place.operations.labels("write").inc()
+        self._spec.operations.labels("write").inc()
         with outage_as_unavailable():
-            await self._client.publish(f"$KV.{self._place.bucket}.{name}", value)
+            await self._client.publish(f"$KV.{self._spec.bucket}.{name}", value)
 
     async def subscribe(self, on_change: OnChange) -> None:
         """Call `on_change` with each record that a replica writes from now on."""
@@ -200,21 +202,21 @@ class RecordStore:
         async def received(message: Msg) -> None:
             number, _, value = message.data.partition(b"\n")
             if number.isdigit() and len(number) < _MAX_DIGITS and len(value) <= MAX_VALUE_BYTES:
-                on_change(message.subject.removeprefix(f"{self._place.changes}."), int(number), value)
+                on_change(message.subject.removeprefix(f"{self._spec.changes}."), int(number), value)
 
         try:
-            await self._client.subscribe(f"{self._place.changes}.>", cb=received)
+            await self._client.subscribe(f"{self._spec.changes}.>", cb=received)
         except (nats.errors.Error, OSError) as error:
             log.warning(
                 "cannot subscribe to changes of %s: %s",
-                self._place.bucket,
+                self._spec.bucket,
                 error,
                 extra={"action": "limits.not_followed"},
             )
 
     async def _opened(self) -> KeyValue:
         if self._bucket is None:
-            self._bucket = await self._client.jetstream(timeout=_TIMEOUT_S).key_value(self._place.bucket)
+            self._bucket = await self._client.jetstream(timeout=_TIMEOUT_S).key_value(self._spec.bucket)
         return self._bucket
 
     async def _created(self) -> KeyValue:
@@ -222,9 +224,9 @@ class RecordStore:
             return await self._opened()
         except BucketNotFoundError:
             config = KeyValueConfig(
-                bucket=self._place.bucket,
-                ttl=self._place.ttl_s,
-                max_bytes=self._place.max_bytes,
+                bucket=self._spec.bucket,
+                ttl=self._spec.ttl_s,
+                max_bytes=self._spec.max_bytes,
                 max_value_size=MAX_VALUE_BYTES,
                 replicas=self._replicas,
             )

@@ -8,24 +8,24 @@ from collections.abc import Callable
 from openapi_tool.options import ExecutorOptions
 
 _RESERVED_SHARE = 1 / 8
-"""Fraction of the slots that one of several projects cannot take: a running call is never interrupted for another."""
+"""Fraction of the slots that one project cannot take, so that others need not wait: running calls are not preempted."""
 
 
 class Slots:
-    """Slots of running calls, and their upstream requests, by the command's sequence in the stream.
+    """Slots of running calls, and the number of their upstream requests, by the command's sequence in the stream.
 
-    One project cannot take all `limit` slots once a call of another one has run. A call may give up its slot in two
-    ways: released for good while its result is delayed (ADR 8), at most `limit` calls at once; or parked while it waits
-    for a permit, at most `max_parked` calls at once. Further calls keep their slots.
+    Once calls of two projects have run, no project may take all `limit` slots. A call may give up its slot in two ways:
+    released for good while its result is delayed (ADR 8), at most `limit` calls at once; or parked while it waits for a
+    permit, at most `max_parked` calls at once. Further calls keep their slots.
     """
 
     def __init__(self, limit: int, max_parked: int = 0) -> None:
         self._limit = limit
-        self._most_parked = max_parked
-        self._most_of_project = limit - int(limit * _RESERVED_SHARE)
+        self._max_parked = max_parked
+        self._max_of_project = limit - int(limit * _RESERVED_SHARE)
         self._projects: dict[int, str] = {}
-        self._first: str | None = None  # project of the first call
-        self._several = False  # calls of several projects have run
+        self._first_project: str | None = None
+        self._several_projects = False  # True once calls of a second project have run
         self._in_use: Counter[str] = Counter()  # slots of each project
         self._released: set[int] = set()
         self._parked: set[int] = set()
@@ -44,14 +44,14 @@ class Slots:
 
     def may_begin(self, project: str) -> bool:
         """Return whether a project may have one more slot, if one is free."""
-        return not self._several or self._in_use[project] < self._most_of_project
+        return not self._several_projects or self._in_use[project] < self._max_of_project
 
     def begin(self, sequence: int, project: str) -> None:
         """Count a call that begins to run in a slot."""
         self._projects[sequence] = project
         self._in_use[project] += 1
-        self._first = self._first or project
-        self._several = self._several or project != self._first
+        self._first_project = self._first_project or project
+        self._several_projects = self._several_projects or project != self._first_project
 
     def release(self, sequence: int) -> None:
         """Take the slot from a running call for good: the next command gets it."""
@@ -69,7 +69,7 @@ class Slots:
 
     def park(self, sequence: int) -> None:
         """Take the slot from a running call until it resumes."""
-        if len(self._parked) < self._most_parked:
+        if len(self._parked) < self._max_parked:
             self._give_up_slot(sequence, self._parked)
 
     def resume(self, sequence: int) -> None:
@@ -90,9 +90,9 @@ class Slots:
             del self._in_use[project]
         return self._requests.pop(sequence, 1) if self._requests else 1
 
-    def _give_up_slot(self, sequence: int, without: set[int]) -> None:
-        if sequence not in without:
-            without.add(sequence)
+    def _give_up_slot(self, sequence: int, calls: set[int]) -> None:
+        if sequence not in calls:
+            calls.add(sequence)
             self._in_use[self._projects[sequence]] -= 1
             self.wake()
 
@@ -103,7 +103,7 @@ def slots_of(options: ExecutorOptions) -> Slots:
 
 
 class CallSlot:
-    """Slot of one running call, whose requests wait one by one: it is parked while at least one of them waits."""
+    """Slot of one running call; parked while at least one of the call's requests waits for a permit."""
 
     __slots__ = ("_sequence", "_slots", "_waiting")
 
@@ -111,7 +111,7 @@ class CallSlot:
         self._slots, self._sequence, self._waiting = slots, sequence, 0
 
     def park(self) -> None:
-        """Give up the slot while a request waits, unless too many calls have done so."""
+        """Give up the slot while a request waits, unless too many calls are parked."""
         self._waiting += 1
         if self._waiting == 1:
             self._slots.park(self._sequence)

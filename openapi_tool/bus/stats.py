@@ -30,7 +30,7 @@ INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
 SUBJECT = "openapi_tool.stats"
 ANSWERS = f"{SUBJECT}.*"
 MAX_REPLICAS = 500
-_RETRY_S = 60.0  # after an error of the subscription
+_RESUBSCRIBE_AFTER_S = 60.0  # after an error
 _MAX_PER_SECOND = 20
 """Limit of answered requests: more than people and dashboards send, and too few to slow down calls."""
 _MAX_CHARS, _MAX_DEPTH = 100, 12
@@ -39,28 +39,28 @@ _Name = Annotated[str, Field(max_length=1_024)]
 _MAX_ROWS, _MAX_HELD = Field(max_length=200), Field(max_length=10_000)
 
 
-class _Part(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-class _Dependency(_Part):
+class _Dependency(_StrictModel):
     ok: bool = True
     reason: Annotated[str, Field(max_length=4_000)] | None = None
 
 
-class _Health(_Part):
+class _Health(_StrictModel):
     dependencies: dict[str, _Dependency] = {}
     clock_offset_s: float | None = None
 
 
-class _Kernel(_Part):
+class _Kernel(_StrictModel):
     protocol: _Name
     pending: int
     unacknowledged: int
     max_unacknowledged: int
 
 
-class _Row(_Part):
+class _Row(_StrictModel):
     protocol: _Name = ""
     project: _Name
     tool: _Name
@@ -68,14 +68,14 @@ class _Row(_Part):
     calls: int
 
 
-class _Warning(_Part):
+class _Warning(_StrictModel):
     action: _Name
     count: int
     message: Annotated[str, Field(max_length=4_000)]
     project_id: _Name | None = None
 
 
-class _Limit(_Part):
+class _Limit(_StrictModel):
     used: float | None = None
     used_tokens: float | None = None
     paused_s: float | None = None
@@ -84,21 +84,21 @@ class _Limit(_Part):
     waiting_by_project: dict[str, int] | None = None
 
 
-class _Key(_Part):
+class _Key(_StrictModel):
     tried_again_s: float | None = None
 
 
-class _Account(_Part):
+class _Account(_StrictModel):
     share: float | None = None
 
 
-class _Work(_Part):
+class _Work(_StrictModel):
     durable: _Name
     running: Annotated[list[int], _MAX_HELD] = []
     waiting: Annotated[list[int], _MAX_HELD] = []
 
 
-class _Answer(_Part):
+class _Answer(_StrictModel):
     """Fields that commands compute with, so their types are checked; other fields are only displayed."""
 
     instance: Annotated[str, Field(max_length=256)]
@@ -134,8 +134,8 @@ async def answering_stats(client: Client, snapshot: Callable[[], Mapping[str, An
 async def _answer_requests(client: Client, snapshot: Callable[[], Mapping[str, Any]]) -> None:
     """Answer up to `_MAX_PER_SECOND` requests per second. An error concerns only that answer; a later one may succeed.
 
-    Any client with permission to publish on the subject may send requests. So the server ends each subscription after
-    that many: it does not deliver the rest of a flood, which would cost calls more than the answers do.
+    Any client with permission to publish on the subject may send requests. The server ends each subscription after
+    `_MAX_PER_SECOND`, so it does not deliver the rest of a flood: receiving it would slow down calls.
     """
     while True:
         began = time.monotonic()
@@ -148,14 +148,14 @@ async def _answer_requests(client: Client, snapshot: Callable[[], Mapping[str, A
                         await client.publish(message.reply, orjson.dumps(snapshot()))
         except (nats.errors.Error, OSError) as error:
             log.warning("cannot answer `openapi-tool top`: %s", error, extra={"action": "stats.not_answered"})
-            began += _RETRY_S
+            began += _RESUBSCRIBE_AFTER_S
         await asyncio.sleep(max(0.0, began + 1.0 - time.monotonic()))
 
 
 async def gather_stats(client: Client, within_s: float) -> list[dict[str, Any]]:
     """Return the statistics of all replicas that answer within `within_s` seconds, by instance.
 
-    Of several answers under one name the first counts; `answers` is their number. Raises nats.errors.Error.
+    If several answers have the same name, the first counts; `answers` is their number. Raises nats.errors.Error.
     """
     inbox = f"{SUBJECT}.{secrets.token_hex(8)}"
     answers = await client.subscribe(inbox)
@@ -165,7 +165,7 @@ async def gather_stats(client: Client, within_s: float) -> list[dict[str, Any]]:
         with suppress(TimeoutError, nats.errors.TimeoutError):
             async with asyncio.timeout(within_s):
                 while len(found) < MAX_REPLICAS:
-                    value = _answer((await answers.next_msg(timeout=within_s)).data)
+                    value = _decoded((await answers.next_msg(timeout=within_s)).data)
                     if value:
                         first = found.setdefault(value["instance"], value)
                         first["answers"] = first.get("answers", 0) + 1
@@ -174,10 +174,10 @@ async def gather_stats(client: Client, within_s: float) -> list[dict[str, Any]]:
     return [found[name] for name in sorted(found)]
 
 
-def _answer(data: bytes) -> dict[str, Any]:
-    """Decode an answer. Return only its name and `unreadable` if a value has a wrong type, {} for any other message.
+def _decoded(data: bytes) -> dict[str, Any]:
+    """Decode an answer. Return its name and `unreadable` if a value has a wrong type, {} for any other message.
 
-    Any client that may publish here can answer, and replicas of another version do.
+    Such answers come from replicas of another version, or from any client with permission to publish here.
     """
     try:
         value = orjson.loads(data)
@@ -186,12 +186,12 @@ def _answer(data: bytes) -> dict[str, Any]:
     if not isinstance(value, dict) or not isinstance(value.get("instance"), str):
         return {}  # the server's message "no responders"
     value.pop("answers", None)
-    return value if (wrong := _wrong(value)) is None else {"instance": short(value["instance"]), "unreadable": wrong}
+    return value if (why := _problem(value)) is None else {"instance": short(value["instance"]), "unreadable": why}
 
 
-def _wrong(value: Mapping[str, Any]) -> str | None:
-    """Return the first field that a replica of this version would not send so, and why; None if there is none."""
-    if not _is_flat(value, _MAX_DEPTH):
+def _problem(value: Mapping[str, Any]) -> str | None:
+    """Return the first field whose value no replica of this version would send, and why; None if there is none."""
+    if not _is_nested_at_most(value, _MAX_DEPTH):
         return f"it is nested more than {_MAX_DEPTH} deep"
     try:
         _Answer.model_validate(value)
@@ -201,7 +201,7 @@ def _wrong(value: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _is_flat(value: object, depth: int) -> bool:
+def _is_nested_at_most(value: object, depth: int) -> bool:
     if isinstance(value, dict):
-        return depth > 0 and all(_is_flat(each, depth - 1) for each in value.values())
-    return not isinstance(value, list) or (depth > 0 and all(_is_flat(each, depth - 1) for each in value))
+        return depth > 0 and all(_is_nested_at_most(each, depth - 1) for each in value.values())
+    return not isinstance(value, list) or (depth > 0 and all(_is_nested_at_most(each, depth - 1) for each in value))

@@ -18,7 +18,7 @@ from openapi_tool.protocol.subject import command_stream
 
 log = logging.getLogger(__name__)
 
-_ANSWER_S = 5.0
+_REPLY_TIMEOUT_S = 5.0
 _DAY_S = 24 * 3600
 _MAX_WAITING = 4_096
 """Pull requests that may be open, one per executor. The server's default is 512 and cannot be changed later."""
@@ -63,7 +63,7 @@ async def ensure_durable(client: Client, options: DurableOptions) -> Durable:
     """
     jetstream = client.jetstream()
     stream = await _ensure_stream(client, jetstream, options)
-    created = await _created(client, stream)
+    created = await _creation_time(client, stream)
     try:
         info = await jetstream.consumer_info(stream, options.name)
     except NotFoundError:
@@ -73,10 +73,10 @@ async def ensure_durable(client: Client, options: DurableOptions) -> Durable:
     return Durable(stream, options.name, created)
 
 
-async def _created(client: Client, stream: str) -> str:
+async def _creation_time(client: Client, stream: str) -> str:
     """Return the creation time of a stream as text from the server; empty without permission to read it."""
     try:
-        reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=_ANSWER_S)
+        reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=_REPLY_TIMEOUT_S)
     except Denied as denied:
         log.warning("a durable that is created again would start at the stream's first command: %s", denied)
         return ""
@@ -166,7 +166,7 @@ async def _ensure_stream(client: Client, jetstream: JetStreamContext, options: D
 def _new_durable(options: DurableOptions) -> ConsumerConfig:
     """Return the configuration of a new durable.
 
-    With `name` the subject of the create request contains the filter, so that NATS permissions can allow just this one.
+    With `name` the subject of the create request contains the filter, so that NATS permissions can be limited to it.
     """
     return ConsumerConfig(
         name=options.name,
@@ -184,29 +184,29 @@ def _new_durable(options: DurableOptions) -> ConsumerConfig:
 async def _update_settings(
     jetstream: JetStreamContext, stream: str, info: ConsumerInfo, options: DurableOptions
 ) -> None:
-    """Update an existing durable: binding to it would keep its old settings."""
-    wanted = {
+    """Update an existing durable: consuming from it does not change its settings."""
+    settings = {
         "filter_subject": options.filter_subject,
         "ack_wait": options.ack_wait_s,
         "max_deliver": UNLIMITED,
         "max_ack_pending": options.max_ack_pending,
     }
-    before = {name: getattr(info.config, name) for name in wanted}
-    if before == wanted:
+    before = {name: getattr(info.config, name) for name in settings}
+    if before == settings:
         return
     await jetstream.add_consumer(
-        stream, info.config.evolve(**wanted, name=options.name, backoff=None, filter_subjects=None)
+        stream, info.config.evolve(**settings, name=options.name, backoff=None, filter_subjects=None)
     )
     log.info(
         "changed the durable's settings",
-        extra={"action": "durable.changed", "durable": options.name, "before": before, "after": wanted},
+        extra={"action": "durable.changed", "durable": options.name, "before": before, "after": settings},
     )
 
 
 async def reset_durable(client: Client, durable: Durable, floor: int) -> None:
-    """Reset the durable to redeliver everything after `floor`: with a wrong filter it skipped commands.
+    """Reset the durable to redeliver everything after `floor`, because it skipped commands while its filter was wrong.
 
-    Commands that were settled already are recognized by their result. Needs nats-server 2.14 (NATS ADR-60). Raises
+    Redelivered commands that have a result are only acknowledged. Needs nats-server 2.14 (NATS ADR-60). Raises
     nats.errors.Error.
     """
     await client.jetstream().reset_consumer(durable.stream, durable.name, seq=floor + 1)
@@ -222,8 +222,8 @@ async def change_max_ack_pending(client: Client, durable: Durable, limit: int) -
 async def restore_settings(client: Client, durable: Durable, options: DurableOptions) -> None:
     """Restore the settings without which calls are lost: the filter, and unlimited deliveries.
 
-    AckWait and `max_ack_pending` stay: an executor with other settings may have set them. A pause stays, too. Raises
-    nats.errors.Error.
+    AckWait, `max_ack_pending` and a pause stay: an executor with other settings, or an operator, may have set them.
+    Raises nats.errors.Error.
     """
     jetstream = client.jetstream()
     info = await jetstream.consumer_info(durable.stream, durable.name)

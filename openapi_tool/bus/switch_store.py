@@ -19,29 +19,29 @@ from openapi_tool.tools.switches import Switch, Switches, SwitchRecordInvalid
 log = logging.getLogger(__name__)
 
 KEY = "switches"
-EVERY_S = 1.0
-_ANSWER_S = 2.0
-_RACES = 8
+READ_INTERVAL_S = 1.0
+_REPLY_TIMEOUT_S = 2.0
+_MAX_WRITE_ATTEMPTS = 8  # of a compare-and-set
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredSwitches:
     """The stored switches and the revision of their record, 0 without one."""
 
     switches: Switches
     revision: int
 
 
-async def load_switches(client: Client) -> Stored:
+async def load_switches(client: Client) -> StoredSwitches:
     """Return the stored switches. Raises nats.errors.Error, SwitchRecordInvalid."""
     try:
-        bucket = await client.jetstream(timeout=_ANSWER_S).key_value(BUCKET)
+        bucket = await client.jetstream(timeout=_REPLY_TIMEOUT_S).key_value(BUCKET)
         entry = await bucket.get(KEY)
     except BucketNotFoundError:
-        return Stored(Switches(), 0)
+        return StoredSwitches(Switches(), 0)
     except KeyNotFoundError as missing:
-        return Stored(Switches(), (missing.entry.revision or 0) if missing.entry else 0)
-    return Stored(Switches.decode(entry.value or b""), entry.revision or 0)
+        return StoredSwitches(Switches(), (missing.entry.revision or 0) if missing.entry else 0)
+    return StoredSwitches(Switches.decode(entry.value or b""), entry.revision or 0)
 
 
 async def change_switches(client: Client, change: Callable[[Switches], Switches]) -> tuple[Switches, Switches]:
@@ -50,7 +50,7 @@ async def change_switches(client: Client, change: Callable[[Switches], Switches]
     `change` is called again if another client changed the record meanwhile.
     """
     bucket = await ensure_bucket(client)
-    for _ in range(_RACES):
+    for _ in range(_MAX_WRITE_ATTEMPTS):
         stored = await load_switches(client)
         changed = change(stored.switches)
         if changed is stored.switches:
@@ -72,14 +72,14 @@ class SwitchMonitor:
     def __init__(self, client: Client, use: Callable[[Switches], None]) -> None:
         self._client = client
         self._use = use
-        self._known = Stored(Switches(), 0)
+        self._known = StoredSwitches(Switches(), 0)
         self._failure = ""
 
     async def run(self) -> None:
         """Monitor until cancelled."""
         while True:
             await self.check()
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(READ_INTERVAL_S)
 
     async def check(self) -> None:
         """Read once; log why that fails."""
@@ -122,16 +122,17 @@ def _log_changes(before: Switches, after: Switches) -> None:
     old, new = {switch.scope: switch for switch in before.all}, {switch.scope: switch for switch in after.all}
     for scope, switch in new.items():
         if old.get(scope) != switch:
-            log.warning("disabled by an operator", extra={"action": "tool.disabled"} | _about(switch))
+            log.warning("disabled by an operator", extra={"action": "tool.disabled"} | _log_fields(switch))
     enablings = {switch.scope: switch for switch in after.enablings}
     for scope, switch in old.items():
         if scope not in new:
             log.warning(
-                "enabled again by an operator", extra={"action": "tool.enabled"} | _about(enablings.get(scope, switch))
+                "enabled again by an operator",
+                extra={"action": "tool.enabled"} | _log_fields(enablings.get(scope, switch)),
             )
 
 
-def _about(switch: Switch) -> dict[str, str]:
+def _log_fields(switch: Switch) -> dict[str, str]:
     return {
         "project_id": switch.project_id,
         "tool_name": switch.tool_name,

@@ -17,14 +17,14 @@ from openapi_tool.tools.problems import short
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_S = 3.0
+_RETRY_LIMIT_S = 3.0
 """Retry limit in seconds, while the call occupies a slot; then the command is handed back and retried."""
 
 _WAIT = wait_exponential_jitter(multiplier=0.1, max=1.0, jitter=0.1)
 _TIMEOUT_S = 2.0
 _OUTAGE = (nats.errors.Error, OSError)
-_IMPOSSIBLE = (nats.errors.BadSubjectError, nats.errors.MaxPayloadError, nats.js.errors.BadRequestError)
-"""Permanent errors. All others are outages, also "no responders" and "no stream", as while a stream has no leader."""
+_PERMANENT = (nats.errors.BadSubjectError, nats.errors.MaxPayloadError, nats.js.errors.BadRequestError)
+"""Permanent errors. All others are outages, also "no responders" and "no stream": a stream may have no leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class WakeupPublisher:
                 lambda: self._publish(wakeup),
                 on=_OUTAGE,
                 wait=_WAIT,
-                stop=stop_after_delay(_PATIENCE_S),
-                before_sleep=_log,
+                stop=stop_after_delay(_RETRY_LIMIT_S),
+                before_sleep=_log_retry,
             )
         except _OUTAGE as error:
             raise Unavailable(f"NATS: cannot publish the doorbell: {type(error).__name__}: {error}") from error
@@ -52,7 +52,7 @@ class WakeupPublisher:
     async def _publish(self, wakeup: Wakeup) -> bool:
         try:
             await self.client.publish_to_stream(wakeup.subject, wakeup.body, dict(wakeup.headers), _TIMEOUT_S)
-        except _IMPOSSIBLE as error:
+        except _PERMANENT as error:
             log.warning(
                 "cannot publish the doorbell; the kernel's inbox scan will find the result",
                 extra={
@@ -65,6 +65,6 @@ class WakeupPublisher:
         return True
 
 
-def _log(state: RetryCallState) -> None:
+def _log_retry(state: RetryCallState) -> None:
     outage = state.outcome and state.outcome.exception()
     log.info("cannot publish the doorbell; retrying: %s", outage, extra={"action": "doorbell.retried"})

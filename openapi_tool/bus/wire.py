@@ -23,13 +23,14 @@ _MAX_LINE_BYTES = 256 * 1024
 """Limit of a control line. INFO of a large cluster is the longest; the server limits all others to 4 KiB."""
 
 _MAX_DIGITS = 10
-_BEFORE_SIZES = 2  # tokens of subject and subscription id
+_TOKENS_BEFORE_SIZES = 2  # subject and subscription id
 _CRLF = b"\r\n"
 _VERSION = b"NATS/1.0"
 _STATUS_DIGITS = 3
 _BLANKS = " \t\n\r\x0b\x0c"
-_PUBLISHED = {"CG-Timestamp", "CG-Version", "CG-Msg-Type", "CG-Sender"}
-_NAMES = frozenset({*TOPOLOGY, TRACEPARENT, TRACESTATE, *_PUBLISHED, *(header.value for header in Header)})
+_KERNEL_NAMES = {"CG-Timestamp", "CG-Version", "CG-Msg-Type", "CG-Sender"}
+# Header names that need no validation.
+_KNOWN_NAMES = frozenset({*TOPOLOGY, TRACEPARENT, TRACESTATE, *_KERNEL_NAMES, *(header.value for header in Header)})
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
@@ -127,9 +128,9 @@ def _frame(arguments: bytes, *, has_headers: bool) -> _Frame:
     """Parse `<subject> <sid> [reply] [header size] <size>`, separated by spaces only."""
     parts = [part for part in arguments.split(b" ") if part]
     sizes = 2 if has_headers else 1
-    if len(parts) not in (_BEFORE_SIZES + sizes, _BEFORE_SIZES + 1 + sizes):
+    if len(parts) not in (_TOKENS_BEFORE_SIZES + sizes, _TOKENS_BEFORE_SIZES + 1 + sizes):
         raise ProtocolError
-    reply = parts[_BEFORE_SIZES] if len(parts) > _BEFORE_SIZES + sizes else b""
+    reply = parts[_TOKENS_BEFORE_SIZES] if len(parts) > _TOKENS_BEFORE_SIZES + sizes else b""
     header_size, size = _number(parts[-2]) if has_headers else 0, _number(parts[-1])
     if header_size > size:
         raise ProtocolError
@@ -161,7 +162,7 @@ class Headers(dict[str, str]):
 def parse_headers(block: bytes) -> Headers:
     """Decode a header block of any bytes; never raises.
 
-    At most MAX_HEADER_LINES lines in MAX_HEADER_BYTES bytes are read. Of a repeated name the last value counts. Lines
+    At most MAX_HEADER_LINES lines in MAX_HEADER_BYTES bytes are read. If a name repeats, the last value counts. Lines
     without a name in visible ASCII are ignored; in values U+FFFD replaces bytes that are not UTF-8. An inline status
     and its description become the headers `Status` and `Description`.
     """
@@ -169,11 +170,11 @@ def parse_headers(block: bytes) -> Headers:
     lines = rest.decode("utf-8", "replace").split("\r\n", MAX_HEADER_LINES)
     headers = Headers(_status(head))
     if len(lines) > MAX_HEADER_LINES or len(block) > MAX_HEADER_BYTES:
-        unread = lines.pop()  # further lines, or half a line
+        unread = lines.pop()  # the rest, or half a line
         headers.complete = len(block) <= MAX_HEADER_BYTES and not unread.strip(_BLANKS)
     for line in lines:
         name, colon, value = line.partition(":")
-        if name not in _NAMES:
+        if name not in _KNOWN_NAMES:
             name = name.strip(_BLANKS)
             if not (name and name.isascii() and name.isprintable() and " " not in name):
                 continue
@@ -187,13 +188,13 @@ def header_block(headers: Mapping[str, str]) -> bytes:
 
     Raises BadHeaderError for a name that is not a token of visible ASCII.
     """
-    if not _NAMES.issuperset(headers):
+    if not _KNOWN_NAMES.issuperset(headers):
         for name in headers:
             if not _NAME.fullmatch(name):
                 raise BadHeaderError(name)
-    lines = list(map(": ".join, headers.items()))  # nats-py's names are members of an enum, whose format is another
+    lines = list(map(": ".join, headers.items()))  # not an f-string: it shows enum members as `Header.X`
     text = "\r\n".join(lines)
-    if text.count("\r") + text.count("\n") > 2 * (len(lines) - 1):
+    if text.count("\r") + text.count("\n") > 2 * (len(lines) - 1):  # a value contains a line break
         text = "\r\n".join([line.replace("\r", " ").replace("\n", " ") for line in lines])
     return b"NATS/1.0\r\n%b\r\n\r\n" % text.encode()
 

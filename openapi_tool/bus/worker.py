@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 Handler = Callable[[Delivery], Awaitable[Settlement]]
 
 _ACK_TIMEOUT_S = 5.0
-_HAND_BACK_S = 2.0
+_HAND_BACK_TIMEOUT_S = 2.0
 _SETTLE_S = 6.0
 """Seconds that a settlement may still take after its task is cancelled; longer than _ACK_TIMEOUT_S."""
 
@@ -32,8 +32,8 @@ _SUSPECT_RUNS = 2
 """After this many runs lost with their executor, a command is suspected of killing it."""
 
 _SUSPECTS_SHARE = 1 / 4
-"""Fraction of the slots for suspects. If a suspect kills the executor, few other suspects run beside it and count a
-further lost run; if the executors died for another reason, all suspects still run soon."""
+"""Fraction of the slots for suspects: if one kills the executor, few other suspects run beside it and count a further
+lost run. Not fewer slots: executors die for other reasons, too, and then all suspects must still run soon."""
 
 _SUSPECT_RETRY_S = 0.5
 """Redelivery delay in seconds of a suspect for which no slot is free."""
@@ -76,13 +76,13 @@ class Worker:
             if work.settling:
                 _log_unsettled(work, cancelled)
             else:
-                await shielded(self._hand_back(work), _HAND_BACK_S)
+                await shielded(self._hand_back(work), _HAND_BACK_TIMEOUT_S)
             raise
         except (nats.errors.Error, OSError, LeaseLost) as error:
             _log_unsettled(work, error)
 
     async def _own_and_handle(self, work: Held) -> Settlement | LeaseTaken:
-        """Handle a command; from its second delivery on take its lease first."""
+        """Handle a command. If it was or may have been redelivered, take its lease first."""
         if work.delivery.attempt == 1 and not work.stale:
             return await self._handle(work.delivery)
         work.forgive_on_hand_back = False
@@ -94,7 +94,7 @@ class Worker:
             return await self._begin_and_handle(work, lease)
         if self._suspects >= self._suspect_slots:
             await self._leases.release(lease)
-            return LeaseTaken(_SUSPECT_RETRY_S)  # waiting here would block a slot for other calls
+            return LeaseTaken(_SUSPECT_RETRY_S)  # not wait: the slot is for other calls
         self._suspects += 1
         try:
             return await self._begin_and_handle(work, lease)
@@ -103,7 +103,7 @@ class Worker:
 
     async def _begin_and_handle(self, work: Held, lease: Lease) -> Settlement:
         work.lease = lease
-        await shielded(self._begin(work, lease), _HAND_BACK_S)
+        await shielded(self._begin(work, lease), _HAND_BACK_TIMEOUT_S)
         work.delivery = replace(work.delivery, exhausted=lease.lost >= self._max_lost_runs)
         return await self._handle(work.delivery)
 
@@ -127,7 +127,7 @@ class Worker:
                 # the lease. That one settles it; an answer from here would end or repeat its delivery (ADR 4).
                 pass
             case DeadLetter(reason, text, terminate):
-                await self._dead_letters.keep(work.delivery, reason, text)
+                await self._dead_letters.record(work.delivery, reason, text)
                 if terminate:
                     await message.term()
                 else:
@@ -138,7 +138,7 @@ class Worker:
     async def _hand_back(self, work: Held) -> None:
         """Hand the command back for immediate redelivery. In an outage AckWait redelivers it later."""
         try:
-            async with asyncio.timeout(_HAND_BACK_S):
+            async with asyncio.timeout(_HAND_BACK_TIMEOUT_S):
                 await self._leases.hand_back(work.delivery, forgive=work.forgive_on_hand_back)
                 if not work.message.is_acked:
                     await work.message.nak()
@@ -162,7 +162,7 @@ def _log_unsettled(work: Held, error: BaseException) -> None:
 
 
 def _log_requeue(delivery: Delivery, reason: str) -> None:
-    """Log a requeue. In an outage hardly any command is fetched, so these lines are few."""
+    """Log a requeue. These lines are few: in an outage hardly any command is fetched."""
     log.info("command requeued: %s", reason, extra={"action": "command.requeued"} | ids_of(delivery))
 
 

@@ -82,7 +82,7 @@ def permissions(
     kernel, *others = _on_one_server(settings)
     needed = _needed(user, kernel, stream)
     for other in others:
-        needed = needed.joined(_needed(user, other, None))
+        needed = needed.union(_needed(user, other, None))
     needed = needed.over(kernel.nats.jetstream_domain, kernel.nats.inbox_prefix)
     typer.echo(printable_lines(_shown(needed, Format.JSON if as_json else form)))
 

@@ -245,7 +245,7 @@ class FakeLetters:
     async def inspect(self) -> None:
         pass
 
-    async def keep(self, _: Delivery, reason: str, __: str) -> None:
+    async def record(self, _: Delivery, reason: str, __: str) -> None:
         self.kept.append(reason)
 
 
@@ -316,9 +316,9 @@ class Scene:
     ack_wait_s: float = 60.0
     concurrency: int = 16
     max_lost_runs: int = 3
-    hold_s: float = 3600.0
+    max_run_s: float = 3600.0
     max_held: int = 512
-    mode: FetchMode = FetchMode.FREE
+    mode: FetchMode = FetchMode.UNLIMITED
     min_answer_s: float = 0
     tools: Any = None
     handle: Callable[[Delivery], Awaitable[Settlement]] | None = None
@@ -337,7 +337,7 @@ class Scene:
             ConsumerOptions(
                 DurableOptions("v1r4", "durable", "cg.>", self.ack_wait_s, max_ack_pending=100),
                 ExecutorOptions(concurrency=self.concurrency, max_lost_runs=self.max_lost_runs, max_held=self.max_held),
-                self.hold_s,
+                self.max_run_s,
             ),
             cast("DeadLetters", self.letters),
             self.handle or self.pipeline.handle,

@@ -235,7 +235,7 @@ def test_a_command_that_comes_in_the_iteration_of_the_drains_end_is_handed_back(
 def test_a_call_that_cannot_be_cancelled_does_not_hold_the_drain_up(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(consumer_module, "_LAST_WAIT_S", 0.0)
+    monkeypatch.setattr(consumer_module, "_CANCEL_TIMEOUT_S", 0.0)
 
     async def check() -> None:
         enough = asyncio.Event()
@@ -272,7 +272,7 @@ def test_a_background_task_that_ends_however_it_does_ends_the_process(
         if error is not None:
             raise error
 
-    monkeypatch.setattr(CommandConsumer, {"pull": "_keep_pulling", "heartbeat": "_keep_alive"}[name], die)
+    monkeypatch.setattr(CommandConsumer, {"pull": "_keep_pulling", "heartbeat": "_send_heartbeats"}[name], die)
 
     async def check() -> None:
         scene = Scene()
@@ -298,7 +298,7 @@ def test_a_heartbeat_that_dies_in_the_drain_ends_its_grace_and_the_process(
         await asyncio.Event().wait()
         return Acknowledge()
 
-    monkeypatch.setattr(CommandConsumer, "_keep_alive", keep_alive)
+    monkeypatch.setattr(CommandConsumer, "_send_heartbeats", keep_alive)
 
     async def check() -> None:
         scene = Scene(handle=hang)
@@ -437,9 +437,9 @@ def test_a_call_is_never_broken_off_before_all_its_limits_have_passed(
         tools={"max_timeout_s": maximum_s},
         executor={"commit_retry_timeout_s": commit_retry_timeout_s},
     )
-    hold_s = consumer_options(build_bootstrap(settings, {}), 1).hold_s
+    max_run_s = consumer_options(build_bootstrap(settings, {}), 1).max_run_s
     load_s = commit_s = last_commit_s = reload_s = 2 * statement_s  # connection and statement
-    assert hold_s > load_s + maximum_s + commit_s + commit_retry_timeout_s + last_commit_s + reload_s
+    assert max_run_s > load_s + maximum_s + commit_s + commit_retry_timeout_s + last_commit_s + reload_s
 
 
 @requirement("answer.time")

@@ -253,7 +253,7 @@ def test_waiting_commands_are_handed_back_while_calls_cannot_be_finished(run: Ru
         handling.go.set()
         await turns(30)
         assert handling.numbers == [1]
-        scene.mode = FetchMode.FREE
+        scene.mode = FetchMode.UNLIMITED
         for number in range(2, 7):
             scene.offer(scene.bus.message(number, attempt=2))
         await turns(300)

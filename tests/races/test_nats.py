@@ -165,7 +165,7 @@ class Observed:
     is_connected: bool = True
     reconnects: int = 0
     durable: Durable | None = field(default_factory=lambda: Durable("stream", "durable"))
-    trouble: str = ""
+    durable_error: str = ""
     silence_s: float = 0.0
     told: list[str] = field(default_factory=list)
 
@@ -183,10 +183,10 @@ class Observed:
     def renew_pull(self) -> None:
         self.told.append("renew")
 
-    def prepare_again(self, _: str) -> None:
+    def ensure_durable_again(self, _: str) -> None:
         self.told.append("prepare")
 
-    def follow_ack_wait(self, _: float) -> None:
+    def use_ack_wait(self, _: float) -> None:
         """Not of these tests."""
 
     def watch(self, health: Health, clock: ServerClock | None = None) -> DurableMonitor:

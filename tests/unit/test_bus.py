@@ -540,7 +540,7 @@ class _Asked:
 @pytest.mark.parametrize("failing", ["publish", "subscribe"])
 @requirement("cli.top")
 async def test_statistics_are_answered_after_an_error(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stats, "_RETRY_S", -1.0)
+    monkeypatch.setattr(stats, "_RESUBSCRIBE_AFTER_S", -1.0)
     client = _Asked(failing)
     async with asyncio.timeout(5), stats.answering_stats(cast("Any", client), dict):
         await client.answered.wait()

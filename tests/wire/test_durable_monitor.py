@@ -46,17 +46,17 @@ class FakeConsumer:
 
     durable: Durable | None
     silence_s: float = 0.0
-    trouble: str = ""
+    durable_error: str = ""
     told: list[str] = field(default_factory=list)
     ack_wait_s: float = 0.0
 
     def renew_pull(self) -> None:
         self.told.append("renew")
 
-    def prepare_again(self, reason: str) -> None:
+    def ensure_durable_again(self, reason: str) -> None:
         self.told.append(f"prepare again: {reason}")
 
-    def follow_ack_wait(self, seconds: float) -> None:
+    def use_ack_wait(self, seconds: float) -> None:
         self.ack_wait_s = seconds
 
 

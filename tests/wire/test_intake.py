@@ -100,7 +100,7 @@ async def running(world: World, intake: FetchMode, durable: DurableOptions = OPT
 
 @requirement("outage")
 async def test_while_nothing_may_be_fetched_no_request_is_open_and_nothing_is_delivered(idle_world: World) -> None:
-    async with running(idle_world, FetchMode.FREE) as bench:
+    async with running(idle_world, FetchMode.UNLIMITED) as bench:
         await bench.info(lambda info: info.num_waiting == 1)
         bench.set(FetchMode.NONE)
         await bench.info(lambda info: info.num_waiting == 0)
@@ -108,7 +108,7 @@ async def test_while_nothing_may_be_fetched_no_request_is_open_and_nothing_is_de
         info = await bench.info(lambda info: info.num_pending == 3)
         assert (info.delivered.consumer_seq, info.num_waiting, bench.handled) == (0, 0, [])
         bench.release.set()
-        bench.set(FetchMode.FREE)
+        bench.set(FetchMode.UNLIMITED)
         info = await bench.info(lambda info: info.ack_floor.consumer_seq == 3)
         assert info.delivered.consumer_seq == 3
         assert [delivery.attempt for delivery in bench.handled] == [1, 1, 1]
@@ -124,14 +124,14 @@ async def test_what_was_on_its_way_is_given_back_at_once_and_needs_no_lease(idle
         def until_the_first() -> FetchMode:
             nonlocal stopped
             stopped = stopped or bool(bench.consumer.running)
-            return FetchMode.NONE if stopped else FetchMode.FREE
+            return FetchMode.NONE if stopped else FetchMode.UNLIMITED
 
         bench.intake = until_the_first
         bench.consumer.wake()
         await bench.info(lambda info: info.delivered.stream_seq == 6 and info.num_waiting == 0)
         assert len(bench.handled) == 1
         bench.release.set()
-        bench.set(FetchMode.FREE)
+        bench.set(FetchMode.UNLIMITED)
         await bench.info(lambda info: info.ack_floor.stream_seq == 6)
         assert [delivery.attempt for delivery in bench.handled] == [1] * 6
     with pytest.raises((NoKeysError, BucketNotFoundError)):
@@ -140,7 +140,7 @@ async def test_what_was_on_its_way_is_given_back_at_once_and_needs_no_lease(idle
 
 @requirement("intake")
 async def test_a_command_behind_the_backlog_of_another_project_runs_next(idle_world: World) -> None:
-    async with running(idle_world, FetchMode.FREE) as bench:
+    async with running(idle_world, FetchMode.UNLIMITED) as bench:
         await bench.info(lambda info: info.num_waiting == 1)
         await bench.publish(700)
         await bench.info(lambda info: info.delivered.consumer_seq >= 700)
@@ -158,7 +158,7 @@ async def test_a_command_behind_the_backlog_of_another_project_runs_next(idle_wo
 async def test_a_flood_beyond_what_the_durable_delivers_does_not_stop_other_projects(idle_world: World) -> None:
     """Three times `max_ack_pending`: the server would deliver nothing behind it."""
     few = replace(OPTIONS, max_ack_pending=100)
-    async with running(idle_world, FetchMode.FREE, few) as bench:
+    async with running(idle_world, FetchMode.UNLIMITED, few) as bench:
         await bench.info(lambda info: info.num_waiting == 1)
         await bench.publish(300)
         await bench.info(lambda info: info.num_ack_pending == 100)
@@ -178,12 +178,12 @@ async def test_a_flood_beyond_what_the_durable_delivers_does_not_stop_other_proj
 
 @requirement("intake")
 async def test_an_executor_whose_slots_are_busy_takes_nothing_from_one_with_free_slots(idle_world: World) -> None:
-    async with running(idle_world, FetchMode.FREE) as busy:
+    async with running(idle_world, FetchMode.UNLIMITED) as busy:
         await busy.info(lambda info: info.num_waiting == 1)
         await busy.publish(7)  # one project cannot have all of them
         await busy.publish(1, OTHERS)
         await busy.info(lambda _: len(busy.handled) == 8)
-        async with running(idle_world, FetchMode.FREE) as free:
+        async with running(idle_world, FetchMode.UNLIMITED) as free:
             await free.info(lambda info: info.num_waiting == 1)
             for _ in range(5):
                 await free.publish(1)
@@ -288,7 +288,7 @@ async def test_a_call_whose_rows_are_refused_stops_nobody(idle_world: World) -> 
         calls = [await world.place() for _ in range(10)]
         for call in calls:
             await world.caller.publish(call)
-            assert consumer._mode() is FetchMode.FREE  # noqa: SLF001 - nobody else is told
+            assert consumer._mode() is FetchMode.UNLIMITED  # noqa: SLF001 - nobody else is told
         outcomes = [await world.outcome(call) for call in calls]
     assert {outcome.content["status"] for outcome in outcomes} == {"success"}
     assert [letter["reason"] for letter in outcomes[-1].dead_letters] == ["defect"]
@@ -315,7 +315,7 @@ async def test_a_call_whose_commit_is_cancelled_again_and_again_stops_nobody(idl
             call = await world.place()
             await world.caller.publish(call)
             assert (await world.caller.answer(call, 3.0)).card["content"]["status"] == "success"
-            assert consumer._mode() is FetchMode.FREE  # noqa: SLF001 - nobody else is told
+            assert consumer._mode() is FetchMode.UNLIMITED  # noqa: SLF001 - nobody else is told
             await asyncio.sleep(0.2)
         await world.caller.database.execute("drop function public.slow() cascade")
         assert (await world.caller.answer(slow, WITHIN_S)).card["content"]["status"] == "success"
@@ -442,7 +442,7 @@ async def test_silence_lasts_however_often_the_server_is_asked(
 ) -> None:
     """Asked again after 13 s, a server that said nothing looked alive until 30 s had passed."""
     async with pulling(stack) as found:
-        monkeypatch.setattr(pull_module, "_SILENCE_S", 0.05)
+        monkeypatch.setattr(pull_module, "_MAX_SILENCE_S", 0.05)
         asked: list[float] = []
         publish = found.client.publish
 

@@ -185,7 +185,7 @@ async def test_a_command_that_lost_too_many_executors_is_answered_without_a_run(
         async with world.executor(**settings) as consumer:
             monkeypatch.setattr(consumer._worker, "_handle", _never)  # noqa: SLF001 - a crash has to be put somewhere
             monkeypatch.setattr(consumer._worker, "_hand_back", _crash)  # noqa: SLF001 - the same
-            monkeypatch.setattr(consumer, "_keep_alive", _never)
+            monkeypatch.setattr(consumer, "_send_heartbeats", _never)
             await _until(lambda: consumer.running == 1)
     async with world.executor(**settings):
         outcome = await world.outcome(call)
@@ -232,7 +232,7 @@ async def test_a_call_that_hangs_beyond_every_limit_is_broken_off_and_counts_as_
             return await (handle(command) if command.exhausted else _never())
 
         monkeypatch.setattr(worker, "_handle", hang_unless_exhausted)
-        monkeypatch.setattr(consumer, "_options", replace(consumer._options, hold_s=1.0))  # noqa: SLF001 - the same
+        monkeypatch.setattr(consumer, "_options", replace(consumer._options, max_run_s=1.0))  # noqa: SLF001 - the same
         outcome = await world.send(await world.place())
     assert outcome.content["error"]["code"] == "internal_error"
     assert [getattr(record, "action", "") for record in caplog.records].count("call.overdue") == 2

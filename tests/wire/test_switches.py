@@ -146,7 +146,7 @@ async def test_deleting_the_key_enables_everything(world: World) -> None:
 
 @requirement("switches")
 async def test_the_monitor_reads_on_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("openapi_tool.bus.switch_store.EVERY_S", 0.01)
+    monkeypatch.setattr("openapi_tool.bus.switch_store.READ_INTERVAL_S", 0.01)
     assert world.parts is not None
     heard = asyncio.Event()
     monkeypatch.setattr(world.parts.switches, "_use", lambda _: heard.set())
