@@ -182,7 +182,7 @@ async def _letters(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) 
         except Unanswerable:
             return False
         claimed = claimed_identity(command.subject, command.headers, command.data)
-        return await kernel.answered(project_id, claimed.tool_call_id or "")
+        return await kernel.has_result(project_id, claimed.tool_call_id or "")
 
     try:
         for letter in await dead_letter_reader.abandoned_commands(client, bootstrap.durable, recorded, has_result):

@@ -36,19 +36,19 @@ KINDS: dict[str, Kind] = {
     "42P05": "operator",  # prepared statement exists already
     "55P03": "outage",  # lock not available
 }
-"""Kind of each SQLSTATE (five characters) or class of them (two); the SQLSTATE has precedence."""
+"""Kind by SQLSTATE (five characters), else by its class (first two)."""
 
-_MEND = "An operator must correct this: "
-GRANTS = f"{_MEND}grant what `openapi-tool sql grants` prints"
-MIGRATIONS = f"{_MEND}check that it is the kernel's database of the configured version, with all its migrations"
-OTHER_VERSION = f"{_MEND}set protocol.version, or name each database in the section of its own version"
-_POOLER = f"{_MEND}a pooler in transaction mode is in between; set postgres.prepared_statements = false"
-_POOLED = ("26000", "42P05")
-_CONTENDED = ("40", "55P03", "57014")
+_OPERATOR = "An operator must correct this: "
+GRANTS = f"{_OPERATOR}grant what `openapi-tool sql grants` prints"
+MIGRATIONS = f"{_OPERATOR}check that it is the kernel's database of the configured version, with all its migrations"
+OTHER_VERSION = f"{_OPERATOR}set protocol.version, or name each database in the section of its own version"
+_POOLER = f"{_OPERATOR}a pooler in transaction mode is in between; set postgres.prepared_statements = false"
+_LOST_STATEMENT = ("26000", "42P05")
+_CONTENTION = ("40", "55P03", "57014")
 _READ_ONLY, _DENIED, _NO_DATABASE = "25006", "42501", "3D000"
 DSN_SETTING = "postgres.dsn (PG_DSN)"
 _CHECK = f"check {DSN_SETTING}"
-_CAUGHT = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
+_DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
 
 class ReadOnly(Unavailable):
@@ -62,23 +62,23 @@ class ReadOnly(Unavailable):
 
 
 class Contended(Unavailable):
-    """A statement met a lock, a conflict or its time limit.
+    """A statement failed at a lock, a conflict or its timeout.
 
-    One error does not show whether only its own rows are locked or the whole database is slow (see `breaker`).
+    One such error does not show whether only its own rows are locked or the whole database is slow (`breaker.py`).
     """
 
 
 def kind_of(sqlstate: str | None) -> Kind:
-    """Return the kind of an error by its SQLSTATE; None, of an error without one, is a defect."""
+    """Return the kind of an error by its SQLSTATE; an error without one (None) is a defect."""
     state = sqlstate or ""
     return KINDS.get(state) or KINDS.get(state[:2]) or "defect"
 
 
 class _Translation:
-    """Context manager that raises the Unavailable that `translated` returns for an error of the driver.
+    """Context manager that replaces an error of the driver by the Unavailable that `translated` returns for it.
 
-    If `translated` returns None, the error is raised unchanged. A class, because a generator costs more, and every
-    call enters six of these.
+    If `translated` returns None, the error is raised unchanged. It is a class, because a generator costs more CPU, and
+    every call enters six of these.
     """
 
     def __init__(self, translated: Callable[[Exception], Unavailable | None]) -> None:
@@ -88,7 +88,7 @@ class _Translation:
         """Keep no state, so that one instance serves all tasks."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, _CAUGHT) and (translated := self._translated(error)) is not None:
+        if isinstance(error, _DRIVER_ERRORS) and (translated := self._translated(error)) is not None:
             raise translated from error
 
 
@@ -105,28 +105,30 @@ def translate_statement_errors() -> AbstractContextManager[None]:
 def _statement_error(error: Exception) -> Unavailable | None:
     if isinstance(error, asyncpg.PostgresError) and kind_of(error.sqlstate) == "defect":
         return None
-    if isinstance(error, TimeoutError) or (_sqlstate(error) or "").startswith(_CONTENDED):
+    if isinstance(error, TimeoutError) or (_sqlstate(error) or "").startswith(_CONTENTION):
         return Contended(f"PostgreSQL: {type(error).__name__}: {error}")
-    return _waited_for(error)
+    return _as_unavailable(error)
 
 
 def _sqlstate(error: Exception) -> str | None:
     return error.sqlstate if isinstance(error, asyncpg.PostgresError) else None
 
 
-def _waited_for(error: Exception) -> Unavailable:
+def _as_unavailable(error: Exception) -> Unavailable:
     state = _sqlstate(error)
     if state == _READ_ONLY:
         return ReadOnly()
-    if state in _POOLED:  # in the same words for both and for every statement, so that it is logged once
-        return NeedsOperator(f"PostgreSQL: prepared statements are lost (SQLSTATE {' or '.join(_POOLED)})", _POOLER)
+    if state in _LOST_STATEMENT:  # one text for both, so that it is logged once
+        return NeedsOperator(
+            f"PostgreSQL: prepared statements are lost (SQLSTATE {' or '.join(_LOST_STATEMENT)})", _POOLER
+        )
     if kind_of(state) == "operator":
         return NeedsOperator(f"PostgreSQL: {error} (SQLSTATE {state})", _remedy(state))
-    return Unavailable(f"PostgreSQL: {connection_words(error)}")
+    return Unavailable(f"PostgreSQL: {describe_connection_error(error)}")
 
 
-def connection_words(error: Exception) -> str:
-    """Return in words why PostgreSQL cannot be reached, with the setting to check."""
+def describe_connection_error(error: Exception) -> str:
+    """Return why PostgreSQL cannot be reached, and the setting to check."""
     state = _sqlstate(error) or ""
     if state.startswith("28"):
         return f"{error} (SQLSTATE {state}); check user and password in {DSN_SETTING}"
@@ -142,9 +144,9 @@ def connection_words(error: Exception) -> str:
 
 
 def located(problem: str, where: str, setting: str = DSN_SETTING) -> str:
-    """Return a problem with the server and database that it is about, and the names of their settings.
+    """Return an error message that names the server and database (`where`) and the `setting` of their DSN.
 
-    `setting` names the connection string: the errors themselves do not know which kernel they are about.
+    The errors themselves do not know which of several kernels they are about.
     """
     section = setting.partition(".dsn (")[0]
     problem = problem.replace(DSN_SETTING, setting).replace("set postgres.", f"set {section}.")
@@ -153,8 +155,8 @@ def located(problem: str, where: str, setting: str = DSN_SETTING) -> str:
 
 def _remedy(sqlstate: str | None) -> str:
     if sqlstate == _NO_DATABASE:
-        return f"{_MEND}check the database's name in {DSN_SETTING}"
+        return f"{_OPERATOR}check the database's name in {DSN_SETTING}"
     return GRANTS if sqlstate == _DENIED else MIGRATIONS
 
 
-_CONNECTION, _STATEMENT = _Translation(_waited_for), _Translation(_statement_error)
+_CONNECTION, _STATEMENT = _Translation(_as_unavailable), _Translation(_statement_error)

@@ -1,8 +1,8 @@
 """Parts of the statements and of the row mapping that all protocol versions share (protocol sections 3, 4, 6).
 
 The tables `cards`, `resource.tools` and `resource.project_agents` have the same columns in all of them. In LOAD, $1 is
-the project, $2 to $5 are card, tool call, agent and turn as the command names them, null if it does not; $7 and $8 are
-the tool's name and its unmangled form.
+the project; $2 to $5 are the ids of card, tool call, agent and turn in the command, null if missing; $6 depends on the
+version; $7 and $8 are the tool's name as received and its canonical form (`__` becomes a dot, tools/tool_names.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from openapi_tool.protocol.cards import MAX_CONTENT_BYTES
 from openapi_tool.protocol.records import CardRecord, DefinitionRecord, EarlierResult, RequestEdgeRecord
 from openapi_tool.tools.bounds import MAX_ROW_BYTES
 
-_BEST_COMPRESSION = 256
+_MAX_COMPRESSION = 256  # assumed ratio of text to stored size; LZ4 reaches 255
 MAX_HEADER_BYTES = 64 * 1024
 """Limit in bytes of a turn's headers and of a card's metadata; NATS allows no more in headers."""
 
@@ -28,16 +28,16 @@ NEWEST_ROWS = 1_000
 _MAX_EDGES = 100  # of a call, of which the oldest is used; the kernel writes two
 
 
-def fits(column: str, most: int) -> str:
-    """Return the SQL condition that the text of a jsonb column has at most `most` bytes.
+def fits(column: str, max_bytes: int) -> str:
+    """Return the SQL condition that the text of a jsonb column has at most `max_bytes` bytes.
 
-    The stored size, possibly compressed, is read without unpacking the value, and decides most cases; only a value
-    between both bounds is converted to text. Every column of a call is measured before it is read: 24 calls at once
-    with 30 MB each took 1 GB of memory in the executor.
+    The stored, possibly compressed size is known without unpacking the value, and decides most cases; only a value
+    between both bounds is converted to text. Every column of a call is measured before it is read, because 24
+    concurrent calls with 30 MB each took 1 GB of memory in the executor.
     """
     return (
-        f"case when pg_column_size({column}) <= {most // _BEST_COMPRESSION} then true "
-        f"else pg_column_size({column}) <= {most} and octet_length({column}::text) <= {most} end"
+        f"case when pg_column_size({column}) <= {max_bytes // _MAX_COMPRESSION} then true "
+        f"else pg_column_size({column}) <= {max_bytes} and octet_length({column}::text) <= {max_bytes} end"
     )
 
 
@@ -55,9 +55,8 @@ _CALL_CARD = f"""
     ) as measured
 """  # noqa: S608 - constants only
 
-# A definition is measured in the same way, but by the sum of two columns. An uncompressed jsonb value may be larger
-# than its text, for a definition within the bounds by at most _JSONB_OVERHEAD. So a larger stored size is refused
-# without unpacking.
+# A definition is measured in the same way, but by the sum of two columns. Uncompressed jsonb may be larger than its
+# text: by at most _JSONB_OVERHEAD for a definition within the bounds, so more is refused without unpacking.
 _JSONB_OVERHEAD = 65_536
 _DEFINITION = f"""
     select
@@ -67,7 +66,7 @@ _DEFINITION = f"""
     from resource.tools
     cross join lateral (
         select case
-            when stored.size <= {MAX_ROW_BYTES // _BEST_COMPRESSION} then true
+            when stored.size <= {MAX_ROW_BYTES // _MAX_COMPRESSION} then true
             when stored.size > {MAX_ROW_BYTES + _JSONB_OVERHEAD} then false
             else octet_length(parameters::text) + octet_length(options::text) <= {MAX_ROW_BYTES}
         end as fits
@@ -75,7 +74,8 @@ _DEFINITION = f"""
     ) as fits
 """  # noqa: S608 - constants only
 
-_READ_AGAIN = f"reported.inbox_id is null and pg_column_size(content) <= {_MAX_STORED_BYTES}"
+# An earlier result without inbox row must be reported, for which its status is needed.
+_NEEDS_REPORT = f"reported.inbox_id is null and pg_column_size(content) <= {_MAX_STORED_BYTES}"
 
 # `limit 1`, even if a key is unique: PostgreSQL then plans each subquery as an index look-up. Without it, a plan made
 # while a table is small joins all rows of the project, and a session keeps its plan while the table grows.
@@ -131,8 +131,8 @@ left join lateral (
         card_id, deleted_at, tool_call_id = k.tool_call_id as of_call,
         case when {fits("metadata", MAX_HEADER_BYTES)} then left(metadata ->> 'author_id', {MAX_NAME_CHARS}) end
             as author,
-        case when {_READ_AGAIN} then left(content ->> 'status', {MAX_NAME_CHARS}) end as status,
-        case when {_READ_AGAIN} then left(content ->> 'after_execution', {MAX_NAME_CHARS}) end as after
+        case when {_NEEDS_REPORT} then left(content ->> 'status', {MAX_NAME_CHARS}) end as status,
+        case when {_NEEDS_REPORT} then left(content ->> 'after_execution', {MAX_NAME_CHARS}) end as after
     from cards
     where tenant_id = $1 and md5(tool_call_id) = md5(k.tool_call_id)  -- alone, as in the unique index
         and metadata ->> 'type' = 'tool.result'
@@ -154,7 +154,7 @@ COLUMNS = f"""\
 """Columns of LOAD. `read_only`: a standby may lag behind the primary. A row that is missing there proves nothing, so
 the store discards the load."""
 
-ANSWERED = """
+HAS_RESULT = """
 select exists (
     select from cards
     where tenant_id = $1 and md5(tool_call_id) = md5($2) and tool_call_id = $2
@@ -163,7 +163,7 @@ select exists (
 """
 
 # Uses the index of turn, step and type; `limit` bounds the cost of a step with very many calls.
-LAST_ANSWER = f"""
+SECONDS_SINCE_LAST_RESULT = f"""
 select extract(epoch from now() - max(created_at))::float8 from (
     select created_at from cards
     where metadata ->> 'agent_turn_id' = $2 and metadata ->> 'step_id' = $3 and metadata ->> 'type' = 'tool.result'
@@ -207,6 +207,7 @@ def tool_of(row: Mapping[str, Any]) -> DefinitionRecord | None:
         parameters=parameters,
         options=options,
         oversized=oversized,
+        # jsonb accepts JSON that the parser refuses (deep nesting, huge numbers); the codec then returns None.
         unreadable=not oversized and row["tool_objects"] and (parameters is None or options is None),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_LONGEST_NAME_BYTES = 63
+_MAX_NAME_BYTES = 63
 _NO_ROLES = ("public", "none")
 
 
@@ -25,14 +25,12 @@ REGISTRATION = (
     Grant(("select",), ("public.projects",)),
     Grant(("insert", "update", "delete"), ("resource.tools",)),
 )
-
-
 INSPECT = Grant(("select",), ("cards", "state.agent_inbox", "state.execution_edges"))
 USAGE = Grant(("select",), ("cards", "state.agent_inbox"))
 
 
 def reader_grants(role: str, grant: Grant) -> list[str]:
-    """Return the GRANT statements of a role for a command that only reads. Raises ValueError as `grant_statements`."""
+    """Return the GRANT statements for a command that only reads. Raises ValueError like `grant_statements`."""
     name = quoted_role(role)
     return [
         f"grant usage on schema public, state to {name}",
@@ -61,16 +59,16 @@ def quoted_role(role: str) -> str:
     """
     if role in _NO_ROLES:
         raise ValueError(f"{role!r} cannot be a role's name: PostgreSQL reads it as a keyword, even in quotes")
-    if not role.isprintable() or not 0 < len(role.encode()) <= _LONGEST_NAME_BYTES:
-        raise ValueError(f"a role's name must have 1 to {_LONGEST_NAME_BYTES} bytes, all of them printable")
+    if not role.isprintable() or not 0 < len(role.encode()) <= _MAX_NAME_BYTES:
+        raise ValueError(f"a role's name must have 1 to {_MAX_NAME_BYTES} bytes, all of them printable")
     return '"' + role.replace('"', '""') + '"'
 
 
 def _missing() -> str:
     """Return a query for the grants that the connection's role lacks, as one text; null if it lacks none.
 
-    A grant on some columns counts as the grant: the kernel's operator may restrict the role to the columns in use, and
-    `inspection` finds a column that is missing.
+    A grant on some columns is enough here: an operator may restrict the role to the columns in use. `inspection.py`
+    detects a column that is missing.
     """
     needed = ", ".join(
         f"('{privilege}', '{table}')" for grant in EXECUTOR for privilege in grant.privileges for table in grant.tables

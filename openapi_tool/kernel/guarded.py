@@ -11,7 +11,7 @@ from openapi_tool.protocol.report import Report
 
 
 class GuardedStore:
-    """KernelStore whose loads and commits pass a circuit breaker; same methods, same errors."""
+    """KernelStore that reports its loads and commits to a circuit breaker; same methods, same errors."""
 
     def __init__(self, store: KernelStore, breaker: CircuitBreaker) -> None:
         self._store = store
@@ -24,16 +24,16 @@ class GuardedStore:
             succeeded()
         return records
 
-    async def last_answer_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
-        """Return the age of the step's newest result, without the breaker: a failure does not end the call."""
-        return await self._store.last_answer_s(project_id, agent_turn_id, step_id)
+    async def seconds_since_last_result(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
+        """Return the age of the step's newest result. A failure is not reported to the breaker: the call continues."""
+        return await self._store.seconds_since_last_result(project_id, agent_turn_id, step_id)
 
     async def commit(
         self, card: Card, report: Report, artifact: ArtifactCard | None = None, *, retry: bool = False
     ) -> bool:
         """Commit a result; report the outcome to the breaker.
 
-        A commit that wrote nothing is not reported as a success: it succeeds with a full disk, too.
+        A commit that wrote nothing is not reported as a success: it would succeed with a full disk, too.
         """
         with self._breaker.attempt("commit", retry=retry) as succeeded:
             written = await self._store.commit(card, report, artifact)
@@ -42,7 +42,7 @@ class GuardedStore:
         return written
 
     async def report(self, card_id: str, report: Report) -> bool:
-        """Report an existing result card. It writes less than a commit, so only a failure counts for the breaker."""
+        """Report an existing result card. Only a failure is reported to the breaker: it writes less than a commit."""
         with self._breaker.attempt("commit"):
             return await self._store.report(card_id, report)
 

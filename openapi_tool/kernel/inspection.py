@@ -13,10 +13,10 @@ from openapi_tool.kernel.grants import MISSING
 from openapi_tool.kernel.statements import STATEMENTS, Statements
 from openapi_tool.protocol.errors import NeedsOperator
 
-_LOOK = f"select ({MISSING}) as missing, current_setting('transaction_read_only') = 'on' as read_only"
+_ACCESS = f"select ({MISSING}) as missing, current_setting('transaction_read_only') = 'on' as read_only"
 
-# From the catalogue, which every role may read: whether a table is missing, or only a grant on it.
-_ABSENT = """
+# Read from the catalogue, as every role may, to distinguish a missing table from a missing grant.
+_MISSING_TABLES = """
 select string_agg(needed.name, ', ')
 from unnest(array['cards', 'resource.tools', 'resource.project_agents', 'state.agent_inbox', 'state.execution_edges'])
     as needed (name)
@@ -27,7 +27,7 @@ where not exists (
 )
 """
 
-# From the catalogue: a role that registers tools has no privilege on the schema `state`.
+# Read from the catalogue, because a role that registers tools has no privilege on the schema `state`.
 _INBOX_COLUMNS = """
 select array_agg(a.attname::text)
 from pg_catalog.pg_attribute as a
@@ -36,7 +36,7 @@ join pg_catalog.pg_namespace as n on n.oid = c.relnamespace
 where n.nspname = 'state' and c.relname = 'agent_inbox' and a.attnum > 0 and not a.attisdropped
 """
 
-_UNIQUE = """
+_UNIQUE_INDEXES = """
 select
     needed.name,
     array(select pg_get_indexdef(i.indexrelid, n, true) from generate_series(1, i.indnkeyatts) as n) as keys,
@@ -51,7 +51,7 @@ _NOT_NULL = "tool_call_idisnotnulland"
 
 @dataclass(frozen=True, slots=True)
 class UniqueIndex:
-    """Unique index by its columns, hashed or not; `predicate` is empty for a full index."""
+    """Unique index on columns or their hashes; `predicate` is empty unless the index is partial."""
 
     table: str
     keys: frozenset[str]
@@ -62,7 +62,7 @@ class UniqueIndex:
         return f"{self.table} ({', '.join(sorted(self.keys))}){where}"
 
 
-# Without them a call could get two results. The kernel may name them as it likes, so compare their columns.
+# Without them a call could get two results. Compared by columns, since the kernel may choose any names.
 NEEDED = (
     UniqueIndex("cards", frozenset({"tenant_id", "tool_call_id"}), "metadata->>'type'='tool.result'"),
     UniqueIndex("state.agent_inbox", frozenset({"project_id", "message_type", "correlation_id"})),
@@ -72,8 +72,8 @@ NEEDED = (
 
 async def check_access(connection: asyncpg.Connection, timeout_s: float | None = None) -> None:
     """Check privileges, tables and that the database is writable, in one statement. Raises Unavailable."""
-    row = await connection.fetchrow(_LOOK, timeout=timeout_s)
-    if row["missing"] and (absent := await connection.fetchval(_ABSENT, timeout=timeout_s)):
+    row = await connection.fetchrow(_ACCESS, timeout=timeout_s)
+    if row["missing"] and (absent := await connection.fetchval(_MISSING_TABLES, timeout=timeout_s)):
         raise NeedsOperator(f"PostgreSQL: missing: table {absent}", MIGRATIONS)
     if row["missing"]:
         raise NeedsOperator(f"PostgreSQL: missing: {row['missing']}", GRANTS)
@@ -93,9 +93,9 @@ async def inspect(connection: asyncpg.Connection, statements: Statements, timeou
     except asyncpg.UndefinedColumnError:
         await refuse_other_version(connection, statements, timeout_s)
         raise
-    rows = await connection.fetch(_UNIQUE, timeout=timeout_s)
-    there = {unique_index(row["name"], row["keys"], row["predicate"]) for row in rows}
-    if missing := [str(index) for index in NEEDED if index not in there]:
+    rows = await connection.fetch(_UNIQUE_INDEXES, timeout=timeout_s)
+    existing = {unique_index(row["name"], row["keys"], row["predicate"]) for row in rows}
+    if missing := [str(index) for index in NEEDED if index not in existing]:
         raise NeedsOperator(f"PostgreSQL: missing: unique index on {'; '.join(missing)}", MIGRATIONS)
 
 
@@ -114,10 +114,10 @@ async def refuse_other_version(
 
 
 def unique_index(table: str, keys: Iterable[str], predicate: str) -> UniqueIndex:
-    """Normalize an index as printed by PostgreSQL: no casts, hashes, brackets and implied NOT NULL."""
-    return UniqueIndex(table, frozenset(map(_plain, keys)), _plain(predicate).removeprefix(_NOT_NULL))
+    """Normalize an index as printed by PostgreSQL: without casts, hashes, brackets and implied NOT NULL."""
+    return UniqueIndex(table, frozenset(map(_normalized, keys)), _normalized(predicate).removeprefix(_NOT_NULL))
 
 
-def _plain(expression: str) -> str:
-    """Return an expression without decoration. PostgreSQL prints NOT NULL in upper case and literals as they are."""
+def _normalized(expression: str) -> str:
+    """Return an expression without `_DECORATION`. Only NOT NULL is lower-cased, since case matters in literals."""
     return _DECORATION.sub("", expression).replace("ISNOTNULLAND", "isnotnulland")

@@ -8,7 +8,7 @@ from typing import Any
 
 import asyncpg
 
-from openapi_tool.kernel.failures import connection_words
+from openapi_tool.kernel.failures import describe_connection_error
 from openapi_tool.kernel.inspection import refuse_other_version
 from openapi_tool.kernel.statements import STATEMENTS
 from openapi_tool.protocol.errors import NeedsOperator
@@ -17,16 +17,16 @@ from openapi_tool.tools.registry import COLUMNS, NoSuchProject, RegistryError, R
 from openapi_tool.tools.tool_names import RESERVED_NAMES
 
 _CONNECTIONS = 4
-_EXTERNAL = ".cmd.tool."
+_EXTERNAL_SUBJECT = ".cmd.tool."  # in the target subject of tools that an executor runs
 _MAX_JSON_BYTES = 1_000_000
-_SHOWN = ", ".join(
+_COLUMNS_IN_BOUNDS = ", ".join(
     f"case when octet_length({name}::text) <= {_MAX_JSON_BYTES} then {name} "
     f"else to_jsonb(format('%s bytes: too large to show', octet_length({name}::text))) end as {name}"
     if name in ("parameters", "options")
     else name
     for name in COLUMNS
 )
-_SELECT = f"select {_SHOWN} from resource.tools where project_id = $1"  # noqa: S608 - constants only
+_SELECT = f"select {_COLUMNS_IN_BOUNDS} from resource.tools where project_id = $1"  # noqa: S608 - constants only
 _UPSERT = """
 insert into resource.tools
     (project_id, tool_name, description, target_subject, after_execution, parameters, options)
@@ -78,7 +78,7 @@ class ToolRows:
         return [stored_row(row) for row in found]
 
     async def definitions(self, project_id: str) -> list[dict[str, Any]]:
-        """Return the same without reading `projects`, as the executor's own role may; none for an unknown project."""
+        """Return the definitions of a project, none if it is unknown; the executor's role may not read `projects`."""
         with _translate_errors():
             return [stored_row(row) for row in await self._pool.fetch(f"{_SELECT} order by tool_name", project_id)]
 
@@ -100,12 +100,12 @@ class ToolRows:
             raise _no_such_project(project_id)
 
     async def delete(self, project_id: str, tool_name: str) -> bool:
-        """Delete a definition; return False where there was none. Raises RegistryError."""
+        """Delete a definition; return False if there was none. Raises RegistryError."""
         self._check_name(tool_name)
         row = await self.row(project_id, tool_name)
         if row is None:
             return False
-        if _EXTERNAL not in (row["target_subject"] or ""):
+        if _EXTERNAL_SUBJECT not in (row["target_subject"] or ""):
             raise RegistryError(f"bad_request: {tool_name!r} is no external tool; the kernel keeps it")
         with _translate_errors():
             return await self._pool.fetchval(_DELETE, project_id, tool_name) is not None
@@ -139,7 +139,7 @@ def _translate_errors() -> Iterator[None]:
     try:
         yield
     except (OSError, asyncpg.InvalidAuthorizationSpecificationError, asyncpg.CannotConnectNowError) as error:
-        raise RegistryUnreachable(f"PostgreSQL: {connection_words(error)}") from error
+        raise RegistryUnreachable(f"PostgreSQL: {describe_connection_error(error)}") from error
     except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
         raise RegistryError(f"PostgreSQL: {type(error).__name__}: {error}") from error
 

@@ -1,4 +1,4 @@
-"""Statements of one protocol version over the kernel's tables: the part of a dialect that needs SQL."""
+"""Interface of a dialect's SQL: statements over the kernel's tables for one protocol version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from openapi_tool.protocol.report import Report
 
 
 class Statements(Protocol):
-    """Statements, their parameters, and the mapping of rows; a module implements it.
+    """Statements, their parameters, and the mapping of rows. The modules `v1r4` and `v1r3` implement it.
 
     COMMIT takes the values of `report_values`, then content and metadata of the result card, then id, content, metadata
     and lifetime in seconds of the artifact card, null without one; REPORT takes the values of `report_values`.
@@ -22,8 +22,8 @@ class Statements(Protocol):
     VERSION: str
     INBOX_COLUMN: str
     LOAD: str
-    ANSWERED: str
-    LAST_ANSWER: str
+    HAS_RESULT: str
+    SECONDS_SINCE_LAST_RESULT: str
     COMMIT: str
     REPORT: str
     ARTIFACT: str
@@ -40,5 +40,5 @@ class Statements(Protocol):
 
 
 _ALL: tuple[Statements, ...] = (v1r4, v1r3)
-STATEMENTS: Mapping[str, Statements] = {one.VERSION: one for one in _ALL}
+STATEMENTS: Mapping[str, Statements] = {each.VERSION: each for each in _ALL}
 """Statements by protocol version."""

@@ -25,19 +25,19 @@ from openapi_tool.protocol.report import Report
 from openapi_tool.telemetry import metrics
 
 _JSONB_VERSION = b"\x01"
-_IDLE_S = 30.0  # after which a connection is closed; the health check keeps one in use
-_NO_PROJECT = ""
+_MAX_IDLE_S = 30.0  # until a connection is closed; the health check keeps one in use
+_NO_PROJECT = ""  # of connections for the service itself
 _RETRY_POOL_S = 0.05
-_CHECK_S = 2.0  # limit of each step of a health check, so that a database that hangs is noticed soon
+_CHECK_TIMEOUT_S = 2.0  # of each step of a health check, to detect a database that hangs
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
     """Pool size, and the timeout of a connection or a statement in seconds.
 
-    Messages name the database by `where` (hosts, ports, database) and by the `setting` of its DSN. `version` is the
-    protocol version of the database. With `inspected` a database in which calls cannot be committed is refused; readers
-    do not need that.
+    Error messages contain `where` (hosts, ports, database) and the `setting` of the DSN. `version` is the protocol
+    version of the database. With `inspected` a database in which calls cannot be committed is refused; commands that
+    only read switch it off.
     """
 
     dsn: str = field(repr=False)
@@ -70,12 +70,12 @@ class KernelStore:
                 options.dsn,
                 min_size=0,  # above 0 the driver reconnects on its own during an outage and logs a traceback each time
                 max_size=options.size,
-                max_inactive_connection_lifetime=_IDLE_S,
+                max_inactive_connection_lifetime=_MAX_IDLE_S,
                 timeout=options.timeout_s,
                 command_timeout=options.timeout_s,
                 statement_cache_size=100 if options.prepared_statements else 0,
                 init=partial(_prepare_and_inspect, statements=statements) if options.inspected else _prepare_connection,
-                reset=_keep_connection,
+                reset=_skip_reset,
                 server_settings={"application_name": "openapi-tool"},
             )
         store = cls(pool, options.timeout_s, statements)
@@ -91,7 +91,7 @@ class KernelStore:
 
         Raises Unavailable.
         """
-        timeout_s = min(_CHECK_S, self._timeout_s)
+        timeout_s = min(_CHECK_TIMEOUT_S, self._timeout_s)
         async with self._connection(_NO_PROJECT, timeout_s) as connection:
             if thorough:
                 await inspect(connection, self._sql, timeout_s)
@@ -103,10 +103,10 @@ class KernelStore:
         async with self._connection(_NO_PROJECT) as connection:
             return bool(await connection.fetchval("select ssl from pg_stat_ssl where pid = pg_backend_pid()"))
 
-    async def answered(self, project_id: str, tool_call_id: str) -> bool:
+    async def has_result(self, project_id: str, tool_call_id: str) -> bool:
         """Return whether a call of a project has a result. Raises Unavailable."""
         async with self._connection(project_id) as connection:
-            return bool(await connection.fetchval(self._sql.ANSWERED, project_id, tool_call_id))
+            return bool(await connection.fetchval(self._sql.HAS_RESULT, project_id, tool_call_id))
 
     async def load(self, command: Command) -> CallRecords:
         """Load the records of a call in one round trip. Raises Unavailable."""
@@ -116,10 +116,12 @@ class KernelStore:
                 raise ReadOnly
         return self._sql.call_records(row)
 
-    async def last_answer_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
-        """Return how many seconds ago the last call of a step was answered, None if none was. Raises Unavailable."""
+    async def seconds_since_last_result(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
+        """Return the age in seconds of the newest result of a step, None without one. Raises Unavailable."""
         async with self._connection(project_id) as connection:
-            age_s: float | None = await connection.fetchval(self._sql.LAST_ANSWER, project_id, agent_turn_id, step_id)
+            age_s: float | None = await connection.fetchval(
+                self._sql.SECONDS_SINCE_LAST_RESULT, project_id, agent_turn_id, step_id
+            )
         return age_s
 
     async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None = None) -> bool:
@@ -149,24 +151,24 @@ class KernelStore:
                 return False
         return bool(written)
 
-    def _connection(self, project_id: str, timeout_s: float | None = None) -> _Borrowed:
+    def _connection(self, project_id: str, timeout_s: float | None = None) -> _PooledConnection:
         """Return a context with a connection of the pool, which projects share fairly.
 
         Raises Unavailable for an error of the database; a defect of the statement is raised unchanged.
         """
-        return _Borrowed(self, project_id, timeout_s or self._timeout_s)
+        return _PooledConnection(self, project_id, timeout_s or self._timeout_s)
 
     async def _acquire(self, project_id: str, timeout_s: float) -> asyncpg.Connection:
         with translate_connection_errors():
             async with asyncio.timeout(timeout_s):
                 await self._permits.take(project_id)
                 try:
-                    return await self._connected()
+                    return await self._connection_of_pool()
                 except BaseException:
                     self._permits.give(project_id)
                     raise
 
-    async def _connected(self) -> asyncpg.Connection:
+    async def _connection_of_pool(self) -> asyncpg.Connection:
         """Return a connection; if the server refuses another one, wait for one of the pool to become idle."""
         while True:
             try:
@@ -177,14 +179,14 @@ class KernelStore:
             await asyncio.sleep(_RETRY_POOL_S)
 
     async def _release(self, project_id: str, connection: asyncpg.Connection, timeout_s: float) -> None:
-        """Return a connection to the pool, without the task that `Pool.release` starts as a shield.
+        """Return a connection to the pool without the task that `Pool.release` starts to shield it.
 
-        The release of a connection that is in order never waits. One that is cancelled terminates the connection, which
-        frees its place, too.
+        No shield is needed: the release of a working connection never waits, and a cancelled release terminates the
+        connection, which frees its place in the pool, too.
         """
         try:
             with translate_connection_errors():
-                if connection._con is not None:  # noqa: SLF001 - else it broke, and has left its place already
+                if connection._con is not None:  # noqa: SLF001 - None: it broke, and the pool has dropped it
                     await connection._holder.release(timeout_s)  # noqa: SLF001
         finally:
             self._permits.give(project_id)
@@ -198,10 +200,10 @@ class KernelStore:
             self._pool.terminate()
 
 
-class _Borrowed:
-    """Context of `KernelStore._connection`. A class, because a generator costs more, and every call enters two.
+class _PooledConnection:
+    """Context of `KernelStore._connection`; a class, because a generator costs more CPU, and every call enters two.
 
-    After a failover it expires all connections: new ones may reach the new primary.
+    If the database became read-only (a failover), all connections are replaced: new ones may reach the new primary.
     """
 
     def __init__(self, store: KernelStore, project_id: str, timeout_s: float) -> None:
@@ -242,12 +244,12 @@ async def _prepare_and_inspect(connection: asyncpg.Connection, *, statements: St
         await inspect(connection, statements)
 
 
-async def _keep_connection(connection: asyncpg.Connection) -> None:
-    """Replace the driver's reset, a round trip on each release: no statement here leaves session state behind."""
+async def _skip_reset(connection: asyncpg.Connection) -> None:
+    """Replace the driver's reset, a round trip on each release; no statement here changes the session's state."""
 
 
 def _encode_jsonb(value: object) -> bytes:
-    """Return the binary form of jsonb; a `bytearray` contains JSON already."""
+    """Return the binary form of jsonb; a `bytearray` is JSON already."""
     return _JSONB_VERSION + (value if isinstance(value, bytearray) else dumps(value))
 
 

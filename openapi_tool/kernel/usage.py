@@ -35,9 +35,9 @@ _KEYS = {
     By.ERROR: "error_code",
 }
 
-# The cards of this service have UUIDs of version 7 as ids, so a range of ids is a range of time. `output` is null, and
-# nothing is read of a large content, unless the definition has `result_format: object` or the card is of a failure.
-# A card of an earlier version may lack any field; its value is null then and not 0.
+# The ids of this service's cards are UUIDs of version 7, so a range of ids is a range of time. A text result
+# has all figures in its metadata, `truncated` among them; `output` is then null, so that no large content is read. A
+# card of an earlier version may lack any field, whose value is then null, not 0.
 _CALLS = """
 with calls as materialized (
     select tool_call_id, created_at, metadata ->> 'function_name' as function_name,
@@ -81,13 +81,13 @@ _AGENT = """(
 
 
 def _number(value: str) -> str:
-    """Return the SQL of a JSON value as a number, null for anything else, and for what no call can have cost."""
+    """Return the SQL of a JSON value as a number; null for any other type, and for numbers that no call can cost."""
     number = f"case when jsonb_typeof({value}) = 'number' then ({value})::numeric end"
     return f"case when {number} between 0 and 1e12 then {number} end"
 
 
 def statement(by: By) -> str:
-    """Return the query; its values are project, first and last card id, actor id, most rows."""
+    """Return the query. Its parameters: project, first card id, card id after the last, actor id, maximum of rows."""
     return _CALLS.format(
         key=_KEYS[by],
         agent=_AGENT if by is By.AGENT else "null::text",
@@ -107,7 +107,7 @@ def first_card_id(moment: datetime) -> str:
 async def usage(
     dsn: str, version: str, project_id: str, since: datetime, until: datetime, actor_id: str, by: By
 ) -> list[dict[str, Any]]:
-    """Return the sum of all calls, and then at most `MAX_ROWS` sums by `by`, the costliest or earliest first.
+    """Return the sum of all calls, then at most `MAX_ROWS` sums by `by`, the costliest or earliest day first.
 
     A row has `key`, `calls`, `tokens`, `requests`, `cache_hits`, `errors`, `truncated`, `retries`, `p50_ms`, `p95_ms`,
     `total`; a figure is None where no card records it. Raises Unavailable, also for a database of another protocol

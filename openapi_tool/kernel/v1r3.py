@@ -46,7 +46,8 @@ where project_id = $1 and message_type = 'tool_result' and md5(correlation_id) =
 order by created_at limit 10
 """
 
-ANSWERED, LAST_ANSWER, ARTIFACT = fragments.ANSWERED, fragments.LAST_ANSWER, fragments.ARTIFACT
+HAS_RESULT, ARTIFACT = fragments.HAS_RESULT, fragments.ARTIFACT
+SECONDS_SINCE_LAST_RESULT = fragments.SECONDS_SINCE_LAST_RESULT
 
 # The request edge may be missing and is filled in. A snapshot does not show an edge that another transaction commits
 # meanwhile, so the unique index decides.

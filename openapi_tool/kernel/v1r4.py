@@ -71,7 +71,8 @@ where project_id = $1 and message_type in ('command_anchor', 'tool_result')
 order by created_at limit 10
 """
 
-ANSWERED, LAST_ANSWER, ARTIFACT = fragments.ANSWERED, fragments.LAST_ANSWER, fragments.ARTIFACT
+HAS_RESULT, ARTIFACT = fragments.HAS_RESULT, fragments.ARTIFACT
+SECONDS_SINCE_LAST_RESULT = fragments.SECONDS_SINCE_LAST_RESULT
 
 _REPORT = """
 inbox as (

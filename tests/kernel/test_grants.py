@@ -229,7 +229,7 @@ async def test_a_statement_that_is_denied_names_the_table(
     store = await KernelStore.open(PoolOptions(dsn_of(stack, database), 1, 5.0, prepared_statements=True))
     await caller.database.execute(mishap)
     with pytest.raises(Unavailable, match=rf"{says}.*An operator must correct this"):
-        await store.answered("project", "call")
+        await store.has_result("project", "call")
     await store.aclose()
 
 

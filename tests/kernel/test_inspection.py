@@ -162,7 +162,7 @@ async def test_nothing_is_concluded_from_what_a_read_only_database_lacks(store: 
 @requirement("postgres.failures")
 async def test_a_text_that_the_driver_cannot_send_is_no_outage(store: KernelStore) -> None:
     with pytest.raises(asyncpg.DataError, match="query argument"):
-        await store.answered("project", "\ud800")
+        await store.has_result("project", "\ud800")
 
 
 @requirement("postgres.connection")
@@ -194,7 +194,7 @@ async def test_a_connection_goes_to_the_next_project_before_the_rest_of_a_queue(
     answered: list[str] = []
 
     async def ask(project: str) -> None:
-        await store.answered(project, "call")
+        await store.has_result(project, "call")
         answered.append(project)
 
     async with asyncio.TaskGroup() as group, store._connection("large"):  # noqa: SLF001 - as a long statement would
@@ -215,7 +215,7 @@ async def test_calls_share_the_connections_that_are_there_where_no_further_one_i
     store = await KernelStore.open(replace(options, size=8))
     await caller.database.execute(f"alter role {role} connection limit 1")
     try:
-        await asyncio.gather(*(store.answered(f"project {number}", "call") for number in range(20)))
+        await asyncio.gather(*(store.has_result(f"project {number}", "call") for number in range(20)))
     finally:
         await caller.database.execute(f"alter role {role} connection limit -1")
         await store.aclose()

@@ -100,7 +100,7 @@ async def test_a_commit_writes_card_row_and_edge_in_the_columns_of_the_version(
     assert row["payload"] == report.payload
     assert (answer.edge["source_agent_id"], answer.edge["target_agent_turn_id"]) == (ACTOR, None)
     assert answer.edge["parent_step_id"] == call.step_id
-    assert await store.answered(PROJECT, call.tool_call_id)
+    assert await store.has_result(PROJECT, call.tool_call_id)
     assert await store.artifact(PROJECT, AGENT, artifact.card_id, 0, 10) is not None
     assert not await store.commit(replace(card, card_id="other"), replace(report, inbox_id="other"))
 

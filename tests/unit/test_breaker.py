@@ -12,7 +12,7 @@ import uvloop
 
 from openapi_tool.bus.held import FetchMode
 from openapi_tool.database_monitor import DatabaseMonitor
-from openapi_tool.kernel.breaker import PROBE_EVERY_S, CircuitBreaker, Operation
+from openapi_tool.kernel.breaker import MAX_PROBE_INTERVAL_S, CircuitBreaker, Operation
 from openapi_tool.kernel.failures import Contended, located
 from openapi_tool.kernel.guarded import GuardedStore
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
@@ -168,7 +168,7 @@ def test_an_attempt_that_hung_in_the_outage_does_not_open_it_again(new_loop: Any
 def test_results_that_are_tried_again_are_the_probes_and_a_command_is_one_only_where_none_is(new_loop: Any) -> None:
     async def test(bench: Bench) -> None:
         await bench.fail()
-        bench.now += PROBE_EVERY_S
+        bench.now += MAX_PROBE_INTERVAL_S
         retried, waiting = asyncio.Event(), asyncio.Event()
         waiting_result = asyncio.create_task(bench.attempt(error=AWAY, until=retried))
         await asyncio.sleep(0)
@@ -177,7 +177,7 @@ def test_results_that_are_tried_again_are_the_probes_and_a_command_is_one_only_w
         with pytest.raises(Unavailable):
             await waiting_result
         assert not bench.breaker.may_probe
-        bench.now += PROBE_EVERY_S
+        bench.now += MAX_PROBE_INTERVAL_S
         assert bench.breaker.may_probe
         assert not waiting.is_set()
 
@@ -197,7 +197,7 @@ def test_the_first_probe_comes_soon_and_later_ones_every_five_seconds(new_loop: 
             pauses.append(round(bench.now - began, 1))
         assert pauses[0] <= 0.3
         assert pauses == sorted(pauses)
-        assert pauses[-2:] == pytest.approx([PROBE_EVERY_S] * 2, abs=0.2)
+        assert pauses[-2:] == pytest.approx([MAX_PROBE_INTERVAL_S] * 2, abs=0.2)
 
     on(new_loop, test)
 
@@ -261,7 +261,7 @@ def test_a_probe_that_proves_nothing_is_followed_by_the_next_one_at_once(new_loo
 
     async def test(bench: Bench) -> None:
         await bench.fail("commit")
-        bench.now += PROBE_EVERY_S
+        bench.now += MAX_PROBE_INTERVAL_S
         await bench.attempt("load")
         assert bench.breaker.reason == "away"
         assert bench.breaker.may_probe
@@ -274,10 +274,10 @@ def test_a_probe_that_proves_nothing_is_followed_by_the_next_one_at_once(new_loo
 def test_it_is_forgotten_only_after_a_while_in_which_nothing_was_tried(new_loop: Any) -> None:
     async def test(bench: Bench) -> None:
         await bench.fail()
-        bench.now += PROBE_EVERY_S
+        bench.now += MAX_PROBE_INTERVAL_S
         bench.breaker.close_if_quiet()
         assert bench.breaker.reason == "away"
-        bench.now += PROBE_EVERY_S
+        bench.now += MAX_PROBE_INTERVAL_S
         held = asyncio.Event()
         trying = asyncio.create_task(bench.attempt("load", until=held))
         await asyncio.sleep(0)
@@ -366,7 +366,7 @@ def test_a_slow_commit_neither_hides_an_outage_nor_ends_its_probes(new_loop: Any
         await bench.fail()
         await bench.fail(error=SLOW)
         assert bench.breaker.reason == "away"
-        bench.now += PROBE_EVERY_S
+        bench.now += MAX_PROBE_INTERVAL_S
         held = asyncio.Event()
         waiting = asyncio.create_task(bench.attempt(until=held, retry=True))
         await asyncio.sleep(0)

@@ -218,7 +218,7 @@ async def test_whatever_is_made_is_made_with_the_replicas_that_are_asked_for(sta
                 ensure_durable(client, durable),
                 shared_session_key(client, replicas),
                 Leases(client, 1.0, replicas).take(delivery()),
-                DeadLetters(client, Redactor(), replicas).keep(delivery(), "reason", "message"),
+                DeadLetters(client, Redactor(), replicas).record(delivery(), "reason", "message"),
             ):
                 with pytest.raises((nats.errors.Error, Unavailable), match="replicas > 1 not supported"):
                     await made

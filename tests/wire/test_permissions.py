@@ -345,7 +345,7 @@ async def test_a_dead_letter_that_is_denied_is_given_up_and_names_its_subject(
     with server(stack, config(lacking(subject))) as nats_server:
         settings = Settings(postgres=DSN, nats=bus(nats_server))
         async with asyncio.timeout(SETTLED_S), connected(build_bootstrap(settings, {}).bus) as client:
-            await DeadLetters(client, Redactor()).keep(delivery(), "reason", "message")
+            await DeadLetters(client, Redactor()).record(delivery(), "reason", "message")
     record = await logged(caplog, "dead_letters.discarded")
     assert getattr(record, "cause", "") == "denied"
     assert f"{subject.replace('*', 'proj')} is denied" in record.getMessage()

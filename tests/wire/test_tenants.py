@@ -156,7 +156,7 @@ async def test_another_projects_report_of_the_same_call_id_stands_in_for_none(te
 async def test_another_projects_result_does_not_make_an_abandoned_command_answered(tenants: World) -> None:
     await save_result(tenants, "call", "tool.openapi")
     store = await KernelStore.open(PoolOptions(tenants.dsn, 1, 5.0, prepared_statements=True))
-    assert [await store.answered(project, "call") for project in (PROJECT, OTHER)] == [False, True]
+    assert [await store.has_result(project, "call") for project in (PROJECT, OTHER)] == [False, True]
     await store.aclose()
 
 
