@@ -153,7 +153,7 @@ IDENTITY = (
     ),
     Mutation(
         "protocol/identity.py",
-        "read.must_equal(PROJECT, subject.project_id)",
+        "reader.must_equal(PROJECT, subject.project_id)",
         "pass",
         "tests/wire/test_refusals.py::test_a_tenant_that_is_not_the_subjects",
     ),

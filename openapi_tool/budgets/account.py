@@ -1,4 +1,4 @@
-"""One account: reserves for requests from this replica's block, else by a write of the shared record."""
+"""Account of a budget in one replica: requests reserve from its block or, if it is too small, in the shared record."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _OWNER_TEXT = {
     "project_day": "of this project for today",
     "project_month": "of this project for this month",
 }
-_RACES = 16
+_MAX_WRITE_ATTEMPTS = 16  # of a compare-and-set
 _POLL_S = 0.25
-_SHORT_PERCENT = 90
+_NEARLY_USED_PERCENT = 90
 
 
 class AccountId(NamedTuple):
     """Scope and owner of an account: `who` is an agent or session, empty for a project.
 
-    `tool` is the tool whose definition sets the budget, else empty. Of a kernel of another protocol version, `project`
-    begins with that version and a blank.
+    `tool` is the tool whose definition sets the budget, else empty. `project` is prefixed with the protocol version and
+    a space for any kernel but the main one.
     """
 
     scope: str
@@ -49,7 +49,7 @@ class AccountId(NamedTuple):
     tool: str = ""
 
     def labels(self) -> dict[str, str]:
-        """Return the fields for display; of a session only the first 12 characters of its identity."""
+        """Return the fields for display; a session's identity is cut to 12 characters."""
         return self._asdict() | ({"who": f"{self.who[:12]}…"} if self.scope == "session" else {})
 
 
@@ -78,15 +78,15 @@ class Account:
         self._store, self._now, self._outage = replica.store, replica.now, replica.outage
         self._waiting: list[_Waiter] = []
         self._stored: tuple[int, bytes | None] | None = None
-        self._is_unsure = False
-        self._again = False
+        self._write_outcome_unknown = False
+        self._rerun_requested = False
         self._task: asyncio.Task[None] | None = None
         self._logged = self._is_unreadable = False
 
     def take(self, need: Amount, now: float) -> bool:
         """Reserve an amount from the block of this replica; return False if the block is too small.
 
-        Here and below, `need` is 0 for a resource without a limit: the limits may change until it is settled.
+        Here and below, `need` is 0 for a resource without a limit. It stays so if limits change before it is settled.
         """
         allowance = self.allowance
         if self._waiting or not allowance.take(need, now):
@@ -112,7 +112,7 @@ class Account:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
             granted = waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None
-            if granted and not reserved:  # while the call was being cancelled
+            if granted and not reserved:  # granted while the call was cancelled
                 self.allowance.settle(need, NOTHING, self._now())
 
     def settle(self, need: Amount, actual: Amount) -> None:
@@ -126,7 +126,7 @@ class Account:
 
     def wake(self) -> None:
         """Start a write of the shared record: report uses, reserve for waiting requests."""
-        self._again = True
+        self._rerun_requested = True
         if self._task is None:
             self._task = in_background(self._run(), "budget")
 
@@ -165,8 +165,8 @@ class Account:
 
     async def _run(self) -> None:
         try:
-            while self._again:
-                self._again = False
+            while self._rerun_requested:
+                self._rerun_requested = False
                 if self._outage.reason:
                     self._decide_offline()
                     return
@@ -180,22 +180,23 @@ class Account:
 
     async def _change(self, *, leave: bool = False) -> None:
         """Report uses and reserve for waiting requests, by compare-and-set."""
-        for _ in range(_RACES):
-            if self._stored is None or self._is_unsure:
+        for _ in range(_MAX_WRITE_ATTEMPTS):
+            if self._stored is None or self._write_outcome_unknown:
                 await self._read()
             journals = await self._journals_of_dead()
             revision, stored = self._stored or (0, None)
             waiting = list(self._waiting)
             needs = tuple(waiter.need for waiter in waiting)
             planned = self.allowance.plan(stored, needs, self._now(), journals=journals, leave=leave)
+            # No record for a refusal alone: refused sessions must not fill the store.
             if stored is None and needs and self.allowance.drop_if_empty(planned):
                 self._decide(waiting, planned)
                 return
             value = ledger.encode(planned.record, self.id.labels())
-            self._is_unsure = True
+            self._write_outcome_unknown = True
             written = await self._store.write(self.name, value, revision)
             if written is not None:
-                self._is_unsure, self._stored = False, (written, value)
+                self._write_outcome_unknown, self._stored = False, (written, value)
                 self.allowance.confirm(planned, written)
                 self._outage.end()
                 self._decide(waiting, planned)
@@ -207,10 +208,10 @@ class Account:
         revision, value = await self._store.read(self.name)
         self._stored = revision, self._readable(value)
         self.allowance.adopt(ledger.decode(self._stored[1]), self._stored[0])
-        self._is_unsure = False
+        self._write_outcome_unknown = False
 
     def _readable(self, value: bytes | None) -> bytes | None:
-        """Return a stored record, or the last known one in place of a record that this version cannot read."""
+        """Return a stored record, or the last known one if this version cannot read it."""
         if not value or ledger.is_readable(value):
             return value
         if not self._is_unreadable:
@@ -218,17 +219,17 @@ class Account:
             log.warning(
                 "the record of a budget of project %s cannot be read; its last known state is used",
                 self.id.project,
-                extra={"action": "budget.unreadable", **self._named(), "key": self.name},
+                extra={"action": "budget.unreadable", **self._log_fields(), "key": self.name},
             )
         return ledger.encode(self.allowance.record, self.id.labels())
 
     async def _journals_of_dead(self) -> dict[str, Amount]:
-        """Return the uses of this account by dead replicas since their start, from their journals."""
+        """Return the uses of this account in the journals of dead replicas."""
         dead = ledger.dead(self.allowance.record, self.allowance.name, self._now())
         return {name: await self._replica.journal.read(name, self.name) for name in dead}
 
     def _decide(self, waiting: list[_Waiter], planned: Planned) -> None:
-        """Grant or refuse the waiting requests; keep one waiting if other replicas may return blocks for it."""
+        """Grant or refuse waiting requests; one waits on if other replicas may return blocks for it."""
         now = self._now()
         for waiter, granted in zip(waiting, planned.grant.granted, strict=True):
             if waiter.future.done():
@@ -236,22 +237,22 @@ class Account:
                     self.allowance.settle(waiter.need, NOTHING, now)
             elif granted:
                 self._end(waiter, None)
-            elif self._may_be_freed(waiter, now):
+            elif self._may_be_returned(waiter, now):
                 self._wake_later()
             else:
                 self._end(waiter, self._refusal(waiter.need))
         if planned.grant.warns:
             self._warn()
 
-    def _may_be_freed(self, waiter: _Waiter, now: float) -> bool:
-        """Return whether other replicas may return idle blocks, and had less than `RETURN_S` to do so."""
+    def _may_be_returned(self, waiter: _Waiter, now: float) -> bool:
+        """Return whether other replicas may still return idle blocks: they have `RETURN_S` to do so."""
         allowance = self.allowance
         waiter.short_since = now if waiter.short_since is None else waiter.short_since
-        may_be = ledger.may_be_returned(allowance.record, allowance.name, waiter.need, allowance.limit, now)
-        return may_be and now - waiter.short_since < RETURN_S
+        covers = ledger.may_be_returned(allowance.record, allowance.name, waiter.need, allowance.limit, now)
+        return covers and now - waiter.short_since < RETURN_S
 
     def _fits_now(self, now: float) -> bool:
-        """Return whether the record covers a waiting request. Without this check its own writes would wake it again."""
+        """Return whether the record covers a waiting request. If not, a wake-up would only write again."""
         record, limit = self.allowance.record, self.allowance.limit
         remaining = limit.remaining(record.used.plus(record.held(now)))
         return any(remaining.covers(waiter.need) for waiter in self._waiting)
@@ -264,7 +265,6 @@ class Account:
             self.wake()
 
     def _decide_offline(self) -> None:
-        """Grant or refuse the waiting requests by the last known state."""
         now = self._now()
         self.allowance.go_offline(now)
         for waiter in list(self._waiting):
@@ -297,20 +297,19 @@ class Account:
             "needed": more,
             "renews_at": self.period.renews or None,
         }
-        self._log_refusal(detail)
+        self._log_first_refusal(detail)
         return BudgetExceeded(
             f"The budget {of} does not cover this call, so nothing was sent: {used:,} of {most:,} {kind} are used or "
             f"reserved, and it needs {more:,}. {renews} Do not call again {until}; go on with what you have.",
             detail=detail,
         )
 
-    def _log_refusal(self, detail: dict[str, Any]) -> None:
-        """Log the first refusal of an account."""
+    def _log_first_refusal(self, detail: dict[str, Any]) -> None:
         if not self._logged:
             self._logged = True
             log.warning(
                 "the budget %s of project %s is used up", detail["budget"], self.id.project,
-                extra={"action": "budget.exceeded", **self._named(), **detail},
+                extra={"action": "budget.exceeded", **self._log_fields(), **detail},
             )  # fmt: skip
 
     def _warn(self) -> None:
@@ -318,16 +317,16 @@ class Account:
         log.warning(
             "80 %% of a budget of project %s are used",
             self.id.project,
-            extra={"action": "budget.low", **self._named(), **self.left()},
+            extra={"action": "budget.low", **self._log_fields(), **self.left()},
         )
 
-    def _named(self) -> dict[str, str]:
+    def _log_fields(self) -> dict[str, str]:
         scope, project, who, tool = self.id
         agent = {"agent_id": who} if scope == "agent_day" else {}
         return {"scope": scope, "project_id": project, **agent, "tool_name": tool}
 
     def left(self) -> dict[str, Any]:
-        """Return what is left of each limited resource, as far as this replica knows, and when the budget renews."""
+        """Return the rest of each limited resource, as far as this replica knows, and when the budget renews."""
         (requests, tokens), taken = self.allowance.limit, self.allowance.taken
         found: dict[str, Any] = {}
         if requests is not None:
@@ -339,9 +338,9 @@ class Account:
         return found
 
     @property
-    def is_short(self) -> bool:
+    def is_nearly_used_up(self) -> bool:
         """Return whether less than a tenth is left."""
-        return self.allowance.limit.reached(self.allowance.taken, _SHORT_PERCENT)
+        return self.allowance.limit.reached(self.allowance.taken, _NEARLY_USED_PERCENT)
 
     @property
     def note(self) -> str:

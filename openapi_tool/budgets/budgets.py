@@ -25,15 +25,12 @@ _NEWEST_WEIGHT = 0.2  # of the newest request in a tool's moving average
 _MAX_MEANS = 10_000
 _MAX_ACCOUNTS = 20_000
 _CHECKED_PER_TICK = 2_000  # all accounts at once could block the event loop
-_MAX_LISTED = _RANKED = 100
-_NEVER: tuple[float, list[Account]] = 0.0, []
+_MAX_LISTED = _MAX_RANKED = 100
+_EXPIRED: tuple[float, list[Account]] = 0.0, []
 
 
 class Spender(NamedTuple):
-    """Caller that is charged: project (after its protocol version, if that is not the main one), agent, session, tool.
-
-    `lower` are the budgets of the tool's definition.
-    """
+    """Caller that is charged; `project` as in AccountId, `lower` are the budgets of the tool's definition."""
 
     project: str
     agent: str
@@ -71,16 +68,16 @@ class Charge:
         return reservation
 
     async def written(self) -> None:
-        """Wait until the uses of the call are in the journal, which outlives this process, or the write has failed."""
+        """Wait until the uses of the call are in the journal, or the write has failed."""
         if self._is_used:
             await self._budgets.journal.written()
 
     def record_cost(self, tokens: int) -> None:
-        """Count the cost of a request, for the estimate of the next one."""
+        """Count the cost of a request for the next estimate."""
         self._budgets.record_cost(self._spender, tokens)
 
     def left(self) -> dict[str, Any]:
-        """Return what is left of each account, for the card; those of the tool's definition under `tool`."""
+        """Return the rest of each account for the card; those of the tool's definition under `tool`."""
         found: dict[str, Any] = {}
         for one in self._accounts:
             scope, _, _, tool = one.id
@@ -90,21 +87,21 @@ class Charge:
     @property
     def note(self) -> str:
         """Text for the model: a line for each account of which less than a tenth is left."""
-        return "".join(f"\n\n{one.note}" for one in self._accounts if one.is_short)
+        return "".join(f"\n\n{one.note}" for one in self._accounts if one.is_nearly_used_up)
 
 
 @dataclass(slots=True)
 class Reservation:
-    """Reserved amount of a request that is about to be sent; ended once, by `sent` or `unsent`.
+    """Reserved amount of a request that is about to be sent; to be ended once, by `sent` or `unsent`.
 
-    `accounts` has for each account the part of `need` that it limits.
+    `accounts` contains each account with the part of `need` that it limits.
     """
 
     need: Amount
     accounts: list[tuple[Account, Amount]]
 
     def sent(self, tokens: int | None) -> None:
-        """Charge the cost of a request; None if it is unknown, which charges the estimate."""
+        """Charge the cost of a request, or the estimate if the cost is unknown (None)."""
         actual = self.need if tokens is None else Amount(1, tokens)
         for account, reserved in self.accounts:
             account.settle(reserved, actual)
@@ -118,8 +115,8 @@ class Reservation:
 class Budgets:
     """Budgets of this process, named `replica`. `clock` is the server's, in seconds since the epoch.
 
-    `limited` says whether the settings have any budget. `active` are the accounts, by name, that hold or must report
-    something.
+    `limited` is True if the settings have any budget. `active` are the accounts, by name, that hold something or must
+    report.
     """
 
     def __init__(self, replica: str, options: BudgetOptions, store: AccountStore, clock: Callable[[], float]) -> None:
@@ -143,7 +140,7 @@ class Budgets:
         """Return the accounts that a call is charged to, None without any budget."""
         project, agent, session, tool, lower = spender
         now, key = self.clock(), (project, agent, session)
-        until, accounts = self._charged.get(key, _NEVER)
+        until, accounts = self._charged.get(key, _EXPIRED)
         if now >= until:
             accounts = self._open(spender, self._limits_of(project), "", now)
             if len(self._charged) >= _MAX_ACCOUNTS:
@@ -154,7 +151,7 @@ class Budgets:
         return Charge(self, spender, accounts) if accounts else None
 
     def estimate(self, spender: Spender, min_tokens: int) -> int:
-        """Return the expected tokens of a request of a tool: its moving average, but at least `min_tokens`."""
+        """Return the expected tokens of a tool's request: their moving average, at least `min_tokens`."""
         return max(min_tokens, round(self._means.get((spender.project, spender.tool), 0.0)))
 
     def record_cost(self, spender: Spender, tokens: int) -> None:
@@ -178,7 +175,7 @@ class Budgets:
         return [account.snapshot() for account in accounts[:_MAX_LISTED]]
 
     def outage(self) -> str:
-        """Return why the store is unavailable, so that the last known state decides; empty while it is available."""
+        """Return why the store is unavailable; empty while it is available."""
         return self._outage.reason
 
     def most_used(self, scope: str) -> float:
@@ -197,7 +194,6 @@ class Budgets:
         return self._by_project.get(project.rpartition(" ")[2], self._options)
 
     def _open(self, spender: Spender, limits: BudgetLimits, tool: str, now: float) -> list[Account]:
-        """Return the accounts of a spender that these limits name."""
         found = []
         for scope in SCOPES:
             limit = Limit(*limits.of(scope))
@@ -249,7 +245,7 @@ class Budgets:
                 await account.probe()
 
     def _drop_unused(self, now: float) -> None:
-        """Drop quiet accounts whose period is over, and the oldest ones if there are too many."""
+        """Drop quiet accounts whose period is over, or the oldest ones if there are too many."""
         checked = list(islice(self._to_check, _CHECKED_PER_TICK))
         if not checked:
             self._to_check = iter(list(self._accounts.items()))
@@ -263,10 +259,10 @@ class Budgets:
 
     def _rank(self, account: Account) -> None:
         """Keep an account among the most used ones of its scope, without sorting all accounts."""
-        if self._by_name.get(account.name) is not account:  # dropped, but used by a call that began before
+        if self._by_name.get(account.name) is not account:  # dropped, but used by an older call
             return
         found = self._most_used[account.id.scope]
         found[account.name] = account
-        if len(found) > 2 * _RANKED:
-            kept = heapq.nlargest(_RANKED, found.values(), key=lambda one: one.share)
-            self._most_used[account.id.scope] = {one.name: one for one in kept}
+        if len(found) > 2 * _MAX_RANKED:
+            largest = heapq.nlargest(_MAX_RANKED, found.values(), key=lambda one: one.share)
+            self._most_used[account.id.scope] = {one.name: one for one in largest}

@@ -1,8 +1,8 @@
 """Shared record of one account: the used part of its budget, and the share that each replica holds.
 
 Pure: no I/O, server time in seconds. A replica holds `reserved`, the estimates of its running requests, and `idle`, a
-block from which it reserves for further requests without a write. Both expire at `until`. Uses are added by the next
-report of the replica; those of a dead replica come from its journal.
+block from which further requests reserve without a write. Both expire at `until`. The replica's next report adds its
+uses; those of a dead replica come from its journal.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import orjson
 VERSION = 1
 
 LEASE_S = 60.0
-"""Seconds after its last report for which a replica keeps its share. Then it counts as dead."""
+"""Seconds after its last report until a replica counts as dead and loses its share."""
 
 RETURN_S = 2.0
 """Seconds for which a request waits for unused blocks of other replicas."""
 
 _FORGET_S = 600.0
-"""Seconds for which the empty share of a replica is kept, so that none of its uses is added twice."""
+"""Seconds for which the empty share of a replica is stored, so that none of its uses is added twice."""
 
 _BLOCKS_PERCENT = 90
-"""Used percentage of a budget up to which replicas take blocks; the rest is reserved request by request."""
+"""Used percentage of a budget up to which replicas take blocks; above it each request reserves for itself."""
 
 _WARN_PERCENT = 80
 """Used percentage at which the operator is warned."""
@@ -36,7 +36,7 @@ MAX_AMOUNT = 2**53
 """Largest amount in a record; sums of what all replicas hold stay far below `UNLIMITED`."""
 
 
-_new = tuple.__new__  # each call makes some amounts; a NamedTuple's own constructor is one more Python frame
+_new = tuple.__new__  # saves a Python frame; each call makes several amounts
 
 
 class Amount(NamedTuple):
@@ -112,9 +112,9 @@ class Limit(NamedTuple):
 
 @dataclass(slots=True)
 class Share:
-    """Share of one replica, valid until `until`; `total` are the uses that it reported since its start.
+    """Share of one replica, valid until `until`; `total` are its reported uses since its start.
 
-    Until `short_until` one of its requests waits for other replicas to return idle blocks.
+    Until `short_until` one of its requests waits for idle blocks of other replicas.
     """
 
     reserved: Amount = NOTHING
@@ -157,16 +157,16 @@ class Record:
         """Return the number of replicas that use the account, `excluding` one of them."""
         return sum(share.until > now for name, share in self.shares.items() if name != excluding)
 
-    def is_short(self, now: float, excluding: str = "") -> bool:
+    def is_request_waiting(self, now: float, excluding: str = "") -> bool:
         """Return whether a request of any replica but `excluding` waits for idle blocks."""
         return any(share.short_until > now for name, share in self.shares.items() if name != excluding)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Report of a replica: uses since its start (`total`) and since its last report (`spent`), running requests.
+    """Report of a replica: uses since its start (`total`) and since its last report (`spent`).
 
-    `needs` are the estimates of waiting requests; `ahead` is the block that it wants beyond them.
+    `reserved`, `needs`: estimates of running and of waiting requests; `ahead`: the block that it wants beyond them.
     """
 
     total: Amount = NOTHING
@@ -195,12 +195,12 @@ def apply_report(
 ) -> Grant:
     """Apply a replica's report to a record, and the uses of dead replicas from their `journals`.
 
-    A need is granted if the budget covers it. A block is at most half of a fair share of what is left below 90 % of the
-    budget. No block is granted above 90 %, nor while a request waits for idle blocks.
+    A need is granted if the budget covers it. A block is at most half of a fair share of the rest below 90 % of the
+    budget. No block is granted above 90 %, or while a request waits for idle blocks.
     """
     _forget(record, now, journals)
     share = record.shares.setdefault(name, Share(total=report.total.minus(report.spent)))
-    _count(record, share, report.total)
+    _add_missing(record, share, report.total)
     taken = record.used.plus(record.held(now, excluding=name)).plus(report.reserved)
     granted = []
     share.reserved = report.reserved
@@ -210,7 +210,7 @@ def apply_report(
         if fits:
             taken, share.reserved = taken.plus(need), share.reserved.plus(need)
     share.short_until = 0.0 if all(granted) else now + RETURN_S
-    share.idle = NOTHING if record.is_short(now) else _block(record, name, report.ahead, limit, taken, now)
+    share.idle = NOTHING if record.is_request_waiting(now) else _block(record, name, report.ahead, limit, taken, now)
     share.until = now + LEASE_S if share.holds else now
     warns = not record.warned and limit.reached(record.used, _WARN_PERCENT)
     record.warned |= warns
@@ -234,20 +234,20 @@ def _forget(record: Record, now: float, journals: Mapping[str, Amount]) -> None:
     """Free the shares of dead replicas whose journals were read; drop empty shares after `_FORGET_S`."""
     for name, share in list(record.shares.items()):
         if share.until <= now and name in journals:
-            _count(record, share, journals[name])
+            _add_missing(record, share, journals[name])
             share.reserved = share.idle = NOTHING
         if share.until + _FORGET_S <= now and not share.holds:
             del record.shares[name]
 
 
-def _count(record: Record, share: Share, total: Amount) -> None:
-    """Add the uses of a replica that the record does not count yet."""
+def _add_missing(record: Record, share: Share, total: Amount) -> None:
+    """Add those uses of a replica that the record does not contain yet."""
     missing = total.minus(share.total).positive()
     record.used, share.total = record.used.plus(missing), share.total.plus(missing)
 
 
 def encode(record: Record, about: Mapping[str, str]) -> bytes:
-    """Return the stored form; `about` describes the account for a reader of the bucket."""
+    """Return the stored form; `about` describes the account for people who read the bucket."""
     shares = {
         name: {
             "reserved": list(share.reserved),

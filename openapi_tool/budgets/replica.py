@@ -25,7 +25,7 @@ _WRITE_INTERVAL_S = 0.05
 """Minimum seconds between writes of the journal; uses in between are written together."""
 
 _MAX_ACCOUNTS = 3_000
-"""Maximum accounts in a journal, the last used ones: its record may have 256 KiB."""
+"""Maximum of the last used accounts in a journal, whose record may have 256 KiB."""
 
 
 class AccountStore(Store, Protocol):
@@ -68,17 +68,17 @@ class Journal:
     """
 
     def __init__(self, replica: str, store: AccountStore, outage: Outage) -> None:
-        self._name, self._store, self._outage = _name(replica), store, outage
+        self._key, self._store, self._outage = _journal_key(replica), store, outage
         self._unreported: dict[str, Allowance] = {}
-        self._waiting: asyncio.Future[None] | None = None
-        self._writing: asyncio.Future[None] | None = None
+        self._waiting: asyncio.Future[None] | None = None  # for the next write
+        self._writing: asyncio.Future[None] | None = None  # the current write
         self._task: asyncio.Task[None] | None = None
         self._next_at = 0.0
         self._is_empty = True
 
     def record(self, account: str, allowance: Allowance) -> None:
-        """Schedule a write of an account's total. Does nothing during an outage: the account's next report has it."""
-        self._unreported.pop(account, None)  # move it to the end: the last used ones are written
+        """Schedule a write of an account's total, except during an outage: the account's next report contains it."""
+        self._unreported.pop(account, None)  # move to the end: the last ones are written
         self._unreported[account] = allowance
         if self._outage.reason:
             return
@@ -95,7 +95,7 @@ class Journal:
 
     async def read(self, replica: str, account: str) -> Amount:
         """Return the uses of an account that a replica wrote since its start. Raises Unavailable."""
-        _, value = await self._store.read(_name(replica))
+        _, value = await self._store.read(_journal_key(replica))
         try:
             return amount(orjson.loads(value or b"{}").get(account, NOTHING))
         except (TypeError, ValueError, AttributeError):
@@ -120,18 +120,18 @@ class Journal:
                 self._unreported = {name: one for name, one in self._unreported.items() if one.spent != NOTHING}
                 if self._unreported:
                     await self._write()
-                _end(self._writing)
+                _resolve(self._writing)
                 self._writing = None
         finally:
-            _end(self._writing)
-            _end(self._waiting)
+            _resolve(self._writing)
+            _resolve(self._waiting)
             self._writing = self._waiting = self._task = None
 
     async def _write(self) -> None:
         last = list(self._unreported.items())[-_MAX_ACCOUNTS:]
         self._is_empty = not last
         try:
-            await self._store.put(self._name, orjson.dumps({name: list(one.total) for name, one in last}))
+            await self._store.put(self._key, orjson.dumps({name: list(one.total) for name, one in last}))
         except Unavailable as outage:
             self._outage.begin(str(outage))
 
@@ -148,14 +148,14 @@ class Replica:
 
 
 def digest(*parts: str) -> str:
-    """Return a KV key, a hash: ids may contain characters that KV keys may not."""
+    """Return a KV key: a hash, because ids may contain any characters."""
     return f"budget.{hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()}"
 
 
-def _name(replica: str) -> str:
+def _journal_key(replica: str) -> str:
     return digest("journal", replica)
 
 
-def _end(waited_for: asyncio.Future[None] | None) -> None:
-    if waited_for is not None:
-        waited_for.set_result(None)
+def _resolve(future: asyncio.Future[None] | None) -> None:
+    if future is not None:
+        future.set_result(None)

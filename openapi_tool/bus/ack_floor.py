@@ -82,7 +82,6 @@ def _key(durable: str) -> str:
 
 
 def _decoded(value: bytes | None) -> AckFloor | None:
-    """Decode a stored floor; return None for anything else."""
     try:
         found = orjson.loads(value or b"null")
         return AckFloor(found["stream"], found["created"], found["filter_subject"], int(found["sequence"]))

@@ -82,7 +82,7 @@ class BusClient(Client):
 
     With `tls_required` it logs in over TLS only, also to servers that the cluster announces; `connect` raises
     Unavailable if no server offers TLS. JetStream requests go to `domain`, by default the server's own; replies arrive
-    at `inbox`. A `quiet` client logs denials only. The other options are those of BusOptions (bus/connection.py).
+    at `inbox`. A `quiet` client logs denials only. Further options: BusOptions.
     """
 
     def __init__(
@@ -255,8 +255,7 @@ class BusClient(Client):
     ) -> Msg:
         """Send a request and await the reply in the caller's task. Raises nats.errors.Error, Denied.
 
-        nats-py waits with asyncio.wait_for, which in Python 3.11 swallows a cancellation that arrives together with the
-        reply.
+        nats-py waits with asyncio.wait_for, which may swallow a cancellation (`flush`).
         """
         if not self._resp_sub_prefix:
             await self._init_request_sub()
@@ -330,7 +329,6 @@ class BusClient(Client):
         return {server.uri.netloc.rpartition("@")[2] for server in self._server_pool} <= self._without_tls
 
     def _is_encrypted(self) -> bool:
-        """Return whether the transport is encrypted. nats-py has no public method for it."""
         match self._transport:
             case TcpTransport(_io_writer=stream) if stream is not None:
                 return stream.get_extra_info("ssl_object") is not None
@@ -347,7 +345,6 @@ class BusClient(Client):
             await self._process_op_err(self._err)
 
     async def _process_headers(self, headers: bytes | None) -> Headers | None:
-        """Decode a header block; return None if there is none."""
         return parse_headers(headers) if headers else None
 
     def _build_message(

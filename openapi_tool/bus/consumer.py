@@ -116,7 +116,6 @@ class CommandConsumer:
 
     @property
     def _free(self) -> int:
-        """Number of free slots."""
         return self._concurrency - len(self._running) + self._slots.released
 
     @property
@@ -206,7 +205,6 @@ class CommandConsumer:
             )
 
     def _oldest_running_s(self) -> float:
-        """Return the age of the oldest running call in seconds."""
         now = time.monotonic()
         return round(max((now - work.started_at for work in self._running.values()), default=0.0), 3)
 
@@ -332,7 +330,6 @@ class CommandConsumer:
             )
 
     async def _send_heartbeats(self) -> None:
-        """Send heartbeats for held commands before their AckWait ends."""
         while True:
             await asyncio.sleep(self._heartbeats.check_every_s)
             if not self._client.is_connected:

@@ -125,7 +125,6 @@ def encode(letter: DeadLetter, max_bytes: int) -> bytes:
 
 
 def _encoded(letter: DeadLetter) -> bytes:
-    """Encode as JSON; the body in base64, since it may be binary."""
     fields = asdict(letter)
     del fields["number"], fields["abandoned"]
     fields["data_base64"] = base64.b64encode(fields.pop("data")).decode()

@@ -169,7 +169,6 @@ class PullConsumer:
 
     @property
     def _last_answer_or_request(self) -> float:
-        """Time when a request was last answered or sent, whichever is later."""
         return max(self._unanswered_since or 0.0, self._requested_at)
 
     async def _on_message(self, message: Msg) -> None:

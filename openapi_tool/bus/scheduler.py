@@ -16,7 +16,7 @@ from openapi_tool.bus.held import Held
 _EQUAL_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 
 _MIN_COST = 0.1  # requests that a command is charged at least
-_MAX_STALE_ENTRIES = 64  # of a heap, besides one per flow; compacting it more often would cost CPU
+_MAX_STALE_ENTRIES = 64  # of a heap, besides one per flow
 _MAX_IDLE_FLOWS = 4_096
 """Flows (projects or agents) without a waiting command whose charge is remembered, at each level."""
 

@@ -187,7 +187,7 @@ class RecordStore:
         return written
 
     async def put(self, name: str, value: bytes) -> None:
-        """Store a record that only this replica writes, in an existing bucket; without a message to other replicas.
+        """Store a record of this replica in an existing bucket, without a message to other replicas.
 
         Does not wait for a confirmation, which would take a fifth of the CPU. A killed process loses no record that it
         has sent.

@@ -25,23 +25,23 @@ _MAX_WRITE_ATTEMPTS = 8  # of a compare-and-set
 
 
 @dataclass(frozen=True, slots=True)
-class StoredSwitches:
+class Stored:
     """The stored switches and the revision of their record, 0 without one."""
 
     switches: Switches
     revision: int
 
 
-async def load_switches(client: Client) -> StoredSwitches:
+async def load_switches(client: Client) -> Stored:
     """Return the stored switches. Raises nats.errors.Error, SwitchRecordInvalid."""
     try:
         bucket = await client.jetstream(timeout=_REPLY_TIMEOUT_S).key_value(BUCKET)
         entry = await bucket.get(KEY)
     except BucketNotFoundError:
-        return StoredSwitches(Switches(), 0)
+        return Stored(Switches(), 0)
     except KeyNotFoundError as missing:
-        return StoredSwitches(Switches(), (missing.entry.revision or 0) if missing.entry else 0)
-    return StoredSwitches(Switches.decode(entry.value or b""), entry.revision or 0)
+        return Stored(Switches(), (missing.entry.revision or 0) if missing.entry else 0)
+    return Stored(Switches.decode(entry.value or b""), entry.revision or 0)
 
 
 async def change_switches(client: Client, change: Callable[[Switches], Switches]) -> tuple[Switches, Switches]:
@@ -72,7 +72,7 @@ class SwitchMonitor:
     def __init__(self, client: Client, use: Callable[[Switches], None]) -> None:
         self._client = client
         self._use = use
-        self._known = StoredSwitches(Switches(), 0)
+        self._known = Stored(Switches(), 0)
         self._failure = ""
 
     async def run(self) -> None:
@@ -122,17 +122,17 @@ def _log_changes(before: Switches, after: Switches) -> None:
     old, new = {switch.scope: switch for switch in before.all}, {switch.scope: switch for switch in after.all}
     for scope, switch in new.items():
         if old.get(scope) != switch:
-            log.warning("disabled by an operator", extra={"action": "tool.disabled"} | _log_fields(switch))
+            log.warning("disabled by an operator", extra={"action": "tool.disabled"} | _fields(switch))
     enablings = {switch.scope: switch for switch in after.enablings}
     for scope, switch in old.items():
         if scope not in new:
             log.warning(
                 "enabled again by an operator",
-                extra={"action": "tool.enabled"} | _log_fields(enablings.get(scope, switch)),
+                extra={"action": "tool.enabled"} | _fields(enablings.get(scope, switch)),
             )
 
 
-def _log_fields(switch: Switch) -> dict[str, str]:
+def _fields(switch: Switch) -> dict[str, str]:
     return {
         "project_id": switch.project_id,
         "tool_name": switch.tool_name,

@@ -162,7 +162,6 @@ def _log_unsettled(work: Held, error: BaseException) -> None:
 
 
 def _log_requeue(delivery: Delivery, reason: str) -> None:
-    """Log a requeue. These lines are few: in an outage hardly any command is fetched."""
     log.info("command requeued: %s", reason, extra={"action": "command.requeued"} | ids_of(delivery))
 
 

@@ -1,8 +1,8 @@
 """Parts of the statements and of the row mapping that all protocol versions share (protocol sections 3, 4, 6).
 
 The tables `cards`, `resource.tools` and `resource.project_agents` have the same columns in all of them. In LOAD, $1 is
-the project; $2 to $5 are the ids of card, tool call, agent and turn in the command, null if missing; $6 depends on the
-version; $7 and $8 are the tool's name as received and its canonical form (`__` becomes a dot, tools/tool_names.py).
+the project, $2 to $5 are card, tool call, agent and turn of the command, null if missing, $6 depends on the version, $7
+and $8 are the tool's name as received and unmangled (tools/tool_names.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from openapi_tool.protocol.cards import MAX_CONTENT_BYTES
 from openapi_tool.protocol.records import CardRecord, DefinitionRecord, EarlierResult, RequestEdgeRecord
 from openapi_tool.tools.bounds import MAX_ROW_BYTES
 
-_MAX_COMPRESSION = 256  # assumed ratio of text to stored size; LZ4 reaches 255
+_MAX_COMPRESSION = 256  # text size / stored size; LZ4 reaches 255
 MAX_HEADER_BYTES = 64 * 1024
 """Limit in bytes of a turn's headers and of a card's metadata; NATS allows no more in headers."""
 
@@ -74,7 +74,7 @@ _DEFINITION = f"""
     ) as fits
 """  # noqa: S608 - constants only
 
-# An earlier result without inbox row must be reported, for which its status is needed.
+# The status of an earlier result is read if it must still be reported.
 _NEEDS_REPORT = f"reported.inbox_id is null and pg_column_size(content) <= {_MAX_STORED_BYTES}"
 
 # `limit 1`, even if a key is unique: PostgreSQL then plans each subquery as an index look-up. Without it, a plan made
@@ -207,7 +207,7 @@ def tool_of(row: Mapping[str, Any]) -> DefinitionRecord | None:
         parameters=parameters,
         options=options,
         oversized=oversized,
-        # jsonb accepts JSON that the parser refuses (deep nesting, huge numbers); the codec then returns None.
+        # None is an object that the parser refused (store._decode_jsonb).
         unreadable=not oversized and row["tool_objects"] and (parameters is None or options is None),
     )
 

@@ -125,7 +125,6 @@ def _no_such_project(project_id: str) -> NoSuchProject:
 
 
 async def _check_version(pool: asyncpg.Pool, version: str) -> None:
-    """Raise RegistryError if the database is of another protocol version."""
     with _translate_errors():
         async with pool.acquire() as connection:
             try:

@@ -99,7 +99,7 @@ class KernelStore:
                 await check_access(connection, timeout_s)
 
     async def encrypted(self) -> bool:
-        """Return whether connections are encrypted. Raises Unavailable."""
+        """Return whether connections use TLS. Raises Unavailable."""
         async with self._connection(_NO_PROJECT) as connection:
             return bool(await connection.fetchval("select ssl from pg_stat_ssl where pid = pg_backend_pid()"))
 
@@ -181,8 +181,8 @@ class KernelStore:
     async def _release(self, project_id: str, connection: asyncpg.Connection, timeout_s: float) -> None:
         """Return a connection to the pool without the task that `Pool.release` starts to shield it.
 
-        No shield is needed: the release of a working connection never waits, and a cancelled release terminates the
-        connection, which frees its place in the pool, too.
+        The release of a working connection never waits, and a cancelled one terminates the connection, which frees its
+        place, too.
         """
         try:
             with translate_connection_errors():

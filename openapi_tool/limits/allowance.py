@@ -1,6 +1,6 @@
-"""One replica's part of a limit: permits at hand, uses not reported yet, and its share while the store is unavailable.
+"""One replica's part of a limit: permits at hand, unreported uses, and its share while the store is unavailable.
 
-Pure, as `ledger`: no I/O, server time in seconds.
+Pure like `ledger`: no I/O, server time in seconds.
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ from openapi_tool.limits.forecast import Forecast
 from openapi_tool.limits.ledger import COUNTED_S, REQUESTS, TOKENS, WINDOW_S, Rates, Record, Replica, Report, Use
 
 _AHEAD_S = 3.2
-"""Seconds of demand for which permits are taken ahead of need."""
+"""Seconds of demand for which permits are taken in advance."""
 
-REFILL_S = 1.0, 2.0
-FEW, SOME = 0.4, 0.75
-"""Share of the permits ahead below which more are taken at once, and `REFILL_S` (at random) after the last ones.
+REFILL_AT_ONCE_BELOW = 0.4
+"""Fraction of the permits ahead below which more are taken at once."""
 
-Equal replicas use up their permits at the same time; at random times fewer of their writes conflict."""
+REFILL_BELOW = 0.75
+"""Fraction below which more are taken after a random pause of `REFILL_PAUSE_S`."""
 
-_RATE_S = 5.0  # time constant of the demand
-_MAX_SENT = 120
+REFILL_PAUSE_S = 1.0, 2.0
+"""Random, because equal replicas would write at the same time and conflict."""
+
+_RATE_S = 5.0  # time constant of the moving average of demand
+_MAX_SENT = 120  # seconds with requests to remember
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A change of the record that is being written. It reports the first `uses` of the replica's unreported uses."""
+    """Record to be written. It contains the oldest `uses` of the replica's unreported uses."""
 
     record: Record
     mine: Replica
@@ -52,17 +55,17 @@ class Allowance:
         self.at_hand = {REQUESTS: 0, TOKENS: 0}
         self.demand = 0.0
         self._demand_at = 0.0
-        self._until = 0.0
+        self._block_expires_at = 0.0
         self._uses: list[Use] = []
         self._fallback_uses: deque[Use] = deque()
         self._sent: deque[list[float]] = deque(maxlen=_MAX_SENT)  # [second, requests]
-        self._joined = 0.0
-        self._concurrent = 0
-        self.tokens_each = 0
+        self._adaptive_since = 0.0
+        self._max_concurrent = 0
+        self.tokens_per_request = 0
 
     @property
     def limited(self) -> bool:
-        """Return whether anything is limited, by the settings or by a 429."""
+        """True if settings or a 429 limit anything."""
         return self.rates.limited or self.record.adaptive is not None
 
     def in_force(self, now: float) -> Rates:
@@ -74,23 +77,23 @@ class Allowance:
         return max(0.0, self.record.paused_until - now)
 
     def use_fallback(self, now: float) -> None:
-        """Go on without the store: divide the limit by the number of replicas that were seen in the last 60 s."""
+        """Continue without the store: divide the limit by the number of replicas seen in the last 60 s."""
         self.fallback_replicas = self.fallback_replicas or self.record.replicas_seen(now)
 
     def record_sent(self, now: float) -> None:
-        """Count a request, by second: a later 429 may need the count to set an adaptive limit."""
+        """Count a request, by second, for the adaptive limit that a later 429 may set."""
         if self._sent and now - self._sent[-1][0] < 1.0:
             self._sent[-1][1] += 1
         else:
             self._sent.append([now, 1])
 
     def take(self, now: float) -> Use | None:
-        """Use one permit if there is one; return its use, for `settle`."""
+        """Use a permit if there is one; return the use for `settle`."""
         rates = self.in_force(now)
         if self.paused_s(now) or not self._has(rates, now):
             return None
         self.record_sent(now)
-        use = Use(now, 1, self.tokens_each)
+        use = Use(now, 1, self.tokens_per_request)
         self._record_demand(now)
         if rates.requests is not None:
             self.at_hand[REQUESTS] -= 1
@@ -103,7 +106,7 @@ class Allowance:
         return use
 
     def settle(self, use: Use, tokens: int | None) -> None:
-        """End a request; `tokens` is what it cost, None if unknown."""
+        """End a request; `tokens` is its cost, None if unknown."""
         self.running -= 1
         if tokens is not None and self.rates.tokens is not None and tokens != use.tokens:
             correction = Use(use.at, 0, tokens - use.tokens)
@@ -114,17 +117,17 @@ class Allowance:
     def _has(self, rates: Rates, now: float) -> bool:
         if self.fallback_replicas:
             self.at_hand = self._fallback_share(rates, now)
-            self._concurrent = (rates.concurrent or 0) // self.fallback_replicas or 1
-        elif now >= self._until:
+            self._max_concurrent = (rates.concurrent or 0) // self.fallback_replicas or 1
+        elif now >= self._block_expires_at:
             self.at_hand = {REQUESTS: 0, TOKENS: 0}
         return (
             (rates.requests is None or self.at_hand[REQUESTS] >= 1)
-            and (rates.tokens is None or self.at_hand[TOKENS] >= self.tokens_each)
-            and (rates.concurrent is None or self.running < self._concurrent)
+            and (rates.tokens is None or self.at_hand[TOKENS] >= self.tokens_per_request)
+            and (rates.concurrent is None or self.running < self._max_concurrent)
         )
 
     def _fallback_share(self, rates: Rates, now: float) -> dict[str, int]:
-        """Return the permits while the store is unavailable: those free at the last read, divided by the replicas."""
+        """Return this replica's permits during an outage: those free at the last read, divided by the replicas."""
         while self._fallback_uses and self._fallback_uses[0].at + COUNTED_S <= now:
             self._fallback_uses.popleft()
         share: dict[str, int] = {}
@@ -140,44 +143,45 @@ class Allowance:
         self._demand_at = now
 
     def ahead(self, now: float) -> int:
-        """Return how many permits to hold for the demand of the next 3.2 s; none while that is less than one."""
+        """Return how many permits to hold for the demand of the next 3.2 s, rounded down."""
         rate = self.demand * math.exp(-max(0.0, now - self._demand_at) / _RATE_S)
         return int(rate * _AHEAD_S)
 
     def is_low(self, now: float, share: float) -> bool:
-        """Return whether less than this share of the permits for the demand ahead is left."""
+        """Return whether less than this fraction of the permits ahead is left."""
         rates, enough = self.in_force(now), self.ahead(now) * share
         if not self.demand:
             return False
         if rates.requests is not None:
-            return self.at_hand[REQUESTS] < enough or now >= self._until
-        return rates.tokens is not None and (self.at_hand[TOKENS] < enough * self.tokens_each or now >= self._until)
+            return self.at_hand[REQUESTS] < enough or now >= self._block_expires_at
+        return rates.tokens is not None and (
+            self.at_hand[TOKENS] < enough * self.tokens_per_request or now >= self._block_expires_at
+        )
 
     def holds_unused(self, now: float) -> bool:
-        """Return whether the block has expired with unused permits, which should be given back."""
-        return now >= self._until and any(self.at_hand.values()) and not self.fallback_replicas
+        """Return whether the block has expired with unused permits, to be given back."""
+        return now >= self._block_expires_at and any(self.at_hand.values()) and not self.fallback_replicas
 
     def plan(self, stored: bytes | None, waiting: int, now: float, *, leave: bool = False) -> Planned:
-        """Enter this replica's report into a stored record; with `leave` nothing is kept or taken."""
+        """Apply this replica's report to a stored record; with `leave` (shutdown) give the block back and take none."""
         record = ledger.decode(stored)
-        keep = dict(self.at_hand) if now < self._until and not leave else {}
+        keep = dict(self.at_hand) if now < self._block_expires_at and not leave else {}
         wanted = 0 if leave else max(waiting, self.ahead(now) - keep.get(REQUESTS, 0), 0)
-        want = {REQUESTS: wanted, TOKENS: max(0, wanted * self.tokens_each - keep.get(TOKENS, 0))}
-        unlimited = record.adaptive is not None and record.adaptive.since != self._joined
-        sent = tuple(Use(at, int(count), 0) for at, count in self._sent if unlimited and at + COUNTED_S > now)
+        want = {REQUESTS: wanted, TOKENS: max(0, wanted * self.tokens_per_request - keep.get(TOKENS, 0))}
+        # A limit newer than our last report has to count what was sent before it.
+        is_new_limit = record.adaptive is not None and record.adaptive.since != self._adaptive_since
+        sent = tuple(Use(at, int(count), 0) for at, count in self._sent if is_new_limit and at + COUNTED_S > now)
         report = Report(tuple(self._uses), keep, want, self.running, 0 if leave else wanted, sent)
         mine = ledger.apply_report(record, self.name, report, self.rates, now)
-        if leave:
-            mine.want = 0
         return Planned(record, mine, len(self._uses))
 
     def is_written(self, planned: Planned, stored: bytes | None) -> bool:
-        """Return whether a change whose outcome is unknown is in a stored record."""
+        """Return whether a stored record contains a change whose write had an unknown outcome."""
         found = ledger.decode(stored).replicas.get(self.name)
         return found is not None and found.serial == planned.mine.serial
 
     def confirm(self, planned: Planned, revision: int) -> None:
-        """Adopt a written change; what was used since it was planned is taken off its block."""
+        """Adopt a written change, less what was used since it was planned."""
         later = self._uses[planned.uses :]
         self._uses = later
         self.adopt(planned.record, revision)
@@ -185,11 +189,11 @@ class Allowance:
         self.at_hand = {REQUESTS: mine.requests, TOKENS: mine.tokens}
         for use in later:
             self.at_hand[REQUESTS] -= use.requests
-            self.at_hand[TOKENS] -= use.tokens if use.requests else 0
-        self._until, self._concurrent = mine.until, mine.concurrent
+            self.at_hand[TOKENS] -= use.tokens if use.requests else 0  # a correction does not change the block
+        self._block_expires_at, self._max_concurrent = mine.until, mine.concurrent
         self.fallback_replicas = 0
         self._fallback_uses.clear()
-        self._joined = self.record.adaptive.since if self.record.adaptive else 0.0
+        self._adaptive_since = self.record.adaptive.since if self.record.adaptive else 0.0
 
     def adopt(self, record: Record, revision: int) -> None:
         """Adopt a newer record, such as one that another replica wrote."""
@@ -198,10 +202,11 @@ class Allowance:
 
     def forecast(self, now: float) -> Callable[[float], float]:
         """Return a function from a number of permits of this replica to the seconds until it has them."""
-        free = Forecast(self.record, self.rates, max(1, self.tokens_each), now)
+        free = Forecast(self.record, self.rates, max(1, self.tokens_per_request), now)
         if self.fallback_replicas:
             replicas = self.fallback_replicas
             return lambda count: free.wait_s(count * replicas)
+        # Shares are equal: until this replica has `count`, each other one gets as many, or all it wants.
         wanted = [other.want for other in self.record.others(now, self.name)]
         return lambda count: free.wait_s(count + sum(min(count, want) for want in wanted))
 
@@ -211,4 +216,4 @@ class Allowance:
 
     def free_in_s(self, now: float) -> float:
         """Return the seconds until a permit is free for any replica."""
-        return Forecast(self.record, self.rates, max(1, self.tokens_each), now).wait_s(1)
+        return Forecast(self.record, self.rates, max(1, self.tokens_per_request), now).wait_s(1)

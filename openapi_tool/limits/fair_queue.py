@@ -1,6 +1,6 @@
 """Queue of calls that wait for a permit: round robin by project, within a project by agent, FIFO within an agent.
 
-Pure, as `ledger`.
+Pure like `ledger`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _BACKLOG_S = 2.0
-"""Seconds of waiting after which a project is expected to keep sending calls that wait."""
+"""Seconds of waiting after which a project is expected to send more calls."""
 
 
 @dataclass(slots=True, eq=False)
 class Waiter(Generic[T]):
-    """A waiting call of `flow` (project, agent); useless after `latest`. `item` belongs to the caller."""
+    """Waiting call of `flow` (project, agent) that needs a permit before `latest`. `item` belongs to the caller."""
 
     flow: tuple[str, str]
     latest: float
@@ -73,31 +73,31 @@ class FairQueue(Generic[T]):
             self._removed(waiter)
 
     def waiters(self) -> list[Waiter[T]]:
-        """Return all calls, grouped by project."""
+        """Return all calls by project."""
         return [waiter for project in self._projects.values() for waiter in _in_order(project)]
 
     def certain_timeouts(self, wait_s: Callable[[float], float], now: float) -> list[tuple[Waiter[T], float]]:
         """Return the calls that certainly get no permit in time, each with the seconds after which to retry.
 
         `wait_s` returns the seconds until a number of permits is free. A call gets a permit after the earlier calls of
-        its project and as many of every other project. Of a project that began to wait less than `_BACKLOG_S` ago, only
-        the calls that wait already count: it may have no more.
+        its project and as many calls of every other project. A project that began to wait less than `_BACKLOG_S` ago
+        counts only with the calls that wait now: it may send no more.
         """
         found: list[tuple[Waiter[T], float]] = []
         for name, project in self._projects.items():
-            others = [  # None: unlimited
+            others = [  # None: as many as needed
                 None if now - other.waiting_since >= _BACKLOG_S else other.length
                 for key, other in self._projects.items()
                 if key != name
             ]
-            place = 1
+            position = 1
             for waiter in _in_order(project):
-                before = sum(place if length is None else min(place, length) for length in others)
-                needed_s = wait_s(place + before)
+                before = sum(position if length is None else min(position, length) for length in others)
+                needed_s = wait_s(position + before)
                 if now + needed_s > waiter.latest:
                     found.append((waiter, max(1.0, now + needed_s - waiter.latest)))
                 else:
-                    place += 1
+                    position += 1
         return found
 
     def _removed(self, waiter: Waiter[T]) -> None:
@@ -112,13 +112,12 @@ class FairQueue(Generic[T]):
 
 
 def _in_order(project: _Project[T]) -> Iterator[Waiter[T]]:
-    """Yield the calls of a project in the order in which they get permits."""
     queues = [iter(waiting) for waiting in project.agents.values()]
     while queues:
-        left = []
+        remaining = []
         for queue in queues:
             waiter = next(queue, None)
             if waiter is not None:
                 yield waiter
-                left.append(queue)
-        queues = left
+                remaining.append(queue)
+        queues = remaining

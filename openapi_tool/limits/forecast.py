@@ -1,4 +1,4 @@
-"""Forecast of free permits, to refuse early a call that certainly gets none before its deadline."""
+"""Forecast of free permits, to refuse a call early if it certainly gets none before its deadline."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from openapi_tool.limits.ledger import COUNTED_S, REQUESTS, TOKENS, WINDOW_S, Ra
 class Forecast:
     """Times at which further permits become free for all replicas together, if no other replica takes any."""
 
-    def __init__(self, record: Record, rates: Rates, tokens_each: int, now: float) -> None:
+    def __init__(self, record: Record, rates: Rates, tokens_per_request: int, now: float) -> None:
         in_force = record.effective(rates, now)
         self._pause_s = max(0.0, record.paused_until - now)
         self._parts = [
             _ResourceForecast(record, resource, limit, each, now)
-            for resource, limit, each in ((REQUESTS, in_force.requests, 1), (TOKENS, in_force.tokens, tokens_each))
+            for resource, limit, each in (
+                (REQUESTS, in_force.requests, 1),
+                (TOKENS, in_force.tokens, tokens_per_request),
+            )
             if limit is not None
         ]
 

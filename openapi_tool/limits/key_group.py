@@ -1,4 +1,4 @@
-"""Keys that may serve the same calls of one endpoint: one key, or those of a pool, and the calls that wait for them."""
+"""One key, or the keys of a pool, at one endpoint, and the calls that wait for a permit of any of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Granted = tuple["KeyLimiter", Use, bool]
 
 
 class KeyGroup:
-    """Limiters of one key, or of the keys of a pool (`pooled`), and the calls that wait for a permit of any of them."""
+    """Limiters of one key, or of a pool's keys (`pooled`), and their waiting calls."""
 
     def __init__(self, *, pooled: bool) -> None:
         self.waiting: FairQueue[asyncio.Future[Granted]] = FairQueue()
@@ -34,7 +34,7 @@ class KeyGroup:
     def by_load(self, limiters: list[KeyLimiter]) -> list[KeyLimiter]:
         """Sort limiters by load relative to their limits, lowest first.
 
-        Fair queueing by virtual time: a key that could not be used for a while does not catch up.
+        By virtual time: a key that was unusable for a while does not catch up.
         """
         return sorted(limiters, key=lambda limiter: max(limiter.load, self._virtual_time))
 

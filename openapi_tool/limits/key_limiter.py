@@ -1,4 +1,4 @@
-"""Rate limiter of one key at one endpoint: takes blocks of permits from the shared record, grants permits to calls."""
+"""Rate limiter of one key and endpoint: takes blocks of permits from the shared record, grants permits to calls."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 from pydantic import SecretStr
 
 from openapi_tool.limits import ledger
-from openapi_tool.limits.allowance import FEW, REFILL_S, SOME, Allowance, Planned
+from openapi_tool.limits.allowance import REFILL_AT_ONCE_BELOW, REFILL_BELOW, REFILL_PAUSE_S, Allowance, Planned
 from openapi_tool.limits.fair_queue import FairQueue, Waiter
 from openapi_tool.limits.key_group import Granted, KeyGroup
 from openapi_tool.limits.key_record import STATES
 from openapi_tool.limits.keys import Keys
 from openapi_tool.limits.ledger import BLOCK_S, Use
 from openapi_tool.limits.permits import Need, Permit
-from openapi_tool.limits.store import RACES, Store
+from openapi_tool.limits.store import MAX_WRITE_ATTEMPTS, Store
 from openapi_tool.protocol.errors import RateLimited, ToolError, Unavailable
 from openapi_tool.shielding import in_background
 from openapi_tool.telemetry import metrics
@@ -27,15 +27,15 @@ from openapi_tool.telemetry import metrics
 log = logging.getLogger(__name__)
 
 _MIN_WRITE_INTERVAL_S, _MAX_WRITES_PER_S = 0.5, 4.0
-"""Bounds of writes to a record whose permits are used up: by one replica, and by all together."""
+"""Limits of writes to a record without free permits: by one replica, and by all together."""
 
 _REPORT_INTERVAL_S = 20.0
 """Seconds between reports of a replica that sends nothing; after 60 s without one the others forget it."""
 
-_POLL_S = 0.25
-_RETRY_S, _RETRY_UNLIMITED_S = 1.0, 60.0  # after an outage of the store, with and without a limit
+_POLL_S = 0.25  # between steps while calls wait
+_RETRY_S, _RETRY_WITHOUT_LIMIT_S = 1.0, 60.0  # after an outage of the store, with and without a limit
 _TOO_MANY_REQUESTS = 429
-_KEY_STATUSES = (401, 402, _TOO_MANY_REQUESTS)  # they concern the key, not only the request
+_KEY_STATUSES = (401, 402, _TOO_MANY_REQUESTS)  # of the key, not of the request only
 _NEWEST_WEIGHT = 0.2  # of the newest request in the moving averages of tokens and duration
 _ROUNDING_S = 1e-6
 _INITIAL_REQUEST_S = 1.0  # average duration before any request has ended
@@ -70,9 +70,9 @@ class _Permit:
 
 
 class KeyLimiter:
-    """Limiter of one key at one endpoint: its permits at hand, and the task that takes more and grants them.
+    """Limiter of one key and endpoint: its permits at hand, and the task that takes more and grants them.
 
-    `weight` is its part of a pool's load. While the key is blocked, it serves only one call, if `trial` is set.
+    `weight` is its part of a pool's load. If the key is blocked, it serves one call once `trial` is set, else none.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class KeyLimiter:
         self.variable, self.endpoint = variable, endpoint
         self.allowance = allowance
         rates = allowance.rates
-        self.allowance.tokens_each = _MIN_TOKENS.get(endpoint, 1) if rates.tokens is not None else 0
+        self.allowance.tokens_per_request = _MIN_TOKENS.get(endpoint, 1) if rates.tokens is not None else 0
         self.group, self.waiting = group, group.waiting
         self.keys = keys
         self.weight, self.load = 1.0, 0.0
@@ -92,11 +92,11 @@ class KeyLimiter:
         self._wake = asyncio.Event()
         self._task = in_background(self._run(), f"limits of {variable}")
         self._stored: tuple[int, bytes | None] | None = None
-        self._unsure: Planned | None = None
+        self._unconfirmed: Planned | None = None
         self._next_change = self._next_refill = 0.0
         self._changed_at = -_REPORT_INTERVAL_S
-        self._refused: list[float | None] = []
-        self._request_s = _INITIAL_REQUEST_S
+        self._unwritten_429s: list[float | None] = []  # their Retry-After in seconds
+        self._mean_request_s = _INITIAL_REQUEST_S
         group.limiters.append(self)
         self._export()
 
@@ -124,7 +124,7 @@ class KeyLimiter:
         return f"limit.{self.variable.upper()}.{self.endpoint}"
 
     def try_take(self, need: Need) -> Permit | None:
-        """Return a permit if one is at hand and no call waits for it."""
+        """Return a permit if one is at hand and no call waits."""
         allowance = self.allowance
         if not allowance.limited:
             allowance.record_sent(self._now())
@@ -135,7 +135,7 @@ class KeyLimiter:
         use = allowance.take(now)
         if use is None:
             return None
-        if allowance.is_low(now, SOME):
+        if allowance.is_low(now, REFILL_BELOW):
             self.wake()
         return self._permit(use, need)
 
@@ -157,7 +157,7 @@ class KeyLimiter:
         """
         now = self._now()
         future: asyncio.Future[Granted] = asyncio.get_running_loop().create_future()
-        waiter = Waiter(need.flow, now + need.deadline.remaining() - self._request_s, future)
+        waiter = Waiter(need.flow, now + need.deadline.remaining() - self._mean_request_s, future)
         self.waiting.add(waiter, now)
         self.group.wake()
         need.slot.park()
@@ -166,12 +166,12 @@ class KeyLimiter:
             async with need.deadline.limit():
                 granted = limiter, use, trial = await future
         except TimeoutError:
-            raise self._too_late(self._request_s) from None
+            raise self._rate_limited(self._mean_request_s) from None
         finally:
             self.waiting.discard(waiter)
             need.slot.resume()
             if granted is None and future.done() and not future.cancelled() and future.exception() is None:
-                limiter, use, _ = future.result()  # granted while the call was being cancelled
+                limiter, use, _ = future.result()  # granted while the call was cancelled
                 limiter.end_request(use, None)
         return _Permit(limiter, use, need, limiter.key(need), trial=trial)
 
@@ -180,11 +180,11 @@ class KeyLimiter:
         self._wake.set()
 
     def record_refusal(self, error: ToolError, need: Need, key: SecretStr) -> None:
-        """Pause the key after a 429, or count its refusal: here at once, elsewhere when the record is written."""
+        """Pause the key after a 429, or count its refusal: here at once, in other replicas after the next write."""
         error.key_variable = self.variable
         if error.http_status == _TOO_MANY_REQUESTS:
             ledger.pause(self.allowance.record, error.retry_after, self._now())
-            self._refused.append(error.retry_after)
+            self._unwritten_429s.append(error.retry_after)
             self.wake()
         elif error.upstream_status is not None and error.upstream_status in STATES:
             self.keys.record_refusal(self.variable, key, error.upstream_status, need.call)
@@ -201,10 +201,10 @@ class KeyLimiter:
         allowance = self.allowance
         allowance.settle(use, tokens)
         if tokens is not None:
-            self._request_s += _NEWEST_WEIGHT * (self._now() - use.at - self._request_s)
+            self._mean_request_s += _NEWEST_WEIGHT * (self._now() - use.at - self._mean_request_s)
         if tokens and allowance.rates.tokens is not None:
-            mean = allowance.tokens_each + _NEWEST_WEIGHT * (tokens - allowance.tokens_each)
-            allowance.tokens_each = max(_MIN_TOKENS.get(self.endpoint, 1), round(mean))
+            mean = allowance.tokens_per_request + _NEWEST_WEIGHT * (tokens - allowance.tokens_per_request)
+            allowance.tokens_per_request = max(_MIN_TOKENS.get(self.endpoint, 1), round(mean))
         if self.waiting:
             self.group.wake()
 
@@ -239,7 +239,7 @@ class KeyLimiter:
         """Write what is due, and grant permits to waiting calls."""
         if self._stored is None:
             await self._read()
-        if self._refused:
+        if self._unwritten_429s:
             await self._write_refusal()
         self._grant()
         if self._is_due(self._now()):
@@ -249,11 +249,11 @@ class KeyLimiter:
 
     def _idle_s(self) -> float | None:
         """Return the seconds until the next step; None to wait for an event."""
-        if self._stored is None or self._unsure is not None:
-            return _RETRY_S if self.allowance.limited else _RETRY_UNLIMITED_S
+        if self._stored is None or self._unconfirmed is not None:
+            return _RETRY_S if self.allowance.limited else _RETRY_WITHOUT_LIMIT_S
         if not self.allowance.limited:
             return None
-        if self.waiting or self.allowance.is_low(self._now(), SOME):
+        if self.waiting or self.allowance.is_low(self._now(), REFILL_BELOW):
             return _POLL_S
         return min(BLOCK_S, max(_POLL_S, self._changed_at + _REPORT_INTERVAL_S - self._now()))
 
@@ -263,11 +263,11 @@ class KeyLimiter:
             return False
         if allowance.fallback_replicas or allowance.holds_unused(now) or now - self._changed_at >= _REPORT_INTERVAL_S:
             return True
-        wanted = allowance.is_low(now, SOME if now >= self._next_refill else FEW) or self._share_of_waiting() > 0
+        share = REFILL_BELOW if now >= self._next_refill else REFILL_AT_ONCE_BELOW
+        wanted = allowance.is_low(now, share) or self._share_of_waiting() > 0
         return wanted and now >= self._next_change and allowance.free_in_s(now) <= _ROUNDING_S
 
     def _grant(self) -> None:
-        """Grant the permits at hand to waiting calls."""
         now = self._now()
         while self.waiting and self.usable and (use := self.allowance.take(now)) is not None:
             future = self.waiting.pop().item
@@ -294,9 +294,9 @@ class KeyLimiter:
         for waiter, retry_after_s in self.waiting.certain_timeouts(self.group.wait_s(now), now):
             self.waiting.discard(waiter)
             if not waiter.item.done():
-                waiter.item.set_exception(self._too_late(retry_after_s))
+                waiter.item.set_exception(self._rate_limited(retry_after_s))
 
-    def _too_late(self, retry_after_s: float) -> RateLimited:
+    def _rate_limited(self, retry_after_s: float) -> RateLimited:
         self.refusals += 1
         metrics.RATE_LIMITED.labels(self.endpoint).inc()
         seconds = math.ceil(retry_after_s)
@@ -309,44 +309,44 @@ class KeyLimiter:
     async def _read(self) -> None:
         self._stored = await self._store.read(self.record_name)
         self.allowance.adopt(ledger.decode(self._stored[1]), self._stored[0])
-        if self._unsure is not None and self.allowance.is_written(self._unsure, self._stored[1]):
-            self.allowance.confirm(self._unsure, self._stored[0])
-        self._unsure = None
+        if self._unconfirmed is not None and self.allowance.is_written(self._unconfirmed, self._stored[1]):
+            self.allowance.confirm(self._unconfirmed, self._stored[0])
+        self._unconfirmed = None
 
     async def _change(self, *, leave: bool = False) -> None:
         """Report uses and take a block, by compare-and-set."""
         allowance = self.allowance
-        if self._unsure is not None or self._stored is None:
+        if self._unconfirmed is not None or self._stored is None:
             await self._read()
-        for _ in range(RACES):
+        for _ in range(MAX_WRITE_ATTEMPTS):
             revision, stored = self._stored or (0, None)
             now = self._now()
             planned = allowance.plan(stored, self._share_of_waiting(), now, leave=leave)
             value = ledger.encode(planned.record)
-            self._unsure = planned
+            self._unconfirmed = planned
             written = await self._store.write(self.record_name, value, revision)
             if written is not None:
-                self._unsure, self._stored = None, (written, value)
-                self._confirmed(planned, written, now)
+                self._unconfirmed, self._stored = None, (written, value)
+                self._adopt_written(planned, written, now)
                 return
             await self._read()
             if allowance.revision and self._stored is not None and allowance.is_written(planned, self._stored[1]):
                 return
 
-    def _confirmed(self, planned: Planned, revision: int, now: float) -> None:
+    def _adopt_written(self, planned: Planned, revision: int, now: float) -> None:
         if self.allowance.fallback_replicas:
-            log.info("limits are shared again", extra={"action": "limits.shared", **self._named()})
+            log.info("limits are shared again", extra={"action": "limits.shared", **self._log_fields()})
         self.allowance.confirm(planned, revision)
         self._changed_at = now
-        self._next_refill = now + random.uniform(*REFILL_S)  # noqa: S311
+        self._next_refill = now + random.uniform(*REFILL_PAUSE_S)  # noqa: S311
         spacing_s = max(_MIN_WRITE_INTERVAL_S, planned.record.contenders(now, self.allowance.name) / _MAX_WRITES_PER_S)
         self._next_change = now + spacing_s * random.uniform(0.75, 1.25) if planned.mine.want else now  # noqa: S311
 
     async def _write_refusal(self) -> None:
-        """Write a 429 to the shared record; if no limit is configured, lower the adaptive one."""
-        refused, self._refused = self._refused, []
+        """Write 429s to the shared record; if no limit is configured, lower the adaptive one."""
+        refused, self._unwritten_429s = self._unwritten_429s, []
         longest = max((seconds for seconds in refused if seconds is not None), default=None)
-        for _ in range(RACES):
+        for _ in range(MAX_WRITE_ATTEMPTS):
             revision, stored = self._stored or (0, None)
             record, now = ledger.decode(stored), self._now()
             before = record.paused_until, record.adaptive and record.adaptive.limit
@@ -354,7 +354,7 @@ class KeyLimiter:
             if self.allowance.rates.requests is None:
                 ledger.lower(record, now)
             if record.paused_until - before[0] < _POLL_S and before[1] == (record.adaptive and record.adaptive.limit):
-                return  # another replica has written the same
+                return  # another replica has written it
             value = ledger.encode(record)
             written = await self._store.write(self.record_name, value, revision)
             if written is not None:
@@ -372,7 +372,7 @@ class KeyLimiter:
             self.variable,
             self.allowance.paused_s(now),
             "; no limit is configured, so one is found by trial for an hour" if adaptive else "",
-            extra={"action": "limits.paused", "pause_s": round(self.allowance.paused_s(now), 3), **self._named()},
+            extra={"action": "limits.paused", "pause_s": round(self.allowance.paused_s(now), 3), **self._log_fields()},
         )
 
     def _use_fallback_share(self, reason: str) -> None:
@@ -386,15 +386,15 @@ class KeyLimiter:
                 self.variable,
                 reason,
                 allowance.fallback_replicas,
-                extra={"action": "limits.not_shared", "replicas": allowance.fallback_replicas, **self._named()},
+                extra={"action": "limits.not_shared", "replicas": allowance.fallback_replicas, **self._log_fields()},
             )
         self._grant()
         self._refuse_certain_timeouts()
 
-    def _named(self) -> dict[str, str]:
+    def _log_fields(self) -> dict[str, str]:
         return {"variable": self.variable, "endpoint": self.endpoint}
 
     @property
     def reported_queue(self) -> FairQueue[Any]:
-        """Waiting calls, for status and metrics. Those of a pool wait in one queue, reported for its first key only."""
+        """Waiting calls, for status and metrics. A pool has one queue, reported for its first key only."""
         return self.waiting if self is self.group.limiters[0] else FairQueue()

@@ -1,6 +1,6 @@
-"""Shared record of one key: refusals by the upstream, of which two with the same status by different calls block it.
+"""Shared record of one key. Two refusals by the upstream with the same status, of different calls, block the key.
 
-Pure, as `ledger`: no I/O, server time in seconds. Each function returns whether it changed the record.
+Pure like `ledger`: no I/O, server time in seconds. Each function returns whether it changed the record.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def block(record: KeyRecord, status: int, now: float) -> bool:
 
 
 def claim_trial(record: KeyRecord, now: float) -> bool:
-    """Let the caller try a blocked key if nobody else did within the last `RETRY_S`."""
+    """Let the caller try a blocked key if no other call did within `RETRY_S`."""
     if not record.status or record.retry_at > now:
         return False
     record.retry_at = now + RETRY_S
@@ -77,7 +77,7 @@ def claim_trial(record: KeyRecord, now: float) -> bool:
 
 
 def unblock(record: KeyRecord) -> bool:
-    """Unblock a key that works, and forget its refusals."""
+    """Unblock a working key, and forget its refusals."""
     changed = bool(record.status or record.refusals)
     record.status, record.refusals = 0, {}
     return changed

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from openapi_tool.limits import key_record
 from openapi_tool.limits.key_record import STATES, KeyRecord
-from openapi_tool.limits.store import RACES, Store
+from openapi_tool.limits.store import MAX_WRITE_ATTEMPTS, Store
 from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.shielding import in_background
 from openapi_tool.telemetry import metrics
@@ -56,7 +56,7 @@ class Keys:
         self._write_lock = asyncio.Lock()
 
     def set_secrets(self, secrets: Secrets) -> None:
-        """Use these values from now on. A new value is not blocked, unless a record of it says so."""
+        """Use these values from now on. A new value is blocked only if its record is."""
         self._secrets = secrets
         before = self._variables
         self._variables = {record_name(variable, value): variable for variable, value in secrets.values().items()}
@@ -81,13 +81,13 @@ class Keys:
         return error
 
     def may_retry(self, variable: str) -> bool:
-        """Return whether it is time to try a blocked key again."""
+        """Return whether a blocked key may be tried again now."""
         return self.blocked[variable].retry_at <= self.now()
 
     async def claim_trial(self, variable: str) -> bool:
         """Return whether this call may try a blocked key again: one call of all replicas, every 3 minutes."""
         now, name = self.now(), self._name_of(variable)
-        if not key_record.claim_trial(self.blocked[variable], now):  # before any await: claims it among our own calls
+        if not key_record.claim_trial(self.blocked[variable], now):  # before any await: one of our calls
             return False
         try:
             return await self._apply(name, partial(key_record.claim_trial, now=now)) or variable not in self.blocked
@@ -100,8 +100,10 @@ class Keys:
         if name not in self._variables:
             return  # the key was rotated after the request was sent
         if variable not in self.blocked or self.blocked[variable].state != STATES[status]:
-            who = f"{self._name}/{call}"
-            self._start(self._apply(name, partial(key_record.record_refusal, status=status, call=who, now=self.now())))
+            caller = f"{self._name}/{call}"
+            self._start(
+                self._apply(name, partial(key_record.record_refusal, status=status, call=caller, now=self.now()))
+            )
 
     def record_success(self, variable: str) -> None:
         """Unblock a key if it is blocked."""
@@ -168,8 +170,8 @@ class Keys:
                 raise
 
     async def _change(self, name: str, change: Change) -> bool:
-        """Change the shared record by compare-and-set; return whether it was changed, and adopt it in any case."""
-        for _ in range(RACES):
+        """Change the shared record by compare-and-set and adopt it; return whether it was changed."""
+        for _ in range(MAX_WRITE_ATTEMPTS):
             revision, value = await self._store.read(name)
             if value is None:  # never written, or expired
                 self._records.pop(name, None)
@@ -187,7 +189,6 @@ class Keys:
             self._set_state(self._variables[name], record)
 
     def _set_state(self, variable: str, record: KeyRecord) -> None:
-        """Block or unblock a variable; log and count a change."""
         self.blocked.pop(variable, None)
         if record.status:
             self.blocked[variable] = record

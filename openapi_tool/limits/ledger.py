@@ -19,7 +19,7 @@ import orjson
 VERSION = 2
 WINDOW_S = 60.0
 MARGIN_S = 0.5
-"""Difference of two replicas' clocks, and of the times from sending to arrival at the upstream, in seconds."""
+"""Seconds for differences of the replicas' clocks and of the times from sending to arrival at the upstream."""
 
 COUNTED_S = WINDOW_S + MARGIN_S
 """Seconds for which a permit counts after its use."""
@@ -29,37 +29,37 @@ BLOCK_S = 4.0
 """Seconds within which a block must be used."""
 
 _BURST_SHARE = 1 / 6
-"""Fraction of a limit that an idle key may use at once. The rest is paced: if the window were used up in a second, no
-call could be sent for the next 59."""
+"""Fraction of a limit that an idle key may use at once. The rest is paced: a window used up in a second would allow no
+call for the next 59."""
 
 _MIN_BURST = 10
-_ROUNDING = 1e-6
+_ROUNDING = 1e-6  # of floats
 
 _CONTENDER_S = 4.0
-"""Seconds for which a replica's unmet demand counts; a killed one loses its share after them."""
+"""Seconds for which a replica's unmet demand counts; then a killed one loses its share."""
 
 REPLICA_S = 60.0
 MAX_REPLICAS = 1_000
-"""Replicas in a record. Further ones, those without permits that were seen least recently, are left out: they still get
-permits, but their demand does not lower the shares of others."""
+"""Replicas in a record. Beyond that the least recently seen ones without permits are removed: they still get permits,
+but their demand does not lower the shares of others."""
 
 MAX_PAUSE_S = 120.0
 _PAUSE_S = 2.0
 """Pause in seconds after a 429 without Retry-After."""
 
 ADAPTIVE_S = 3600.0
-_STEP_S = 10.0
-_STEPS = 20
+_STEP_S = 10.0  # minimum time between changes of the adaptive limit
+_STEPS = 20  # the limit rises by 1/20
 _MIN_STEP = 2
 _MIN_ADAPTIVE = 10
-"""Minimum adaptive limit: a 429 on a quiet key was caused by others, whose share is unknown."""
+"""Minimum adaptive limit: a 429 of a hardly used key was caused by other users of the key."""
 
 REQUESTS, TOKENS = RESOURCES = "requests", "tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Limits of one key and endpoint: requests and tokens in any 60 s, requests at a time; None is unlimited."""
+    """Limits of one key and endpoint: requests and tokens in any 60 s, concurrent requests; None is unlimited."""
 
     requests: int | None = None
     tokens: int | None = None
@@ -73,7 +73,7 @@ class Rates:
 
 @dataclass(slots=True)
 class Window:
-    """Uses of a resource by the end of their time bucket, and the time until which its pace is used up."""
+    """Uses of a resource by time bucket, and the time until which its pace is used up."""
 
     used: dict[int, int] = field(default_factory=dict)
     paced_until: float = 0.0
@@ -92,7 +92,7 @@ class Window:
         return (now - max(self.paced_until, now)) * limit / WINDOW_S + _burst(limit)
 
     def pace(self, limit: int, amount: int, now: float) -> None:
-        """Advance the pace by a use; negative to take one back."""
+        """Advance the pace by a use; a negative amount takes it back."""
         self.paced_until = max(self.paced_until, now) + amount * WINDOW_S / limit
 
     def end_burst(self, limit: int, now: float) -> None:
@@ -114,9 +114,9 @@ def expires(bucket: int) -> float:
 class Replica:
     """Share of one replica: its block, valid until `until`, its unmet demand, and the requests that it may have open.
 
-    `served` counts its permits since it began to want more than it has; the replica that is ahead takes none.
-    `serial` numbers its reports, so that one whose outcome is unknown is not counted twice. `joined` is the start of
-    the adaptive limit to which it has added its own requests.
+    `served` counts its permits since it began to want more than it has; a replica that is ahead of the others takes
+    none. `serial` numbers its reports, so that one whose outcome is unknown is not counted twice. `adaptive_since` is
+    the start of the adaptive limit to which it has added its own requests.
     """
 
     seen: float = 0.0
@@ -127,7 +127,7 @@ class Replica:
     concurrent: int = 0
     served: int = 0
     serial: int = 0
-    joined: float = 0.0
+    adaptive_since: float = 0.0
 
     def counts(self, now: float) -> bool:
         """Return whether its block counts against a limit."""
@@ -140,7 +140,7 @@ class Replica:
 
 @dataclass(slots=True)
 class Adaptive:
-    """Limit of requests that was found by 429s, because none is configured; forgotten an hour after the last 429."""
+    """Limit of requests derived from 429s if none is configured; it ends an hour after the last 429."""
 
     limit: int
     since: float
@@ -164,7 +164,7 @@ class Record:
         return self.requests if resource == REQUESTS else self.tokens
 
     def counted(self, resource: str, now: float) -> int:
-        """Return what counts against the limit: uses, and blocks as a whole."""
+        """Return what counts against the limit: uses and whole blocks."""
         used = sum(amount for bucket, amount in self.window(resource).used.items() if expires(bucket) > now)
         return used + sum(one.block(resource) for one in self.replicas.values() if one.until + COUNTED_S > now)
 
@@ -191,22 +191,22 @@ class Record:
         """Drop everything that no longer counts."""
         for resource in RESOURCES:
             self.window(resource).forget(now)
-        kept = {name: one for name, one in self.replicas.items() if one.seen > now - REPLICA_S or one.counts(now)}
-        if (surplus := len(kept) - MAX_REPLICAS) > 0:
-            idle = sorted((one.seen, name) for name, one in kept.items() if not one.counts(now))
+        active = {name: one for name, one in self.replicas.items() if one.seen > now - REPLICA_S or one.counts(now)}
+        if (surplus := len(active) - MAX_REPLICAS) > 0:
+            idle = sorted((one.seen, name) for name, one in active.items() if not one.counts(now))
             for _, name in idle[:surplus]:
-                del kept[name]
-        for one in kept.values():
+                del active[name]
+        for one in active.values():
             if one.seen <= now - REPLICA_S:
                 one.concurrent = 0
-        self.replicas = kept
+        self.replicas = active
         if self.adaptive is not None and self.adaptive.until <= now:
             self.adaptive = None
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A request that was sent at `at`, with the estimate of its tokens; with `requests` 0 a correction of it."""
+    """Request sent at `at` with its estimated tokens; if `requests` is 0, a correction of the estimate."""
 
     at: float
     requests: int
@@ -217,8 +217,8 @@ class Use:
 class Report:
     """Report of a replica: uses since its last report, permits that it keeps, and further ones that it wants.
 
-    `running` requests are open, `want_running` more would be. `sent` are its requests of the last 60 s, by time, for
-    the start of an adaptive limit.
+    `running` requests are open; it wants to open `want_running` more. `sent` are its requests of the last 60 s, for the
+    start of an adaptive limit.
     """
 
     uses: tuple[Use, ...] = ()
@@ -233,13 +233,13 @@ def apply_report(record: Record, name: str, report: Report, rates: Rates, now: f
     """Count a replica's report and assign it a block; return its share, which is valid once the record is written."""
     record.forget(now)
     mine = record.replicas.setdefault(name, Replica())
-    _join(record, mine, report, now)
+    _add_to_adaptive(record, mine, report, now)
     in_force = record.effective(rates, now)
     unmet = 0
     for resource, limit in ((REQUESTS, in_force.requests), (TOKENS, in_force.tokens)):
         short = _take(record, name, report, resource, limit, now)
         unmet = max(unmet, short if resource == REQUESTS else math.ceil(short / _per_request(report)))
-    mine.concurrent, waiting = _running(record, name, report, in_force.concurrent, now)
+    mine.concurrent, waiting = _take_concurrent(record, name, report, in_force.concurrent, now)
     mine.want = max(unmet, waiting)
     mine.seen, mine.until = round(now, 3), round(now + BLOCK_S, 3)
     mine.serial += 1
@@ -252,7 +252,7 @@ def _per_request(report: Report) -> float:
 
 
 def _take(record: Record, name: str, report: Report, resource: str, limit: int | None, now: float) -> int:
-    """Settle the last block of a resource and take the next; return how many of the wanted permits are missing."""
+    """Settle the last block of a resource and take the next; return the number of wanted permits that are missing."""
     mine, window = record.replicas[name], record.window(resource)
     used = 0
     for use in report.uses:
@@ -267,8 +267,8 @@ def _take(record: Record, name: str, report: Report, resource: str, limit: int |
     want, free = report.want.get(resource, 0), limit - record.counted(resource, now) - keep
     taken = 0
     if record.paused_until <= now:
-        now_free = max(0, min(free, int(window.credit(limit, now) + _ROUNDING)))
-        taken = min(want, _share(record, name, resource, limit, now_free, now))
+        usable = max(0, min(free, int(window.credit(limit, now) + _ROUNDING)))
+        taken = min(want, _share(record, name, resource, limit, usable, now))
     window.pace(limit, taken, now)
     setattr(mine, resource, keep + taken)
     mine.served += taken if resource == REQUESTS else 0
@@ -280,25 +280,27 @@ def _take(record: Record, name: str, report: Report, resource: str, limit: int |
 def _share(record: Record, name: str, resource: str, limit: int, free: int, now: float) -> int:
     """Return a replica's part of what is free.
 
-    Each replica that wants more gets an equal part. That alone would favour the replica that always writes first, for
-    example because its clock is ahead. So a replica takes nothing if it was served more than the others by over a
-    second's worth of its share, unless more than a second's worth is free.
+    Each replica that wants more gets an equal part. That alone would favour a replica that always writes first, for
+    example because its clock is ahead. So a replica that is ahead of the others by more than a second's worth of its
+    share takes nothing, unless more than a second's worth is free.
     """
     others, mine = record.others(now, name), record.replicas[name]
     if not others:
         return free
     if resource == REQUESTS:
-        behind = min(one.served for one in others)
+        least_served = min(one.served for one in others)
         if not mine.want:
-            mine.served = max(mine.served, behind)
-        second = limit / WINDOW_S
-        if mine.served - behind > max(1.0, second / (1 + len(others))) and free < max(second, 1 + len(others)):
+            mine.served = max(mine.served, least_served)
+        per_second = limit / WINDOW_S
+        if mine.served - least_served > max(1.0, per_second / (1 + len(others))) and free < max(
+            per_second, 1 + len(others)
+        ):
             return 0
     return math.ceil(free / (1 + len(others)))
 
 
-def _running(record: Record, name: str, report: Report, limit: int | None, now: float) -> tuple[int, int]:
-    """Return how many requests a replica may have open, and how many more it wants."""
+def _take_concurrent(record: Record, name: str, report: Report, limit: int | None, now: float) -> tuple[int, int]:
+    """Return how many requests a replica may have open, and how many more it wants to open."""
     target = report.running + report.want_running
     if limit is None:
         return 0, 0
@@ -325,12 +327,12 @@ def lower(record: Record, now: float) -> None:
     record.adaptive.until = now + ADAPTIVE_S
 
 
-def _join(record: Record, mine: Replica, report: Report, now: float) -> None:
+def _add_to_adaptive(record: Record, mine: Replica, report: Report, now: float) -> None:
     """Count the requests that a replica sent before the adaptive limit existed, and raise the limit by half of them."""
     adaptive = record.adaptive
-    if adaptive is None or mine.joined == adaptive.since:
+    if adaptive is None or mine.adaptive_since == adaptive.since:
         return
-    mine.joined = adaptive.since
+    mine.adaptive_since = adaptive.since
     if now - adaptive.since < WINDOW_S:
         for use in report.sent:
             record.requests.add(use.at, use.requests)
@@ -348,7 +350,7 @@ _REPLICA = attrgetter(*(one.name for one in fields(Replica)))
 
 
 def encode(record: Record) -> bytes:
-    """Return the stored form; of a replica it is a list of its fields in order: a record may have 1,000 of them."""
+    """Return the stored form. Replicas are lists of their fields, to save bytes: a record may have 1,000 of them."""
     value = {
         "version": record.version,
         "paused_until": record.paused_until,

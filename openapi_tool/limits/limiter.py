@@ -41,7 +41,7 @@ class Limiter:
         self._options = options
         self._pools = options.pool_of
         self._store = store
-        self._groups: dict[tuple[str, str], KeyGroup] = {}  # by variable as definitions name it, and endpoint
+        self._groups: dict[tuple[str, str], KeyGroup] = {}  # by variable in definitions, and endpoint
         self._limiters: dict[tuple[str, str], KeyLimiter] = {}
 
     async def acquire(self, need: Need) -> Permit:
@@ -116,7 +116,7 @@ class Limiter:
 
 
 def _weigh(limiters: list[KeyLimiter]) -> None:
-    """Weight the keys of a pool by their limits, if all have one of the same kind."""
+    """Weight the keys of a pool by their limits if all have one of the same kind."""
     for name in ("requests", "tokens", "concurrent"):
         limits = [getattr(limiter.allowance.rates, name) for limiter in limiters]
         if all(limits):

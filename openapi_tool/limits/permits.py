@@ -15,7 +15,7 @@ class Slot(Protocol):
     """Slot of one running call."""
 
     def park(self) -> None:
-        """Give up the slot while the call waits, unless too many calls have done so."""
+        """Give up the slot while the call waits, unless too many calls are parked."""
 
     def resume(self) -> None:
         """Take a slot again."""
@@ -39,8 +39,8 @@ class Need:
     """A request to send: variable of its key, endpoint (`search` or `reader`), caller, deadline.
 
     `flow` is (project, agent). `slot` is given up while the request waits. `key` is the value of the variable; a pool
-    may send the request with another key. `call` is the number of the call in this process. `refused_by` are the
-    variables of a pool with whose keys the upstream has refused this request.
+    may send another key. `call` is the number of the call in this process. `refused_by` are the variables of the keys
+    with which the upstream has refused this request.
     """
 
     variable: str
@@ -61,7 +61,7 @@ class Permit(Protocol):
         """Key that the request is sent with: that of the `Need`, or another of its pool."""
 
     def done(self, tokens: int) -> None:
-        """End the request; `tokens` is what it cost."""
+        """End the request; `tokens` is its cost."""
 
     def failed(self, error: ToolError) -> None:
         """End the request with an error: a 429 pauses the key for all replicas, a refused key may be blocked.

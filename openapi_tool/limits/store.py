@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-RACES = 8
-"""Attempts of a compare-and-set before giving up."""
+MAX_WRITE_ATTEMPTS = 8  # of a compare-and-set
 
 
 class Store(Protocol):

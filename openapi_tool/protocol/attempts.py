@@ -1,4 +1,4 @@
-"""Upstream requests of a call, one by one: for its result card, its log line, its spans and the metrics."""
+"""Record of each upstream request of a call, for its result card, log line, spans and metrics."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from openapi_tool.protocol.jsonvalue import AttemptObject
 
 MAX_ATTEMPTS = 64
-"""Maximum number of attempts that are recorded of one call; a batch with retries may have more."""
+"""Maximum number of recorded attempts of one call; a batch with retries may have more."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One upstream request; `began` is on the monotonic clock, in seconds.
+    """One upstream request; `began` is in seconds on the monotonic clock.
 
-    `resends` counts the requests before it that it repeats. `seconds`, `http_status` and `error_code` are None until it
-    ends, `http_status` also without a response, `error_code` also without an error.
+    `resends` is the number of earlier requests that it repeats. `seconds`, `http_status` and `error_code` are None
+    until it ends, `http_status` also without a response, `error_code` also without an error.
     """
 
     began: float
@@ -33,13 +33,13 @@ class Attempt:
         self.error_code = error_code
 
 
-def shown(attempts: Sequence[Attempt]) -> list[AttemptObject]:
-    """Return the form of a result card; times in milliseconds, `at_ms` since the first attempt."""
+def attempt_objects(attempts: Sequence[Attempt]) -> list[AttemptObject]:
+    """Return the attempts for a result card; times in milliseconds, `at_ms` since the first attempt."""
     first = attempts[0].began if attempts else 0.0
-    return [_shown(attempt, first) for attempt in attempts]
+    return [_attempt_object(attempt, first) for attempt in attempts]
 
 
-def _shown(attempt: Attempt, first: float) -> AttemptObject:
+def _attempt_object(attempt: Attempt, first: float) -> AttemptObject:
     found = AttemptObject(at_ms=round((attempt.began - first) * 1000), http_status=attempt.http_status)
     if attempt.seconds is not None:
         found["ms"] = round(attempt.seconds * 1000)
@@ -49,6 +49,6 @@ def _shown(attempt: Attempt, first: float) -> AttemptObject:
 
 
 def upstream_span(attempts: Sequence[Attempt], now: float) -> float:
-    """Return the seconds from the first request to the last response; one that did not end lasts until `now`."""
+    """Return the seconds from the first request to the last response, or to `now` if one has not ended."""
     ends = [now if attempt.seconds is None else attempt.began + attempt.seconds for attempt in attempts]
     return max(ends) - min(attempt.began for attempt in attempts)

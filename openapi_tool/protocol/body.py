@@ -1,4 +1,4 @@
-"""Body of a command: the fields and rules that all protocol versions share (section 2)."""
+"""Body of a command: the fields and rules that all protocol versions share (protocol section 2)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INLINE_DATA = frozenset({"args", "arguments", "result"})
 
 @frozen
 class Body:
-    """Fields of a body, empty if it is no JSON object, and the problems of the message; a dialect adds its own."""
+    """Fields of a body, empty if it is no JSON object, and the problems of the message; dialects add theirs."""
 
     fields: JsonObject
     problems: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ def command_of(subject: CommandSubject, identity: ClaimedIdentity, body: Body) -
 
 
 def name_of(value: object) -> str | None:
-    """Return a name or id without surrounding white space; None if it is empty, too long or no text."""
+    """Return a name or id without surrounding white space; None if it is empty, too long or no string."""
     text = storable_text(value).strip() if isinstance(value, str) else ""
     return text if text and not is_too_long(text) else None
 

@@ -1,4 +1,4 @@
-"""Cards: reading a tool.call, building a tool.result (section 3)."""
+"""Cards: read a tool.call, build a tool.result (protocol section 3)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ToolCall:
 
 @frozen
 class Card:
-    """Card to be written; `content` carries its class under `__type__`."""
+    """Card to be written; `content` has the name of its class in `__type__`."""
 
     card_id: str
     tenant_id: str
@@ -51,9 +51,9 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class StoredText:
-    """Whole text of a truncated result: `content` is the JSON of its TextContent, made piece by piece.
+    """Whole text of a truncated result; `content` is the JSON of its TextContent, built piece by piece.
 
-    `card_id` names the card that it is to be stored under, `items` the places of its items (tools/truncation.py).
+    `card_id` is the id of its future card; `items` are the offsets of its items in the text (tools/truncation.py).
     """
 
     card_id: str
@@ -65,7 +65,7 @@ class StoredText:
 
 @dataclass(frozen=True, slots=True)
 class ArtifactCard:
-    """Card with the whole text of a truncated result; `content` is JSON, up to megabytes, for `ttl_s` seconds."""
+    """Card with the whole text of a truncated result as JSON, up to megabytes; it expires after `ttl_s` seconds."""
 
     card_id: str
     tenant_id: str
@@ -80,7 +80,7 @@ def new_id(prefix: str = "") -> str:
 
 
 def read_tool_call(card: CardRecord | None, tool_call_id: str) -> ToolCall:
-    """Return the call of a card. Raises NotFound or BadRequest with every problem."""
+    """Return the call of a card. Raises NotFound or BadRequest."""
     if card is None:
         raise NotFound("The tool call's card does not exist in this project; the calling system must save it first.")
     content, metadata = card.content, card.metadata
@@ -107,22 +107,22 @@ def _arguments(arguments: object) -> Mapping[str, JsonValue]:
         return {}
     if not isinstance(arguments, dict):
         raise BadRequest("The tool call's arguments must be a JSON object.")
-    if arguments.keys() == {"_raw"}:
+    if arguments.keys() == {"_raw"}:  # text that the worker could not parse
         raise BadRequest("The tool call's arguments were not a JSON object; send them again as one valid JSON object.")
     _check_shape(arguments)
     return arguments
 
 
 def _check_shape(arguments: Mapping[str, JsonValue]) -> None:
-    """Refuse too many or too deep arguments before anything traverses them."""
+    """Refuse too many or too deeply nested arguments before recursive code meets them."""
     level: list[object] = [arguments]
-    seen = 0
+    count = 0
     for _ in range(MAX_ARGUMENT_DEPTH):
         level = [item for value in level for item in _members(value)]
-        seen += len(level)
+        count += len(level)
         if not level:
             return
-        if seen > MAX_ARGUMENTS:
+        if count > MAX_ARGUMENTS:
             raise BadRequest(f"The tool call has more than {MAX_ARGUMENTS:,} values; call again with fewer.")
     raise BadRequest(f"The tool call's arguments are nested deeper than {MAX_ARGUMENT_DEPTH} levels; flatten them.")
 
@@ -145,7 +145,7 @@ def result_card(
     error: ErrorObject | None,
     tool_output: ToolOutputObject | None,
 ) -> Card:
-    """Build the tool.result card: exactly the fields that readers accept, lineage copied verbatim."""
+    """Build the tool.result card with exactly the fields that readers accept; the lineage is copied unchanged."""
     metadata: dict[str, object] = {
         "type": TOOL_RESULT,
         "role": "tool",
@@ -170,11 +170,11 @@ def result_card(
 
 
 def artifact_card(
-    actor_id: str, identity: CallIdentity, call_card: CardRecord | None, kept: StoredText, ttl_s: int
+    actor_id: str, identity: CallIdentity, call_card: CardRecord | None, stored_text: StoredText, ttl_s: int
 ) -> ArtifactCard:
     """Return the calling agent's artifact card with the whole text of a truncated result (tool-design section 3).
 
-    Its column `tool_call_id` stays empty: results are found by that.
+    Its column `tool_call_id` stays empty, because results are found by that column.
     """
     metadata: dict[str, JsonValue] = {
         "type": ARTIFACT,
@@ -184,16 +184,16 @@ def artifact_card(
         "agent_turn_id": identity.agent_turn_id,
         "tool_call_id": identity.tool_call_id,
         "created_at": _now(),
-        "chars": kept.chars,
-        "sha256": kept.sha256,
-        "items": [list(item) for item in kept.items],
+        "chars": stored_text.chars,
+        "sha256": stored_text.sha256,
+        "items": [list(item) for item in stored_text.items],
         **_lineage(identity, call_card),
     }
-    return ArtifactCard(kept.card_id, identity.project_id, kept.content, metadata, ttl_s)
+    return ArtifactCard(stored_text.card_id, identity.project_id, stored_text.content, metadata, ttl_s)
 
 
 def as_model_reads(content: Mapping[str, Any]) -> str:
-    """Return the text that a worker shows the model for a result card's content (section 7)."""
+    """Return the text that a worker shows the model for a result card's content (protocol section 7)."""
     shown = content.get("result") if content.get("status") == "success" else {"error": content.get("error")}
     return shown if isinstance(shown, str) else orjson.dumps(shown).decode()
 

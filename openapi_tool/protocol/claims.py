@@ -1,4 +1,4 @@
-"""Identity that a command of any protocol version claims, for those who only list or search commands."""
+"""Unverified identity of a command of any protocol version, to list and search commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openapi_tool.protocol.v1r3 import V1r3, identity_in_body
 
 
 def claimed_identity(subject: str, headers: Mapping[str, str], data: bytes) -> ClaimedIdentity:
-    """Return what subject, headers and, in v1r3, the body say; ids are empty or None if unknown. Raises nothing."""
+    """Return the ids in subject, headers and, in v1r3, the body; empty or None if unknown. Raises nothing."""
     tokens = [*subject.split(".", 4), "", "", "", ""]
     parsed = CommandSubject(tokens[1], tokens[2], tokens[3], "", "")
     if parsed.version == V1r3.version:
@@ -24,6 +24,6 @@ def claimed_identity(subject: str, headers: Mapping[str, str], data: bytes) -> C
 def _fields(data: bytes) -> JsonObject:
     try:
         fields = loads(data)
-    except ValueError:  # also of a body that is recorded in part
+    except ValueError:  # not JSON, or a cut body
         return {}
     return fields if isinstance(fields, dict) else {}

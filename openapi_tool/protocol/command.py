@@ -1,4 +1,4 @@
-"""Delivery, decoded command and settlement; decoding keeps the identity whatever else is invalid (section 2)."""
+"""Delivery, decoded command and settlement; an invalid command keeps its identity (protocol section 2)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from openapi_tool.protocol.subject import MAX_ID_BYTES
 AfterExecution = Literal["suspend", "terminate"]
 AFTER_EXECUTION = ("suspend", "terminate")
 MAX_BODY_BYTES = 64 * 1024
-HEAD_BYTES = 8 * 1024
+HEAD_BYTES = 8 * 1024  # of a larger body are kept
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADER_LINES = 256
 HEARTBEAT_NAMES = frozenset({"skills.task_watch", "skills.job_watch"})
-"""Function names that a worker treats as heartbeats; no result may carry one (section 3)."""
+"""Function names that a worker treats as heartbeats; no result may carry one (protocol section 3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Delivery:
     deliveries from 1. `exhausted` means that too many executors died while running it: it is answered
     with an error without being run. `stream` and `stream_sequence` locate it.
 
-    Of a body over MAX_BODY_BYTES `data` holds the first HEAD_BYTES, and `cut` size and hash: many whole ones would fill
-    the memory. `headers_complete` is False if there were more headers than are read.
+    If the body is larger than MAX_BODY_BYTES, which could fill the memory, `data` contains its first HEAD_BYTES and
+    `cut` its size and hash. `headers_complete` is False if there were more headers than are read.
     """
 
     subject: str
@@ -62,7 +62,7 @@ class Delivery:
 
 @frozen
 class Command:
-    """Decoded command. One with a `violation` is answered with that error and not executed."""
+    """Decoded command. If it has a `violation`, it is answered with that error and not executed."""
 
     identity: ClaimedIdentity
     suffix: str
@@ -73,7 +73,7 @@ class Command:
 
     @property
     def function_name(self) -> str:
-        """Return the name for the result: the tool's, else the subject's suffix."""
+        """Return the function name of the result: the tool's name, else the subject's suffix."""
         name = self.tool_name or self.suffix[:MAX_ID_BYTES]
         return f"tool.{name}" if name in HEARTBEAT_NAMES else name
 
@@ -87,8 +87,8 @@ class Acknowledge:
 class Requeue:
     """Requeue the command after `delay_s` seconds: the failure is temporary or ours.
 
-    An outage ends, so it is retried without limit. A `defect` may not end: its retries count as lost
-    runs, which are limited. `reason` is for the log.
+    After an outage retries are not limited. After a `defect`, which may be permanent, they count as lost runs, which
+    are limited. `reason` is for the log.
     """
 
     delay_s: float

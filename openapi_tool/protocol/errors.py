@@ -29,20 +29,20 @@ from openapi_tool.protocol.jsonvalue import ErrorObject
 
 Status = Literal["success", "failed", "timeout"]
 _IN_MESSAGE = frozenset({"problems", "results"})
-"""Members of a detail that the message says, too: a model, which reads the whole error, would read them twice."""
+"""Members of a detail that the message contains, too. A model reads the whole error and would read them twice."""
 
 
 class ExecutorError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of the expected errors of this package."""
 
 
 class ToolError(ExecutorError):
     """A failed call that is answered with a result card (protocol section 8).
 
-    The model sees only `message` (section 7), so it says what happened and what to do instead.
-    `retryable` says whether the same request may work later; `retry_after` is in seconds; `repeats`
-    is the number of retries within this call. `tokens` and `requests` are its cost upstream. `upstream_status` is the
-    five-digit status of the upstream's response, `key_variable` names the key that it refused.
+    The model sees only `message` (protocol section 7): what happened and what to do instead. `retryable` means that the
+    same request may work later, `retry_after` when (seconds); `repeats` is how often this call may retry it. `tokens`
+    and `requests` are its cost upstream. `upstream_status` is the five-digit status of the upstream's response,
+    `key_variable` the environment variable of the key that it refused.
     """
 
     code: ClassVar[str] = "internal_error"
@@ -72,7 +72,7 @@ class ToolError(ExecutorError):
         self.http_status = http_status
 
     def as_error(self) -> ErrorObject:
-        """Return the `error` object of a tool.result card, without the parts of `detail` that the message says."""
+        """Return the `error` object of a tool.result card; `detail` without members that the message contains."""
         error = ErrorObject(code=self.code, message=self.message, source="tool", retryable=self.retryable)
         detail = self.detail
         if isinstance(detail, dict):
@@ -85,25 +85,25 @@ class ToolError(ExecutorError):
 
 
 class BadRequest(ToolError):
-    """The call is malformed; the message names every offending field and the remedy."""
+    """The call is malformed; the message names all problems."""
 
     code = "bad_request"
 
 
 class NotFound(ToolError):
-    """An object that the call names does not exist in its project."""
+    """The tool, card or page of the call does not exist."""
 
     code = "not_found"
 
 
 class ToolMisconfigured(ToolError):
-    """The stored definition or the executor's environment does not allow the call."""
+    """Definition or environment do not allow the call."""
 
     code = "tool_misconfigured"
 
 
 class ToolNotAvailable(ToolError):
-    """The call is outside the project's effective tool set, or a pre-call hook denied it."""
+    """The project may not use the tool, or a hook denied the call."""
 
     code = "tool_not_available"
 
@@ -128,13 +128,13 @@ class BudgetExceeded(ToolError):
 
 
 class TargetRefused(ToolError):
-    """The upstream will not read the target: private address, law, robots.txt, blocked domain."""
+    """The upstream will not read the target."""
 
     code = "target_refused"
 
 
 class UpstreamRejected(ToolError):
-    """The upstream could not do what was asked; a retry changes nothing."""
+    """The upstream failed; a retry would fail, too."""
 
     code = "upstream_rejected"
 
@@ -147,7 +147,7 @@ class UpstreamUnavailable(ToolError):
 
 
 class ResponseTooLarge(ToolError):
-    """The upstream's answer is larger than `egress.max_response_bytes`, or holds more values than are parsed."""
+    """The response exceeds `egress.max_response_bytes`, or the number of values that are parsed."""
 
     code = "response_too_large"
 
@@ -169,8 +169,8 @@ class InternalError(ToolError):
 class Unanswerable(ExecutorError):
     """No result of this command can reach a turn (protocol section 2).
 
-    `reason` is a stable word for logs, metrics and the dead letter. The command is terminated if
-    `terminate`, else acknowledged (a refused report).
+    `reason` is a stable identifier for logs, metrics and the dead letter. The command is terminated if `terminate`,
+    else acknowledged (a refused report).
     """
 
     terminate: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Caller identity: subject and headers are its source, in v1r3 subject and body (protocol section 2)."""
+"""Caller identity, read from subject and headers, in v1r3 from subject and body (protocol section 2)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ClaimedIdentity:
 
 @frozen
 class CallIdentity:
-    """Complete identity of a call: owner, turn and correlation id are known, so it can be answered."""
+    """Complete identity of a call: agent, turn and tool call are known, so it can be answered."""
 
     project_id: str
     channel_id: str
@@ -94,7 +94,7 @@ class Headers:
         return value
 
     def required(self, name: str, read: Callable[[str], str | None]) -> str | None:
-        """Return a header by `read`; one that is missing is a problem."""
+        """Return a header by `read`; record a problem if it is missing."""
         before = len(self.problems)
         value = read(name)
         if value is None and len(self.problems) == before:
@@ -113,7 +113,7 @@ class Headers:
         return int(digits)
 
     def trace(self) -> SpanContext | None:
-        """Return the span context of the sender."""
+        """Return the sender's span context."""
         value = self.text(TRACEPARENT)
         if value is None:
             return None
@@ -132,29 +132,29 @@ class Headers:
 
 def read_identity(subject: CommandSubject, headers: Mapping[str, str]) -> ClaimedIdentity:
     """Return the claimed identity with all problems of the headers. Raises nothing, guesses nothing."""
-    read = Headers(headers)
-    read.must_equal(PROJECT, subject.project_id)
-    read.must_equal(CHANNEL, subject.channel_id)
+    reader = Headers(headers)
+    reader.must_equal(PROJECT, subject.project_id)
+    reader.must_equal(CHANNEL, subject.channel_id)
     return ClaimedIdentity(
         project_id=subject.project_id,
         channel_id=subject.channel_id,
-        agent_id=read.required(AGENT, read.id),
-        agent_turn_id=read.id(TURN),
-        turn_epoch=read.number(EPOCH),
-        step_id=read.id(STEP),
-        tool_call_id=read.required(TOOL_CALL, read.text),
-        parent_step_id=read.id(PARENT_STEP),
-        recursion_depth=read.number(DEPTH),
-        trace=read.trace(),
-        tracestate=read.text(TRACESTATE),
-        problems=tuple(read.problems),
+        agent_id=reader.required(AGENT, reader.id),
+        agent_turn_id=reader.id(TURN),
+        turn_epoch=reader.number(EPOCH),
+        step_id=reader.id(STEP),
+        tool_call_id=reader.required(TOOL_CALL, reader.text),
+        parent_step_id=reader.id(PARENT_STEP),
+        recursion_depth=reader.number(DEPTH),
+        trace=reader.trace(),
+        tracestate=reader.text(TRACESTATE),
+        problems=tuple(reader.problems),
     )
 
 
 def identify(claimed: ClaimedIdentity, card: CardRecord | None) -> CallIdentity:
     """Complete the identity that a command claims from its tool.call card.
 
-    Raises Unanswerable when agent, turn or tool call id stay unknown (section 2).
+    Raises Unanswerable when agent, turn or tool call id stay unknown (protocol section 2).
     """
     metadata = call_metadata(card, claimed.tool_call_id)
     agent_id = claimed.agent_id or _id(metadata.get("author_id"))

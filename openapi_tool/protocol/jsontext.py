@@ -1,4 +1,4 @@
-"""JSON parser and serializer whose values jsonb accepts (protocol section 10)."""
+"""JSON parser and serializer, and values that jsonb accepts (protocol section 10)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 from openapi_tool.protocol.jsonvalue import JsonValue
 
 _MAX_FALLBACK_BYTES = 1_000_000
-_MAX_DEPTH = 1_024  # orjson's own
+_MAX_DEPTH = 1_024  # orjson's limit
 _TOO_DEEP = "JSON is nested too deeply"
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
 
@@ -21,8 +21,7 @@ T = TypeVar("T")
 def loads(text: bytes | bytearray | str) -> JsonValue:
     """Parse JSON, including lone surrogates and huge numbers, which orjson refuses but senders produce.
 
-    They need a slower parser, which gets at most 1 MB (20 ms). Raises ValueError if the text is not JSON (also invalid
-    UTF-8).
+    A slower parser reads them, limited to 1 MB (20 ms). Raises ValueError if the text is not JSON or not UTF-8.
     """
     try:
         return cast("JsonValue", orjson.loads(text))
@@ -39,7 +38,7 @@ def loads(text: bytes | bytearray | str) -> JsonValue:
 
 
 def _is_deeper_than(value: object, levels: int) -> bool:
-    """Return whether a value is nested deeper, whatever the limit of this version of Python is."""
+    """Return whether a value is nested deeper; the recursion limit of `json` depends on the version of Python."""
     layer = [value]
     for _ in range(levels):
         layer = [
@@ -68,22 +67,22 @@ def storable_text(text: str) -> str:
     if clean.isascii():
         return clean
     try:
-        clean.encode()  # a tenth of the time of what follows, which takes four times the memory of the text
+        clean.encode()  # ten times as fast as the replacement, which takes four times the memory of the text
     except UnicodeEncodeError:
         return clean.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return clean
 
 
 def storable(value: T) -> T:
-    """Return `value` with every string (keys too) made storable.
+    """Return `value` with every string and key made storable.
 
-    Anything infinite or NaN becomes null, an integer beyond 64 bits its digits.
+    Infinity and NaN become null, an integer beyond 64 bits a string of its digits.
     """
     return value if _is_storable(value) else cast("T", _made_storable(value))
 
 
 def _is_storable(value: object) -> bool:
-    """Return whether a value survives a JSON round trip, which is much faster than a check of each member."""
+    """Return whether a value survives a JSON round trip; much faster than a check of each member."""
     try:
         text = orjson.dumps(value)
     except TypeError:

@@ -29,7 +29,7 @@ class UsageObject(TypedDict):
 
 
 class AttemptObject(TypedDict):
-    """One upstream request; times in milliseconds, `at_ms` since the first of the call, no `ms` if it did not end."""
+    """One upstream request; times in milliseconds, `at_ms` since the call's first one; no `ms` if it did not end."""
 
     at_ms: int
     http_status: int | None
@@ -40,7 +40,7 @@ class AttemptObject(TypedDict):
 class ToolOutputObject(TypedDict, total=False):
     """`metadata.tool_output` of a result; a failure has only `usage`, `latency_ms`, `retries`, `session`, `attempts`.
 
-    `attempts` is there if the call sent requests itself, `session` if the call named one, `budget` (what is left of
+    `attempts` is present if the call sent requests itself, `session` if the call named one, `budget` (the remainder of
     each) if there are budgets.
     """
 

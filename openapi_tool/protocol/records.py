@@ -1,4 +1,4 @@
-"""Rows of the kernel's tables for one call (sections 3, 4, 6)."""
+"""Rows of the kernel's tables for one call (protocol sections 3, 4, 6)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CardRecord:
 class DefinitionRecord:
     """Row of resource.tools; `parameters` and `options` as stored.
 
-    Those of an `oversized` row are not read. In an `unreadable` row at least one cannot be parsed as JSON here.
+    They are not read from an `oversized` row. In an `unreadable` row the parser refuses one of them.
     """
 
     tool_name: str
@@ -43,7 +43,7 @@ class DefinitionRecord:
 class WaitingTurnRecord:
     """Inbox row of the waiting turn: the call's anchor, else the turn's newest row.
 
-    The headers of an `oversized` one are not read.
+    Headers of an `oversized` row are not read.
     """
 
     inbox_id: str
@@ -56,7 +56,7 @@ class WaitingTurnRecord:
 
     @property
     def suspends(self) -> bool:
-        """Return whether a worker suspends the turn: not for a UI action, nor in epoch 0 (section 7)."""
+        """Return whether a worker suspends the turn: not for a UI action or in epoch 0 (protocol section 7)."""
         return self.message_type != UI_ACTION and self.turn_epoch > 0
 
 
@@ -72,7 +72,7 @@ class RequestEdgeRecord:
 class EarlierResult:
     """Existing tool.result card of the call; `report_headers` and `report_status` are those of its inbox row.
 
-    Of its `content` only `status` and `after_execution` are read, which a report repeats. If not `of_call`, the card is
+    Only `status` and `after_execution` of its `content` are read; a report repeats them. If not `of_call`, the card is
     of another call whose id has the same MD5: the database's unique index allows only one result for both.
     """
 
@@ -87,7 +87,7 @@ class EarlierResult:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """Part of a stored text, with the whole text's length in characters, its SHA-256 in hex and its items' places."""
+    """Part of a stored text; `chars`, `sha256` (hex) and `items` (their offsets) are of the whole text."""
 
     card_id: str
     chars: int
@@ -103,9 +103,9 @@ class Artifact:
 
 @frozen
 class CallRecords:
-    """Records that one load returns for a call; None where the row is missing.
+    """Records that one load returns for a call; a missing row is None.
 
-    `reported_inbox_id` is the call's tool_result row, whether or not its card is there.
+    `reported_inbox_id` is the call's tool_result row, which may exist without its card.
     """
 
     card: CardRecord | None

@@ -18,7 +18,7 @@ from openapi_tool.protocol.records import CallRecords, WaitingTurnRecord
 from openapi_tool.protocol.trace import SpanContext, TraceLink, new_root, parse_traceparent
 
 MAX_DEPTH = 20
-"""Limit of the recursion depth: how many agents, each called by the one before, led to this turn; the kernel's limit.
+"""The kernel's limit of the recursion depth, which is the length of the chain of agents that call each other.
 
 The kernel refuses a report at this depth or a greater one.
 """
@@ -34,9 +34,9 @@ STATUSES = frozenset({"success", "failed", "canceled", "timeout", "partial"})
 class Acceptance:
     """A call whose report the kernel will accept.
 
-    `worker_target` is the subject token of the agent's worker, which the doorbell is sent to; None if it is unknown.
-    `request_edge_id` is the call's request edge, empty if the report may fill it in (v1r3). `depth` is the recursion
-    depth of the waiting turn. In v1r3 no row says which turn waits; `waiting_turn` is then made of the command.
+    `worker_target` is the subject token of the agent's worker, to which the doorbell is sent; None if unknown.
+    `request_edge_id` is the call's request edge, empty if the report may create it (v1r3). `depth` is the recursion
+    depth of the waiting turn. v1r3 has no row of the waiting turn; `waiting_turn` is then derived from the command.
     """
 
     identity: CallIdentity
@@ -48,7 +48,7 @@ class Acceptance:
 
 @frozen
 class Wakeup:
-    """Doorbell message: tells an agent's worker to read its inbox."""
+    """Doorbell: makes an agent's worker read its inbox."""
 
     subject: str
     headers: Mapping[str, str]
@@ -60,8 +60,8 @@ class Report:
     """One tool_result row with its response edge, ready to be written.
 
     `actor_id` is this service, the sender; `agent_id` is the agent that gets the result. `context_headers` are those
-    of the inbox row of the waiting turn (agent, turn, epoch, parents, depth) with the report's own trace; by them the
-    worker matches the result to the turn. `waiting_inbox_id` is empty where no row of that turn is checked,
+    of the inbox row of the waiting turn (agent, turn, epoch, parents, depth) with the report's own trace; the worker
+    uses them to match the result to the turn. `waiting_inbox_id` is empty if no row of that turn is checked (v1r3),
     `request_edge_id` the call's edge or a new id for a missing one. `wakeup` is published after the commit; None if no
     worker can be addressed.
     """
@@ -93,16 +93,16 @@ def refuse_reported(records: CallRecords) -> None:
 
 
 def trace_headers(span: SpanContext, tracestate: str | None) -> dict[str, str]:
-    """Return the headers of a span; `tracestate` only with a value."""
+    """Return the trace headers of a span; `tracestate` only if it has a value."""
     headers = {header.TRACEPARENT: span.traceparent()}
     return headers | {header.TRACESTATE: tracestate} if tracestate else headers
 
 
 def trace_link(identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> TraceLink:
-    """Return where the report's span belongs: in the trace of the waiting turn.
+    """Return parent and link of the report's span, which must be in the trace of the waiting turn.
 
     The worker refuses a row with another trace id. So an inbound span of another trace becomes a link, not the parent.
-    If neither command nor row has a trace, the report has that of the tool.call card.
+    If neither command nor row has a trace, the report gets the trace id of the tool.call card.
     """
     inbound, of_turn = identity.trace, _trace_of(waiting_turn)
     if inbound is not None and (of_turn is None or inbound.trace_id == of_turn.trace_id):
@@ -119,7 +119,7 @@ def _trace_of(waiting_turn: WaitingTurnRecord) -> SpanContext | None:
 
 
 def reportable_content(content: Mapping[str, Any]) -> bool:
-    """Return whether the kernel's workers accept a stored tool.result: they check both fields before they use it."""
+    """Return whether the kernel's workers accept a stored tool.result; they check these two fields."""
     return content.get("status") in STATUSES and content.get("after_execution") in AFTER_EXECUTION
 
 

@@ -1,4 +1,4 @@
-"""Subjects: `cg.{ver}.{project}.{channel}.{category}.{component}.{target}.{suffix}` (section 1)."""
+"""Subjects: `cg.{ver}.{project}.{channel}.{category}.{component}.{target}.{suffix}` (protocol section 1)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VERSIONS = ("v1r4", "v1r3")
 
 MAX_ID_BYTES = 512
 """Limit of ids in UTF-8; the kernel's have about 40 bytes. Project, agent, turn and step are in B-tree indexes, whose
-rows are limited to 2,704 bytes: with longer ids the database would refuse the result after the call was billed.
+rows are limited to 2,704 bytes: longer ids would make the database refuse the result after the call was billed.
 
 A tool call id has no such limit: a model provider may choose it, and indexes contain only its hash.
 """
@@ -20,10 +20,10 @@ A tool call id has no such limit: a model provider may choose it, and indexes co
 _MAX_CHAR_BYTES = 4  # in UTF-8
 _TOKENS_BEFORE_SUFFIX = 7
 _MAX_TOKEN_BYTES = 1_024
-_SHOWN_CHARS = 100
+_MAX_SHOWN_CHARS = 100
 _TOKEN = re.compile(r"[^\s.*>\x00-\x20\x7f\ud800-\udfff]+")
-_NO_TEXT = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
-"""Control characters, some of which jsonb refuses, and the surrogates that represent bytes that are not UTF-8."""
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
+"""Control characters (jsonb refuses some), and surrogates, which represent bytes that are not UTF-8."""
 
 
 def is_token(text: str) -> bool:
@@ -52,7 +52,7 @@ class CommandSubject:
 def parse_command_subject(subject: str) -> CommandSubject:
     """Parse a `cmd.tool` subject. Raises Unanswerable for any other subject and for control characters."""
     tokens = subject.split(".", _TOKENS_BEFORE_SUFFIX)
-    if _NO_TEXT.search(subject):
+    if _FORBIDDEN.search(subject):
         raise Unanswerable("bad_subject", f"{subject!r} holds a control character or bytes that are not UTF-8")
     if len(tokens) <= _TOKENS_BEFORE_SUFFIX or tokens[0] != "cg" or tokens[4:6] != ["cmd", "tool"]:
         raise Unanswerable("bad_subject", f"{subject!r} is not a tool command's subject")
@@ -62,7 +62,7 @@ def parse_command_subject(subject: str) -> CommandSubject:
 
 
 def subject_in_version(subject: str, version: str) -> str:
-    """Return the subject of a command, or the pattern of one, in another protocol version; any other text unchanged."""
+    """Return a command's subject, or a pattern of it, in another protocol version; any other text unchanged."""
     root, _, rest = subject.partition(".")
     known, _, rest = rest.partition(".")
     return f"cg.{version}.{rest}" if root == "cg" and known in VERSIONS else subject
@@ -79,7 +79,7 @@ def command_stream(version: str) -> tuple[str, str]:
 
 
 def default_durable(version: str, target: str) -> str:
-    """Return the durable of the kernel's own executor; sharing it loses no command when executors are switched."""
+    """Return the durable of the kernel's own executor; if it is shared, a change of executors loses no command."""
     return f"tool_{target}_openapi_cmd_{version}"
 
 
@@ -95,7 +95,7 @@ def wakeup_subject(version: str, project_id: str, channel_id: str, worker_target
     """
     for token in (project_id, channel_id, worker_target):
         if not is_token(token):
-            raise ValueError(f"{token[:_SHOWN_CHARS]!r} cannot be a token of a doorbell's subject")
+            raise ValueError(f"{token[:_MAX_SHOWN_CHARS]!r} cannot be a token of a doorbell's subject")
     return f"cg.{version}.{project_id}.{channel_id}.cmd.agent.{worker_target}.wakeup"
 
 

@@ -1,4 +1,4 @@
-"""W3C trace context: the `traceparent` header and its children."""
+"""W3C trace context: the `traceparent` header and span ids."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SpanContext:
 class TraceLink:
     """Parent span, tracestate and link of the report's span.
 
-    `link` is the inbound span when it belongs to another trace than the waiting turn.
+    `link` is the inbound span if it belongs to another trace than the waiting turn.
     """
 
     parent: SpanContext
@@ -37,7 +37,7 @@ class TraceLink:
 
 
 def parse_traceparent(header: str) -> SpanContext:
-    """Parse a `traceparent`. Raises ValueError when it is malformed."""
+    """Parse a `traceparent`. Raises ValueError if it is malformed."""
     match = _TRACEPARENT.fullmatch(header.strip())
     if match is None:
         raise ValueError("traceparent must look like 00-<32 hex>-<16 hex>-<2 hex>")

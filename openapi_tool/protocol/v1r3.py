@@ -1,7 +1,7 @@
-"""Protocol v1r3: decode commands, accept and build reports, build doorbells (sections 2 and 6).
+"""Protocol v1r3: decode commands, accept and build reports, build doorbells (protocol sections 2 and 6).
 
-Its commands carry the identity in the body, its inbox rows carry neither turn nor headers, and no row says which turn
-waits for a call.
+Its commands carry the identity in the body, and its inbox rows have neither turn nor headers. So no row shows which
+turn waits for a call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from openapi_tool.protocol.report import (
 from openapi_tool.protocol.subject import MAX_ID_BYTES, CommandSubject, parse_command_subject, wakeup_subject
 from openapi_tool.protocol.trace import SpanContext
 
-# Of the inbound headers only these: another one, such as Nats-Msg-Id, could make the server drop the doorbell.
+# No other inbound headers: Nats-Msg-Id, for example, could make the server drop the doorbell as a duplicate.
 _WAKEUP_HEADERS = (header.DEPTH, header.TRACEPARENT, header.TRACESTATE)
 
 
@@ -125,9 +125,9 @@ class V1r3:
 def identity_in_body(subject: CommandSubject, headers: Mapping[str, str], body: Body) -> ClaimedIdentity:
     """Return the identity in a body; add its problems to those of the body.
 
-    Subject and headers say the rest. The step is the tool.call card's alone: the body's would not be that of the call.
+    The rest is in subject and headers, the step in the tool.call card only: the body's is not the step of the call.
     """
-    read = Headers(headers)
+    reader = Headers(headers)
     return ClaimedIdentity(
         project_id=subject.project_id,
         channel_id=subject.channel_id,
@@ -137,10 +137,10 @@ def identity_in_body(subject: CommandSubject, headers: Mapping[str, str], body: 
         step_id=None,
         tool_call_id=_tool_call_id(body),
         parent_step_id=None,
-        recursion_depth=read.number(header.DEPTH),
-        trace=read.trace(),
-        tracestate=read.text(header.TRACESTATE),
-        problems=tuple(read.problems),
+        recursion_depth=reader.number(header.DEPTH),
+        trace=reader.trace(),
+        tracestate=reader.text(header.TRACESTATE),
+        problems=tuple(reader.problems),
         context_box_id=name_of(body.fields.get("context_box_id")),
     )
 
@@ -154,7 +154,6 @@ def _id(body: Body, name: str) -> str | None:
 
 
 def _tool_call_id(body: Body) -> str | None:
-    """Return the id of the call, which may have any length."""
     value = body.fields.get("tool_call_id")
     if isinstance(value, str) and value.strip() and _is_storable(value):
         return value.strip()
@@ -163,7 +162,7 @@ def _tool_call_id(body: Body) -> str | None:
 
 
 def _is_storable(value: object) -> bool:
-    """Return whether a text is stored as it is; an id that was made storable would be that of another call."""
+    """Return whether a text is storable unchanged: an id that is changed might be that of another call."""
     return isinstance(value, str) and storable_text(value) == value
 
 

@@ -1,4 +1,4 @@
-"""Protocol v1r4: decode commands, accept and build reports, build doorbells (sections 2 and 6)."""
+"""Protocol v1r4: decode commands, accept and build reports, build doorbells (protocol sections 2 and 6)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from openapi_tool.protocol.report import (
 from openapi_tool.protocol.subject import parse_command_subject, wakeup_subject
 from openapi_tool.protocol.trace import SpanContext
 
+# Not allowed in a body: their place is in the headers.
 CONTROL_FIELDS = frozenset(
     {
         "project_id",
@@ -59,7 +60,7 @@ _WAKEUP_HEADERS = (
 
 
 class V1r4:
-    """Dialect of protocol v1r4; `actor_id` is the author of reports, `sender` that of doorbells."""
+    """Dialect of protocol v1r4; `actor_id` is the author of reports, `sender` the sender of doorbells."""
 
     version = "v1r4"
 
@@ -147,7 +148,7 @@ class V1r4:
     ) -> Wakeup | None:
         """Build the doorbell; None if no worker can be addressed.
 
-        Its headers are project, channel, agent, turn, epoch and trace, but not the step.
+        Its headers are project, channel, agent, turn, epoch and trace, without the step.
         """
         headers = {name: str(context_headers[name]) for name in _WAKEUP_HEADERS if context_headers.get(name)}
         if worker_target is None or header.CHANNEL not in headers:
@@ -166,7 +167,7 @@ def _depth(headers: Mapping[str, Any]) -> int | None:
 
 
 def _topology(acceptance: Acceptance) -> dict[str, str]:
-    """Return the waiting turn's headers in full topology: every CG-* header that has a value."""
+    """Return the headers of the waiting turn's inbox row: every CG-* header that has a value."""
     identity, turn = acceptance.identity, acceptance.waiting_turn
     known = {name: str(turn.context_headers.get(name) or "") for name in header.TOPOLOGY} | {
         header.PROJECT: identity.project_id,

@@ -1,4 +1,4 @@
-"""Deadline of a call, so that its result arrives before the agent's worker stops waiting (section 7)."""
+"""Deadline of a call, so that its result arrives before the agent's worker stops waiting (protocol section 7)."""
 
 from __future__ import annotations
 

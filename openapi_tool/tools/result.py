@@ -8,8 +8,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from openapi_tool.frozen import frozen
-from openapi_tool.protocol.attempts import Attempt
-from openapi_tool.protocol.attempts import shown as listed
+from openapi_tool.protocol.attempts import Attempt, attempt_objects
 from openapi_tool.protocol.errors import Status, ToolError
 from openapi_tool.protocol.jsontext import storable, storable_text
 from openapi_tool.protocol.jsonvalue import ErrorObject, ToolOutputObject, UsageObject
@@ -197,7 +196,7 @@ def _tried(attempts: Sequence[Attempt], session: str | None, budget: Mapping[str
     if session is not None:
         tried["session"] = session
     if attempts:
-        tried["attempts"] = listed(attempts)
+        tried["attempts"] = attempt_objects(attempts)
     if budget is not None:
         tried["budget"] = budget
     return tried

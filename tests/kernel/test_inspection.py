@@ -169,7 +169,7 @@ async def test_a_text_that_the_driver_cannot_send_is_no_outage(store: KernelStor
 async def test_an_idle_pool_shrinks_to_one_connection(
     options: PoolOptions, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("openapi_tool.kernel.store._IDLE_S", 0.2)
+    monkeypatch.setattr("openapi_tool.kernel.store._MAX_IDLE_S", 0.2)
     store = await KernelStore.open(options)
     async with store._connection("a"), store._connection("b"):  # noqa: SLF001 - two calls at once
         assert len(await _backends(caller)) == 2

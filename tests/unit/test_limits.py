@@ -242,7 +242,7 @@ def test_a_record_keeps_a_thousand_replicas_and_every_block_that_counts() -> Non
 @requirement("limits.window")
 def test_tokens_are_settled_by_what_a_request_cost() -> None:
     allowance, stored, sent = Allowance("pod", Rates(tokens=100_000)), None, 0
-    allowance.tokens_each = 10_000
+    allowance.tokens_per_request = 10_000
     for second in range(40):
         allowance.confirm(allowance.plan(stored, 1, START + second), second + 1)
         stored = ledger.encode(allowance.record)

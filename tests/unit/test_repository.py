@@ -341,7 +341,7 @@ TABLE: dict[str, Bound] = {
     "jina/url_policy.py _SEARCH": Bound(1_024, "as `_READER`"),
     "jina/url_policy.py _URL": Bound(16_000, ONCE),
     "local/dev.py _SUBJECT": Bound(1_000, ONCE),
-    "protocol/subject.py _NO_TEXT": Bound(65_536, ONE_CLASS),
+    "protocol/subject.py _FORBIDDEN": Bound(65_536, ONE_CLASS),
     "protocol/subject.py _TOKEN": Bound(65_536, ONE_CLASS),
     "protocol/trace.py _TRACE_ID": Bound(1_024, ONE_CLASS),
     "protocol/trace.py _TRACEPARENT": Bound(65_536, "fixed lengths, then the rest"),
