@@ -85,25 +85,25 @@ class ToolError(ExecutorError):
 
 
 class BadRequest(ToolError):
-    """The call is malformed; the message names all problems."""
+    """The call is malformed; the message names every offending field and the remedy."""
 
     code = "bad_request"
 
 
 class NotFound(ToolError):
-    """The tool, card or page of the call does not exist."""
+    """An object that the call names does not exist in its project."""
 
     code = "not_found"
 
 
 class ToolMisconfigured(ToolError):
-    """Definition or environment do not allow the call."""
+    """The stored definition or the executor's environment does not allow the call."""
 
     code = "tool_misconfigured"
 
 
 class ToolNotAvailable(ToolError):
-    """The project may not use the tool, or a hook denied the call."""
+    """The call is outside the project's effective tool set, or a pre-call hook denied it."""
 
     code = "tool_not_available"
 
@@ -128,13 +128,13 @@ class BudgetExceeded(ToolError):
 
 
 class TargetRefused(ToolError):
-    """The upstream will not read the target."""
+    """The upstream will not read the target: private address, law, robots.txt, blocked domain."""
 
     code = "target_refused"
 
 
 class UpstreamRejected(ToolError):
-    """The upstream failed; a retry would fail, too."""
+    """The upstream could not do what was asked; a retry changes nothing."""
 
     code = "upstream_rejected"
 
@@ -147,7 +147,7 @@ class UpstreamUnavailable(ToolError):
 
 
 class ResponseTooLarge(ToolError):
-    """The response exceeds `egress.max_response_bytes`, or the number of values that are parsed."""
+    """The upstream's answer is larger than `egress.max_response_bytes`, or holds more values than are parsed."""
 
     code = "response_too_large"
 

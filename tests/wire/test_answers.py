@@ -1,4 +1,4 @@
-"""Whatever the upstream does, and whatever came before: one answer each."""
+"""Each call gets one result, for any upstream response and any earlier result; batches and the cache."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_a_refusal_of_the_upstream_is_a_typed_failure(world: World, rule: 
     ],
 )
 @requirement("upstream.errors", "card.result", "content.search")
-async def test_an_odd_success_is_still_answered(world: World, body: str, shown: str) -> None:
+async def test_an_unusual_success_of_the_upstream_gives_a_result(world: World, body: str, shown: str) -> None:
     world.stack.upstream.rules({"body": body})
     outcome = await world.send(await world.place())
     assert outcome.content["status"] == "success"
@@ -100,7 +100,7 @@ async def test_an_odd_success_is_still_answered(world: World, body: str, shown: 
 
 
 @requirement("upstream.errors")
-async def test_an_answer_over_the_limit(idle_world: World) -> None:
+async def test_an_upstream_response_over_the_size_limit_fails(idle_world: World) -> None:
     idle_world.stack.upstream.rules({"body_bytes": 50_000})
     async with idle_world.executor(egress={"max_response_bytes": 20_000}):
         outcome = await idle_world.send(await idle_world.place())
@@ -108,7 +108,7 @@ async def test_an_answer_over_the_limit(idle_world: World) -> None:
 
 
 @requirement("card.result")
-async def test_neither_the_upstream_nor_the_model_can_end_a_turn(world: World) -> None:
+async def test_upstream_and_model_cannot_set_after_execution(world: World) -> None:
     control = {"after_execution": "terminate"}
     page = {"title": "t", "content": "x", "__cg_control": control}
     world.stack.upstream.rules({"body": json.dumps({"code": 200, "data": page, "__cg_control": control})})
@@ -126,7 +126,7 @@ async def test_neither_the_upstream_nor_the_model_can_end_a_turn(world: World) -
     [("terminate", "suspend", "terminate"), ("never", "terminate", "terminate"), (None, "suspend", "suspend")],
 )
 @requirement("tool.definition")
-async def test_the_definitions_valid_after_execution_wins(
+async def test_a_valid_after_execution_of_the_definition_overrides_the_commands(
     world: World, stored: str | None, sent: str, expected: str
 ) -> None:
     await world.caller.add_tool(PROJECT, {**search_tool(), "after_execution": stored})
@@ -135,10 +135,10 @@ async def test_the_definitions_valid_after_execution_wins(
     assert outcome.answer.inbox_row["payload"]["after_execution"] == expected
 
 
-# An earlier result (section 6).
+# An earlier result of the same call (protocol section 6).
 
 
-async def _earlier(world: World, call: PlacedCall, author: str, content: Mapping[str, Any] | None = None) -> None:
+async def _save_result(world: World, call: PlacedCall, author: str, content: Mapping[str, Any] | None = None) -> None:
     whole = {
         "__type__": "ToolResultContent",
         "status": "success",
@@ -156,7 +156,7 @@ async def _earlier(world: World, call: PlacedCall, author: str, content: Mapping
 
 
 @requirement("answer.earlier")
-async def test_ours_and_reported_is_rung_again(world: World) -> None:
+async def test_our_earlier_reported_result_gets_another_doorbell(world: World) -> None:
     call = await world.place()
     first = await world.send(call)
     again = await world.send(call)
@@ -168,9 +168,9 @@ async def test_ours_and_reported_is_rung_again(world: World) -> None:
 
 
 @requirement("answer.earlier")
-async def test_ours_and_not_reported_is_reported_and_rung(world: World) -> None:
+async def test_our_earlier_unreported_result_is_reported_with_a_doorbell(world: World) -> None:
     call = await world.place()
-    await _earlier(world, call, "tool.openapi")
+    await _save_result(world, call, "tool.openapi")
     outcome = await world.send(call)
     assert outcome.answer.inbox_row["payload"] == {
         "status": "success",
@@ -183,9 +183,9 @@ async def test_ours_and_not_reported_is_reported_and_rung(world: World) -> None:
 
 
 @requirement("answer.earlier")
-async def test_ours_whose_turn_is_gone_is_dead_lettered(world: World) -> None:
+async def test_our_earlier_result_without_a_waiting_turn_is_dead_lettered(world: World) -> None:
     call = await world.place()
-    await _earlier(world, call, "tool.openapi")
+    await _save_result(world, call, "tool.openapi")
     await world.caller.database.execute("delete from state.agent_inbox")
     outcome = await world.send(call)
     assert [letter["reason"] for letter in outcome.dead_letters] == ["stale_turn"]
@@ -194,9 +194,9 @@ async def test_ours_whose_turn_is_gone_is_dead_lettered(world: World) -> None:
 
 @pytest.mark.parametrize("author", ["worker.watchdog", "worker.dispatcher", "tool.other"])
 @requirement("answer.earlier")
-async def test_another_authors_is_left_alone(world: World, author: str) -> None:
+async def test_an_earlier_result_of_another_author_is_left_alone(world: World, author: str) -> None:
     call = await world.place()
-    await _earlier(world, call, author)
+    await _save_result(world, call, author)
     outcome = await world.send(call)
     assert (outcome.answer.inbox_row, outcome.doorbells, outcome.dead_letters) == ({}, [], [])
     assert outcome.answer.card["card_id"] == "earlier"
@@ -205,9 +205,9 @@ async def test_another_authors_is_left_alone(world: World, author: str) -> None:
 
 
 @requirement("answer.earlier")
-async def test_a_deleted_result_still_stands_in_the_way_and_is_left_alone(world: World) -> None:
+async def test_a_deleted_earlier_result_prevents_another_and_is_left_alone(world: World) -> None:
     call = await world.place()
-    await _earlier(world, call, "tool.openapi")
+    await _save_result(world, call, "tool.openapi")
     await world.caller.database.execute("update cards set deleted_at = now() where card_id = 'earlier'")
     outcome = await world.send(call)
     assert (outcome.answer.inbox_row, outcome.doorbells, outcome.dead_letters) == ({}, [], [])
@@ -216,19 +216,19 @@ async def test_a_deleted_result_still_stands_in_the_way_and_is_left_alone(world:
 
 @asynccontextmanager
 async def running(world: World, call: PlacedCall) -> AsyncIterator[None]:
-    """Send a call; what the block changes is committed after its upstream request and before its result."""
+    """Send a call; commit the changes of the block between its upstream request and its result."""
     async with world.caller.database.transaction():
-        await world.caller.database.execute("lock table cards in exclusive mode")  # it can be read, not written
+        await world.caller.database.execute("lock table cards in exclusive mode")  # allows reads, blocks writes
         await world.caller.publish(call)
         await asyncio.to_thread(world.stack.upstream.requests, at_least=1)
         yield
 
 
 @requirement("answer.earlier")
-async def test_a_watchdog_that_is_faster_during_the_call_wins_at_the_commit(world: World) -> None:
+async def test_a_result_that_the_watchdog_writes_during_the_call_stays(world: World) -> None:
     call = await world.place()
     async with running(world, call):
-        await _earlier(world, call, "worker.watchdog")
+        await _save_result(world, call, "worker.watchdog")
     outcome = await world.outcome(call)
     assert outcome.answer.card["card_id"] == "earlier"
     assert (outcome.answer.inbox_row, outcome.doorbells, outcome.dead_letters) == ({}, [], [])
@@ -236,7 +236,7 @@ async def test_a_watchdog_that_is_faster_during_the_call_wins_at_the_commit(worl
 
 @pytest.mark.parametrize("statement", ["delete from state.agent_inbox", "delete from state.execution_edges"])
 @requirement("answer.atomic")
-async def test_a_report_that_is_refused_at_the_commit_takes_its_card_back(world: World, statement: str) -> None:
+async def test_a_commit_whose_report_is_refused_writes_no_card(world: World, statement: str) -> None:
     call = await world.place()
     async with running(world, call):
         await world.caller.database.execute(statement)
@@ -247,7 +247,7 @@ async def test_a_report_that_is_refused_at_the_commit_takes_its_card_back(world:
 
 
 async def _stray_row(world: World, call: PlacedCall) -> None:
-    """A tool_result row of the call, without its card."""
+    """Insert a tool_result row of the call without its card."""
     await world.caller.database.execute(
         "insert into state.agent_inbox (inbox_id, project_id, agent_id, message_type, correlation_id) "
         "values ('stray', $1, $2, 'tool_result', $3)",
@@ -258,7 +258,7 @@ async def _stray_row(world: World, call: PlacedCall) -> None:
 
 
 def _assert_already_reported(outcome: Outcome, requests: int) -> None:
-    """A dead letter after one delivery, which was acknowledged; the stray row is left alone."""
+    """Assert one dead letter after one acknowledged delivery, and that the stray row is unchanged."""
     assert [letter["reason"] for letter in outcome.dead_letters] == ["already_reported"]
     assert (outcome.answer.card, outcome.answer.inbox_row["inbox_id"], outcome.doorbells) == ({}, "stray", [])
     assert outcome.terminated == 0
@@ -267,14 +267,14 @@ def _assert_already_reported(outcome: Outcome, requests: int) -> None:
 
 
 @requirement("answer.precheck")
-async def test_a_report_without_its_card_is_known_before_anything_is_billed(world: World) -> None:
+async def test_a_report_without_its_card_is_detected_before_anything_is_billed(world: World) -> None:
     call = await world.place()
     await _stray_row(world, call)
     _assert_already_reported(await world.send(call), requests=0)
 
 
 @requirement("answer.precheck")
-async def test_a_report_without_its_card_that_comes_during_the_call_is_billed_once(world: World) -> None:
+async def test_a_report_without_its_card_that_appears_during_the_call_is_billed_once(world: World) -> None:
     call = await world.place()
     async with running(world, call):
         await _stray_row(world, call)
@@ -282,10 +282,10 @@ async def test_a_report_without_its_card_that_comes_during_the_call_is_billed_on
 
 
 @requirement("answer.atomic")
-async def test_a_result_that_is_never_written_is_billed_a_few_times_and_given_up(
+async def test_a_result_that_can_never_be_committed_is_billed_a_few_times_only(
     idle_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the reason, for instance two ids of one hash: the unique indexes are over hashes."""
+    """One reason would be another id with the same hash: the unique indexes are on hashes."""
 
     async def commit(*_: Any) -> bool:
         return False
@@ -298,11 +298,11 @@ async def test_a_result_that_is_never_written_is_billed_a_few_times_and_given_up
     assert outcome.terminated == 1
 
 
-# Sessions (section 5).
+# Sessions (protocol section 5).
 
 
 @requirement("session.scoped")
-async def test_an_alias_of_a_session_is_only_in_the_metadata_of_its_result_and_the_identity_nowhere(
+async def test_the_session_alias_is_only_in_result_metadata_and_the_session_identity_nowhere(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="openapi_tool")
@@ -317,22 +317,22 @@ async def test_an_alias_of_a_session_is_only_in_the_metadata_of_its_result_and_t
 
 
 @requirement("answer.doorbell")
-async def test_the_doorbell_says_when_it_rang_in_milliseconds(world: World) -> None:
+async def test_the_doorbell_has_its_time_in_milliseconds(world: World) -> None:
     before = time.time()
     outcome = await world.send(await world.place())
-    rang = int((outcome.doorbells[0].headers or {})["CG-Timestamp"]) / 1000
-    assert before - 1 <= rang <= time.time() + 1
+    sent_at = int((outcome.doorbells[0].headers or {})["CG-Timestamp"]) / 1000
+    assert before - 1 <= sent_at <= time.time() + 1
 
 
 @requirement("subject.durable")
-async def test_a_new_durable_has_our_settings(world: World) -> None:
+async def test_a_created_durable_has_the_configured_settings(world: World) -> None:
     await world.send(await world.place())
     config = (await world.settled()).config
     assert (config.filter_subject, config.max_deliver) == ("cg.v1r4.*.*.cmd.tool.jina.>", -1)
     assert (config.ack_wait, config.max_ack_pending, config.max_waiting) == (6, 100_000, 4_096)
 
 
-# Several questions or pages in one call.
+# Batches: several queries or pages in one call.
 
 
 ARTICLE, SHORT, GONE = (f"http://site.fixture.test:8099/{page}" for page in ("article", "short", "gone"))
@@ -359,7 +359,7 @@ def tool_output(outcome: Outcome) -> dict[str, Any]:
 
 
 @requirement("batch")
-async def test_one_page_that_fails_does_not_sink_its_siblings(world: World) -> None:
+async def test_one_failed_page_of_a_batch_does_not_fail_the_others(world: World) -> None:
     world.stack.upstream.rules(*RULES)
     outcome = await read_many(world, [ARTICLE, GONE, SHORT])
     assert outcome.content["status"] == "success"
@@ -380,7 +380,7 @@ async def test_one_page_that_fails_does_not_sink_its_siblings(world: World) -> N
 
 
 @requirement("batch")
-async def test_a_slow_page_times_out_alone(world: World) -> None:
+async def test_a_slow_page_of_a_batch_times_out_alone(world: World) -> None:
     world.stack.upstream.rules(*RULES)
     outcome = await read_many(world, [ARTICLE, "https://slow.example/"], timeout=1)
     assert outcome.content["status"] == "success"
@@ -389,7 +389,7 @@ async def test_a_slow_page_times_out_alone(world: World) -> None:
 
 
 @requirement("batch")
-async def test_duplicates_are_asked_once_and_answered_each(world: World) -> None:
+async def test_duplicates_in_a_batch_share_one_request_and_each_get_the_result(world: World) -> None:
     world.stack.upstream.rules(*RULES)
     outcome = await read_many(world, [ARTICLE, SHORT, ARTICLE])
     assert len(outcome.upstream_requests) == 2
@@ -399,7 +399,7 @@ async def test_duplicates_are_asked_once_and_answered_each(world: World) -> None
 
 
 @requirement("batch")
-async def test_a_batch_of_which_nothing_succeeds_has_failed_and_names_each_item(world: World) -> None:
+async def test_a_batch_without_any_success_fails_and_names_each_item(world: World) -> None:
     world.stack.upstream.rules(*RULES)
     outcome = await read_many(world, [GONE, "ftp://no.example"])
     assert (outcome.content["status"], outcome.content["error"]["code"]) == ("failed", "upstream_rejected")
@@ -412,7 +412,7 @@ async def test_a_batch_of_which_nothing_succeeds_has_failed_and_names_each_item(
 
 
 @requirement("batch")
-async def test_a_reason_that_all_items_share_is_said_once(world: World) -> None:
+async def test_a_reason_that_all_items_of_a_batch_share_is_given_once(world: World) -> None:
     world.stack.upstream.rules({"statuses": [401] * 9})
     outcome = await read_many(world, [ARTICLE, SHORT, GONE])
     assert outcome.content["error"]["code"] == "auth_failed"
@@ -427,7 +427,7 @@ async def test_the_card_of_a_failed_batch_is_small_however_long_its_items_are(wo
 
 
 @requirement("batch")
-async def test_a_search_for_many_asks_in_parallel(world: World) -> None:
+async def test_a_search_batch_sends_its_requests_in_parallel(world: World) -> None:
     world.stack.upstream.rules({"answer": "s-post-json", "delay_s": 0.5})
     arguments = {"queries": ["one", "two", "three"], "count": 3}
     outcome = await _call(world, search_tool(jina={"tool": "jina.search_many"}), arguments)
@@ -452,7 +452,7 @@ async def test_a_search_for_many_asks_in_parallel(world: World) -> None:
     ],
 )
 @requirement("batch")
-async def test_a_batch_that_cannot_be_asked(world: World, arguments: dict[str, Any], names: str) -> None:
+async def test_an_invalid_batch_is_refused(world: World, arguments: dict[str, Any], names: str) -> None:
     outcome = await _call(world, reader_tool(jina={"tool": "jina.read_many"}), arguments)
     assert outcome.content["error"]["code"] == "bad_request"
     assert names in outcome.content["error"]["message"]
@@ -460,65 +460,65 @@ async def test_a_batch_that_cannot_be_asked(world: World, arguments: dict[str, A
 
 
 @requirement("batch")
-async def test_a_tool_of_one_page_takes_no_list(world: World) -> None:
+async def test_a_tool_for_one_page_refuses_a_list(world: World) -> None:
     outcome = await _call(world, reader_tool(), {"urls": [ARTICLE]})
     assert outcome.content["error"]["code"] == "bad_request"
     assert "urls: is not an argument" in outcome.content["error"]["message"]
     assert outcome.upstream_requests == []
 
 
-# Answers that are kept: for their owner, for a while, and never where the call says so.
+# The response cache.
 
 
-KEPT = {"cache": {"ttl_s": 60}}
+WITH_CACHE = {"cache": {"ttl_s": 60}}
 
 
-async def _again(world: World, **changes: Any) -> Outcome:
+async def _search(world: World, **changes: Any) -> Outcome:
     return await world.send(await world.place(**changes))
 
 
 @requirement("cache")
-async def test_the_same_question_again_is_answered_from_memory(idle_world: World) -> None:
+async def test_a_repeated_call_is_answered_from_the_cache(idle_world: World) -> None:
     world = idle_world
-    async with world.executor(**KEPT):
-        first, second = await _again(world), await _again(world)
+    async with world.executor(**WITH_CACHE):
+        first, second = await _search(world), await _search(world)
     assert len(second.upstream_requests) == 1
     assert framed_items(second.content["result"]) == framed_items(first.content["result"]) != []
-    about = [outcome.answer.card["metadata"]["tool_output"] for outcome in (first, second)]
-    assert [(entry["cached"], entry["usage"]["requests"]) for entry in about] == [(False, 1), (True, 0)]
+    outputs = [outcome.answer.card["metadata"]["tool_output"] for outcome in (first, second)]
+    assert [(entry["cached"], entry["usage"]["requests"]) for entry in outputs] == [(False, 1), (True, 0)]
 
 
 @requirement("cache")
-async def test_another_agent_or_session_is_another_owner(idle_world: World) -> None:
+async def test_another_agent_or_session_does_not_share_the_cache(idle_world: World) -> None:
     world = idle_world
     await world.caller.add_agent(PROJECT, "agent_other")
-    async with world.executor(**KEPT):
-        await _again(world)
-        await _again(world, agent="agent_other")
-        outcome = await _again(world, arguments={**KNOWN, "session_id": "another"})
+    async with world.executor(**WITH_CACHE):
+        await _search(world)
+        await _search(world, agent="agent_other")
+        outcome = await _search(world, arguments={**KNOWN, "session_id": "another"})
     assert len(outcome.upstream_requests) == 3
 
 
 @pytest.mark.parametrize("options", [{"params": {"doNotTrack": True}}, {"params": {"noCache": True}}])
 @requirement("cache")
-async def test_no_cache_and_do_not_track_keep_nothing(idle_world: World, options: dict[str, Any]) -> None:
+async def test_no_cache_and_do_not_track_store_nothing_in_the_cache(idle_world: World, options: dict[str, Any]) -> None:
     world = idle_world
     world.stack.upstream.rules({"answer": "s-post-json"})
     await world.caller.add_tool(PROJECT, search_tool(jina={"mode": "search", **options}))
-    async with world.executor(**KEPT):
-        await _again(world)
-        outcome = await _again(world)
+    async with world.executor(**WITH_CACHE):
+        await _search(world)
+        outcome = await _search(world)
     assert outcome.content["status"] == "success"
     assert len(outcome.upstream_requests) == 2
 
 
 @requirement("cache")
-async def test_a_model_may_ask_for_a_fresh_page(idle_world: World) -> None:
+async def test_a_model_may_bypass_the_cache(idle_world: World) -> None:
     world = idle_world
     world.stack.upstream.rules({"answer": "r-post-json"})
     await world.caller.add_tool(PROJECT, reader_tool())
     page = {"url": "http://site.fixture.test:8099/article"}
-    async with world.executor(**KEPT):
+    async with world.executor(**WITH_CACHE):
         sent = [
             await world.send(await world.place(arguments, "jina_reader", suffix="read"))
             for arguments in (page, {**page, "no_cache": True}, page)
@@ -527,7 +527,7 @@ async def test_a_model_may_ask_for_a_fresh_page(idle_world: World) -> None:
 
 
 @requirement("answer.errors")
-async def test_a_dead_and_an_exhausted_key_are_each_a_warning_that_names_the_variable_once(
+async def test_an_invalid_and_an_exhausted_key_each_log_one_warning_with_the_variable(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     name, labels = "openapi_tool_keys_refused_total", {"variable": "JINA_API_KEY"}

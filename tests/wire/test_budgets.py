@@ -15,14 +15,14 @@ NO_JOURNAL = b"{}"
 
 
 @requirement("budgets.calls")
-async def test_uses_are_kept_over_restarts_and_a_cached_answer_costs_nothing(idle_world: World) -> None:
+async def test_uses_survive_a_restart_and_a_cached_response_costs_nothing(idle_world: World) -> None:
     world = idle_world
     for number in (1, 2):
         async with world.executor(budgets={"session_requests": 3}, cache={"ttl_s": 300}):
             await world.send(await world.place())
             outcome = await world.send(await world.place())
-        about = outcome.answer.card["metadata"]["tool_output"]
-        assert (about["cached"], about["budget"]) == (True, {"session": {"requests": 3, "requests_left": 3 - number}})
+        output = outcome.answer.card["metadata"]["tool_output"]
+        assert (output["cached"], output["budget"]) == (True, {"session": {"requests": 3, "requests_left": 3 - number}})
         bucket = await world.caller.client.jetstream().key_value(BUDGETS.bucket)
         values = [(await bucket.get(name)).value or b"" for name in await bucket.keys()]
         [account] = [value for value in values if value != NO_JOURNAL]

@@ -1,4 +1,4 @@
-"""Connections to NATS and PostgreSQL with every way to authenticate, and what replicas share."""
+"""Connections to NATS: every authentication method, TLS, and the key that replicas share."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ async def client_of(**section: Any) -> AsyncIterator[Client]:
 
 
 @requirement("nats.login")
-async def test_replies_come_to_the_inbox_of_the_settings(stack: EmbeddedStack) -> None:
-    """A user who may listen nowhere else got no answer, and waited for the start without end."""
+async def test_replies_arrive_at_the_configured_inbox(stack: EmbeddedStack) -> None:
+    """A user with permission for this inbox only would otherwise wait forever at the start."""
     with server(stack, "") as nats_server:
         async with client_of(servers=nats_server.url, inbox_prefix="_INBOX.mine") as client:
-            asked: asyncio.Queue[Msg] = asyncio.Queue()
-            await client.subscribe("echo", cb=asked.put)
-            asking = asyncio.create_task(client.request("echo", timeout=5))
-            question = await asked.get()
-            assert question.reply.startswith("_INBOX.mine.")
-            await question.respond(b"")
-            await asking
+            requests: asyncio.Queue[Msg] = asyncio.Queue()
+            await client.subscribe("echo", cb=requests.put)
+            reply = asyncio.create_task(client.request("echo", timeout=5))
+            request = await requests.get()
+            assert request.reply.startswith("_INBOX.mine.")
+            await request.respond(b"")
+            await reply
 
 
 async def assert_connects(**section: Any) -> None:
@@ -82,7 +82,7 @@ async def assert_connects(**section: Any) -> None:
 
 
 async def assert_refused(**section: Any) -> None:
-    """A server that refuses is tried again for ever, so the attempt has to be cut short."""
+    """Assert that no connection is made. The client retries forever, so the attempt is cut short."""
     bootstrap = build_bootstrap(Settings(postgres=DSN, nats=section), {})
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3), connected(bootstrap.bus):
@@ -90,7 +90,7 @@ async def assert_refused(**section: Any) -> None:
 
 
 @requirement("nats.login")
-async def test_a_user_with_a_password(stack: EmbeddedStack) -> None:
+async def test_login_with_user_and_password(stack: EmbeddedStack) -> None:
     with server(stack, 'authorization { user: "u", password: "the-right-one" }') as nats_server:
         await assert_connects(servers=nats_server.url, user="u", password="the-right-one")
         await assert_refused(servers=nats_server.url, user="u", password="another")
@@ -98,14 +98,14 @@ async def test_a_user_with_a_password(stack: EmbeddedStack) -> None:
 
 
 @requirement("nats.login")
-async def test_a_token(stack: EmbeddedStack) -> None:
+async def test_login_with_a_token(stack: EmbeddedStack) -> None:
     with server(stack, 'authorization { token: "the-right-token" }') as nats_server:
         await assert_connects(servers=nats_server.url, token="the-right-token")
         await assert_refused(servers=nats_server.url, token="another-token")
 
 
 @requirement("nats.login")
-async def test_an_nkey(stack: EmbeddedStack, tmp_path: Path) -> None:
+async def test_login_with_an_nkey(stack: EmbeddedStack, tmp_path: Path) -> None:
     seed = _seed(nkeys.PREFIX_BYTE_USER)
     (tmp_path / "user.nk").write_bytes(seed)
     public = nkeys.from_seed(seed).public_key.decode()
@@ -115,7 +115,7 @@ async def test_an_nkey(stack: EmbeddedStack, tmp_path: Path) -> None:
 
 
 @requirement("nats.login")
-async def test_a_credentials_file(stack: EmbeddedStack, tmp_path: Path) -> None:
+async def test_login_with_a_credentials_file(stack: EmbeddedStack, tmp_path: Path) -> None:
     operator, user = _seed(nkeys.PREFIX_BYTE_OPERATOR), _seed(nkeys.PREFIX_BYTE_USER)
     account, system = (_seed(nkeys.PREFIX_BYTE_ACCOUNT) for _ in range(2))
     config = (
@@ -135,7 +135,7 @@ async def test_a_credentials_file(stack: EmbeddedStack, tmp_path: Path) -> None:
 
 
 @requirement("nats.login")
-async def test_tls_with_a_client_certificate(stack: EmbeddedStack, tmp_path: Path) -> None:
+async def test_login_with_a_client_certificate(stack: EmbeddedStack, tmp_path: Path) -> None:
     authority = trustme.CA()
     files = {name: tmp_path / f"{name}.pem" for name in ("ca", "server", "client", "client_key")}
     authority.cert_pem.write_to_path(str(files["ca"]))
@@ -164,17 +164,17 @@ def _public(seed: bytes) -> str:
 
 
 def _jwt(issuer: bytes, subject: bytes, kind: str) -> str:
-    """A NATS JWT (version 2), signed by the issuer's key, with no limits: a user's stand beside its type."""
-    of_traffic: dict[str, Any] = {"subs": -1, "data": -1, "payload": -1}
-    of_account: dict[str, Any] = {
-        "limits": {**of_traffic, "imports": -1, "exports": -1, "wildcards": True, "conn": -1, "leaf": -1}
+    """Return a NATS JWT (version 2) without limits, signed by the issuer's key."""
+    limits: dict[str, Any] = {"subs": -1, "data": -1, "payload": -1}
+    account: dict[str, Any] = {
+        "limits": {**limits, "imports": -1, "exports": -1, "wildcards": True, "conn": -1, "leaf": -1}
     }
     body: dict[str, Any] = {
         "iss": _public(issuer),
         "sub": _public(subject),
         "name": kind,
         "iat": 1_700_000_000,
-        "nats": {"type": kind, "version": 2, **{"account": of_account, "user": of_traffic}.get(kind, {})},
+        "nats": {"type": kind, "version": 2, **{"account": account, "user": limits}.get(kind, {})},
     }
     body["jti"] = base64.b32encode(hashlib.sha256(json.dumps(body).encode()).digest()).decode().rstrip("=")
     unsigned = ".".join(_part(part) for part in ({"typ": "JWT", "alg": "ed25519-nkey"}, body))
@@ -187,7 +187,7 @@ def _part(value: Any) -> str:
 
 
 @requirement("session.scoped")
-async def test_the_first_replica_makes_the_session_key_and_all_share_it(stack: EmbeddedStack) -> None:
+async def test_the_first_replica_creates_the_session_key_and_all_share_it(stack: EmbeddedStack) -> None:
     with server(stack, "") as nats_server:
         async with client_of(servers=nats_server.url) as one, client_of(servers=nats_server.url) as other:
             keys = await asyncio.gather(*(shared_session_key(client) for client in (one, other, one, other)))
@@ -199,7 +199,7 @@ async def test_the_first_replica_makes_the_session_key_and_all_share_it(stack: E
             assert await shared_session_key(again) == keys[0]
 
 
-def test_an_unusable_certificate_is_no_reason_to_connect_without(tmp_path: Path) -> None:
+def test_an_unusable_certificate_prevents_the_connection(tmp_path: Path) -> None:
     broken = tmp_path / "ca.pem"
     broken.write_text("no certificate")
     with pytest.raises(Exception, match=r"nats\.ca_file"):
@@ -208,8 +208,8 @@ def test_an_unusable_certificate_is_no_reason_to_connect_without(tmp_path: Path)
 
 
 @requirement("nats.storage")
-async def test_whatever_is_made_is_made_with_the_replicas_that_are_asked_for(stack: EmbeddedStack) -> None:
-    """A lone server refuses more than one."""
+async def test_streams_and_buckets_are_created_with_the_configured_replicas(stack: EmbeddedStack) -> None:
+    """A single server refuses three replicas, which shows that they were requested."""
     with server(stack, "") as nats_server:
         bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": nats_server.url, "replicas": 3}), {})
         durable, replicas = bootstrap.durable, 3
@@ -226,37 +226,37 @@ async def test_whatever_is_made_is_made_with_the_replicas_that_are_asked_for(sta
 
 
 @requirement("nats.storage")
-async def test_the_executor_asks_for_the_replicas_that_are_set(
+async def test_the_executor_passes_the_configured_replicas_to_the_server(
     idle_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, asked, add_stream = idle_world, [], JetStreamContext.add_stream
+    world, created, add_stream = idle_world, [], JetStreamContext.add_stream
 
-    async def add_stream_and_tell(self: JetStreamContext, config: StreamConfig) -> Any:
-        asked.append((config.name, config.num_replicas))
+    async def record_and_add_stream(self: JetStreamContext, config: StreamConfig) -> Any:
+        created.append((config.name, config.num_replicas))
         return await add_stream(self, config.evolve(num_replicas=1))
 
-    monkeypatch.setattr(JetStreamContext, "add_stream", add_stream_and_tell)
+    monkeypatch.setattr(JetStreamContext, "add_stream", record_and_add_stream)
     await world.caller.delete_streams()
-    load, away = KernelStore.load, [True]
+    load, outages = KernelStore.load, [True]
 
-    async def load_later(self: KernelStore, key: Any) -> Any:
-        if away:
-            away.pop()
-            raise Unavailable("PostgreSQL: away")
+    async def fail_once(self: KernelStore, key: Any) -> Any:
+        if outages:
+            outages.pop()
+            raise Unavailable("PostgreSQL: connection refused")
         return await load(self, key)
 
-    monkeypatch.setattr(KernelStore, "load", load_later)
+    monkeypatch.setattr(KernelStore, "load", fail_once)
     async with world.executor(nats={"servers": world.stack.nats.url, "replicas": 3}):
         async with asyncio.timeout(5):
-            while (STREAM, 3) not in asked:  # noqa: ASYNC110 - nobody tells
+            while (STREAM, 3) not in created:  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.01)
         await world.send(await world.place(), headers={"CG-Turn-Id": "an-old-turn"})
-    assert set(asked) == {
+    assert set(created) == {
         (name, 3) for name in (STREAM, "KV_openapi_tool", "KV_openapi_tool_leases", "openapi_tool_dead_letters")
     }
 
 
-# TLS to NATS that was asked for is TLS or nothing: no byte of a login over a transport that anybody can read.
+# If TLS is configured, no byte of a login is sent without it.
 
 
 LOGIN = {"user": "executor", "password": "the-right-one"}
@@ -265,7 +265,7 @@ REASON = "does not offer TLS"
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """A certificate authority, and a certificate for loopback: as files, and for a server of Python."""
+    """Certificate authority and a certificate for loopback, as files and as the context of a Python server."""
 
     ca: Path
     server: Path
@@ -289,32 +289,34 @@ def bus(servers: str, **section: Any) -> Any:
 
 async def refused(servers: str, **section: Any) -> str:
     """Return the message for an operator if the connection is refused at the start."""
-    with pytest.raises(Unavailable) as told:
+    with pytest.raises(Unavailable) as error:
         async with asyncio.timeout(SETTLED_S), connected(bus(servers, **section)):
             pass
-    return str(told.value)
+    return str(error.value)
 
 
 @pytest.mark.parametrize("asked", ["tls", "scheme", "ca_file"])
 @pytest.mark.parametrize("greeting", [{}, {"tls_required": False}, {"tls_required": 0, "auth_required": True}])
 @requirement("nats.login")
-async def test_a_server_without_tls_hears_nothing(authority: Authority, asked: str, greeting: dict[str, Any]) -> None:
+async def test_nothing_is_sent_to_a_server_without_tls(
+    authority: Authority, asked: str, greeting: dict[str, Any]
+) -> None:
     async with fake_server(**greeting) as fake:
         sections: dict[str, Any] = {"tls": {"tls": True}, "ca_file": {"ca_file": authority.ca}, "scheme": {}}
         url = fake.url.replace("nats://", "tls://") if asked == "scheme" else fake.url
         reason = await refused(url, **sections[asked])
-        assert fake.heard == b""
+        assert fake.received == b""
     assert REASON in reason
     assert fake.url.removeprefix("nats://") in reason
     assert "the-right-one" not in reason
 
 
 @requirement("nats.login")
-async def test_one_tls_server_asks_it_of_all(caplog: pytest.LogCaptureFixture) -> None:
-    """Somebody on the way to the one could announce the other."""
+async def test_one_tls_url_requires_tls_of_all_servers(caplog: pytest.LogCaptureFixture) -> None:
+    """A man in the middle of the plain connection could announce the other server."""
     async with fake_server() as plain, fake_server() as other:
         assert REASON in await refused(f"{plain.url},{other.url.replace('nats://', 'tls://')}")
-        assert plain.heard + other.heard == b""
+        assert plain.received + other.received == b""
     assert [record for record in caplog.records if REASON in record.getMessage()]
 
 
@@ -324,26 +326,26 @@ async def _until(fake: FakeServer, accepted: int) -> None:
 
 
 @requirement("nats.login")
-async def test_a_reconnect_is_over_tls_or_not_at_all(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_reconnect_requires_tls(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
     async with fake_server(tls_required=True) as fake, asyncio.timeout(SETTLED_S):
         fake.tls = authority.context
         async with connected(bus(fake.url, ca_file=authority.ca)) as client:
             first = fake.connections[0]
-            assert b"the-right-one" in first.heard
+            assert b"the-right-one" in first.received
             offered, fake.greeting, fake.tls = fake.greeting, info(), None
             first.drop()
             await _until(fake, 3)
             fake.greeting, fake.tls = offered, authority.context
-            while client.stats["reconnects"] == 0:  # noqa: ASYNC110 - the client tells nobody
+            while client.stats["reconnects"] == 0:  # noqa: ASYNC110 - there is no event to wait for
                 await asyncio.sleep(0.05)
-            assert b"the-right-one" in fake.connections[-1].heard
-        plain = [connection.heard for connection in fake.connections[1:3]]
+            assert b"the-right-one" in fake.connections[-1].received
+        plain = [connection.received for connection in fake.connections[1:3]]
     assert plain == [b"", b""]
     assert [record for record in caplog.records if REASON in record.getMessage()]
 
 
 @requirement("nats.login")
-async def test_a_server_that_another_one_announces_is_reached_over_tls_or_not_at_all(authority: Authority) -> None:
+async def test_an_announced_server_requires_tls(authority: Authority) -> None:
     async with fake_server() as plain:
         announced = [plain.url.removeprefix("nats://")]
         async with fake_server(tls_required=True, connect_urls=announced) as first, asyncio.timeout(SETTLED_S):
@@ -353,11 +355,11 @@ async def test_a_server_that_another_one_announces_is_reached_over_tls_or_not_at
                 first.connections[0].drop()
                 await _until(plain, 1)
                 await _until(first, 2)
-                assert plain.heard + first.connections[1].heard == b""
+                assert plain.received + first.connections[1].received == b""
 
 
 @requirement("nats.login")
-async def test_a_server_that_offers_tls_without_requiring_it_is_spoken_to_over_tls(
+async def test_tls_is_used_if_the_server_offers_it_without_requiring_it(
     stack: EmbeddedStack, authority: Authority
 ) -> None:
     certificate = json.dumps(str(authority.server))
@@ -369,7 +371,7 @@ async def test_a_server_that_offers_tls_without_requiring_it_is_spoken_to_over_t
 
 @pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")  # nats-py's use of aiohttp
 @requirement("nats.login")
-async def test_a_websocket_is_over_tls_or_not_at_all(stack: EmbeddedStack, authority: Authority) -> None:
+async def test_a_websocket_requires_tls(stack: EmbeddedStack, authority: Authority) -> None:
     certificate = json.dumps(str(authority.server))
     users = 'authorization { user: "executor", password: "the-right-one" }\n'
     port = free_port()
@@ -385,25 +387,25 @@ async def test_a_websocket_is_over_tls_or_not_at_all(stack: EmbeddedStack, autho
 
 @pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")  # nats-py's use of aiohttp
 @requirement("nats.login")
-async def test_a_plain_websocket_that_claims_tls_hears_nothing() -> None:
-    heard: list[bytes] = []
+async def test_nothing_is_sent_over_a_plain_websocket_that_claims_tls() -> None:
+    received: list[bytes] = []
 
     async def claim(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         await socket.send_bytes(info(tls_required=True, tls_available=True))
-        heard.extend([message.data async for message in socket])
+        received.extend([message.data async for message in socket])
         return socket
 
     application = web.Application()
     application.router.add_get("/", claim)
     async with TestServer(application, host="127.0.0.1") as claiming:
         assert REASON in await refused(f"ws://127.0.0.1:{claiming.port}", tls=True)
-    assert heard == []
+    assert received == []
 
 
 @requirement("nats.login")
-async def test_what_plays_the_kernel_is_as_strict(stack: EmbeddedStack) -> None:
+async def test_clients_that_play_the_kernel_require_tls_too(stack: EmbeddedStack) -> None:
     async with fake_server() as fake:
         options = {"tls": ssl.create_default_context(), "allow_reconnect": False, **LOGIN}
         with pytest.raises((Unavailable, nats.errors.Error), match=REASON):
@@ -412,4 +414,4 @@ async def test_what_plays_the_kernel_is_as_strict(stack: EmbeddedStack) -> None:
                 Caller.open(stack.postgres.dsn(), servers=fake.url, **options),
             ):
                 pass
-        assert fake.heard == b""
+        assert fake.received == b""

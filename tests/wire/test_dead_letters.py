@@ -154,7 +154,9 @@ async def test_replay_refuses_an_invalid_subject_and_an_unreadable_record(idle_w
 
 
 @requirement("deadletters")
-async def test_created_stream_has_limits_per_project_and_in_all(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_created_stream_has_limits_per_project_and_in_total(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     await world.send(await world.place(), headers=STALE)
     config = (await world.caller.client.jetstream().stream_info(DEAD_LETTERS)).config
     assert (config.subjects, config.max_age) == ([SUBJECTS], 7 * 24 * 3600)
@@ -304,7 +306,7 @@ async def test_record_in_the_first_format_is_listed_and_replayed(idle_world: Wor
 
 
 @requirement("handover", "command.any")
-async def test_commands_that_claim_to_be_a_status_of_the_server_are_found_among_the_abandoned(
+async def test_abandoned_commands_with_a_forged_status_header_are_found(
     idle_world: World,
 ) -> None:
     """nats-py's `fetch` treats such a header as a status message of the server and stops."""
@@ -408,7 +410,7 @@ async def test_replay_reports_each_refused_dead_letter(idle_world: World) -> Non
 
 @pytest.mark.usefixtures("idle_world", "environment")
 @requirement("deadletters")
-async def test_an_unknown_dead_letter_is_named() -> None:
+async def test_an_unknown_dead_letter_gives_an_error_with_its_id() -> None:
     for command in (("show", "7"), ("replay", "7", "--yes")):
         refused = await deadletters(*command)
         assert refused.exit_code == 2
@@ -475,7 +477,7 @@ async def test_durable_of_another_executor_is_taken_over_and_abandoned_commands_
 
 @pytest.mark.usefixtures("environment")
 @requirement("deadletters")
-async def test_the_newest_are_listed_first_and_those_of_one_project_alone(
+async def test_dead_letters_are_listed_newest_first_and_by_project(
     idle_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = idle_world

@@ -1,4 +1,4 @@
-"""Doorbells that the stream refuses for a while or for good, and doorbells that are no longer needed."""
+"""Doorbells that the stream refuses temporarily or permanently, and doorbells that are no longer needed."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tests.wire.test_bus import DSN, server
 from tests.wire.test_intake import until
 from tests.wire.world import World
 
-COMMANDS = "cg.v1r4.*.*.cmd.tool.*.>"
-EVERYTHING = "cg.v1r4.*.*.cmd.*.*.>"
-IMPATIENT: dict[str, Any] = {"worker_timeout_s": 3, "commit_margin_s": 0.5, "requeue_delay_s": 0.05}
+TOOL_COMMANDS = "cg.v1r4.*.*.cmd.tool.*.>"
+ALL_COMMANDS = "cg.v1r4.*.*.cmd.*.*.>"
+SHORT_TIMEOUTS: dict[str, Any] = {"worker_timeout_s": 3, "commit_margin_s": 0.5, "requeue_delay_s": 0.05}
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wakeup_publisher, "_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(wakeup_publisher, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(wakeup_publisher, "_RETRY_LIMIT_S", 0.2)
 
 
 async def capture(world: World, subjects: str) -> None:
@@ -49,21 +49,21 @@ def missed() -> float:
 
 
 def settings(world: World) -> dict[str, Any]:
-    return {"nats": {"servers": world.stack.nats.url, "ack_wait_s": 0.5}, "executor": IMPATIENT}
+    return {"nats": {"servers": world.stack.nats.url, "ack_wait_s": 0.5}, "executor": SHORT_TIMEOUTS}
 
 
 @requirement("answer.doorbell")
-async def test_a_stream_that_takes_no_doorbell_for_a_while_gets_it_later(
+async def test_a_doorbell_is_retried_while_the_stream_is_unavailable(
     idle_world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world, before = idle_world, missed()
     caplog.set_level(logging.INFO, "openapi_tool")
-    await capture(world, COMMANDS)
+    await capture(world, TOOL_COMMANDS)
     async with world.executor(**settings(world)):
         call = await world.place()
         await world.caller.publish(call)
         await until(lambda: requeued(caplog))
-        await capture(world, EVERYTHING)
+        await capture(world, ALL_COMMANDS)
         outcome = await world.outcome(call)
     assert await doorbells_in(world) == 1
     assert outcome.deliveries > 1
@@ -83,8 +83,8 @@ def requeued(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
 
 
 @requirement("answer.doorbell")
-async def test_that_nobody_answers_is_an_outage_and_no_refusal(stack: EmbeddedStack) -> None:
-    """While a stream elects a leader, its subjects have no responders, which is no refusal."""
+async def test_no_responders_is_an_outage_not_a_refusal(stack: EmbeddedStack) -> None:
+    """While a stream elects a leader, its subjects have no responders."""
     with server(stack, "") as nats_server:
         bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": nats_server.url}), {})
         async with connected(bootstrap.bus) as client:
@@ -95,14 +95,14 @@ async def test_that_nobody_answers_is_an_outage_and_no_refusal(stack: EmbeddedSt
 
 
 @requirement("answer.doorbell")
-async def test_once_nobody_waits_a_doorbell_is_left_to_the_scan_logged_and_counted(
+async def test_a_doorbell_is_given_up_logged_and_counted_once_no_worker_waits(
     idle_world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world, before = idle_world, missed()
-    await capture(world, COMMANDS)
+    await capture(world, TOOL_COMMANDS)
     async with world.executor(**settings(world)):
         outcome = await world.send(await world.place())
-    await capture(world, EVERYTHING)
+    await capture(world, ALL_COMMANDS)
     assert outcome.answer.inbox_row["payload"]["status"] == "success"
     assert len(outcome.upstream_requests) == 1
     assert missed() == before + 1
@@ -112,8 +112,10 @@ async def test_once_nobody_waits_a_doorbell_is_left_to_the_scan_logged_and_count
 
 @pytest.mark.parametrize(("status", "doorbells"), [("pending", 2), ("deferred", 2), ("consumed", 1), ("processing", 1)])
 @requirement("answer.doorbell")
-async def test_a_repeat_rings_only_while_the_row_is_unclaimed(world: World, status: str, doorbells: int) -> None:
-    """A durable that is created again redelivers a day of commands; each would wake its worker again."""
+async def test_a_redelivered_command_sends_a_doorbell_only_while_its_row_is_unclaimed(
+    world: World, status: str, doorbells: int
+) -> None:
+    """A recreated durable redelivers a day of commands; each would ring its worker again."""
     call = await world.place()
     await world.send(call)
     await world.caller.database.execute(

@@ -42,19 +42,19 @@ REACTION_S = 6.0
 
 @dataclass
 class FakeConsumer:
-    """Notes what it is told."""
+    """Consumer that records the calls of the monitor."""
 
     durable: Durable | None
     silence_s: float = 0.0
     durable_error: str = ""
-    told: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
     ack_wait_s: float = 0.0
 
     def renew_pull(self) -> None:
-        self.told.append("renew")
+        self.calls.append("renew")
 
     def ensure_durable_again(self, reason: str) -> None:
-        self.told.append(f"prepare again: {reason}")
+        self.calls.append(f"ensure durable: {reason}")
 
     def use_ack_wait(self, seconds: float) -> None:
         self.ack_wait_s = seconds
@@ -62,6 +62,8 @@ class FakeConsumer:
 
 @dataclass
 class Watched:
+    """A durable on a server of its own, and the monitor that checks it."""
+
     server: NatsServer
     client: BusClient
     admin: JetStreamContext
@@ -108,31 +110,31 @@ async def _watched(stack: EmbeddedStack) -> AsyncIterator[Watched]:
             consumer = FakeConsumer(durable)
             monitor = DurableMonitor(client, bootstrap.durable, consumer, ServerClock(), health)
             await monitor.check()
-            consumer.told.clear()
+            consumer.calls.clear()
             yield Watched(nats_server, client, admin.jetstream(), bootstrap.durable, durable, consumer, health, monitor)
         await admin.close()
 
 
 @requirement("nats.watched")
-async def test_a_durable_as_it_should_be_is_ready_and_tells_the_servers_time(watched: Watched) -> None:
+async def test_a_correct_durable_is_ready_and_its_reply_sets_the_clock(watched: Watched) -> None:
     assert (watched.reason(NATS), watched.reason()) == ("", "")
     assert watched.health.clock_offset_s == pytest.approx(0, abs=1)
     assert watched.consumer.ack_wait_s == watched.options.ack_wait_s
 
 
 @requirement("nats.watched", "chart.runs")
-async def test_a_start_is_not_held_up_by_the_monitor(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readiness waited for the next look, a second later, although the durable was prepared within milliseconds."""
+async def test_the_monitor_does_not_delay_a_start(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readiness waited for the next check, a second later, although the durable was created within milliseconds."""
     pauses: list[float] = []
 
-    async def prepared_meanwhile(delay_s: float) -> None:
+    async def create_durable_meanwhile(delay_s: float) -> None:
         pauses.append(delay_s)
         watched.consumer.durable = watched.durable
         if len(pauses) == 2:
             raise asyncio.CancelledError
 
     watched.consumer.durable = None
-    monkeypatch.setattr("openapi_tool.bus.durable_monitor.asyncio.sleep", prepared_meanwhile)
+    monkeypatch.setattr("openapi_tool.bus.durable_monitor.asyncio.sleep", create_durable_meanwhile)
     with pytest.raises(asyncio.CancelledError):
         await watched.monitor.run()
     assert pauses[0] <= 0.1
@@ -143,7 +145,7 @@ async def test_a_start_is_not_held_up_by_the_monitor(watched: Watched, monkeypat
     "changed", [{"max_deliver": 3}, {"filter_subject": "cg.v1r4.*.*.cmd.tool.other.>"}], ids=["max_deliver", "filter"]
 )
 @requirement("nats.watched")
-async def test_what_calls_are_lost_without_is_put_back(watched: Watched, changed: dict[str, Any]) -> None:
+async def test_settings_without_which_calls_are_lost_are_restored(watched: Watched, changed: dict[str, Any]) -> None:
     await watched.change(**changed)
     await watched.monitor.check()
     config = (await watched.info()).config
@@ -154,8 +156,8 @@ async def test_what_calls_are_lost_without_is_put_back(watched: Watched, changed
 
 
 @requirement("nats.watched")
-async def test_a_durable_whose_filter_was_wrong_delivers_again_what_it_may_have_passed_over(watched: Watched) -> None:
-    """42 of 757 calls were lost in four changes of the filter, each put back within a second."""
+async def test_a_durable_whose_filter_was_wrong_redelivers_what_it_may_have_skipped(watched: Watched) -> None:
+    """42 of 757 calls were lost in four changes of the filter, each corrected within a second."""
     await settle(watched, 5, 2)
     await watched.monitor.check()
     await settle(watched, 0, 3)
@@ -165,7 +167,7 @@ async def test_a_durable_whose_filter_was_wrong_delivers_again_what_it_may_have_
 
 
 @requirement("nats.watched")
-async def test_a_server_that_cannot_go_back_says_where_the_commands_are(
+async def test_a_server_that_cannot_reset_a_durable_logs_how_to_find_the_commands(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def unknown(*_: Any) -> None:
@@ -179,7 +181,7 @@ async def test_a_server_that_cannot_go_back_says_where_the_commands_are(
 
 
 @requirement("nats.watched")
-async def test_what_another_replica_may_have_set_is_followed_and_said_once(
+async def test_settings_that_another_replica_may_have_changed_are_adopted_and_logged_once(
     watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     await watched.change(ack_wait=1.0, max_ack_pending=77)
@@ -192,7 +194,7 @@ async def test_what_another_replica_may_have_set_is_followed_and_said_once(
 
 
 async def full(watched: Watched, unacknowledged: int, pending: int) -> Any:
-    """Let a backlog fill the durable; return the pull that holds the unacknowledged messages, and these."""
+    """Fill the durable with a backlog; return the subscription and the unacknowledged messages."""
     await watched.change(max_ack_pending=unacknowledged)
     for _ in range(unacknowledged + pending):
         await watched.client.jetstream().publish("cg.v1r4.proj.public.cmd.tool.jina.search", b"{}")
@@ -205,14 +207,14 @@ def actions(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @requirement("intake.full")
-async def test_a_durable_that_a_backlog_fills_delivers_on_and_gets_its_limit_back(
+async def test_a_backlog_raises_the_durables_limit_which_is_lowered_afterwards(
     watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "openapi_tool")
     watched.monitor = watched.with_limit(6)
     pull, messages = await full(watched, 6, 0)
     await watched.monitor.check()
-    assert (await watched.info()).config.max_ack_pending == 6  # nobody waits behind these
+    assert (await watched.info()).config.max_ack_pending == 6  # no command waits behind these
     await watched.client.jetstream().publish("cg.v1r4.other.public.cmd.tool.jina.search", b"{}")
     for _ in range(3):
         await watched.monitor.check()
@@ -230,7 +232,7 @@ async def test_a_durable_that_a_backlog_fills_delivers_on_and_gets_its_limit_bac
 
 
 @requirement("intake.full")
-async def test_a_durable_whose_limit_cannot_be_raised_is_warned_of_once_a_minute(
+async def test_a_durable_limit_that_cannot_be_raised_logs_a_warning_once_a_minute(
     watched: Watched, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(*_: Any) -> None:
@@ -248,7 +250,7 @@ async def test_a_durable_whose_limit_cannot_be_raised_is_warned_of_once_a_minute
 
 
 @requirement("nats.watched")
-async def test_settings_that_somebody_insists_on_are_put_back_once_a_minute(
+async def test_settings_that_are_changed_repeatedly_are_restored_once_a_minute(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[float] = []
@@ -261,7 +263,7 @@ async def test_settings_that_somebody_insists_on_are_put_back_once_a_minute(
     for _ in range(4):
         await watched.monitor.check()
     assert len(tried) == 1
-    monkeypatch.setattr(durable_monitor, "_RESTORE_AGAIN_S", 0.0)
+    monkeypatch.setattr(durable_monitor, "_RESTORE_RETRY_S", 0.0)
     await watched.monitor.check()
     assert len(tried) == 2
 
@@ -279,18 +281,18 @@ async def test_a_paused_durable_is_not_ready_and_never_resumed(watched: Watched)
 
 
 @requirement("nats.watched")
-async def test_a_durable_that_was_deleted_is_prepared_again(watched: Watched) -> None:
+async def test_a_deleted_durable_is_created_again(watched: Watched) -> None:
     await watched.admin.delete_consumer(watched.durable.stream, watched.durable.name)
     await watched.monitor.check()
     assert "is missing" in watched.reason()
-    assert [told.partition(":")[0] for told in watched.consumer.told] == ["prepare again"]
+    assert [call.partition(":")[0] for call in watched.consumer.calls] == ["ensure durable"]
     await ensure_durable(watched.client, watched.options)
     await watched.monitor.check()
-    assert (watched.reason(), watched.consumer.told[-1]) == ("", "renew")
+    assert (watched.reason(), watched.consumer.calls[-1]) == ("", "renew")
 
 
 async def settle(watched: Watched, commands: int, settled: int) -> None:
-    """Send commands, and settle the first ones."""
+    """Send `commands` commands, and acknowledge the first `settled` ones."""
     for number in range(commands):
         await watched.admin.publish(f"cg.v1r4.p.c.cmd.tool.jina.{number}", b"{}")
     pull = await watched.admin.pull_subscribe_bind(watched.durable.name, watched.durable.stream)
@@ -300,7 +302,7 @@ async def settle(watched: Watched, commands: int, settled: int) -> None:
 
 
 async def pending_after_deletion(watched: Watched) -> int:
-    """Return what a durable that is created again will deliver."""
+    """Delete and recreate the durable; return how many commands it will deliver."""
     await ensure_bucket(watched.client)
     await watched.monitor.check()
     await watched.admin.delete_consumer(watched.durable.stream, watched.durable.name)
@@ -309,14 +311,14 @@ async def pending_after_deletion(watched: Watched) -> int:
 
 
 @requirement("nats.watched")
-async def test_a_durable_that_is_made_again_goes_on_where_the_old_one_ended(watched: Watched) -> None:
-    """It began with the first command of the day: 20,000 were repeated."""
+async def test_a_recreated_durable_starts_after_the_ack_floor_of_the_old_one(watched: Watched) -> None:
+    """It started with the first command of the day: 20,000 were redelivered."""
     await settle(watched, 5, 3)
     assert await pending_after_deletion(watched) == 2
 
 
 @requirement("nats.watched")
-async def test_in_a_stream_that_was_made_again_a_durable_begins_with_the_first_command(watched: Watched) -> None:
+async def test_in_a_recreated_stream_a_durable_starts_with_the_first_command(watched: Watched) -> None:
     await settle(watched, 5, 3)
     await pending_after_deletion(watched)
     config = (await watched.admin.stream_info(watched.durable.stream)).config
@@ -328,7 +330,7 @@ async def test_in_a_stream_that_was_made_again_a_durable_begins_with_the_first_c
 
 
 @requirement("nats.watched")
-async def test_a_floor_of_another_filter_does_not_count(watched: Watched) -> None:
+async def test_an_ack_floor_of_another_filter_is_ignored(watched: Watched) -> None:
     await settle(watched, 5, 3)
     await pending_after_deletion(watched)
     await watched.admin.delete_consumer(watched.durable.stream, watched.durable.name)
@@ -336,24 +338,24 @@ async def test_a_floor_of_another_filter_does_not_count(watched: Watched) -> Non
     assert (await watched.info()).num_pending == 5
 
 
-@pytest.mark.parametrize("kept", [b"", b"[]", b"{broken", b'{"stream": "x"}'])
+@pytest.mark.parametrize("stored", [b"", b"[]", b"{broken", b'{"stream": "x"}'])
 @requirement("nats.watched")
-async def test_a_floor_that_nobody_can_read_counts_as_none(watched: Watched, kept: bytes) -> None:
-    await (await ensure_bucket(watched.client)).put(f"floor.{watched.durable.name}", kept)
+async def test_an_unreadable_ack_floor_is_ignored(watched: Watched, stored: bytes) -> None:
+    await (await ensure_bucket(watched.client)).put(f"floor.{watched.durable.name}", stored)
     await settle(watched, 5, 3)
     assert await pending_after_deletion(watched) == 2
 
 
 @requirement("nats.watched")
-async def test_a_floor_that_cannot_be_kept_is_tried_again_later(watched: Watched) -> None:
+async def test_an_ack_floor_that_cannot_be_stored_is_no_problem(watched: Watched) -> None:
     await settle(watched, 5, 3)
     await watched.monitor.check()  # there is no bucket
     assert watched.reason() == ""
 
 
 @requirement("nats.watched")
-async def test_a_leader_without_a_majority_is_not_ready_although_it_answers(stack: EmbeddedStack) -> None:
-    """For ten seconds and more it answered as if nothing were wrong, while nothing could be delivered or stored."""
+async def test_a_leader_without_quorum_is_not_ready(stack: EmbeddedStack) -> None:
+    """Such a leader answered as usual for over ten seconds, while nothing could be delivered or stored."""
     cluster = NatsCluster(stack)
     await cluster.start()
     try:
@@ -394,20 +396,20 @@ async def test_a_leader_without_a_majority_is_not_ready_although_it_answers(stac
     ],
 )
 @requirement("nats.watched")
-def test_a_majority_is_of_those_heard_from_lately(followers: list[dict[str, Any]], quorum: bool) -> None:  # noqa: FBT001
+def test_quorum_counts_recently_active_followers(followers: list[dict[str, Any]], quorum: bool) -> None:  # noqa: FBT001
     assert _has_quorum(followers) == quorum
 
 
 @requirement("nats.watched")
-async def test_a_pull_that_nobody_answers_is_not_ready(watched: Watched) -> None:
+async def test_an_unanswered_pull_request_is_not_ready(watched: Watched) -> None:
     watched.consumer.silence_s = 16
     await watched.monitor.check()
     assert "does not answer the pull request" in watched.reason()
 
 
 @requirement("nats.watched")
-async def test_a_server_that_says_nothing_is_noticed_and_connected_to_again(watched: Watched) -> None:
-    """A connection that is half open looks like a quiet one; TCP alone notices after many minutes."""
+async def test_a_silent_server_is_detected_and_reconnected(watched: Watched) -> None:
+    """A half-open connection looks idle; TCP detects it only after many minutes."""
     process = watched.server.process
     assert process is not None
     running = asyncio.create_task(watched.monitor.run())
@@ -423,6 +425,6 @@ async def test_a_server_that_says_nothing_is_noticed_and_connected_to_again(watc
     await until(lambda: not watched.reason(NATS) and not watched.reason())
     assert time.monotonic() - began < REACTION_S
     assert watched.client.stats["reconnects"] == 1
-    assert "renew" in watched.consumer.told
+    assert "renew" in watched.consumer.calls
     running.cancel()
     await asyncio.wait([running])

@@ -1,4 +1,4 @@
-"""Bytes that no well-behaved client publishes and no server sends: none ends a connection or keeps a call waiting."""
+"""Bytes that no correct client publishes and no server sends: none ends a connection or delays another call."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def disconnects(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 
 async def published(world: World, call: PlacedCall, subject: bytes, headers: bytes | None, body: bytes) -> Outcome:
-    """Publish raw bytes, then a well-formed call, which must be answered; what is there afterwards."""
+    """Publish raw bytes, then a correct call, which must succeed; return the outcome of both."""
     await publish(world.stack.nats.url, subject, body, headers)
     await world.caller.publish(call)
     outcome = await world.outcome(call)
@@ -53,7 +53,7 @@ async def published(world: World, call: PlacedCall, subject: bytes, headers: byt
 
 @pytest.mark.parametrize("subject", BAD_SUBJECTS)
 @requirement("command.any")
-async def test_a_subject_of_any_bytes_is_dead_lettered_and_keeps_nobody_waiting(
+async def test_a_subject_of_any_bytes_is_dead_lettered_and_delays_no_other_command(
     world: World, caplog: pytest.LogCaptureFixture, subject: bytes
 ) -> None:
     outcome = await published(world, await world.place(), subject, None, b"{}")
@@ -81,7 +81,7 @@ async def test_a_subject_of_any_bytes_is_dead_lettered_and_keeps_nobody_waiting(
     ],
 )
 @requirement("command.any")
-async def test_a_header_block_of_any_bytes_is_dead_lettered_and_keeps_nobody_waiting(
+async def test_a_header_block_of_any_bytes_is_dead_lettered_and_delays_no_other_command(
     world: World, caplog: pytest.LogCaptureFixture, block: bytes
 ) -> None:
     outcome = await published(world, await world.place(), PREFIX + b"search", block, b"{}")
@@ -91,7 +91,7 @@ async def test_a_header_block_of_any_bytes_is_dead_lettered_and_keeps_nobody_wai
 
 
 @requirement("command.any", "identity.headers")
-async def test_odd_lines_between_good_headers_do_not_hide_them(world: World) -> None:
+async def test_invalid_header_lines_do_not_hide_valid_ones(world: World) -> None:
     call = await world.place()
     headers = {name.upper(): value for name, value in call.headers.items()}
     block = header_block(headers, b"x-odd: \xff", b"no colon", b"\xffname: v", b"a: 1", b"a: 2")
@@ -101,7 +101,7 @@ async def test_odd_lines_between_good_headers_do_not_hide_them(world: World) -> 
 
 
 @requirement("command.any")
-async def test_more_headers_than_are_read_are_answered_with_what_is_wrong(world: World) -> None:
+async def test_too_many_headers_give_a_result_that_names_the_problem(world: World) -> None:
     call = await world.place()
     block = header_block(call.headers, *[b"a:"] * 300)
     await publish(world.stack.nats.url, call.subject.encode(), json.dumps(call.body).encode(), block)
@@ -113,7 +113,7 @@ async def test_more_headers_than_are_read_are_answered_with_what_is_wrong(world:
 
 
 @requirement("answer.doorbell")
-async def test_a_doorbell_that_the_server_would_hang_up_on_is_not_rung(
+async def test_a_doorbell_that_would_end_the_connection_is_not_sent(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     call = await world.place()
@@ -124,12 +124,12 @@ async def test_a_doorbell_that_the_server_would_hang_up_on_is_not_rung(
     assert disconnects(caplog) == []
 
 
-# A server, or somebody on the way.
+# Bytes sent by a server, or by a man in the middle.
 
 
 @pytest.fixture
 def no_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pings would find a deaf connection after half a minute; here only the end of the read loop can."""
+    """Disable pings, which would detect a dead connection after half a minute, to test the end of the read loop."""
     monkeypatch.setattr(connection, "_PING_S", 3600)
 
 
@@ -163,7 +163,7 @@ def no_pings(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.usefixtures("no_pings")
 @requirement("command.any")
-async def test_whatever_the_server_sends_the_client_listens_again_at_once(sent: bytes) -> None:
+async def test_the_client_reconnects_at_once_after_any_bytes_of_the_server(sent: bytes) -> None:
     async with fake_server() as server:
         settings = Settings(postgres=DSN, nats={"servers": server.url})
         arrived: asyncio.Queue[Msg] = asyncio.Queue()
@@ -190,7 +190,7 @@ async def test_whatever_the_server_sends_the_client_listens_again_at_once(sent: 
     ],
 )
 @requirement("command.any")
-async def test_whatever_the_server_greets_with_the_client_tries_again(greeting: bytes) -> None:
+async def test_the_client_reconnects_after_any_greeting_of_the_server(greeting: bytes) -> None:
     async with fake_server() as server:
         settings = Settings(postgres=DSN, nats={"servers": server.url})
         async with asyncio.timeout(SETTLED_S), connection.connected(build_bootstrap(settings, {}).bus) as client:
@@ -208,12 +208,12 @@ async def test_whatever_the_server_greets_with_the_client_tries_again(greeting: 
 async def test_a_message_to_our_inbox_that_jetstream_did_not_send_is_ignored(
     world: World, stack: EmbeddedStack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A client that may publish to `_INBOX.>` could find the inbox of the pull request."""
-    heard: asyncio.Queue[Msg] = asyncio.Queue()
-    await world.caller.client.subscribe("$JS.API.CONSUMER.MSG.NEXT.>", cb=heard.put)
+    """A client that may publish to `_INBOX.>` could guess the inbox of the pull request."""
+    requests: asyncio.Queue[Msg] = asyncio.Queue()
+    await world.caller.client.subscribe("$JS.API.CONSUMER.MSG.NEXT.>", cb=requests.put)
     await world.send(await world.place())
-    inbox = (await heard.get()).reply
-    replies = (b"", b"x", b"\xff", b"x\x0b1")  # the server lets nobody reply to $JS.ACK
+    inbox = (await requests.get()).reply
+    replies = (b"", b"x", b"\xff", b"x\x0b1")  # the server refuses replies to $JS.ACK
     for reply in replies:
         await publish(stack.nats.url, inbox.encode() + (b" " + reply if reply else b""), b"{}")
     outcome = await world.send(await world.place())
@@ -223,7 +223,7 @@ async def test_a_message_to_our_inbox_that_jetstream_did_not_send_is_ignored(
     assert (outcome.dead_letters, disconnects(caplog)) == ([], [])
 
 
-# Whatever arrives: any headers, any body, any state of the database. Answered once or dead-lettered once.
+# Any headers, body and state of the database: one result or one dead letter.
 
 
 HEADERS = (
@@ -280,7 +280,7 @@ other_bodies = st.binary(max_size=40) | values.map(lambda value: json.dumps(valu
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One command and the rows around it."""
+    """One command and the state of its rows."""
 
     card: str
     turn: str
@@ -330,13 +330,13 @@ async def test_any_command_is_answered_once_or_dead_lettered_once(
     fields=st.sets(st.sampled_from(IDENTITY_FIELDS), min_size=1),
     headers=st.sets(st.sampled_from(HEADERS), max_size=4),
 )
-async def test_no_field_of_the_body_becomes_identity(world: World, fields: set[str], headers: set[str]) -> None:
-    """The body names a call of somebody else in every field; that call must stay without a result."""
+async def test_body_fields_never_become_identity(world: World, fields: set[str], headers: set[str]) -> None:
+    """Each body field names a call of another agent, which must get no result."""
     await world.caller.add_agent(PROJECT, "agent_victim")
     victim, call = await world.place(agent="agent_victim", channel_id="private"), await world.place()
     body = {**call.body, **{field: getattr(victim, field) for field in fields}}
-    kept = {name: value for name, value in call.headers.items() if name not in headers}
-    await world.caller.publish(call, headers=kept, data=json.dumps(body).encode())
+    remaining = {name: value for name, value in call.headers.items() if name not in headers}
+    await world.caller.publish(call, headers=remaining, data=json.dumps(body).encode())
     await world.settled()
     untouched = await world.caller.read_answer(victim)
     assert (untouched.card, untouched.inbox_row, untouched.edge) == ({}, {}, {})
@@ -366,7 +366,7 @@ def _body(call: PlacedCall, case: Case) -> bytes:
 
 
 async def _counts(world: World) -> dict[str, int]:
-    """Return the counts of everything once nothing is pending."""
+    """Return the numbers of deliveries, rows and dead letters once nothing is pending."""
     info = await world.settled() if await _messages(world, STREAM) else None
     count = world.caller.database.fetchval
     return {
@@ -386,5 +386,5 @@ async def _messages(world: World, stream: str) -> int:
 
 
 def _broken(records: list[logging.LogRecord]) -> list[str]:
-    """Whatever a defect leaves in the log."""
+    """Return the messages of log records with a traceback."""
     return [record.getMessage() for record in records if record.exc_info]

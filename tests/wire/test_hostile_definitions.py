@@ -1,4 +1,4 @@
-"""Rows of `resource.tools` that no linter has seen, in a real database: refused at little cost or run within bounds."""
+"""Hostile rows of `resource.tools` that bypassed the linter: refused at little cost, or run within bounds."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.wire.world import KNOWN, Outcome, World
 
 LARGE_TEXT = "x" * 250_000
 MAX_BYTES = 96_000_000
-"""Peak memory of one call. The aim is 64 MB; the rest is held by the test itself in this process."""
+"""Peak memory of one call. The aim is 64 MB; the rest is used by the test in the same process."""
 
 MAX_ANSWER_BYTES = 30_000
-"""A card of an error: up to 20 problems of 200 characters, three times (message, detail, result)."""
+"""Limit of an error card: up to 20 problems of 200 characters, three times (message, detail, result)."""
 
 
 def doubled(levels: int) -> dict[str, Any]:
-    """A schema of some 100 bytes a level whose branches double with each."""
+    """Return a schema of about 100 bytes per level, whose branches double at each level."""
     schemas: dict[str, Any] = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(levels)}
     return {"$defs": {**schemas, f"d{levels}": {"type": "integer"}}, "properties": {"query": {"$ref": "#/$defs/d0"}}}
 
@@ -112,8 +112,8 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("column", ["parameters", "options"])
 @requirement("definition.bounds")
-async def test_what_no_parser_takes_is_no_definition_without_a_schema(world: World, column: str) -> None:
-    """It was read as nothing: the tool ran, and its arguments were held to no schema at all."""
+async def test_an_unparsable_definition_is_refused_not_run_without_a_schema(world: World, column: str) -> None:
+    """Such a row counted as empty: the tool ran, and its arguments were not validated."""
     await world.caller.add_tool(PROJECT, search_tool())
     deep = '{"jina": {"mode": "search"}, "const": ' + "[" * 3_000 + "]" * 3_000 + "}"
     await world.caller.database.execute(f"update resource.tools set {column} = $1::text::jsonb", deep)  # noqa: S608
@@ -121,7 +121,7 @@ async def test_what_no_parser_takes_is_no_definition_without_a_schema(world: Wor
 
 
 async def store(world: World, row: dict[str, Any]) -> None:
-    """Put a row into the database as anybody could: what JSON can say, and our own encoder perhaps not."""
+    """Store a row as another client could, with JSON that our encoder may refuse."""
     await world.caller.add_tool(PROJECT, {**row, "parameters": {}, "options": {}})
     await world.caller.database.execute(
         "update resource.tools set parameters = $1::text::jsonb, options = $2::text::jsonb where tool_name = $3",
@@ -132,7 +132,7 @@ async def store(world: World, row: dict[str, Any]) -> None:
 
 
 async def asked(world: World, row: dict[str, Any], arguments: Any = None) -> Outcome:
-    """A call of a tool that is stored as it is; no more memory than one call may take."""
+    """Store a tool and call it; assert the limits of memory and of the result."""
     await store(world, row)
     call = await world.place(arguments)
     with peak_growth() as grown:
@@ -151,15 +151,17 @@ def assert_refused(outcome: Outcome, says: str) -> None:
 
 @pytest.mark.parametrize("case", REFUSED)
 @requirement("definition.bounds")
-async def test_a_schema_beyond_the_bounds_is_the_operators_to_correct(world: World, case: str) -> None:
+async def test_a_schema_beyond_the_bounds_is_tool_misconfigured(world: World, case: str) -> None:
     schema, says = REFUSED[case]
-    query = "x" * 1_000 if case == "references that double" else LARGE_TEXT  # before, 250 kB took all memory there was
+    query = (
+        "x" * 1_000 if case == "references that double" else LARGE_TEXT
+    )  # 250 kB took all memory before the limit existed
     assert_refused(await asked(world, {**search_tool(), "parameters": schema}, {"query": query}), says)
 
 
 @pytest.mark.parametrize("case", OPTIONS)
 @requirement("definition.bounds")
-async def test_options_beyond_the_bounds_are_the_operators_to_correct(world: World, case: str) -> None:
+async def test_options_beyond_the_bounds_are_tool_misconfigured(world: World, case: str) -> None:
     options, says = OPTIONS[case]
     assert_refused(await asked(world, search_tool(**options)), says)
 
@@ -178,7 +180,7 @@ async def test_options_beyond_the_bounds_are_the_operators_to_correct(world: Wor
     ],
 )
 @requirement("definition.bounds")
-async def test_what_the_linter_does_not_take_stays_valid_within_the_bounds(world: World, rule: dict[str, Any]) -> None:
+async def test_schemas_that_only_the_linter_refuses_work_within_the_bounds(world: World, rule: dict[str, Any]) -> None:
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "https://tools.example/search",
@@ -205,15 +207,15 @@ LARGEST: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", LARGEST)
 @requirement("definition.bounds", "arguments.checked")
-async def test_the_largest_schema_and_the_largest_arguments_give_a_small_answer(world: World, case: str) -> None:
+async def test_the_largest_schema_and_arguments_give_a_small_error(world: World, case: str) -> None:
     arguments = {"query": "x" * 120_000, "site": ["y" * 100] * 900}
     outcome = await asked(world, {**search_tool(), "parameters": LARGEST[case]}, arguments)
     assert (outcome.content["error"]["code"], outcome.upstream_requests) == ("bad_request", [])
 
 
 @requirement("definition.bounds")
-async def test_patterns_take_linear_time_or_say_what_they_take(world: World) -> None:
-    """20 patterns that each determinise anew at every character took seconds for one text."""
+async def test_costly_patterns_are_refused_without_matching(world: World) -> None:
+    """20 patterns that expand to large automata took seconds for one text."""
     rules = {f"n{n}": {"pattern": f"1[01]{{{150 + n}}}[^01]"} for n in range(20)}
     await world.caller.add_tool(
         PROJECT, {**search_tool(), "parameters": {"allOf": [of_query(one) for one in rules.values()]}}
@@ -221,11 +223,11 @@ async def test_patterns_take_linear_time_or_say_what_they_take(world: World) -> 
     began = time.process_time()
     refused = await world.send(await world.place({"query": "".join("01"[n * n % 7 % 2] for n in range(200_000))}))
     assert "more than 2,500 bytes together" in refused.content["error"]["message"]
-    assert time.process_time() - began < 2.0  # seconds before, some 50 ms now
+    assert time.process_time() - began < 2.0  # took seconds before the limit, 50 ms with it
 
 
 @requirement("definition.bounds")
-async def test_numbers_that_nobody_can_reckon_with_are_refused(world: World) -> None:
+async def test_numbers_beyond_64_bits_are_refused(world: World) -> None:
     schema = {"properties": {"count": {"allOf": many(19, multipleOf=1)}}}
     outcome = await asked(world, {**search_tool(), "parameters": schema}, {**KNOWN, "count": 3.0})
     assert outcome.content["status"] == "success", outcome.content["error"]
@@ -240,7 +242,7 @@ async def test_numbers_that_nobody_can_reckon_with_are_refused(world: World) -> 
 
 
 @requirement("arguments.checked")
-async def test_names_and_values_of_a_model_are_cut_in_messages(world: World) -> None:
+async def test_long_names_and_values_are_cut_in_error_messages(world: World) -> None:
     for arguments in (
         {"query": "x", LARGE_TEXT: 1},
         {"query": "x", **{f"{n}{'z' * 200}": 1 for n in range(900)}},
@@ -258,9 +260,7 @@ async def test_names_and_values_of_a_model_are_cut_in_messages(world: World) -> 
 
 
 @requirement("terminal.text")
-async def test_a_definition_is_told_of_once_however_often_it_is_called(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_bad_definition_is_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
     unknown = {f"unknown_{n}": n for n in range(90)}
     rows = [
         search_tool(jina={"mode": "search", "params": unknown}, args={"defaults": {f"a_{n}": 1 for n in range(90)}}),
@@ -271,8 +271,8 @@ async def test_a_definition_is_told_of_once_however_often_it_is_called(
         await world.caller.add_tool(PROJECT, row)
         for _ in range(3):
             await world.send(await world.place())
-    told = [getattr(record, "action", "") for record in caplog.records if record.levelno >= logging.WARNING]
-    assert told == ["parameter.ignored", "tool.misconfigured", "tool.misconfigured"]
+    logged = [getattr(record, "action", "") for record in caplog.records if record.levelno >= logging.WARNING]
+    assert logged == ["parameter.ignored", "tool.misconfigured", "tool.misconfigured"]
     assert sum(len(record.getMessage()) for record in caplog.records) < 20_000
 
 
@@ -296,7 +296,7 @@ async def test_an_id_of_any_length_is_not_multiplied_by_a_definition(world: Worl
 
 
 @requirement("definition.bounds")
-async def test_a_victim_is_answered_beside_every_one_of_them(world: World) -> None:
+async def test_a_call_is_answered_beside_every_hostile_definition(world: World) -> None:
     await world.caller.add_tool(PROJECT, {**search_tool(), "tool_name": "victim"})
     for number, (schema, _) in enumerate(REFUSED.values()):
         name = f"attack_{number}"

@@ -122,7 +122,7 @@ ODD_ATTEMPTS: tuple[Any, ...] = ("a text", [1], [{"at_ms": "x"}], [{"at_ms": 1e3
 
 
 @requirement("cli.inspect")
-async def test_attempts_that_another_author_wrote_are_no_reason_to_fail(world: World) -> None:
+async def test_inspect_tolerates_attempts_written_by_another_author(world: World) -> None:
     call = await world.place()
     await world.send(call)
     path = "'{tool_output,attempts}'"
@@ -151,14 +151,14 @@ async def test_attempts_that_another_author_wrote_are_no_reason_to_fail(world: W
     ],
 )
 @requirement("cli.inspect")
-def test_what_can_be_no_id_is_said_before_anything_is_asked(call_id: str, project: str, said: str) -> None:
+def test_an_impossible_id_is_refused_before_any_request(call_id: str, project: str, said: str) -> None:
     environment = {"PG_DSN": "postgresql://u@127.0.0.1:1/x", "NATS_SERVERS": "nats://127.0.0.1:1"}
     result = CliRunner().invoke(app, ["inspect", call_id, "--project", project], env=environment)
     assert (result.exit_code, said in result.output) == (2, True), result.output
 
 
 @requirement("cli.inspect")
-async def test_a_dead_letter_says_why(world: World) -> None:
+async def test_inspect_shows_the_reason_of_a_dead_letter(world: World) -> None:
     call = await world.place()
     async with asyncpg.create_pool(world.stack.postgres.dsn(world.database), min_size=1, max_size=1) as pool:
         await pool.execute("delete from state.agent_inbox")
@@ -170,7 +170,7 @@ async def test_a_dead_letter_says_why(world: World) -> None:
 
 
 @requirement("cli.inspect")
-async def test_a_call_that_nobody_answered_says_what_it_waits_for(idle_world: World) -> None:
+async def test_inspect_of_an_unanswered_call_shows_what_it_waits_for(idle_world: World) -> None:
     world = idle_world
     unsent = await world.place()
     assert "the kernel never sent it" in (await inspected(world, unsent))["verdict"]
@@ -211,7 +211,7 @@ async def test_the_printed_grants_are_enough_to_inspect(world: World) -> None:
 
 
 @requirement("cli.top")
-async def test_top_shows_calls_errors_and_what_is_wrong(world: World) -> None:
+async def test_top_shows_calls_errors_and_problems(world: World) -> None:
     calls.RECENT.clear()
     world.stack.upstream.rules({"match": "hello", "statuses": [401]})
     await world.send(await world.place())
@@ -254,7 +254,7 @@ def _nested(depth: int) -> list[Any]:
 
 
 @requirement("cli.top")
-async def test_an_answer_that_is_forged_or_of_another_version_is_named_and_hides_no_other(world: World) -> None:
+async def test_forged_statistics_and_those_of_another_version_are_reported_and_hide_no_others(world: World) -> None:
     client = world.caller.client
 
     async def answer(message: Msg) -> None:
@@ -278,7 +278,7 @@ async def test_an_answer_that_is_forged_or_of_another_version_is_named_and_hides
 
 
 @requirement("cli.top")
-async def test_top_without_a_replica_says_so(idle_world: World) -> None:
+async def test_top_reports_that_no_replica_answers(idle_world: World) -> None:
     assert "no replica answers" in await run(idle_world, "top", "--once", code=1)
 
 

@@ -99,7 +99,7 @@ async def running(world: World, intake: FetchMode, durable: DurableOptions = OPT
 
 
 @requirement("outage")
-async def test_while_nothing_may_be_fetched_no_request_is_open_and_nothing_is_delivered(idle_world: World) -> None:
+async def test_in_fetch_mode_none_no_request_is_open_and_nothing_is_delivered(idle_world: World) -> None:
     async with running(idle_world, FetchMode.UNLIMITED) as bench:
         await bench.info(lambda info: info.num_waiting == 1)
         bench.set(FetchMode.NONE)
@@ -115,7 +115,7 @@ async def test_while_nothing_may_be_fetched_no_request_is_open_and_nothing_is_de
 
 
 @requirement("outage")
-async def test_what_was_on_its_way_is_given_back_at_once_and_needs_no_lease(idle_world: World) -> None:
+async def test_messages_in_transit_are_handed_back_at_once_and_need_no_lease(idle_world: World) -> None:
     async with running(idle_world, FetchMode.NONE) as bench:
         await bench.info(lambda _: True)
         await bench.publish(6)
@@ -155,7 +155,7 @@ async def test_a_command_behind_the_backlog_of_another_project_runs_next(idle_wo
 
 
 @requirement("intake.full")
-async def test_a_flood_beyond_what_the_durable_delivers_does_not_stop_other_projects(idle_world: World) -> None:
+async def test_a_flood_beyond_max_ack_pending_does_not_stop_other_projects(idle_world: World) -> None:
     """Three times `max_ack_pending`: the server would deliver nothing behind it."""
     few = replace(OPTIONS, max_ack_pending=100)
     async with running(idle_world, FetchMode.UNLIMITED, few) as bench:
@@ -177,7 +177,7 @@ async def test_a_flood_beyond_what_the_durable_delivers_does_not_stop_other_proj
 
 
 @requirement("intake")
-async def test_an_executor_whose_slots_are_busy_takes_nothing_from_one_with_free_slots(idle_world: World) -> None:
+async def test_a_busy_executor_takes_no_command_from_one_with_free_slots(idle_world: World) -> None:
     async with running(idle_world, FetchMode.UNLIMITED) as busy:
         await busy.info(lambda info: info.num_waiting == 1)
         await busy.publish(7)  # one project cannot have all of them
@@ -195,7 +195,7 @@ async def test_an_executor_whose_slots_are_busy_takes_nothing_from_one_with_free
 
 
 @requirement("breaker")
-async def test_probes_are_fetched_one_after_the_other(idle_world: World) -> None:
+async def test_probes_are_fetched_one_at_a_time(idle_world: World) -> None:
     async with running(idle_world, FetchMode.PROBE) as bench:
         await bench.info(lambda info: info.num_waiting == 1)
         await bench.publish(4)
@@ -230,7 +230,7 @@ create trigger no_space before insert on cards for each row execute function pub
     ids=["disk full", "column renamed"],
 )
 @requirement("breaker", "postgres.failures", "health")
-async def test_while_commits_fail_nothing_is_fetched_readiness_says_why_and_afterwards_all_is_answered(
+async def test_while_commits_fail_nothing_is_fetched_and_afterwards_all_is_answered(
     idle_world: World, start_executor: StartExecutor, mishap: str, mend: str, says: str
 ) -> None:
     world, port = idle_world, free_port()
@@ -274,7 +274,7 @@ async def readiness(port: int, condition: Callable[[dict[str, Any]], bool]) -> d
 
 
 @requirement("breaker")
-async def test_a_call_whose_rows_are_refused_stops_nobody(idle_world: World) -> None:
+async def test_a_call_whose_rows_are_refused_stops_no_other_call(idle_world: World) -> None:
     world = idle_world
     poisoned = await world.place()
     await world.caller.database.execute(
@@ -296,7 +296,7 @@ async def test_a_call_whose_rows_are_refused_stops_nobody(idle_world: World) -> 
 
 
 @requirement("breaker")
-async def test_a_call_whose_commit_is_cancelled_again_and_again_stops_nobody(idle_world: World) -> None:
+async def test_a_call_whose_commit_times_out_repeatedly_stops_no_other_call(idle_world: World) -> None:
     """Somebody else locks its rows: nothing was fetched for as long as its result waited, up to a minute."""
     world = idle_world
     slow = await world.place()
@@ -401,7 +401,7 @@ async def pulling(stack: EmbeddedStack) -> AsyncIterator[Pulling]:
 
 
 @requirement("run.concurrency")
-async def test_a_doorbell_tells_nothing_of_the_inbox_of_the_pull(stack: EmbeddedStack) -> None:
+async def test_a_doorbell_does_not_reveal_the_inbox_of_the_pull_request(stack: EmbeddedStack) -> None:
     async with pulling(stack) as found:
         told: list[Msg] = []
 
@@ -421,7 +421,7 @@ async def test_a_doorbell_tells_nothing_of_the_inbox_of_the_pull(stack: Embedded
 
 
 @requirement("run.concurrency")
-async def test_a_pull_that_is_renewed_leaves_one_request_open(stack: EmbeddedStack) -> None:
+async def test_renewing_the_pull_leaves_one_request_open(stack: EmbeddedStack) -> None:
     async with pulling(stack) as found:
         for _ in range(3):
             await found.renewed()
@@ -429,7 +429,7 @@ async def test_a_pull_that_is_renewed_leaves_one_request_open(stack: EmbeddedSta
 
 
 @requirement("run.concurrency")
-async def test_a_request_from_before_a_reconnect_is_not_open_beside_the_new_one(stack: EmbeddedStack) -> None:
+async def test_a_reconnect_leaves_one_pull_request_open(stack: EmbeddedStack) -> None:
     async with pulling(stack) as found:
         for _ in range(3):
             await found.reconnected()
@@ -437,7 +437,7 @@ async def test_a_request_from_before_a_reconnect_is_not_open_beside_the_new_one(
 
 
 @requirement("run.concurrency")
-async def test_silence_lasts_however_often_the_server_is_asked(
+async def test_sending_another_request_does_not_end_the_silence(
     stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked again after 13 s, a server that said nothing looked alive until 30 s had passed."""
@@ -462,7 +462,7 @@ async def test_silence_lasts_however_often_the_server_is_asked(
 
 
 @requirement("subject.durable")
-async def test_a_request_brings_no_more_bytes_than_may_lie_before_other_answers(
+async def test_a_pull_request_is_limited_in_bytes(
     stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The server ends it then, which is no trouble: the rest is asked for at once."""

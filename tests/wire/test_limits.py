@@ -65,7 +65,7 @@ async def upstream(world: World) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("replicas", [1, 3])
 @requirement("limits.window", "limits.waiting")
-async def test_what_is_beyond_the_limit_is_answered_early_and_not_sent(idle_world: World, replicas: int) -> None:
+async def test_calls_over_the_rate_limit_are_answered_early_and_not_sent(idle_world: World, replicas: int) -> None:
     world = idle_world
     world.stack.upstream.rules({"rate_per_minute": LIMIT})
     async with executors(world, replicas, search_requests_per_minute=LIMIT):
@@ -83,7 +83,7 @@ async def test_what_is_beyond_the_limit_is_answered_early_and_not_sent(idle_worl
 
 
 @requirement("limits.shared")
-async def test_a_429_holds_back_every_replica_until_retry_after(idle_world: World) -> None:
+async def test_a_429_pauses_every_replica_until_retry_after(idle_world: World) -> None:
     world = idle_world
     world.stack.upstream.rules({"statuses": [429], "retry_after": "2"})
     async with executors(world, 2):
@@ -98,7 +98,7 @@ async def test_a_429_holds_back_every_replica_until_retry_after(idle_world: Worl
 
 
 @requirement("limits.shared")
-async def test_a_limit_is_found_by_429s_where_none_is_configured(idle_world: World) -> None:
+async def test_429s_set_an_adaptive_limit_if_none_is_configured(idle_world: World) -> None:
     world = idle_world
     async with executors(world, 2):
         assert errors(await sent(world, 30)) == []
@@ -111,7 +111,7 @@ async def test_a_limit_is_found_by_429s_where_none_is_configured(idle_world: Wor
 
 
 @requirement("limits.window")
-async def test_unused_permits_go_back_when_an_executor_drains(idle_world: World) -> None:
+async def test_a_drain_gives_unused_permits_back(idle_world: World) -> None:
     world = idle_world
     async with world.executor(limits={"search_requests_per_minute": 600}):
         await sent(world, 30)
@@ -135,7 +135,7 @@ async def test_without_a_limit_nothing_is_stored(world: World) -> None:
 
 
 @requirement("keys.blocked", "keys.pools")
-async def test_a_refused_key_is_passed_over_by_every_replica_and_the_other_one_of_its_pool_serves(
+async def test_every_replica_skips_a_refused_key_and_uses_the_other_key_of_its_pool(
     idle_world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = idle_world

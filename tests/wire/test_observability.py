@@ -58,7 +58,7 @@ def attributes(span: Any) -> dict[str, Any]:
 
 
 @requirement("traces", "answer.trace")
-async def test_the_trace_of_a_call_has_its_phases_and_goes_on_from_the_kernel(idle_world: World) -> None:
+async def test_the_trace_of_a_call_continues_the_kernels_and_has_its_phases(idle_world: World) -> None:
     world = idle_world
     world.stack.upstream.rules(RETRIED)
     with Collector() as collector:
@@ -87,7 +87,7 @@ async def test_the_trace_of_a_call_has_its_phases_and_goes_on_from_the_kernel(id
 
 
 @requirement("traces", "metrics")
-async def test_the_type_of_an_error_is_the_same_on_span_metric_log_and_card(
+async def test_the_error_code_is_the_same_in_span_metric_log_and_card(
     idle_world: World, lines: list[dict[str, Any]]
 ) -> None:
     world = idle_world
@@ -116,7 +116,7 @@ async def test_the_type_of_an_error_is_the_same_on_span_metric_log_and_card(
 
 
 @requirement("traces")
-async def test_a_call_that_is_not_sampled_makes_no_span_and_passes_its_flags_on(idle_world: World) -> None:
+async def test_an_unsampled_call_makes_no_span_and_passes_its_flags_on(idle_world: World) -> None:
     with Collector() as collector:
         telemetry = {"otlp_endpoint": f"http://127.0.0.1:{collector.port}/v1/traces", "trace_ratio": 0.0}
         async with idle_world.executor(telemetry=telemetry):
@@ -129,7 +129,7 @@ async def test_a_call_that_is_not_sampled_makes_no_span_and_passes_its_flags_on(
 
 
 @requirement("metrics", "logs.call")
-async def test_metrics_and_the_answer_line_say_where_time_and_tokens_went(
+async def test_metrics_and_the_log_line_of_a_call_show_its_time_and_tokens(
     world: World, lines: list[dict[str, Any]]
 ) -> None:
     world.stack.upstream.rules(RETRIED)
@@ -161,9 +161,7 @@ async def test_metrics_and_the_answer_line_say_where_time_and_tokens_went(
 
 
 @requirement("logs.call")
-async def test_a_line_of_what_serves_all_calls_has_the_ids_of_none(
-    idle_world: World, lines: list[dict[str, Any]]
-) -> None:
+async def test_log_lines_of_shared_tasks_have_no_call_ids(idle_world: World, lines: list[dict[str, Any]]) -> None:
     """Background tasks started by the first call serve other calls, which may be of another project."""
     world = idle_world
     async with world.executor(limits={"search_requests_per_minute": 60}):
@@ -181,7 +179,7 @@ def counted(name: str) -> float:
 
 
 @requirement("metrics")
-async def test_gauges_show_what_is_held_and_what_the_durable_has(world: World) -> None:
+async def test_gauges_show_held_commands_and_the_durables_backlog(world: World) -> None:
     world.stack.upstream.rules({"hang": True})
     call = await world.place(KNOWN)
     await world.caller.publish(call)

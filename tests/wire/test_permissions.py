@@ -130,7 +130,7 @@ FOR_OLD_STREAMS = {"openapi_tool.dead_letter"}
 
 @pytest.mark.parametrize("direct", [False, True])
 @requirement("privilege.subjects")
-async def test_every_call_path_gets_by_with_what_is_printed_and_uses_all_of_it(
+async def test_every_call_path_needs_exactly_the_printed_permissions(
     strict: NatsServer,
     strict_world: World,
     direct: bool,  # noqa: FBT001 - a parameter of the test
@@ -259,7 +259,7 @@ async def denials(strict: NatsServer, publish: Sequence[str] = (), subscribe: Se
 
 
 @requirement("privilege.subjects")
-async def test_everything_else_is_refused(strict: NatsServer) -> None:
+async def test_other_subjects_are_refused(strict: NatsServer) -> None:
     errors = await denials(strict, REFUSED, DEAF_TO)
     assert errors == [
         *(f'nats: permissions violation for publish to "{subject.lower()}"' for subject in REFUSED),
@@ -271,7 +271,7 @@ async def test_everything_else_is_refused(strict: NatsServer) -> None:
     "wanted", [{"filter_subject": "cg.v1r4.>"}, {"filter_subjects": [FILTER, "cg.v1r4.*.*.cmd.agent.>"]}, {}]
 )
 @requirement("privilege.subjects")
-async def test_the_durable_cannot_be_made_to_hear_more_than_its_filter(
+async def test_the_durable_cannot_be_given_a_wider_filter(
     strict: NatsServer, strict_world: World, wanted: Mapping[str, Any]
 ) -> None:
     await strict_world.caller.make_stream()
@@ -313,7 +313,7 @@ ASKED = [
 
 @pytest.mark.parametrize("subject", ASKED)
 @requirement("privilege.subjects")
-async def test_a_request_that_is_denied_says_so_at_once_and_names_its_subject(
+async def test_a_denied_request_fails_at_once_and_names_its_subject(
     stack: EmbeddedStack, subject: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with server(stack, config(lacking(subject))) as nats_server:
@@ -339,7 +339,7 @@ async def test_a_request_that_is_denied_says_so_at_once_and_names_its_subject(
     ],
 )
 @requirement("privilege.subjects", "deadletters")
-async def test_a_dead_letter_that_is_denied_is_given_up_and_names_its_subject(
+async def test_a_denied_dead_letter_is_discarded_and_its_subject_logged(
     stack: EmbeddedStack, subject: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with server(stack, config(lacking(subject))) as nats_server:
@@ -352,7 +352,7 @@ async def test_a_dead_letter_that_is_denied_is_given_up_and_names_its_subject(
 
 
 @requirement("privilege.subjects", "nats.storage")
-async def test_an_older_permission_set_makes_single_copies_and_is_warned_of(
+async def test_an_older_permission_set_creates_one_replica_with_a_warning(
     stack: EmbeddedStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     with server(stack, config(lacking(f"$JS.API.STREAM.INFO.{STREAM}"))) as nats_server:
@@ -365,7 +365,7 @@ async def test_an_older_permission_set_makes_single_copies_and_is_warned_of(
 
 
 @requirement("privilege.subjects")
-async def test_a_start_that_is_denied_is_logged_as_one(
+async def test_a_denied_start_is_logged(
     stack: EmbeddedStack, caller: Caller, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with server(stack, config(lacking(CREATE))) as nats_server:
@@ -377,7 +377,7 @@ async def test_a_start_that_is_denied_is_logged_as_one(
 
 
 @requirement("privilege.subjects")
-async def test_a_pull_that_is_denied_is_logged(
+async def test_a_denied_pull_is_logged(
     stack: EmbeddedStack, caller: Caller, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody answers a pull at once, so only the log can say why nothing comes."""
@@ -402,7 +402,7 @@ async def run(strict: NatsServer, world: World, monkeypatch: pytest.MonkeyPatch,
 
 
 @requirement("privilege.subjects")
-async def test_dead_letters_are_listed_shown_and_sent_again_with_what_is_printed_and_all_of_it_is_used(
+async def test_dead_letter_commands_need_exactly_the_printed_permissions(
     strict: NatsServer, strict_world: World, published: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = strict_world
@@ -423,7 +423,7 @@ async def test_dead_letters_are_listed_shown_and_sent_again_with_what_is_printed
 
 
 @requirement("privilege.subjects")
-def test_what_is_printed_follows_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printed_permissions_follow_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAPI_TOOL__PROTOCOL__PROJECT", "one")
     monkeypatch.setenv("OPENAPI_TOOL__PROTOCOL__TARGET", "other")
     monkeypatch.setenv("OPENAPI_TOOL__NATS__DURABLE", "mine")
@@ -437,7 +437,7 @@ def test_what_is_printed_follows_the_settings(monkeypatch: pytest.MonkeyPatch) -
 
 
 @requirement("deadletters", "privilege.subjects")
-async def test_a_person_without_a_right_or_with_a_wrong_login_is_told_the_remedy(
+async def test_a_missing_permission_or_wrong_login_is_reported_with_the_remedy(
     stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/unused")
@@ -458,7 +458,7 @@ async def test_a_person_without_a_right_or_with_a_wrong_login_is_told_the_remedy
 
 
 @requirement("privilege.subjects", "cli.inspect", "cli.top")
-async def test_commands_get_by_with_what_is_printed_for_them(
+async def test_cli_commands_need_only_the_permissions_printed_for_them(
     stack: EmbeddedStack, caller: Caller, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del caller  # it has made project and agent
@@ -490,7 +490,7 @@ async def test_commands_get_by_with_what_is_printed_for_them(
 
 
 @requirement("privilege.subjects", "handover")
-async def test_the_durable_is_given_back_with_what_is_printed_for_it(
+async def test_the_durable_is_handed_over_with_the_printed_permissions(
     stack: EmbeddedStack, caller: Caller, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del caller  # it has made project and agent

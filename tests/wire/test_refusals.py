@@ -69,18 +69,18 @@ async def _send_without(world: World, field: str) -> Outcome:
 
 @pytest.mark.parametrize("data", [b"{broken", b"", b"\xff\xfe", b'{"tool_name": NaN}'])
 @requirement("command.body")
-async def test_a_body_that_is_no_json(world: World, data: bytes) -> None:
+async def test_a_body_that_is_not_json_is_refused(world: World, data: bytes) -> None:
     assert_answered(await world.send(await world.place(), data=data), "bad_request", "not JSON", name="search")
 
 
 @pytest.mark.parametrize("data", [b"[1, 2]", b"null", b'"text"', b"7"])
 @requirement("command.body")
-async def test_a_body_that_is_no_object(world: World, data: bytes) -> None:
+async def test_a_body_that_is_not_an_object_is_refused(world: World, data: bytes) -> None:
     assert_answered(await world.send(await world.place(), data=data), "bad_request", "not a JSON object", name="search")
 
 
 @requirement("command.body")
-async def test_a_body_over_the_limit(world: World) -> None:
+async def test_a_body_over_the_limit_is_refused(world: World) -> None:
     call = await world.place()
     data = json.dumps({**call.body, "comment": "x" * BODY_LIMIT}).encode()
     assert_answered(await world.send(call, data=data), "bad_request", "larger than", name="search")
@@ -88,7 +88,7 @@ async def test_a_body_over_the_limit(world: World) -> None:
 
 @pytest.mark.parametrize("field", ["tool_call_card_id", "after_execution"])
 @requirement("command.body")
-async def test_a_required_field_that_is_missing(world: World, field: str) -> None:
+async def test_a_missing_required_field_is_refused(world: World, field: str) -> None:
     assert_answered(await _send_without(world, field), "bad_request", field)
 
 
@@ -99,7 +99,7 @@ async def test_a_missing_tool_name_is_answered_under_the_suffix(world: World) ->
 
 @pytest.mark.parametrize("value", ["later", "", 1, None])
 @requirement("command.body")
-async def test_an_after_execution_that_is_none(world: World, value: object) -> None:
+async def test_an_invalid_after_execution_is_refused(world: World, value: object) -> None:
     assert_answered(
         await world.send(await world.place(), body={"after_execution": value}), "bad_request", "after_execution"
     )
@@ -107,7 +107,7 @@ async def test_an_after_execution_that_is_none(world: World, value: object) -> N
 
 @pytest.mark.parametrize("field", ["tool_call_card_id", "tool_name"])
 @requirement("command.body")
-async def test_a_name_that_is_longer_than_any(world: World, field: str) -> None:
+async def test_an_overlong_tool_name_is_refused(world: World, field: str) -> None:
     outcome = await world.send(await world.place(), body={field: "n" + "\u0080" * 20_000})
     name = "search" if field == "tool_name" else "jina_search"
     assert_answered(outcome, "bad_request", field, "512 bytes", name=name)
@@ -122,19 +122,19 @@ async def test_an_unknown_field_is_ignored(world: World) -> None:
 
 @pytest.mark.parametrize("field", ["args", "arguments", "result"])
 @requirement("command.body")
-async def test_inline_data(world: World, field: str) -> None:
+async def test_inline_data_in_the_body_is_refused(world: World, field: str) -> None:
     assert_answered(await world.send(await world.place(), body={field: {}}), "bad_request", field)
 
 
 @pytest.mark.parametrize("field", CONTROL_FIELDS)
 @requirement("command.body")
-async def test_a_control_field(world: World, field: str) -> None:
+async def test_a_control_field_in_the_body_is_refused(world: World, field: str) -> None:
     assert_answered(await world.send(await world.place(), body={field: "x"}), "bad_request", field)
 
 
 @pytest.mark.parametrize("name", ["skills.task_watch", "skills.job_watch"])
 @requirement("card.result")
-async def test_a_tool_name_that_workers_take_for_heartbeats(world: World, name: str) -> None:
+async def test_a_tool_name_that_workers_treat_as_heartbeat_is_refused(world: World, name: str) -> None:
     outcome = await world.send(await world.place(), body={"tool_name": name})
     assert_answered(outcome, "bad_request", "heartbeats", name=f"tool.{name}")
 
@@ -161,20 +161,20 @@ async def test_a_missing_turn_is_taken_from_the_card(world: World) -> None:
 
 @pytest.mark.parametrize("value", ["-1", "one", "1.0", "9" * 25])
 @requirement("identity.headers")
-async def test_a_malformed_epoch(world: World, value: str) -> None:
+async def test_a_malformed_epoch_is_refused(world: World, value: str) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Turn-Epoch": value})
     assert_answered(outcome, "bad_request", "CG-Turn-Epoch")
 
 
 @requirement("identity.headers")
-async def test_a_missing_epoch_is_the_rows(world: World) -> None:
+async def test_a_missing_epoch_is_taken_from_the_inbox_row(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Turn-Epoch": None})
     assert outcome.content["status"] == "success"
     assert outcome.answer.inbox_row["turn_epoch"] == 1
 
 
 @requirement("identity.headers")
-async def test_a_step_id_that_no_index_takes_is_refused_before_anything_is_billed(world: World) -> None:
+async def test_a_step_id_too_long_for_its_index_is_refused_before_anything_is_billed(world: World) -> None:
     call = await world.place()
     await world.caller.database.execute("update cards set metadata = metadata - 'step_id'")
     outcome = await world.send(call, headers={"CG-Step-Id": secrets.token_urlsafe(6_000)})
@@ -182,7 +182,7 @@ async def test_a_step_id_that_no_index_takes_is_refused_before_anything_is_bille
 
 
 @requirement("identity.headers")
-async def test_a_turn_id_that_no_index_takes_is_nobodys(world: World) -> None:
+async def test_a_turn_id_too_long_for_its_index_is_dead_lettered(world: World) -> None:
     call, turn = await world.place(), secrets.token_urlsafe(6_000)
     await world.caller.database.execute("update state.agent_inbox set agent_turn_id = $1", turn)
     await world.caller.database.execute("update cards set metadata = metadata - 'agent_turn_id'")
@@ -190,7 +190,7 @@ async def test_a_turn_id_that_no_index_takes_is_nobodys(world: World) -> None:
 
 
 @requirement("identity.headers")
-async def test_a_project_that_no_index_takes_is_nobodys(world: World) -> None:
+async def test_a_project_too_long_for_its_index_is_dead_lettered(world: World) -> None:
     project = secrets.token_hex(300)
     call = await world.place()
     call = replace(call, subject=call.subject.replace(PROJECT, project), tool_call_id="none")
@@ -198,9 +198,7 @@ async def test_a_project_that_no_index_takes_is_nobodys(world: World) -> None:
 
 
 @requirement("terminal.text")
-async def test_what_is_logged_of_a_call_does_not_grow_with_its_ids(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_long_ids_are_cut_in_log_lines(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.handler.setFormatter(JsonFormatter(Redactor([])))  # which adds the ids of the call that is running
     call, long = await world.place(), "t" + "\x01" * 50_000
     for column in (
@@ -217,13 +215,13 @@ async def test_what_is_logged_of_a_call_does_not_grow_with_its_ids(
 
 
 @requirement("identity.headers")
-async def test_a_malformed_depth(world: World) -> None:
+async def test_a_malformed_depth_is_refused(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Recursion-Depth": "deep"})
     assert_answered(outcome, "bad_request", "CG-Recursion-Depth")
 
 
 @requirement("identity.headers")
-async def test_the_depth_that_counts_is_the_rows(world: World) -> None:
+async def test_the_depth_of_the_inbox_row_takes_precedence(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Recursion-Depth": "7"})
     assert outcome.answer.edge["recursion_depth"] == 0
     assert outcome.answer.inbox_row["context_headers"]["CG-Recursion-Depth"] == "0"
@@ -231,7 +229,7 @@ async def test_the_depth_that_counts_is_the_rows(world: World) -> None:
 
 @pytest.mark.parametrize("header", ["CG-Project-Id", "CG-Channel-Id"])
 @requirement("identity.headers")
-async def test_a_tenant_that_is_not_the_subjects(world: World, header: str) -> None:
+async def test_tenant_headers_that_differ_from_the_subject_are_refused(world: World, header: str) -> None:
     assert_answered(await world.send(await world.place(), headers={header: "elsewhere"}), "bad_request", header)
 
 
@@ -242,7 +240,7 @@ async def test_tenant_headers_may_be_missing(world: World) -> None:
 
 
 @requirement("identity.headers")
-async def test_headers_in_any_case(world: World) -> None:
+async def test_header_names_are_case_insensitive(world: World) -> None:
     call = await world.place()
     lower = dict.fromkeys(call.headers) | {name.lower(): value for name, value in call.headers.items()}
     outcome = await world.send(call, headers=lower)
@@ -252,7 +250,7 @@ async def test_headers_in_any_case(world: World) -> None:
 
 @pytest.mark.parametrize("value", ["nonsense", f"00-{'0' * 32}-{'1' * 16}-01", f"ff-{'1' * 32}-{'1' * 16}-01"])
 @requirement("identity.headers")
-async def test_a_malformed_traceparent(world: World, value: str) -> None:
+async def test_a_malformed_traceparent_is_refused(world: World, value: str) -> None:
     call = await world.place()
     outcome = await world.send(call, headers={"traceparent": value})
     assert_answered(outcome, "bad_request", "traceparent")
@@ -261,7 +259,7 @@ async def test_a_malformed_traceparent(world: World, value: str) -> None:
 
 @pytest.mark.parametrize("value", [None, f"00-{'a' * 32}-{'b' * 16}-01"])
 @requirement("answer.trace")
-async def test_a_foreign_or_missing_trace_leaves_the_turns_own(world: World, value: str | None) -> None:
+async def test_a_foreign_or_missing_trace_keeps_the_trace_of_the_turn(world: World, value: str | None) -> None:
     call = await world.place()
     outcome = await world.send(call, headers={"traceparent": value, "tracestate": "vendor=1"})
     headers = outcome.answer.inbox_row["context_headers"]
@@ -273,14 +271,14 @@ async def test_a_foreign_or_missing_trace_leaves_the_turns_own(world: World, val
 
 
 @requirement("answer.trace")
-async def test_the_tracestate_passes_through(world: World) -> None:
+async def test_the_tracestate_is_passed_on(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"tracestate": "vendor=1"})
     assert outcome.answer.inbox_row["context_headers"]["tracestate"] == "vendor=1"
     assert (outcome.doorbells[0].headers or {})["tracestate"] == "vendor=1"
 
 
 @requirement("identity.unanswerable")
-async def test_a_command_that_nobody_could_be_answered_for(world: World) -> None:
+async def test_a_command_whose_result_cannot_reach_a_turn_is_dead_lettered(world: World) -> None:
     call = replace(await world.place(), tool_call_id="unknown")
     outcome = await world.send(call, headers=dict.fromkeys(call.headers), data=b"[]")
     assert_dead_lettered(outcome, "no_identity", terminated=True)
@@ -290,39 +288,39 @@ async def test_a_command_that_nobody_could_be_answered_for(world: World) -> None
 
 
 @requirement("answer.precheck")
-async def test_a_turn_that_no_row_knows(world: World) -> None:
+async def test_a_turn_without_an_inbox_row_is_dead_lettered(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Turn-Id": "an-old-turn"})
     assert_dead_lettered(outcome, "stale_turn", terminated=False)
 
 
 @requirement("answer.precheck")
-async def test_an_epoch_that_is_not_the_turns(world: World) -> None:
+async def test_an_epoch_other_than_the_turns_is_dead_lettered(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Turn-Epoch": "2"})
     assert_dead_lettered(outcome, "stale_turn", terminated=False)
 
 
 @requirement("answer.precheck")
-async def test_an_agent_that_did_not_call(world: World) -> None:
+async def test_an_agent_that_did_not_call_is_dead_lettered(world: World) -> None:
     outcome = await world.send(await world.place(), headers={"CG-Agent-Id": "somebody-else"})
     assert_dead_lettered(outcome, "stale_turn", terminated=False)
 
 
 @requirement("answer.precheck")
-async def test_a_call_without_its_request_edge(world: World) -> None:
+async def test_a_call_without_request_edge_is_dead_lettered(world: World) -> None:
     call = await world.place()
     await world.caller.database.execute("delete from state.execution_edges")
     assert_dead_lettered(await world.send(call), "no_request_edge", terminated=False)
 
 
 @requirement("answer.precheck")
-async def test_a_depth_that_is_not_the_edges(world: World) -> None:
+async def test_a_depth_other_than_the_edges_is_dead_lettered(world: World) -> None:
     call = await world.place()
     await world.caller.database.execute("update state.execution_edges set recursion_depth = 3")
     assert_dead_lettered(await world.send(call), "depth_mismatch", terminated=False)
 
 
 @requirement("answer.precheck")
-async def test_a_turn_whose_headers_are_larger_than_a_message(world: World) -> None:
+async def test_a_turn_with_headers_larger_than_a_message_is_dead_lettered(world: World) -> None:
     call = await world.place()
     await world.caller.database.execute(
         "update state.agent_inbox set context_headers = context_headers || jsonb_build_object('X', repeat('x', 70000))"
@@ -362,14 +360,14 @@ async def _named(world: World, tool_call_id: str) -> PlacedCall:
 
 
 @requirement("answer.precheck")
-async def test_a_depth_at_the_limit(world: World) -> None:
+async def test_a_depth_at_the_limit_is_dead_lettered(world: World) -> None:
     call = await world.place()
     await _set_depth(world, 20)
     assert_dead_lettered(await world.send(call), "recursion_depth", terminated=False)
 
 
 @requirement("answer.precheck")
-async def test_the_last_depth_below_the_limit(world: World) -> None:
+async def test_a_depth_just_below_the_limit_is_answered(world: World) -> None:
     call = await world.place()
     await _set_depth(world, 19)
     outcome = await world.send(call)
@@ -385,7 +383,9 @@ async def _set_depth(world: World, depth: int) -> None:
 
 
 @requirement("answer.doorbell")
-async def test_an_agent_that_is_not_in_the_roster(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_agent_missing_in_the_roster_gets_a_result_without_doorbell(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     outcome = await world.send(await world.place(agent="unlisted"))
     assert outcome.content["status"] == "failed"
     assert "resource.project_agents" in outcome.content["error"]["message"]
@@ -407,7 +407,9 @@ async def test_a_caller_that_reads_the_inbox_itself_needs_no_roster(world: World
 
 
 @requirement("answer.doorbell")
-async def test_a_worker_target_that_is_no_token_undoes_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_invalid_worker_target_only_prevents_the_doorbell(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     await world.caller.add_agent(PROJECT, "odd", "a b.*")
     outcome = await world.send(await world.place(agent="odd"))
     assert outcome.answer.inbox_row["payload"]["status"] == "success"
@@ -420,41 +422,41 @@ async def test_a_worker_target_that_is_no_token_undoes_nothing(world: World, cap
 
 
 @requirement("card.read")
-async def test_a_card_that_does_not_exist(world: World) -> None:
+async def test_a_call_card_that_does_not_exist_is_not_found(world: World) -> None:
     outcome = await world.send(await world.place(), body={"tool_call_card_id": "nowhere"})
     assert_answered(outcome, "not_found", "card")
 
 
 @requirement("card.read")
-async def test_a_card_that_was_deleted(world: World) -> None:
+async def test_a_deleted_call_card_is_not_found(world: World) -> None:
     call = await world.place()
     await world.caller.database.execute("update cards set deleted_at = now()")
     assert_answered(await world.send(call), "not_found", "card")
 
 
 @requirement("card.read")
-async def test_a_card_of_another_project(world: World) -> None:
+async def test_a_call_card_of_another_project_is_not_found(world: World) -> None:
     call = await world.place()
     await world.caller.database.execute("update cards set tenant_id = 'another'")
     assert_answered(await world.send(call), "not_found", "card")
 
 
 @requirement("card.read")
-async def test_a_card_of_another_type(world: World) -> None:
+async def test_a_card_of_another_type_is_refused(world: World) -> None:
     call = await world.place()
     await world.caller.database.execute("update cards set metadata = metadata || $1", {"type": "note"})
     assert_answered(await world.send(call), "bad_request", "tool.call")
 
 
 @requirement("card.read")
-async def test_a_card_of_another_class(world: World) -> None:
+async def test_a_card_of_another_content_class_is_refused(world: World) -> None:
     call = await world.place()
     await world.caller.database.execute("update cards set content = $1", {"__type__": "TextContent", "text": "x"})
     assert_answered(await world.send(call), "bad_request", "ToolCallContent")
 
 
 @requirement("card.read")
-async def test_a_card_of_another_call(world: World) -> None:
+async def test_a_card_of_another_call_is_refused(world: World) -> None:
     other, call = await world.place(), await world.place()
     outcome = await world.send(call, body={"tool_call_card_id": other.card_id})
     assert_answered(outcome, "bad_request", "another tool call")
@@ -462,24 +464,24 @@ async def test_a_card_of_another_call(world: World) -> None:
 
 
 @requirement("card.read")
-async def test_arguments_that_were_no_object(world: World) -> None:
+async def test_arguments_that_were_not_an_object_are_refused(world: World) -> None:
     assert_answered(await world.send(await world.place({"_raw": "{broken"})), "bad_request", "JSON object")
 
 
 @pytest.mark.parametrize("arguments", [[1], "text", 7])
 @requirement("card.read")
-async def test_arguments_of_another_kind(world: World, arguments: Any) -> None:
+async def test_arguments_of_a_wrong_json_type_are_refused(world: World, arguments: Any) -> None:
     assert_answered(await world.send(await world.place(arguments)), "bad_request", "JSON object")
 
 
 @requirement("arguments.checked")
-async def test_too_many_arguments(world: World) -> None:
+async def test_too_many_arguments_are_refused(world: World) -> None:
     arguments = {**KNOWN, "site": [f"{number}.org" for number in range(1001)]}
     assert_answered(await world.send(await world.place(arguments)), "bad_request", "1,000")
 
 
 @requirement("arguments.checked")
-async def test_arguments_nested_too_deeply(world: World) -> None:
+async def test_too_deeply_nested_arguments_are_refused(world: World) -> None:
     nested: Any = "x"
     for _ in range(25):
         nested = {"a": nested}
@@ -487,7 +489,7 @@ async def test_arguments_nested_too_deeply(world: World) -> None:
 
 
 @requirement("arguments.checked")
-async def test_arguments_that_no_parser_takes(world: World) -> None:
+async def test_unparsable_arguments_are_refused(world: World) -> None:
     call = await world.place()
     deep = "[" * 2000 + "]" * 2000
     await world.caller.database.execute(
@@ -498,7 +500,7 @@ async def test_arguments_that_no_parser_takes(world: World) -> None:
 
 @pytest.mark.parametrize("text", ["x" * 300_000, "".join(chr(33 + number * 7919 % 90) for number in range(300_000))])
 @requirement("arguments.checked")
-async def test_arguments_that_are_too_large(world: World, text: str) -> None:
+async def test_too_large_arguments_are_refused(world: World, text: str) -> None:
     assert_answered(await world.send(await world.place({"query": text})), "bad_request", "262,144 bytes")
 
 
@@ -506,13 +508,13 @@ async def test_arguments_that_are_too_large(world: World, text: str) -> None:
 
 
 @requirement("tool.definition")
-async def test_a_tool_that_the_project_does_not_have(world: World) -> None:
+async def test_a_tool_that_the_project_does_not_have_is_not_found(world: World) -> None:
     outcome = await world.send(await world.place(tool="jina_nothing"))
     assert_answered(outcome, "not_found", "jina_nothing", name="jina_nothing")
 
 
 @requirement("tool.definition")
-async def test_a_tool_of_another_project(world: World) -> None:
+async def test_a_tool_of_another_project_is_not_found(world: World) -> None:
     await world.caller.database.execute("update resource.tools set project_id = 'another'")
     assert_answered(await world.send(await world.place()), "not_found", "jina_search")
 
@@ -535,20 +537,20 @@ async def test_a_tool_of_another_project(world: World) -> None:
     ],
 )
 @requirement("tool.definition")
-async def test_a_definition_that_is_not_usable(world: World, options: Any, names: str) -> None:
+async def test_an_unusable_definition_is_tool_misconfigured(world: World, options: Any, names: str) -> None:
     await world.caller.add_tool(PROJECT, {**search_tool(), "options": options})
     assert_answered(await world.send(await world.place()), "tool_misconfigured", names)
 
 
 @requirement("arguments.checked")
-async def test_arguments_that_do_not_fit_the_schema(world: World) -> None:
+async def test_arguments_that_do_not_fit_the_schema_are_refused(world: World) -> None:
     schema = {"type": "object", "required": ["query"], "properties": {"count": {"type": "integer"}}}
     await world.caller.add_tool(PROJECT, {**search_tool(), "parameters": schema})
     assert_answered(await world.send(await world.place({"count": "many"})), "bad_request", "query", "count")
 
 
 @requirement("url.checked")
-async def test_a_page_address_that_is_none(world: World) -> None:
+async def test_an_invalid_page_address_is_refused(world: World) -> None:
     await world.caller.add_tool(PROJECT, reader_tool())
     call = await world.place({"url": "ftp://a.example/x"}, "jina_reader", suffix="read")
     assert_answered(await world.send(call), "bad_request", "url", name="jina_reader")
@@ -579,14 +581,14 @@ async def test_an_internal_target_is_refused_before_it_is_billed(world: World, u
 
 @pytest.mark.parametrize("url", ["<https://example.com/a>", "[a page](https://example.com/a)", "example.com/a"])
 @requirement("url.checked")
-async def test_an_address_whose_intent_is_plain_is_repaired(world: World, url: str) -> None:
+async def test_an_address_with_a_plain_intent_is_repaired(world: World, url: str) -> None:
     [sent] = (await _read(world, url)).upstream_requests
     assert json.loads(sent["body"])["url"] == "https://example.com/a"
 
 
 @pytest.mark.parametrize("group", ["fixed", "defaults"])
 @requirement("url.checked", "tool.definition")
-async def test_an_address_that_the_definition_sets_is_the_operators_mistake(world: World, group: str) -> None:
+async def test_an_invalid_address_in_the_definition_is_tool_misconfigured(world: World, group: str) -> None:
     """The model was told to correct an address that it may not see, and was shown it."""
     for jina, name, value in (
         ({"mode": "reader"}, "url", "http://169.254.169.254/"),
@@ -604,7 +606,7 @@ async def test_an_address_that_the_definition_sets_is_the_operators_mistake(worl
 
 
 @requirement("url.checked")
-async def test_an_operator_may_let_an_internal_host_through(idle_world: World) -> None:
+async def test_an_operator_may_allow_an_internal_host(idle_world: World) -> None:
     async with idle_world.executor(url_policy={"allow": ("wiki.corp",)}):
         allowed, refused = await _read(idle_world, "http://wiki.corp/x"), await _read(idle_world, "http://db.corp/x")
     assert allowed.content["status"] == "success"

@@ -52,7 +52,9 @@ def moments(requests: list[dict[str, Any]]) -> list[float]:
     ],
 )
 @requirement("upstream.retry")
-async def test_what_is_asked_again_and_how_often(world: World, statuses: list[int], asked: int, status: str) -> None:
+async def test_upstream_errors_are_retried_as_often_as_configured(
+    world: World, statuses: list[int], asked: int, status: str
+) -> None:
     world.stack.upstream.rules({"statuses": statuses, "retry_after": "0"})
     outcome = await world.send(await world.place())
     assert (len(outcome.upstream_requests), outcome.content["status"]) == (asked, status)
@@ -60,21 +62,21 @@ async def test_what_is_asked_again_and_how_often(world: World, statuses: list[in
 
 
 @requirement("upstream.retry")
-async def test_a_connection_that_breaks_is_tried_again(world: World) -> None:
+async def test_a_broken_connection_is_retried(world: World) -> None:
     world.stack.upstream.rules({"drop": "before"})
     outcome = await world.send(await world.place())
     assert (len(outcome.upstream_requests), outcome.content["error"]["code"]) == (4, "upstream_unavailable")
 
 
 @requirement("upstream.retry")
-async def test_retry_after_in_seconds_is_waited_for(world: World) -> None:
+async def test_retry_after_in_seconds_is_respected(world: World) -> None:
     world.stack.upstream.rules({"statuses": [429], "retry_after": "1"})
     first, second = moments((await world.send(await world.place())).upstream_requests)
     assert second - first >= 1
 
 
 @requirement("upstream.retry")
-async def test_retry_after_as_a_date_is_waited_for(world: World) -> None:
+async def test_retry_after_as_a_date_is_respected(world: World) -> None:
     then = format_datetime(datetime.now(UTC) + timedelta(seconds=3), usegmt=True)
     world.stack.upstream.rules({"statuses": [429], "retry_after": then})
     first, second = moments((await world.send(await world.place())).upstream_requests)
@@ -82,7 +84,7 @@ async def test_retry_after_as_a_date_is_waited_for(world: World) -> None:
 
 
 @requirement("upstream.retry")
-async def test_a_wait_past_the_deadline_is_not_begun(world: World) -> None:
+async def test_a_retry_after_the_deadline_is_not_waited_for(world: World) -> None:
     world.stack.upstream.rules({"statuses": [429], "retry_after": "3600"})
     began = time.monotonic()
     outcome = await world.send(await world.place())
@@ -125,7 +127,7 @@ async def test_a_redelivered_command_has_one_owner_until_its_lease_ends(idle_wor
 
 
 @requirement("lease.owner")
-async def test_of_many_that_want_a_lease_at_once_one_gets_it(idle_world: World) -> None:
+async def test_only_one_of_many_concurrent_executors_gets_a_lease(idle_world: World) -> None:
     rivals = [Leases(idle_world.caller.client, 5) for _ in range(6)]
     found = await asyncio.gather(*(rival.take(delivery(2, 2)) for rival in rivals))
     assert sum(isinstance(result, Lease) for result in found) == 1
@@ -146,9 +148,7 @@ async def test_runs_that_did_not_end_are_counted_and_those_handed_back_are_not(i
 
 @pytest.mark.parametrize(("upstream_s", "heartbeats"), [(0.2, 0), (0.8, 1), (1.5, 2)])
 @requirement("run.heartbeat")
-async def test_a_heartbeat_is_sent_only_once_the_server_has_not_heard_for_a_while(
-    idle_world: World, upstream_s: float, heartbeats: int
-) -> None:
+async def test_a_heartbeat_is_sent_once_it_is_due(idle_world: World, upstream_s: float, heartbeats: int) -> None:
     world, heard = idle_world, list[Msg]()
 
     async def hear(message: Msg) -> None:
@@ -211,7 +211,7 @@ async def _until(condition: Any) -> None:
 
 @pytest.mark.parametrize("value", [b"", b"{broken", b"[]", b'{"version": 2, "owner": "x"}', b'{"odd": 1}'])
 @requirement("lease.owner")
-async def test_a_record_that_nobody_can_read_counts_as_none(idle_world: World, value: bytes) -> None:
+async def test_an_unreadable_lease_record_counts_as_missing(idle_world: World, value: bytes) -> None:
     leases = Leases(idle_world.caller.client, 5)
     await leases.hand_back(delivery(5, 1), forgive=True)
     bucket = await idle_world.caller.client.jetstream().key_value(BUCKET)
@@ -220,7 +220,7 @@ async def test_a_record_that_nobody_can_read_counts_as_none(idle_world: World, v
 
 
 @requirement("lease.owner")
-async def test_a_call_that_hangs_beyond_every_limit_is_broken_off_and_counts_as_lost(
+async def test_a_call_that_exceeds_every_time_limit_is_cancelled_and_counts_as_lost(
     idle_world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = idle_world
@@ -239,7 +239,7 @@ async def test_a_call_that_hangs_beyond_every_limit_is_broken_off_and_counts_as_
 
 
 @requirement("lease.owner")
-async def test_a_defect_before_a_call_can_be_answered_does_not_circle(
+async def test_a_defect_before_a_call_can_be_answered_is_retried_a_few_times_only(
     idle_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: object) -> Any:
@@ -253,7 +253,9 @@ async def test_a_defect_before_a_call_can_be_answered_does_not_circle(
 
 
 @requirement("lease.owner")
-async def test_rows_that_the_database_refuses_are_no_outage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rows_that_the_database_refuses_do_not_count_as_outage(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit, refusals = KernelStore.commit, [True]
 
     async def refuse_once(self: KernelStore, *result: Any) -> bool:
@@ -284,7 +286,7 @@ async def test_two_commands_of_one_call_give_one_result(world: World) -> None:
 
 
 @requirement("run.heartbeat")
-async def test_a_long_call_is_asked_once_and_delivered_once(idle_world: World) -> None:
+async def test_a_long_call_is_sent_once_and_delivered_once(idle_world: World) -> None:
     world = idle_world
     world.stack.upstream.rules({"delay_s": 2.5})
     async with world.executor(nats=nats_settings(world, ack_wait_s=0.5)):
@@ -297,7 +299,7 @@ async def test_a_long_call_is_asked_once_and_delivered_once(idle_world: World) -
 
 
 @requirement("answer.parked")
-async def test_a_result_waits_for_a_database_that_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_result_waits_for_an_unavailable_database(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     commit, away = KernelStore.commit, [True, True, True]
 
     async def commit_later(self: KernelStore, *result: Any) -> bool:
@@ -312,7 +314,7 @@ async def test_a_result_waits_for_a_database_that_is_away(world: World, monkeypa
 
 
 @requirement("outage")
-async def test_ended_backends_lose_nothing(world: World) -> None:
+async def test_terminated_database_backends_lose_no_result(world: World) -> None:
     world.stack.upstream.rules({"delay_s": 0.3})
     calls = [await world.place() for _ in range(8)]
     for call in calls:
@@ -328,7 +330,7 @@ async def test_ended_backends_lose_nothing(world: World) -> None:
 
 
 @requirement("outage")
-async def test_calls_wait_for_a_connection_where_there_are_fewer_than_calls(idle_world: World) -> None:
+async def test_calls_wait_if_there_are_fewer_connections_than_calls(idle_world: World) -> None:
     world = idle_world
     postgres = {"dsn": world.dsn, "pool_size": 1}
     async with world.executor(postgres=postgres):
@@ -340,7 +342,7 @@ async def test_calls_wait_for_a_connection_where_there_are_fewer_than_calls(idle
 
 
 @requirement("answer.doorbell")
-async def test_a_doorbell_that_nats_did_not_take_is_rung_on_the_next_delivery(
+async def test_a_doorbell_that_failed_is_sent_by_the_next_delivery(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish, silent = WakeupPublisher.publish, [True]
@@ -360,7 +362,7 @@ async def test_a_doorbell_that_nats_did_not_take_is_rung_on_the_next_delivery(
 
 
 @requirement("memory.limit")
-async def test_answers_wait_for_room_instead_of_overrunning_it(idle_world: World) -> None:
+async def test_responses_wait_for_memory_instead_of_exceeding_it(idle_world: World) -> None:
     world = idle_world
     world.stack.upstream.rules({"match": "example", "answer": "s-post-json", "body_bytes": 300_000})
     egress = {"max_response_bytes": 400_000, "body_budget_bytes": most_memory(400_000) + 400_000}

@@ -24,7 +24,7 @@ SECRET = "tenant-value"
 
 
 @requirement("secrets.output")
-async def test_what_the_model_gave_back_is_masked_in_a_result(world: World) -> None:
+async def test_a_secret_that_the_model_repeats_is_masked_in_a_result(world: World) -> None:
     nothing = {"code": 422, "status": 42206, "message": "No search results available for query x"}
     world.stack.upstream.rules({"answer": "s-post-json", "statuses": [422], "body": json.dumps(nothing)})
     key = world.stack.upstream.keys["JINA_API_KEY"]
@@ -34,7 +34,7 @@ async def test_what_the_model_gave_back_is_masked_in_a_result(world: World) -> N
 
 
 @requirement("secrets.output")
-async def test_what_the_model_gave_back_is_masked_in_an_error(world: World) -> None:
+async def test_a_secret_that_the_model_repeats_is_masked_in_an_error(world: World) -> None:
     await world.caller.add_tool(PROJECT, reader_tool())
     outcome = await world.send(await world.place({"url": f"https://{SECRET}/"}, "jina_reader"))
     assert "'[redacted]' has no dot" in outcome.content["error"]["message"]
@@ -62,7 +62,7 @@ NO_PLACE_FOR_A_KEY = [
 
 @pytest.mark.parametrize("name", NO_PLACE_FOR_A_KEY, ids=lambda name: name[:20])
 @requirement("options.envs")
-async def test_a_definition_puts_a_key_only_where_a_key_belongs(world: World, name: str) -> None:
+async def test_a_definition_may_use_a_key_only_as_key(world: World, name: str) -> None:
     """Pages and third parties saw the key as the locale of their reader, as a query or as a header of its request."""
     for tool in (search_tool, reader_tool):
         await world.caller.add_tool(PROJECT, {**tool(envs={name: "JINA_API_KEY"}), "tool_name": "a_tool"})
@@ -76,7 +76,9 @@ async def test_a_definition_puts_a_key_only_where_a_key_belongs(world: World, na
 
 @pytest.mark.parametrize("name", ["tenant_token", "Tenant-Token"])
 @requirement("options.envs")
-async def test_what_the_operator_lists_may_take_a_secret_in_any_spelling(idle_world: World, name: str) -> None:
+async def test_parameters_that_the_operator_lists_may_take_a_secret_in_any_spelling(
+    idle_world: World, name: str
+) -> None:
     secrets = {"allowed_env": ["TENANT_TOKEN"], "env_parameters": ["tenantToken"]}
     await idle_world.caller.add_tool(PROJECT, search_tool(envs={name: "TENANT_TOKEN"}))
     async with idle_world.executor(secrets=secrets):
@@ -85,7 +87,7 @@ async def test_what_the_operator_lists_may_take_a_secret_in_any_spelling(idle_wo
 
 
 @requirement("options.envs")
-async def test_what_the_operator_sets_himself_a_definition_may_name_too(idle_world: World) -> None:
+async def test_a_definition_may_name_variables_that_the_operator_sets(idle_world: World) -> None:
     settings = {"tools": {"jina": {"envs": {"tenant_token": "TENANT_TOKEN"}}}}
     await idle_world.caller.add_tool(PROJECT, search_tool(envs={"tenant_token": "JINA_API_KEY"}))
     async with idle_world.executor(**settings):
@@ -101,7 +103,7 @@ HOSTILE = (
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @requirement("arguments.any")
-async def test_a_text_that_wants_to_be_more_is_data(
+async def test_templates_in_arguments_of_the_model_are_plain_text(
     world: World, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await world.caller.add_tool(PROJECT, search_tool(jina={"mode": "search", "method": method}))
@@ -174,7 +176,7 @@ async def _calls_with(world: World, word: str) -> None:
 
 
 @requirement("data.places")
-async def test_what_a_call_asks_and_gets_stays_in_cards_and_dead_letters_alone(
+async def test_arguments_and_results_are_only_in_cards_and_dead_letters(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="openapi_tool")
@@ -193,7 +195,7 @@ async def test_what_a_call_asks_and_gets_stays_in_cards_and_dead_letters_alone(
 
 
 @requirement("data.places")
-async def test_the_upstream_hears_of_no_project_agent_turn_or_call(world: World) -> None:
+async def test_requests_to_the_upstream_contain_no_caller_ids(world: World) -> None:
     call = await world.place()
     outcome = await world.send(call)
     assert len(outcome.upstream_requests) == 1
@@ -227,7 +229,7 @@ async def _run(world: World, statements: list[str]) -> None:
 
 
 @requirement("data.places")
-async def test_the_sql_of_the_security_page_deletes_what_it_says_and_nothing_else(world: World) -> None:
+async def test_the_documented_sql_deletes_exactly_the_documented_rows(world: World) -> None:
     of_agent, of_project = SQL
     await world.caller.add_agent(PROJECT, OTHER_AGENT)
     await world.caller.add_tool(PROJECT, reader_tool())
@@ -256,7 +258,7 @@ async def test_the_sql_of_the_security_page_deletes_what_it_says_and_nothing_els
 
 
 @requirement("data.places")
-async def test_the_subject_of_the_security_page_purges_the_dead_letters_of_one_project(world: World) -> None:
+async def test_the_documented_subject_purges_the_dead_letters_of_one_project(world: World) -> None:
     (subject,) = PURGED
     jetstream = world.caller.client.jetstream()
     call = await world.place()

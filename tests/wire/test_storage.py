@@ -1,4 +1,4 @@
-"""Buckets and streams of executors: made at the start, as safe as commands, opened again, named where they are full."""
+"""Streams and buckets of executors: created, replicated, recreated and reported when full; JetStream domains."""
 
 from __future__ import annotations
 
@@ -45,15 +45,17 @@ from tests.support import delivery
 from tests.wire.test_bus import DSN, server
 from tests.wire.world import World, open_world
 
-LEASES, SESSIONS, ANSWERS = f"KV_{leases.BUCKET}", f"KV_{session_key_store.BUCKET}", f"KV_{parked_results.BUCKET}"
-STREAMS = {LEASES, SESSIONS, ANSWERS, dead_letters.STREAM}
+LEASES, SESSIONS, PARKED = f"KV_{leases.BUCKET}", f"KV_{session_key_store.BUCKET}", f"KV_{parked_results.BUCKET}"
+STREAMS = {LEASES, SESSIONS, PARKED, dead_letters.STREAM}
 
 
 @dataclass
 class Stored:
+    """Stores of an executor, and the check of their streams."""
+
     client: BusClient
     leases: Leases
-    answers: ParkedResultStore
+    parked: ParkedResultStore
     storage: Storage
     health: Health
 
@@ -76,10 +78,10 @@ def redelivered(sequence: int) -> Delivery:
 
 
 async def stored_on(client: BusClient, replicas: int = 1) -> Stored:
-    health, kept, answers = Health(), Leases(client, 5.0, replicas), ParkedResultStore(client, replicas)
+    health, leases_, results = Health(), Leases(client, 5.0, replicas), ParkedResultStore(client, replicas)
     key = await shared_session_key(client, replicas)
-    storage = Storage(client, kept, answers, DeadLetters(client, Redactor(), replicas), key, replicas, health)
-    return Stored(client, kept, answers, storage, health)
+    storage = Storage(client, leases_, results, DeadLetters(client, Redactor(), replicas), key, replicas, health)
+    return Stored(client, leases_, results, storage, health)
 
 
 @pytest.fixture
@@ -91,22 +93,22 @@ async def stored(stack: EmbeddedStack) -> AsyncIterator[Stored]:
 
 
 @requirement("nats.storage")
-async def test_everything_is_made_at_the_start(stored: Stored) -> None:
+async def test_all_streams_and_buckets_are_created_at_the_start(stored: Stored) -> None:
     await stored.storage.check()
     assert stored.reason() == ""
     assert {info.config.name for info in await stored.jetstream.streams_info()} == STREAMS
 
 
 @requirement("nats.storage")
-async def test_a_bucket_that_was_deleted_is_opened_again(stored: Stored) -> None:
-    """Redelivered calls failed until a restart."""
+async def test_a_deleted_lease_bucket_is_created_again(stored: Stored) -> None:
+    """Otherwise redelivered calls would fail until a restart."""
     assert isinstance(await stored.leases.take(redelivered(1)), Lease)
     await stored.jetstream.delete_stream(LEASES)
     assert isinstance(await stored.leases.take(redelivered(2)), Lease)
 
 
 @requirement("nats.storage")
-async def test_a_bucket_that_somebody_made_again_in_another_way_is_opened_again(stored: Stored) -> None:
+async def test_a_lease_bucket_recreated_with_other_options_is_opened_again(stored: Stored) -> None:
     await stored.jetstream.create_key_value(KeyValueConfig(bucket=leases.BUCKET, direct=True))
     assert isinstance(await stored.leases.take(redelivered(1)), Lease)
     await stored.jetstream.delete_stream(LEASES)
@@ -115,39 +117,39 @@ async def test_a_bucket_that_somebody_made_again_in_another_way_is_opened_again(
 
 
 @requirement("nats.storage")
-async def test_a_bucket_of_parked_answers_that_was_deleted_is_used_again(stored: Stored) -> None:
+async def test_a_deleted_bucket_of_parked_results_is_created_again(stored: Stored) -> None:
     await stored.storage.check()
-    await stored.answers.put("one", b"answer")
-    await stored.jetstream.delete_stream(ANSWERS)
+    await stored.parked.put("one", b"answer")
+    await stored.jetstream.delete_stream(PARKED)
     await stored.storage.check()
-    assert ANSWERS in {info.config.name for info in await stored.jetstream.streams_info()}
-    assert await stored.answers.get("one") is None
-    await stored.answers.put("two", b"answer")
-    assert await stored.answers.get("two") == b"answer"
+    assert PARKED in {info.config.name for info in await stored.jetstream.streams_info()}
+    assert await stored.parked.get("one") is None
+    await stored.parked.put("two", b"answer")
+    assert await stored.parked.get("two") == b"answer"
 
 
 @requirement("nats.storage")
-async def test_a_bucket_of_answers_that_another_version_makes_meanwhile_is_used(
+async def test_a_bucket_of_parked_results_created_meanwhile_with_other_options_is_used(
     stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two replicas with other limits start at once: the server refuses the second one's."""
-    asked = ParkedResultStore._bucket  # noqa: SLF001 - the moment between asking and making has no other name
+    """Two replicas with different limits start at once; the server refuses the second creation."""
+    open_bucket = ParkedResultStore._bucket  # noqa: SLF001 - the only hook between look-up and creation
     others = [KeyValueConfig(bucket=parked_results.BUCKET, ttl=7200)]
 
-    async def made_meanwhile(answers: ParkedResultStore) -> Any:
+    async def create_meanwhile(parked: ParkedResultStore) -> Any:
         try:
-            return await asked(answers)
+            return await open_bucket(parked)
         finally:
             if others:
                 await stored.jetstream.create_key_value(others.pop())
 
-    monkeypatch.setattr(ParkedResultStore, "_bucket", made_meanwhile)
-    await stored.answers.put("one", b"answer")
-    assert await stored.answers.get("one") == b"answer"
+    monkeypatch.setattr(ParkedResultStore, "_bucket", create_meanwhile)
+    await stored.parked.put("one", b"answer")
+    assert await stored.parked.get("one") == b"answer"
 
 
 @requirement("nats.storage")
-async def test_a_session_key_whose_bucket_was_deleted_is_put_back(stored: Stored) -> None:
+async def test_a_session_key_is_restored_after_its_bucket_was_deleted(stored: Stored) -> None:
     before = await shared_session_key(stored.client)
     await stored.jetstream.delete_stream(SESSIONS)
     await stored.storage.check()
@@ -155,7 +157,7 @@ async def test_a_session_key_whose_bucket_was_deleted_is_put_back(stored: Stored
 
 
 @requirement("nats.storage")
-async def test_a_session_key_that_is_another_by_now_is_said(stored: Stored, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_different_session_key_is_logged(stored: Stored, caplog: pytest.LogCaptureFixture) -> None:
     await stored.jetstream.delete_stream(SESSIONS)
     assert await shared_session_key(stored.client) != stored.storage.session_key
     await session_key_store.restore_session_key(stored.client, stored.storage.session_key or b"")
@@ -164,7 +166,7 @@ async def test_a_session_key_that_is_another_by_now_is_said(stored: Stored, capl
 
 @pytest.mark.parametrize("stream", sorted(STREAMS))
 @requirement("nats.storage")
-async def test_what_is_full_is_named_until_it_is_not(stored: Stored, stream: str) -> None:
+async def test_a_full_bucket_is_reported_until_it_has_space(stored: Stored, stream: str) -> None:
     await stored.storage.check()
     await stored.shrink(stream, 1)
     await stored.storage.check()
@@ -175,7 +177,7 @@ async def test_what_is_full_is_named_until_it_is_not(stored: Stored, stream: str
 
 
 @requirement("nats.storage")
-async def test_a_stream_that_is_full_of_messages_is_named(stored: Stored) -> None:
+async def test_a_stream_at_its_message_limit_is_reported(stored: Stored) -> None:
     await stored.storage.check()
     config = (await stored.jetstream.stream_info(dead_letters.STREAM)).config
     await stored.jetstream.update_stream(config.evolve(max_msgs=1))
@@ -185,7 +187,7 @@ async def test_a_stream_that_is_full_of_messages_is_named(stored: Stored) -> Non
 
 
 @requirement("nats.storage")
-async def test_fewer_copies_than_commands_have_are_warned_of_once(
+async def test_fewer_replicas_than_the_command_stream_log_one_warning(
     stored: Stored, caplog: pytest.LogCaptureFixture
 ) -> None:
     await stored.storage.check()
@@ -200,8 +202,8 @@ async def test_fewer_copies_than_commands_have_are_warned_of_once(
 
 
 @requirement("nats.storage")
-async def test_what_is_made_is_as_safe_as_the_commands_and_outlives_its_leader(stack: EmbeddedStack) -> None:
-    """The bucket of leases was on one server: when that died, 12 of 40 calls stayed unanswered."""
+async def test_created_streams_have_the_command_streams_replicas_and_survive_a_leader(stack: EmbeddedStack) -> None:
+    """With the lease bucket on one server, 12 of 40 calls stayed unanswered when that server died."""
     cluster = NatsCluster(stack)
     await cluster.start()
     try:
@@ -217,7 +219,7 @@ async def test_what_is_made_is_as_safe_as_the_commands_and_outlives_its_leader(s
             assert leader is not None
             await asyncio.to_thread(cluster.nodes[str(leader.leader)].stop)
             async with asyncio.timeout(20):
-                assert isinstance(await _taken_at_last(stored.leases), Lease)
+                assert isinstance(await _take_with_retries(stored.leases), Lease)
     finally:
         await asyncio.gather(*(asyncio.to_thread(node.stop) for node in cluster.nodes.values()))
 
@@ -227,19 +229,21 @@ async def makes_commands(jetstream: JetStreamContext) -> bool:
     return True
 
 
-async def _taken_at_last(kept: Leases) -> Any:
+async def _take_with_retries(leases_: Leases) -> Any:
     while True:
         try:
-            return await kept.take(redelivered(1))
+            return await leases_.take(redelivered(1))
         except (nats.errors.Error, OSError):  # there is no leader yet
             await asyncio.sleep(0.1)
 
 
-# An executor on a leaf node, whose JetStream is not the kernel's.
+# An executor on a leaf node, whose JetStream domain is not the kernel's.
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class LeafNode:
+    """A hub and a leaf node that is connected to it."""
+
     hub: NatsServer
     leaf: NatsServer
 
@@ -248,7 +252,7 @@ class Tree:
 
 
 @pytest.fixture
-async def tree(stack: EmbeddedStack) -> AsyncIterator[Tree]:
+async def tree(stack: EmbeddedStack) -> AsyncIterator[LeafNode]:
     """A hub, and a leaf node with a JetStream domain of its own."""
     port, run = free_port(), uuid.uuid4().hex[:8]
     hub = _server(stack, run, "hub", f'leafnodes {{ listen: "127.0.0.1:{port}" }}')
@@ -256,7 +260,7 @@ async def tree(stack: EmbeddedStack) -> AsyncIterator[Tree]:
     for one in (hub, leaf):
         await asyncio.to_thread(one.start)
     await _joined(leaf)
-    yield Tree(hub, leaf)
+    yield LeafNode(hub, leaf)
     for one in (leaf, hub):
         await asyncio.to_thread(one.stop)
 
@@ -288,8 +292,8 @@ async def kernel_on(server: NatsServer, stack: EmbeddedStack, database: str) -> 
 
 
 @requirement("nats.login")
-async def test_a_leaf_node_gets_no_command_stream_of_its_own(tree: Tree) -> None:
-    """It would never get a command, and the executor would look ready."""
+async def test_no_command_stream_is_created_on_a_leaf_node(tree: LeafNode) -> None:
+    """Such a stream would never get a command, and the executor would look ready."""
     bootstrap = build_bootstrap(tree.settings(), {})
     async with connected(bootstrap.bus) as client:
         with pytest.raises(StreamMissing, match=r"JetStream domain 'leaf' of this server: set nats\.jetstream_domain"):
@@ -299,7 +303,7 @@ async def test_a_leaf_node_gets_no_command_stream_of_its_own(tree: Tree) -> None
 
 
 @requirement("nats.login")
-async def test_an_operator_can_forbid_that_the_stream_is_made(tree: Tree) -> None:
+async def test_an_operator_can_forbid_creating_the_command_stream(tree: LeafNode) -> None:
     bootstrap = build_bootstrap(tree.settings(jetstream_domain="leaf", create_stream=False), {})
     async with connected(bootstrap.bus) as client:
         with pytest.raises(StreamMissing, match=r"nats\.create_stream is off"):
@@ -311,7 +315,7 @@ async def test_an_operator_can_forbid_that_the_stream_is_made(tree: Tree) -> Non
 
 @requirement("nats.login")
 async def test_from_a_leaf_node_calls_of_the_hub_are_answered(
-    tree: Tree, stack: EmbeddedStack, caller: Caller, database: str
+    tree: LeafNode, stack: EmbeddedStack, caller: Caller, database: str
 ) -> None:
     del caller  # it has made project and agent
     async with kernel_on(tree.hub, stack, database) as world:
@@ -342,7 +346,7 @@ async def test_from_a_leaf_node_calls_of_the_hub_are_answered(
     ],
 )
 @requirement("nats.login")
-def test_only_subjects_of_jetstream_lead_to_its_domain(subject: str, reached: str) -> None:
+def test_only_jetstream_subjects_are_mapped_to_the_domain(subject: str, reached: str) -> None:
     assert routed(subject, "hub") == reached
     assert routed(subject, None) == subject
 
@@ -356,8 +360,8 @@ def test_permissions_follow_domain_and_inbox(monkeypatch: pytest.MonkeyPatch) ->
     usual = printed()["publish"]["allow"]
     monkeypatch.setenv("OPENAPI_TOOL__NATS__JETSTREAM_DOMAIN", "hub")
     monkeypatch.setenv("OPENAPI_TOOL__NATS__INBOX_PREFIX", "_INBOX.mine")
-    there = printed()
-    assert there["publish"]["allow"] == [routed(subject, "hub") for subject in usual]
-    assert not [subject for subject in there["publish"]["allow"] if subject.startswith(("$JS.API", "$KV"))]
+    with_domain = printed()
+    assert with_domain["publish"]["allow"] == [routed(subject, "hub") for subject in usual]
+    assert not [subject for subject in with_domain["publish"]["allow"] if subject.startswith(("$JS.API", "$KV"))]
     ours = [f"openapi_tool.{name}" for name in ("stats", "limits.>", "budgets.>")]
-    assert there["subscribe"]["allow"] == ["_INBOX.mine.>", *ours]
+    assert with_domain["subscribe"]["allow"] == ["_INBOX.mine.>", *ours]

@@ -1,4 +1,4 @@
-"""`tools disable`, `enable` and `disabled`, and what a running executor makes of them, on a real NATS."""
+"""`tools disable`, `enable` and `disabled`, and their effect on a running executor, with a real NATS."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ async def ran(world: World, *arguments: str) -> str:
     return str(result.stdout)
 
 
-async def called(world: World) -> Any:
-    """Return error code and message of a call, None of one that succeeds; the executor has read the switches."""
+async def error_of_call(world: World) -> Any:
+    """Read the switches, make a call, and return its error code and message; None if it succeeds."""
     assert world.parts is not None
     await world.parts.switches.check()
     outcome = await world.send(await world.place())
@@ -50,18 +50,18 @@ def logged(caplog: pytest.LogCaptureFixture, action: str) -> list[Any]:
 
 
 @requirement("switches")
-async def test_a_disabled_tool_is_refused_for_free_until_it_is_enabled(
+async def test_a_disabled_tool_is_refused_at_no_cost_until_it_is_enabled(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = requests(world)
     await ran(world, "disable", "jina_search", "--project", PROJECT, *WHY)
-    assert await called(world) == (
+    assert await error_of_call(world) == (
         "tool_not_available",
         "An operator disabled this tool: it costs too much. Do not call it again; go on without it.",
     )
     assert requests(world) == before
     await ran(world, "enable", "jina_search", "--project", PROJECT, "--reason", "cheap again", "--by", "another")
-    assert await called(world) is None
+    assert await error_of_call(world) is None
     [off], [on] = logged(caplog, "tool.disabled"), logged(caplog, "tool.enabled")
     assert (off.project_id, off.tool_name, off.reason, off.by) == (
         PROJECT,
@@ -74,25 +74,25 @@ async def test_a_disabled_tool_is_refused_for_free_until_it_is_enabled(
 
 @requirement("switches")
 @pytest.mark.parametrize("scope", [("--project", PROJECT), ("--all-projects",), ("jina_search", "--all-projects")])
-async def test_a_project_or_everything_is_disabled_at_once(world: World, scope: tuple[str, ...]) -> None:
+async def test_a_project_or_all_tools_can_be_disabled(world: World, scope: tuple[str, ...]) -> None:
     await ran(world, "disable", *scope, *WHY)
-    code, _ = await called(world)
+    code, _ = await error_of_call(world)
     assert code == "tool_not_available"
 
 
 @requirement("switches")
-async def test_another_tool_or_project_goes_on(world: World) -> None:
+async def test_other_tools_and_projects_stay_enabled(world: World) -> None:
     await ran(world, "disable", "jina_search", "--project", "another", *WHY)
     await ran(world, "disable", "jina_read", "--project", PROJECT, *WHY)
-    assert await called(world) is None
+    assert await error_of_call(world) is None
 
 
 @requirement("switches")
 async def test_a_call_that_waits_sends_no_further_request_once_its_tool_is_disabled(world: World) -> None:
-    """A request may wait long, for a permit or before a retry."""
+    """A request may wait long for a permit or before a retry."""
     world.stack.upstream.rules({"statuses": [429], "retry_after": "2"})
     before = requests(world)
-    running = asyncio.create_task(_answered(world))
+    running = asyncio.create_task(_send(world))
     while await asyncio.to_thread(requests, world) == before:  # noqa: ASYNC110 - the double is another process
         await asyncio.sleep(0.02)
     await ran(world, "disable", "jina_search", "--project", PROJECT, *WHY)
@@ -103,7 +103,7 @@ async def test_a_call_that_waits_sends_no_further_request_once_its_tool_is_disab
     assert requests(world) == before + 1
 
 
-async def _answered(world: World) -> Any:
+async def _send(world: World) -> Any:
     return await world.send(await world.place())
 
 
@@ -119,46 +119,46 @@ async def test_an_executor_that_starts_knows_what_is_disabled(idle_world: World)
 
 @requirement("switches")
 @pytest.mark.parametrize("stored", ["deleted bucket", "another record"])
-async def test_the_last_known_switches_hold_while_the_record_cannot_be_read(
+async def test_the_last_known_switches_apply_while_the_record_cannot_be_read(
     world: World, caplog: pytest.LogCaptureFixture, stored: str
 ) -> None:
     await ran(world, "disable", "jina_search", "--project", PROJECT, *WHY)
-    assert await called(world) is not None
+    assert await error_of_call(world) is not None
     jetstream = world.caller.client.jetstream()
     if stored == "deleted bucket":
         await jetstream.delete_key_value(BUCKET)
     else:
         await (await jetstream.key_value(BUCKET)).put(KEY, b"[]")
-    assert await called(world) is not None
-    assert await called(world) is not None
+    assert await error_of_call(world) is not None
+    assert await error_of_call(world) is not None
     assert len(logged(caplog, "switches.not_read")) == 1
 
 
 @requirement("switches")
-async def test_deleting_the_key_enables_everything(world: World) -> None:
+async def test_deleting_the_record_enables_all_tools(world: World) -> None:
     await ran(world, "disable", "--all-projects", *WHY)
-    assert await called(world) is not None
+    assert await error_of_call(world) is not None
     await (await world.caller.client.jetstream().key_value(BUCKET)).delete(KEY)
-    assert await called(world) is None
+    assert await error_of_call(world) is None
     await ran(world, "disable", "--all-projects", *WHY)
-    assert await called(world) is not None
+    assert await error_of_call(world) is not None
 
 
 @requirement("switches")
-async def test_the_monitor_reads_on_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_monitor_reads_the_record_periodically(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openapi_tool.bus.switch_store.READ_INTERVAL_S", 0.01)
     assert world.parts is not None
-    heard = asyncio.Event()
-    monkeypatch.setattr(world.parts.switches, "_use", lambda _: heard.set())
+    changed = asyncio.Event()
+    monkeypatch.setattr(world.parts.switches, "_use", lambda _: changed.set())
     monitoring = asyncio.create_task(world.parts.switches.run())
     await ran(world, "disable", "--all-projects", *WHY)
     async with asyncio.timeout(10):
-        await heard.wait()
+        await changed.wait()
     monitoring.cancel()
 
 
 @requirement("switches")
-async def test_changes_at_the_same_time_are_all_kept(world: World) -> None:
+async def test_concurrent_changes_are_all_stored(world: World) -> None:
     def disable(number: int) -> Any:
         switch = Switch(str(number), "t", "x", "y", "z")
         return change_switches(world.caller.client, lambda found: found.disabled(switch))
@@ -181,9 +181,9 @@ async def test_what_is_disabled_is_listed(world: World) -> None:
         "at": "",
     }
     assert "[bold]" in await ran(world, "disabled")
-    told = json.loads(await ran(world, "enable", "jina_search", "--project", PROJECT, "--reason", "x", "--json"))
-    assert told["reason"] == "x."
-    assert told["by"]
+    printed = json.loads(await ran(world, "enable", "jina_search", "--project", PROJECT, "--reason", "x", "--json"))
+    assert printed["reason"] == "x."
+    assert printed["by"]
 
 
 @requirement("switches")
@@ -205,13 +205,15 @@ async def test_what_is_disabled_is_listed(world: World) -> None:
         (("enable", "t", "--project", "p", "--reason", "x"), 1, "tool 't' of project 'p' is not disabled"),
     ],
 )
-async def test_a_wrong_change_is_named(world: World, arguments: tuple[str, ...], code: int, says: str) -> None:
+async def test_an_invalid_change_is_refused_with_its_reason(
+    world: World, arguments: tuple[str, ...], code: int, says: str
+) -> None:
     result = await run(world, *arguments)
     assert (result.exit_code, says in result.stderr) == (code, True), result.output
 
 
 @requirement("switches")
-async def test_a_set_that_is_full_takes_no_further_switch(world: World) -> None:
+async def test_a_full_record_accepts_no_further_switch(world: World) -> None:
     many = Switches(Switch(str(number), "t", "x", "y", "z") for number in range(1_000))
     await change_switches(world.caller.client, lambda _: many)
     full = await run(world, "disable", "t", "--project", "p", *WHY)
@@ -220,7 +222,7 @@ async def test_a_set_that_is_full_takes_no_further_switch(world: World) -> None:
 
 
 @requirement("switches")
-async def test_a_record_of_something_else_is_named_with_its_remedy(world: World, stack: EmbeddedStack) -> None:
+async def test_an_invalid_record_is_reported_with_the_remedy(world: World, stack: EmbeddedStack) -> None:
     del stack
     await (await world.caller.client.jetstream().key_value(BUCKET)).put(KEY, b"[]")
     result = await run(world, "disabled")

@@ -58,7 +58,7 @@ async def give_ids(world: World, call: PlacedCall) -> None:
 @pytest.mark.parametrize("order", [(PROJECT, OTHER), (OTHER, PROJECT)])
 @pytest.mark.parametrize("lost", [(), ("CG-Agent-Id",), ("CG-Turn-Id", "CG-Turn-Epoch")])
 @requirement("tenant.scoped")
-async def test_a_call_is_answered_from_its_own_projects_rows(
+async def test_a_call_reads_only_rows_of_its_project(
     tenants: World, order: tuple[str, str], lost: tuple[str, ...]
 ) -> None:
     world = tenants
@@ -94,7 +94,7 @@ MOVED = {
     ("rows", "reason"), [("anchor", "stale_turn"), ("turn", "stale_turn"), ("edge", "no_request_edge")]
 )
 @requirement("tenant.scoped")
-async def test_a_turn_or_an_edge_of_another_project_takes_no_report(tenants: World, rows: str, reason: str) -> None:
+async def test_a_turn_or_edge_of_another_project_accepts_no_report(tenants: World, rows: str, reason: str) -> None:
     call = await placed(tenants, PROJECT)
     await tenants.caller.database.execute(MOVED[rows], OTHER)
     async with tenants.executor():
@@ -103,7 +103,7 @@ async def test_a_turn_or_an_edge_of_another_project_takes_no_report(tenants: Wor
 
 
 @requirement("tenant.scoped")
-async def test_a_card_of_another_project_lends_nobody_its_identity(tenants: World) -> None:
+async def test_a_card_of_another_project_provides_no_identity(tenants: World) -> None:
     """Without headers and a body, the call card is found by the call's id alone."""
     call = await placed(tenants, PROJECT)
     await tenants.caller.database.execute("update cards set tenant_id = $1", OTHER)
@@ -113,7 +113,7 @@ async def test_a_card_of_another_project_lends_nobody_its_identity(tenants: Worl
 
 
 @requirement("tenant.scoped")
-async def test_an_agent_that_only_another_projects_roster_has_is_not_rung_for(tenants: World) -> None:
+async def test_an_agent_in_the_roster_of_another_project_gets_no_doorbell(tenants: World) -> None:
     call = await placed(tenants, PROJECT)
     await tenants.caller.database.execute("delete from resource.project_agents where project_id = $1", PROJECT)
     async with tenants.executor():
@@ -124,7 +124,7 @@ async def test_an_agent_that_only_another_projects_roster_has_is_not_rung_for(te
 
 @pytest.mark.parametrize("author", ["tool.openapi", "worker.watchdog"])
 @requirement("tenant.scoped")
-async def test_another_projects_result_of_the_same_call_id_is_no_earlier_one(tenants: World, author: str) -> None:
+async def test_a_result_of_the_same_call_id_in_another_project_is_ignored(tenants: World, author: str) -> None:
     call = await placed(tenants, PROJECT)
     await save_result(tenants, call.tool_call_id, author)
     async with tenants.executor():
@@ -135,7 +135,7 @@ async def test_another_projects_result_of_the_same_call_id_is_no_earlier_one(ten
 
 
 @requirement("tenant.scoped")
-async def test_another_projects_report_of_the_same_call_id_stands_in_for_none(tenants: World) -> None:
+async def test_a_report_of_the_same_call_id_in_another_project_is_ignored(tenants: World) -> None:
     """Ours was saved and not reported; the other project's was."""
     call = await placed(tenants, PROJECT)
     async with tenants.executor():
@@ -153,7 +153,7 @@ async def test_another_projects_report_of_the_same_call_id_stands_in_for_none(te
 
 
 @requirement("tenant.scoped")
-async def test_another_projects_result_does_not_make_an_abandoned_command_answered(tenants: World) -> None:
+async def test_a_result_in_another_project_does_not_hide_an_abandoned_command(tenants: World) -> None:
     await save_result(tenants, "call", "tool.openapi")
     store = await KernelStore.open(PoolOptions(tenants.dsn, 1, 5.0, prepared_statements=True))
     assert [await store.has_result(project, "call") for project in (PROJECT, OTHER)] == [False, True]
@@ -161,7 +161,7 @@ async def test_another_projects_result_does_not_make_an_abandoned_command_answer
 
 
 @requirement("tenant.scoped")
-async def test_another_projects_answer_to_the_same_question_is_not_reused(tenants: World) -> None:
+async def test_a_cached_response_of_another_project_is_not_used(tenants: World) -> None:
     """The same agent, tool, definition, session and question."""
     question: dict[str, Any] = {**KNOWN, "session_id": "same"}
     await tenants.caller.add_tool(OTHER, search_tool())

@@ -1,4 +1,4 @@
-"""An executor inside the test's own loop, with everything around it real; and what it left behind."""
+"""Executor in the test's event loop, with real NATS and PostgreSQL servers; and the outcome of its calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.conftest import AGENT, PROJECT, search_tool
 from tests.support import dead_letters, dsn_of
 
 DURABLE = default_durable("v1r4", "jina")
-KNOWN = {"query": "hello world", "count": 3}
+KNOWN = {"query": "hello world", "count": 3}  # arguments for which the double has a recording
 SETTLED_S = 10.0
 
 
@@ -52,7 +52,7 @@ class Outcome:
 
 @dataclass(slots=True, repr=False)
 class World:
-    """The kernel's side, the double, and ears on every subject that matters; `parts` are of the last executor."""
+    """The kernel's side, the double, and all doorbells and advisories; `parts` are those of the last executor."""
 
     stack: EmbeddedStack
     caller: Caller
@@ -67,17 +67,17 @@ class World:
         return dsn_of(self.stack, self.database)
 
     async def listen(self) -> None:
-        async def hear_doorbell(message: Msg) -> None:
+        async def record_doorbell(message: Msg) -> None:
             self.doorbells.append(message)
 
-        async def hear_advisory(message: Msg) -> None:
+        async def record_advisory(message: Msg) -> None:
             self.advisories.append(json.loads(message.data))
 
-        await self.caller.client.subscribe("cg.v1r4.*.*.cmd.agent.*.wakeup", cb=hear_doorbell)
-        await self.caller.client.subscribe("$JS.EVENT.ADVISORY.CONSUMER.>", cb=hear_advisory)
+        await self.caller.client.subscribe("cg.v1r4.*.*.cmd.agent.*.wakeup", cb=record_doorbell)
+        await self.caller.client.subscribe("$JS.EVENT.ADVISORY.CONSUMER.>", cb=record_advisory)
 
     async def place(self, arguments: Any = None, tool: str = "jina_search", **changes: Any) -> PlacedCall:
-        """A call whose command is not yet sent."""
+        """Save card and rows of a call without sending its command."""
         agent = changes.pop("agent", AGENT)
         return await self.caller.place(
             PROJECT, agent, tool, KNOWN if arguments is None else arguments, publish=False, **changes
@@ -91,7 +91,7 @@ class World:
         body: Mapping[str, Any] | None = None,
         data: bytes | None = None,
     ) -> Outcome:
-        """Send a call's command, changed as said, and wait until it is settled. None takes a header away."""
+        """Send a call's command with these changes, and wait until it is settled. None removes a header."""
         changed = {name: value for name, value in {**call.headers, **(headers or {})}.items() if value is not None}
         await self.caller.publish(replace(call, body={**call.body, **(body or {})}), headers=changed, data=data)
         return await self.outcome(call)
@@ -112,12 +112,12 @@ class World:
         )
 
     async def settled(self, within_s: float = SETTLED_S) -> Any:
-        """The consumer once every command that was sent is settled; its `num_pending` alone lags behind."""
+        """Return the durable's info once every sent command is settled; `num_pending` alone may lag behind."""
         async with asyncio.timeout(within_s):
             while True:
                 try:
                     info = await self.caller.client.jetstream().consumer_info(STREAM, DURABLE)
-                except NotFoundError:  # the executor has not got so far
+                except NotFoundError:  # not created yet
                     info = None
                 if info and _all_settled(info, self.caller.last_sequence):
                     return info
@@ -125,7 +125,7 @@ class World:
 
     @asynccontextmanager
     async def executor(self, **sections: Any) -> AsyncIterator[CommandConsumer]:
-        """Parts of `serve`, in this event loop."""
+        """Run the parts of `serve` in this event loop; `sections` replaces sections of the settings."""
         settings = Settings(
             **{
                 "postgres": {"dsn": self.dsn},
@@ -154,28 +154,28 @@ class World:
 
 
 def _all_settled(info: ConsumerInfo, last_sequence: int) -> bool:
-    """Return whether every command up to this place in the stream is settled."""
+    """Return whether every command up to this stream sequence is settled."""
     floor = info.ack_floor.stream_seq if info.ack_floor else 0
     return floor >= last_sequence and not info.num_pending and not info.num_ack_pending
 
 
 @asynccontextmanager
 async def open_world(stack: EmbeddedStack, caller: Caller, database: str) -> AsyncIterator[World]:
-    """A world with a search tool in it, and no executor yet."""
+    """Yield a world with a search tool and without an executor."""
     world = World(stack, caller, database)
     await world.listen()
     await caller.add_tool(PROJECT, search_tool())
     yield world
 
 
-# Both ends of a NATS connection, byte by byte: what no well-behaved client or server would send.
+# Client and server that send any bytes, also those that no correct one would send.
 
 
 INFO = {"server_id": "fake", "version": "2.15.0", "headers": True, "max_payload": 1_048_576}
 
 
 async def publish(url: str, subject: bytes, body: bytes, headers: bytes | None = None) -> None:
-    """Publish these very bytes, and wait until the server has taken them."""
+    """Publish these bytes unchanged, and wait until the server has processed them."""
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     await reader.readline()
@@ -192,23 +192,23 @@ async def publish(url: str, subject: bytes, body: bytes, headers: bytes | None =
 
 
 class Connection:
-    """A client's connection to the fake server: every byte that it sent, and a way to answer."""
+    """A client's connection to the fake server; `received` are all bytes that the client sent."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self.writer = writer
-        self.heard = b""
+        self.received = b""
         self.logged_in = asyncio.Event()
         self.subscribed = asyncio.Event()
         self.task = _this_task()
 
     async def serve(self, greeting: bytes, tls: ssl.SSLContext | None) -> None:
-        """Greet, go over to TLS where the server has a certificate, then answer pings until the client has gone."""
+        """Greet, upgrade to TLS if there is a context, then answer pings until the client disconnects."""
         self.writer.write(greeting)
         if tls is not None:
             await self.writer.start_tls(tls)
         while line := await self._reader.readline():
-            self.heard += line
+            self.received += line
             if line.startswith(b"CONNECT"):
                 self.logged_in.set()
             if line.startswith(b"SUB"):
@@ -217,17 +217,17 @@ class Connection:
                 self.writer.write(b"PONG\r\n")
 
     def drop(self) -> None:
-        """Break the connection off: under TLS a polite end would wait for the client's."""
+        """Abort the connection: under TLS a graceful close would wait for the client."""
         self.writer.transport.abort()
 
     @property
     def sid(self) -> bytes:
-        """The id of the client's last subscription."""
-        return self.heard.rpartition(b"SUB ")[2].splitlines()[0].split()[-1]
+        """Id of the client's last subscription."""
+        return self.received.rpartition(b"SUB ")[2].splitlines()[0].split()[-1]
 
 
 class FakeServer:
-    """Speaks just enough NATS to be connected to; `url` is on loopback. With `tls` it goes over to that."""
+    """Minimal NATS server on loopback, at `url`; upgrades connections to TLS if `tls` is set."""
 
     def __init__(self, greeting: bytes) -> None:
         self.greeting = greeting
@@ -245,24 +245,24 @@ class FakeServer:
         connection.drop()
 
     @property
-    def heard(self) -> bytes:
-        """Every byte that any client sent."""
-        return b"".join(connection.heard for connection in self.connections)
+    def received(self) -> bytes:
+        """All bytes that clients sent."""
+        return b"".join(connection.received for connection in self.connections)
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[FakeServer]:
-        """Accept connections meanwhile."""
+        """Accept connections inside the block."""
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
             yield self
         finally:
-            await _rounds()  # what arrived a moment ago is accepted: asyncio leaks it if the server closes meanwhile
+            await _run_loop()  # accept pending connections: asyncio leaks them if the server closes first
             server.close()
             for connection in self.connections:
                 connection.task.cancel()
                 await asyncio.wait([connection.task])
-            await _rounds()  # and what was broken off is closed
+            await _run_loop()  # close aborted connections
 
 
 def _this_task() -> asyncio.Task[Any]:
@@ -271,24 +271,24 @@ def _this_task() -> asyncio.Task[Any]:
     return task
 
 
-async def _rounds() -> None:
+async def _run_loop() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
 
 
 def info(**changes: Any) -> bytes:
-    """A server's greeting."""
+    """Return the greeting of a server."""
     return b"INFO " + json.dumps(INFO | changes).encode() + b"\r\n"
 
 
 @asynccontextmanager
 async def fake_server(greeting: bytes | None = None, **changes: Any) -> AsyncIterator[FakeServer]:
-    """A fake server with this greeting, or the usual one with changes."""
+    """Yield a fake server with this greeting, by default the usual one with changes."""
     async with FakeServer(info(**changes) if greeting is None else greeting).listening() as server:
         yield server
 
 
 def header_block(headers: Mapping[str, str], *lines: bytes) -> bytes:
-    """A header block of these headers and, after them, these lines as they are."""
+    """Return a header block of these headers, followed by these lines unchanged."""
     named = [f"{name}: {value}".encode() for name, value in headers.items()]
     return b"\r\n".join([b"NATS/1.0", *named, *lines, b"", b""])
