@@ -225,7 +225,6 @@ class Budgets:
             self._task = in_background(self._run(), "budgets")
 
     async def _run(self) -> None:
-        """Write due reports, and drop unused accounts."""
         while True:
             await asyncio.sleep(_TICK_S)
             if self._outage.reason:

@@ -163,7 +163,6 @@ def _new_stream(replicas: int) -> StreamConfig:
 
 
 def _missing_limits(config: StreamConfig) -> Iterator[tuple[str, str]]:
-    """Yield each missing setting with the flag of `nats stream edit` that sets it."""
     subjects = list(config.subjects or [])
     if SUBJECTS not in subjects:
         yield f"subject {SUBJECTS}", f"--subjects '{','.join([*subjects, SUBJECTS])}'"
@@ -195,7 +194,6 @@ def _token(subject: str) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """Return the metric label for why a record was not stored."""
     code = error.err_code if isinstance(error, APIError) else None
     if isinstance(error, nats.errors.MaxPayloadError) or code == _TOO_LARGE:
         return "too_large"

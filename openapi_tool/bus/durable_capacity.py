@@ -44,7 +44,6 @@ class DurableCapacity:
             await self._change(durable, state, self._minimum)
 
     async def _change(self, durable: Durable, state: DurableState, limit: int) -> bool:
-        """Set the limit; return whether the server accepted it."""
         try:
             await change_max_ack_pending(self._client, durable, limit)
         except (nats.errors.Error, OSError) as error:

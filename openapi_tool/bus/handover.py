@@ -20,7 +20,7 @@ KERNEL_ACK_WAIT_S, KERNEL_MAX_DELIVER = 30.0, 3
 _REPLY_TIMEOUT_S = 0.5
 """Seconds to wait for the statistics of all running replicas."""
 
-_MAX_NAMED = 5  # replicas in an error message
+_MAX_NAMED = 5
 
 
 class StillPulled(nats.errors.Error):

@@ -19,7 +19,7 @@ from openapi_tool.protocol.trace import parse_traceparent
 from openapi_tool.tools.problems import short
 
 _IDS = ("agent_id", "agent_turn_id", "tool_call_id")
-_MAX_PARSED_BYTES = 16_384  # larger bodies are not parsed for log lines; a valid one has 1 kB
+_MAX_PARSED_BYTES = 16_384  # of a body; a valid one has 1 kB
 _MAX_LOGGED_CHARS = 128
 _PROJECT_TOKEN = 2  # index in a subject
 _OVERHEAD_BYTES = 1_024

@@ -182,7 +182,7 @@ class Leases:
         except KeyNotFoundError as missing:
             return (missing.entry.revision or 0) if missing.entry else 0, unwritten
         except (nats.errors.NoRespondersError, ServiceUnavailableError):
-            self._bucket = None  # it may have been created again, without direct reads; open it anew
+            self._bucket = None  # it may have been recreated without direct reads
             raise
         return entry.revision or 0, _decoded(entry.value) or unwritten
 

@@ -100,7 +100,6 @@ class LookAhead:
         await self._yield()
 
     async def _yield(self) -> None:
-        """Let other tasks run after `_MAX_RECEIVE_S` of receiving."""
         now = time.monotonic()
         if now - self._yielded_at > _MAX_RECEIVE_S:
             await asyncio.sleep(0)

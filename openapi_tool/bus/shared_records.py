@@ -38,8 +38,8 @@ OnChange = Callable[[str, int, bytes], None]
 MAX_VALUE_BYTES = 256 * 1024
 _TIMEOUT_S = 2.0
 _MAX_DIGITS = 20
-_NAME_BYTES = 5  # of a replica's random name in the records of limits, which contain up to 1,000 names
-_SUFFIX_BYTES = 3  # random bytes after a replica's name in the records of budgets
+_NAME_BYTES = 5  # of a replica in the records of limits, which contain up to 1,000 names
+_SUFFIX_BYTES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,6 @@ class BucketSpec:
     """Bucket of records. Their keys match `keys`; they expire `ttl_s` seconds after their last change.
 
     Each change is published on the subject `CHANGES.RECORD`; the message contains the revision and the record.
-    `operations` counts reads, writes and conflicts.
     """
 
     bucket: str

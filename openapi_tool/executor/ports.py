@@ -70,7 +70,7 @@ class Kernel(Artifacts, Protocol):
     async def load(self, command: Command) -> CallRecords:
         """Load all records of a call in one round trip."""
 
-    async def seconds_since_last_result(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
+    async def last_result_age_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
         """Return how many seconds ago the last call of a step was answered, None if none was."""
 
     async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None, *, retry: bool = False) -> bool:

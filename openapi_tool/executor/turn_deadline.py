@@ -68,7 +68,7 @@ class TurnDeadline:
         """Return the seconds since another call of the step got a result, None if none did or it is unknown."""
         identity = self._identity
         try:
-            return await self._kernel.seconds_since_last_result(
+            return await self._kernel.last_result_age_s(
                 identity.project_id, identity.agent_turn_id, identity.step_id or ""
             )
         except Unavailable as outage:

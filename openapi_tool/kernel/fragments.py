@@ -14,7 +14,7 @@ from openapi_tool.protocol.cards import MAX_CONTENT_BYTES
 from openapi_tool.protocol.records import CardRecord, DefinitionRecord, EarlierResult, RequestEdgeRecord
 from openapi_tool.tools.bounds import MAX_ROW_BYTES
 
-_MAX_COMPRESSION = 256  # text size / stored size; LZ4 reaches 255
+_MAX_COMPRESSION = 256  # LZ4 reaches 255
 MAX_HEADER_BYTES = 64 * 1024
 """Limit in bytes of a turn's headers and of a card's metadata; NATS allows no more in headers."""
 
@@ -32,8 +32,8 @@ def fits(column: str, max_bytes: int) -> str:
     """Return the SQL condition that the text of a jsonb column has at most `max_bytes` bytes.
 
     The stored, possibly compressed size is known without unpacking the value, and decides most cases; only a value
-    between both bounds is converted to text. Every column of a call is measured before it is read, because 24
-    concurrent calls with 30 MB each took 1 GB of memory in the executor.
+    between both bounds is converted to text. Every column is measured before it is read: 24 concurrent calls with
+    30 MB each took 1 GB of memory in the executor.
     """
     return (
         f"case when pg_column_size({column}) <= {max_bytes // _MAX_COMPRESSION} then true "
@@ -74,7 +74,6 @@ _DEFINITION = f"""
     ) as fits
 """  # noqa: S608 - constants only
 
-# The status of an earlier result is read if it must still be reported.
 _NEEDS_REPORT = f"reported.inbox_id is null and pg_column_size(content) <= {_MAX_STORED_BYTES}"
 
 # `limit 1`, even if a key is unique: PostgreSQL then plans each subquery as an index look-up. Without it, a plan made
@@ -163,7 +162,7 @@ select exists (
 """
 
 # Uses the index of turn, step and type; `limit` bounds the cost of a step with very many calls.
-SECONDS_SINCE_LAST_RESULT = f"""
+LAST_RESULT_AGE = f"""
 select extract(epoch from now() - max(created_at))::float8 from (
     select created_at from cards
     where metadata ->> 'agent_turn_id' = $2 and metadata ->> 'step_id' = $3 and metadata ->> 'type' = 'tool.result'
@@ -207,7 +206,6 @@ def tool_of(row: Mapping[str, Any]) -> DefinitionRecord | None:
         parameters=parameters,
         options=options,
         oversized=oversized,
-        # None is an object that the parser refused (store._decode_jsonb).
         unreadable=not oversized and row["tool_objects"] and (parameters is None or options is None),
     )
 

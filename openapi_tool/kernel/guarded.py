@@ -24,9 +24,9 @@ class GuardedStore:
             succeeded()
         return records
 
-    async def seconds_since_last_result(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
+    async def last_result_age_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
         """Return the age of the step's newest result. A failure is not reported to the breaker: the call continues."""
-        return await self._store.seconds_since_last_result(project_id, agent_turn_id, step_id)
+        return await self._store.last_result_age_s(project_id, agent_turn_id, step_id)
 
     async def commit(
         self, card: Card, report: Report, artifact: ArtifactCard | None = None, *, retry: bool = False

@@ -17,7 +17,7 @@ from openapi_tool.tools.registry import COLUMNS, NoSuchProject, RegistryError, R
 from openapi_tool.tools.tool_names import RESERVED_NAMES
 
 _CONNECTIONS = 4
-_EXTERNAL_SUBJECT = ".cmd.tool."  # in the target subject of tools that an executor runs
+_EXTERNAL_SUBJECT = ".cmd.tool."
 _MAX_JSON_BYTES = 1_000_000
 _COLUMNS_IN_BOUNDS = ", ".join(
     f"case when octet_length({name}::text) <= {_MAX_JSON_BYTES} then {name} "

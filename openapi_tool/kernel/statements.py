@@ -23,7 +23,7 @@ class Statements(Protocol):
     INBOX_COLUMN: str
     LOAD: str
     HAS_RESULT: str
-    SECONDS_SINCE_LAST_RESULT: str
+    LAST_RESULT_AGE: str
     COMMIT: str
     REPORT: str
     ARTIFACT: str

@@ -116,11 +116,11 @@ class KernelStore:
                 raise ReadOnly
         return self._sql.call_records(row)
 
-    async def seconds_since_last_result(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
+    async def last_result_age_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
         """Return the age in seconds of the newest result of a step, None without one. Raises Unavailable."""
         async with self._connection(project_id) as connection:
             age_s: float | None = await connection.fetchval(
-                self._sql.SECONDS_SINCE_LAST_RESULT, project_id, agent_turn_id, step_id
+                self._sql.LAST_RESULT_AGE, project_id, agent_turn_id, step_id
             )
         return age_s
 

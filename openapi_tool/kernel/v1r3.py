@@ -46,8 +46,7 @@ where project_id = $1 and message_type = 'tool_result' and md5(correlation_id) =
 order by created_at limit 10
 """
 
-HAS_RESULT, ARTIFACT = fragments.HAS_RESULT, fragments.ARTIFACT
-SECONDS_SINCE_LAST_RESULT = fragments.SECONDS_SINCE_LAST_RESULT
+HAS_RESULT, LAST_RESULT_AGE, ARTIFACT = fragments.HAS_RESULT, fragments.LAST_RESULT_AGE, fragments.ARTIFACT
 
 # The request edge may be missing and is filled in. A snapshot does not show an edge that another transaction commits
 # meanwhile, so the unique index decides.

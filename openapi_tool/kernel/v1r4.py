@@ -71,8 +71,7 @@ where project_id = $1 and message_type in ('command_anchor', 'tool_result')
 order by created_at limit 10
 """
 
-HAS_RESULT, ARTIFACT = fragments.HAS_RESULT, fragments.ARTIFACT
-SECONDS_SINCE_LAST_RESULT = fragments.SECONDS_SINCE_LAST_RESULT
+HAS_RESULT, LAST_RESULT_AGE, ARTIFACT = fragments.HAS_RESULT, fragments.LAST_RESULT_AGE, fragments.ARTIFACT
 
 _REPORT = """
 inbox as (

@@ -18,13 +18,11 @@ _AHEAD_S = 3.2
 """Seconds of demand for which permits are taken in advance."""
 
 REFILL_AT_ONCE_BELOW = 0.4
-"""Fraction of the permits ahead below which more are taken at once."""
-
 REFILL_BELOW = 0.75
-"""Fraction below which more are taken after a random pause of `REFILL_PAUSE_S`."""
+"""Fractions of the permits ahead below which more are taken: at once, and after a pause."""
 
 REFILL_PAUSE_S = 1.0, 2.0
-"""Random, because equal replicas would write at the same time and conflict."""
+"""Range of the random pause: equal replicas would write at the same time and conflict."""
 
 _RATE_S = 5.0  # time constant of the moving average of demand
 _MAX_SENT = 120  # seconds with requests to remember

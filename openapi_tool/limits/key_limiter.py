@@ -236,7 +236,6 @@ class KeyLimiter:
                     await self._wake.wait()
 
     async def _step(self) -> None:
-        """Write what is due, and grant permits to waiting calls."""
         if self._stored is None:
             await self._read()
         if self._unwritten_429s:
@@ -376,7 +375,6 @@ class KeyLimiter:
         )
 
     def _use_fallback_share(self, reason: str) -> None:
-        """Use this replica's share of the limit while the record cannot be written."""
         allowance, now = self.allowance, self._now()
         if allowance.limited and not allowance.fallback_replicas:
             allowance.use_fallback(now)

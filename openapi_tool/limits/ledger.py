@@ -33,7 +33,7 @@ _BURST_SHARE = 1 / 6
 call for the next 59."""
 
 _MIN_BURST = 10
-_ROUNDING = 1e-6  # of floats
+_ROUNDING = 1e-6
 
 _CONTENDER_S = 4.0
 """Seconds for which a replica's unmet demand counts; then a killed one loses its share."""

@@ -102,7 +102,6 @@ class Limiter:
                 limiter.group.wake()
 
     def _open(self, variable: str, endpoint: str) -> KeyGroup:
-        """Create the group of a variable, or of its pool."""
         members = self._pools.get(variable.upper(), (variable,))
         known = self._limiters.get((members[0], endpoint))
         group = self._groups[variable, endpoint] = known.group if known else KeyGroup(pooled=len(members) > 1)

@@ -14,7 +14,7 @@ import pytest
 from openapi_tool.bus.connection import BusOptions
 from openapi_tool.cooperative import at_once
 from openapi_tool.kernel.store import KernelStore, PoolOptions
-from openapi_tool.kernel.v1r4 import LOAD, SECONDS_SINCE_LAST_RESULT
+from openapi_tool.kernel.v1r4 import LAST_RESULT_AGE, LOAD
 from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.cards import Card, artifact_card, result_card
@@ -110,7 +110,7 @@ async def test_a_plan_made_while_tables_are_small_reads_no_more_when_they_grow(
 
 @requirement("run.turn_deadline")
 async def test_the_last_answer_of_a_step_is_found_by_an_index(caller: Caller, store: KernelStore) -> None:
-    assert await store.seconds_since_last_result(PROJECT, "turn", "step") is None
+    assert await store.last_result_age_s(PROJECT, "turn", "step") is None
     metadata = {"type": "tool.result", "agent_turn_id": "turn", "step_id": "step"}
     for number, changes in enumerate(({}, {"step_id": "other"}, {"agent_turn_id": "other"}, {"type": "tool.call"})):
         await caller.database.execute(
@@ -121,13 +121,13 @@ async def test_the_last_answer_of_a_step_is_found_by_an_index(caller: Caller, st
             {**metadata, **changes},
             100 - 20 * number,
         )
-    age_s = await store.seconds_since_last_result(PROJECT, "turn", "step")
+    age_s = await store.last_result_age_s(PROJECT, "turn", "step")
     assert age_s is not None
     assert age_s >= 100
-    assert await store.seconds_since_last_result("proj_other", "turn", "step") is None
+    assert await store.last_result_age_s("proj_other", "turn", "step") is None
     await grow(caller.database, "tool.result", "tool_result", 4_000)
     await caller.database.execute("analyze cards")
-    plan = await caller.database.fetch(f"explain {SECONDS_SINCE_LAST_RESULT}", PROJECT, "turn", "step")
+    plan = await caller.database.fetch(f"explain {LAST_RESULT_AGE}", PROJECT, "turn", "step")
     assert not any("Seq Scan" in line["QUERY PLAN"] for line in plan)
 
 

@@ -59,7 +59,7 @@ class OtherCall:
     unknown: int = 0
     looks: list[int] = field(default_factory=list)
 
-    async def seconds_since_last_result(self, *_: str) -> float | None:
+    async def last_result_age_s(self, *_: str) -> float | None:
         now = asyncio.get_running_loop().time()
         self.looks.append(round(now))
         if len(self.looks) <= self.unknown:
