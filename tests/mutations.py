@@ -78,7 +78,7 @@ MONEY = (
         "executor/runner.py",
         "await self._options.authorizer.authorize(definition, owner, arguments)",
         "pass",
-        "tests/registry/test_policy.py::test_a_denied_call_is_answered_without_asking_the_upstream",
+        "tests/registry/test_policy.py::test_a_denied_call_fails_without_an_upstream_request",
     ),
 )
 """Nothing is billed twice, or for a call whose answer nobody would take."""
@@ -119,25 +119,25 @@ IDENTITY = (
         "bootstrap.py",
         "return key if version == _UNSCOPED else",
         "return key if version else",
-        "tests/dialects/test_behaviour.py::test_the_same_project_call_and_sequence_on_both_share_nothing",
+        "tests/dialects/test_behaviour.py::test_equal_project_call_and_sequence_of_two_kernels_share_nothing",
     ),
     Mutation(
         "bootstrap.py",
         'self._backend.call_context(f"{self._version} {project_id}")',
         "self._backend.call_context(project_id)",
-        "tests/dialects/test_isolation.py::test_the_same_project_of_two_kernels_has_two_shares_of_memory_and_permits",
+        "tests/dialects/test_isolation.py::test_a_project_of_two_kernels_has_separate_shares_of_memory_and_permits",
     ),
     Mutation(
         "bus/leases.py",
         "command.{quote(stream, safe='').replace('~', '%7E').replace('%', '=')}.{sequence}",
         "command.{sequence}",
-        "tests/races/test_nats.py::test_commands_of_two_streams_with_one_sequence_have_two_leases",
+        "tests/races/test_nats.py::test_commands_of_two_streams_with_the_same_sequence_have_separate_leases",
     ),
     Mutation(
         "bus/command_state.py",
         "ids = (letter.version, claimed.project_id",
         "ids = (options.version, claimed.project_id",
-        "tests/dialects/test_commands.py::test_dead_letters_of_equal_ids_are_told_apart",
+        "tests/dialects/test_commands.py::test_dead_letters_with_equal_ids_are_distinguished",
     ),
     Mutation(
         "cli/dev_settings.py",
@@ -385,7 +385,7 @@ LOSS = (
         "kernel/v1r4.py",
         "and exists (",
         "or exists (",
-        "tests/kernel/test_store.py::test_a_report_that_is_refused_by_then_leaves_no_card",
+        "tests/kernel/test_store.py::test_a_commit_whose_turn_or_edge_was_deleted_writes_no_card",
     ),
     Mutation(
         "executor/pipeline.py",

@@ -21,7 +21,7 @@ PREFIX = "OPENAPI_TOOL__DIALECTS__V1R3__"
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """A kernel of each version by its name, served by one executor."""
+    """Kernels by protocol version, all served by one executor."""
 
     callers: Mapping[str, Caller]
     executor: ExecutorProcess
@@ -29,7 +29,7 @@ class Kernels:
 
 
 def tool_of(version: str, **options: Any) -> dict[str, Any]:
-    """The search tool for a kernel of this version."""
+    """Return the search tool for a kernel of this version."""
     tool = search_tool(**options)
     return {**tool, "target_subject": subject_in_version(tool["target_subject"], version)}
 

@@ -28,14 +28,14 @@ def kernel(kernels: Kernels, request: pytest.FixtureRequest) -> Caller:
     return kernels.callers[request.param]
 
 
-async def called(kernel: Caller, arguments: Any = None, tool: str = "jina_search", **changes: Any) -> Answer:
+async def call_answer(kernel: Caller, arguments: Any = None, tool: str = "jina_search", **changes: Any) -> Answer:
     call = await kernel.place(PROJECT, AGENT, tool, KNOWN if arguments is None else arguments, **changes)
     return await kernel.answer(call, 10)
 
 
 @requirement("dialects.behaviour")
 async def test_a_call_is_answered_from_command_to_doorbell(kernel: Caller, kernels: Kernels) -> None:
-    answer = await called(kernel)
+    answer = await call_answer(kernel)
     content, metadata = answer.card["content"], answer.card["metadata"]
     assert content["status"] == "success"
     assert metadata["author_id"] == answer.edge["source_agent_id"]
@@ -58,10 +58,10 @@ async def test_a_call_is_answered_from_command_to_doorbell(kernel: Caller, kerne
     ],
 )
 @requirement("dialects.behaviour")
-async def test_a_mistake_gives_a_typed_error_and_no_request(
+async def test_an_invalid_call_gives_a_typed_error_and_no_request(
     kernel: Caller, kernels: Kernels, arguments: Any, changes: dict[str, Any], code: str
 ) -> None:
-    answer = await called(kernel, arguments, **changes)
+    answer = await call_answer(kernel, arguments, **changes)
     assert answer.card["content"]["status"] == "failed"
     assert answer.card["content"]["error"]["code"] == code
     assert answer.doorbell is not None
@@ -79,7 +79,7 @@ async def test_a_repeated_command_is_answered_once(kernel: Caller, kernels: Kern
 
 
 @requirement("dialects.behaviour")
-async def test_a_missing_report_is_made_up_for(kernel: Caller, kernels: Kernels) -> None:
+async def test_a_missing_report_is_written_again(kernel: Caller, kernels: Kernels) -> None:
     call = await kernel.place(PROJECT, AGENT, "jina_search", KNOWN)
     first = await kernel.answer(call, 10)
     await kernel.database.execute("delete from state.agent_inbox where message_type = 'tool_result'")
@@ -111,8 +111,8 @@ async def test_the_result_of_another_author_is_left_alone(kernel: Caller, kernel
 async def test_a_depth_at_the_limit_and_garbage_are_dead_letters(kernel: Caller, kernels: Kernels) -> None:
     call = await kernel.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
     await kernel.database.execute("update state.execution_edges set recursion_depth = 20")
-    if_anchored = replace(call, headers={**call.headers, "CG-Recursion-Depth": "20"})
-    await kernel.publish(if_anchored)
+    at_limit = replace(call, headers={**call.headers, "CG-Recursion-Depth": "20"})
+    await kernel.publish(at_limit)
     await kernel.publish(call, headers={}, data=b"[1, 2]")
     async with asyncio.timeout(10):
         while len(letters := await dead_letters(kernel)) < 2:  # noqa: ASYNC110 - a stream has no event here
@@ -123,7 +123,7 @@ async def test_a_depth_at_the_limit_and_garbage_are_dead_letters(kernel: Caller,
 
 
 @requirement("dialects.isolated")
-async def test_the_same_project_call_and_sequence_on_both_share_nothing(kernels: Kernels) -> None:
+async def test_equal_project_call_and_sequence_of_two_kernels_share_nothing(kernels: Kernels) -> None:
     made = [await one.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False) for one in kernels.callers.values()]
     other = with_call_id(made[1], made[0].tool_call_id)
     await kernels.callers["v1r3"].database.execute(
@@ -152,11 +152,11 @@ def answer_lines(kernels: Kernels) -> list[dict[str, Any]]:
 
 
 @requirement("dialects.isolated", "metrics", "cli.top")
-async def test_statistics_and_gauges_tell_the_kernels_apart(kernels: Kernels) -> None:
+async def test_statistics_and_gauges_distinguish_the_kernels(kernels: Kernels) -> None:
     for one in kernels.callers.values():
-        assert (await called(one)).card["content"]["status"] == "success"
+        assert (await call_answer(one)).card["content"]["status"] == "success"
     async with asyncio.timeout(10):
-        while len((replica := await statistics(kernels))["last"]) < 2 or not all(  # noqa: ASYNC110 - nor has a gauge
+        while len((replica := await statistics(kernels))["last"]) < 2 or not all(  # noqa: ASYNC110 - a gauge has no event
             kernel["max_unacknowledged"] for kernel in replica["kernels"]
         ):
             await asyncio.sleep(0.05)
@@ -167,7 +167,7 @@ async def test_statistics_and_gauges_tell_the_kernels_apart(kernels: Kernels) ->
     assert sorted(call["protocol"] for call in replica["last"]) == ["v1r3", "v1r4"]
     assert sorted(kernel["protocol"] for kernel in replica["kernels"]) == ["v1r3", "v1r4"]
     [most] = {kernel["max_unacknowledged"] for kernel in replica["kernels"]}
-    assert most == NatsSettings().max_ack_pending, "of each, not the sum of both"
+    assert most == NatsSettings().max_ack_pending, "the value of each kernel, not the sum"
 
 
 async def statistics(kernels: Kernels) -> dict[str, Any]:
@@ -176,51 +176,51 @@ async def statistics(kernels: Kernels) -> dict[str, Any]:
 
 
 @requirement("dialects.isolated")
-async def test_the_line_of_a_dead_letter_names_its_kernel(kernels: Kernels) -> None:
+async def test_the_log_line_of_a_dead_letter_names_its_kernel(kernels: Kernels) -> None:
     for version, one in kernels.callers.items():
         call = await one.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
         headers = {"CG-Tool-Call-Id": "same"} if version == "v1r4" else {}
         await one.publish(call, headers=headers, data=b'{"tool_call_id": "same", "agent_id": 7}')
     async with asyncio.timeout(10):
-        while (text := kernels.executor.log_text()).count('"call.dead_lettered"') < 2:  # noqa: ASYNC110 - the same
+        while (text := kernels.executor.log_text()).count('"call.dead_lettered"') < 2:  # noqa: ASYNC110 - a log has no event
             await asyncio.sleep(0.05)
     lines = [json.loads(line) for line in text.splitlines() if '"call.dead_lettered"' in line]
     assert {(line["protocol"], line["subject"].split(".")[1]) for line in lines} == {("v1r3", "v1r3"), ("v1r4", "v1r4")}
 
 
 @requirement("dialects.isolated")
-async def test_a_kernel_that_is_away_does_not_stop_the_other(
+async def test_an_unavailable_kernel_does_not_stop_the_other(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
     wrong = dsn_of(stack, str(await caller.database.fetchval("select current_database()")))
     executor = start_executor({f"{PREFIX}POSTGRES__DSN": wrong})
-    assert (await called(caller)).card["content"]["status"] == "success"
+    assert (await call_answer(caller)).card["content"]["status"] == "success"
     assert "a database of protocol v1r4, but v1r3 is configured" in executor.log_text()
 
 
 @requirement("dialects.isolated", "dialects.recognised")
-async def test_calls_of_the_older_kernel_go_on_without_the_main_one(
+async def test_calls_of_the_older_kernel_continue_without_the_main_one(
     stack: EmbeddedStack, v1r3_caller: Caller, v1r3_database: str, start_executor: StartExecutor
 ) -> None:
     await v1r3_caller.add_tool(PROJECT, tool_of("v1r3"))
     older = dsn_of(stack, v1r3_database)
     reachable = {f"{PREFIX}POSTGRES__DSN": older, f"{PREFIX}NATS__SERVERS": stack.nats.url}
     nowhere = f"127.0.0.1:{free_port()}"
-    for away, said in (
+    for outage, message in (
         ({"NATS_SERVERS": f"nats://{nowhere}"}, f"NATS at {nowhere}: connection refused"),
         ({"PG_DSN": older}, "a database of protocol v1r3, but v1r4 is configured"),
     ):
-        executor = start_executor({**reachable, **away})
-        assert (await called(v1r3_caller)).card["content"]["status"] == "success"
-        assert said in executor.log_text()
+        executor = start_executor({**reachable, **outage})
+        assert (await call_answer(v1r3_caller)).card["content"]["status"] == "success"
+        assert message in executor.log_text()
         [replica] = await gather_stats(v1r3_caller.client, 0.5)
         assert "tool_jina_openapi_cmd_v1r3" in replica["durables"]
         assert executor.stop() == 0
 
 
 @requirement("dialects.behaviour")
-async def test_both_answer_many_calls_at_once(kernels: Kernels) -> None:
+async def test_both_kernels_answer_many_concurrent_calls(kernels: Kernels) -> None:
     kernels.stack.upstream.rules({"match": "hello", "answer": "s-post-json"})
     placed = [
         (one, await one.place(PROJECT, AGENT, "jina_search", KNOWN))

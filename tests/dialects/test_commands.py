@@ -1,4 +1,4 @@
-"""Commands of the command line for either of two kernels that one process serves."""
+"""CLI commands for two kernels that one process serves (`--protocol`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GARBAGE = b'{"tool_call_id": "same", "agent_id": 7}'
 
 @pytest.fixture
 async def environment(kernels: Kernels) -> dict[str, str]:
-    """Settings of both kernels, for people who are the kernels' own users."""
+    """Settings of both kernels, with the kernels' own database users."""
     databases = {
         version: await one.database.fetchval("select current_database()") for version, one in kernels.callers.items()
     }
@@ -48,23 +48,23 @@ async def run(environment: Mapping[str, str], *words: str, code: int = 0) -> Res
 
 
 @requirement("dialects.commands")
-async def test_a_call_of_the_older_kernel_is_made_found_and_counted(environment: dict[str, str]) -> None:
+async def test_a_call_of_the_older_kernel_can_be_made_inspected_and_counted(environment: dict[str, str]) -> None:
     whole = [*OF_PROJECT, "--agent", AGENT, "--yes", "--json", "--args", '{"query": "hello world", "count": 3}']
     made = json.loads((await run(environment, "call", "jina_search", *whole, *V1R3)).stdout)
     assert (made["status"], made["doorbell"]["data"]) == ("success", json.dumps({"agent_id": AGENT}).replace(" ", ""))
-    asked = ("inspect", made["tool_call_id"], *OF_PROJECT, "--json")
-    found = json.loads((await run(environment, *asked, *V1R3)).stdout)
+    inspect = ("inspect", made["tool_call_id"], *OF_PROJECT, "--json")
+    found = json.loads((await run(environment, *inspect, *V1R3)).stdout)
     assert found["verdict"].startswith("answered with success")
     assert [command["subject"].split(".")[1] for command in found["commands"]] == ["v1r3"]
     assert [doorbell["subject"].split(".")[1] for doorbell in found["doorbells"]] == ["v1r3"]
-    await run(environment, *asked, code=2)
+    await run(environment, *inspect, code=2)
     for option, calls in ((V1R3, 1), ((), 0)):
         used = json.loads((await run(environment, "usage", *OF_PROJECT, "--json", *option)).stdout)
         assert used["total"]["calls"] == calls
 
 
 @requirement("dialects.commands")
-async def test_both_kernels_are_checked_or_one(environment: dict[str, str]) -> None:
+async def test_check_covers_both_kernels_or_one(environment: dict[str, str]) -> None:
     whole = (await run(environment, "check", *OF_PROJECT)).stdout.splitlines()
     own = ["postgres", "nats", f"definitions of {PROJECT}"]
     names = ["settings", *own, *(f"v1r3.{name}" for name in own), "JINA_API_KEY"]
@@ -77,7 +77,7 @@ async def test_both_kernels_are_checked_or_one(environment: dict[str, str]) -> N
 
 
 @requirement("dialects.commands")
-async def test_one_file_is_registered_in_both_kernels(
+async def test_the_same_file_can_be_registered_in_both_kernels(
     environment: dict[str, str], kernels: Kernels, tmp_path: Path
 ) -> None:
     file = tmp_path / "tool.yaml"
@@ -98,7 +98,7 @@ async def test_one_file_is_registered_in_both_kernels(
 
 
 @requirement("dialects.isolated")
-async def test_dead_letters_of_equal_ids_are_told_apart(environment: dict[str, str], kernels: Kernels) -> None:
+async def test_dead_letters_with_equal_ids_are_distinguished(environment: dict[str, str], kernels: Kernels) -> None:
     for version, one in kernels.callers.items():
         call = await one.place(PROJECT, AGENT, "jina_search", {}, publish=False)
         headers = {"CG-Tool-Call-Id": "same"} if version == "v1r4" else {}
@@ -116,7 +116,7 @@ async def test_dead_letters_of_equal_ids_are_told_apart(environment: dict[str, s
 
 
 @requirement("dialects.recognised")
-async def test_commands_name_a_database_of_the_other_version(environment: dict[str, str], tmp_path: Path) -> None:
+async def test_commands_report_a_database_of_the_other_version(environment: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "tool.yaml"
     file.write_text(yaml.safe_dump({**search_tool(), "after_execution": "suspend"}))
     wrong = {**environment, f"{PREFIX}POSTGRES__DSN": environment["PG_DSN"]}
@@ -128,12 +128,12 @@ async def test_commands_name_a_database_of_the_other_version(environment: dict[s
             (("inspect", "tc", *OF_PROJECT), 2),
             (("usage", *OF_PROJECT), 2),
         ):
-            said = await run(settings, *words, *V1R3, code=code)
-            assert "a database of protocol v1r4, but v1r3 is configured" in said.output
+            result = await run(settings, *words, *V1R3, code=code)
+            assert "a database of protocol v1r4, but v1r3 is configured" in result.output
 
 
 @requirement("dialects.commands", "start.reasons")
-def test_an_obstacle_of_the_older_kernel_names_its_own_settings() -> None:
+def test_an_error_of_the_older_kernel_names_its_own_settings() -> None:
     nobody = "127.0.0.1:1"
     main = {"PG_DSN": f"postgresql://main@{nobody}/main", "NATS_SERVERS": f"nats://{nobody}"}
     older = {f"{PREFIX}POSTGRES__DSN": f"postgresql://older@{nobody}/older"}
@@ -143,23 +143,23 @@ def test_an_obstacle_of_the_older_kernel_names_its_own_settings() -> None:
     own_servers = f"connection refused; check dialects.v1r3.nats.servers ({PREFIX}NATS__SERVERS)"
     main_servers = "connection refused; check nats.servers (NATS_SERVERS)"
 
-    def said(environment: Mapping[str, str], *words: str) -> str:
+    def output_of(environment: Mapping[str, str], *words: str) -> str:
         result = CliRunner().invoke(app, words, env={**main, **environment})
         assert result.exit_code, result.output
         return result.output
 
-    both = said(elsewhere, "check").splitlines()
+    both = output_of(elsewhere, "check").splitlines()
     found = {name: line for line in both for name, _, _ in [line.partition(": ")]}
     expected = {"postgres": main_dsn, "nats": main_servers, "v1r3.postgres": own_dsn, "v1r3.nats": own_servers}
     assert all(found[name].endswith(text) for name, text in expected.items()), both
-    assert main_servers in said(older, "check", *V1R3), "it shares the main one's"
-    assert own_servers in said(elsewhere, "inspect", "tc", *OF_PROJECT, *V1R3)
-    assert own_dsn in said(elsewhere, "usage", *OF_PROJECT, *V1R3)
-    assert main_dsn in said(elsewhere, "usage", *OF_PROJECT)
+    assert main_servers in output_of(older, "check", *V1R3), "it uses the main kernel's servers"
+    assert own_servers in output_of(elsewhere, "inspect", "tc", *OF_PROJECT, *V1R3)
+    assert own_dsn in output_of(elsewhere, "usage", *OF_PROJECT, *V1R3)
+    assert main_dsn in output_of(elsewhere, "usage", *OF_PROJECT)
 
 
 @requirement("dialects.commands")
-def test_permissions_and_grants_are_those_of_the_kernels_that_the_settings_name() -> None:
+def test_permissions_and_grants_are_those_of_the_configured_kernels() -> None:
     def allowed(*words: str, **settings: str) -> set[str]:
         result = CliRunner().invoke(app, ["nats", "permissions", "--json", *words], env=settings)
         assert result.exit_code == 0, result.output

@@ -1,4 +1,4 @@
-"""State that the kernels of one process must not share, without servers."""
+"""State that the kernels of one process must not share (without servers)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = b"0123456789abcdef"
 
 
 @requirement("dialects.isolated")
-def test_the_same_project_of_two_kernels_has_two_shares_of_memory_and_permits() -> None:
+def test_a_project_of_two_kernels_has_separate_shares_of_memory_and_permits() -> None:
     reserved: list[str] = []
     backend = SimpleNamespace(call_context=reserved.append, run=None)
     upstream: Any = SimpleNamespace(backend=backend, errors=SimpleNamespace(value=str), slicer=None)
@@ -48,7 +48,7 @@ def test_the_label_of_a_project_is_its_id_in_either_kernel(listed: None) -> None
 
 
 @requirement("dialects.isolated")
-def test_the_settings_of_one_kernel_hold_nothing_of_the_other() -> None:
+def test_the_settings_of_one_kernel_contain_nothing_of_the_other() -> None:
     settings = Settings.model_validate({**KERNELS, "nats": {"durable": "mine", "password": "-", "user": "u"}})
     older, main = settings.of_version("v1r3"), settings.of_version("v1r4")
     assert [len(one.kernels) for one in (settings, main, older)] == [2, 1, 1]

@@ -1,6 +1,6 @@
-"""Rights of a database role with the grants that `openapi-tool sql grants` prints.
+"""Privileges of a database role with the grants that `openapi-tool sql grants` prints.
 
-That they are enough is shown by the whole suite: its executors connect with nothing else.
+The whole suite shows that they are enough: its executors have no others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COLUMNS = {
     "state.execution_edges": "edge_id",
     "state.turn_waiting_tools": "wait_status",
 }
-# What the protocol lists at the end of its section 6.
+# Privileges listed at the end of protocol section 6.
 ALLOWED = {
     "cards": {"select", "insert"},
     "resource.tools": {"select"},
@@ -57,7 +57,7 @@ VERBS = {
     "index": "create index on {table} ({column})",
     "trigger": "create trigger t before insert on {table} execute function suppress_redundant_updates_trigger()",
 }
-ELSEWHERE = [
+FORBIDDEN_STATEMENTS = [
     "create table public.mine (x int)",
     "create table state.mine (x int)",
     "create table resource.mine (x int)",
@@ -73,7 +73,7 @@ ELSEWHERE = [
 
 @pytest.fixture(scope="module")
 def granted(stack: EmbeddedStack) -> Iterator[str]:
-    """A database in which two roles have their grants."""
+    """Yield a database in which two roles have their grants."""
 
     async def prepare() -> None:
         await prepare_database(stack.postgres.dsn(), DATABASE, None, TEMPLATE)
@@ -117,9 +117,9 @@ async def test_a_role_may_do_what_the_protocol_lists_and_nothing_else(
         assert isinstance(outcome, asyncpg.InsufficientPrivilegeError), outcome
 
 
-@pytest.mark.parametrize("statement", ELSEWHERE)
+@pytest.mark.parametrize("statement", FORBIDDEN_STATEMENTS)
 @requirement("privilege.grants")
-async def test_a_role_may_do_nothing_elsewhere(roles: dict[str, asyncpg.Connection], statement: str) -> None:
+async def test_a_role_may_do_nothing_outside_its_tables(roles: dict[str, asyncpg.Connection], statement: str) -> None:
     for connection in roles.values():
         assert isinstance(await tried(connection, statement), asyncpg.InsufficientPrivilegeError)
 
@@ -144,7 +144,7 @@ def printed(*arguments: str) -> Any:
 
 @pytest.mark.parametrize("more", [(), ("--registration",)])
 @requirement("privilege.grants")
-async def test_what_is_printed_can_be_run_as_it_is_for_any_role(
+async def test_printed_grants_can_be_run_unchanged_for_any_role(
     stack: EmbeddedStack, database: str, more: tuple[str, ...]
 ) -> None:
     text = printed("--role", HOSTILE, *more).stdout
@@ -172,7 +172,7 @@ async def test_what_is_printed_can_be_run_as_it_is_for_any_role(
 
 
 @requirement("privilege.grants")
-def test_the_role_is_the_user_of_the_settings_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_role_is_the_user_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PG_DSN", "postgresql://its_role@db/kernel")
     assert printed().stdout == printed("--role", "its_role").stdout
     for dsn in ("", "postgresql://db/kernel"):
@@ -183,14 +183,14 @@ def test_the_role_is_the_user_of_the_settings_where_none_is_named(monkeypatch: p
 
 @pytest.mark.parametrize("role", ["", "public", "none", "r" * 64, "ü" * 32, "a\nb", "a\x00b"])
 @requirement("privilege.grants")
-def test_what_no_role_can_be_called_is_refused(role: str) -> None:
+def test_an_impossible_role_name_is_refused(role: str) -> None:
     refused = printed("--role", role)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "--role" in refused.stderr
 
 
 @pytest.mark.parametrize(
-    ("mishap", "says", "remedy"),
+    ("fault", "message", "remedy"),
     [
         ("revoke insert on state.agent_inbox from openapi_tool", "missing: insert on state.agent_inbox", "sql grants"),
         ("revoke select on resource.tools from openapi_tool", "missing: select on resource.tools", "sql grants"),
@@ -204,31 +204,31 @@ def test_what_no_role_can_be_called_is_refused(role: str) -> None:
     ],
 )
 @requirement("postgres.failures")
-async def test_a_denial_and_a_missing_table_are_said_to_be_the_operators(
-    stack: EmbeddedStack, caller: Caller, database: str, mishap: str, says: str, remedy: str
+async def test_a_denial_and_a_missing_table_need_an_operator(
+    stack: EmbeddedStack, caller: Caller, database: str, fault: str, message: str, remedy: str
 ) -> None:
     store = await KernelStore.open(PoolOptions(dsn_of(stack, database), 1, 5.0, prepared_statements=True))
     await store.ping()
-    await caller.database.execute(mishap)
-    with pytest.raises(Unavailable, match=rf"{says}.*\. An operator must correct this: .*{remedy}"):
+    await caller.database.execute(fault)
+    with pytest.raises(Unavailable, match=rf"{message}.*\. An operator must correct this: .*{remedy}"):
         await store.ping()
     await store.aclose()
 
 
 @pytest.mark.parametrize(
-    ("mishap", "says"),
+    ("fault", "message"),
     [
         ("revoke select on cards from openapi_tool", r"permission denied for table cards \(SQLSTATE 42501\)"),
         ("drop table cards", r'relation "cards" does not exist \(SQLSTATE 42P01\)'),
     ],
 )
 @requirement("postgres.failures")
-async def test_a_statement_that_is_denied_names_the_table(
-    stack: EmbeddedStack, caller: Caller, database: str, mishap: str, says: str
+async def test_a_denied_statement_names_the_table(
+    stack: EmbeddedStack, caller: Caller, database: str, fault: str, message: str
 ) -> None:
     store = await KernelStore.open(PoolOptions(dsn_of(stack, database), 1, 5.0, prepared_statements=True))
-    await caller.database.execute(mishap)
-    with pytest.raises(Unavailable, match=rf"{says}.*An operator must correct this"):
+    await caller.database.execute(fault)
+    with pytest.raises(Unavailable, match=rf"{message}.*An operator must correct this"):
         await store.has_result("project", "call")
     await store.aclose()
 
@@ -245,7 +245,7 @@ async def test_grants_on_single_columns_are_enough_to_be_ready(
 
 
 @requirement("postgres.failures")
-async def test_without_a_privilege_it_is_not_ready_and_afterwards_answers_what_waited(
+async def test_without_a_privilege_it_is_not_ready_and_waiting_calls_are_answered_later(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
 ) -> None:
     port = free_port()
@@ -264,11 +264,11 @@ async def test_without_a_privilege_it_is_not_ready_and_afterwards_answers_what_w
     await caller.database.execute("grant select, insert on cards to openapi_tool")
     assert (await caller.answer(call, 10)).card["content"]["status"] == "success"
     assert len(stack.upstream.requests()) == 1
-    assert executor.log_text().count("missing: ") == 1  # once, not at every look
+    assert executor.log_text().count("missing: ") == 1  # logged once, not at every check
 
 
 async def readiness(port: int, *, wanted: bool) -> dict[str, Any]:
-    """The body of /readyz once it is as wanted. Raises TimeoutError."""
+    """Return the body of /readyz once `ready` equals `wanted`. Raises TimeoutError."""
     async with asyncio.timeout(15), ClientSession() as session:
         while True:
             async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:

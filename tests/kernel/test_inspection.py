@@ -34,7 +34,7 @@ async def store(options: PoolOptions) -> AsyncIterator[KernelStore]:
 
 
 @pytest.mark.parametrize(
-    ("mishap", "says"),
+    ("fault", "message"),
     [
         (
             "alter table state.execution_edges rename column metadata to meta",
@@ -71,13 +71,13 @@ async def store(options: PoolOptions) -> AsyncIterator[KernelStore]:
     ],
 )
 @requirement("postgres.failures")
-async def test_what_is_missing_is_named_at_the_start_and_when_a_look_is_thorough(
-    options: PoolOptions, store: KernelStore, caller: Caller, mishap: str, says: str
+async def test_missing_objects_are_named_at_the_start_and_by_a_thorough_ping(
+    options: PoolOptions, store: KernelStore, caller: Caller, fault: str, message: str
 ) -> None:
-    await caller.database.execute(mishap)
-    with pytest.raises(NeedsOperator, match=says):
+    await caller.database.execute(fault)
+    with pytest.raises(NeedsOperator, match=message):
         await KernelStore.open(options)
-    with pytest.raises(NeedsOperator, match=says):
+    with pytest.raises(NeedsOperator, match=message):
         await store.ping(thorough=True)
 
 
@@ -96,7 +96,7 @@ async def test_what_is_missing_is_named_at_the_start_and_when_a_look_is_thorough
     ],
 )
 @requirement("postgres.failures")
-async def test_an_index_is_known_by_what_it_covers_not_by_its_name(
+async def test_an_index_is_identified_by_its_columns_not_by_its_name(
     options: PoolOptions, caller: Caller, change: str
 ) -> None:
     await caller.database.execute(change)
@@ -104,7 +104,7 @@ async def test_an_index_is_known_by_what_it_covers_not_by_its_name(
 
 
 @requirement("postgres.failures")
-def test_an_index_that_covers_more_rows_or_fewer_columns_is_another() -> None:
+def test_an_index_on_more_rows_or_fewer_columns_does_not_match() -> None:
     where = "tool_call_id IS NOT NULL AND (metadata ->> 'type'::text) = 'tool.result'::text"
     assert unique_index("cards", ["tenant_id", "md5(tool_call_id)"], where) == NEEDED[0]
     assert unique_index("cards", ["tenant_id", "md5(tool_call_id)"], "") != NEEDED[0]
@@ -113,7 +113,7 @@ def test_an_index_that_covers_more_rows_or_fewer_columns_is_another() -> None:
 
 
 @requirement("postgres.failures")
-async def test_a_database_that_turns_read_only_is_named_and_its_connections_are_left(
+async def test_a_database_that_turns_read_only_is_reported_and_its_connections_are_closed(
     store: KernelStore, caller: Caller, database: str
 ) -> None:
     await store.load(COMMAND)
@@ -130,7 +130,7 @@ async def test_a_database_that_turns_read_only_is_named_and_its_connections_are_
 
 
 async def _until_reconnected(store: KernelStore) -> None:
-    """A connection that was ended fails once in other words."""
+    """Load twice: the first load on a terminated connection fails with another error."""
     try:
         await store.load(COMMAND)
     except Unavailable as error:
@@ -140,8 +140,10 @@ async def _until_reconnected(store: KernelStore) -> None:
 
 
 @requirement("postgres.failures")
-async def test_a_look_that_finds_it_read_only_makes_new_connections_next(store: KernelStore, caller: Caller) -> None:
-    async with store._connection("") as connection:  # noqa: SLF001 - a setting of one session, as on a demoted primary
+async def test_a_ping_that_finds_a_read_only_database_replaces_the_connections(
+    store: KernelStore, caller: Caller
+) -> None:
+    async with store._connection("") as connection:  # noqa: SLF001 - like a demoted primary, for one session
         await connection.execute("set default_transaction_read_only = on")
         before = connection.get_server_pid()
     with pytest.raises(Unavailable, match="read-only"):
@@ -151,8 +153,8 @@ async def test_a_look_that_finds_it_read_only_makes_new_connections_next(store: 
 
 
 @requirement("postgres.failures")
-async def test_nothing_is_concluded_from_what_a_read_only_database_lacks(store: KernelStore) -> None:
-    async with store._connection("") as connection:  # noqa: SLF001 - a setting of one session, as on a demoted primary
+async def test_a_load_from_a_read_only_database_is_discarded(store: KernelStore) -> None:
+    async with store._connection("") as connection:  # noqa: SLF001 - like a demoted primary, for one session
         await connection.execute("set default_transaction_read_only = on")
     with pytest.raises(Unavailable, match="read-only"):
         await store.load(COMMAND)
@@ -160,7 +162,7 @@ async def test_nothing_is_concluded_from_what_a_read_only_database_lacks(store: 
 
 
 @requirement("postgres.failures")
-async def test_a_text_that_the_driver_cannot_send_is_no_outage(store: KernelStore) -> None:
+async def test_a_text_that_the_driver_cannot_encode_does_not_count_as_outage(store: KernelStore) -> None:
     with pytest.raises(asyncpg.DataError, match="query argument"):
         await store.has_result("project", "\ud800")
 
@@ -171,7 +173,7 @@ async def test_an_idle_pool_shrinks_to_one_connection(
 ) -> None:
     monkeypatch.setattr("openapi_tool.kernel.store._MAX_IDLE_S", 0.2)
     store = await KernelStore.open(options)
-    async with store._connection("a"), store._connection("b"):  # noqa: SLF001 - two calls at once
+    async with store._connection("a"), store._connection("b"):  # noqa: SLF001 - two concurrent calls
         assert len(await _backends(caller)) == 2
     while len(await _backends(caller)) > 1:
         await store.ping()
@@ -181,7 +183,7 @@ async def test_an_idle_pool_shrinks_to_one_connection(
 
 
 async def _backends(caller: Caller) -> list[int]:
-    """Connections of executors to this database."""
+    """Return the process ids of the executors' connections to this database."""
     rows: list[asyncpg.Record] = await caller.database.fetch(
         "select pid from pg_stat_activity where application_name = 'openapi-tool' and datname = current_database()"
     )
@@ -191,26 +193,26 @@ async def _backends(caller: Caller) -> list[int]:
 @requirement("fair.projects")
 async def test_a_connection_goes_to_the_next_project_before_the_rest_of_a_queue(options: PoolOptions) -> None:
     store = await KernelStore.open(replace(options, size=1))
-    answered: list[str] = []
+    order: list[str] = []
 
-    async def ask(project: str) -> None:
+    async def query(project: str) -> None:
         await store.has_result(project, "call")
-        answered.append(project)
+        order.append(project)
 
-    async with asyncio.TaskGroup() as group, store._connection("large"):  # noqa: SLF001 - as a long statement would
+    async with asyncio.TaskGroup() as group, store._connection("large"):  # noqa: SLF001 - blocks the pool like a long statement
         for project in ("large", "large", "large", "small"):
-            group.create_task(ask(project))
+            group.create_task(query(project))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     await store.aclose()
-    assert answered == ["large", "small", "large", "large"]
+    assert order == ["large", "small", "large", "large"]
 
 
 @requirement("postgres.failures")
-async def test_calls_share_the_connections_that_are_there_where_no_further_one_is_allowed(
+async def test_calls_share_existing_connections_if_the_server_allows_no_more(
     stack: EmbeddedStack, options: PoolOptions, caller: Caller
 ) -> None:
-    """Readiness would come and go with each call that found none."""
+    """Otherwise each call that gets no connection would make the executor unready."""
     role = await caller.database.fetchval("select quote_ident($1)", urlsplit(options.dsn).username)
     store = await KernelStore.open(replace(options, size=8))
     await caller.database.execute(f"alter role {role} connection limit 1")

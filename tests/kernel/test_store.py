@@ -87,9 +87,7 @@ async def test_one_read_brings_everything_that_is_known_of_a_call(caller: Caller
 
 
 @requirement("performance")
-async def test_a_plan_made_while_tables_are_small_reads_no_more_when_they_grow(
-    caller: Caller, store: KernelStore
-) -> None:
+async def test_a_plan_cached_for_small_tables_reads_no_more_after_they_grow(caller: Caller, store: KernelStore) -> None:
     await caller.add_tool(PROJECT, search_tool())
     call = await caller.place(PROJECT, AGENT, "jina_search", {"query": "x"}, publish=False)
     await grow(caller.database, "tool.call", "command_anchor", 1_000)
@@ -98,18 +96,18 @@ async def test_a_plan_made_while_tables_are_small_reads_no_more_when_they_grow(
         await caller.database.execute(f"analyze {table}")
     await caller.database.execute(f"prepare load(text, text, text, text, text, bigint, text, text) as {LOAD}")
     command = command_of(call)
-    few = await blocks_read(caller.database, command)
+    blocks_before = await blocks_read(caller.database, command)
     await grow(caller.database, "tool.result", "tool_result", 4_000)
     await caller.database.execute(
         "insert into resource.project_agents (project_id, agent_id, profile_box_id, worker_target) "
         "select $1, 'agent_' || n, gen_random_uuid(), 'worker' from generate_series(1, 4000) as n",
         PROJECT,
     )
-    assert await blocks_read(caller.database, command) <= few + 10
+    assert await blocks_read(caller.database, command) <= blocks_before + 10
 
 
 @requirement("run.turn_deadline")
-async def test_the_last_answer_of_a_step_is_found_by_an_index(caller: Caller, store: KernelStore) -> None:
+async def test_the_newest_result_of_a_step_is_found_by_an_index(caller: Caller, store: KernelStore) -> None:
     assert await store.last_result_age_s(PROJECT, "turn", "step") is None
     metadata = {"type": "tool.result", "agent_turn_id": "turn", "step_id": "step"}
     for number, changes in enumerate(({}, {"step_id": "other"}, {"agent_turn_id": "other"}, {"type": "tool.call"})):
@@ -157,22 +155,22 @@ async def blocks_read(database: asyncpg.Connection, command: Command) -> int:
     """Return the number of blocks that one load reads with the session's plan, cached or not."""
     identity = command.identity
     values = (identity.project_id, command.card_id, identity.tool_call_id, identity.agent_id, identity.agent_turn_id)
-    told = await database.fetchval(
+    explained = await database.fetchval(
         "explain (analyze, buffers, format json) execute load("
         + ", ".join(f"'{value}'" for value in values)
         + f", {identity.turn_epoch or 0}, '{command.tool_name}', null)"
     )
-    plan = json.loads(told)[0]["Plan"]
+    plan = json.loads(explained)[0]["Plan"]
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
 
-async def test_nothing_known_is_nothing_read(store: KernelStore) -> None:
+async def test_a_load_without_any_row_returns_no_records(store: KernelStore) -> None:
     records = await store.load(V1R4.decode(delivery()))
     assert records == CallRecords(None, None, None, None, None, None)
 
 
 @requirement("identity.headers")
-async def test_a_call_is_found_by_its_id_alone_when_the_body_names_no_card(caller: Caller, store: KernelStore) -> None:
+async def test_a_call_is_found_by_its_id_if_the_body_names_no_card(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     records = await store.load(command_of(call, data=b"[1]"))
     assert records.card is not None
@@ -180,7 +178,7 @@ async def test_a_call_is_found_by_its_id_alone_when_the_body_names_no_card(calle
 
 
 @requirement("identity.headers")
-async def test_a_call_is_found_by_its_card_alone_when_headers_are_missing(caller: Caller, store: KernelStore) -> None:
+async def test_a_call_is_found_by_its_card_if_headers_are_missing(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     records = await store.load(command_of(call, headers={}))
     assert records.waiting_turn is not None
@@ -195,7 +193,7 @@ async def test_every_look_up_is_scoped_by_project(caller: Caller, store: KernelS
     assert await store.load(foreign) == CallRecords(None, None, None, None, None, None)
 
 
-async def test_the_epoch_counts_only_where_the_header_gives_one(caller: Caller, store: KernelStore) -> None:
+async def test_the_epoch_is_compared_only_if_the_header_gives_one(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     command = command_of(call)
     assert (await store.load(claiming(command, turn_epoch=0))).waiting_turn is not None
@@ -205,9 +203,7 @@ async def test_the_epoch_counts_only_where_the_header_gives_one(caller: Caller, 
     assert (await store.load(claiming(command, agent_id="somebody"))).waiting_turn is None
 
 
-async def test_a_turn_row_stands_in_for_a_missing_anchor_and_the_newest_wins(
-    caller: Caller, store: KernelStore
-) -> None:
+async def test_the_newest_turn_row_replaces_a_missing_anchor(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     await caller.database.execute("delete from state.agent_inbox")
     for number, kind in enumerate(("turn", "ui_action", "turn", "tool_result")):
@@ -261,7 +257,7 @@ async def test_the_second_commit_of_a_call_writes_nothing(caller: Caller, store:
 
 
 @requirement("answer.atomic", "answer.earlier")
-async def test_the_card_index_decides_when_another_author_was_first(caller: Caller, store: KernelStore) -> None:
+async def test_the_unique_index_refuses_a_second_result_by_another_author(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     records = await store.load(command_of(call))
     await caller.database.execute(
@@ -279,7 +275,7 @@ async def test_the_card_index_decides_when_another_author_was_first(caller: Call
 
 @pytest.mark.parametrize("statement", ["delete from state.agent_inbox", "delete from state.execution_edges"])
 @requirement("answer.atomic")
-async def test_a_report_that_is_refused_by_then_leaves_no_card(
+async def test_a_commit_whose_turn_or_edge_was_deleted_writes_no_card(
     caller: Caller, store: KernelStore, statement: str
 ) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
@@ -290,7 +286,7 @@ async def test_a_report_that_is_refused_by_then_leaves_no_card(
 
 
 @requirement("answer.atomic")
-async def test_an_inbox_row_without_its_card_takes_the_card_back(caller: Caller, store: KernelStore) -> None:
+async def test_an_inbox_row_without_its_card_rolls_the_commit_back(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     card, report = result_of(call, await store.load(command_of(call)))
     await caller.database.execute(
@@ -305,7 +301,7 @@ async def test_an_inbox_row_without_its_card_takes_the_card_back(caller: Caller,
 
 
 @requirement("catalogue")
-async def test_a_providers_form_of_a_name_finds_the_tool_with_dots(caller: Caller, store: KernelStore) -> None:
+async def test_a_mangled_name_finds_the_tool_with_dots(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina__search", {}, publish=False)
     command = command_of(call)
     assert (await store.load(command)).tool is None
@@ -320,14 +316,14 @@ async def test_a_providers_form_of_a_name_finds_the_tool_with_dots(caller: Calle
 
 
 @requirement("definition.bounds")
-async def test_a_definition_that_is_too_large_is_not_read_out(caller: Caller, store: KernelStore) -> None:
+async def test_a_too_large_definition_is_not_read(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     command = command_of(call)
     noise = "".join(chr(33 + number * number * 7919 % 90) for number in range(270_000))
     texts = {"x" * 200_000: False, noise[:250_000]: False, "x" * 20_000_000: True, noise: True, noise * 8: True}
     for text, oversized in texts.items():
-        for place in ("parameters", "options"):
-            await caller.add_tool(PROJECT, {**search_tool(), "parameters": {}, place: {"description": text}})
+        for column in ("parameters", "options"):
+            await caller.add_tool(PROJECT, {**search_tool(), "parameters": {}, column: {"description": text}})
             await caller.database.execute("update resource.tools set after_execution = $1", "suspend" + text)
             tool = (await store.load(command)).tool
             assert tool is not None
@@ -337,10 +333,10 @@ async def test_a_definition_that_is_too_large_is_not_read_out(caller: Caller, st
 
 
 @requirement("answer.precheck")
-async def test_no_row_of_a_call_is_read_out_beyond_its_bound(caller: Caller, store: KernelStore) -> None:
+async def test_no_row_of_a_call_is_read_beyond_its_size_limit(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     command = command_of(call)
-    await _earlier_result(caller, call)
+    await _save_earlier_result(caller, call)
     for chars, oversized in {60_000: False, 70_000: True, 20_000_000: True}.items():
         for column in ("cards set metadata = metadata", "state.agent_inbox set context_headers = context_headers"):
             await caller.database.execute(
@@ -358,9 +354,9 @@ async def test_no_row_of_a_call_is_read_out_beyond_its_bound(caller: Caller, sto
 
 
 @requirement("answer.precheck")
-async def test_a_result_that_is_large_as_it_is_stored_is_not_unpacked(caller: Caller, store: KernelStore) -> None:
+async def test_a_result_with_a_large_stored_size_is_not_decompressed(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
-    await _earlier_result(caller, call)
+    await _save_earlier_result(caller, call)
     await caller.database.execute(
         "update cards set metadata = metadata || jsonb_build_object('x', repeat('x', $1::int)), "
         "content = content || jsonb_build_object('x', repeat('x', $1::int)) where card_id = 'earlier'",
@@ -373,7 +369,7 @@ async def test_a_result_that_is_large_as_it_is_stored_is_not_unpacked(caller: Ca
 
 
 @requirement("answer.precheck")
-async def test_what_stands_in_a_text_column_is_read_up_to_a_bound(caller: Caller, store: KernelStore) -> None:
+async def test_text_columns_are_read_up_to_a_limit(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     command = claiming(command_of(call), tool_call_id=None)
     await caller.database.execute("update cards set tool_call_id = repeat('x', 20000000)")
@@ -388,7 +384,7 @@ async def test_what_stands_in_a_text_column_is_read_up_to_a_bound(caller: Caller
 
 
 @requirement("answer.precheck")
-async def test_a_turn_is_looked_for_among_the_newest_rows_of_its_agent(caller: Caller, store: KernelStore) -> None:
+async def test_a_turn_is_searched_among_the_newest_rows_of_its_agent(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     await caller.database.execute("update state.agent_inbox set message_type = 'turn', created_at = now()")
     assert (await store.load(command_of(call))).waiting_turn is not None
@@ -402,8 +398,8 @@ async def test_a_turn_is_looked_for_among_the_newest_rows_of_its_agent(caller: C
     assert (await store.load(command_of(call))).waiting_turn is None
 
 
-async def _earlier_result(caller: Caller, call: PlacedCall) -> None:
-    """A result of the call that is 20 MB, of another author."""
+async def _save_earlier_result(caller: Caller, call: PlacedCall) -> None:
+    """Insert a result of the call with 20 MB, by another author."""
     content = {"status": "success", "result": "x" * 20_000_000, "after_execution": None}
     await caller.database.execute(
         "insert into cards (card_id, tenant_id, tool_call_id, content, metadata) values ('earlier', $1, $2, $3, $4)",
@@ -414,7 +410,7 @@ async def _earlier_result(caller: Caller, call: PlacedCall) -> None:
     )
 
 
-def test_options_never_show_a_login() -> None:
+def test_the_repr_of_options_hides_logins() -> None:
     assert "hidden" not in repr(PoolOptions("postgresql://u:hidden@db/x", 1, 1.0, prepared_statements=True))
     assert "hidden" not in repr(BusOptions(["nats://hidden@bus:4222"], "name", login={"token": "hidden"}))
 
@@ -432,12 +428,14 @@ async def test_an_artifact_is_saved_with_its_result_or_not_at_all(caller: Caller
 
 
 @requirement("content.cursor")
-async def test_an_artifact_is_its_owners_only(caller: Caller, store: KernelStore) -> None:
+async def test_an_artifact_is_readable_by_its_owner_only(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     records = await store.load(command_of(call))
     text = 'Größe 🎉 und "mehr"\n'
-    kept = at_once(stored_text([Item(text)], [StoredItem(0, 3, len(text))]))
-    artifact = artifact_card("tool.openapi", identify(command_of(call).identity, records.card), records.card, kept, 60)
+    stored = at_once(stored_text([Item(text)], [StoredItem(0, 3, len(text))]))
+    artifact = artifact_card(
+        "tool.openapi", identify(command_of(call).identity, records.card), records.card, stored, 60
+    )
     assert await store.commit(*result_of(call, records), artifact)
     sha256 = hashlib.sha256(text.encode()).hexdigest()
     found = await store.artifact(PROJECT, AGENT, artifact.card_id, 6, 5)
@@ -459,7 +457,7 @@ async def test_a_result_that_was_saved_but_not_reported_can_be_reported(caller: 
     assert (await caller.read_answer(call)).inbox_row["payload"]["tool_result_card_id"] == card.card_id
 
 
-async def test_ids_of_any_characters_and_length_are_kept(caller: Caller, store: KernelStore) -> None:
+async def test_ids_of_any_characters_and_length_are_stored_unchanged(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     odd = "call'; drop table cards; -- ü %s {} " + "x" * 5000
     await caller.database.execute("update cards set tool_call_id = $1", odd)
@@ -477,7 +475,9 @@ async def test_the_store_works_without_prepared_statements(stack: EmbeddedStack,
     await store.aclose()
 
 
-async def test_a_database_that_is_away_is_unavailable(stack: EmbeddedStack, caller: Caller, store: KernelStore) -> None:
+async def test_an_unreachable_database_raises_unavailable(
+    stack: EmbeddedStack, caller: Caller, store: KernelStore
+) -> None:
     with pytest.raises(Unavailable):
         await KernelStore.open(PoolOptions("postgresql://nobody:x@127.0.0.1:1/none", 1, 1.0, prepared_statements=True))
     await caller.database.execute("drop table state.execution_edges")

@@ -1,7 +1,7 @@
-"""TLS to PostgreSQL, as the connection string asks for it.
+"""TLS to PostgreSQL according to the connection string.
 
-The embedded server is built without TLS, so a gate in front of it speaks PostgreSQL's own way to begin
-TLS (SSLRequest, answered with one byte) and passes on what comes through.
+The embedded server is built without TLS, so a proxy in front of it terminates TLS: it answers PostgreSQL's
+SSLRequest with one byte and forwards the rest.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def authority(tmp_path: Path) -> trustme.CA:
 
 
 @asynccontextmanager
-async def gate(stack: EmbeddedStack, authority: trustme.CA, *, ask_client: bool = False) -> AsyncIterator[int]:
-    """A port that only lets TLS through, with a certificate for `localhost`."""
+async def tls_proxy(stack: EmbeddedStack, authority: trustme.CA, *, ask_client: bool = False) -> AsyncIterator[int]:
+    """Yield the port of a proxy that accepts TLS only, with a certificate for `localhost`."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("localhost").configure_cert(context)
     authority.configure_trust(context)
@@ -51,9 +51,9 @@ async def gate(stack: EmbeddedStack, authority: trustme.CA, *, ask_client: bool 
         writer.write(b"S")
         try:
             await writer.start_tls(context)
-            await _pass_on(reader, writer, stack.postgres.port)
+            await _forward(reader, writer, stack.postgres.port)
         except (OSError, ssl.SSLError):
-            pass  # the client did not like the certificate, or we not the client's
+            pass  # one side refused the certificate of the other
         finally:
             writer.close()
 
@@ -62,7 +62,7 @@ async def gate(stack: EmbeddedStack, authority: trustme.CA, *, ask_client: bool 
         yield server.sockets[0].getsockname()[1]
 
 
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
+async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
     inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
     await asyncio.gather(_copy(reader, inner_writer), _copy(inner_reader, writer))
 
@@ -92,17 +92,19 @@ async def test_the_servers_certificate_and_name_are_verified(
 ) -> None:
     trusted = f"sslmode=verify-full&sslrootcert={tmp_path / 'ca.pem'}"
     trustme.CA().cert_pem.write_to_path(str(tmp_path / "other_ca.pem"))
-    async with gate(stack, authority) as port:
+    async with tls_proxy(stack, authority) as port:
         assert await connects(stack, database, port, trusted)
         assert not await connects(stack, database, port, trusted, host="127.0.0.1")
         assert not await connects(stack, database, port, f"sslmode=verify-full&sslrootcert={tmp_path / 'other_ca.pem'}")
 
 
 @requirement("postgres.connection")
-async def test_a_client_certificate(stack: EmbeddedStack, database: str, authority: trustme.CA, tmp_path: Path) -> None:
+async def test_the_client_certificate_is_sent(
+    stack: EmbeddedStack, database: str, authority: trustme.CA, tmp_path: Path
+) -> None:
     trusted = f"sslmode=verify-full&sslrootcert={tmp_path / 'ca.pem'}"
     mine = f"&sslcert={tmp_path / 'client.pem'}&sslkey={tmp_path / 'client_key.pem'}"
-    async with gate(stack, authority, ask_client=True) as port:
+    async with tls_proxy(stack, authority, ask_client=True) as port:
         assert await connects(stack, database, port, trusted + mine)
         assert not await connects(stack, database, port, trusted)
 
@@ -112,7 +114,7 @@ async def test_a_client_certificate(stack: EmbeddedStack, database: str, authori
     [("sslmode=sure", "sslmode"), ("sslmode=verify-full&sslrootcert=/nowhere/ca.pem", "sslrootcert")],
 )
 @requirement("postgres.connection")
-def test_what_cannot_work_is_named_before_any_connection(query: str, names: str) -> None:
+def test_invalid_tls_parameters_are_reported_before_any_connection(query: str, names: str) -> None:
     sections: dict[str, Any] = {"postgres": {"dsn": f"postgresql://u:p@127.0.0.1/x?{query}"}}
     with pytest.raises(SettingsError, match=rf"postgres\.dsn: {names}"):
         build_bootstrap(Settings(**sections), {})

@@ -83,8 +83,8 @@ async def store(caller: Caller, card: Card, project: str = PROJECT, agent: str |
         )
 
 
-async def furnish(caller: Caller) -> None:
-    """Store three calls that cost something, one that was cached, and cards that do not count."""
+async def store_calls(caller: Caller) -> None:
+    """Store three calls with costs, a cached one, and cards that must not be counted."""
     await store(caller, card_of(fields_of(Usage(100, 1), 10, session="s1"), 1))
     await store(caller, card_of(fields_of(Usage(900, 3), 30, truncated=True, form="object"), 2, "jina_read"), agent="b")
     await store(caller, card_of(limited(Usage(5, 2), 20), 3))
@@ -107,8 +107,8 @@ async def read(dsn: str, by: By) -> list[dict[str, Any]]:
 
 
 @requirement("usage")
-async def test_usage_sums_up_what_the_cards_of_one_project_record(caller: Caller, dsn: str) -> None:
-    await furnish(caller)
+async def test_usage_sums_up_the_cards_of_one_project(caller: Caller, dsn: str) -> None:
+    await store_calls(caller)
     total, *rows = await read(dsn, By.TOOL)
     assert total == {
         "key": None,
@@ -142,13 +142,13 @@ async def test_usage_sums_up_what_the_cards_of_one_project_record(caller: Caller
 async def test_usage_is_summed_up_by_agent_session_error_and_day(
     caller: Caller, dsn: str, by: By, calls: dict[str | None, int]
 ) -> None:
-    await furnish(caller)
+    await store_calls(caller)
     _, *rows = await read(dsn, by)
     assert {row["key"]: row["calls"] for row in rows} == calls
 
 
 @requirement("usage")
-async def test_a_key_of_one_call_without_a_value_is_no_total(caller: Caller, dsn: str) -> None:
+async def test_a_row_with_a_null_key_is_not_the_total(caller: Caller, dsn: str) -> None:
     await store(caller, card_of(fields_of(Usage(1, 1), 1), 1))
     assert [(row["key"], row["total"]) for row in await read(dsn, By.SESSION)] == [(None, True), (None, False)]
 
@@ -164,7 +164,7 @@ async def test_a_key_of_one_call_without_a_value_is_no_total(caller: Caller, dsn
         {"usage": {"tokens": 1e30, "requests": -5}, "latency_ms": -1, "retries": 10**13},
     ],
 )
-async def test_a_figure_that_no_card_records_is_unknown_and_not_zero(caller: Caller, dsn: str, about: Any) -> None:
+async def test_a_figure_that_no_card_records_is_null_not_zero(caller: Caller, dsn: str, about: Any) -> None:
     card = card_of(fields_of(Usage(1, 1), 1), 1)
     await store(caller, Card(card.card_id, PROJECT, "tc_1", card.content, {**card.metadata, "tool_output": about}))
     total, *_ = await read(dsn, By.TOOL)
@@ -173,14 +173,14 @@ async def test_a_figure_that_no_card_records_is_unknown_and_not_zero(caller: Cal
 
 
 @requirement("usage")
-async def test_no_calls_are_no_rows(dsn: str) -> None:
+async def test_usage_without_calls_has_only_the_total(dsn: str) -> None:
     [total] = await read(dsn, By.TOOL)
     assert (total["calls"], total["tokens"]) == (0, None)
 
 
 @requirement("usage")
-async def test_usage_of_a_week_is_found_by_an_index_among_the_cards_of_many_projects(caller: Caller, dsn: str) -> None:
-    """Two weeks of cards; no look-up reads more than the project's or the week's."""
+async def test_usage_of_a_week_uses_an_index_with_the_cards_of_many_projects(caller: Caller, dsn: str) -> None:
+    """With two weeks of cards, no plan scans the whole table."""
     now = datetime.now(UTC)
     start = int((now - timedelta(days=14)).timestamp() * 1000)
     about = card_of(fields_of(Usage(100, 1), 10, session="s"), 1).metadata
@@ -203,7 +203,7 @@ async def test_usage_of_a_week_is_found_by_an_index_among_the_cards_of_many_proj
         nodes = list(_nodes(plan[0]["Plan"]))
         assert not [node for node in nodes if node.get("Relation Name") == "cards" and node["Node Type"] == "Seq Scan"]
         if "USAGE_CARDS" in os.environ:
-            print(by, round(plan[0]["Execution Time"]), "ms")  # noqa: T201 - the figure was asked for
+            print(by, round(plan[0]["Execution Time"]), "ms")  # noqa: T201 - requested by USAGE_CARDS
     total, *_ = await usage(dsn, "v1r4", "proj_7", now - timedelta(days=7), now, ACTOR, By.TOOL)
     assert total["calls"] == pytest.approx(MANY / PROJECTS / 2, rel=0.01, abs=2)
 
@@ -213,7 +213,7 @@ def _nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @requirement("usage")
-async def test_the_grants_for_usage_suffice(caller: Caller, database: str, stack: EmbeddedStack) -> None:
+async def test_the_printed_grants_are_enough_for_usage(caller: Caller, database: str, stack: EmbeddedStack) -> None:
     role = f"reader_{database[-8:]}"
     dsn = urlsplit(dsn_of(stack, database, role))
     await caller.database.execute(f"create role {role} login password '{dsn.password}'")
@@ -232,7 +232,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def run(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command, in a thread since it runs a loop of its own."""
+    """Return a function that runs the command in a thread, because it starts its own event loop."""
     monkeypatch.setenv("PG_DSN", dsn)
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -244,7 +244,7 @@ def run(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @requirement("usage")
 async def test_the_command_prints_a_table_json_and_csv(caller: Caller, run: Run) -> None:
-    await furnish(caller)
+    await store_calls(caller)
     hostile = card_of(fields_of(Usage(1, 1), 1, session="=1+1\x1b[31m[bold]"), 9)
     await store(caller, hostile)
     table = await run("--by", "session")
@@ -252,17 +252,17 @@ async def test_the_command_prints_a_table_json_and_csv(caller: Caller, run: Run)
     assert "1,006" in table.stdout
     assert r"=1+1\x1b[31m[bold]" in table.stdout
     assert "\N{EN DASH}" in table.stdout
-    told = json.loads((await run("--by", "session", "--json")).stdout)
-    assert told["total"]["tokens"] == 1_006
-    assert {row["key"] for row in told["rows"]} == {"s1", "s2", None, "=1+1\x1b[31m[bold]"}
+    printed = json.loads((await run("--by", "session", "--json")).stdout)
+    assert printed["total"]["tokens"] == 1_006
+    assert {row["key"] for row in printed["rows"]} == {"s1", "s2", None, "=1+1\x1b[31m[bold]"}
     head, *rows = csv.reader((await run("--by", "session", "--csv")).stdout.splitlines())
     assert head[:3] == ["session", "calls", "tokens"]
     assert "'=1+1\\x1b[31m[bold]" in {row[0] for row in rows}
 
 
 @requirement("usage")
-async def test_the_command_takes_spans_and_moments(caller: Caller, run: Run) -> None:
-    await furnish(caller)
+async def test_the_command_accepts_durations_and_dates(caller: Caller, run: Run) -> None:
+    await store_calls(caller)
     tomorrow = f"{datetime.now(UTC) + timedelta(days=1):%Y-%m-%d}"
     for arguments, calls in (
         (("--since", "30m"), 4),
@@ -287,14 +287,14 @@ async def test_the_command_takes_spans_and_moments(caller: Caller, run: Run) -> 
         (("--json", "--csv"), "--json and --csv exclude each other"),
     ],
 )
-async def test_a_wrong_option_is_named(run: Run, arguments: tuple[str, ...], says: str) -> None:
+async def test_an_invalid_option_is_named(run: Run, arguments: tuple[str, ...], says: str) -> None:
     found = await run(*arguments)
     assert found.exit_code == 2
     assert says in found.stderr
 
 
 @requirement("usage")
-async def test_a_database_out_of_reach_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreachable_database_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1:1/kernel")
     found = await run()
     assert found.exit_code == 2
@@ -302,9 +302,9 @@ async def test_a_database_out_of_reach_is_named(run: Run, monkeypatch: pytest.Mo
 
 
 @requirement("usage")
-async def test_the_plot_is_a_picture(caller: Caller, run: Run, tmp_path: Path) -> None:
+async def test_the_plot_is_a_png_file(caller: Caller, run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra [plot] is not installed")
-    await furnish(caller)
+    await store_calls(caller)
     file = tmp_path / "usage.png"
     assert (await run("--plot", str(file))).exit_code == 0
     assert file.read_bytes().startswith(b"\x89PNG")

@@ -106,7 +106,7 @@ async def test_a_commit_writes_card_row_and_edge_in_the_columns_of_the_version(
 
 
 @requirement("v1r3.report")
-async def test_a_missing_request_edge_is_filled_in_and_an_existing_one_is_left_alone(
+async def test_a_missing_request_edge_is_created_and_an_existing_one_is_unchanged(
     call: PlacedCall, store: KernelStore, v1r3_caller: Caller
 ) -> None:
     existing = await edges(v1r3_caller)
@@ -128,7 +128,7 @@ async def test_a_missing_request_edge_is_filled_in_and_an_existing_one_is_left_a
 
 
 @requirement("v1r3.doorbell", "answer.earlier")
-async def test_the_doorbell_of_an_earlier_report_is_made_of_its_row(call: PlacedCall, store: KernelStore) -> None:
+async def test_the_doorbell_of_an_earlier_report_is_built_from_its_row(call: PlacedCall, store: KernelStore) -> None:
     card, report = result_of(call, await store.load(command_of(call)))
     assert await store.commit(card, report)
     earlier = (await store.load(command_of(call))).earlier
@@ -182,7 +182,9 @@ async def test_a_database_of_the_other_version_is_named(
 
 
 @requirement("postgres.failures")
-async def test_a_missing_column_is_not_taken_for_the_other_version(options: PoolOptions, v1r3_caller: Caller) -> None:
+async def test_a_missing_column_is_not_mistaken_for_the_other_version(
+    options: PoolOptions, v1r3_caller: Caller
+) -> None:
     await v1r3_caller.database.execute("alter table state.execution_edges rename column metadata to meta")
     with pytest.raises(NeedsOperator, match='column "metadata" of relation "execution_edges"'):
         await KernelStore.open(options)

@@ -1,4 +1,4 @@
-"""The durable is taken over from the kernel's own executor, and given back to it."""
+"""Take over the durable from the kernel's own executor, and hand it back."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from openapi_tool.local.caller import STREAM
 from tests.requirements import requirement
 from tests.wire.world import DURABLE, World
 
-KERNELS_FILTER = "cg.v1r4.*.*.cmd.tool.jina.*"
+KERNEL_FILTER = "cg.v1r4.*.*.cmd.tool.jina.*"
 
 
 async def durable(world: World, *arguments: str) -> Result:
-    """Run the command beside the loop."""
+    """Run `openapi-tool nats durable` in a thread."""
     environment = {"NATS_SERVERS": world.stack.nats.url}
     return await asyncio.to_thread(CliRunner().invoke, app, ["nats", "durable", *arguments], env=environment)
 
@@ -32,7 +32,7 @@ async def settings_of(world: World) -> tuple[float, int]:
     return config.ack_wait or 0, config.max_deliver or 0
 
 
-async def busy_without_a_pull(world: World) -> None:
+async def until_busy(world: World) -> None:
     """Wait until the only slot of the executor is taken."""
     async with asyncio.timeout(10):
         while True:
@@ -43,9 +43,9 @@ async def busy_without_a_pull(world: World) -> None:
 
 
 @requirement("handover")
-async def test_the_durable_goes_to_this_executor_and_back_with_each_ones_settings(world: World) -> None:
+async def test_the_durable_is_taken_over_and_handed_back_with_the_settings_of_each_executor(world: World) -> None:
     kernels = ConsumerConfig(
-        durable_name=DURABLE, filter_subject=KERNELS_FILTER, ack_policy=AckPolicy.EXPLICIT, ack_wait=30, max_deliver=3
+        durable_name=DURABLE, filter_subject=KERNEL_FILTER, ack_policy=AckPolicy.EXPLICIT, ack_wait=30, max_deliver=3
     )
     await world.caller.client.jetstream().add_consumer(STREAM, kernels)
     async with world.executor():
@@ -59,7 +59,7 @@ async def test_the_durable_goes_to_this_executor_and_back_with_each_ones_setting
         world.stack.upstream.rules({"answer": "s-post-json", "delay_s": 30})
         busy = await world.place()
         await world.caller.publish(busy)
-        await busy_without_a_pull(world)
+        await until_busy(world)
         refused = await durable(world, "--restore")
         assert refused.exit_code == 1
         assert f"the durable {DURABLE!r} still has 1 running replica ({INSTANCE}): stop every replica" in refused.stderr
@@ -67,21 +67,21 @@ async def test_the_durable_goes_to_this_executor_and_back_with_each_ones_setting
         world.stack.upstream.rules()
     unsettled = await world.place()
     await world.caller.publish(unsettled)
-    given_back = await durable(world, "--restore", "--json")
-    assert given_back.exit_code == 0, given_back.output
-    told = json.loads(given_back.stdout)
-    assert [told[when]["max_deliver"] for when in ("before", "after")] == [-1, 3]
+    restored = await durable(world, "--restore", "--json")
+    assert restored.exit_code == 0, restored.output
+    printed = json.loads(restored.stdout)
+    assert [printed[when]["max_deliver"] for when in ("before", "after")] == [-1, 3]
     assert await settings_of(world) == (30, 3)
     subscription = await world.caller.client.jetstream().pull_subscribe_bind(DURABLE, STREAM)
     messages = await subscription.fetch(2, timeout=5)
     given = {(message.headers or {})["CG-Tool-Call-Id"] for message in messages}
-    assert given == {busy.tool_call_id, unsettled.tool_call_id}, "one was handed back, the other never delivered"
+    assert given == {busy.tool_call_id, unsettled.tool_call_id}, "the first was handed back, the second never delivered"
     for message in messages:
         await message.ack_sync()
 
 
 @requirement("handover")
-async def test_without_restore_nothing_changes(world: World) -> None:
+async def test_the_command_without_restore_changes_nothing(world: World) -> None:
     missing = await durable(world)
     assert (missing.exit_code, missing.stderr.count("\n")) == (2, 1)
     assert "no executor has used it yet, or nats.durable names another" in missing.stderr
@@ -94,14 +94,14 @@ async def test_without_restore_nothing_changes(world: World) -> None:
 
 @contextmanager
 def silent() -> Iterator[str]:
-    """A server that accepts and says nothing."""
+    """Yield the URL of a server that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"nats://127.0.0.1:{server.getsockname()[1]}"
 
 
 @requirement("cli.ends")
 @pytest.mark.parametrize("command", [["nats", "durable"], ["deadletters", "list"]], ids=" ".join)
-def test_a_nats_that_says_nothing_is_one_line(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_server_is_reported_in_one_line(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openapi_tool.cli.nats_connection.CONNECT_S", 0.2)
     with silent() as url:
         found = CliRunner().invoke(app, command, env={"NATS_SERVERS": url, "PG_DSN": "postgresql://nobody/x"})

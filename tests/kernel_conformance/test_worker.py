@@ -1,4 +1,4 @@
-"""Turns of a worker that does what protocol sections 7 and 12 say, with a real executor behind it."""
+"""Turns of a worker that follows protocol sections 7 and 12, with a real executor."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.kernel_conformance.worker import MAX_DEPTH, Turn, Worker
 from tests.requirements import requirement
 from tests.wire.world import KNOWN, World
 
-AT_ONCE = ("jina_search", {"quary": "no such argument"})
-"""A call that is answered without any upstream."""
+INVALID_CALL = ("jina_search", {"quary": "no such argument"})
+"""Call that fails at once, without an upstream request."""
 
 
 def executor_with(min_answer_s: float, **more: Any) -> dict[str, Any]:
@@ -25,28 +25,28 @@ def executor_with(min_answer_s: float, **more: Any) -> dict[str, Any]:
 
 async def step(world: World, number: int, min_answer_s: float, **worker_options: Any) -> Turn:
     async with world.executor(**executor_with(min_answer_s)), Worker.running(world, **worker_options) as worker:
-        return await worker.ended(await worker.step(PROJECT, AGENT, [AT_ONCE] * number))
+        return await worker.ended(await worker.step(PROJECT, AGENT, [INVALID_CALL] * number))
 
 
 @requirement("result.delay")
-async def test_an_answer_before_the_worker_has_suspended_is_deferred(world: World) -> None:
+async def test_a_result_before_the_turn_is_suspended_is_deferred(world: World) -> None:
     turn = await step(world, 1, min_answer_s=0, suspend_s=0.9)
     assert (turn.head, turn.deferrals) == ("suspended", 1)
 
 
 @requirement("result.delay")
 @pytest.mark.parametrize("number", [1, 30])
-async def test_a_held_answer_finds_the_turn_suspended_also_in_a_group(
+async def test_a_delayed_result_finds_the_turn_suspended_also_for_many_calls(
     world: World, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(result_delay, "_MAX_DELAY_S", 15.0)  # a busy machine may take more than a second for 30 calls
+    monkeypatch.setattr(result_delay, "_MAX_DELAY_S", 15.0)  # a busy machine may need more than a second for 30 calls
     turn = await step(world, number, min_answer_s=1)
     assert (turn.head, turn.deferrals, len(turn.results)) == ("suspended", 0, number)
 
 
 @requirement("result.delay")
 async def test_a_hundred_calls_of_one_step_are_all_answered(world: World) -> None:
-    # How long a busy machine takes to send a hundred commands, and so defers the first row, is not tested here.
+    # Sending a hundred commands may take long on a busy machine, which defers the first row more often.
     turn = await step(world, 100, min_answer_s=0.06, max_deferrals=60)
     assert (turn.head, len(turn.results)) == ("suspended", 100)
     assert {card["content"]["error"]["code"] for card in turn.results.values()} == {"bad_request"}
@@ -54,7 +54,7 @@ async def test_a_hundred_calls_of_one_step_are_all_answered(world: World) -> Non
 
 @requirement("result.delay")
 async def test_each_call_of_a_step_gets_its_own_result(world: World) -> None:
-    calls = [("jina_search", KNOWN), AT_ONCE, ("no_such_tool", {})]
+    calls = [("jina_search", KNOWN), INVALID_CALL, ("no_such_tool", {})]
     async with world.executor(), Worker.running(world) as worker:
         turn = await worker.ended(await worker.step(PROJECT, AGENT, calls))
     statuses = [turn.results[call.tool_call_id]["content"]["status"] for call in turn.calls]
@@ -67,37 +67,37 @@ READER: dict[str, Any] = {
     "target_subject": "cg.v1r4.{project_id}.{channel_id}.cmd.tool.jina.read",
     "options": {"jina": {"mode": "reader"}, "suspend_timeout_seconds": 60},
 }
-SHORT: dict[str, Any] = {"worker_timeout_s": 4, "commit_margin_s": 1.5, "requeue_delay_s": 0.05}
+SHORT_TIMEOUTS: dict[str, Any] = {"worker_timeout_s": 4, "commit_margin_s": 1.5, "requeue_delay_s": 0.05}
 
 
 SLOW_READ = ("jina_reader", {"url": SLOW})
 STEPS: dict[str, list[tuple[str, Any]]] = {
-    "beside": [SLOW_READ, AT_ONCE],
+    "beside a fast call": [SLOW_READ, INVALID_CALL],
     "alone": [SLOW_READ],
-    "batch": [("many", {"urls": [SLOW, "https://fast.example/"]}), AT_ONCE],
+    "batch": [("many", {"urls": [SLOW, "https://fast.example/"]}), INVALID_CALL],
 }
 
 
 @requirement("run.turn_deadline")
-async def test_a_slow_call_ends_before_the_deadline_that_an_answer_of_its_step_has_set(world: World) -> None:
-    """Three agents at once: a slow call beside an answered one, one alone, and a batch beside an answered call."""
+async def test_a_slow_call_ends_before_the_deadline_set_by_an_earlier_result_of_its_step(world: World) -> None:
+    """Three agents: a slow call beside a fast one, a slow call alone, and a slow batch beside a fast call."""
     world.stack.upstream.rules({"match": "slow", "answer": "r-post-json", "delay_s": 6}, {"answer": "r-post-json"})
     options = {**READER["options"], "jina": {"mode": "reader", "tool": "jina.read_many"}}
     for tool in (READER, {**READER, "tool_name": "many", "options": options}):
         await world.caller.add_tool(PROJECT, tool)
     for agent in STEPS:
         await world.caller.add_agent(PROJECT, agent)
-    async with world.executor(executor=SHORT), Worker.running(world, default_s=4) as worker:
+    async with world.executor(executor=SHORT_TIMEOUTS), Worker.running(world, default_s=4) as worker:
         turns = [await worker.step(PROJECT, agent, calls, suspend_timeout_s=60) for agent, calls in STEPS.items()]
         for turn in turns:
             await worker.ended(turn)
     beside, alone, batch = ([turn.results[call.tool_call_id] for call in turn.calls] for turn in turns)
     assert [turn.head for turn in turns] == ["suspended"] * 3
     assert [card["content"]["status"] for card in beside] == ["timeout", "failed"]
-    assert [card["content"]["status"] for card in alone] == ["success"], "it has all of its own time"
+    assert [card["content"]["status"] for card in alone] == ["success"], "it has its whole time"
     assert [card["content"]["status"] for card in batch] == ["success", "failed"]
     state = batch[0]["metadata"]["tool_output"]["state"]
-    assert (state["succeeded"], state["failed"]) == (1, 1), "what was read in time is kept"
+    assert (state["succeeded"], state["failed"]) == (1, 1), "the fast page is in the result"
 
 
 @requirement("card.result")
@@ -105,7 +105,7 @@ async def test_a_terminating_call_beside_a_suspending_one_ends_the_turn(world: W
     final = {**search_tool(), "tool_name": "final", "after_execution": "terminate"}
     await world.caller.add_tool(PROJECT, final)
     async with world.executor(), Worker.running(world) as worker:
-        turn = await worker.ended(await worker.step(PROJECT, AGENT, [("final", KNOWN), AT_ONCE]))
+        turn = await worker.ended(await worker.step(PROJECT, AGENT, [("final", KNOWN), INVALID_CALL]))
         await world.settled()
     assert turn.head == "terminated"
     ending = turn.results[turn.calls[0].tool_call_id]["content"]
@@ -118,7 +118,7 @@ async def test_a_terminating_call_beside_a_suspending_one_ends_the_turn(world: W
     ("after_execution", "forged", "head"),
     [("suspend", "terminate", "suspended"), ("terminate", " suspend ", "terminated")],
 )
-async def test_only_the_definition_decides_what_becomes_of_the_turn(
+async def test_only_the_definition_decides_whether_the_turn_ends(
     world: World, after_execution: str, forged: str, head: str, result_format: str
 ) -> None:
     control = {"__cg_control": {"after_execution": forged}}
@@ -134,12 +134,12 @@ async def test_only_the_definition_decides_what_becomes_of_the_turn(
 
 
 @requirement("answer.trace", "answer.doorbell")
-async def test_turns_that_a_step_has_forked_get_their_own_results_one_level_deeper(world: World) -> None:
+async def test_forked_turns_get_their_own_results_one_level_deeper(world: World) -> None:
     agents = [f"child_{number}" for number in range(3)]
     for agent in agents:
         await world.caller.add_agent(PROJECT, agent)
     search: tuple[str, Any] = ("jina_search", KNOWN)
-    calls = [[search], [AT_ONCE], [search, ("no_such_tool", {})]]
+    calls = [[search], [INVALID_CALL], [search, ("no_such_tool", {})]]
     async with world.executor(), Worker.running(world) as worker:
         parent = await worker.step(PROJECT, AGENT, [("jina_search", KNOWN)])
         forks = list(zip(agents, calls, strict=True))
@@ -154,7 +154,7 @@ async def test_turns_that_a_step_has_forked_get_their_own_results_one_level_deep
 
 
 @requirement("answer.precheck")
-async def test_a_fork_at_the_limit_of_depth_costs_nothing_and_the_one_above_is_answered(world: World) -> None:
+async def test_a_fork_at_the_depth_limit_sends_no_request_and_the_one_above_is_answered(world: World) -> None:
     await world.caller.add_agent(PROJECT, "child")
     async with world.executor(), Worker.running(world, default_s=1) as worker:
         parent = Turn(PROJECT, AGENT, "turn_parent", "step_parent", depth=MAX_DEPTH - 2)
@@ -172,7 +172,7 @@ async def test_a_fork_at_the_limit_of_depth_costs_nothing_and_the_one_above_is_a
 
 
 @requirement("answer.earlier")
-async def test_what_the_watchdog_has_answered_is_neither_asked_nor_answered_again(world: World) -> None:
+async def test_a_call_that_the_watchdog_answered_sends_no_request_and_gets_no_second_result(world: World) -> None:
     async with Worker.running(world, default_s=0.2) as worker:
         turn = await worker.ended(await worker.step(PROJECT, AGENT, [("jina_search", KNOWN)]))
         assert turn.head == "timed out"

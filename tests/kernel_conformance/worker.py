@@ -1,6 +1,6 @@
-"""The kernel's agent worker, as protocol sections 4, 7 and 12 describe it: deferral, deadline, watchdog, forks.
+"""Agent worker of the kernel according to protocol sections 4, 7 and 12: deferral, deadline, watchdog, forks.
 
-Written from the protocol alone, so that what it does with our rows and doorbells is not what we think it does.
+Written from the protocol only, independently of the executor, to test its rows and doorbells.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TICK_S = 0.02
 
 @dataclass(slots=True)
 class Turn:
-    """An agent's turn in one step: what it waits for, and what became of it. A forked one has a parent."""
+    """Turn of an agent with one step: its calls, their results, and its state `head`. A forked turn has a parent."""
 
     project_id: str
     agent_id: str
@@ -46,7 +46,7 @@ class Turn:
     deferrals: int = 0
 
     def lineage(self) -> dict[str, str]:
-        """Return the headers that say where the turn comes from."""
+        """Return the headers with ids, depth and parent of the turn."""
         topology = {"CG-Turn-Id": self.turn_id, "CG-Step-Id": self.step_id, "CG-Recursion-Depth": str(self.depth)}
         if self.parent is None:
             return topology
@@ -59,16 +59,16 @@ class Turn:
 
 
 def _effective(content: Mapping[str, Any]) -> str:
-    """Return what becomes of the turn: what the result itself says in `__cg_control`, else the card's value."""
+    """Return the effective after_execution: that in the result's `__cg_control` if it is valid, else the card's."""
     result = content["result"]
     control = result.get("__cg_control") if isinstance(result, dict) else None
-    said = control.get("after_execution") if isinstance(control, dict) else None
-    wanted = said.strip() if isinstance(said, str) else ""
-    return wanted if wanted in ("suspend", "terminate") else str(content["after_execution"])
+    value = control.get("after_execution") if isinstance(control, dict) else None
+    stripped = value.strip() if isinstance(value, str) else ""
+    return stripped if stripped in ("suspend", "terminate") else str(content["after_execution"])
 
 
 class Worker:
-    """Suspends a turn on its calls, takes their results from the inbox, and gives up at the turn's deadline."""
+    """Suspends a turn until its results are in the inbox, and times out at the turn's deadline."""
 
     def __init__(
         self, caller: Caller, inbox: Caller, default_s: float, suspend_s: float, max_deferrals: int = MAX_DEFERRALS
@@ -86,11 +86,11 @@ class Worker:
     async def running(
         cls, world: World, default_s: float = 30.0, suspend_s: float = 0.04, max_deferrals: int = MAX_DEFERRALS
     ) -> AsyncIterator[Worker]:
-        """Hear doorbells, scan for due rows and watch deadlines; steps are suspended after `suspend_s`."""
+        """Receive doorbells, scan for deferred rows and check deadlines; turns are suspended after `suspend_s`."""
         dsn = world.stack.postgres.dsn(world.database)
         async with Caller.open(dsn, servers=world.stack.nats.url) as inbox:
             worker = cls(world.caller, inbox, default_s, suspend_s, max_deferrals)
-            await inbox.client.subscribe(f"cg.{VERSION}.*.*.cmd.agent.worker_generic.wakeup", cb=worker._hear)
+            await inbox.client.subscribe(f"cg.{VERSION}.*.*.cmd.agent.worker_generic.wakeup", cb=worker._on_doorbell)
             await inbox.client.flush()
             ticking = asyncio.create_task(worker._tick())
             try:
@@ -107,7 +107,7 @@ class Worker:
         return await self._run(turn, calls, suspend_timeout_s)
 
     async def fork(self, parent: Turn, agent_id: str, calls: Sequence[tuple[str, Any]]) -> Turn:
-        """Run a step of an agent that the parent's step has begun: one level deeper, in the same trace."""
+        """Run a step of a child agent: one level deeper than the parent's, in the same trace."""
         ids = f"turn_{uuid.uuid4().hex}", f"step_{uuid.uuid4().hex}"
         child = Turn(parent.project_id, agent_id, *ids, parent, parent.depth + 1, parent.trace_id)
         return await self._run(child, calls)
@@ -127,7 +127,7 @@ class Worker:
     async def ended(self, turn: Turn, within_s: float = 60.0) -> Turn:
         """Wait until every call of a turn has its result, or the turn failed. Raises TimeoutError."""
         async with asyncio.timeout(within_s):
-            while turn.head == "running" or (turn.head == "suspended" and len(turn.results) < len(turn.calls)):  # noqa: ASYNC110 - it ends in several ways
+            while turn.head == "running" or (turn.head == "suspended" and len(turn.results) < len(turn.calls)):  # noqa: ASYNC110 - there is no single event
                 await asyncio.sleep(_TICK_S)
         return turn
 
@@ -142,7 +142,7 @@ class Worker:
         await self._caller.publish(call)
         return call
 
-    async def _hear(self, message: Msg) -> None:
+    async def _on_doorbell(self, message: Msg) -> None:
         headers = message.headers or {}
         turn = self.turns.get((headers.get("CG-Project-Id", ""), headers.get("CG-Agent-Id", "")))
         if turn is not None:
@@ -158,7 +158,7 @@ class Worker:
                     await self._give_up(turn)
 
     async def _claim(self, turn: Turn) -> None:
-        """Take the due rows of an agent: deferred while the turn runs, consumed silently where it is another one's."""
+        """Process the due rows of an agent: defer them while the turn runs; ignore those of other turns."""
         async with self._lock:
             rows = await self._inbox.fetch(
                 "select * from state.agent_inbox where project_id = $1 and agent_id = $2 "
@@ -189,7 +189,7 @@ class Worker:
             turn.head = "failed"
 
     async def _take(self, turn: Turn, row: Mapping[str, Any]) -> None:
-        """Read a result as a worker must: pointer, author, class, invariants, trace and depth."""
+        """Read a result, and check the invariants of row and card as a worker must."""
         call_id = row["correlation_id"]
         card = await self._caller.card(turn.project_id, call_id, "tool.result")
         content, metadata, headers = card["content"], card["metadata"], row["context_headers"]
@@ -213,7 +213,7 @@ class Worker:
             turn.head = "terminated"
 
     async def _give_up(self, turn: Turn) -> None:
-        """Write the watchdog's results of what was not answered; what has a result by now is left alone."""
+        """Write timeout results of the watchdog for calls without a result."""
         async with self._lock:
             for call in turn.calls:
                 if turn.waiting[call.tool_call_id] == "waiting":
@@ -222,7 +222,7 @@ class Worker:
             turn.head = "timed out"
 
     async def _write_timeout(self, turn: Turn, call: PlacedCall) -> None:
-        """Save the watchdog's card and its row, which is none of type `tool_result`."""
+        """Save the watchdog's card and its row, whose type is `timeout`, not `tool_result`."""
         content = {
             "__type__": "ToolResultContent",
             "status": "timeout",

@@ -1,4 +1,4 @@
-"""In-memory ports for pipeline and consumer: a bus, a kernel and tools that note what they did, await by await."""
+"""In-memory bus, kernel and tools for pipeline and consumer; they record their effects and every await."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 def run_on(loop: str) -> Run:
-    """A function that runs a coroutine on this kind of event loop, for LIMIT_S seconds at most."""
+    """Return a function that runs a coroutine on this kind of event loop, for at most LIMIT_S seconds."""
 
     def run(work: Coroutine[Any, Any, None]) -> None:
         with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
@@ -69,19 +69,19 @@ async def turns(number: int = 10) -> None:
 
 @dataclass
 class Schedule:
-    """Counts the awaits of everything here; `acts` says what is done at which of them (from 1)."""
+    """Numbers the awaits of all fakes from 1; calls `acts[number]` at an await, and records the names in `seen`."""
 
     acts: dict[int, Callable[[], object]] = field(default_factory=dict)
     seen: list[str] = field(default_factory=list)
 
     async def step(self, name: str) -> None:
-        """One await: the place where a cancellation arrives."""
+        """Await once; here a cancellation can arrive."""
         self.seen.append(name)
         self.acts.get(len(self.seen), lambda: None)()
         await asyncio.sleep(0)
 
     async def around(self, name: str, effect: Callable[[], Any]) -> Any:
-        """An effect elsewhere, between the await of the request and the await of its answer."""
+        """Run `effect` between two awaits, as a server does between request and reply."""
         await self.step(f"{name} asked")
         result = effect()
         await self.step(f"{name} done")
@@ -90,7 +90,7 @@ class Schedule:
 
 @dataclass
 class FakeBus:
-    """A client of NATS: keeps what was published to reply subjects, and buckets in memory."""
+    """NATS client with buckets in memory; records what is published."""
 
     schedule: Schedule
     published: list[tuple[str, bytes]] = field(default_factory=list)
@@ -137,7 +137,7 @@ class FakeBus:
         self.stored[key] = (self.revision, value)
 
     def sent(self, *kinds: bytes) -> list[bytes]:
-        """Payloads of acknowledgements, negative ones and terminations, or those of these kinds."""
+        """Return the payloads of all settlements (ack, nak, term), or of these kinds."""
         return [data for _, data in self.published if data.partition(b" ")[0] in (kinds or (b"", b"-NAK", b"+TERM"))]
 
     def lost(self, sequence: int) -> int | None:
@@ -147,7 +147,7 @@ class FakeBus:
         return record and int(record["lost"])
 
     def message(self, sequence: int = 1, attempt: int = 1, project: str = "proj", agent: str = "agent") -> Msg:
-        """A delivery of the command with this number."""
+        """Return a delivery of the command with this stream sequence."""
         now_ns = int(datetime.now(UTC).timestamp() * 1e9)
         reply = f"$JS.ACK.stream.durable.{attempt}.{sequence}.{sequence}.{now_ns}.0"
         headers = {**HEADERS, "CG-Tool-Call-Id": f"call-{sequence}", "CG-Agent-Id": agent}
@@ -156,7 +156,7 @@ class FakeBus:
 
 @dataclass
 class FakeKernel:
-    """A database: one result a call; `before_commit` may wait or fail."""
+    """Database in memory; `before_commit` may wait or fail."""
 
     schedule: Schedule
     committed: list[Card] = field(default_factory=list)
@@ -209,7 +209,7 @@ class FakeContext:
 
 @dataclass
 class FakeTools:
-    """Tools that answer after one await, or as `answer` says."""
+    """Tools that succeed after one await, or return the result of `answer`."""
 
     schedule: Schedule
     answer: Callable[[Schedule], Awaitable[ToolOutput]] | None = None
@@ -226,7 +226,7 @@ class FakeTools:
 
 @dataclass
 class FakePublisher:
-    """A doorbell that everybody hears."""
+    """Publisher that accepts and records every doorbell."""
 
     schedule: Schedule
     published: list[str] = field(default_factory=list)
@@ -240,17 +240,17 @@ class FakeLetters:
     """Dead letters in memory."""
 
     def __init__(self) -> None:
-        self.kept: list[str] = []
+        self.reasons: list[str] = []
 
     async def inspect(self) -> None:
         pass
 
     async def record(self, _: Delivery, reason: str, __: str) -> None:
-        self.kept.append(reason)
+        self.reasons.append(reason)
 
 
 class FakePull:
-    """A pull to which a test gives messages itself."""
+    """Pull that fetches nothing; a test passes messages to the consumer itself."""
 
     silence_s = 0.0
 
@@ -284,7 +284,7 @@ class FakeResultStore:
 
 
 def pipeline(kernel: Any, tools: Any, publisher: Any, slots: Slots | None = None, min_answer_s: float = 0) -> Pipeline:
-    """A pipeline over these ports; results wait up to 60 s for the database."""
+    """Return a pipeline over these fakes."""
     options = PipelineOptions(
         actor_id="tool.openapi",
         executor=ExecutorOptions(requeue_delay_s=1, min_answer_s=min_answer_s),
@@ -296,7 +296,7 @@ def pipeline(kernel: Any, tools: Any, publisher: Any, slots: Slots | None = None
 
 
 def runner(kernel: Any, tools: Any, **changes: Any) -> ToolRunner:
-    """A runner over these ports that lets every call pass."""
+    """Return a runner over these fakes that authorizes every call."""
     options = RunnerOptions(
         authorizer=Authorizer(),
         envs=OperatorEnvs(),
@@ -310,7 +310,7 @@ def runner(kernel: Any, tools: Any, **changes: Any) -> ToolRunner:
 
 @dataclass
 class Scene:
-    """Consumer and pipeline over in-memory ports; nothing of it leaves the process."""
+    """Consumer and pipeline over in-memory fakes."""
 
     schedule: Schedule = field(default_factory=Schedule)
     ack_wait_s: float = 60.0
@@ -348,14 +348,14 @@ class Scene:
     def deliver(self, sequence: int = 1, attempt: int = 1) -> asyncio.Task[None]:
         """Deliver a command for which a slot is free; return the task that runs it."""
         self.offer(self.bus.message(sequence, attempt))
-        return next(reversed(self.consumer._running))  # noqa: SLF001 - the same
+        return next(reversed(self.consumer._running))  # noqa: SLF001 - for the test
 
     def offer(self, message: Msg) -> None:
         """Deliver a message."""
         assert self.consumer._receive(message)  # noqa: SLF001 - as the pull does
 
     async def ended(self, task: asyncio.Task[None]) -> None:
-        """Wait for a call's task, however it ends, and for what follows from that."""
+        """Wait until the task of a call has ended in any way, and the consumer has handled it."""
         await asyncio.wait([task])
         await turns(3)
         assert not self.consumer.running

@@ -1,4 +1,4 @@
-"""Budgets of several replicas that compete for one record and are killed or cancelled at every await, on both loops."""
+"""Budgets of several replicas that compete for one record, and are killed or cancelled at every await."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ class Pod:
             await asyncio.Event().wait()
         await asyncio.sleep(0)
 
-    async def ask(self) -> None:
+    async def request(self) -> None:
         await self.step()
         if self.world.down:
             raise Unavailable("NATS: no answer")
 
     async def read(self, name: str) -> tuple[int, bytes | None]:
-        await self.ask()
+        await self.request()
         found = self.world.records.get(name, (0, None))
         await self.step()
         return found
 
     async def write(self, name: str, value: bytes, revision: int) -> int | None:
-        await self.ask()
+        await self.request()
         written = self.world.write(name, value, revision)
         await self.step()
         return written
 
     async def put(self, name: str, value: bytes) -> None:
-        await self.ask()
+        await self.request()
         self.world.records[name] = self.world.records.get(name, (0, b""))[0] + 1, value
         await self.step()
 
@@ -174,7 +174,7 @@ def test_a_call_that_is_cancelled_at_any_await_leaves_nothing_reserved(run: Run)
 
 @pytest.mark.parametrize("killed_at", range(1, 24))
 @requirement("budgets.reservations", "budgets.exact")
-def test_what_a_killed_replica_had_reserved_is_free_after_the_lease(killed_at: int) -> None:
+def test_reservations_of_a_killed_replica_expire_with_its_lease(killed_at: int) -> None:
     """The next replica counts the uses of committed results, also those that the killed one had not reported."""
 
     async def work() -> None:
@@ -198,7 +198,7 @@ def test_what_a_killed_replica_had_reserved_is_free_after_the_lease(killed_at: i
 
 
 @requirement("budgets.reservations")
-def test_without_the_store_the_last_known_state_decides_and_uses_are_reported_afterwards(
+def test_without_the_store_the_last_known_state_applies_and_uses_are_reported_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -227,7 +227,7 @@ def test_without_the_store_the_last_known_state_decides_and_uses_are_reported_af
 
 
 @requirement("budgets.calls")
-def test_a_day_renews_and_each_refusal_has_its_numbers(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_daily_budget_renews_and_each_refusal_contains_its_numbers(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         world = World(BudgetOptions(agent_day_requests=5, time_zone="Europe/Berlin"))
         pods = [world.pod(), world.pod()]
@@ -248,7 +248,7 @@ def test_a_day_renews_and_each_refusal_has_its_numbers(caplog: pytest.LogCapture
         world.skipped_s = 86_400
         await asyncio.sleep(30)
         assert await pods[0].call()
-        assert len(pods[0].budgets._accounts) == 1  # noqa: SLF001 - that of the day before is forgotten
+        assert len(pods[0].budgets._accounts) == 1  # noqa: SLF001 - the account of the day before is dropped
         await world.close()
 
     run_virtually(work())
@@ -257,11 +257,11 @@ def test_a_day_renews_and_each_refusal_has_its_numbers(caplog: pytest.LogCapture
 
 
 @requirement("budgets.calls")
-def test_a_definition_lowers_the_budget_of_its_own_calls_only() -> None:
+def test_the_budget_of_a_definition_applies_to_its_own_calls_only() -> None:
     async def work() -> None:
         world = World(BudgetOptions(session_requests=4))
         pod = world.pod()
-        lower = Spender("proj", "agent", "session", "dear", BudgetLimits(session_requests=2))
+        lower = Spender("proj", "agent", "session", "expensive", BudgetLimits(session_requests=2))
         assert [await pod.call(lower) for _ in range(3)] == [True, True, False]
         assert [await pod.call() for _ in range(3)] == [True, True, False]
         assert await pod.call(Spender("v1r3 proj", "agent", "session", "tool"))
@@ -270,7 +270,7 @@ def test_a_definition_lowers_the_budget_of_its_own_calls_only() -> None:
     run_virtually(work())
 
 
-ODD_RECORDS = (
+INVALID_RECORDS = (
     *(b"hello", b"[]", b'{"version": 9}', b'{"version":1,"used":[1e30,0],"shares":{},"warned":false}'),
     *(b'{"version":1,"used":[9007199254740993,0],"shares":{},"warned":false}',),
     *(b'{"version":1,"used":[-1000,-1000],"shares":{},"warned":false}', b'{"version":1,"used":[true,0],"shares":{}}'),
@@ -278,14 +278,14 @@ ODD_RECORDS = (
 
 
 @requirement("budgets.exact")
-def test_a_record_that_cannot_be_read_is_replaced_by_the_last_known_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_record_is_replaced_by_the_last_known_one(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
-        world = World(BudgetOptions(session_requests=len(ODD_RECORDS) + 1))
+        world = World(BudgetOptions(session_requests=len(INVALID_RECORDS) + 1))
         pod = world.pod()
         assert await pod.call()
         await asyncio.sleep(30)
         (name,) = (name for name, (_, value) in world.records.items() if b"used" in value)
-        for odd in ODD_RECORDS:
+        for odd in INVALID_RECORDS:
             revision = world.records[name][0] + 1
             world.records[name] = revision, odd
             pod.budgets.on_change(name, revision, odd)
@@ -293,7 +293,7 @@ def test_a_record_that_cannot_be_read_is_replaced_by_the_last_known_one(caplog: 
             await asyncio.sleep(30)
         assert not await pod.call()
         (record,) = await world.close()
-        assert record.used.requests == len(ODD_RECORDS) + 1
+        assert record.used.requests == len(INVALID_RECORDS) + 1
 
     run_virtually(work())
     assert [line.levelname for line in caplog.records if getattr(line, "action", "") == "budget.unreadable"] == [
@@ -302,7 +302,7 @@ def test_a_record_that_cannot_be_read_is_replaced_by_the_last_known_one(caplog: 
 
 
 @requirement("budgets.exact")
-def test_limits_of_a_definition_that_change_while_a_call_runs_leave_nothing_reserved() -> None:
+def test_limits_that_change_during_a_call_leave_nothing_reserved() -> None:
     async def work() -> None:
         world = World(BudgetOptions())
         budgets = world.pod().budgets
@@ -322,7 +322,7 @@ def test_limits_of_a_definition_that_change_while_a_call_runs_leave_nothing_rese
         await call(both, both)
         with pytest.raises(BudgetExceeded):
             await call(both, both)
-        (account,) = budgets._accounts.values()  # noqa: SLF001 - what is reserved shows nowhere else
+        (account,) = budgets._accounts.values()  # noqa: SLF001 - reservations show nowhere else
         assert account.allowance.reserved == NOTHING
         await world.close()
 
@@ -330,7 +330,7 @@ def test_limits_of_a_definition_that_change_while_a_call_runs_leave_nothing_rese
 
 
 @requirement("budgets.calls")
-def test_an_estimate_is_the_mean_of_the_tool_and_what_is_left_is_told_when_it_is_little() -> None:
+def test_an_estimate_is_the_mean_of_the_tool_and_a_nearly_used_budget_is_reported() -> None:
     async def work() -> None:
         world = World(BudgetOptions(project_month_tokens=1_000, session_requests=50))
         pod = world.pod()
@@ -359,31 +359,31 @@ def test_an_estimate_is_the_mean_of_the_tool_and_what_is_left_is_told_when_it_is
 
 
 @requirement("budgets.calls")
-def test_a_scrape_looks_at_a_bounded_number_of_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There may be 20,000; the most used one is among those that it looks at."""
-    looked = 0
+def test_a_scrape_reads_a_bounded_number_of_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be 20,000 accounts; the most used one is among those that are read."""
+    read = 0
     share = Account.share
 
     def counted(account: Account) -> float:
-        nonlocal looked
-        looked += 1
+        nonlocal read
+        read += 1
         found: float = share.__get__(account)
         return found
 
     async def work() -> None:
-        nonlocal looked
+        nonlocal read
         world = World(BudgetOptions(session_requests=10))
         pod = world.pod()
         sessions = [CALLER._replace(session=str(number)) for number in range(600)]
         for session in [*sessions, *[sessions[7]] * 9]:
             await pod.call(session)
         monkeypatch.setattr(Account, "share", property(counted))
-        looked = 0
+        read = 0
         assert pod.budgets.most_used("session") == 1.0
-        assert looked <= 200
+        assert read <= 200
         shown = pod.budgets.snapshot()
         assert (len(shown), shown[0]["requests_left"]) == (100, 0)
-        assert looked <= 500
+        assert read <= 500
         await world.close()
 
     run_virtually(work())
@@ -391,7 +391,7 @@ def test_a_scrape_looks_at_a_bounded_number_of_accounts(monkeypatch: pytest.Monk
 
 @requirement("hostile.neighbour")
 def test_sessions_that_are_refused_from_the_start_leave_no_record() -> None:
-    """Their number is the caller's choice, they cost nothing, and all projects share the store."""
+    """A caller may choose any number of sessions at no cost, and all projects share the store."""
 
     async def work() -> None:
         world = World(BudgetOptions(session_requests=0))
@@ -405,7 +405,7 @@ def test_sessions_that_are_refused_from_the_start_leave_no_record() -> None:
 
 
 @requirement("hostile.neighbour")
-def test_an_account_that_is_forgotten_before_its_call_reserves_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_account_that_is_dropped_before_its_call_reserves_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budgets_module, "_MAX_ACCOUNTS", 0)
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""A call that is cancelled at any await is answered and acknowledged, or handed back: never both, never neither."""
+"""A call that is cancelled at any await is either acknowledged with a result or handed back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def _refused(_: Schedule) -> ToolOutput:
 
 
 async def _batch_with_a_defect(schedule: Schedule) -> ToolOutput:
-    """Several items, of which one ends with a defect when it is cancelled, as a defect in a `finally` does."""
+    """Run two items, one of which raises an error when it is cancelled, like a defect in a `finally`."""
 
     async def item() -> None:
         await schedule.step("item")
@@ -58,14 +58,14 @@ async def _batch_with_a_defect(schedule: Schedule) -> ToolOutput:
     return ToolOutput((Item("text"),))
 
 
-ANSWERS = {"success": None, "failure": _refused, "batch": _batch_with_a_defect}
+RESULTS = {"success": None, "failure": _refused, "batch": _batch_with_a_defect}
 PATHS = {"first": 1, "redelivered": 2}
 
 
 async def _outcome(answer: str, attempt: int, cancels: tuple[int, ...]) -> list[str]:
-    """One call, cancelled at these awaits; the awaits that it had."""
+    """Run a call, cancel it at these awaits, check its outcome, and return the names of its awaits."""
     schedule = Schedule()
-    scene = Scene(schedule, tools=FakeTools(schedule, ANSWERS[answer]))
+    scene = Scene(schedule, tools=FakeTools(schedule, RESULTS[answer]))
 
     def cancel() -> None:
         task.cancel()
@@ -80,13 +80,13 @@ async def _outcome(answer: str, attempt: int, cancels: tuple[int, ...]) -> list[
     statuses = {card.content["status"] for card in scene.kernel.committed}
     assert statuses <= {"failed" if answer == "failure" else "success"}, where
     if handed_back:
-        assert scene.bus.lost(1) == attempt - 1, where  # a run that is handed back is not a lost one
+        assert scene.bus.lost(1) == attempt - 1, where  # a run that is handed back is not lost
     assert task.cancelled() == any(number <= len(schedule.seen) for number in cancels), where
     return schedule.seen
 
 
 @pytest.mark.parametrize("attempt", PATHS.values(), ids=PATHS)
-@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("answer", RESULTS)
 @requirement("cancel.once")
 def test_a_call_cancelled_at_any_await_is_acknowledged_or_handed_back(answer: str, attempt: int, run: Run) -> None:
     async def check() -> None:
@@ -110,7 +110,7 @@ def test_a_call_in_an_outage_cancelled_at_any_await_is_handed_back_once(attempt:
         async def load(command: Command) -> CallRecords:
             del command
             await schedule.step("load")
-            raise Unavailable("away")
+            raise Unavailable("connection refused")
 
         schedule.acts, scene.kernel.load = {at: cancel}, load  # type: ignore[method-assign]
         task = scene.deliver(attempt=attempt)
@@ -139,14 +139,14 @@ def test_a_second_cancellation_changes_nothing(attempt: int, run: Run) -> None:
 
 
 class Pages(JinaBackend):
-    """The tools over an upstream whose every page is an await of the schedule, one of two large and one refused."""
+    """Jina tools over an upstream with two awaits per page: large pages, and one that is refused."""
 
     def __init__(self, schedule: Schedule) -> None:
         async def answer(request: httpx.Request) -> httpx.Response:
             await schedule.step("upstream asked")
-            place = json.loads(request.content)["url"].rpartition("/")[2]
+            page = json.loads(request.content)["url"].rpartition("/")[2]
             await schedule.step("upstream done")
-            if place == "refused":
+            if page == "refused":
                 return httpx.Response(501)
             return httpx.Response(
                 200, json={"code": 200, "data": {"content": "x" * 100_000, "url": "https://a.example"}}
@@ -162,7 +162,7 @@ class Pages(JinaBackend):
         super().__init__(JinaClient(httpx.MockTransport(answer), 1_000_000), options)
 
 
-PAGES = {"urls": [f"https://a.example/{place}" for place in ("one", "two", "refused", "one")]}
+PAGES = {"urls": [f"https://a.example/{page}" for page in ("one", "two", "refused", "one")]}
 MANY = DefinitionRecord("jina_search", None, {}, {"jina": {"mode": "reader", "tool": "jina.read_many"}})
 
 
@@ -197,17 +197,19 @@ def test_a_batch_cancelled_at_any_await_gives_all_memory_back_and_is_no_defect(c
 
 
 @requirement("cancel.once")
-def test_a_result_that_still_waits_for_the_database_is_handed_back(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_call_whose_result_waits_for_the_database_is_handed_back(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pipeline_module, "_FINISH_GRACE_S", 0.0)
 
     async def check() -> None:
         scene, waiting = Scene(), asyncio.Event()
 
-        async def away() -> None:
+        async def wait_forever() -> None:
             waiting.set()
             await asyncio.Event().wait()
 
-        scene.kernel.before_commit = away
+        scene.kernel.before_commit = wait_forever
         task = scene.deliver()
         await waiting.wait()
         task.cancel()
@@ -221,32 +223,32 @@ def test_a_result_that_still_waits_for_the_database_is_handed_back(run: Run, mon
 
 
 @requirement("cancel.once")
-def test_a_command_that_comes_in_the_iteration_of_the_drains_end_is_handed_back(run: Run) -> None:
+def test_a_command_that_arrives_just_before_the_drain_cancels_is_handed_back(run: Run) -> None:
     async def check() -> None:
         scene = Scene()
         scene.deliver()
-        await scene.consumer._cancel_all()  # noqa: SLF001 - the drain, between two awaits of it
+        await scene.consumer._cancel_all()  # noqa: SLF001 - one step of the drain
         assert scene.bus.sent() == [b"-NAK"]
 
     run(check())
 
 
 @requirement("run.stop")
-def test_a_call_that_cannot_be_cancelled_does_not_hold_the_drain_up(
+def test_a_call_that_ignores_cancellation_does_not_block_the_drain(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(consumer_module, "_CANCEL_TIMEOUT_S", 0.0)
 
     async def check() -> None:
-        enough = asyncio.Event()
+        end = asyncio.Event()
 
-        async def deaf(_: Delivery) -> Settlement:
-            while not enough.is_set():
+        async def ignore_cancellation(_: Delivery) -> Settlement:
+            while not end.is_set():
                 with suppress(asyncio.CancelledError):
-                    await enough.wait()
+                    await end.wait()
             return Acknowledge()
 
-        scene = Scene(handle=deaf)
+        scene = Scene(handle=ignore_cancellation)
         scene.consumer.start()
         task = scene.deliver()
         await turns()
@@ -256,7 +258,7 @@ def test_a_call_that_cannot_be_cancelled_does_not_hold_the_drain_up(
             assert not task.done()
             assert "call.stuck" in [getattr(record, "action", "") for record in caplog.records]
         finally:
-            enough.set()
+            end.set()
             await asyncio.wait([task])
 
     run(check())
@@ -265,7 +267,7 @@ def test_a_call_that_cannot_be_cancelled_does_not_hold_the_drain_up(
 @pytest.mark.parametrize("name", ["pull", "heartbeat"])
 @pytest.mark.parametrize("error", [RuntimeError("a defect"), asyncio.CancelledError(), None])
 @requirement("run.side_tasks")
-def test_a_background_task_that_ends_however_it_does_ends_the_process(
+def test_a_background_task_that_ends_in_any_way_ends_the_process(
     name: str, error: BaseException | None, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def die(_: object) -> None:
@@ -284,13 +286,13 @@ def test_a_background_task_that_ends_however_it_does_ends_the_process(
 
 
 @requirement("run.side_tasks")
-def test_a_heartbeat_that_dies_in_the_drain_ends_its_grace_and_the_process(
+def test_a_heartbeat_task_that_dies_in_the_drain_ends_its_grace_and_the_process(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without heartbeats the calls would be delivered to others and run twice."""
+    """Without heartbeats the commands would be redelivered to other replicas and run twice."""
     die = asyncio.Event()
 
-    async def keep_alive(_: object) -> None:
+    async def heartbeats_until_death(_: object) -> None:
         await die.wait()
         raise RuntimeError("a defect")
 
@@ -298,7 +300,7 @@ def test_a_heartbeat_that_dies_in_the_drain_ends_its_grace_and_the_process(
         await asyncio.Event().wait()
         return Acknowledge()
 
-    monkeypatch.setattr(CommandConsumer, "_send_heartbeats", keep_alive)
+    monkeypatch.setattr(CommandConsumer, "_send_heartbeats", heartbeats_until_death)
 
     async def check() -> None:
         scene = Scene(handle=hang)
@@ -315,21 +317,21 @@ def test_a_heartbeat_that_dies_in_the_drain_ends_its_grace_and_the_process(
     run(check())
 
 
-# Shielded work: never orphaned, its end never lost, the cancellation of its caller never swallowed.
+# Shielded work ends before its caller, its result is not lost, and no cancellation of the caller is swallowed.
 
 
 class Work:
-    """Waits for `go`, then ends; knows whether it was broken off."""
+    """Work that waits for `go`, and records whether it ended or was cancelled."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.go, self.error = asyncio.Event(), error
-        self.broken_off = self.ended = False
+        self.was_cancelled = self.ended = False
 
     async def run(self) -> str:
         try:
             await self.go.wait()
         except asyncio.CancelledError:
-            self.broken_off = True
+            self.was_cancelled = True
             raise
         self.ended = True
         if self.error is not None:
@@ -339,14 +341,14 @@ class Work:
 
 @pytest.mark.parametrize("cancels", [1, 2, 5])
 @requirement("cancel.once")
-def test_what_became_of_it_is_recorded_before_the_cancellation_is_honoured(cancels: int, run: Run) -> None:
+def test_shielded_work_returns_its_result_before_the_caller_is_cancelled(cancels: int, run: Run) -> None:
     async def check() -> None:
         work, recorded = Work(), list[str]()
 
         async def call() -> None:
             recorded.append(await shielded(work.run(), 60))
             await asyncio.sleep(0)
-            recorded.append("went on")
+            recorded.append("continued")
 
         task = asyncio.create_task(call())
         for _ in range(cancels):
@@ -356,13 +358,13 @@ def test_what_became_of_it_is_recorded_before_the_cancellation_is_honoured(cance
         assert not task.done()
         work.go.set()
         await asyncio.wait([task])
-        assert (recorded, task.cancelled(), work.broken_off) == (["settled"], True, False)
+        assert (recorded, task.cancelled(), work.was_cancelled) == (["settled"], True, False)
 
     run(check())
 
 
 @requirement("cancel.once")
-def test_an_error_after_a_cancellation_reaches_the_caller_who_still_ends_as_cancelled(run: Run) -> None:
+def test_shielded_work_raises_its_error_and_the_caller_still_ends_as_cancelled(run: Run) -> None:
     async def check() -> None:
         work, recorded = Work(LookupError("why")), list[str]()
 
@@ -385,7 +387,7 @@ def test_an_error_after_a_cancellation_reaches_the_caller_who_still_ends_as_canc
 
 @pytest.mark.parametrize("cancels", [1, 2])
 @requirement("cancel.once")
-def test_what_outlasts_its_grace_is_broken_off_and_has_ended_when_the_caller_goes_on(cancels: int, run: Run) -> None:
+def test_shielded_work_is_cancelled_after_its_grace_and_has_ended_before_the_caller(cancels: int, run: Run) -> None:
     async def check() -> None:
         work = Work()
         task = asyncio.create_task(shielded(work.run(), 0))
@@ -394,14 +396,14 @@ def test_what_outlasts_its_grace_is_broken_off_and_has_ended_when_the_caller_goe
             task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert work.broken_off
+        assert work.was_cancelled
         assert not work.ended
 
     run(check())
 
 
 @requirement("cancel.once")
-def test_a_cancellation_in_the_iteration_in_which_it_ends_is_remembered(run: Run) -> None:
+def test_a_cancellation_as_shielded_work_ends_is_not_lost(run: Run) -> None:
     async def check() -> None:
         work, recorded = Work(), list[str]()
 
@@ -420,7 +422,7 @@ def test_a_cancellation_in_the_iteration_in_which_it_ends_is_remembered(run: Run
     run(check())
 
 
-# What ends a call or the process has a limit, and blocks nothing.
+# Time limits of calls and of the end of the process.
 
 
 @given(
@@ -429,7 +431,7 @@ def test_a_cancellation_in_the_iteration_in_which_it_ends_is_remembered(run: Run
     commit_retry_timeout_s=st.floats(0.1, 3_600),
 )
 @requirement("answer.time")
-def test_a_call_is_never_broken_off_before_all_its_limits_have_passed(
+def test_a_call_is_not_cancelled_as_overdue_before_the_sum_of_its_limits(
     maximum_s: float, statement_s: float, commit_retry_timeout_s: float
 ) -> None:
     settings = Settings(
@@ -443,7 +445,7 @@ def test_a_call_is_never_broken_off_before_all_its_limits_have_passed(
 
 
 @requirement("answer.time")
-def test_the_hooks_of_a_call_are_within_its_time() -> None:
+def test_the_time_limit_of_a_call_includes_its_hooks() -> None:
     async def hook(_: object) -> None:
         """Allow everything."""
 
@@ -453,7 +455,7 @@ def test_the_hooks_of_a_call_are_within_its_time() -> None:
 
 
 class _Stuck:
-    """A tracer whose collector never answers."""
+    """Tracer whose shutdown waits for `go`, like a collector that does not answer."""
 
     def __init__(self) -> None:
         self.go, self.ended = threading.Event(), threading.Event()
@@ -477,7 +479,7 @@ def test_the_last_spans_block_neither_the_event_loop_nor_the_end_of_the_process(
 
 
 @requirement("run.stop")
-def test_spans_that_are_left_are_exported_before_the_process_ends(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_remaining_spans_are_exported_before_the_process_ends(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     tracer = _Stuck()
     tracer.go.set()
     run(shut_down(tracer, 20))

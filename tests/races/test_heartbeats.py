@@ -1,4 +1,4 @@
-"""Heartbeats: counted once they are sent, tried again in time, many at once. A test moves the clock."""
+"""Heartbeats: retries, concurrency and timeouts, with a clock moved by the test; suspected commands."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.races.fakes import FakeBus, Run, Scene, Schedule, turns
 from tests.requirements import requirement
 
 ACK_WAIT_S = 6.0
-WELL_BEFORE = 0.8 * ACK_WAIT_S
+LATEST_RETRY_S = 0.8 * ACK_WAIT_S
 
 
 class Calls:
-    """Running calls, a clock that a test moves, and when the server heard of which."""
+    """Running calls with heartbeats, and a clock that the test moves."""
 
     def __init__(self, number: int, received_at: float = 0.0, *, leased: bool = False) -> None:
         self.now = received_at
@@ -40,78 +40,78 @@ class Calls:
         lease = Lease(lease_key("stream", sequence), 1, 2) if leased else None
         return Held(message, delivery, self.now, self.now, lease=lease)
 
-    async def look(self, at: float) -> int:
-        """Look at the calls at this time; how many heartbeats were sent."""
+    async def check_at(self, at: float) -> int:
+        """Check the calls at this time; return how many heartbeats were sent."""
         before, self.now = len(self.bus.sent(b"+WPI")), at
         await self.heartbeats.send(self.running)
         return len(self.bus.sent(b"+WPI")) - before
 
-    def looks(self) -> list[float]:
-        """The times of the looks."""
+    def check_times(self) -> list[float]:
+        """Return the times of the checks."""
         return [number * self.heartbeats.check_every_s for number in range(1, 30)]
 
 
 def failing(times: int, error: Exception) -> Callable[[bytes], Any]:
-    left = [error] * times
+    errors = [error] * times
 
     async def refuse(_: bytes) -> None:
-        if left:
-            raise left.pop()
+        if errors:
+            raise errors.pop()
 
     return refuse
 
 
 @pytest.mark.parametrize("error", [nats.errors.ConnectionClosedError(), TimeoutError(), ConnectionResetError()])
 @requirement("run.heartbeat")
-def test_one_that_fails_is_tried_again_well_before_the_ack_wait_ends_in_every_phase(error: Exception, run: Run) -> None:
+def test_a_failed_heartbeat_is_retried_before_the_ack_wait_ends_in_every_phase(error: Exception, run: Run) -> None:
     async def check() -> None:
         for hundredths in range(50):
             received_at = hundredths / 100
             calls = Calls(1, received_at)
             calls.bus.refusing = failing(2, error)
-            sent_at = [at for at in calls.looks() if at > received_at and await calls.look(at)]
-            assert sent_at[0] - received_at < WELL_BEFORE
+            sent_at = [at for at in calls.check_times() if at > received_at and await calls.check_at(at)]
+            assert sent_at[0] - received_at < LATEST_RETRY_S
             calls.bus.refusing = None
 
     run(check())
 
 
 @requirement("run.heartbeat")
-def test_one_that_fails_is_tried_again_well_before_the_ack_wait_ends(run: Run) -> None:
-    """Also the one after a heartbeat that was sent, counted from when it was."""
+def test_a_failed_heartbeat_is_retried_before_the_ack_wait_ends(run: Run) -> None:
+    """Also the heartbeat after a successful one, which is due 0.45 of AckWait after that."""
 
     async def check() -> None:
         calls = Calls(1)
-        assert await calls.look(2.7) == 1
+        assert await calls.check_at(2.7) == 1
         calls.bus.refusing = failing(1, nats.errors.ConnectionClosedError())
-        assert [await calls.look(2.7 + later) for later in (2.6, 2.75, 3.25, 3.75)] == [0, 0, 1, 0]
+        assert [await calls.check_at(2.7 + later) for later in (2.6, 2.75, 3.25, 3.75)] == [0, 0, 1, 0]
 
     run(check())
 
 
 @requirement("run.heartbeat", "lease.owner")
-def test_one_whose_lease_was_not_renewed_is_tried_again(run: Run) -> None:
+def test_a_heartbeat_whose_lease_was_not_renewed_is_retried(run: Run) -> None:
     async def check() -> None:
         calls = Calls(1, leased=True)
-        leases = calls.heartbeats._leases  # noqa: SLF001 - an outage has to be put somewhere
-        renew, left = leases.renew, [TimeoutError()]
+        leases = calls.heartbeats._leases  # noqa: SLF001 - to inject an outage
+        renew, errors = leases.renew, [TimeoutError()]
 
-        async def renew_later(lease: Lease) -> None:
-            if left:
-                raise left.pop()
+        async def fail_once(lease: Lease) -> None:
+            if errors:
+                raise errors.pop()
             await renew(lease)
 
-        leases.renew = renew_later  # type: ignore[method-assign]
-        assert [await calls.look(at) for at in (2.75, 3.25, 3.75)] == [1, 1, 0]
+        leases.renew = fail_once  # type: ignore[method-assign]
+        assert [await calls.check_at(at) for at in (2.75, 3.25, 3.75)] == [1, 1, 0]
 
     run(check())
 
 
 @requirement("run.heartbeat")
-def test_those_of_many_calls_go_out_side_by_side_and_never_more_than_the_limit(run: Run) -> None:
+def test_heartbeats_of_many_calls_are_sent_concurrently_up_to_the_limit(run: Run) -> None:
     async def check() -> None:
         calls, go = Calls(300), asyncio.Event()
-        calls.heartbeats.ack_wait_s = 600.0  # one may take 60 s, however busy the machine is
+        calls.heartbeats.ack_wait_s = 600.0  # so that no heartbeat times out on a busy machine
         in_flight: list[int] = [0]
 
         async def hold(_: bytes) -> None:
@@ -119,17 +119,17 @@ def test_those_of_many_calls_go_out_side_by_side_and_never_more_than_the_limit(r
             await go.wait()
 
         calls.bus.refusing = hold
-        looking = asyncio.create_task(calls.look(300.0))
+        checking = asyncio.create_task(calls.check_at(300.0))
         await turns()
         assert in_flight[0] == 64
         go.set()
-        assert await looking == 300
+        assert await checking == 300
 
     run(check())
 
 
 @requirement("run.heartbeat")
-def test_one_that_hangs_ends_at_its_limit_and_keeps_no_other_from_being_sent(run: Run) -> None:
+def test_a_heartbeat_that_hangs_times_out_and_delays_no_other(run: Run) -> None:
     async def check() -> None:
         calls = Calls(3)
         calls.heartbeats.ack_wait_s = 0.1  # a limit of 10 ms
@@ -141,20 +141,20 @@ def test_one_that_hangs_ends_at_its_limit_and_keeps_no_other_from_being_sent(run
                 await asyncio.Event().wait()
 
         calls.bus.refusing = hang_once
-        assert await calls.look(1.0) == 2
-        assert await calls.look(1.01) == 1
+        assert await calls.check_at(1.0) == 2
+        assert await calls.check_at(1.01) == 1
 
     run(check())
 
 
-# Commands that lost several executors: how many of them run at once, and that they are in nobody's way.
+# Suspects: commands that lost several executors. Few of them run at once, and they block no other command.
 
 
 SUSPECTS, FRESH = 40, 12
 
 
 class Handling:
-    """Keeps every call until `go`; knows which run, and which were given up."""
+    """Handler that blocks each call until `go`; records running and exhausted calls."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -169,7 +169,7 @@ class Handling:
 
 
 def scene_with(lost: int, concurrency: int = 40) -> tuple[Scene, Handling]:
-    """A consumer to which commands come again of which so many runs were lost."""
+    """Return a consumer, and records of commands with `lost` lost runs each."""
     handling = Handling()
     scene = Scene(concurrency=concurrency, handle=handling.handle)
     for sequence in range(1, SUSPECTS + 1):
@@ -179,7 +179,7 @@ def scene_with(lost: int, concurrency: int = 40) -> tuple[Scene, Handling]:
 
 
 @requirement("hostile.neighbour")
-def test_suspects_take_up_to_a_fourth_of_the_slots_and_the_rest_come_again(run: Run) -> None:
+def test_suspects_take_up_to_a_quarter_of_the_slots_and_the_rest_is_redelivered(run: Run) -> None:
     async def check() -> None:
         scene, handling = scene_with(lost=2)
         for sequence in range(1, SUSPECTS + 1):
@@ -192,10 +192,10 @@ def test_suspects_take_up_to_a_fourth_of_the_slots_and_the_rest_come_again(run: 
         refused = set(range(1, SUSPECTS + 1)) - suspects
         assert len(suspects) == 10
         assert len(handling.running) == 10 + FRESH
-        assert scene.consumer.running == 10 + FRESH  # none waits in a slot
+        assert scene.consumer.running == 10 + FRESH  # no suspect waits in a slot
         assert len(scene.bus.sent(b"-NAK")) == 30
         assert {scene.bus.lost(sequence) for sequence in suspects} == {3}
-        assert {scene.bus.lost(sequence) for sequence in refused} == {2}  # what did not begin is not counted
+        assert {scene.bus.lost(sequence) for sequence in refused} == {2}  # runs that did not begin are not counted
         handling.go.set()
         await turns(60)
         scene.deliver(min(refused), attempt=4)
@@ -207,9 +207,9 @@ def test_suspects_take_up_to_a_fourth_of_the_slots_and_the_rest_come_again(run: 
 
 
 @requirement("hostile.neighbour")
-def test_commands_that_lost_one_executor_are_under_no_suspicion(run: Run) -> None:
+def test_commands_that_lost_one_executor_are_not_suspects(run: Run) -> None:
     async def check() -> None:
-        scene, handling = scene_with(lost=1, concurrency=48)  # at most 42 of them of one project
+        scene, handling = scene_with(lost=1, concurrency=48)  # one project may use 42 of them
         for sequence in range(1, SUSPECTS + 1):
             scene.deliver(sequence, attempt=2)
         await turns(60)
@@ -221,7 +221,7 @@ def test_commands_that_lost_one_executor_are_under_no_suspicion(run: Run) -> Non
 
 
 @requirement("hostile.neighbour")
-def test_with_few_slots_suspects_run_one_after_the_other(run: Run) -> None:
+def test_with_few_slots_suspects_run_one_at_a_time(run: Run) -> None:
     async def check() -> None:
         scene, handling = scene_with(lost=2, concurrency=3)
         for sequence in range(1, 4):
@@ -236,7 +236,7 @@ def test_with_few_slots_suspects_run_one_after_the_other(run: Run) -> None:
 
 
 @requirement("hostile.neighbour")
-def test_a_place_among_suspects_is_free_again_however_a_call_ends(run: Run) -> None:
+def test_the_slot_of_a_suspect_is_freed_however_its_call_ends(run: Run) -> None:
     async def check() -> None:
         scene, handling = scene_with(lost=2, concurrency=4)
         for sequence in range(1, 4):

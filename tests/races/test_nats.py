@@ -1,4 +1,4 @@
-"""Races around NATS: cancellation, silence, buckets that go, leases, how far a durable got, doorbells."""
+"""Races around NATS: cancellation, silent servers, deleted buckets, leases, ack floors, doorbells."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ from tests.support import BODY, HEADERS, delivery
 
 
 @requirement("run.stop")
-def test_a_cancellation_that_arrives_with_the_end_of_a_flush_is_not_swallowed(
+def test_a_cancellation_that_arrives_as_a_flush_ends_is_not_swallowed(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pull that was renewed at that moment went on, and the drain waited for it without end."""
+    """Otherwise a pull that is renewed at that moment would continue, and the drain would wait forever."""
 
     async def check() -> None:
         flushed = asyncio.get_running_loop().create_future()
@@ -61,35 +61,35 @@ def test_a_cancellation_that_arrives_with_the_end_of_a_flush_is_not_swallowed(
             return await asyncio.wait_for(flushed, 10)
 
         monkeypatch.setattr(Client, "flush", flush)
-        await _cancelled_with(BusClient().flush(), lambda: flushed.set_result(None))
+        await _assert_cancelled_with(BusClient().flush(), lambda: flushed.set_result(None))
 
     run(check())
 
 
 @requirement("run.stop")
-def test_a_cancellation_that_arrives_with_the_answer_of_a_request_is_not_swallowed(run: Run) -> None:
+def test_a_cancellation_that_arrives_with_the_reply_to_a_request_is_not_swallowed(run: Run) -> None:
     async def check() -> None:
         client = Unconnected()
-        await _cancelled_with(client.request("subject", timeout=10), client.answer)
-        assert not client.waits
+        await _assert_cancelled_with(client.request("subject", timeout=10), client.answer)
+        assert not client.has_pending_requests
 
     run(check())
 
 
 @requirement("run.stop")
-def test_a_request_without_an_answer_ends_in_time_and_leaves_nothing(run: Run) -> None:
+def test_a_request_without_a_reply_times_out_and_leaves_no_state(run: Run) -> None:
     async def check() -> None:
         client = Unconnected()
         with pytest.raises(nats.errors.TimeoutError):
             await client.request("subject", timeout=0.01)
-        assert not client.waits
-        client.answer()  # late: nobody waits, nothing breaks
+        assert not client.has_pending_requests
+        client.answer()  # a late reply is ignored
 
     run(check())
 
 
 class Unconnected(BusClient):
-    """A client whose requests go nowhere and are answered here."""
+    """Client without a connection, whose requests are answered by `answer`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,13 +105,13 @@ class Unconnected(BusClient):
             future.set_result(Msg(self))
 
     @property
-    def waits(self) -> bool:
+    def has_pending_requests(self) -> bool:
         return bool(self._resp_map or self._awaiting_reply)
 
 
-async def _cancelled_with(asking: Coroutine[Any, Any, Any], answer: Callable[[], None]) -> None:
+async def _assert_cancelled_with(request: Coroutine[Any, Any, Any], answer: Callable[[], None]) -> None:
     async def side_task() -> None:
-        await asking
+        await request
         await asyncio.Event().wait()
 
     task = asyncio.create_task(side_task())
@@ -123,7 +123,7 @@ async def _cancelled_with(asking: Coroutine[Any, Any, Any], answer: Callable[[],
 
 
 @requirement("run.stop")
-def test_a_flush_that_fails_raises_what_nats_py_raises(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_flush_raises_the_error_of_nats_py(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> None:
         async def broken(*_: Any, **__: Any) -> None:
             raise ConnectionResetError
@@ -158,77 +158,77 @@ OPTIONS = DurableOptions("v1r4", "durable", FILTER, 6.0, 1_000)
 
 
 @dataclass
-class Observed:
-    """A server that is asked for a durable: what it says next, an error or changes of its usual answer."""
+class FakeServer:
+    """Client and consumer of a monitor. `replies` are errors, or changes of the usual consumer info."""
 
-    says: list[Exception | dict[str, Any]] = field(default_factory=list)
+    replies: list[Exception | dict[str, Any]] = field(default_factory=list)
     is_connected: bool = True
     reconnects: int = 0
     durable: Durable | None = field(default_factory=lambda: Durable("stream", "durable"))
     durable_error: str = ""
     silence_s: float = 0.0
-    told: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
 
     async def request(self, *_: object, **__: object) -> Any:
-        said = self.says.pop(0)
+        reply = self.replies.pop(0)
         await asyncio.sleep(0)
-        if isinstance(said, Exception):
-            raise said
+        if isinstance(reply, Exception):
+            raise reply
         config = {"filter_subject": FILTER, "ack_wait": 6 * 10**9, "max_deliver": -1, "max_ack_pending": 1_000}
-        return SimpleNamespace(data=orjson.dumps({"config": config} | said))
+        return SimpleNamespace(data=orjson.dumps({"config": config} | reply))
 
     async def start_over(self) -> None:
         self.reconnects += 1
 
     def renew_pull(self) -> None:
-        self.told.append("renew")
+        self.calls.append("renew")
 
     def ensure_durable_again(self, _: str) -> None:
-        self.told.append("prepare")
+        self.calls.append("ensure durable")
 
     def use_ack_wait(self, _: float) -> None:
-        """Not of these tests."""
+        """Do nothing."""
 
     def watch(self, health: Health, clock: ServerClock | None = None) -> DurableMonitor:
         return DurableMonitor(cast("BusClient", self), OPTIONS, self, clock or ServerClock(), health)
 
 
 @requirement("nats.watched")
-def test_a_silent_server_is_unready_at_the_first_question_and_connected_to_again_less_and_less_often(run: Run) -> None:
+def test_a_silent_server_is_unready_at_the_first_check_and_reconnects_back_off(run: Run) -> None:
     async def check() -> None:
-        observed, health, reconnects = Observed(), Health(), list[int]()
+        observed, health, reconnects = FakeServer(), Health(), list[int]()
         watch = observed.watch(health)
-        for question in range(1, 25):
-            observed.says = [nats.errors.TimeoutError()]
+        for check_number in range(1, 25):
+            observed.replies = [nats.errors.TimeoutError()]
             await watch.check()
             assert not health.dependencies[NATS].ok
             if observed.reconnects > len(reconnects):
-                reconnects.append(question)
+                reconnects.append(check_number)
         assert reconnects == [3, 6, 12, 24]
-        observed.says = [{}]
+        observed.replies = [{}]
         await watch.check()
         assert health.dependencies[NATS].ok
-        assert observed.told == ["renew"]  # the server may have forgotten the request
+        assert observed.calls == ["renew"]  # the server may have forgotten the request
         for _ in range(3):
-            observed.says = [nats.errors.TimeoutError()]
+            observed.replies = [nats.errors.TimeoutError()]
             await watch.check()
-        assert observed.reconnects == 5  # counted from the last answer
+        assert observed.reconnects == 5  # failures are counted from the last reply
 
     run(check())
 
 
 @requirement("nats.watched")
-def test_an_error_is_an_answer_and_an_answer_is_no_sign_of_life_of_the_pull(run: Run) -> None:
+def test_an_error_reply_shows_a_connection_but_does_not_end_the_silence_of_the_pull(run: Run) -> None:
     """Answers to the monitor do not reset the silence of the pull request: the server may have lost the request."""
 
     async def check() -> None:
-        observed, health = Observed(), Health()
+        observed, health = FakeServer(), Health()
         watch = observed.watch(health)
         for _ in range(6):
-            observed.says = [{"error": {"code": 503, "description": "no leader"}}]
+            observed.replies = [{"error": {"code": 503, "description": "no leader"}}]
             await watch.check()
         assert (observed.reconnects, health.dependencies[NATS].ok, health.dependencies[CONSUMER].ok) == (0, True, False)
-        observed.says, observed.silence_s = [{}], 16.0
+        observed.replies, observed.silence_s = [{}], 16.0
         await watch.check()
         assert "does not answer the pull request" in health.dependencies[CONSUMER].reason
 
@@ -236,57 +236,57 @@ def test_an_error_is_an_answer_and_an_answer_is_no_sign_of_life_of_the_pull(run:
 
 
 @requirement("nats.watched")
-def test_a_new_leader_is_asked_anew_once_and_a_missing_durable_is_prepared(run: Run) -> None:
+def test_a_new_leader_renews_the_pull_once_and_a_missing_durable_is_created(run: Run) -> None:
     async def check() -> None:
-        observed = Observed([{"cluster": {"leader": leader}} for leader in ("a", "a", "b", "b")])
+        observed = FakeServer([{"cluster": {"leader": leader}} for leader in ("a", "a", "b", "b")])
         watch = observed.watch(Health())
         for _ in range(4):
             await watch.check()
-        assert observed.told == ["renew", "renew"]  # for the first leader that is seen, and for the next one
-        observed.says = [{"error": {"code": 404, "description": "consumer not found"}}]
+        assert observed.calls == ["renew", "renew"]  # for the first leader, and for the new one
+        observed.replies = [{"error": {"code": 404, "description": "consumer not found"}}]
         await watch.check()
-        assert observed.told[2:] == ["prepare"]
+        assert observed.calls[2:] == ["ensure durable"]
 
     run(check())
 
 
 @requirement("nats.watched")
-def test_no_question_is_asked_while_the_connection_is_made_again(run: Run) -> None:
+def test_no_check_is_sent_while_the_client_reconnects(run: Run) -> None:
     async def check() -> None:
-        observed, health = Observed([nats.errors.TimeoutError()] * 4), Health()
+        observed, health = FakeServer([nats.errors.TimeoutError()] * 4), Health()
         watch = observed.watch(health)
         for connected in (True, True, False, True, True):
             observed.is_connected = connected
             await watch.check()
             assert not health.dependencies[NATS].ok
-        assert (observed.says, observed.reconnects) == ([], 0)  # two and two, not four in a row
+        assert (observed.replies, observed.reconnects) == ([], 0)  # the count starts again after a reconnect
 
     run(check())
 
 
 @dataclass
 class Buckets(FakeBus):
-    """KV whose handles are of one bucket: where that is deleted they answer no more, and a new one is to be opened."""
+    """KV store whose handles stop working when their bucket is deleted, even if it is created again."""
 
-    there: bool = False
+    exists: bool = False
     generation: int = 0
     others: list[Callable[[], object]] = field(default_factory=list)
 
     def make(self) -> None:
-        self.there, self.generation, self.stored = True, self.generation + 1, {}
+        self.exists, self.generation, self.stored = True, self.generation + 1, {}
 
     def delete_bucket(self) -> None:
-        self.there = False
+        self.exists = False
 
     async def key_value(self, _: str) -> Any:
         await self.schedule.step("open")
-        if not self.there:
+        if not self.exists:
             raise BucketNotFoundError
         return Handle(self, self.generation)
 
     async def create_key_value(self, _: object) -> Any:
         await self.schedule.step("make")
-        if self.there:
+        if self.exists:
             raise BadRequestError
         self.make()
         return Handle(self, self.generation)
@@ -301,7 +301,7 @@ class Handle:
 
     @property
     def gone(self) -> bool:
-        return not self.buckets.there or self.generation != self.buckets.generation
+        return not self.buckets.exists or self.generation != self.buckets.generation
 
     async def get(self, key: str) -> Any:
         if self.gone:
@@ -323,7 +323,7 @@ def leases_on(buckets: FakeBus, clock: Callable[[], float] = time.time) -> Lease
 
 
 def meanwhile(work: Callable[[], Coroutine[Any, Any, T]], into: list[asyncio.Task[T]]) -> Callable[[], None]:
-    """Begin this, and keep its task."""
+    """Return a function that starts `work` and appends its task to `into`."""
     return lambda: into.append(asyncio.create_task(work()))
 
 
@@ -335,19 +335,19 @@ async def awaits_of(attempt: Callable[[Buckets], Any]) -> int:
 
 
 @requirement("nats.storage")
-def test_a_bucket_that_goes_at_any_await_costs_one_delivery_at_most(run: Run) -> None:
-    """A handle that was kept failed until a restart."""
+def test_a_bucket_deleted_at_any_await_costs_at_most_one_delivery(run: Run) -> None:
+    """Otherwise a cached handle would fail until a restart."""
 
     async def check() -> None:
         for moment in range(1, await awaits_of(lambda buckets: leases_on(buckets).take(redelivered())) + 1):
             buckets = Buckets(Schedule())
             buckets.make()
             leases = leases_on(buckets)
-            await leases.take(redelivered(2))  # from now on it has a handle
+            await leases.take(redelivered(2))  # caches a handle
             buckets.schedule.acts[len(buckets.schedule.seen) + moment] = buckets.delete_bucket
             try:
                 taken = await leases.take(redelivered())
-            except (nats.errors.Error, BucketNotFoundError):  # an outage: the command comes again
+            except (nats.errors.Error, BucketNotFoundError):  # an outage: the command is redelivered
                 taken = await leases.take(redelivered())
             assert isinstance(taken, Lease), moment
             buckets.delete_bucket()
@@ -359,7 +359,7 @@ def test_a_bucket_that_goes_at_any_await_costs_one_delivery_at_most(run: Run) ->
 
 
 @requirement("dialects.isolated", "lease.owner")
-def test_commands_of_two_streams_with_one_sequence_have_two_leases(run: Run) -> None:
+def test_commands_of_two_streams_with_the_same_sequence_have_separate_leases(run: Run) -> None:
     async def check() -> None:
         buckets = Buckets(Schedule())
         commands = [replace(redelivered(), stream=f"cg_cmd_{version}") for version in ("v1r4", "v1r3")]
@@ -370,7 +370,7 @@ def test_commands_of_two_streams_with_one_sequence_have_two_leases(run: Run) -> 
 
 
 @requirement("nats.storage", "lease.owner")
-def test_executors_that_make_the_bucket_at_once_agree_on_one_owner(run: Run) -> None:
+def test_executors_that_create_the_bucket_concurrently_agree_on_one_owner(run: Run) -> None:
     async def check() -> None:
         buckets = Buckets(Schedule())
         taken = await asyncio.gather(*(leases_on(buckets).take(redelivered()) for _ in range(6)))
@@ -381,7 +381,7 @@ def test_executors_that_make_the_bucket_at_once_agree_on_one_owner(run: Run) -> 
 
 
 @requirement("lease.owner")
-def test_whatever_one_executor_does_between_two_awaits_of_another_a_lease_has_one_owner(run: Run) -> None:
+def test_a_lease_has_one_owner_for_any_interleaving_of_two_executors(run: Run) -> None:
     async def check() -> None:
         moments = await awaits_of(lambda buckets: leases_on(buckets).take(redelivered()))
         for moment in range(1, moments + 1):
@@ -398,15 +398,15 @@ def test_whatever_one_executor_does_between_two_awaits_of_another_a_lease_has_on
 
 
 @requirement("lease.owner")
-def test_an_executor_whose_own_clock_is_off_takes_no_lease_from_another(run: Run) -> None:
-    """Leases count on the clock of NATS; on one that is 28 s ahead each would have ended."""
+def test_an_executor_with_a_wrong_clock_takes_no_lease_from_another(run: Run) -> None:
+    """Leases use the clock of NATS: on a clock that is 28 s ahead each would have expired."""
 
     async def check() -> None:
         buckets, server = Buckets(Schedule()), ServerClock()
         server.observe(1_000.0, time.monotonic(), time.monotonic())
         buckets.make()
         assert isinstance(await leases_on(buckets, server.time).take(redelivered()), Lease)
-        ahead = ServerClock()  # of another process: what it is told counts, whatever its wall clock says
+        ahead = ServerClock()  # of another process; its wall clock does not matter
         ahead.observe(1_000.0, time.monotonic(), time.monotonic())
         assert isinstance(await leases_on(buckets, ahead.time).take(redelivered()), LeaseTaken)
         ahead.observe(1_007.0, time.monotonic(), time.monotonic())
@@ -416,7 +416,7 @@ def test_an_executor_whose_own_clock_is_off_takes_no_lease_from_another(run: Run
 
 
 @requirement("lease.owner", "run.heartbeat")
-def test_a_late_renewal_leaves_the_lease_to_who_has_it_by_now(run: Run) -> None:
+def test_a_late_renewal_does_not_take_the_lease_from_its_new_owner(run: Run) -> None:
     async def check() -> None:
         buckets, now = Buckets(Schedule()), [0.0]
         buckets.make()
@@ -437,7 +437,7 @@ def floor_at(sequence: int, created: str = "then") -> AckFloor:
 
 
 @requirement("nats.watched")
-def test_a_floor_never_goes_back_whichever_replica_writes_when(run: Run) -> None:
+def test_an_ack_floor_never_goes_back_for_any_interleaving_of_two_replicas(run: Run) -> None:
     async def check() -> None:
         for moment, (mine, theirs) in product(range(1, 6), ((12, 20), (20, 12))):
             buckets = Buckets(Schedule())
@@ -446,13 +446,15 @@ def test_a_floor_never_goes_back_whichever_replica_writes_when(run: Run) -> None
             others: list[asyncio.Task[None]] = []
             begun = len(buckets.schedule.seen)
             client = cast("BusClient", buckets)
-            theirs_kept = partial(save_ack_floor, client, "durable", floor_at(theirs))
-            buckets.schedule.acts[begun + moment] = meanwhile(theirs_kept, others)
+            save_theirs = partial(save_ack_floor, client, "durable", floor_at(theirs))
+            buckets.schedule.acts[begun + moment] = meanwhile(save_theirs, others)
             await save_ack_floor(client, "durable", floor_at(mine))
             await asyncio.gather(*others)
-            kept = await load_ack_floor(client, "durable", floor_at(0))
-            assert kept in (mine, theirs)
-            await save_ack_floor(client, "durable", floor_at(max(mine, theirs)))  # the next look of who was further
+            stored = await load_ack_floor(client, "durable", floor_at(0))
+            assert stored in (mine, theirs)
+            await save_ack_floor(
+                client, "durable", floor_at(max(mine, theirs))
+            )  # the next write of the replica that was ahead
             assert await load_ack_floor(client, "durable", floor_at(0)) == 20
             await save_ack_floor(client, "durable", floor_at(5))
             assert await load_ack_floor(client, "durable", floor_at(0)) == 20
@@ -463,7 +465,7 @@ def test_a_floor_never_goes_back_whichever_replica_writes_when(run: Run) -> None
 
 @dataclass
 class Server(Buckets):
-    """JetStream as `Storage` asks for it: streams that are there, missing or do not answer."""
+    """JetStream for `Storage`: streams exist, are missing, or do not answer (`silent`)."""
 
     silent: set[str] = field(default_factory=set)
     made: list[str] = field(default_factory=list)
@@ -483,24 +485,24 @@ class Server(Buckets):
         return SimpleNamespace(config=config, state=SimpleNamespace(bytes=0, messages=0))
 
 
-class Made:
-    """Something that can be made, and notes it."""
+class FakeBucket:
+    """Bucket or stream that can be created."""
 
     async def ensure(self) -> None:
         await asyncio.sleep(0)
 
 
 @requirement("nats.storage")
-def test_one_bucket_that_does_not_answer_keeps_no_other_from_being_made(run: Run) -> None:
+def test_a_bucket_that_does_not_answer_does_not_prevent_creating_others(run: Run) -> None:
     async def check() -> None:
         server, health = Server(Schedule()), Health()
         server.make()
         server.silent = {"KV_openapi_tool_leases"}
         storage = Storage(
             cast("BusClient", server),
-            cast("Leases", Made()),
-            cast("ParkedResultStore", Made()),
-            cast("DeadLetters", Made()),
+            cast("Leases", FakeBucket()),
+            cast("ParkedResultStore", FakeBucket()),
+            cast("DeadLetters", FakeBucket()),
             None,
             1,
             health,
@@ -521,20 +523,20 @@ def test_one_bucket_that_does_not_answer_keeps_no_other_from_being_made(run: Run
 
 
 @dataclass
-class Bells:
-    """The stream of doorbells: what it says to each, None where it takes one; the last of `says` for ever."""
+class FakeStream:
+    """Stream of doorbells: each of `replies` in turn, then its last one forever; None accepts a doorbell."""
 
-    says: list[Exception | None]
-    taken: int = 0
-    rung: int = 0
+    replies: list[Exception | None]
+    accepted: int = 0
+    attempts: int = 0
 
     async def publish_to_stream(self, *_: object) -> None:
-        self.rung += 1
-        said = self.says.pop(0) if len(self.says) > 1 else self.says[0]
+        self.attempts += 1
+        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
         await asyncio.sleep(0)
-        if said is not None:
-            raise said
-        self.taken += 1
+        if reply is not None:
+            raise reply
+        self.accepted += 1
 
 
 OUTAGES = (
@@ -547,39 +549,39 @@ WAKEUP = Wakeup("cg.v1r4.proj.public.cmd.agent.worker.wakeup", HEADERS, b"{}")
 
 
 @pytest.fixture
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five attempts, however long they take on a busy machine, in place of three seconds."""
+def _five_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit retries to five attempts instead of three seconds, because the machine may be busy."""
     monkeypatch.setattr(wakeup_publisher, "_WAIT", wait_fixed(0.001))
     monkeypatch.setattr(wakeup_publisher, "stop_after_delay", lambda _: stop_after_attempt(5))
 
 
-@pytest.mark.usefixtures("_impatient")
+@pytest.mark.usefixtures("_five_attempts")
 @pytest.mark.parametrize("outage", OUTAGES, ids=lambda outage: type(outage).__name__)
 @requirement("answer.doorbell")
-def test_a_doorbell_that_nobody_takes_is_rung_until_somebody_does(outage: Exception, run: Run) -> None:
+def test_a_doorbell_is_retried_until_the_stream_accepts_it(outage: Exception, run: Run) -> None:
     async def check() -> None:
-        bells = Bells([outage, outage, None])
-        assert await WakeupPublisher(cast("BusClient", bells)).publish(WAKEUP)
-        assert (bells.rung, bells.taken) == (3, 1)
-        bells = Bells([outage])
+        stream = FakeStream([outage, outage, None])
+        assert await WakeupPublisher(cast("BusClient", stream)).publish(WAKEUP)
+        assert (stream.attempts, stream.accepted) == (3, 1)
+        stream = FakeStream([outage])
         with pytest.raises(Unavailable):
-            await WakeupPublisher(cast("BusClient", bells)).publish(WAKEUP)
-        assert bells.rung == 5
+            await WakeupPublisher(cast("BusClient", stream)).publish(WAKEUP)
+        assert stream.attempts == 5
 
     run(check())
 
 
-@pytest.mark.usefixtures("_impatient")
+@pytest.mark.usefixtures("_five_attempts")
 @requirement("answer.doorbell")
-def test_a_result_whose_doorbell_fails_goes_back_until_nobody_waits_and_is_then_left_to_the_scan(
+def test_a_command_whose_doorbell_fails_is_requeued_until_no_worker_waits(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> None:
         for age_s, settled, missed in ((0.0, Requeue, 0), (120.0, Acknowledge, 1)):
             caplog.clear()
             schedule = Schedule()
-            kernel, bells = FakeKernel(schedule), Bells([NoStreamResponseError()])
-            publisher = WakeupPublisher(cast("BusClient", bells))
+            kernel, stream = FakeKernel(schedule), FakeStream([NoStreamResponseError()])
+            publisher = WakeupPublisher(cast("BusClient", stream))
             published_at = datetime.fromtimestamp(time.time() - age_s, UTC)
             command = replace(delivery(HEADERS, BODY), published_at=published_at)
             settlement = await pipeline(kernel, FakeTools(schedule), publisher).handle(command)

@@ -1,4 +1,4 @@
-"""Whatever becomes of calls: results say what the upstream saw, and all memory for answers is given back."""
+"""However calls end: results report exactly the upstream's requests, and all memory is given back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Call:
-    """A call that begins after some milliseconds; its time is limited; it reads these pages."""
+    """Call that reads these pages; it begins after `begins_ms`, and its time is limited."""
 
     begins_ms: int
     pages: tuple[int, ...]
@@ -48,7 +48,7 @@ class Call:
 
 
 class Upstream:
-    """Answers in the order of the requests; counts those that it saw, and the tokens of those that it answered."""
+    """Upstream that gives these answers in the order of requests, and counts requests and tokens."""
 
     def __init__(self, answers: Sequence[Answer]) -> None:
         self.answers, self.seen, self.tokens = list(answers), 0, 0
@@ -72,7 +72,7 @@ class Upstream:
 
 
 def record(call: Call) -> tuple[DefinitionRecord, dict[str, Any]]:
-    """The definition of a call, and its arguments."""
+    """Return definition and arguments of a call."""
     jina: dict[str, Any] = {"mode": "reader", "timeout_s": (call.limit_ms or 20_000) / 1000}
     urls = [f"https://a.example/{page}" for page in call.pages]
     if call.batch:
@@ -83,7 +83,7 @@ def record(call: Call) -> tuple[DefinitionRecord, dict[str, Any]]:
 
 
 async def play(calls: Sequence[Call], answers: Sequence[Answer], cache_ttl_s: float) -> None:
-    """All calls of one owner, over pipeline and tools; then count."""
+    """Run calls of one agent through pipeline and tools; assert that usage and memory are exact."""
     upstream = Upstream(answers)
     options = JinaBackendOptions(
         RetryOptions(2, 0.01, 0.02),
@@ -154,9 +154,9 @@ MIXES = {
         [Call(0, (0, 1), batch=True), Call(0, (0, 1), batch=True)],
         [Answer("refused", 2), Answer("success", 2)],
     ),
-    "the first gives up": ([Call(0, (0,), limit_ms=5), Call(1, (0,))], [Answer("success", 20)]),
+    "the first times out": ([Call(0, (0,), limit_ms=5), Call(1, (0,))], [Answer("success", 20)]),
     "a defect cancels its siblings": ([Call(0, (0, 1, 2), batch=True)], [Answer("hang"), Answer("defect", 2)]),
-    "asked again": ([Call(0, (0,)), Call(1, (0,))], [Answer("busy"), Answer("dropped"), Answer("success")]),
+    "retries": ([Call(0, (0,)), Call(1, (0,))], [Answer("busy"), Answer("dropped"), Answer("success")]),
 }
 
 
@@ -167,7 +167,7 @@ def test_every_request_is_in_exactly_one_result_on_each_loop(mix: str, run: Run)
 
 
 @requirement("hostile.neighbour")
-def test_the_memory_of_a_call_counts_for_its_project() -> None:
+def test_memory_of_a_call_is_accounted_to_its_project() -> None:
     async def call() -> None:
         scene = Scene()
         await scene.ended(scene.deliver())

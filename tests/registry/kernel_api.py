@@ -1,4 +1,4 @@
-"""The kernel's management API as far as protocol section 4 says, on the tests' database."""
+"""Fake of the kernel's management API (protocol section 4), on the database of the tests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def array_without_items(schema: Any) -> bool:
     return isinstance(schema, list) and any(map(array_without_items, schema))
 
 
-def complaint(tool: dict[str, Any]) -> str | None:
+def problem_of(tool: dict[str, Any]) -> str | None:
     subject = tool.get("target_subject") or ""
     if tool.get("tool_name") in RESERVED:
         return "tool_name is reserved"
@@ -61,7 +61,7 @@ async def post(database: asyncpg.Connection, request: Request) -> Response:
             return JSONResponse({"detail": [missing]}, 422)
         tool = yaml.safe_load(await upload.read())
     tool.setdefault("tool_name", tool.pop("name", None))
-    problem = complaint(tool)
+    problem = problem_of(tool)
     if problem:
         return refused(400, "bad_request", problem)
     row = await database.fetchrow(
@@ -145,7 +145,7 @@ def application(dsn: str) -> Starlette:
 
 @contextmanager
 def served(dsn: str) -> Iterator[str]:
-    """The API's URL, served by a thread of its own."""
+    """Serve the API in a thread, and yield its URL."""
     server = uvicorn.Server(
         uvicorn.Config(application(dsn), port=0, log_config=None, access_log=False, lifespan="off", ws="none")
     )

@@ -1,4 +1,4 @@
-"""Definitions become rows, through the kernel's API and through its database alike."""
+"""`tools apply`, `list`, `show` and `delete`, through the kernel's API and through its database."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def api(stack: EmbeddedStack, database: str) -> Iterator[str]:
 
 @pytest.fixture
 def tools(stack: EmbeddedStack, database: str) -> Tools:
-    """Runs `openapi-tool tools …` in a thread."""
+    """Return a function that runs `openapi-tool tools …` in a thread."""
     environment = {"PG_DSN": stack.postgres.dsn(database), "COLUMNS": "200"}
 
     async def run(*arguments: str, answer: str = "") -> Any:
@@ -63,7 +63,7 @@ async def rows(caller: Caller, project: str) -> list[dict[str, Any]]:
 
 
 @requirement("definition.apply")
-async def test_both_ways_give_the_same_row(caller: Caller, api: str, tools: Tools) -> None:
+async def test_api_and_database_store_the_same_row(caller: Caller, api: str, tools: Tools) -> None:
     await caller.add_project(OTHER)
     files = [str(file) for file in TOOLS.glob("*.yaml")]
     assert (await tools("apply", *files, "--project", PROJECT, "--api", api, "--yes")).exit_code == 0
@@ -91,12 +91,14 @@ async def test_applying_again_changes_nothing(caller: Caller, api: str, tools: T
     assert "1 unchanged" in again.stdout
     await tools("apply", SEARCH, EXAMPLE, *where, "--yes")
     assert len(await rows(caller, PROJECT)) == 2
-    assert await caller.database.fetchval(version) == before, "what is unchanged is not written beside what is not"
+    assert await caller.database.fetchval(version) == before, (
+        "unchanged definitions are not written together with others"
+    )
 
 
 @requirement("definition.apply")
 @pytest.mark.parametrize("way", ["api", "db"])
-async def test_a_difference_is_shown_and_asked_for(
+async def test_a_difference_is_shown_and_needs_confirmation(
     caller: Caller, api: str, tools: Tools, tmp_path: Path, way: str
 ) -> None:
     where = ["--project", PROJECT, *(["--db"] if way == "db" else ["--api", api])]
@@ -109,8 +111,10 @@ async def test_a_difference_is_shown_and_asked_for(
     for flags, answer, code in ((["--dry-run"], "", 0), ([], "n\n", 1), ([], "", 1)):
         done = await tools("apply", str(edited), *where, *flags, answer=answer)
         assert done.exit_code == code
-        unasked = done.stderr.endswith("[y/N]: \nopenapi-tool: nothing was changed: no terminal to ask; use --yes\n")
-        assert unasked == (not answer and not flags)
+        no_terminal = done.stderr.endswith(
+            "[y/N]: \nopenapi-tool: nothing was changed: no terminal to ask; use --yes\n"
+        )
+        assert no_terminal == (not answer and not flags)
         assert done.stdout == "" or flags
         changed = [
             line for line in done.stderr.splitlines() if line[:1] in ("+", "-") and line[:3] not in ("+++", "---")
@@ -123,7 +127,9 @@ async def test_a_difference_is_shown_and_asked_for(
 
 
 @requirement("definition.apply")
-async def test_many_projects_go_on_past_failures(caller: Caller, api: str, tools: Tools, tmp_path: Path) -> None:
+async def test_a_failed_project_does_not_stop_the_others(
+    caller: Caller, api: str, tools: Tools, tmp_path: Path
+) -> None:
     names = [f"proj_{number:03}" for number in range(60)]
     for name in names:
         await caller.add_project(name)
@@ -146,7 +152,7 @@ async def test_many_projects_go_on_past_failures(caller: Caller, api: str, tools
 
 
 @requirement("definition.apply")
-async def test_nothing_is_applied_of_files_with_errors(caller: Caller, tools: Tools, tmp_path: Path) -> None:
+async def test_files_with_errors_prevent_any_change(caller: Caller, tools: Tools, tmp_path: Path) -> None:
     broken = tmp_path / "broken.yaml"
     broken.write_text("tool_name: fork_join\n", encoding="utf-8")
     done = await tools("apply", SEARCH, str(broken), "--project", PROJECT, "--db", "--yes")
@@ -170,14 +176,14 @@ async def test_definitions_are_deleted(caller: Caller, api: str, tools: Tools, w
         unknown = await tools(*command, *where)
         assert (unknown.exit_code, unknown.stdout) == (2, "")
         assert f"project {PROJECT} has no tool 'jina_serch'; did you mean 'jina_search'?" in unknown.stderr
-    assert len(await rows(caller, PROJECT)) == 1, "nothing is deleted where one name is unknown"
+    assert len(await rows(caller, PROJECT)) == 1, "nothing is deleted if one name is unknown"
     for command in (["delete", "x", "--yes"], ["show", "x"], ["list"]):
         unknown = await tools(*command, "--project", "proj_gone", *where[2:])
         assert (unknown.exit_code, "not_found: " in unknown.stderr) == (2, True)
 
 
 @requirement("definition.apply")
-async def test_the_kernels_own_tools_are_left_alone(caller: Caller, tools: Tools, api: str) -> None:
+async def test_the_kernels_own_tools_cannot_be_deleted(caller: Caller, tools: Tools, api: str) -> None:
     await caller.add_tool(PROJECT, {"tool_name": "inner", "target_subject": "cg.v1r4.p.c.cmd.sys.pmo.inner"})
     for way in (["--api", api], ["--db"]):
         done = await tools("delete", "inner", "--project", PROJECT, *way, "--yes")
@@ -196,7 +202,7 @@ async def test_many_tools_are_listed_page_by_page(caller: Caller, tools: Tools, 
 
 
 @requirement("definition.bounds", "options.envs")
-async def test_the_list_says_which_stored_rows_the_executor_would_refuse(
+async def test_the_list_shows_which_stored_rows_the_executor_would_refuse(
     caller: Caller, tools: Tools, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: dict[str, dict[str, Any]] = {
@@ -258,9 +264,9 @@ async def test_the_list_runs_the_checks_of_a_call(caller: Caller, tools: Tools) 
     await caller.add_tool(PROJECT, search_tool(args=good) | {"tool_name": "tool_x2"})
     done = await tools("list", "--project", PROJECT, "--db", "--json")
     found = [row["problems"] for row in map(json.loads, done.stdout.splitlines())]
-    said = [*(says for _, says in REFUSED_BY_EVERY_CALL), "parameters: must be an object"]
-    said.append("after_execution: is ignored")
-    for problems, says in zip(found, said, strict=False):
+    expected = [*(says for _, says in REFUSED_BY_EVERY_CALL), "parameters: must be an object"]
+    expected.append("after_execution: is ignored")
+    for problems, says in zip(found, expected, strict=False):
         assert len(problems) == 1, (says, problems)
         assert says in problems[0]
     assert found[-1] == []
@@ -268,7 +274,7 @@ async def test_the_list_runs_the_checks_of_a_call(caller: Caller, tools: Tools) 
 
 @pytest.mark.parametrize("way", ["show", "list"])
 @requirement("secrets.output")
-async def test_a_pasted_key_is_not_shown_on_a_terminal(
+async def test_a_pasted_key_is_masked_in_output(
     caller: Caller, tools: Tools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str
 ) -> None:
     pasted, plain, mounted = "jina_" + "0a" * 20, "0123456789abcdef0123", "a-tenants-value"
@@ -291,7 +297,7 @@ async def test_a_pasted_key_is_not_shown_on_a_terminal(
 
 
 @requirement("definition.apply")
-async def test_what_cannot_be_reached_is_said_in_a_line(tools: Tools) -> None:
+async def test_an_unreachable_api_is_reported_without_credentials_or_traceback(tools: Tools) -> None:
     for url in ("http://me:word-of-mine@127.0.0.1:9", "no url", "http://me:word-of-mine@:x"):
         done = await tools("apply", SEARCH, "--project", PROJECT, "--api", url, "--yes")
         assert done.exit_code == 2
@@ -303,7 +309,7 @@ async def test_what_cannot_be_reached_is_said_in_a_line(tools: Tools) -> None:
 
 
 @requirement("definition.apply")
-async def test_the_api_of_the_tests_refuses_as_the_kernels_does(caller: Caller, api: str) -> None:
+async def test_the_fake_api_refuses_like_the_kernels(caller: Caller, api: str) -> None:
     async with httpx.AsyncClient(base_url=api) as client:
         path = f"/projects/{PROJECT}/tools"
         assert (await client.post(path)).status_code == 422
@@ -314,19 +320,21 @@ async def test_the_api_of_the_tests_refuses_as_the_kernels_does(caller: Caller, 
 
 
 @requirement("definition.apply")
-async def test_a_write_needs_the_project(caller: Caller, stack: EmbeddedStack, database: str, api: str) -> None:
+async def test_a_write_to_an_unknown_project_is_refused(
+    caller: Caller, stack: EmbeddedStack, database: str, api: str
+) -> None:
     row = yaml.safe_load(SEARCH_TEXT)
     async with ToolRows.open(stack.postgres.dsn(database), 5) as registry, ManagementApi.open(api) as client:
-        for place in (registry, client):
+        for store in (registry, client):
             with pytest.raises(RegistryError, match="not_found"):
-                await place.put("proj_gone", row)
+                await store.put("proj_gone", row)
             with pytest.raises(RegistryError, match="bad_request"):
-                await place.put(PROJECT, {**row, "tool_name": "fork_join"})
+                await store.put(PROJECT, {**row, "tool_name": "fork_join"})
     assert await caller.database.fetchval("select count(*) from resource.tools") == 0
 
 
 @requirement("definition.apply")
-async def test_a_row_that_no_parser_takes_hides_no_other(caller: Caller, tools: Tools) -> None:
+async def test_an_unparsable_row_hides_no_other(caller: Caller, tools: Tools) -> None:
     await caller.furnish(
         PROJECT, "agent_1", [{**search_tool(), "tool_name": name} for name in ("deep", "huge", "whole")]
     )
@@ -350,7 +358,7 @@ async def test_a_row_that_no_parser_takes_hides_no_other(caller: Caller, tools: 
 
 
 @requirement("definition.apply")
-async def test_the_grants_for_registration_are_enough_and_their_lack_is_named(
+async def test_the_grants_for_registration_are_enough_and_missing_ones_are_named(
     caller: Caller, stack: EmbeddedStack, database: str
 ) -> None:
     row, own = yaml.safe_load(SEARCH_TEXT), stack.postgres.dsn(database)
@@ -367,7 +375,7 @@ async def test_the_grants_for_registration_are_enough_and_their_lack_is_named(
 
 @requirement("definition.apply")
 @pytest.mark.parametrize("db", [False, True], ids=["api", "db"])
-async def test_an_unknown_project_is_named_before_anything_is_asked(api: str, tools: Tools, *, db: bool) -> None:
+async def test_an_unknown_project_is_reported_before_the_confirmation(api: str, tools: Tools, *, db: bool) -> None:
     way = ["--db"] if db else ["--api", api]
     done = await tools("apply", SEARCH, "--project", "proj_gone", *way, answer="y\n")
     assert done.exit_code == 1
@@ -376,7 +384,7 @@ async def test_an_unknown_project_is_named_before_anything_is_asked(api: str, to
 
 
 @requirement("definition.apply")
-async def test_a_tool_of_another_executor_is_not_ours_and_not_unusable(caller: Caller, tools: Tools) -> None:
+async def test_a_tool_of_another_executor_is_listed_as_not_ours(caller: Caller, tools: Tools) -> None:
     subject = "cg.v1r4.{project_id}.{channel_id}.cmd.tool.e2b.run"
     await caller.add_tool(PROJECT, {"tool_name": "sandbox", "target_subject": subject, "options": {"e2b": {}}})
     shown = await tools("list", "--project", PROJECT, "--db")
@@ -385,7 +393,7 @@ async def test_a_tool_of_another_executor_is_not_ours_and_not_unusable(caller: C
 
 
 @requirement("definition.apply")
-async def test_the_list_is_whole_in_a_narrow_terminal(
+async def test_the_list_is_complete_in_a_narrow_terminal(
     caller: Caller, tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await caller.add_tool(PROJECT, {**search_tool(), "tool_name": "search_of_a_long_name", "options": ["none"]})

@@ -1,4 +1,4 @@
-"""Exports equal the declarations, in the form that each consumer reads, and a call built from them works."""
+"""Exports equal the definitions in each consumer's form, and calls built from them are accepted."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def function(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @requirement("definition.exports")
-def test_openai_functions_are_the_catalogue() -> None:
+def test_openai_functions_equal_the_catalogue() -> None:
     functions = [entry["function"] for entry in json.loads(exported("openai"))]
     assert [entry["name"] for entry in functions] == [name.replace(".", "__") for name in CATALOGUE]
     for entry, tool in zip(functions, CATALOGUE.values(), strict=True):
@@ -96,14 +96,14 @@ def test_openai_functions_are_the_catalogue() -> None:
         ("anthropic", ToolParam, None),
     ],
 )
-def test_the_vendors_own_types_take_an_export_as_it_is(form: str, kind: Any, at: str | None, files: Any) -> None:
+def test_exports_match_the_types_of_the_vendors_libraries(form: str, kind: Any, at: str | None, files: Any) -> None:
     entries = json.loads(exported(form, *files))
     allowed = kind.__annotations__.keys() | {"async"}
     schema_name = "input_schema" if form == "anthropic" else "parameters"
     shown = {entry["function"]["name"]: entry["function"] for entry in json.loads(exported("openai", *files))}
     for entry in entries:
         TypeAdapter(kind).validate_python(entry, strict=True)
-        assert entry.keys() <= allowed, "nothing is there that the vendor does not know"
+        assert entry.keys() <= allowed, "no key is unknown to the vendor"
         tool = entry[at] if at else entry
         assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", tool["name"])
         assert tool[schema_name]["type"] == "object"
@@ -114,7 +114,7 @@ def test_the_vendors_own_types_take_an_export_as_it_is(form: str, kind: Any, at:
 
 
 @requirement("definition.exports")
-def test_a_title_is_the_definitions_own() -> None:
+def test_a_title_comes_from_the_definition_if_it_has_one() -> None:
     row = registration(CATALOGUE["jina.search"])
     renamed = {**row, "tool_name": "web_search.v2"}
     titled = {**renamed, "parameters": {**row["parameters"], "title": "Search our site"}}
@@ -123,7 +123,7 @@ def test_a_title_is_the_definitions_own() -> None:
 
 
 @requirement("definition.exports")
-def test_mcps_own_models_take_the_list_as_it_is() -> None:
+def test_the_mcp_list_matches_the_models_of_the_mcp_library() -> None:
     text = exported("mcp")
     listed = mcp.types.ListToolsResult.model_validate_json(text)
     assert [tool.name for tool in listed.tools] == list(CATALOGUE)
@@ -132,7 +132,7 @@ def test_mcps_own_models_take_the_list_as_it_is() -> None:
         assert tool.input_schema == CATALOGUE[tool.name].schema()
         assert tool.description == CATALOGUE[tool.name].description
     again = listed.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    assert again == json.loads(text), "nothing is there that the protocol does not know"
+    assert again == json.loads(text), "no key is unknown to the protocol"
 
 
 @requirement("definition.exports")
@@ -152,7 +152,7 @@ def test_the_manifest_has_one_api_for_each_tool() -> None:
 
 
 @requirement("definition.exports")
-def test_a_manifests_role_speaks_of_the_tools_that_are_exported_only() -> None:
+def test_the_system_role_mentions_only_exported_tools() -> None:
     manifest = json.loads(exported("lobehub", str(EXAMPLE)))
     (row,) = [yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))]
     assert manifest["names"] == {camel_case(row["tool_name"]): row["tool_name"]}
@@ -167,7 +167,7 @@ def test_a_manifests_role_speaks_of_the_tools_that_are_exported_only() -> None:
 
 
 @requirement("definition.exports")
-def test_kernel_yaml_is_what_is_shipped() -> None:
+def test_kernel_yaml_equals_the_shipped_files() -> None:
     documents = list(yaml.safe_load_all(exported("kernel")))
     shipped = [
         yaml.safe_load((TOOLS / f"{document['tool_name']}.yaml").read_text(encoding="utf-8")) for document in documents
@@ -181,13 +181,13 @@ def test_kernel_yaml_is_what_is_shipped() -> None:
 
 @requirement("definition.exports")
 @pytest.mark.parametrize("parameters", [None, CATALOGUE["jina.search"].schema()], ids=["derived", "given"])
-def test_fixed_and_envs_are_hidden_and_defaults_shown(parameters: Any) -> None:
+def test_exports_hide_fixed_and_envs_and_show_defaults(parameters: Any) -> None:
     document = {"tool_name": "web_search", "after_execution": "suspend", "options": OPTIONS, "parameters": parameters}
     row = complete(document, CATALOGUE["jina.search"])
     shown = function(row)["parameters"]
     assert shown["properties"].keys().isdisjoint({"country", "page", "location"})
     assert shown["properties"]["count"]["default"] == 5
-    assert "default" not in shown["properties"]["language"], "it differs from call to call"
+    assert "default" not in shown["properties"]["language"], "a template has no fixed value"
     assert shown["required"] == ["query"]
     jsonschema_rs.meta.validate(shown)
     assert (
@@ -198,7 +198,7 @@ def test_fixed_and_envs_are_hidden_and_defaults_shown(parameters: Any) -> None:
 
 @requirement("definition.exports")
 @pytest.mark.parametrize("form", ["openai", "openai-responses", "anthropic", "mcp", "lobehub"])
-def test_a_projects_own_definition_wins(form: str) -> None:
+def test_an_export_of_a_file_replaces_the_built_in_definition(form: str) -> None:
     text = exported(form, str(EXAMPLE))
     assert "Reads a page of our documentation" in text
     assert "wait_for_selector" not in text
@@ -207,7 +207,7 @@ def test_a_projects_own_definition_wins(form: str) -> None:
 
 
 @requirement("definition.exports")
-def test_rendering_shows_the_row_and_what_a_model_sees() -> None:
+def test_render_shows_the_row_and_the_models_view() -> None:
     done = CliRunner().invoke(app, ["tools", "render", str(EXAMPLE), "--project", "proj_a", "--json"])
     rendered = json.loads(done.stdout)
     document = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
@@ -220,7 +220,7 @@ def test_rendering_shows_the_row_and_what_a_model_sees() -> None:
 
 @requirement("catalogue")
 @given(st.from_regex(r"[A-Za-z][A-Za-z0-9_.-]{0,30}", fullmatch=True))
-def test_every_name_that_is_allowed_comes_back(name: str) -> None:
+def test_every_allowed_name_survives_mangling(name: str) -> None:
     if name_problem(name) is None:
         assert unmangled(mangled(name)) == name
         assert "." not in mangled(name)
@@ -230,12 +230,12 @@ def test_every_name_that_is_allowed_comes_back(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["a__b", "a_.b", "a._b", "a..b", "a.", ".a", "", "a b", "ä", "1a", "a" * 65, "a." * 31 + "aaa"]
 )
-def test_a_name_that_would_not_come_back_is_refused(name: str) -> None:
+def test_a_name_that_would_not_survive_mangling_is_refused(name: str) -> None:
     assert name_problem(name)
 
 
 @requirement("catalogue")
-def test_two_tools_never_share_a_name() -> None:
+def test_two_tools_with_the_same_exported_name_are_refused() -> None:
     assert all(name_problem(name) is None for name in CATALOGUE)
     tools = all_built_in()
     assert without_duplicates(tools) == tools
@@ -245,7 +245,7 @@ def test_two_tools_never_share_a_name() -> None:
 
 
 def values(schema: Mapping[str, Any], name: str = "") -> st.SearchStrategy[Any]:
-    """Strategy of values that a model could give for a schema; addresses, sites and dates are valid ones."""
+    """Return a strategy of values that a schema allows; addresses, sites and dates are valid."""
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     if name == "after":
@@ -294,7 +294,7 @@ def accept(definition: ToolDefinition, arguments: dict[str, Any]) -> None:
 
 @cache
 def declared(name: str) -> tuple[ToolDefinition, st.SearchStrategy[Any]]:
-    """A definition, and the arguments that its exported schema allows."""
+    """Return a definition and a strategy of the arguments that its exported schema allows."""
     row = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8")) if name == "example" else registration(CATALOGUE[name])
     return parsed(row), values(function(row)["parameters"])
 
@@ -305,10 +305,12 @@ def declared(name: str) -> tuple[ToolDefinition, st.SearchStrategy[Any]]:
 def test_a_call_made_from_the_exported_schema_alone_is_accepted(name: str, data: st.DataObject) -> None:
     definition, strategy = declared(name)
     arguments = data.draw(strategy)
-    if name == "jina.read" and ("cursor" in arguments) == ("url" in arguments):  # exactly one of both, as they say
+    if name == "jina.read" and ("cursor" in arguments) == (
+        "url" in arguments
+    ):  # exactly one of both, as their descriptions require
         arguments.pop("cursor", None)
         arguments.setdefault("url", "https://example.com/")
-    if name == "jina.read" and "cursor" not in arguments:  # what is looked for, with cursor, as they say
+    if name == "jina.read" and "cursor" not in arguments:  # they need a cursor, as their descriptions require
         arguments.pop("find", None)
         arguments.pop("question", None)
     accept(definition, arguments)

@@ -1,4 +1,4 @@
-"""Every known mistake is found where it stands, and nothing else is."""
+"""The linter finds each known mistake at its path, and nothing else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support import each
 
 ROOT = Path(__file__).parent.parent.parent
 BROKEN_FILE = ROOT / "tests" / "data" / "broken_tools.yaml"
-"""A definition behind each line `--- # name`: what it is called, and in a comment where its mistake is."""
+"""Each line `--- # name` starts a definition; a comment below it has the path of its mistake."""
 _PARTS = re.split(r"(?m)^--- # (\w+)\n", BROKEN_FILE.read_text(encoding="utf-8"))[1:]
 BROKEN = dict(zip(_PARTS[::2], _PARTS[1::2], strict=True))
 SHIPPED = sorted((ROOT / "config" / "tools").glob("*.yaml"))
@@ -45,7 +45,7 @@ SEARCH: dict[str, Any] = {
 
 
 ALLOWED = ("JINA_API_KEY", "SEARCH_API_KEY", "DOCS_READER_KEY", "HOME_TOWN", "SITE_COOKIE")
-"""Variables that the operator of these tests passes to tools."""
+"""Variables that tools may use in these tests."""
 
 
 def problems_of(text: str) -> list[Problem]:
@@ -75,14 +75,14 @@ def test_the_corpus_is_large() -> None:
 
 @requirement("definition.lint")
 @each("name", BROKEN)
-def test_a_mistake_is_found_where_it_stands(name: str) -> None:
+def test_each_mistake_is_found_at_its_path(name: str) -> None:
     found = {(problem.where, problem.warning) for problem in problems_of(BROKEN[name])}
     assert found == {expectation(BROKEN[name])}
 
 
 @requirement("definition.lint")
 @each("name", BROKEN)
-def test_the_command_says_the_place_and_the_remedy_of_a_mistake(name: str) -> None:
+def test_the_command_prints_position_and_remedy_of_each_mistake(name: str) -> None:
     text, (path, warning) = BROKEN[name], expectation(BROKEN[name])
     settings = {"ALLOWED_ENV": ",".join(ALLOWED), "ENV_PARAMETERS": "tenant_token"}
     environment = {f"OPENAPI_TOOL__SECRETS__{key}": value for key, value in settings.items()}
@@ -94,13 +94,13 @@ def test_the_command_says_the_place_and_the_remedy_of_a_mistake(name: str) -> No
         assert all(found), lines
         assert all(1 <= int(one[1]) <= text.count("\n") + 1 for one in found if one)
         severity = "warning" if warning else "error"
-        assert sorted(one[4] for one in found if one) == sorted(f"{path}: {told}" for told in messages(text))
+        assert sorted(one[4] for one in found if one) == sorted(f"{path}: {message}" for message in messages(text))
         assert {one[3] for one in found if one} == {severity}
 
 
 @requirement("definition.lint")
 @pytest.mark.parametrize("file", [*SHIPPED, *DEMO], ids=lambda file: file.stem)
-def test_the_shipped_definitions_are_clean(file: Path) -> None:
+def test_the_shipped_definitions_have_no_problems(file: Path) -> None:
     assert problems_of(file.read_text(encoding="utf-8")) == []
 
 
@@ -128,7 +128,7 @@ def test_the_shipped_definitions_are_clean(file: Path) -> None:
         },
     ],
 )
-def test_the_legacy_forms_raise_no_alarm(options: dict[str, Any]) -> None:
+def test_legacy_forms_have_no_problems(options: dict[str, Any]) -> None:
     assert definition_problems({**SEARCH, "options": options}) == []
     del options
     assert definition_problems({"name": "web_search"} | {k: v for k, v in SEARCH.items() if k != "tool_name"})
@@ -168,13 +168,15 @@ def test_a_pasted_key_is_refused_and_never_shown(where: str, tmp_path: Path) -> 
         ({"options": {"jina": {"mode": "search"}, "args": {"fixed": {"url": "x"}}}}, "it is one of 'jina.read'"),
     ],
 )
-def test_a_near_miss_is_named(mistake: dict[str, Any], hint: str) -> None:
+def test_a_typo_gets_a_suggestion(mistake: dict[str, Any], hint: str) -> None:
     options = {"options": {"jina": {"mode": "search"}}}
     assert any(hint in problem.message for problem in definition_problems({**SEARCH, **options, **mistake}))
 
 
 @requirement("definition.lint", "options.envs")
-def test_a_secret_may_go_only_where_this_machines_settings_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_is_allowed_only_in_the_parameters_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = {"jina": {"mode": "search"}, "envs": {"api_key": "A_KEY", "Tenant-Token": "A_KEY", "tenant_pin": "A_KEY"}}
     file = tmp_path / "tool.yaml"
     file.write_text(json.dumps({**SEARCH, "options": options}), encoding="utf-8")
@@ -200,7 +202,7 @@ QUERY = ("parameters", "properties", "query")
         ({"examples": ["x"] * 2_500}, ("parameters",), "holds more than 2,000 values"),
     ],
 )
-def test_what_the_executor_would_refuse_is_found_where_it_stands(
+def test_values_that_the_executor_would_refuse_are_found_at_their_path(
     rule: dict[str, Any], where: tuple[str, ...], says: str
 ) -> None:
     query = {"type": "string", "description": "What to search for.", **rule}
@@ -212,7 +214,7 @@ def test_what_the_executor_would_refuse_is_found_where_it_stands(
 
 
 @requirement("definition.lint")
-def test_limits_are_those_of_the_executor() -> None:
+def test_lint_uses_the_limits_of_the_executor() -> None:
     options = {"jina": {"mode": "search", "timeout_s": 200}, "suspend_timeout_seconds": 300}
     assert definition_problems({**SEARCH, "options": options}, LintLimits(tools=ToolOptions(max_timeout_s=290))) == []
     assert definition_problems({**SEARCH, "options": options})[0].where == "options.jina.timeout_s"
@@ -236,27 +238,27 @@ def test_limits_are_those_of_the_executor() -> None:
         max_leaves=20,
     )
 )
-def test_no_value_breaks_the_lint(document: Any) -> None:
+def test_no_json_value_makes_the_linter_fail(document: Any) -> None:
     assert all(problem.message for problem in definition_problems(document))
 
 
-def places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Every place of a JSON value but its root."""
+def paths_of(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the paths of all members of a JSON value."""
     for name, item in value.items() if isinstance(value, dict) else enumerate(value):
         yield (*path, name)
         if isinstance(item, dict | list):
-            yield from places(item, (*path, name))
+            yield from paths_of(item, (*path, name))
 
 
 @requirement("definition.lint")
 @pytest.mark.parametrize("wrong", [None, True, 5, 0.5, "x", [], [1], {}, {"x": 1}], ids=repr)
 @pytest.mark.parametrize("tool", ["jina.search", "jina.read_many"])
-def test_no_value_of_a_wrong_type_breaks_the_lint(tool: str, wrong: Any) -> None:
-    """166 of 19,720 such definitions once ended the linter with a traceback."""
+def test_no_value_of_a_wrong_type_makes_the_linter_fail(tool: str, wrong: Any) -> None:
+    """Without checks of types 166 of 19,720 such definitions ended the linter with a traceback."""
     row = registration(CATALOGUE[tool])
     args = {"defaults": {"page": 2}, "fixed": {"urls": ["https://example.com"]}}
     row["options"] |= {"args": args, "envs": {"a": "B"}}
-    for *above, last in places(row):
+    for *above, last in paths_of(row):
         document: Any = deepcopy(row)
         part = document
         for name in above:
@@ -280,18 +282,18 @@ def test_no_value_of_a_wrong_type_breaks_the_lint(tool: str, wrong: Any) -> None
         ("a: [" * 500, "is n"),
     ],
 )
-def test_what_json_could_not_say_is_named(text: str, message: str) -> None:
+def test_yaml_values_without_json_equivalent_are_reported(text: str, message: str) -> None:
     assert any(message in problem.message for problem in read_source(text).problems)
 
 
 @requirement("definition.lint")
 @given(st.text(alphabet="ab:-[]{}&*!<> \n\t'\"|0.", max_size=40))
-def test_no_text_breaks_the_reading(text: str) -> None:
+def test_no_text_makes_the_reader_fail(text: str) -> None:
     problems_of(text)
 
 
 @requirement("definition.lint")
-def test_every_problem_of_every_file_is_told_at_once_with_line_and_column(tmp_path: Path) -> None:
+def test_all_problems_of_all_files_are_reported_with_line_and_column(tmp_path: Path) -> None:
     one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
     one.write_text(
         "tool_name: fork_join\ntarget_subject: cg.v1r4.{project_id}.{channel_id}.cmd.tool.jina.search\n"
@@ -308,7 +310,7 @@ def test_every_problem_of_every_file_is_told_at_once_with_line_and_column(tmp_pa
 
 
 @requirement("definition.lint")
-def test_warnings_fail_only_when_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_fail_only_with_strict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "accept_given.yaml"
     file.write_text(BROKEN["accept_given"], encoding="utf-8")
     assert run("lint", str(file)).exit_code == 0
@@ -319,7 +321,7 @@ def test_warnings_fail_only_when_asked_to(tmp_path: Path, monkeypatch: pytest.Mo
 
 @requirement("definition.lint")
 @pytest.mark.parametrize(("own", "warns"), [(9, False), (10, True), (11, True)])
-def test_a_budget_that_lowers_nothing_is_warned_of(
+def test_a_budget_that_lowers_nothing_gives_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: int, *, warns: bool
 ) -> None:
     monkeypatch.setenv("OPENAPI_TOOL__BUDGETS__SESSION_REQUESTS", "10")
@@ -334,7 +336,7 @@ def test_a_budget_that_lowers_nothing_is_warned_of(
 @requirement("definition.lint")
 @pytest.mark.parametrize("wrong", ["base_url", "mode", "tool_name", "auth_env", "parameters"])
 def test_no_mistake_hides_another(wrong: str) -> None:
-    """Each run of the linter showed the next one, five times."""
+    """Otherwise each run of the linter would show one more mistake."""
     jina: dict[str, Any] = {"mode": "search", "params": {"proxyUrl": "x", "engine": 5}, "headers": {"Cookie": "x"}}
     options = {"jina": jina, "envs": {"locale": "A_KEY"}, "args": {"fixed": {"colour": "x"}}}
     document: dict[str, Any] = {**SEARCH, "options": options}
@@ -350,7 +352,7 @@ def test_no_mistake_hides_another(wrong: str) -> None:
         jina[wrong] = {"base_url": "https://evil.example", "mode": "searching", "auth_env": "PG_DSN"}[wrong]
         expected |= {f"options.jina.{wrong}"}
     places = ("jina.params.proxyUrl", "jina.params.engine", "jina.headers.Cookie", "args.fixed.colour")
-    expected |= {f"options.{place}" for place in places}  # with a misspelt mode those of the one that was meant
+    expected |= {f"options.{place}" for place in places}  # a misspelt mode is treated as the one that was meant
     assert expected <= {problem.where for problem in definition_problems(document) if not problem.warning}
 
 
@@ -360,13 +362,13 @@ def test_the_meta_schema_is_a_json_schema() -> None:
 
 
 def written(folder: Path, **documents: Any) -> list[str]:
-    """The paths of definitions written to files of these names."""
+    """Write definitions to files of these names; return their paths."""
     for name, document in documents.items():
         (folder / f"{name}.yaml").write_text(json.dumps(document), encoding="utf-8")
     return [str(folder / f"{name}.yaml") for name in documents]
 
 
-def told(result: Any) -> list[str]:
+def lines_of(result: Any) -> list[str]:
     """Return the output of the linter without folders."""
     return [re.sub(r"\S*/", "", line) for line in result.stdout.splitlines()]
 
@@ -376,7 +378,7 @@ PLAIN = {**SEARCH, "options": {"jina": {"mode": "search"}}}
 
 @requirement("definition.lint", "options.envs")
 @pytest.mark.parametrize("where", ["auth_env", "envs", "legacy"])
-def test_a_variable_that_the_executor_lacks_is_an_error_where_its_file_is_given(where: str, tmp_path: Path) -> None:
+def test_an_unknown_variable_is_an_error_if_the_executors_settings_are_given(where: str, tmp_path: Path) -> None:
     forms: dict[str, Any] = {
         "auth_env": {"jina": {"mode": "search", "auth_env": "MY_DOSC_KEY"}},
         "envs": {"jina": {"mode": "search"}, "envs": {"api_key": "MY_DOSC_KEY"}},
@@ -399,7 +401,7 @@ def test_a_variable_that_the_executor_lacks_is_an_error_where_its_file_is_given(
 @pytest.mark.parametrize(
     ("text", "says"), [(None, "No such file"), ("[secrets", "executor.toml"), ("[x]", "executor.toml): is not")]
 )
-def test_a_configuration_that_cannot_be_read_is_named(text: str | None, says: str, tmp_path: Path) -> None:
+def test_an_unreadable_configuration_is_reported(text: str | None, says: str, tmp_path: Path) -> None:
     (file,), config = written(tmp_path, a=PLAIN), tmp_path / "executor.toml"
     if text is not None:
         config.write_text(text)
@@ -417,7 +419,7 @@ def test_folders_and_standard_input_are_read(tmp_path: Path) -> None:
     done = run("lint", str(tmp_path))
     assert done.exit_code == 1
     places = ["b.yaml:1:2: error: tool_name", "b.yaml:1:105: error: after_execution"]
-    assert [line.rsplit(": ", 1)[0] for line in told(done)][:2] == places
+    assert [line.rsplit(": ", 1)[0] for line in lines_of(done)][:2] == places
     assert "c.yml:1:1: error: options" in done.stdout
     assert "notes" not in done.output
     assert done.stderr.startswith("3 files, ")
@@ -431,7 +433,7 @@ def test_folders_and_standard_input_are_read(tmp_path: Path) -> None:
 
 
 @requirement("definition.lint", "definition.exports")
-def test_what_is_exported_for_the_kernel_goes_back_in(tmp_path: Path) -> None:
+def test_a_kernel_export_can_be_linted_and_exported_again(tmp_path: Path) -> None:
     odd = {"type": "string", "description": "Where.", "enum": ["010", "1:30", "1e3", "08", "no", "2024-01-01"]}
     document = {**PLAIN, "parameters": {**CATALOGUE["jina.search"].schema()}}
     document["parameters"]["properties"] |= {"location": odd}
@@ -442,17 +444,17 @@ def test_what_is_exported_for_the_kernel_goes_back_in(tmp_path: Path) -> None:
     (tmp_path / "all.yaml").write_text(exported)
     assert run("export", "--format", "kernel", str(tmp_path / "all.yaml")).stdout == exported
     assert run("render", str(tmp_path / "all.yaml"), "--project", "p").exit_code == 1
-    assert run("lint", "-").exit_code == 1  # nothing is no definition
+    assert run("lint", "-").exit_code == 1  # empty input contains no definition
 
 
 @requirement("definition.lint")
-def test_each_document_of_a_file_is_judged_in_its_place(tmp_path: Path) -> None:
+def test_problems_of_each_document_have_the_line_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "two.yaml"
     text = "".join(f"---\n{json.dumps({**PLAIN, 'tool_name': name})}\n" for name in ("one", "fork_join", "three"))
     file.write_text(text + "---\ntool_name: [\n")
     done = run("lint", str(file))
     assert done.exit_code == 1
-    assert [line.split(" error: ")[0] for line in told(done)] == ["two.yaml:4:2:", "two.yaml:9:1:"]
+    assert [line.split(" error: ")[0] for line in lines_of(done)] == ["two.yaml:4:2:", "two.yaml:9:1:"]
 
 
 @requirement("definition.lint")
@@ -473,15 +475,15 @@ def test_two_definitions_with_one_name_are_both_named(command: str, tmp_path: Pa
         (MAX_BYTES, "definition: is larger than 8,000,000 bytes; split it, or shorten its texts"),
     ],
 )
-def test_a_text_that_is_too_long_is_named(chars: int, says: str, tmp_path: Path) -> None:
+def test_an_overlong_text_is_reported(chars: int, says: str, tmp_path: Path) -> None:
     done = run("lint", *written(tmp_path, a={**PLAIN, "description": "x" * chars}))
     assert done.exit_code == 1
     assert f"error: {says}" in done.stdout
 
 
 @requirement("definition.lint")
-def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_utf8_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_bytes(b"tool_name: \xff")
-    assert told(run("lint", str(file))) == ["a.yaml:1:1: error: definition: is not UTF-8 text; save it as UTF-8"]
+    assert lines_of(run("lint", str(file))) == ["a.yaml:1:1: error: definition: is not UTF-8 text; save it as UTF-8"]
     assert run("lint", str(tmp_path / "b.yaml")).exit_code == 2

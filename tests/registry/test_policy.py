@@ -1,4 +1,4 @@
-"""Which calls may be made, and that nothing else reaches the network."""
+"""Authorization of calls by policy and hooks, time limits, and calls of the shipped definitions."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ NAMES = set(CATALOGUE)
 
 
 @dataclass(frozen=True)
-class Point:
-    """An installed package's entry point."""
+class FakeEntryPoint:
+    """Entry point of an installed package."""
 
     name: str
     hook: Any
@@ -47,7 +47,7 @@ class Point:
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, **hooks: Any) -> None:
-    points = [Point(name, hook) for name, hook in hooks.items()]
+    points = [FakeEntryPoint(name, hook) for name, hook in hooks.items()]
     monkeypatch.setattr(bootstrap, "entry_points", lambda group: points if group == "openapi_tool.hooks" else [])
 
 
@@ -55,8 +55,8 @@ def settings(**sections: Any) -> Settings:
     return Settings(**{"postgres": {"dsn": "postgresql://127.0.0.1/kernel"}, **sections})
 
 
-async def authorized(authorizer: Authorizer) -> str | None:
-    """None, or why not."""
+async def denial_of(authorizer: Authorizer) -> str | None:
+    """Return why the call is denied, None if it is allowed."""
     try:
         await authorizer.authorize(definition({"tool": "jina.search"}), owner(), ARGUMENTS)
     except ToolNotAvailable as refusal:
@@ -82,13 +82,13 @@ async def authorized(authorizer: Authorizer) -> str | None:
         ({"deny": ["jina.read"], "projects": {"proj": {"allow": ["jina.read"]}}}, set()),
     ],
 )
-def test_deny_wins_and_a_project_only_takes_away(rules: dict[str, Any], allowed: set[str]) -> None:
+def test_deny_takes_precedence_and_a_project_can_only_restrict(rules: dict[str, Any], allowed: set[str]) -> None:
     policy = settings(policy=rules).policy
     assert {name for name, tool in CATALOGUE.items() if policy.permits("proj", tool)} == allowed
 
 
 @requirement("policy.tools")
-def test_a_pattern_that_means_no_tool_is_a_mistake_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pattern_that_matches_no_tool_is_a_settings_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/kernel")
     monkeypatch.setenv("OPENAPI_TOOL__POLICY__DENY", "jina.serach,tag:red")
     with pytest.raises(SettingsError) as caught:
@@ -98,7 +98,7 @@ def test_a_pattern_that_means_no_tool_is_a_mistake_of_the_settings(monkeypatch: 
 
 
 @requirement("policy.tools")
-async def test_a_denied_call_is_answered_without_asking_the_upstream(
+async def test_a_denied_call_fails_without_an_upstream_request(
     idle_world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with idle_world.executor(policy={"projects": {PROJECT: {"deny": ["tag:search"]}}}):
@@ -134,15 +134,15 @@ async def test_a_hook_sees_the_call_and_denies_with_a_reason(
 
 
 @requirement("policy.tools")
-async def test_a_hook_is_asked_before_the_policy() -> None:
-    asked: list[str] = []
+async def test_hooks_run_before_the_policy() -> None:
+    called: list[str] = []
 
-    async def note(call: PlannedCall) -> None:
-        asked.append(call.tool)
+    async def record(call: PlannedCall) -> None:
+        called.append(call.tool)
 
-    authorizer = Authorizer(Policy(deny=("*",)), {"note": note})
-    assert "switched off" in str(await authorized(authorizer))
-    assert asked == ["jina.search"]
+    authorizer = Authorizer(Policy(deny=("*",)), {"record": record})
+    assert "switched off" in str(await denial_of(authorizer))
+    assert called == ["jina.search"]
 
 
 async def slow(call: PlannedCall) -> None:
@@ -157,7 +157,7 @@ async def cancelled(call: PlannedCall) -> None:
     raise asyncio.CancelledError
 
 
-async def saying_true(call: PlannedCall) -> bool:
+async def returning_true(call: PlannedCall) -> bool:
     return True
 
 
@@ -172,17 +172,17 @@ async def allowing(call: PlannedCall) -> None:
 
 
 @requirement("policy.tools")
-@pytest.mark.parametrize("hook", [slow, failing, cancelled, saying_true, denying])
-async def test_what_does_not_decide_denies(hook: Hook) -> None:
+@pytest.mark.parametrize("hook", [slow, failing, cancelled, returning_true, denying])
+async def test_a_hook_without_a_valid_decision_denies(hook: Hook) -> None:
     authorizer = Authorizer(Policy(hook_timeout_s=0.02), {"allowing": allowing, "hook": hook})
-    assert "not available" in str(await authorized(authorizer))
-    assert await authorized(replace(authorizer, hooks={"allowing": allowing})) is None
-    assert ARGUMENTS.values == {"query": "x", "site": ["a"]}, "a hook changes nothing"
+    assert "not available" in str(await denial_of(authorizer))
+    assert await denial_of(replace(authorizer, hooks={"allowing": allowing})) is None
+    assert ARGUMENTS.values == {"query": "x", "site": ["a"]}, "a hook cannot change arguments"
 
 
 @requirement("policy.tools")
-async def test_a_call_that_is_broken_off_while_a_hook_decides_stays_broken_off() -> None:
-    task = asyncio.create_task(authorized(Authorizer(Policy(hook_timeout_s=5), {"slow": slow})))
+async def test_a_call_cancelled_during_a_hook_stays_cancelled() -> None:
+    task = asyncio.create_task(denial_of(Authorizer(Policy(hook_timeout_s=5), {"slow": slow})))
     await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -190,7 +190,7 @@ async def test_a_call_that_is_broken_off_while_a_hook_decides_stays_broken_off()
 
 
 @requirement("policy.tools")
-def test_hooks_that_cannot_be_had_are_named_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_hooks_are_reported_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, broken=ImportError("no such module"), plain=print, good=allowing)
     wanted = settings(policy={"hooks": ("absent", "broken", "plain", "good")})
     with pytest.raises(SettingsError) as caught:
@@ -207,7 +207,7 @@ def test_hooks_that_cannot_be_had_are_named_at_the_start(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("suspend_s", "timeout_s", "expected"), [(None, None, 10), (60, None, 57), (None, 20, 27), (500, None, 120)]
 )
-def test_the_default_is_for_definitions_that_say_nothing_of_time(
+def test_the_default_timeout_applies_to_definitions_without_time_limits(
     suspend_s: float | None, timeout_s: float | None, expected: float
 ) -> None:
     limits = TimeLimits(ExecutorOptions(), ToolOptions(default_timeout_s=10))
@@ -215,7 +215,7 @@ def test_the_default_is_for_definitions_that_say_nothing_of_time(
 
 
 @requirement("answer.time")
-def test_the_default_is_never_over_the_maximum() -> None:
+def test_the_default_timeout_may_not_exceed_the_maximum() -> None:
     with pytest.raises(ValueError, match="default_timeout_s must not be more than max_timeout_s"):
         settings(tools={"default_timeout_s": 200})
     tools = settings(tools={"default_timeout_s": 12.5}).tools
@@ -223,21 +223,21 @@ def test_the_default_is_never_over_the_maximum() -> None:
 
 
 @requirement("tool.definition")
-async def test_an_edited_definition_counts_from_the_next_call_on(idle_world: World) -> None:
-    def narrowed(most: int) -> dict[str, Any]:
-        properties = {"query": {"type": "string"}, "count": {"type": "integer", "maximum": most}}
+async def test_an_edited_definition_applies_from_the_next_call(idle_world: World) -> None:
+    def search_tool_with_limit(maximum: int) -> dict[str, Any]:
+        properties = {"query": {"type": "string"}, "count": {"type": "integer", "maximum": maximum}}
         return {**search_tool(), "parameters": {"type": "object", "properties": properties}}
 
     async with idle_world.executor():
-        await idle_world.caller.add_tool(PROJECT, narrowed(2))
+        await idle_world.caller.add_tool(PROJECT, search_tool_with_limit(2))
         refused = await idle_world.send(await idle_world.place(KNOWN))
-        await idle_world.caller.add_tool(PROJECT, narrowed(5))
+        await idle_world.caller.add_tool(PROJECT, search_tool_with_limit(5))
         answered = await idle_world.send(await idle_world.place(KNOWN))
     assert refused.content["error"]["code"] == "bad_request"
     assert answered.content["status"] == "success"
 
 
-# Shipped definitions, registered as an operator would, then called as the kernel would.
+# Shipped definitions, registered like an operator and called like the kernel does.
 
 
 TOOLS = Path(__file__).parent.parent.parent / "config" / "tools"
@@ -252,7 +252,7 @@ CALLS: dict[str, dict[str, Any]] = {
 
 @requirement("definition.exports")
 @pytest.mark.parametrize("tool", CALLS)
-async def test_a_shipped_definition_answers_calls(idle_world: World, tool: str) -> None:
+async def test_calls_of_a_shipped_definition_succeed(idle_world: World, tool: str) -> None:
     row = yaml.safe_load((TOOLS / f"{tool}.yaml").read_text(encoding="utf-8"))
     dsn = idle_world.stack.postgres.dsn(idle_world.database)
     async with ToolRows.open(dsn, 5) as registry:

@@ -194,9 +194,9 @@ async def test_refused_dead_letter_is_logged_and_counted_and_its_command_settled
         await world.send(first, headers=STALE)
         call = await world.place()
         outcome = await world.send(call, headers=STALE)
-    kept = 0 if cause == "too_large" else 1
-    assert (outcome.deliveries, len(outcome.dead_letters)) == (2, kept)
-    assert (discarded(cause) - before, stored("stale_turn") - counted) == (2 - kept, kept)
+    stored_records = 0 if cause == "too_large" else 1
+    assert (outcome.deliveries, len(outcome.dead_letters)) == (2, stored_records)
+    assert (discarded(cause) - before, stored("stale_turn") - counted) == (2 - stored_records, stored_records)
     record = vars(logged(caplog, "dead_letters.discarded")[-1])
     assert (record["project_id"], record["tool_call_id"], record["reason"]) == (
         PROJECT,

@@ -1,4 +1,4 @@
-"""`inspect` and `top`: what they say of calls that were answered, wait, failed, or got no result."""
+"""`inspect` and `top`: their output for calls that succeeded, wait, failed, or got no result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def inspected(world: World, call: PlacedCall, **options: Any) -> dict[str,
     return found
 
 
-async def topped(world: World) -> dict[str, Any]:
+async def top_output(world: World) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(await run(world, "top", "--json"))
     return found
 
@@ -118,7 +118,14 @@ async def test_no_call_of_another_project_is_shown(world: World) -> None:
     assert "project 'another' has no call" in output
 
 
-ODD_ATTEMPTS: tuple[Any, ...] = ("a text", [1], [{"at_ms": "x"}], [{"at_ms": 1e300, "http_status": 200}], {"a": 1}, 7)
+INVALID_ATTEMPTS: tuple[Any, ...] = (
+    "a text",
+    [1],
+    [{"at_ms": "x"}],
+    [{"at_ms": 1e300, "http_status": 200}],
+    {"a": 1},
+    7,
+)
 
 
 @requirement("cli.inspect")
@@ -127,7 +134,7 @@ async def test_inspect_tolerates_attempts_written_by_another_author(world: World
     await world.send(call)
     path = "'{tool_output,attempts}'"
     async with asyncpg.create_pool(world.stack.postgres.dsn(world.database), min_size=1, max_size=1) as pool:
-        for odd in ODD_ATTEMPTS:
+        for odd in INVALID_ATTEMPTS:
             await pool.execute(
                 f"update cards set metadata = jsonb_set(metadata, {path}, $1::text::jsonb) "  # noqa: S608 - a constant
                 "where metadata ->> 'type' = 'tool.result'",
@@ -140,7 +147,7 @@ async def test_inspect_tolerates_attempts_written_by_another_author(world: World
 
 
 @each(
-    ("call_id", "project", "said"),
+    ("call_id", "project", "message"),
     [
         ("tc", "", "--project: '' is no project"),
         ("tc", ">", "--project: '>' is no project"),
@@ -151,10 +158,10 @@ async def test_inspect_tolerates_attempts_written_by_another_author(world: World
     ],
 )
 @requirement("cli.inspect")
-def test_an_impossible_id_is_refused_before_any_request(call_id: str, project: str, said: str) -> None:
+def test_an_impossible_id_is_refused_before_any_request(call_id: str, project: str, message: str) -> None:
     environment = {"PG_DSN": "postgresql://u@127.0.0.1:1/x", "NATS_SERVERS": "nats://127.0.0.1:1"}
     result = CliRunner().invoke(app, ["inspect", call_id, "--project", project], env=environment)
-    assert (result.exit_code, said in result.output) == (2, True), result.output
+    assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
 @requirement("cli.inspect")
@@ -215,13 +222,13 @@ async def test_top_shows_calls_errors_and_problems(world: World) -> None:
     calls.RECENT.clear()
     world.stack.upstream.rules({"match": "hello", "statuses": [401]})
     await world.send(await world.place())
-    (replica,) = (found := await topped(world))["replicas"]
+    (replica,) = (found := await top_output(world))["replicas"]
     assert (replica["calls"], replica["failed"], replica["running"], replica["slots"]) == (1, 1, 0, 64)
     assert replica["errors"] == [
         {"protocol": "v1r4", "project": PROJECT, "tool": "jina.search", "error_code": "auth_failed", "calls": 1}
     ]
     assert replica["limits"]["executor.concurrency"] == 64
-    assert "consumer is unavailable" in " ".join(found["problems"]), "nobody runs its monitor here"
+    assert "consumer is unavailable" in " ".join(found["problems"]), "no monitor runs in this test"
     text = await run(world, "top", "--once")
     assert "auth_failed" in text
     assert "1 replica, the last minute" in text

@@ -156,7 +156,7 @@ async def test_a_command_behind_the_backlog_of_another_project_runs_next(idle_wo
 
 @requirement("intake.full")
 async def test_a_flood_beyond_max_ack_pending_does_not_stop_other_projects(idle_world: World) -> None:
-    """Three times `max_ack_pending`: the server would deliver nothing behind it."""
+    """With three times `max_ack_pending` the server would deliver nothing behind the flood."""
     few = replace(OPTIONS, max_ack_pending=100)
     async with running(idle_world, FetchMode.UNLIMITED, few) as bench:
         await bench.info(lambda info: info.num_waiting == 1)
@@ -180,7 +180,7 @@ async def test_a_flood_beyond_max_ack_pending_does_not_stop_other_projects(idle_
 async def test_a_busy_executor_takes_no_command_from_one_with_free_slots(idle_world: World) -> None:
     async with running(idle_world, FetchMode.UNLIMITED) as busy:
         await busy.info(lambda info: info.num_waiting == 1)
-        await busy.publish(7)  # one project cannot have all of them
+        await busy.publish(7)  # one project cannot use all slots
         await busy.publish(1, OTHERS)
         await busy.info(lambda _: len(busy.handled) == 8)
         async with running(idle_world, FetchMode.UNLIMITED) as free:
@@ -218,7 +218,7 @@ create trigger no_space before insert on cards for each row execute function pub
 
 
 @pytest.mark.parametrize(
-    ("mishap", "mend", "says"),
+    ("fault", "repair", "message"),
     [
         (NO_SPACE, "drop function public.no_space() cascade", "DiskFullError: could not extend file"),
         (
@@ -231,18 +231,18 @@ create trigger no_space before insert on cards for each row execute function pub
 )
 @requirement("breaker", "postgres.failures", "health")
 async def test_while_commits_fail_nothing_is_fetched_and_afterwards_all_is_answered(
-    idle_world: World, start_executor: StartExecutor, mishap: str, mend: str, says: str
+    idle_world: World, start_executor: StartExecutor, fault: str, repair: str, message: str
 ) -> None:
     world, port = idle_world, free_port()
     executor = start_executor(
         {"OPENAPI_TOOL__HEALTH__PORT": str(port), "OPENAPI_TOOL__HEALTH__CHECK_INTERVAL_S": "0.1"}
     )
     await readiness(port, lambda shown: shown["ready"])
-    await world.caller.database.execute(mishap)
+    await world.caller.database.execute(fault)
     first = await world.place()
     await world.caller.publish(first)
     shown = await readiness(port, lambda shown: not shown["ready"])
-    assert says in shown["dependencies"]["postgres"]["reason"]
+    assert message in shown["dependencies"]["postgres"]["reason"]
     assert shown["dependencies"]["postgres"]["since"] <= time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
     jetstream = world.caller.client.jetstream()
     async with asyncio.timeout(WITHIN_S):
@@ -254,7 +254,7 @@ async def test_while_commits_fail_nothing_is_fetched_and_afterwards_all_is_answe
     info = await jetstream.consumer_info(STREAM, DURABLE)
     assert (info.num_pending, info.num_waiting) == (5, 0)
     assert len(await asyncio.to_thread(world.stack.upstream.requests)) == 1
-    await world.caller.database.execute(mend)
+    await world.caller.database.execute(repair)
     for call in (first, *others):
         assert (await world.caller.answer(call, WITHIN_S)).card["content"]["status"] == "success"
     await readiness(port, lambda shown: shown["ready"])
@@ -263,7 +263,7 @@ async def test_while_commits_fail_nothing_is_fetched_and_afterwards_all_is_answe
 
 
 async def readiness(port: int, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The body of /readyz once it is as said. Raises TimeoutError."""
+    """Return the body of /readyz once `condition` holds. Raises TimeoutError."""
     async with asyncio.timeout(WITHIN_S), ClientSession() as session:
         while True:
             async with session.get(f"http://127.0.0.1:{port}/readyz") as answer:
@@ -288,7 +288,7 @@ async def test_a_call_whose_rows_are_refused_stops_no_other_call(idle_world: Wor
         calls = [await world.place() for _ in range(10)]
         for call in calls:
             await world.caller.publish(call)
-            assert consumer._mode() is FetchMode.UNLIMITED  # noqa: SLF001 - nobody else is told
+            assert consumer._mode() is FetchMode.UNLIMITED  # noqa: SLF001 - not visible elsewhere
         outcomes = [await world.outcome(call) for call in calls]
     assert {outcome.content["status"] for outcome in outcomes} == {"success"}
     assert [letter["reason"] for letter in outcomes[-1].dead_letters] == ["defect"]
@@ -297,7 +297,7 @@ async def test_a_call_whose_rows_are_refused_stops_no_other_call(idle_world: Wor
 
 @requirement("breaker")
 async def test_a_call_whose_commit_times_out_repeatedly_stops_no_other_call(idle_world: World) -> None:
-    """Somebody else locks its rows: nothing was fetched for as long as its result waited, up to a minute."""
+    """If another client locks its rows, other calls must be fetched while its result waits, up to a minute."""
     world = idle_world
     slow = await world.place()
     await world.caller.database.execute(
@@ -310,34 +310,34 @@ async def test_a_call_whose_commit_times_out_repeatedly_stops_no_other_call(idle
     async with world.executor(executor={"commit_retry_timeout_s": 30.0}) as consumer:
         await world.caller.publish(slow)
         assert len(await asyncio.to_thread(world.stack.upstream.requests, 1)) == 1
-        await asyncio.sleep(0.5)  # it fails, and is tried again
+        await asyncio.sleep(0.5)  # the commit fails and is retried
         for _ in range(5):
             call = await world.place()
             await world.caller.publish(call)
             assert (await world.caller.answer(call, 3.0)).card["content"]["status"] == "success"
-            assert consumer._mode() is FetchMode.UNLIMITED  # noqa: SLF001 - nobody else is told
+            assert consumer._mode() is FetchMode.UNLIMITED  # noqa: SLF001 - not visible elsewhere
             await asyncio.sleep(0.2)
         await world.caller.database.execute("drop function public.slow() cascade")
         assert (await world.caller.answer(slow, WITHIN_S)).card["content"]["status"] == "success"
     assert len(await asyncio.to_thread(world.stack.upstream.requests)) == 6
 
 
-# The standing pull: however often it is renewed, no more is fetched than there is room for.
+# The pull consumer never fetches more messages than there are free slots, however often its request is renewed.
 
 
-STREAM_PULL, DURABLE_PULL, ROOM = "work", "puller", 4
+STREAM_PULL, DURABLE_PULL, SLOTS = "work", "puller", 4
 
 
 class Pulling:
-    """A pull that has room for four messages and settles none of them."""
+    """Pull consumer with four free slots; no message is settled."""
 
     def __init__(self, client: BusClient) -> None:
         self.client = client
         self.received: list[Msg] = []
-        self.pull = PullConsumer(client, STREAM_PULL, DURABLE_PULL, self.room, self.receive)
+        self.pull = PullConsumer(client, STREAM_PULL, DURABLE_PULL, self.free_slots, self.receive)
 
-    def room(self) -> int:
-        return max(0, ROOM - len(self.received))
+    def free_slots(self) -> int:
+        return max(0, SLOTS - len(self.received))
 
     def receive(self, message: Msg) -> bool:
         self.received.append(message)
@@ -351,19 +351,19 @@ class Pulling:
         """Return how many of `messages` are fetched once the server has nothing more to send."""
         for _ in range(messages):
             await self.jetstream.publish(STREAM_PULL)
-        await until(lambda: len(self.received) >= ROOM)
+        await until(lambda: len(self.received) >= SLOTS)
         await self.waiting(0)
         await self.client.flush()
         return len(self.received)
 
     async def renewed(self) -> None:
-        """Renew, and wait until that is done."""
-        pull, inbox = self.pull, self.pull._inbox  # noqa: SLF001 - the server is told of it, nobody else
+        """Renew the pull request, and wait until it is replaced."""
+        pull, inbox = self.pull, self.pull._inbox  # noqa: SLF001 - not visible elsewhere
         pull.renew()
-        await until(lambda: pull._inbox != inbox and pull._requested == ROOM)  # noqa: SLF001 - the same
+        await until(lambda: pull._inbox != inbox and pull._requested == SLOTS)  # noqa: SLF001 - the same
 
     async def reconnected(self) -> None:
-        """Reconnect, and wait until that is done."""
+        """Reconnect, and wait until one pull request is open."""
         before = self.client.stats["reconnects"]
         await self.client.force_reconnect()
         await until(lambda: self.client.stats["reconnects"] > before)
@@ -371,7 +371,7 @@ class Pulling:
         await self.waiting(1)
 
     async def waiting(self, requests: int) -> None:
-        """Until the server knows of so many open requests. Raises TimeoutError."""
+        """Wait until the server has this number of open requests. Raises TimeoutError."""
         async with asyncio.timeout(10):
             while (await self.jetstream.consumer_info(STREAM_PULL, DURABLE_PULL)).num_waiting != requests:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
@@ -379,7 +379,7 @@ class Pulling:
 
 async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
+        while not condition():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
 
 
@@ -403,17 +403,17 @@ async def pulling(stack: EmbeddedStack) -> AsyncIterator[Pulling]:
 @requirement("run.concurrency")
 async def test_a_doorbell_does_not_reveal_the_inbox_of_the_pull_request(stack: EmbeddedStack) -> None:
     async with pulling(stack) as found:
-        told: list[Msg] = []
+        doorbells: list[Msg] = []
 
-        async def hear(message: Msg) -> None:
-            told.append(message)
+        async def record(message: Msg) -> None:
+            doorbells.append(message)
 
-        await found.client.subscribe(STREAM_PULL, cb=hear)
+        await found.client.subscribe(STREAM_PULL, cb=record)
         for _ in range(2):
             await found.jetstream.publish(STREAM_PULL)
-        await until(lambda: len(told) == 2)
-        prefix, first, second = INBOX.count(".") + 1, told[0].reply.split("."), told[1].reply.split(".")
-        inbox = found.pull._inbox.split(".")  # noqa: SLF001 - nobody else knows it
+        await until(lambda: len(doorbells) == 2)
+        prefix, first, second = INBOX.count(".") + 1, doorbells[0].reply.split("."), doorbells[1].reply.split(".")
+        inbox = found.pull._inbox.split(".")  # noqa: SLF001 - not visible elsewhere
         assert inbox[:prefix] == first[:prefix]
         for token in (*first[prefix:], *second[prefix:]):
             assert token[:8] != inbox[prefix][:8]
@@ -425,7 +425,7 @@ async def test_renewing_the_pull_leaves_one_request_open(stack: EmbeddedStack) -
     async with pulling(stack) as found:
         for _ in range(3):
             await found.renewed()
-        assert await found.fetched_of(6 * ROOM) == ROOM
+        assert await found.fetched_of(6 * SLOTS) == SLOTS
 
 
 @requirement("run.concurrency")
@@ -433,51 +433,51 @@ async def test_a_reconnect_leaves_one_pull_request_open(stack: EmbeddedStack) ->
     async with pulling(stack) as found:
         for _ in range(3):
             await found.reconnected()
-        assert await found.fetched_of(6 * ROOM) == ROOM
+        assert await found.fetched_of(6 * SLOTS) == SLOTS
 
 
 @requirement("run.concurrency")
 async def test_sending_another_request_does_not_end_the_silence(
     stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asked again after 13 s, a server that said nothing looked alive until 30 s had passed."""
+    """Otherwise a silent server would look alive for 30 s, because a new request is sent after 13 s."""
     async with pulling(stack) as found:
         monkeypatch.setattr(pull_module, "_MAX_SILENCE_S", 0.05)
-        asked: list[float] = []
+        silences: list[float] = []
         publish = found.client.publish
 
-        async def to_all_but_the_pulls(subject: str, *message: Any, **options: Any) -> None:
-            asked.append(found.pull.silence_s)
+        async def drop_pull_requests(subject: str, *message: Any, **options: Any) -> None:
+            silences.append(found.pull.silence_s)
             if "MSG.NEXT" not in subject:
                 await publish(subject, *message, **options)
 
-        monkeypatch.setattr(found.client, "publish", to_all_but_the_pulls)
+        monkeypatch.setattr(found.client, "publish", drop_pull_requests)
         found.pull.renew()
         async with asyncio.timeout(10):
-            while len(asked) < 4:
+            while len(silences) < 4:
                 found.pull.wake()
                 await asyncio.sleep(0.02)
-        assert asked == sorted(asked)
-        assert found.pull.silence_s > asked[-1] > 0.05
+        assert silences == sorted(silences)
+        assert found.pull.silence_s > silences[-1] > 0.05
 
 
 @requirement("subject.durable")
 async def test_a_pull_request_is_limited_in_bytes(
     stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The server ends it then, which is no trouble: the rest is asked for at once."""
+    """The server ends such a request without a warning, and the rest is requested at once."""
     monkeypatch.setattr(pull_module, "_MAX_BYTES", 1)
     async with pulling(stack) as it:
-        asked: list[Msg] = []
+        requests: list[Msg] = []
 
         async def count(request: Msg) -> None:
-            asked.append(request)
+            requests.append(request)
 
         await it.client.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM_PULL}.{DURABLE_PULL}", cb=count)
-        sent = [number.to_bytes() * (it.client.max_payload - 200) for number in range(ROOM)]
+        sent = [number.to_bytes() * (it.client.max_payload - 200) for number in range(SLOTS)]
         for data in sent:
             await it.jetstream.publish(STREAM_PULL, data)
-        await until(lambda: len(it.received) == ROOM)
+        await until(lambda: len(it.received) == SLOTS)
         assert sorted(message.data for message in it.received) == sent
-        assert asked
+        assert requests
         assert not caplog.records

@@ -38,11 +38,11 @@ async def executors(world: World, number: int, **limits: Any) -> AsyncIterator[N
         try:
             yield
         finally:
-            await forget(world)
+            await delete_limits(world)
 
 
-async def forget(world: World) -> None:
-    """Limits are remembered beyond an executor's end; the next test has none."""
+async def delete_limits(world: World) -> None:
+    """Delete the stored limits, which outlive an executor, for the next test."""
     with suppress(NotFoundError):
         await world.caller.client.jetstream().delete_key_value(LIMITS.bucket)
 
@@ -74,7 +74,7 @@ async def test_calls_over_the_rate_limit_are_answered_early_and_not_sent(idle_wo
         took_s = time.monotonic() - began
     requests = await upstream(world)
     assert [request["status"] for request in requests] == [200] * len(requests)
-    assert LIMIT - 3 <= len(requests) <= LIMIT  # paced: a window is not used up at once
+    assert LIMIT - 3 <= len(requests) <= LIMIT  # the limit is paced: not all of it may be used at once
     refused = errors(answers)
     assert len(refused) == 3 * LIMIT - len(requests)
     assert {error["code"] for error in refused} == {"rate_limited"}
@@ -89,7 +89,7 @@ async def test_a_429_pauses_every_replica_until_retry_after(idle_world: World) -
     async with executors(world, 2):
         answers = await sent(world, 1)
         first = await upstream(world)
-        answers += await sent(world, 6)  # below the least limit that a 429 leads to, 10, on either replica
+        answers += await sent(world, 6)  # fewer than the minimum adaptive limit, 10, on either replica
         requests = await upstream(world)
     assert errors(answers) == []
     assert [request["status"] for request in requests].count(429) == 1
@@ -107,7 +107,7 @@ async def test_429s_set_an_adaptive_limit_if_none_is_configured(idle_world: Worl
         _, value = await RecordStore(world.caller.client, 1, LIMITS).read(RECORD)
     found = ledger.decode(value).adaptive
     assert found is not None
-    assert found.limit == 15  # half of what was sent
+    assert found.limit == 15  # half of the requests that were sent
 
 
 @requirement("limits.window")
@@ -116,7 +116,7 @@ async def test_a_drain_gives_unused_permits_back(idle_world: World) -> None:
     async with world.executor(limits={"search_requests_per_minute": 600}):
         await sent(world, 30)
     record = await stored(world)
-    await forget(world)
+    await delete_limits(world)
     now = time.time()
     assert record.counted(ledger.REQUESTS, now) == 30
     assert sum(one.requests for one in record.replicas.values()) == 0
@@ -144,15 +144,15 @@ async def test_every_replica_skips_a_refused_key_and_uses_the_other_key_of_its_p
     async with executors(world, 2, pools=pools):
         answers: list[Any] = []
         async with asyncio.timeout(20):
-            while _known(caplog) < 2:
+            while _replicas_that_know(caplog) < 2:
                 answers += await sent(world, 3)
-        refused = await _refused(world)
+        refused = await _requests_with_refused_key(world)
         answers += [answer for _ in range(3) for answer in await sent(world, 3)]
-        assert await _refused(world) == refused >= 2
+        assert await _requests_with_refused_key(world) == refused >= 2
         [stats] = await gather_stats(world.caller.client, 0.2)  # both have the name of this process
     assert errors(answers) == []  # the requests of the first calls are repeated with the other key
     assert [key["variable"] for key in stats["upstream_keys"]] == ["SEARCH_API_KEY"]
-    assert _known(caplog) == 2
+    assert _replicas_that_know(caplog) == 2
     assert not any(value in caplog.text for value in world.stack.upstream.keys.values())
     world.stack.upstream.rules({"statuses": [401] * 9})
     await asyncio.to_thread(world.stack.upstream.clear_requests)
@@ -163,17 +163,17 @@ async def test_every_replica_skips_a_refused_key_and_uses_the_other_key_of_its_p
     assert {error["http_status"] for error in errors(answers)} == {401}
 
 
-def _known(caplog: pytest.LogCaptureFixture) -> int:
-    """Return how many executors know that the key is refused."""
+def _replicas_that_know(caplog: pytest.LogCaptureFixture) -> int:
+    """Return how many replicas have logged that the key is invalid."""
     return sum("the key of SEARCH_API_KEY is invalid" in line for line in caplog.messages)
 
 
-async def _refused(world: World) -> int:
+async def _requests_with_refused_key(world: World) -> int:
     return sum(request["key"] == "SEARCH_API_KEY" for request in await upstream(world))
 
 
 async def watched(world: World, *words: str, until: bytes) -> str:
-    """Return what a command draws on a terminal until SIGTERM."""
+    """Return the output of a command on a terminal until it contains `until`; then end it by SIGTERM."""
     terminal, other_end = pty.openpty()
     environment = {**os.environ, "PG_DSN": world.dsn, "NATS_SERVERS": world.stack.nats.url}
     environment |= {"TERM": "xterm", "COLUMNS": "120", "LINES": "60"}

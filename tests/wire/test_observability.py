@@ -25,15 +25,15 @@ RETRIED = {"statuses": [503], "retry_after": "0"}
 
 @pytest.fixture
 def lines() -> Iterator[list[dict[str, Any]]]:
-    """Every line that is logged meanwhile, as the service writes it."""
+    """Collect all log lines of the test, in the service's JSON format."""
     found: list[dict[str, Any]] = []
     formatter = JsonFormatter(Redactor())
 
-    class Keep(logging.Handler):
+    class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             found.append(json.loads(formatter.format(record)))
 
-    handler, ours = Keep(), logging.getLogger("openapi_tool")
+    handler, ours = Collect(), logging.getLogger("openapi_tool")
     ours.addHandler(handler)
     level = ours.level
     ours.setLevel(logging.DEBUG)
@@ -47,7 +47,7 @@ def value(name: str, **labels: str) -> float:
 
 
 def exported(collector: Collector) -> list[Any]:
-    """Every span that the collector received."""
+    """Return all spans that the collector received."""
     requests = [ExportTraceServiceRequest.FromString(body) for body in collector.bodies]
     scopes = [scope for request in requests for found in request.resource_spans for scope in found.scope_spans]
     return [span for scope in scopes for span in scope.spans]
@@ -100,10 +100,10 @@ async def test_the_error_code_is_the_same_in_span_metric_log_and_card(
         async with world.executor(telemetry=telemetry):
             outcome = await world.send(await world.place())
     top = next(span for span in exported(traces) if span.name.startswith("execute_tool"))
-    known = attributes(top)["error.type"]
-    assert known == outcome.content["error"]["code"] == "auth_failed"
-    assert [line["error_code"] for line in lines if line["action"] == "call.answered"] == [known]
-    assert value("calls_total", tool="jina.search", status="failed", error_code=known) >= 1
+    code = attributes(top)["error.type"]
+    assert code == outcome.content["error"]["code"] == "auth_failed"
+    assert [line["error_code"] for line in lines if line["action"] == "call.answered"] == [code]
+    assert value("calls_total", tool="jina.search", status="failed", error_code=code) >= 1
     request = ExportMetricsServiceRequest.FromString(numbers.bodies[-1])
     (calls,) = (
         metric
@@ -112,7 +112,7 @@ async def test_the_error_code_is_the_same_in_span_metric_log_and_card(
         for metric in scope.metrics
         if metric.name == "openapi_tool_calls"
     )
-    assert known in {attributes(point).get("error.type") for point in calls.sum.data_points}
+    assert code in {attributes(point).get("error.type") for point in calls.sum.data_points}
 
 
 @requirement("traces")
@@ -139,10 +139,10 @@ async def test_metrics_and_the_log_line_of_a_call_show_its_time_and_tokens(
     before = [counted(name) for name in names]
     call = await world.place()
     outcome = await world.send(call)
-    told = outcome.answer.card["metadata"]["tool_output"]
-    tokens = told["usage"]["tokens"]
+    tool_output = outcome.answer.card["metadata"]["tool_output"]
+    tokens = tool_output["usage"]["tokens"]
     assert [counted(name) - was for name, was in zip(names, before, strict=True)] == [1, 1, 1, 1, tokens, 2, 1]
-    assert [(attempt["http_status"], attempt.get("error_code")) for attempt in told["attempts"]] == [
+    assert [(attempt["http_status"], attempt.get("error_code")) for attempt in tool_output["attempts"]] == [
         (503, "upstream_unavailable"),
         (200, None),
     ]
@@ -196,5 +196,5 @@ async def test_gauges_show_held_commands_and_the_durables_backlog(world: World) 
 
 async def _until(holds: Any) -> None:
     async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110 - no event tells of a gauge
+        while not holds():  # noqa: ASYNC110 - a gauge has no event
             await asyncio.sleep(0.01)

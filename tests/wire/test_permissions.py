@@ -1,4 +1,4 @@
-"""Rights of a NATS user with the permissions that `openapi-tool nats permissions` prints, on a real server."""
+"""Users with exactly the permissions that `openapi-tool nats permissions` prints, on a real NATS server."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def config(executor: str, people: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def strict(stack: EmbeddedStack) -> Iterator[NatsServer]:
-    """A server whose users may do what is printed for them."""
+    """Server whose users have the printed permissions."""
     people = printed("--format", "server-config", "--for", "deadletters")
     with server(stack, config(printed("--format", "server-config"), people)) as nats_server:
         yield nats_server
@@ -74,7 +74,7 @@ def strict(stack: EmbeddedStack) -> Iterator[NatsServer]:
 
 @asynccontextmanager
 async def kernel_of(strict: NatsServer, dsn: str) -> AsyncIterator[Caller]:
-    """The kernel's side on that server, which has no streams yet; what it has afterwards is removed."""
+    """Yield the kernel's side on a server without streams; delete all streams afterwards."""
     async with Caller.open(dsn, servers=strict.url, **KERNEL) as kernel:
         yield kernel
         await kernel.delete_streams()
@@ -93,14 +93,14 @@ def bus(strict: NatsServer) -> dict[str, Any]:
 
 @pytest.fixture
 def published(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every subject that a client published to, the kernel's own ones included."""
+    """Collect all subjects that any client publishes to, also those of the kernel's side."""
     publish, subjects = Client.publish, []
 
-    async def publish_and_tell(self: Client, subject: str, *message: Any, **options: Any) -> None:
+    async def record_and_publish(self: Client, subject: str, *message: Any, **options: Any) -> None:
         subjects.append(subject)
         await publish(self, subject, *message, **options)
 
-    monkeypatch.setattr(Client, "publish", publish_and_tell)
+    monkeypatch.setattr(Client, "publish", record_and_publish)
     return subjects
 
 
@@ -112,7 +112,7 @@ def covers(pattern: str, subject: str) -> bool:
 
 
 async def logged(caplog: pytest.LogCaptureFixture, action: str) -> logging.LogRecord:
-    """The first record of this action, once it is there. Raises TimeoutError."""
+    """Wait for and return the first log record with this action. Raises TimeoutError."""
     async with asyncio.timeout(SETTLED_S):
         while True:
             for record in caplog.records:
@@ -138,23 +138,23 @@ async def test_every_call_path_needs_exactly_the_printed_permissions(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """From a server without streams: a call, one that is delivered again, and a dead letter.
+    """Start without streams; make a call, a redelivered one, a dead letter and a parked result.
 
-    Buckets that an operator made beforehand may allow `direct` reads.
+    Buckets that an operator created before may allow `direct` gets.
     """
     caplog.set_level(logging.INFO)
-    world, load, away = strict_world, KernelStore.load, [True]
+    world, load, outages = strict_world, KernelStore.load, [True]
     commit = KernelStore.commit
 
-    async def load_later(self: KernelStore, key: Any) -> Any:
-        if away:
-            away.pop()
-            raise Unavailable("PostgreSQL: away")
+    async def fail_once(self: KernelStore, key: Any) -> Any:
+        if outages:
+            outages.pop()
+            raise Unavailable("PostgreSQL: connection refused")
         return await load(self, key)
 
     async def commit_once_parked(self: KernelStore, *result: Any) -> bool:
         if "result.parked" not in [getattr(record, "action", "") for record in caplog.records]:
-            raise Unavailable("PostgreSQL: away")
+            raise Unavailable("PostgreSQL: connection refused")
         return await commit(self, *result)
 
     if direct:
@@ -168,7 +168,7 @@ async def test_every_call_path_needs_exactly_the_printed_permissions(
         first = await world.send(await world.place())
         assert first.content["status"] == "success"
         assert len(await gather_stats(world.caller.client, 0.5)) == 1
-        monkeypatch.setattr(KernelStore, "load", load_later)
+        monkeypatch.setattr(KernelStore, "load", fail_once)
         again = await world.send(await world.place())
         assert (again.content["status"], again.deliveries) == ("success", 3)
         stale = await world.send(await world.place(), headers={"CG-Turn-Id": "an-old-turn"})
@@ -179,17 +179,17 @@ async def test_every_call_path_needs_exactly_the_printed_permissions(
     async with world.executor(nats=bus(strict), **parking):
         parked = await world.send(await world.place())
         assert (parked.content["status"], len(parked.doorbells)) == ("success", 3)
-    async with world.executor(nats=bus(strict)) as consumer:  # this one finds a command stream
+    async with world.executor(nats=bus(strict)) as consumer:  # this one finds the command stream
         await until(lambda: consumer.durable)
         assert consumer.durable is not None
-        await _keep_floor(strict, consumer.durable)
+        await _save_floor(strict, consumer.durable)
     assert "nats.denied" not in [getattr(record, "action", "") for record in caplog.records]
     unused = {pattern for pattern in needed() if not any(covers(pattern, subject) for subject in published)}
-    ways = {pattern for pattern in needed() for start in UNUSED[direct] if pattern.startswith(start)}
-    assert unused == ways | FOR_OLD_STREAMS
+    expected = {pattern for pattern in needed() for start in UNUSED[direct] if pattern.startswith(start)}
+    assert unused == expected | FOR_OLD_STREAMS
 
 
-async def _keep_floor(strict: NatsServer, durable: Durable) -> None:
+async def _save_floor(strict: NatsServer, durable: Durable) -> None:
     settings = Settings(postgres=DSN, nats=bus(strict))
     floor = AckFloor(durable.stream, durable.created, FILTER, 1)
     async with connected(build_bootstrap(settings, {}).bus) as client:
@@ -235,24 +235,32 @@ REFUSED = [
     f"$JS.ACK.{STREAM}.another.1.1.1.1.0",
     "$JS.ACK.another.consumer.1.1.1.1.0",
 ]
-DEAF_TO = [">", "cg.v1r4.>", "cg.v1r4.p.c.cmd.tool.jina.>", "_INBOX.>", "_INBOX.somebody.*", "$JS.EVENT.>", "$KV.>"]
+REFUSED_SUBSCRIPTIONS = [
+    ">",
+    "cg.v1r4.>",
+    "cg.v1r4.p.c.cmd.tool.jina.>",
+    "_INBOX.>",
+    "_INBOX.somebody.*",
+    "$JS.EVENT.>",
+    "$KV.>",
+]
 
 
 async def denials(strict: NatsServer, publish: Sequence[str] = (), subscribe: Sequence[str] = ()) -> list[str]:
-    """Subjects that the server refuses the executor's user, in lower case, as the client reports them."""
+    """Return the errors of the server for these subjects, which it refuses to the executor's user."""
     errors: list[str] = []
 
-    async def hear(error: Exception) -> None:
+    async def record(error: Exception) -> None:
         errors.append(str(error))
 
-    client = await nats.connect(strict.url, error_cb=hear, inbox_prefix="_INBOX.openapi_tool", **EXECUTOR)
+    client = await nats.connect(strict.url, error_cb=record, inbox_prefix="_INBOX.openapi_tool", **EXECUTOR)
     for subject in publish:
         await client.publish(subject, b"{}")
     for subject in subscribe:
         await client.subscribe(subject)
     await client.flush()
     async with asyncio.timeout(SETTLED_S):
-        while len(errors) < len(publish) + len(subscribe):  # noqa: ASYNC110 - the client tells nobody
+        while len(errors) < len(publish) + len(subscribe):  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
     await client.close()
     return errors
@@ -260,10 +268,10 @@ async def denials(strict: NatsServer, publish: Sequence[str] = (), subscribe: Se
 
 @requirement("privilege.subjects")
 async def test_other_subjects_are_refused(strict: NatsServer) -> None:
-    errors = await denials(strict, REFUSED, DEAF_TO)
+    errors = await denials(strict, REFUSED, REFUSED_SUBSCRIPTIONS)
     assert errors == [
         *(f'nats: permissions violation for publish to "{subject.lower()}"' for subject in REFUSED),
-        *(f'nats: permissions violation for subscription to "{subject.lower()}"' for subject in DEAF_TO),
+        *(f'nats: permissions violation for subscription to "{subject.lower()}"' for subject in REFUSED_SUBSCRIPTIONS),
     ]
 
 
@@ -283,7 +291,7 @@ async def test_the_durable_cannot_be_given_a_wider_filter(
     assert "error" in answer
 
 
-def lacking(subject: str) -> str:
+def permissions_without(subject: str) -> str:
     """Return the printed permissions with one subject replaced, because an empty list allows everything."""
     whole = printed("--format", "server-config")
     assert whole.count(f"{json.dumps(subject)}\n") == 1
@@ -291,13 +299,13 @@ def lacking(subject: str) -> str:
 
 
 async def _start(client: Client, settings: Settings) -> None:
-    """Requests of `serve` to NATS until it consumes commands."""
+    """Send the requests to NATS with which `serve` starts."""
     await shared_session_key(client)
     await ensure_durable(client, build_bootstrap(settings, {}).durable)
     await Leases(client, 1.0).take(replace(delivery(), stream=STREAM))
 
 
-ASKED = [
+START_SUBJECTS = [
     "$JS.API.STREAM.NAMES",
     f"$JS.API.STREAM.CREATE.{STREAM}",
     f"$JS.API.CONSUMER.INFO.{STREAM}.{DURABLE}",
@@ -311,12 +319,12 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize("subject", ASKED)
+@pytest.mark.parametrize("subject", START_SUBJECTS)
 @requirement("privilege.subjects")
 async def test_a_denied_request_fails_at_once_and_names_its_subject(
     stack: EmbeddedStack, subject: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with server(stack, config(lacking(subject))) as nats_server:
+    with server(stack, config(permissions_without(subject))) as nats_server:
         settings = Settings(postgres=DSN, nats=bus(nats_server))
         async with asyncio.timeout(3), connected(build_bootstrap(settings, {}).bus) as client:
             with pytest.raises((Denied, Unavailable)) as refused:
@@ -342,7 +350,7 @@ async def test_a_denied_request_fails_at_once_and_names_its_subject(
 async def test_a_denied_dead_letter_is_discarded_and_its_subject_logged(
     stack: EmbeddedStack, subject: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with server(stack, config(lacking(subject))) as nats_server:
+    with server(stack, config(permissions_without(subject))) as nats_server:
         settings = Settings(postgres=DSN, nats=bus(nats_server))
         async with asyncio.timeout(SETTLED_S), connected(build_bootstrap(settings, {}).bus) as client:
             await DeadLetters(client, Redactor()).record(delivery(), "reason", "message")
@@ -355,7 +363,7 @@ async def test_a_denied_dead_letter_is_discarded_and_its_subject_logged(
 async def test_an_older_permission_set_creates_one_replica_with_a_warning(
     stack: EmbeddedStack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with server(stack, config(lacking(f"$JS.API.STREAM.INFO.{STREAM}"))) as nats_server:
+    with server(stack, config(permissions_without(f"$JS.API.STREAM.INFO.{STREAM}"))) as nats_server:
         settings = Settings(postgres=DSN, nats=bus(nats_server))
         async with asyncio.timeout(SETTLED_S), connected(build_bootstrap(settings, {}).bus) as client:
             await ensure_durable(client, build_bootstrap(settings, {}).durable)
@@ -368,7 +376,7 @@ async def test_an_older_permission_set_creates_one_replica_with_a_warning(
 async def test_a_denied_start_is_logged(
     stack: EmbeddedStack, caller: Caller, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with server(stack, config(lacking(CREATE))) as nats_server:
+    with server(stack, config(permissions_without(CREATE))) as nats_server:
         async with kernel_of(nats_server, stack.postgres.dsn(database)) as kernel:
             world = World(stack, kernel, database)
             async with world.executor(nats=bus(nats_server)):
@@ -380,9 +388,9 @@ async def test_a_denied_start_is_logged(
 async def test_a_denied_pull_is_logged(
     stack: EmbeddedStack, caller: Caller, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody answers a pull at once, so only the log can say why nothing comes."""
+    """A pull request has no reply, so only the log shows the reason."""
     pull = f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{DURABLE}"
-    with server(stack, config(lacking(pull))) as nats_server:
+    with server(stack, config(permissions_without(pull))) as nats_server:
         async with kernel_of(nats_server, stack.postgres.dsn(database)) as kernel:
             world = World(stack, kernel, database)
             async with world.executor(nats=bus(nats_server)):
@@ -391,7 +399,7 @@ async def test_a_denied_pull_is_logged(
 
 
 async def run(strict: NatsServer, world: World, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[Any]:
-    """`deadletters`, logged in as a person."""
+    """Run `deadletters` with the login of a person."""
     monkeypatch.setenv("PG_DSN", world.dsn)
     monkeypatch.setenv("NATS_SERVERS", strict.url)
     monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", PEOPLE["user"])
@@ -518,15 +526,15 @@ async def test_without_statistics_calls_are_answered_and_top_names_the_permissio
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Users of an executor or of `top` that are older than the subject."""
+    """The users of executor or `top` may have permissions from before the subject existed."""
     del caller  # it has made project and agent
     everything, no_stats = 'permissions: { publish: ">" }', '"openapi_tool.stats"'
-    deaf = f"permissions: {{ subscribe: {{ deny: [{no_stats}] }} }}"
-    mute = f"permissions: {{ publish: {{ deny: [{no_stats}] }} }}"
+    no_subscribe = f"permissions: {{ subscribe: {{ deny: [{no_stats}] }} }}"
+    no_publish = f"permissions: {{ publish: {{ deny: [{no_stats}] }} }}"
     monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "people")
     monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "people-word")
     monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/unused")
-    for executor, people in ((deaf, everything), (everything, mute)):
+    for executor, people in ((no_subscribe, everything), (everything, no_publish)):
         with server(stack, config(executor, people)) as strict:
             monkeypatch.setenv("NATS_SERVERS", strict.url)
             async with (

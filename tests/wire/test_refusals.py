@@ -1,4 +1,4 @@
-"""Every way to break the wire: card, inbox row, doorbell and settlement of each."""
+"""Every violation of the protocol: result card, inbox row, doorbell and settlement of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTROL_FIELDS = (  # protocol section 2, name by name
 
 
 def assert_answered(outcome: Outcome, code: str, *names: str, name: str = "jina_search") -> None:
-    """A failed result with this code, reported, rung for and acknowledged, and nothing asked of the upstream."""
+    """Assert a failed result with this code, its report, one doorbell, one acknowledgement and no upstream request."""
     content, row = outcome.content, outcome.answer.inbox_row
     assert (content["status"], content["error"]["code"]) == ("failed", code)
     assert all(word in content["error"]["message"] for word in names), content["error"]["message"]
@@ -45,7 +45,7 @@ def assert_answered(outcome: Outcome, code: str, *names: str, name: str = "jina_
 
 
 def assert_dead_lettered(outcome: Outcome, reason: str, *, terminated: bool) -> None:
-    """A dead letter, no card, no row, no doorbell, one delivery, and nothing asked of the upstream."""
+    """Assert one dead letter after one delivery, without card, row, doorbell or upstream request."""
     assert [letter["reason"] for letter in outcome.dead_letters] == [reason]
     assert (outcome.answer.card, outcome.answer.inbox_row, outcome.answer.edge) == ({}, {}, {})
     assert outcome.doorbells == []
@@ -64,7 +64,7 @@ async def _send_without(world: World, field: str) -> Outcome:
     return await world.send(call, data=json.dumps(body).encode())
 
 
-# The body (section 2).
+# The body (protocol section 2).
 
 
 @pytest.mark.parametrize("data", [b"{broken", b"", b"\xff\xfe", b'{"tool_name": NaN}'])
@@ -139,7 +139,7 @@ async def test_a_tool_name_that_workers_treat_as_heartbeat_is_refused(world: Wor
     assert_answered(outcome, "bad_request", "heartbeats", name=f"tool.{name}")
 
 
-# The headers (section 2).
+# The headers (protocol section 2).
 
 
 @requirement("identity.headers")
@@ -199,7 +199,7 @@ async def test_a_project_too_long_for_its_index_is_dead_lettered(world: World) -
 
 @requirement("terminal.text")
 async def test_long_ids_are_cut_in_log_lines(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.handler.setFormatter(JsonFormatter(Redactor([])))  # which adds the ids of the call that is running
+    caplog.handler.setFormatter(JsonFormatter(Redactor([])))  # adds the ids of the running call
     call, long = await world.place(), "t" + "\x01" * 50_000
     for column in (
         "cards set tool_call_id",
@@ -284,7 +284,7 @@ async def test_a_command_whose_result_cannot_reach_a_turn_is_dead_lettered(world
     assert_dead_lettered(outcome, "no_identity", terminated=True)
 
 
-# The report (section 6).
+# The report (protocol section 6).
 
 
 @requirement("answer.precheck")
@@ -328,26 +328,26 @@ async def test_a_turn_with_headers_larger_than_a_message_is_dead_lettered(world:
     assert_dead_lettered(await world.send(call), "turn_headers", terminated=False)
 
 
-ONE_OF_TWO = "TEXTCOLLBYfGiJUETHQ4hAcKSMd5zYpgqf1YRDhkmxHkhPWptrkoyz28wnI9V0aHeAuaKnak"
-"""The other one has `4hE`; both have the same MD5."""
+COLLIDING_ID = "TEXTCOLLBYfGiJUETHQ4hAcKSMd5zYpgqf1YRDhkmxHkhPWptrkoyz28wnI9V0aHeAuaKnak"
+"""With `4hE` in place of `4hA` it has the same MD5."""
 
 
 @requirement("tenant.scoped")
 async def test_an_id_with_the_md5_of_an_answered_one_is_refused_before_anything_is_billed(world: World) -> None:
-    first = await _named(world, ONE_OF_TWO)
-    assert (await world.send(first, headers={"CG-Tool-Call-Id": ONE_OF_TWO})).content["status"] == "success"
+    first = await _place_with_id(world, COLLIDING_ID)
+    assert (await world.send(first, headers={"CG-Tool-Call-Id": COLLIDING_ID})).content["status"] == "success"
     await world.caller.database.execute("delete from state.execution_edges")
     await world.caller.database.execute("delete from state.agent_inbox")
-    other = ONE_OF_TWO.replace("4hA", "4hE")
-    second = await _named(world, other)
+    other = COLLIDING_ID.replace("4hA", "4hE")
+    second = await _place_with_id(world, other)
     outcome = await world.send(second, headers={"CG-Tool-Call-Id": other})
     assert [letter["reason"] for letter in outcome.dead_letters] == ["id_collision"]
     assert (outcome.answer.card, outcome.deliveries) == ({}, 2)
     assert len(outcome.upstream_requests) == 1
 
 
-async def _named(world: World, tool_call_id: str) -> PlacedCall:
-    """A call with an id of its sender's choice."""
+async def _place_with_id(world: World, tool_call_id: str) -> PlacedCall:
+    """Place a call with this id."""
     call = await world.place()
     for column in (
         "cards set tool_call_id",
@@ -418,7 +418,7 @@ async def test_an_invalid_worker_target_only_prevents_the_doorbell(
     assert "doorbell.impossible" in [getattr(record, "action", "") for record in caplog.records]
 
 
-# The card (section 3).
+# The card (protocol section 3).
 
 
 @requirement("card.read")
@@ -504,7 +504,7 @@ async def test_too_large_arguments_are_refused(world: World, text: str) -> None:
     assert_answered(await world.send(await world.place({"query": text})), "bad_request", "262,144 bytes")
 
 
-# The tool (sections 4 and 5).
+# The tool (protocol sections 4 and 5).
 
 
 @requirement("tool.definition")
@@ -556,7 +556,7 @@ async def test_an_invalid_page_address_is_refused(world: World) -> None:
     assert_answered(await world.send(call), "bad_request", "url", name="jina_reader")
 
 
-# Page addresses: repaired, refused before anything is billed, or let through where an operator says so.
+# Page addresses: repaired, refused before anything is billed, or allowed by an operator.
 
 
 ANY_PAGE = {"answer": "r-post-json"}
@@ -589,7 +589,7 @@ async def test_an_address_with_a_plain_intent_is_repaired(world: World, url: str
 @pytest.mark.parametrize("group", ["fixed", "defaults"])
 @requirement("url.checked", "tool.definition")
 async def test_an_invalid_address_in_the_definition_is_tool_misconfigured(world: World, group: str) -> None:
-    """The model was told to correct an address that it may not see, and was shown it."""
+    """The model must not see the address, nor be asked to correct it."""
     for jina, name, value in (
         ({"mode": "reader"}, "url", "http://169.254.169.254/"),
         ({"mode": "reader"}, "target_url", "not an address"),

@@ -1,4 +1,4 @@
-"""Nothing lost, nothing doubled: retries, heartbeats, leases, lost runs, outages and memory."""
+"""No result is lost or doubled: retries, heartbeats, leases, lost runs, outages and memory."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def moments(requests: list[dict[str, Any]]) -> list[float]:
     return [request["at"] for request in requests]
 
 
-# Asking the upstream again (jina-api section 4).
+# Retries of upstream requests (jina-api section 4).
 
 
 @pytest.mark.parametrize(
-    ("statuses", "asked", "status"),
+    ("statuses", "requests", "status"),
     [
         ([503, 503], 3, "success"),
         ([503] * 9, 4, "failed"),
@@ -53,11 +53,11 @@ def moments(requests: list[dict[str, Any]]) -> list[float]:
 )
 @requirement("upstream.retry")
 async def test_upstream_errors_are_retried_as_often_as_configured(
-    world: World, statuses: list[int], asked: int, status: str
+    world: World, statuses: list[int], requests: int, status: str
 ) -> None:
     world.stack.upstream.rules({"statuses": statuses, "retry_after": "0"})
     outcome = await world.send(await world.place())
-    assert (len(outcome.upstream_requests), outcome.content["status"]) == (asked, status)
+    assert (len(outcome.upstream_requests), outcome.content["status"]) == (requests, status)
     assert outcome.deliveries == 1
 
 
@@ -92,7 +92,7 @@ async def test_a_retry_after_the_deadline_is_not_waited_for(world: World) -> Non
     assert time.monotonic() - began < 5
 
 
-# One owner, and lost runs.
+# Leases and lost runs.
 
 
 def delivery(number: int, attempt: int) -> Delivery:
@@ -128,8 +128,8 @@ async def test_a_redelivered_command_has_one_owner_until_its_lease_ends(idle_wor
 
 @requirement("lease.owner")
 async def test_only_one_of_many_concurrent_executors_gets_a_lease(idle_world: World) -> None:
-    rivals = [Leases(idle_world.caller.client, 5) for _ in range(6)]
-    found = await asyncio.gather(*(rival.take(delivery(2, 2)) for rival in rivals))
+    executors = [Leases(idle_world.caller.client, 5) for _ in range(6)]
+    found = await asyncio.gather(*(executor.take(delivery(2, 2)) for executor in executors))
     assert sum(isinstance(result, Lease) for result in found) == 1
 
 
@@ -149,20 +149,20 @@ async def test_runs_that_did_not_end_are_counted_and_those_handed_back_are_not(i
 @pytest.mark.parametrize(("upstream_s", "heartbeats"), [(0.2, 0), (0.8, 1), (1.5, 2)])
 @requirement("run.heartbeat")
 async def test_a_heartbeat_is_sent_once_it_is_due(idle_world: World, upstream_s: float, heartbeats: int) -> None:
-    world, heard = idle_world, list[Msg]()
+    world, received = idle_world, list[Msg]()
 
-    async def hear(message: Msg) -> None:
+    async def record(message: Msg) -> None:
         if message.data == b"+WPI":
-            heard.append(message)
+            received.append(message)
 
-    await world.caller.client.subscribe("$JS.ACK.>", cb=hear)
+    await world.caller.client.subscribe("$JS.ACK.>", cb=record)
     world.stack.upstream.rules({"delay_s": upstream_s})
-    async with world.executor(nats=nats_settings(world, ack_wait_s=1.2)):  # due after 0.54 s, looked at every 0.1 s
+    async with world.executor(nats=nats_settings(world, ack_wait_s=1.2)):  # due after 0.54 s, checked every 0.1 s
         call, began = await world.place(), time.monotonic()
         outcome = await world.send(call)
         held_s = time.monotonic() - began
     assert (outcome.content["status"], outcome.deliveries) == ("success", 1)
-    assert heartbeats <= len(heard) <= int(held_s / 0.54), "the upper bound is that of a machine that is busy, too"
+    assert heartbeats <= len(received) <= int(held_s / 0.54), "a busy machine may take longer and send more"
 
 
 @requirement("lease.owner")
@@ -176,14 +176,14 @@ async def test_a_first_delivery_that_is_handed_back_is_not_a_lost_one(idle_world
 async def test_a_command_that_lost_too_many_executors_is_answered_without_a_run(
     idle_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs that never end and are never handed back, as after a crash: their messages simply come again."""
+    """Runs never end and are never handed back, as after a crash; their messages are redelivered."""
     world = idle_world
     settings = {"nats": nats_settings(world, ack_wait_s=0.3), "executor": {"max_lost_runs": 2}}
     call = await world.place()
     await world.caller.publish(call)
     for _ in range(2):
         async with world.executor(**settings) as consumer:
-            monkeypatch.setattr(consumer._worker, "_handle", _never)  # noqa: SLF001 - a crash has to be put somewhere
+            monkeypatch.setattr(consumer._worker, "_handle", _never)  # noqa: SLF001 - to simulate a crash
             monkeypatch.setattr(consumer._worker, "_hand_back", _crash)  # noqa: SLF001 - the same
             monkeypatch.setattr(consumer, "_send_heartbeats", _never)
             await _until(lambda: consumer.running == 1)
@@ -200,12 +200,12 @@ async def _never(*_: object) -> None:
 
 
 async def _crash(*_: object) -> None:
-    """Leave everything as it is."""
+    """Do nothing: the process has crashed."""
 
 
 async def _until(condition: Any) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
+        while not condition():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
 
 
@@ -225,8 +225,8 @@ async def test_a_call_that_exceeds_every_time_limit_is_cancelled_and_counts_as_l
 ) -> None:
     world = idle_world
     async with world.executor(nats=nats_settings(world, ack_wait_s=0.3), executor={"max_lost_runs": 2}) as consumer:
-        worker = consumer._worker  # noqa: SLF001 - a defect has to be put somewhere
-        handle = worker._handle  # noqa: SLF001 - a defect has to be put somewhere
+        worker = consumer._worker  # noqa: SLF001 - to inject a defect
+        handle = worker._handle  # noqa: SLF001 - to inject a defect
 
         async def hang_unless_exhausted(command: Delivery) -> Any:
             return await (handle(command) if command.exhausted else _never())
@@ -300,15 +300,15 @@ async def test_a_long_call_is_sent_once_and_delivered_once(idle_world: World) ->
 
 @requirement("answer.parked")
 async def test_a_result_waits_for_an_unavailable_database(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit, away = KernelStore.commit, [True, True, True]
+    commit, outages = KernelStore.commit, [True, True, True]
 
-    async def commit_later(self: KernelStore, *result: Any) -> bool:
-        if away:
-            away.pop()
-            raise Unavailable("PostgreSQL: away")
+    async def fail_three_times(self: KernelStore, *result: Any) -> bool:
+        if outages:
+            outages.pop()
+            raise Unavailable("PostgreSQL: connection refused")
         return await commit(self, *result)
 
-    monkeypatch.setattr(KernelStore, "commit", commit_later)
+    monkeypatch.setattr(KernelStore, "commit", fail_three_times)
     outcome = await world.send(await world.place())
     assert (outcome.content["status"], outcome.deliveries, len(outcome.upstream_requests)) == ("success", 1, 1)
 
@@ -345,15 +345,15 @@ async def test_calls_wait_if_there_are_fewer_connections_than_calls(idle_world: 
 async def test_a_doorbell_that_failed_is_sent_by_the_next_delivery(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish, silent = WakeupPublisher.publish, [True]
+    publish, outages = WakeupPublisher.publish, [True]
 
-    async def ring_later(self: WakeupPublisher, *bell: Any) -> bool:
-        if silent:
-            silent.pop()
-            raise Unavailable("NATS: away")
-        return await publish(self, *bell)
+    async def fail_once(self: WakeupPublisher, *wakeup: Any) -> bool:
+        if outages:
+            outages.pop()
+            raise Unavailable("NATS: connection refused")
+        return await publish(self, *wakeup)
 
-    monkeypatch.setattr(WakeupPublisher, "publish", ring_later)
+    monkeypatch.setattr(WakeupPublisher, "publish", fail_once)
     outcome = await world.send(await world.place())
     assert (len(outcome.doorbells), outcome.deliveries, len(outcome.upstream_requests)) == (1, 2, 1)
 
@@ -379,23 +379,23 @@ async def test_memory_for_a_page_is_held_until_its_result_is_committed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit, call_context = KernelStore.commit, JinaBackend.call_context
-    budgets: list[ByteSemaphore] = []
+    semaphores: list[ByteSemaphore] = []
     held: list[int] = []
 
-    def noted(self: JinaBackend, project_id: str) -> JinaCallContext:
-        budgets.append(self.semaphore)
+    def record_semaphore(self: JinaBackend, project_id: str) -> JinaCallContext:
+        semaphores.append(self.semaphore)
         return call_context(self, project_id)
 
-    async def looked(self: KernelStore, card: Card, report: Report, artifact: ArtifactCard | None = None) -> bool:
-        held.append(whole - budgets[-1].free_bytes)
+    async def record_held(self: KernelStore, card: Card, report: Report, artifact: ArtifactCard | None = None) -> bool:
+        held.append(whole - semaphores[-1].free_bytes)
         return await commit(self, card, report, artifact)
 
-    monkeypatch.setattr(JinaBackend, "call_context", noted)
-    monkeypatch.setattr(KernelStore, "commit", looked)
+    monkeypatch.setattr(JinaBackend, "call_context", record_semaphore)
+    monkeypatch.setattr(KernelStore, "commit", record_held)
     whole = 256_000_000 - most_memory(10_000_000)
     world.stack.upstream.rules({"answer": "r-post-json", "body_bytes": 300_000})
     await world.caller.add_tool(PROJECT, reader_tool())
     outcome = await world.send(await world.place({"url": "https://a.example/"}, "jina_reader", suffix="read"))
     assert outcome.content["status"] == "success"
     assert held[0] >= 5 * 300_000
-    assert budgets[-1].free_bytes == whole
+    assert semaphores[-1].free_bytes == whole

@@ -1,4 +1,4 @@
-"""Texts of a model: secrets that it knows from elsewhere, and injected instructions."""
+"""Secrets and hostile texts in arguments, and where the data of a call is stored."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ NO_PLACE_FOR_A_KEY = [
 @pytest.mark.parametrize("name", NO_PLACE_FOR_A_KEY, ids=lambda name: name[:20])
 @requirement("options.envs")
 async def test_a_definition_may_use_a_key_only_as_key(world: World, name: str) -> None:
-    """Pages and third parties saw the key as the locale of their reader, as a query or as a header of its request."""
+    """Otherwise pages and third parties would see the key as locale, query or request header."""
     for tool in (search_tool, reader_tool):
         await world.caller.add_tool(PROJECT, {**tool(envs={name: "JINA_API_KEY"}), "tool_name": "a_tool"})
         outcome = await world.send(await world.place({"url": "https://a.example/"}, "a_tool"))
@@ -120,7 +120,7 @@ async def test_templates_in_arguments_of_the_model_are_plain_text(
     assert await world.caller.database.fetchval("select count(*) from cards") >= 4
 
 
-# SECURITY.md, "Personal data": where a call's words stay, and how they are deleted.
+# SECURITY.md, "Personal data": where the data of a call is stored, and how it is deleted.
 
 
 WORD = "zq7personal"
@@ -131,14 +131,14 @@ PURGED = re.findall(rf"nats stream purge {DEAD_LETTERS} --subject (\S+) --force"
 
 
 async def _rows(world: World, table: str) -> str:
-    """All rows of a table as text; of cards only those that the executor wrote."""
+    """Return all rows of a table as text; for `cards` only those that the executor wrote."""
     own = "where metadata ->> 'author_id' = 'tool.openapi'" if table == "cards" else ""
     rows = await world.caller.database.fetch(f"select to_jsonb(t)::text from {table} as t {own}")  # noqa: S608 - our own names
     return "\n".join(row[0] for row in rows)
 
 
 async def _streams(world: World) -> str:
-    """Every message of every stream and bucket but the kernel's commands and the dead letters."""
+    """Return all messages of all streams and buckets except the kernel's commands and the dead letters."""
     jetstream, found = world.caller.client.jetstream(), ""
     for stream in await jetstream.streams_info():
         if stream.config.name not in (STREAM, DEAD_LETTERS):
@@ -150,7 +150,7 @@ async def _streams(world: World) -> str:
 
 
 async def _calls_with(world: World, word: str) -> None:
-    """Calls that end in every way, with a word in all that callers and pages may choose."""
+    """Make calls with every kind of outcome, with `word` in everything that callers and pages can choose."""
     await world.caller.add_tool(PROJECT, search_tool(args={"fixed": {"session_id": word}}))
     await world.caller.add_tool(PROJECT, reader_tool())
     page = {"title": word, "url": f"https://{word}.example/", "content": word * 5_000, "warning": word}
@@ -199,20 +199,20 @@ async def test_requests_to_the_upstream_contain_no_caller_ids(world: World) -> N
     call = await world.place()
     outcome = await world.send(call)
     assert len(outcome.upstream_requests) == 1
-    said = json.dumps(outcome.upstream_requests)
+    sent = json.dumps(outcome.upstream_requests)
     for name in ("project_id", "channel_id", "agent_id", "agent_turn_id", "tool_call_id", "step_id", "trace_id"):
-        assert getattr(call, name) not in said, name
+        assert getattr(call, name) not in sent, name
 
 
 async def _long_page(world: World, agent: str) -> PlacedCall:
-    """A call of the agent whose result is cut, so that there are two cards of it."""
+    """Make a call of the agent whose result is truncated, so that it has two cards."""
     call = await world.place({"url": "https://a.example/"}, "jina_reader", agent=agent)
     await world.send(call)
     return call
 
 
 async def _kinds(world: World) -> list[tuple[str, str]]:
-    """Type and agent of every card of the executor's, by the call that it belongs to."""
+    """Return type and calling agent of each card that the executor wrote."""
     rows = await world.caller.database.fetch(
         "select own.metadata ->> 'type', call.metadata ->> 'author_id' from cards as own join cards as call "
         "on call.tool_call_id = own.metadata ->> 'tool_call_id' and call.metadata ->> 'type' = 'tool.call' "

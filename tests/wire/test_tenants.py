@@ -1,7 +1,7 @@
-"""Two projects that use the same ids: no look-up of a call sees the other one's.
+"""Two projects that use the same ids: no look-up of a call finds rows of the other one.
 
-A card or a definition that only another project has is in test_refusals.py; the keys of cache and
-session are held to their owners, whatever these are called, in tests/unit (test_cache.py, test_session.py).
+Cards and definitions that only another project has are tested in test_refusals.py, keys of cache and session in
+tests/unit (test_cache.py, test_tools.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.wire.test_refusals import assert_answered, assert_dead_lettered
 from tests.wire.world import KNOWN, World
 
 OTHER = "proj_other"
-OTHERS = {"query": "example", "count": 2}
+OTHER_ARGUMENTS = {"query": "example", "count": 2}
 
 
 @pytest.fixture
@@ -28,18 +28,18 @@ async def tenants(idle_world: World) -> World:
     await idle_world.caller.add_project(OTHER)
     await idle_world.caller.add_agent(OTHER, AGENT, "worker_other")
     await idle_world.caller.add_tool(OTHER, search_tool(args={"fixed": {"query": "example"}}))
-    await idle_world.caller.add_tool(PROJECT, search_tool())  # again, so that it lies behind the other one
+    await idle_world.caller.add_tool(PROJECT, search_tool())  # stored again, so that its row follows the other one
     return idle_world
 
 
 async def placed(world: World, project: str) -> PlacedCall:
     return await world.caller.place(
-        project, AGENT, "jina_search", KNOWN if project == PROJECT else OTHERS, publish=False
+        project, AGENT, "jina_search", KNOWN if project == PROJECT else OTHER_ARGUMENTS, publish=False
     )
 
 
 async def give_ids(world: World, call: PlacedCall) -> None:
-    """The other project's rows get the ids of this one's call, and figures of their own where rows have any."""
+    """Give the other project's rows the ids of this call, with other numbers (epoch, depth)."""
     database, ids = world.caller.database, (OTHER, call.tool_call_id)
     metadata = {"tool_call_id": call.tool_call_id, "agent_turn_id": call.agent_turn_id}
     await database.execute(
@@ -56,22 +56,22 @@ async def give_ids(world: World, call: PlacedCall) -> None:
 
 
 @pytest.mark.parametrize("order", [(PROJECT, OTHER), (OTHER, PROJECT)])
-@pytest.mark.parametrize("lost", [(), ("CG-Agent-Id",), ("CG-Turn-Id", "CG-Turn-Epoch")])
+@pytest.mark.parametrize("missing", [(), ("CG-Agent-Id",), ("CG-Turn-Id", "CG-Turn-Epoch")])
 @requirement("tenant.scoped")
 async def test_a_call_reads_only_rows_of_its_project(
-    tenants: World, order: tuple[str, str], lost: tuple[str, ...]
+    tenants: World, order: tuple[str, str], missing: tuple[str, ...]
 ) -> None:
     world = tenants
     calls = {project: await placed(world, project) for project in order}
     call = calls[PROJECT]
     await give_ids(world, call)
     async with world.executor():
-        outcome = await world.send(call, headers=dict.fromkeys(lost))
+        outcome = await world.send(call, headers=dict.fromkeys(missing))
     assert [bell.subject for bell in outcome.doorbells] == [f"cg.v1r4.{PROJECT}.public.cmd.agent.worker_generic.wakeup"]
     row = outcome.answer.inbox_row
     assert (row["project_id"], row["turn_epoch"], row["context_headers"]["CG-Recursion-Depth"]) == (PROJECT, 1, "0")
     assert outcome.answer.card["metadata"]["trace_id"] == call.trace_id
-    if "CG-Agent-Id" in lost:
+    if "CG-Agent-Id" in missing:
         assert_answered(outcome, "bad_request", "CG-Agent-Id")
     else:
         assert [json.loads(request["body"])["q"] for request in outcome.upstream_requests] == [KNOWN["query"]]
@@ -104,7 +104,7 @@ async def test_a_turn_or_edge_of_another_project_accepts_no_report(tenants: Worl
 
 @requirement("tenant.scoped")
 async def test_a_card_of_another_project_provides_no_identity(tenants: World) -> None:
-    """Without headers and a body, the call card is found by the call's id alone."""
+    """Without headers and body, the call card is found by the id of the call only."""
     call = await placed(tenants, PROJECT)
     await tenants.caller.database.execute("update cards set tenant_id = $1", OTHER)
     async with tenants.executor():
@@ -136,7 +136,7 @@ async def test_a_result_of_the_same_call_id_in_another_project_is_ignored(tenant
 
 @requirement("tenant.scoped")
 async def test_a_report_of_the_same_call_id_in_another_project_is_ignored(tenants: World) -> None:
-    """Ours was saved and not reported; the other project's was."""
+    """Our result was saved but not reported; the other project's was reported."""
     call = await placed(tenants, PROJECT)
     async with tenants.executor():
         await tenants.send(call)
@@ -162,12 +162,12 @@ async def test_a_result_in_another_project_does_not_hide_an_abandoned_command(te
 
 @requirement("tenant.scoped")
 async def test_a_cached_response_of_another_project_is_not_used(tenants: World) -> None:
-    """The same agent, tool, definition, session and question."""
-    question: dict[str, Any] = {**KNOWN, "session_id": "same"}
+    """Agent, tool, definition, session and query are the same."""
+    arguments: dict[str, Any] = {**KNOWN, "session_id": "same"}
     await tenants.caller.add_tool(OTHER, search_tool())
     async with tenants.executor(cache={"ttl_s": 60}):
         outcomes = [
-            await tenants.send(await tenants.caller.place(project, AGENT, "jina_search", question, publish=False))
+            await tenants.send(await tenants.caller.place(project, AGENT, "jina_search", arguments, publish=False))
             for project in (PROJECT, OTHER, PROJECT, OTHER)
         ]
     assert {outcome.content["status"] for outcome in outcomes} == {"success"}
@@ -175,7 +175,7 @@ async def test_a_cached_response_of_another_project_is_not_used(tenants: World) 
 
 
 async def save_result(world: World, tool_call_id: str, author: str) -> None:
-    """A result of the other project, under this call id."""
+    """Save a result of the other project with this call id."""
     await world.caller.database.execute(
         "insert into cards (card_id, tenant_id, tool_call_id, content, metadata) values ('theirs', $1, $2, $3, $4)",
         OTHER,
