@@ -21,7 +21,7 @@ import yaml
 
 from openapi_tool.jina.content import page_output, search_output
 from openapi_tool.tools.frame import Part, framed
-from openapi_tool.tools.tokens import estimated
+from openapi_tool.tools.tokens import estimate_tokens
 from scripts.content_sizes import is_search, successes
 
 DATA = Path(__file__).parent.parent / "tests" / "data"
@@ -152,7 +152,7 @@ def _flat(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def table(tokens: Callable[[str], int] = estimated) -> list[Row]:
+def table(tokens: Callable[[str], int] = estimate_tokens) -> list[Row]:
     """Return a row for each answer."""
     return [measure(*answer, tokens) for answer in answers()]
 
@@ -183,7 +183,7 @@ def counter() -> Callable[[str], int] | None:
 def main() -> int:
     """Print the table; 1 where a claim does not hold."""
     exact = counter()
-    rows = table(exact or estimated)
+    rows = table(exact or estimate_tokens)
     out = sys.stdout.write
     out(f"{'answer':36} {'ours':>7} {'Jina':>7} {'more':>6}  shown here only; lost\n")
     for row in rows:

@@ -185,7 +185,7 @@ IDENTITY = (
         "tools/session.py",
         "orjson.dumps(owned, option=orjson.OPT_SORT_KEYS)",
         'f"{project_id}{agent_id}{alias}".encode("utf-8", "replace")',
-        "tests/unit/test_catalogue.py::test_no_separator_in_an_id_makes_two_owners_look_alike",
+        "tests/unit/test_catalogue.py::test_separator_in_an_id_does_not_make_two_owners_equal",
     ),
     Mutation(
         "tools/session.py",
@@ -227,13 +227,13 @@ IDENTITY = (
         "tools/cursor.py",
         "orjson.dumps([project_id, agent_id, place.hex()])",
         "orjson.dumps([project_id, place.hex()])",
-        "tests/unit/test_content.py::test_a_cursor_leads_back_for_its_owner_and_for_nobody_else",
+        "tests/unit/test_content.py::test_cursor_is_valid_for_its_owner_only",
     ),
     Mutation(
         "tools/cursor.py",
         "orjson.dumps([project_id, agent_id, place.hex()])",
         "orjson.dumps([agent_id, place.hex()])",
-        "tests/unit/test_content.py::test_a_cursor_leads_back_for_its_owner_and_for_nobody_else",
+        "tests/unit/test_content.py::test_cursor_is_valid_for_its_owner_only",
     ),
     Mutation(
         "executor/stored_search.py",
@@ -257,13 +257,13 @@ IDENTITY = (
         "executor/parking.py",
         "if not hmac.compare_digest(seal, self._seal(identity, record)):",
         "if not seal:",
-        "tests/unit/test_executor.py::test_a_record_that_nobody_with_the_key_wrote_is_not_read",
+        "tests/unit/test_executor.py::test_parked_record_with_a_wrong_seal_is_ignored",
     ),
     Mutation(
         "executor/parking.py",
         "owner = [identity.project_id, ",
         "owner = [",
-        "tests/unit/test_executor.py::test_an_equal_id_of_another_project_agent_or_turn_never_finds_it",
+        "tests/unit/test_executor.py::test_parked_result_is_not_found_by_another_project_agent_or_turn",
     ),
 )
 """Nobody speaks for another project, agent or turn, and nobody reads what is another's."""
@@ -291,7 +291,7 @@ SECRETS = (
         "tools/definition.py",
         "_BY_BASE_URL.get(base_url)",
         "next((known for url, known in _BY_BASE_URL.items() if base_url.startswith(url)), None)",
-        "tests/unit/test_tools.py::test_a_definition_that_is_not_usable_says_where",
+        "tests/unit/test_tools.py::test_unusable_definition_names_the_place",
     ),
     Mutation(
         "jina/egress.py",
@@ -333,7 +333,7 @@ SECRETS = (
         "jina/transport.py",
         "connector._factory = connection",
         "del connection",
-        "tests/unit/test_connection.py::test_an_answer_that_nobody_asked_for_goes_to_no_later_request",
+        "tests/unit/test_connection.py::test_unsolicited_response_reaches_no_later_request",
     ),
     Mutation(
         "telemetry/redact.py",
@@ -357,13 +357,13 @@ SECRETS = (
         "telemetry/redact.py",
         "self._found(text[: chars + self._reach])",
         "self._found(text[:chars])",
-        "tests/unit/test_content.py::test_no_cut_of_a_field_leaves_half_of_a_secret",
+        "tests/unit/test_content.py::test_cut_field_contains_no_half_of_a_secret",
     ),
     Mutation(
         "jina/backend.py",
         "(key, *arguments.secrets.values())",
         "(key,)",
-        "tests/unit/test_content.py::test_an_answer_is_masked_of_what_was_sent_with_its_call_and_of_nothing_else",
+        "tests/unit/test_content.py::test_only_secrets_sent_with_the_call_are_masked_in_its_response",
     ),
     Mutation(
         "telemetry/logs.py",

@@ -30,7 +30,7 @@ from openapi_tool.telemetry.printable import printable_json, printable_line
 from openapi_tool.telemetry.redact import MASK, Redactor
 from openapi_tool.tools.definition import stored_record
 from openapi_tool.tools.exports import as_yaml
-from openapi_tool.tools.lint import part
+from openapi_tool.tools.lint import object_at
 from openapi_tool.tools.pasted_keys import without_keys
 from openapi_tool.tools.problems import did_you_mean, short
 from openapi_tool.tools.registry import NoSuchProject, Registry, RegistryError, RegistryUnreachable
@@ -85,7 +85,7 @@ def list_(
         return
     table = Rows("tool", "is", "waits s", "description, or what is wrong")
     for row in rows:
-        waits = part(row, "options").get("suspend_timeout_seconds", "-")
+        waits = object_at(row, "options").get("suspend_timeout_seconds", "-")
         description = textwrap.shorten(row["description"] or "", _DESCRIPTION_CHARS, placeholder=" …")
         table.add(row["tool_name"], row["is"], waits, "; ".join(row["problems"]) or description)
     output().print(table if rows else cell(f"project {project} has no tools"))

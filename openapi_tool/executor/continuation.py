@@ -31,16 +31,16 @@ from openapi_tool.tools.result import Item, RenderedResult, ToolOutput, items_ch
 from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.truncation import (
     OPENING_CHARS,
-    Cut,
     Limit,
     Place,
     StoredItem,
-    cut,
-    later,
+    Truncated,
+    later_part,
     opening_lines,
     stored_items_of,
     stored_text,
-    whole,
+    truncate,
+    uncut_parts,
 )
 
 _SAMPLE_CURSOR = "a" * 44  # as long as a real one
@@ -129,14 +129,14 @@ class Continuation:
         items = yield from _storable(output.items)
         cost = _cost_note(output, self._cost_note_tokens) + note
         limit = self._limit(definition, max_result_tokens).minus(len(cost))
-        parts = whole(items, limit)
+        parts = uncut_parts(items, limit)
         cannot_continue = parts is None and takes_cursor(definition) and not _schema_takes_cursor(definition)
         if cannot_continue:
             limit = Limit(self._max_uncontinued_chars, _UNCONTINUED_FACTOR * limit.tokens).minus(len(cost))
-            parts = whole(items, limit)
+            parts = uncut_parts(items, limit)
         if parts is not None:
             return RenderedResult(framed(parts) + cost), None
-        part = cut(items, limit)
+        part = truncate(items, limit)
         shown = framed(part.parts) + cost
         missing = _missing(part)
         if not output.keep:
@@ -160,7 +160,7 @@ class Continuation:
             opening = (await self._load_part(owner, position.card_id, position.opening, OPENING_CHARS)).text
         stored_items = stored_items_of(artifact.items, artifact.chars)
         place = Place(position.start, position.opening)
-        part = later(
+        part = later_part(
             stored_items, place, artifact.text, opening_lines(opening), self._limit(definition, max_result_tokens)
         )
         shown = framed(part.parts if artifact.items is not None else [without_frames(old) for old in part.parts])
@@ -243,8 +243,7 @@ def _unseen_chars(stored_items: Sequence[StoredItem], place: Place | None) -> in
     return sum(max(0, item.end - max(item.shown, place.start)) for item in stored_items) if place else 0
 
 
-def _missing(part: Cut) -> str:
-    """Return a sentence about what is left out."""
+def _missing(part: Truncated) -> str:
     cut_items = sum(shown.left > 0 for shown in part.parts)
     unseen = sum(not shown.text for shown in part.parts if shown.left)
     where = f" in {counted(cut_items, 'item')}" if len(part.stored_items) > 1 else ""

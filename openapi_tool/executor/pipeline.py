@@ -280,7 +280,6 @@ class Pipeline:
             return await self._runner.run(with_limit, context)
 
     def _age_s(self, delivery: Delivery) -> float:
-        """Return the seconds since the command arrived."""
         return self._clock.time() - delivery.published_at.timestamp()
 
     def _request(self, call: _Call, owner: CallOwner) -> ToolCallRequest:

@@ -26,7 +26,7 @@ from openapi_tool.tools.text_search import (
     Span,
     terms,
 )
-from openapi_tool.tools.tokens import estimated, fitting
+from openapi_tool.tools.tokens import estimate_tokens, fitting_chars
 from openapi_tool.tools.truncation import (
     AROUND_CHARS,
     AROUND_CHARS_PER_TOKEN,
@@ -279,10 +279,10 @@ class _Page:
             tokens -= around // AROUND_CHARS_PER_TOKEN
             if parts and (space < MIN_CHARS or tokens < MIN_CHARS // AROUND_CHARS_PER_TOKEN):
                 break
-            max_chars = max(min(space, fitting(passage.text, tokens)), MIN_CHARS)
+            max_chars = max(min(space, fitting_chars(passage.text, tokens)), MIN_CHARS)
             text = passage.text[: boundary(passage.text, max_chars)]
             space -= len(text)
-            tokens -= estimated(text)
+            tokens -= estimate_tokens(text)
             parts.append(Part(text, heading, passage.lines))
         return parts
 

@@ -370,6 +370,5 @@ def _may_suggest(definition: ToolDefinition, arguments: Arguments, name: str) ->
 
 
 def _response_redactor(arguments: Arguments, key: SecretStr) -> Redactor:
-    """Return the redactor of the response to a call that was sent with this key."""
     sent = (key, *arguments.secrets.values())
     return of_call(secret.get_secret_value() for secret in sent)

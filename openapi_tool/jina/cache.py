@@ -174,7 +174,6 @@ def _too_late() -> ToolTimeout:
 
 
 def _serialize(output: ToolOutput) -> Steps[bytes]:
-    """Serialize the parts of an output that are cached."""
     yield  # TimeSlicer runs generators; this one has a single step
     parts = {"items": [*map(tuple, output.items)], "state": output.state}
     try:
@@ -191,5 +190,4 @@ def _deserialize(packed: bytes) -> Steps[ToolOutput]:
 
 
 def _size(packed: bytes) -> int:
-    """Return the approximate memory of an entry in bytes."""
     return len(packed) + _ENTRY_OVERHEAD_BYTES

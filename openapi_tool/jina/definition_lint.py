@@ -20,7 +20,7 @@ from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import API_KEY, is_identity
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.lint import LintLimits, general_problems, part, upstream_section
+from openapi_tool.tools.lint import LintLimits, general_problems, object_at, upstream_section
 from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean
 from openapi_tool.tools.schema import visible_schema
 from openapi_tool.tools.source import Source
@@ -67,8 +67,7 @@ def source_problems(source: Source, limits: LintLimits, rules: UrlPolicy) -> lis
 
 
 def _env_problems(document: Mapping[str, Any], limits: LintLimits) -> Iterator[Problem]:
-    """Yield arguments that may take no secret."""
-    for name in part(document, "options", "envs"):
+    for name in object_at(document, "options", "envs"):
         if name != API_KEY and fold(name) not in limits.env_parameters:
             problem = "may not take a secret: only api_key and what secrets.env_parameters lists may"
             yield Problem(("options", "envs", name), secret_problem(name) or problem)
@@ -84,7 +83,7 @@ class _SampleCalls:
         self.built_in, self.endpoint = definition.built_in, endpoint_of(definition)
         self.operation = definition.operation
         self.section, self.jina = upstream_section(document)
-        self.shown = part(document, *_PROPERTIES)
+        self.shown = object_at(document, *_PROPERTIES)
         self.values, _ = set_values(definition)
 
     def problems(self) -> Iterator[Problem]:
@@ -95,12 +94,12 @@ class _SampleCalls:
             if not is_identity(name):
                 yield from self._argument_problems(name, rule if isinstance(rule, dict) else {}, (*_PROPERTIES, name))
         yield from self._shown_and_fixed()
-        if part(self.document, "parameters"):
+        if object_at(self.document, "parameters"):
             yield from self._open_schema()
             yield from self._main_argument()
 
     def _operator_problems(self) -> Iterator[Problem]:
-        for name in part(self.jina, "headers"):
+        for name in object_at(self.jina, "headers"):
             if fold(name) in IGNORED_HEADERS:
                 message = "is ignored: the executor writes this header itself; take it out"
                 yield Problem((*self.section, "headers", name), message, warning=True)
@@ -143,7 +142,7 @@ class _SampleCalls:
         if path[:2] != ("options", "jina"):
             return path
         _, _, group, name = path
-        in_defaults = group == "params" and name not in part(self.jina, "params")
+        in_defaults = group == "params" and name not in object_at(self.jina, "params")
         return (*self.section, "defaults" if in_defaults else group, name)
 
     def _with_hint(self, problem: Problem) -> Problem:
@@ -224,7 +223,7 @@ class _SampleCalls:
     def _shown_and_fixed(self) -> Iterator[Problem]:
         """Yield a fixed value whose parameter a model is shown under another name."""
         derived = visible_schema(self.built_in.schema(), self.definition.hidden)["properties"]
-        shown = self.shown if part(self.document, "parameters") else derived
+        shown = self.shown if object_at(self.document, "parameters") else derived
         for name in self.definition.fixed.keys() - shown.keys():
             parameter = self.endpoint.find(name)
             for other in shown:
@@ -235,7 +234,7 @@ class _SampleCalls:
 
     def _open_schema(self) -> Iterator[Problem]:
         """Yield a warning for a schema that is not closed; a closed one must declare `cursor` for pagination."""
-        schema = part(self.document, "parameters")
+        schema = object_at(self.document, "parameters")
         if schema.get("type") != "object" or "additionalProperties" in schema:
             return
         message = "lacks `additionalProperties: false`, so a model may give what is not declared; add it"
@@ -247,7 +246,7 @@ class _SampleCalls:
         """Yield a problem if nothing provides the query or address that every call needs."""
         wanted = self.built_in.items or self.operation.argument
         given = any(self._is_parameter(name, wanted) for name in (*self.values, *self.definition.upstream_params))
-        required = part(self.document, "parameters").get("required") or []
+        required = object_at(self.document, "parameters").get("required") or []
         if given or not isinstance(required, list):
             return
         shown = [name for name in self.shown if self._is_parameter(name, wanted)]

@@ -271,7 +271,6 @@ class _ParameterResolver:
 
 
 def _missing_main_argument(tool: BuiltInTool) -> Problem:
-    """Return the problem of a call without a query or address."""
     main_argument = tool.items or tool.operation.argument
     if "cursor" in tool.arguments.model_fields:
         return Problem((f"{main_argument} or cursor",), "one of them is required")

@@ -114,7 +114,6 @@ def _without_key(envs: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ignored_values(record: DefinitionRecord) -> Iterator[str]:
-    """Yield invalid values of the row that calls ignore."""
     if record.after_execution not in (None, *AFTER_EXECUTION):
         yield "after_execution: is ignored; it must be 'suspend' or 'terminate'"
     options = record.options if isinstance(record.options, dict) else {}

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 _MAX_CHARS, _MAX_KNOWN = 40, 100
-_WORDS = {
+_SYNONYMS = {
     "query": "q searchquery searchterm keywords question text",
     "url": "uri link address href targeturl pageurl website page",
     "count": "n num limit maxresults numresults numberofresults topk size results",
@@ -26,8 +26,8 @@ _WORDS = {
     "with_images": "images includeimages",
     "no_cache": "nocache fresh refresh",
 }
-_MEANT = {other: name for name, others in _WORDS.items() for other in others.split()}
-"""Arguments of the built-in tools by their folded names elsewhere: in the upstream, and in other search tools."""
+_BY_SYNONYM = {other: name for name, others in _SYNONYMS.items() for other in others.split()}
+"""Arguments of the built-in tools by their folded names in the upstream and in other search tools."""
 _PLURALS = {"query": "queries", "url": "urls"}
 
 
@@ -36,16 +36,16 @@ def fold(name: str) -> str:
     return name.replace("_", "").replace("-", "").lower()
 
 
-def meant(name: str, known: Iterable[str]) -> str | None:
-    """Return which of the known arguments is meant by an unknown name, None if none is near.
+def probably_meant(name: str, known: Iterable[str]) -> str | None:
+    """Return the known argument that an unknown name probably means, None if none is close.
 
-    Takes no more than a first part of long names and of many known ones.
+    Ignores long names, and all but the first known ones.
     """
     if len(name) > _MAX_CHARS:
         return None
     by_folded = {fold(other): other for other in islice(known, _MAX_KNOWN)}
     folded = fold(name)
-    other = _MEANT.get(folded, folded)
+    other = _BY_SYNONYM.get(folded, folded)
     for candidate in (folded, other, _PLURALS.get(other, "")):
         if (found := by_folded.get(fold(candidate))) is not None:
             return found
@@ -54,6 +54,6 @@ def meant(name: str, known: Iterable[str]) -> str | None:
 
 
 def not_taken(name: str, known: Iterable[str]) -> str:
-    """Return what is wrong with an argument that a tool does not take."""
-    other = meant(name, known)
+    """Return the problem of an argument that a tool does not take."""
+    other = probably_meant(name, known)
     return f"is not an argument that this tool takes{f'; did you mean {other}?' if other else ''}"

@@ -143,7 +143,7 @@ def prepare_arguments(
     # are not the model's, so leave them out here and compute them again below.
     not_from_model = hidden | call.defaults_applied
     given = {name: value for name, value in call.arguments.items() if name not in not_from_model}
-    # A default that the worker merged counts even if the definition has changed since and no longer contains it.
+    # A default that the worker merged counts even if the definition no longer contains it.
     defaults = {
         name: render_default(name, definition.defaults.get(name), call, owner.ids)
         for name in sorted({*definition.defaults, *(call.defaults_applied & call.arguments.keys())})
@@ -188,7 +188,7 @@ def _validated_repairs(
     given: Mapping[str, JsonValue],
     hidden: frozenset[str],
 ) -> dict[str, JsonValue]:
-    """Validate the model's arguments and defaults; return the arguments that were repaired, None for one left out.
+    """Validate the model's arguments and defaults; return repaired arguments, None for one to leave out.
 
     A default that the schema does not declare is not validated: definitions set such defaults to hide an argument from
     the model. Raises BadRequest, ToolMisconfigured.
@@ -197,18 +197,20 @@ def _validated_repairs(
     schema = cursor_schema(definition, hidden) if resumes else visible_schema(definition.schema, hidden)
     declared = schema.get("properties")
     known = given.keys() | (declared if isinstance(declared, dict) else {})
-    seen = {name: value for name, value in {**defaults, **given}.items() if name in known}
-    problems = schema_problems(schema, seen)
+    checked = {name: value for name, value in {**defaults, **given}.items() if name in known}
+    problems = schema_problems(schema, checked)
     if not problems:
         return {}
     repairs = repaired(schema, given)
     if repairs:
         left_out = {name for name, value in repairs.items() if value is None}
-        problems = schema_problems(schema, {n: value for n, value in {**seen, **repairs}.items() if n not in left_out})
+        problems = schema_problems(
+            schema, {n: value for n, value in {**checked, **repairs}.items() if n not in left_out}
+        )
     if not problems:
         return repairs
-    if wrong := default_problems(definition, defaults):
-        raise unusable(definition.tool_name, wrong)
+    if operator_problems := default_problems(definition, defaults):
+        raise unusable(definition.tool_name, operator_problems)
     raise BadRequest(
         "The arguments do not fit the tool's parameters. Correct these and call again: " + "; ".join(problems),
         detail={"problems": problems},

@@ -17,7 +17,7 @@ from openapi_tool.tools.problems import MAX_PROBLEMS, Path, Problem
 MAX_ROW_BYTES = 256 * 1024
 """Bytes of `parameters` and `options` together, as JSON text of PostgreSQL; the limit of a `tool.call` card, too."""
 
-MAX_PARTS = 2_000
+MAX_VALUES = 2_000
 """Values of `parameters`, and of `options`: members of objects and items of lists, all branches counted.
 
 The largest built-in tool has 81. A compiled validator takes about 1 kB for each, and an error message may repeat all.
@@ -43,7 +43,7 @@ _MAX_INTEGER, _MIN_INTEGER = 2**64 - 1, -(2**63)
 
 
 def row_problems(parameters: object, options: object) -> list[Problem]:
-    """Return each limit that a definition exceeds, with its path; at most 21 problems."""
+    """Return the limits that a definition exceeds, at most MAX_PROBLEMS + 1, which shows that there are more."""
     problems = [*_schema_problems(parameters), *_options_problems(options)]
     if not problems and row_bytes(parameters, options) > MAX_ROW_BYTES:
         problems.append(Problem((), f"is larger than {MAX_ROW_BYTES:,} bytes; shorten descriptions and values"))
@@ -55,8 +55,8 @@ def row_bytes(parameters: object, options: object) -> int:
     return sum(len(json.dumps(value, ensure_ascii=False).encode()) for value in (parameters, options))
 
 
-def parts(value: object) -> int:
-    """Return the number of values below a value: members of objects and items of lists, at all levels."""
+def count_values(value: object) -> int:
+    """Count the values in a value: members of objects and items of lists, at all levels."""
     count, level = 0, [value]
     while level:
         level = [member for one in level for _, member in _members(one)]
@@ -104,12 +104,12 @@ def _patterns(value: dict[str, JsonValue]) -> list[str]:
 def _options_problems(options: object) -> Iterator[Problem]:
     problems: list[Problem] = []
     for path, value in _objects(options, ("options",), problems):
-        if path[1:] in _NAMED and len(value) > MAX_NAMES:
+        if path[1:] in _LIMITED_NAMES and len(value) > MAX_NAMES:
             yield Problem(path, f"has more than {MAX_NAMES} names; take some out")
     yield from problems
 
 
-_NAMED = frozenset(
+_LIMITED_NAMES = frozenset(
     {
         ("envs",),
         ("args", "defaults"),
@@ -127,8 +127,8 @@ def _objects(root: object, path: Path, problems: list[Problem]) -> Iterator[tupl
     count, level = 0, [(path, root)]
     for _ in range(MAX_DEPTH + 1):
         count += sum(len(value) for _, value in level if isinstance(value, dict | list))
-        if count > MAX_PARTS:
-            problems.append(Problem(path, f"holds more than {MAX_PARTS:,} values, branches included; shorten it"))
+        if count > MAX_VALUES:
+            problems.append(Problem(path, f"holds more than {MAX_VALUES:,} values, branches included; shorten it"))
             return
         yield from ((where, value) for where, value in level if isinstance(value, dict))
         level = [((*where, key), member) for where, value in level for key, member in _members(value)]

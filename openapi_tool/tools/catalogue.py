@@ -19,9 +19,9 @@ MAX_ITEMS = 10
 """Maximum items of a batch in the schema for models; the executor enforces the setting `tools.max_batch_items`."""
 
 DEFAULT_MAX_TOKENS = 20_000
-"""Tokens after which the definitions in `config/tools` have each page cut; a model may ask for more."""
+"""Limit of tokens per page in the definitions of `config/tools`; a model may ask for more."""
 
-LeftOut = SkipJsonSchema[None]  # None stands for an omitted argument; the schema for models does not allow null
+LeftOut = SkipJsonSchema[None]  # None means an omitted argument; the schema for models does not allow null
 _NOT_BLANK = r"\S"
 Text = Annotated[str, Field(min_length=1, max_length=2_000, pattern=_NOT_BLANK)]
 Address = Annotated[str, Field(min_length=1, max_length=16_000, pattern=_NOT_BLANK)]
@@ -151,7 +151,7 @@ class Operation:
 
     - `name`: value of `mode` in definitions; `aliases` are accepted, too.
     - `argument`: name of the model's argument for the query or page address. `main_parameter` is the upstream's name
-      for it, `main_parameter_names` all its names, folded (see `tools.arguments.fold`).
+      for it, `main_parameter_names` all its names, folded (`tools.argument_names.fold`).
     - `paths`: each path that a definition may name, with the path that is requested.
     - `template`: path of a GET request with the main parameter in it, None if the operation has none.
     """
@@ -210,14 +210,14 @@ class BuiltInTool:
     items: str | None = None
 
     def schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of the arguments (tool-design section 2), a copy of the caller's own."""
+        """Return a new copy of the JSON Schema of the arguments (tool-design section 2)."""
         schema: dict[str, Any] = json.loads(_schema_json(self.arguments))
         return schema
 
 
 @cache
 def _schema_json(arguments: type[BaseModel]) -> str:
-    """Return the JSON Schema of arguments, the tool's own before the shared ones; pydantic takes 5 ms for it."""
+    """Return the JSON Schema of arguments, the tool's own before the shared ones. Cached: pydantic takes 5 ms."""
     schema = arguments.model_json_schema()
     own = arguments.__annotations__
     properties = {

@@ -17,7 +17,7 @@ import orjson
 from openapi_tool.protocol.errors import NotFound
 
 _ID_BYTES, _START_BYTES, _SEAL_BYTES = 16, 5, 12
-_AROUND = " \t\r\n\"'`\u201c\u201d"
+_STRIPPED_CHARS = " \t\r\n\"'`\u201c\u201d"
 _UNKNOWN = "cursor: is unknown here, or its text is no longer kept; ask for the page itself again, by its url."
 
 
@@ -41,32 +41,32 @@ class Cursors:
         self._key = hmac.digest(key, b"cursor", hashlib.sha256)
 
     def issue(self, project_id: str, agent_id: str, position: Position) -> str:
-        """Return a cursor for `position`, valid for this owner only: 44 characters, in a code block or table 52."""
+        """Return a cursor for `position`, valid for this owner only; 44 characters, or 52 with an `opening`."""
         starts = (position.start,) if position.opening is None else (position.start, position.opening)
-        place = uuid.UUID(position.card_id).bytes + b"".join(start.to_bytes(_START_BYTES, "big") for start in starts)
-        return base64.urlsafe_b64encode(place + self._seal(project_id, agent_id, place)).decode()
+        payload = uuid.UUID(position.card_id).bytes + b"".join(start.to_bytes(_START_BYTES, "big") for start in starts)
+        return base64.urlsafe_b64encode(payload + self._seal(project_id, agent_id, payload)).decode()
 
     def read(self, project_id: str, agent_id: str, cursor: str) -> Position:
         """Return the position of a cursor. Raises NotFound if it was not issued to this owner."""
         try:
-            opened = base64.b64decode(cursor.strip(_AROUND), altchars=b"-_", validate=True)
+            opened = base64.b64decode(cursor.strip(_STRIPPED_CHARS), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             raise unknown_cursor() from None
-        place, seal = opened[:-_SEAL_BYTES], opened[-_SEAL_BYTES:]
-        if not hmac.compare_digest(seal, self._seal(project_id, agent_id, place)):
+        payload, seal = opened[:-_SEAL_BYTES], opened[-_SEAL_BYTES:]
+        if not hmac.compare_digest(seal, self._seal(project_id, agent_id, payload)):
             raise unknown_cursor()
-        start, opening = place[_ID_BYTES:][:_START_BYTES], place[_ID_BYTES + _START_BYTES :]
+        start, opening = payload[_ID_BYTES:][:_START_BYTES], payload[_ID_BYTES + _START_BYTES :]
         return Position(
-            uuid.UUID(bytes=place[:_ID_BYTES]).hex,
+            uuid.UUID(bytes=payload[:_ID_BYTES]).hex,
             int.from_bytes(start, "big"),
             int.from_bytes(opening, "big") if opening else None,
         )
 
-    def _seal(self, project_id: str, agent_id: str, place: bytes) -> bytes:
-        message = orjson.dumps([project_id, agent_id, place.hex()])
+    def _seal(self, project_id: str, agent_id: str, payload: bytes) -> bytes:
+        message = orjson.dumps([project_id, agent_id, payload.hex()])
         return hmac.digest(self._key, message, hashlib.sha256)[:_SEAL_BYTES]
 
 
 def unknown_cursor() -> NotFound:
-    """Return the error for forged, foreign and expired cursors, which a caller must not be able to tell apart."""
+    """Return the error for forged, foreign and expired cursors, which a caller must not be able to distinguish."""
     return NotFound(_UNKNOWN)

@@ -16,7 +16,7 @@ _OTHER_STEPS_S = 30.0
 
 
 class TurnLimit:
-    """Limit that is set while a call runs, because its turn may end before the call's own deadline.
+    """Limit that may be set while a call runs, because its turn ends before the call's own deadline.
 
     `at` is in seconds on the monotonic clock, infinite until `shorten` is called.
     """
@@ -33,11 +33,11 @@ class TurnLimit:
         for timeout in self._waits:
             before = timeout.when()
             if before is None or before > when:
-                with suppress(RuntimeError):  # it has ended
+                with suppress(RuntimeError):  # the timeout has ended
                     timeout.reschedule(when)
 
     def watch(self, timeout: asyncio.Timeout) -> None:
-        """Register a timeout that `shorten` must reschedule; a call has few, so it stays when it has ended."""
+        """Register a timeout that `shorten` must reschedule. It stays registered after its end; a call has few."""
         self._waits.append(timeout)
 
 

@@ -29,7 +29,7 @@ Method = Literal["GET", "POST"]
 ResultFormat = Literal["text", "object"]
 
 TIMEOUTS = ("timeout_s", "timeout")
-"""Names of a definition's time limit in seconds; the first that is given counts."""
+"""Names of a definition's time limit in seconds; the first one given is used."""
 
 DEFAULT_AUTH_ENV = "JINA_API_KEY"
 
@@ -43,7 +43,7 @@ _MIN_MEMORY_BYTES = 8_000  # of the definition object, its cache entry and its p
 
 _BY_MODE = {name: operation for operation in OPERATIONS for name in (operation.name, *operation.aliases)}
 _BY_BASE_URL = {url: operation for operation in OPERATIONS for path in ("", "/") for url in operation.urls(path)}
-"""Operation by each accepted spelling of its `base_url`: with or without the port 443 and a slash at the end."""
+"""Operation by each accepted `base_url`: with or without the port 443 and a slash at the end."""
 
 _UNKNOWN_OPERATION = OPERATIONS[0]
 """Stands for the operation of a definition that does not say it, so that the reader can go on and find other problems.
@@ -180,9 +180,8 @@ def _as_texts(problems: list[Problem]) -> list[str]:
 def read_as_far_as_possible(record: DefinitionRecord) -> tuple[ToolDefinition | None, list[Problem]]:
     """Return a definition for the linter, in which defaults replace wrong options, and all its problems.
 
-    The definition is None if none of its options says which operation of the upstream it is for; a misspelt mode counts
-    as the one that was meant. A schema beyond the
-    limits of `tools.bounds` is not compiled.
+    The definition is None if none of its options names the operation of the upstream; a misspelt mode counts as the one
+    that was probably meant. A schema beyond the limits of `tools.bounds` is not compiled.
     """
     beyond = row_problems(record.parameters, record.options)
     reader = _Reader(record)

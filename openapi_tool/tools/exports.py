@@ -180,7 +180,9 @@ def system_role(tools: Sequence[ShownTool]) -> str:
     """Return instructions for a model that has exactly these tools, by their API names."""
     names = {tool.built_in: tool.api_name for tool in reversed(tools)}
     can = {"search": bool(names.keys() & _SEARCHES), "read": bool(names.keys() & _READS)}
-    able = " and ".join(text for text, has in (("search the web", can["search"]), ("read pages", can["read"])) if has)
+    abilities = " and ".join(
+        text for text, has in (("search the web", can["search"]), ("read pages", can["read"])) if has
+    )
     lines = [f"- **{tool.api_name}**: {_purpose(tool, names)}" for tool in tools]
     rules = []
     if all(can.values()):
@@ -194,11 +196,11 @@ def system_role(tools: Sequence[ShownTool]) -> str:
             rules.append(_ON_CURSORS.format(tool.api_name))
             break
     numbered = [f"{number}. {rule}" for number, rule in enumerate([*rules, *_RULES], start=1)]
-    return "\n".join([f"You can {able}.", "", *lines, "", *numbered, ""])
+    return "\n".join([f"You can {abilities}.", "", *lines, "", *numbered, ""])
 
 
 def _purpose(tool: ShownTool, names: Mapping[str, str]) -> str:
-    """Return what a tool is for: the first sentence of its own description, if it has one."""
+    """Return the purpose of a tool: the first sentence of its own description, if it has one."""
     if tool.description != CATALOGUE[tool.built_in].description:
         first, mark, _ = tool.description.partition(". ")
         return f"{one_line(first)}{'.' if mark else ''}"
@@ -228,7 +230,7 @@ FORMATS: Mapping[str, Callable[[Iterable[ShownTool]], Any]] = {
 
 
 def without_duplicates(tools: Iterable[ShownTool]) -> list[ShownTool]:
-    """Return the tools. Raises DuplicateName where two have the same exported name."""
+    """Return the tools, each once. Raises DuplicateName if two have the same exported name."""
     found: dict[str, ShownTool] = {}
     for tool in tools:
         for name in {tool.name, tool.api_name, mangled(tool.name)}:
@@ -243,7 +245,7 @@ def all_built_in() -> list[ShownTool]:
 
 
 def _shown(schema: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema without `fixed` and `envs` arguments, and with the definition's defaults.
+    """Return the schema without `fixed` and `envs` arguments, with the definition's defaults.
 
     An argument with a default is not required. A default with placeholders differs in each call, so it is not shown.
     """

@@ -1,4 +1,4 @@
-"""Repair of arguments whose intent is plain, where the schema refuses the value and takes the repaired one."""
+"""Repair of arguments that the schema rejects although their intent is plain."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _DIGITS = re.compile(r"[0-9]{1,12}")
 _INTEGER = re.compile(r"-?[0-9]{1,12}")
 _NUMBER = re.compile(r"-?[0-9]{1,12}(?:\.[0-9]{1,12})?")
 _FLAGS = {"true": True, "false": False}
-_MAX_LIST_CHARS = 20_000  # the values of the arguments were counted before, those within a text were not
+_MAX_LIST_CHARS = 20_000  # the number of values in the arguments was checked, but not of those within a text
 _LIST_STARTS = ('["', "['")
 _SEPARATORS = re.compile(r"[\s,;]+")
 _LABEL = r"[^\s.,;/?#:@\[\]\"'|()]++"
 _NAME = rf"{_LABEL}(?:\.{_LABEL})++\.?"
 _SITE = re.compile(rf"(?:site:)?(?:https?://)?{_NAME}(?:/[^\s,;]*+)?", re.IGNORECASE)
 _ADDRESS = re.compile(rf"(?:https?://)?{_NAME}(?::[0-9]++)?(?:[/?#]\S*+)?", re.IGNORECASE)
-_LISTED = {"urls": _ADDRESS.fullmatch, "site": _SITE.fullmatch, "exclude_sites": _SITE.fullmatch}
-"""Arguments whose items have no blank, so that several of them in one text can be told apart."""
+_ITEM_MATCHERS = {"urls": _ADDRESS.fullmatch, "site": _SITE.fullmatch, "exclude_sites": _SITE.fullmatch}
+"""Patterns of the items of lists whose items contain no blank, so that one text may hold several of them."""
 _TWO_ADDRESSES = re.compile(r"[\s,;]https?://", re.IGNORECASE)
 
 
@@ -41,7 +41,7 @@ def whole_number(value: object) -> int | None:
 def repaired(schema: Mapping[str, Any], given: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """Return the arguments that can be repaired, by name; None for an optional one that counts as not given.
 
-    A number or flag that was given as a text is read also where its rule refuses it: the error then names the rule.
+    A number or flag in a text is converted even if it violates the schema: the error then names the violated rule.
     """
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict):
@@ -56,9 +56,9 @@ def repaired(schema: Mapping[str, Any], given: Mapping[str, JsonValue]) -> dict[
             if name not in needed:
                 found[name] = None
             continue
-        readings = [*_choices(rule.get("enum"), value), *_readings(name, rule.get("type"), value)]
-        if readings:
-            found[name] = next((other for other in readings if not _refuses(name, rule, other)), readings[0])
+        candidates = [*_choices(rule.get("enum"), value), *_interpretations(name, rule.get("type"), value)]
+        if candidates:
+            found[name] = next((other for other in candidates if not _refuses(name, rule, other)), candidates[0])
     return found
 
 
@@ -67,13 +67,13 @@ def _refuses(name: str, rule: Mapping[str, Any], value: JsonValue) -> bool:
 
 
 def _choices(choices: object, value: JsonValue) -> Iterator[JsonValue]:
-    """Return the choice that a value is, but for case and blanks around it."""
+    """Yield the choice that a value equals except for case and surrounding blanks."""
     if isinstance(choices, list) and isinstance(value, str) and (word := value.strip().lower()) in choices:
         yield word
 
 
-def _readings(name: str, types: object, value: JsonValue) -> Iterator[JsonValue]:
-    """Return what a value may be meant as where its argument is of these types, the likeliest first."""
+def _interpretations(name: str, types: object, value: JsonValue) -> Iterator[JsonValue]:
+    """Yield what a value may mean for an argument of these types, the likeliest first."""
     wanted = types if isinstance(types, list) else [types]
     if "string" in wanted:
         if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str):
@@ -94,7 +94,7 @@ def _readings(name: str, types: object, value: JsonValue) -> Iterator[JsonValue]
 
 
 def _lists(name: str, text: str, value: str) -> Iterator[JsonValue]:
-    """Return a text as a list: the JSON list that it is, the addresses in it, or itself as the only item."""
+    """Yield a text as a list: the JSON list that it contains, the addresses in it, or itself as the only item."""
     if text.startswith("[") and len(text) <= _MAX_LIST_CHARS:
         try:
             parsed = orjson.loads(text)
@@ -104,8 +104,8 @@ def _lists(name: str, text: str, value: str) -> Iterator[JsonValue]:
             yield parsed
             return
     if text.startswith(_LIST_STARTS):
-        return  # a list in another notation, or a part of one
-    is_item = _LISTED.get(name)
+        return  # a list in another notation, or a truncated one
+    is_item = _ITEM_MATCHERS.get(name)
     if is_item is None or len(text) > _MAX_LIST_CHARS or not _SEPARATORS.search(text):
         yield [value]
         return

@@ -30,7 +30,7 @@ _SUBJECT_PLACEHOLDERS = (_PROJECT, _CHANNEL, "{agent_id}")
 _SUBJECT = re.compile(r"(?:[A-Za-z0-9_-]+|\{[^{}]*\})(?:\.(?:[A-Za-z0-9_-]+|\{[^{}]*\}))*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ARGS = ("options", "args")
-_PASSED_OVER = (("timeout", "timeout_s"), ("path", "endpoint_template"), ("auth_env", "auth"))
+_IGNORED_BESIDE = (("timeout", "timeout_s"), ("path", "endpoint_template"), ("auth_env", "auth"))
 _NO_VALUE_IN_V1R4 = "context_box_id"
 _MAX_SUBJECT_CHARS = 255
 _MAX_DESCRIPTION_CHARS, _LONG_DESCRIPTION_CHARS = 10_000, 1_024
@@ -54,21 +54,21 @@ class LintLimits:
 
     def patience_s(self, document: Mapping[str, JsonValue]) -> float:
         """Return the seconds that a call may take: the worker's wait minus `commit_margin_s`."""
-        suspend = _number(part(document, "options").get("suspend_timeout_seconds"))
+        suspend = _number(object_at(document, "options").get("suspend_timeout_seconds"))
         return max(self.executor.worker_timeout_s, suspend or 0) - self.executor.commit_margin_s
 
 
 def general_problems(
     document: Mapping[str, JsonValue], limits: LintLimits
 ) -> tuple[ToolDefinition | None, list[Problem]]:
-    """Return the definition, None if it cannot be read at all, and every problem found by the rules of this module."""
+    """Return the definition, None if it cannot be read at all, and every problem by the rules of this module."""
     found = [
         *violations("definition", document, ()),
         *schema_conflicts(document.get("parameters"), ("parameters",)),
         *_name_problems(document),
         *_length_problems(document),
         *_subject_problems(document.get("target_subject"), limits),
-        *_passed_over(document),
+        *_ignored_options(document),
         *_argument_problems(document),
         *_template_problems(document),
         *_variable_problems(document, limits),
@@ -84,8 +84,8 @@ def general_problems(
     return definition, [*found, *(problem for problem in read if problem.path not in wrong)]
 
 
-def part(document: Mapping[str, JsonValue], *path: str) -> Mapping[str, JsonValue]:
-    """Return the object at a path, empty where there is none."""
+def object_at(document: Mapping[str, JsonValue], *path: str) -> Mapping[str, JsonValue]:
+    """Return the object at a path, empty if there is none."""
     value: object = document
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
@@ -94,9 +94,9 @@ def part(document: Mapping[str, JsonValue], *path: str) -> Mapping[str, JsonValu
 
 def upstream_section(document: Mapping[str, JsonValue]) -> tuple[Path, Mapping[str, JsonValue]]:
     """Return path and value of `options.jina`, or of the legacy `options.openapi` if only that is present."""
-    options = part(document, "options")
+    options = object_at(document, "options")
     name = "openapi" if options.get("jina") is None and options.get("openapi") is not None else "jina"
-    return ("options", name), part(document, "options", name)
+    return ("options", name), object_at(document, "options", name)
 
 
 def _name_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
@@ -121,7 +121,7 @@ def _length_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
 
 
 def _subject_problems(subject: object, limits: LintLimits) -> Iterator[Problem]:
-    """Parse the subject as a command's, with the placeholders as project and channel."""
+    """Check that the subject, with placeholders as project and channel, is one of a command."""
     path: Path = ("target_subject",)
     if not isinstance(subject, str) or not subject:
         return
@@ -154,23 +154,23 @@ def _subject_problems(subject: object, limits: LintLimits) -> Iterator[Problem]:
         )
 
 
-def _passed_over(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
+def _ignored_options(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
     """Yield options that the executor would ignore without an error."""
     section, jina = upstream_section(document)
-    if {"jina", "openapi"} <= part(document, "options").keys():
+    if {"jina", "openapi"} <= object_at(document, "options").keys():
         yield Problem(("options", "openapi"), "is ignored beside options.jina; take it out", warning=True)
     if "accept" in jina:
         yield Problem((*section, "accept"), "is ignored: JSON is always asked for; take it out", warning=True)
-    for name, winner in _PASSED_OVER:
+    for name, winner in _IGNORED_BESIDE:
         if {name, winner} <= jina.keys():
             yield Problem((*section, name), f"is ignored beside {winner}; take it out", warning=True)
 
 
 def _argument_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
-    """Yield names that are set twice, or set and shown to the model, and defaults that the schema refuses."""
-    shown = part(document, "parameters", "properties")
-    defaults, fixed = part(document, *_ARGS, "defaults"), part(document, *_ARGS, "fixed")
-    envs = part(document, "options", "envs")
+    """Yield arguments that are set twice, or set and shown to the model, and defaults that the schema rejects."""
+    shown = object_at(document, "parameters", "properties")
+    defaults, fixed = object_at(document, *_ARGS, "defaults"), object_at(document, *_ARGS, "fixed")
+    envs = object_at(document, "options", "envs")
     rules = (
         (
             shown,
@@ -212,7 +212,7 @@ def _rule_for(value: JsonValue, rule: Mapping[str, JsonValue]) -> Mapping[str, J
 
 
 def _template_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
-    for path, text in _texts(part(document, *_ARGS), _ARGS):
+    for path, text in _texts(object_at(document, *_ARGS), _ARGS):
         for name in PLACEHOLDER.findall(text):
             if name not in PLACEHOLDERS:
                 hint = did_you_mean(name.strip(), PLACEHOLDERS) or f"; known are {', '.join(PLACEHOLDERS)}"
@@ -229,7 +229,7 @@ def _template_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
 
 
 def _stray_braces(path: Path, text: str) -> Iterator[Problem]:
-    """Yield a problem for braces that enclose no placeholder: they are sent as they are."""
+    """Yield a problem for braces that enclose no placeholder and are sent unchanged."""
     if not {"{", "}"} & set(PLACEHOLDER.sub("", text)):
         return
     meant = next((name for name in PLACEHOLDERS if f"{{{name}" in text or f"{name}}}" in text), None)
@@ -248,7 +248,7 @@ def _texts(value: object, path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _variable_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Iterator[Problem]:
-    for path, name in _texts(part(document, "options"), ("options",)):
+    for path, name in _texts(object_at(document, "options"), ("options",)):
         if not names_a_variable(path) or not name:
             continue
         if looks_like_a_key(name):
@@ -274,20 +274,20 @@ def _pasted_keys(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
 
 def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Iterator[Problem]:
     section, jina = upstream_section(document)
-    suspend = _number(part(document, "options").get("suspend_timeout_seconds"))
+    suspend = _number(object_at(document, "options").get("suspend_timeout_seconds"))
     if suspend is not None and 0 < suspend < limits.executor.worker_timeout_s:
         message = (
             f"changes nothing: workers wait {limits.executor.worker_timeout_s:g} s anyway; take it out or raise it"
         )
         yield Problem(("options", "suspend_timeout_seconds"), message, warning=True)
-    args = part(document, *_ARGS)
+    args = object_at(document, *_ARGS)
     own = [((*section, name), jina.get(name)) for name in TIMEOUTS]
-    own += [(("options", name), part(document, "options").get(name)) for name in TIMEOUTS]
-    own += [((*_ARGS, group, "timeout"), part(args, group).get("timeout")) for group in ("defaults", "fixed")]
+    own += [(("options", name), object_at(document, "options").get(name)) for name in TIMEOUTS]
+    own += [((*_ARGS, group, "timeout"), object_at(args, group).get("timeout")) for group in ("defaults", "fixed")]
     patience, commit = limits.patience_s(document), limits.executor.commit_margin_s
     longest_s = limits.tools.max_timeout_s
     waits = f"the worker gives up after {patience + commit:g} s, and {commit:g} s of it are for the commit"
-    too_long = list(_over(own, patience, longest_s, waits))
+    too_long = list(_too_long_limits(own, patience, longest_s, waits))
     yield from too_long
     if suspend is not None and not too_long and longest_s + limits.executor.worker_timeout_s < suspend <= MAX_SUSPEND_S:
         message = f"is longer than any call: tools.max_timeout_s ends them after {longest_s:g} s; shorten it"
@@ -295,15 +295,15 @@ def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Ite
 
 
 def _budget_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Iterator[Problem]:
-    """Yield budgets of a definition that are not lower than those of the settings, which hold beside them."""
-    for name, value in part(document, "options", "budget").items():
+    """Yield budgets of a definition that are not lower than those of the settings, which apply, too."""
+    for name, value in object_at(document, "options", "budget").items():
         most, own = getattr(limits.budgets, name, None), _number(value)
         if most is not None and own is not None and own >= most:
             message = f"changes nothing: budgets.{name} is {most:,}, and a definition can only lower it"
             yield Problem(("options", "budget", name), message, warning=True)
 
 
-def _over(
+def _too_long_limits(
     given: Iterable[tuple[Path, JsonValue]], patience_s: float, longest_s: float, waits: str
 ) -> Iterator[Problem]:
     """Yield the time limits in seconds that no call can use."""

@@ -1,7 +1,7 @@
 """JSON meta-schema of tool definitions, for the linter and for stored rows.
 
 Two keywords of our own: `errorMessage` is the message for a violation of the keywords beside it, as in ajv-errors;
-`warning` makes the violation a warning. `$defs`:
+`warning` makes the violation a warning. The `$defs`:
 
 - `definition`: a definition's file (protocol sections 4 and 5), stricter than the parser of stored rows.
 - `schema`: the subset of JSON Schema that `parameters` may use (tool-design section 2).
@@ -24,10 +24,10 @@ from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean
 MAX_SUSPEND_S = 3_600
 
 MAX_PROPERTIES = 200
-"""Names in one `properties`; model providers accept at most 100 to 128 arguments of a tool."""
+"""Names in one `properties`; model providers accept at most 100 to 128 arguments per tool."""
 
 MAX_ENUM_VALUES = 500
-"""Values of one `enum`, more than there are countries; the validator compares each item of a list with all of them."""
+"""Values of one `enum`, more than there are countries. The validator compares each item of a list with all of them."""
 
 TYPES = ("object", "string", "number", "integer", "boolean", "array", "null")
 _FORMATS: list[JsonValue] = ["date", "date-time", "email", "hostname", "ipv4", "ipv6", "regex", "time", "uri", "uuid"]
@@ -99,7 +99,7 @@ _OF_ANY_TYPE: JsonObject = {
     **{word: {} for word in ("default", "const", "examples", "deprecated")},
     "enum": {"type": "array", "minItems": 1, "uniqueItems": True, "errorMessage": _CHOICES},
 }
-_NUMBERS: JsonObject = dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _NUMBER)
+_NUMBER_KEYWORDS: JsonObject = dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _NUMBER)
 _PROPERTIES: JsonObject = {
     "type": "object",
     "additionalProperties": _ARGUMENT,
@@ -109,7 +109,7 @@ _CLOSED: JsonObject = {"const": False, "errorMessage": "may only be false"}
 _OF_TYPE: Mapping[str, JsonObject] = {
     "object": {"properties": _PROPERTIES, "required": {"type": "array"}, "additionalProperties": _CLOSED},
     "string": {"minLength": _LENGTH, "maxLength": _LENGTH, "pattern": {"type": "string"}, "format": {"enum": _FORMATS}},
-    **dict.fromkeys(("number", "integer"), _NUMBERS),
+    **dict.fromkeys(("number", "integer"), _NUMBER_KEYWORDS),
     **dict.fromkeys(("boolean", "null"), JsonObject()),
     "array": {"items": _SUBSCHEMA, "minItems": _LENGTH, "maxItems": _LENGTH},
 }
@@ -157,7 +157,7 @@ def _parameters() -> JsonObject:
     }
 
 
-_HIDDEN = (
+_NO_PARTIAL = (
     "is no option: of a partial result a model would see only the error; what succeeded is a success here; take it out"
 )
 _TEXT: JsonObject = {"type": "string", "minLength": 1, "errorMessage": "must be a text that is not empty"}
@@ -172,7 +172,7 @@ _SECONDS: JsonObject = {
 
 
 def _closed(**properties: JsonValue) -> JsonObject:
-    partial = _refused(_HIDDEN, "(?i)partial")
+    partial = _refused(_NO_PARTIAL, "(?i)partial")
     return {"properties": properties, "patternProperties": partial, "additionalProperties": False}
 
 
@@ -239,7 +239,7 @@ META_SCHEMA: JsonObject = {
 }
 
 
-_TO_ADD = {
+_MISSING_HINTS = {
     "tool_name": "; give the name by which a model calls it",
     "target_subject": "; give cg.v1r4.{project_id}.{channel_id}.cmd.tool.jina.search, or .read",
     "after_execution": "; give suspend or terminate",
@@ -271,7 +271,7 @@ def _validator(part: str) -> jsonschema_rs.Draft202012Validator:
 
 
 def _places(error: jsonschema_rs.ValidationError) -> list[tuple[Path, object]]:
-    """Return path and value of each mistake below the error's own path: one per missing or unexpected name."""
+    """Return path (below the error's own) and value of each mistake: one per missing or unexpected name."""
     match error.kind:
         case jsonschema_rs.ValidationErrorKind.Required(property=name):
             return [((name,), name)]
@@ -283,7 +283,7 @@ def _places(error: jsonschema_rs.ValidationError) -> list[tuple[Path, object]]:
 def _message(rule: Mapping[str, Any], keyword: str | int, given: object) -> str:
     match keyword:
         case "required":
-            return f"is missing{_TO_ADD.get(str(given), '')}"
+            return f"is missing{_MISSING_HINTS.get(str(given), '')}"
         case "enum":
             return f"must be {any_of(rule['enum'])}{did_you_mean(str(given), rule['enum'])}"
         case "additionalProperties":

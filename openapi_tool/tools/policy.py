@@ -66,10 +66,10 @@ class ToolRules(Options):
 
     def permit(self, tool: BuiltInTool) -> bool:
         """Return whether a tool is permitted; `deny` wins."""
-        return _any(self.allow, tool) and not _any(self.deny, tool)
+        return _matches_any(self.allow, tool) and not _matches_any(self.deny, tool)
 
 
-def _any(patterns: Iterable[str], tool: BuiltInTool) -> bool:
+def _matches_any(patterns: Iterable[str], tool: BuiltInTool) -> bool:
     return any(matches(pattern, tool) for pattern in patterns)
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 Path = tuple[str | int, ...]
 
 MAX_PROBLEMS = 20
-"""Maximum problems in one error: a model corrects no more at once, and a card with the problems of 1,000 arguments had
-87 MB."""
+"""Maximum problems in one error: a model corrects no more at once, and a card with 1,000 of them had 87 MB."""
 
 _PROBLEM_CHARS = 200
 _SHORT_CHARS = 80
@@ -18,7 +17,7 @@ _SHORT_CHARS = 80
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Problem of a definition at `path`, counted from its root; for something missing, the path that it would have.
+    """Problem of a definition at `path` from its root; for something missing, the path that it would have.
 
     A definition with warnings only can be registered.
     """

@@ -73,8 +73,8 @@ class Item(NamedTuple):
 class ToolOutput:
     """Output of a tool: text for the model in items, `state` for what a UI renders.
 
-    `keep` allows to store a truncated output. `cached` means that no request was sent, so `usage` is zero. `cheaper` is
-    advice on how to lower the cost, empty if there is none or if the cost is usual.
+    `keep` permits to store the whole text if it is truncated. `cached` means that no request was sent, so `usage` is
+    zero. `cheaper` is advice on how to lower a high cost, or empty.
     """
 
     items: tuple[Item, ...]
@@ -147,7 +147,7 @@ def success(
 
     With `result_format` `object` the result is one object with text and rest, except session, attempts and `budget`.
     """
-    about = storable(
+    tool_output = storable(
         ToolOutputObject(
             state=output.state,
             usage=output.usage.as_dict(),
@@ -160,12 +160,12 @@ def success(
         )
     )
     content = storable_text(shown.content)
-    tried = _tried(attempts, session, budget)
+    extras = _extras(attempts, session, budget)
     traits = (tool, output.cached, shown.truncated)
     if result_format == "object":
-        return ResultFields("success", {"content": content, **about}, None, tried, *traits)
-    about.update(tried)
-    return ResultFields("success", content, None, about, *traits)
+        return ResultFields("success", {"content": content, **tool_output}, None, extras, *traits)
+    tool_output.update(extras)
+    return ResultFields("success", content, None, tool_output, *traits)
 
 
 def cost(outcome: ToolOutput | ToolError) -> Usage:
@@ -186,24 +186,26 @@ def failure(
     result: dict[str, object] = {"error_code": error.code, "error_message": described["message"], "error": described}
     if error.detail is not None:
         result["error_detail"] = storable(error.detail)
-    about = ToolOutputObject(usage=cost(error).as_dict(), latency_ms=latency_ms, **_tried(attempts, session, budget))
-    return ResultFields(error.status, result, described, about, tool)
+    tool_output = ToolOutputObject(
+        usage=cost(error).as_dict(), latency_ms=latency_ms, **_extras(attempts, session, budget)
+    )
+    return ResultFields(error.status, result, described, tool_output, tool)
 
 
-def _tried(attempts: Sequence[Attempt], session: str | None, budget: Mapping[str, Any] | None) -> ToolOutputObject:
-    """Return session, attempts and budgets of a call; the retries are those among the recorded attempts."""
-    tried = ToolOutputObject(retries=sum(attempt.resends > 0 for attempt in attempts))
+def _extras(attempts: Sequence[Attempt], session: str | None, budget: Mapping[str, Any] | None) -> ToolOutputObject:
+    """Return session, attempts, retries (those among the attempts) and budgets of a call."""
+    extras = ToolOutputObject(retries=sum(attempt.resends > 0 for attempt in attempts))
     if session is not None:
-        tried["session"] = session
+        extras["session"] = session
     if attempts:
-        tried["attempts"] = attempt_objects(attempts)
+        extras["attempts"] = attempt_objects(attempts)
     if budget is not None:
-        tried["budget"] = budget
-    return tried
+        extras["budget"] = budget
+    return extras
 
 
 def one_line(text: str) -> str:
-    """Any run of white space and control characters as one blank."""
+    """Return the text with each run of white space and control characters as one blank."""
     if text.isprintable():
         return " ".join(text.split())
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())

@@ -17,19 +17,19 @@ _NOUNS = {"boolean": "true or false", "object": "an object", "null": "null"}
 def rule_text(rule: Mapping[str, Any]) -> str | None:
     """Return what a value must be, such as `must be an integer from 1 to 20`; None if the rule has no type.
 
-    An example in the argument's description (`such as de`) is added.
+    Append an example from the argument's description (`such as de`).
     """
     choices, types = rule.get("enum"), rule.get("type")
     if isinstance(choices, list):
         return f"must be one of {short(', '.join(map(str, choices)), _MAX_CHOICES_CHARS)}"
     wanted = types if isinstance(types, list) else [types] if types else []
-    kinds = [_kind(str(wanted_type), rule) for wanted_type in wanted]
-    about = rule.get("description")
-    example = _EXAMPLE.search(about) if isinstance(about, str) else None
+    kinds = [_type_text(str(wanted_type), rule) for wanted_type in wanted]
+    description = rule.get("description")
+    example = _EXAMPLE.search(description) if isinstance(description, str) else None
     return f"must be {' or '.join(kinds)}{f', {example[0]}' if example else ''}" if kinds else None
 
 
-def _kind(wanted: str, rule: Mapping[str, Any]) -> str:
+def _type_text(wanted: str, rule: Mapping[str, Any]) -> str:
     if wanted in ("integer", "number"):
         above, below = rule.get("exclusiveMinimum"), rule.get("exclusiveMaximum")
         return f"{'an' if wanted == 'integer' else 'a'} {wanted}" + (

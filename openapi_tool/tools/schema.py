@@ -13,8 +13,8 @@ from cachetools import LRUCache
 
 from openapi_tool.protocol.errors import ToolMisconfigured
 from openapi_tool.protocol.jsonvalue import JsonValue
-from openapi_tool.tools.argument_names import meant, not_taken
-from openapi_tool.tools.bounds import parts, patterns
+from openapi_tool.tools.argument_names import not_taken, probably_meant
+from openapi_tool.tools.bounds import count_values, patterns
 from openapi_tool.tools.problems import MAX_PROBLEMS, Problem, argument_path, listed, short
 from openapi_tool.tools.rule_text import rule_text
 
@@ -23,7 +23,7 @@ MAX_CACHE_BYTES = 32_000_000
 
 # This regular expression engine has no look-around and takes linear time; larger programs need too long per character.
 _LINEAR = jsonschema_rs.RegexOptions(size_limit=16_000, dfa_size_limit=200_000)
-_FREE_PATTERN = r"\S"  # of the built-in tools; the search ends at the first character that is not white space
+_CHEAP_PATTERN = r"\S"  # of the built-in tools; found at the first character that is not white space
 _RULES = {
     "type": None,
     "enum": None,
@@ -31,7 +31,7 @@ _RULES = {
     **dict.fromkeys(("maxLength", "minLength", "pattern"), "string"),
     **dict.fromkeys(("maxItems", "minItems"), "array"),
 }
-"""Keywords that are told as the whole rule of an argument, with the type that they hold for."""
+"""Keywords whose violation is reported with the whole rule of the argument, with the type that they apply to."""
 _OTHER_RULES = {
     "anyOf": "must be of one of the forms in the tool's parameters",
     "oneOf": "must be of exactly one of the forms in the tool's parameters",
@@ -40,9 +40,9 @@ _OTHER_RULES = {
 }
 _MAX_MATCHED_BYTES = 50_000  # bytes of the arguments times patterns; at up to 1 µs each, 50 ms
 _MAX_EXPLAINED_BYTES = 6_000_000  # of copies in errors; takes up to 4 times as much memory, and 5 ms per MB
-_BYTES_A_VALUE = 60  # of the copy of a value, in addition to its text
+_BYTES_PER_COPY = 60  # of a value, in addition to its text
 
-_BYTES_A_PART, _BYTES_A_BYTE, _BYTES_A_PATTERN, _MIN_BYTES = 1_000, 2, 250_000, 5_000
+_PER_VALUE, _PER_BYTE, _PER_PATTERN, _MIN_BYTES = 1_000, 2, 250_000, 5_000  # bytes of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ class _Compiled:
 
     validator: jsonschema_rs.Draft202012Validator
     size: int
-    parts: int
+    values: int
     patterns: int
 
     @property
     def memory(self) -> int:
         """Estimate its memory in bytes; the factors fit the measured resident size, since Rust allocates most of it."""
-        return _MIN_BYTES + self.size * _BYTES_A_BYTE + self.parts * _BYTES_A_PART + self.patterns * _BYTES_A_PATTERN
+        return _MIN_BYTES + self.size * _PER_BYTE + self.values * _PER_VALUE + self.patterns * _PER_PATTERN
 
 
 _compiled: LRUCache[bytes, _Compiled] = LRUCache(MAX_CACHE_BYTES, getsizeof=lambda compiled: compiled.memory)
@@ -75,7 +75,7 @@ def schema_problems(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
     try:
         size = _size(instance)
     except orjson.JSONEncodeError:  # arithmetic on one number of 4,000 digits takes milliseconds
-        return listed([f"{short(name)}: contains a number beyond 64 bits" for name in sorted(_huge(instance))])
+        return listed([f"{short(name)}: contains a number beyond 64 bits" for name in sorted(_huge_numbers(instance))])
     if size * compiled.patterns > _MAX_MATCHED_BYTES:
         most = _MAX_MATCHED_BYTES // compiled.patterns
         return [f"arguments: have more than {most:,} bytes together, the limit of this tool; give less"]
@@ -92,9 +92,9 @@ def _explained(schema: Mapping[str, Any], compiled: _Compiled, instance: dict[st
     """
     within, left_out = _within_memory(compiled, instance)
     problems = {
-        f"{argument_path(path)}: {says}": None
+        f"{argument_path(path)}: {message}": None
         for error in compiled.validator.iter_errors(within)
-        for path, says in _located(error, schema, within)
+        for path, message in _located(error, schema, within)
         if not left_out or (path and path[0] not in left_out)
     }
     if problems:
@@ -104,7 +104,7 @@ def _explained(schema: Mapping[str, Any], compiled: _Compiled, instance: dict[st
 
 
 def _within_memory(compiled: _Compiled, instance: dict[str, Any]) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the arguments whose errors fit into memory together, cheapest first, and the names of the others."""
+    """Return the arguments whose errors fit into memory together, and the names of the others, which are larger."""
     costs = {name: _cost(compiled, value) for name, value in instance.items()}
     budget, within = _MAX_EXPLAINED_BYTES, set[str]()
     for name in sorted(costs, key=lambda name: costs[name]):
@@ -118,17 +118,17 @@ def _within_memory(compiled: _Compiled, instance: dict[str, Any]) -> tuple[dict[
 def _cost(compiled: _Compiled, value: JsonValue) -> int:
     """Return the bytes that errors may copy for one argument.
 
-    In the worst case each part of the schema copies the value, and each value in it copies the schema's choices.
+    In the worst case each value in the schema copies the argument, and each value in the argument the schema's choices.
     """
-    values = parts(value) + 1
-    return (_size(value) + values * _BYTES_A_VALUE) * compiled.parts + values * compiled.size
+    values = count_values(value) + 1
+    return (_size(value) + values * _BYTES_PER_COPY) * compiled.values + values * compiled.size
 
 
 def _size(value: JsonValue) -> int:
     return len(orjson.dumps(value))
 
 
-def _huge(instance: dict[str, Any]) -> Iterator[str]:
+def _huge_numbers(instance: dict[str, Any]) -> Iterator[str]:
     for name, value in instance.items():
         try:
             _size(value)
@@ -145,7 +145,7 @@ def _located(
             yield (*error.instance_path, name), _missing(name, schema, {} if error.instance_path else instance)
         case jsonschema_rs.ValidationErrorKind.AdditionalProperties(unexpected=names):
             known = () if error.instance_path else _properties(schema).keys() - instance.keys()
-            for number, name in enumerate(names):  # a model is told of the first only
+            for number, name in enumerate(names):  # only the first MAX_PROBLEMS are reported
                 yield (*error.instance_path, name), not_taken(name, sorted(known) if number < MAX_PROBLEMS else ())
         case jsonschema_rs.ValidationErrorKind.Type() if error.instance is None and error.instance_path:
             yield tuple(error.instance_path), "is required"
@@ -154,9 +154,8 @@ def _located(
 
 
 def _missing(name: str, schema: Mapping[str, Any], instance: Mapping[str, Any]) -> str:
-    """Say that an argument is required, and which unknown one seems to be meant as it."""
     unknown = [other for other in instance if other not in _properties(schema)][:MAX_PROBLEMS]
-    other = next((other for other in unknown if meant(other, [name])), None)
+    other = next((other for other in unknown if probably_meant(other, [name])), None)
     return f"is required; give it in place of {short(other)}" if other else "is required"
 
 
@@ -178,7 +177,7 @@ def _rule(
 
 
 def _rule_at(schema: object, path: Sequence[str | int]) -> Mapping[str, Any]:
-    """Return the part of a schema at a path, an empty one if it is not there."""
+    """Return the object at a path of a schema, empty if there is none."""
     for part in path:
         if isinstance(schema, dict):
             schema = schema.get(str(part))
@@ -223,8 +222,8 @@ def _compile(schema: dict[str, Any], size: int) -> _Compiled:
         validator = jsonschema_rs.Draft202012Validator(schema, offline=True, pattern_options=_LINEAR)
     except (ValueError, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
         raise UnusableSchema(_defect(error)) from error
-    costly = sum(pattern != _FREE_PATTERN for pattern in patterns(schema))
-    return _Compiled(validator, size, parts(schema), costly)
+    costly = sum(pattern != _CHEAP_PATTERN for pattern in patterns(schema))
+    return _Compiled(validator, size, count_values(schema), costly)
 
 
 def _defect(error: Exception) -> Problem:

@@ -26,9 +26,9 @@ def schema_conflicts(schema: JsonValue, path: Path, depth: int = 0) -> Iterator[
     named = properties if isinstance(properties, dict) else {}
     yield from _limit_conflicts(schema, path)
     yield from _required_conflicts(schema.get("required"), named, (*path, "required"))
-    for word in ("default", "const"):
-        if word in schema and not fits(schema, schema[word]):
-            yield Problem((*path, word), "does not fit its own schema; change one of them")
+    for keyword in ("default", "const"):
+        if keyword in schema and not fits(schema, schema[keyword]):
+            yield Problem((*path, keyword), "does not fit its own schema; change one of them")
     for name, rule in named.items():
         yield from schema_conflicts(rule, (*path, "properties", name), depth + 1)
     yield from schema_conflicts(schema.get("items"), (*path, "items"), depth + 1)

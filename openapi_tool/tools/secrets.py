@@ -72,8 +72,8 @@ class _Unusable(Exception):
 class Secrets:
     """Variables that tool definitions may name, with their values at the time of construction.
 
-    `pools` maps a variable, in upper case, to those with the keys of its pool: one that is not set itself has the first
-    of them. `problems` has a line for each variable whose value cannot be used.
+    `pools` maps the name of a pool, in upper case, to the variables with its keys; if the name itself is not set, its
+    value is that of the first key. `problems` has a line for each variable whose value cannot be used.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Secrets:
                 f"The tool's definition names the environment variable {variable[:80]!r}, which this executor does "
                 "not pass to tools; an operator must add it to secrets.allowed_env or correct the definition."
             )
-        value = self._values.get(variable) or self._pooled(variable)
+        value = self._values.get(variable) or self._first_of_pool(variable)
         if value is None:
             raise MissingVariable(
                 f"The environment variable {variable!r} that holds this tool's key is not set in the executor; "
@@ -124,15 +124,15 @@ class Secrets:
         """Return the value of an allowed variable itself, None if it is not set."""
         return self._values.get(variable)
 
-    def _pooled(self, variable: str) -> Secret | None:
+    def _first_of_pool(self, variable: str) -> Secret | None:
         keys = self._pools.get(variable.upper(), ())
         return next((value for key in keys if (value := self._values.get(key))), None)
 
     def missing(self) -> list[str]:
-        """Return the names of allowed variables that are not set; the name of a pool needs no value of its own."""
+        """Return the allowed variables that are not set; the name of a pool needs no value of its own."""
         missing = self.allowed - self._values.keys()
-        named = {name for name in missing if name not in self._pools.get(name.upper(), (name,))}
-        return sorted(missing - {name for name in named if self._pooled(name)})
+        pool_names = {name for name in missing if name not in self._pools.get(name.upper(), (name,))}
+        return sorted(missing - {name for name in pool_names if self._first_of_pool(name)})
 
     def values(self) -> dict[str, str]:
         """Return every value in use by the name of its variable, for the redactor."""
@@ -140,7 +140,7 @@ class Secrets:
 
 
 def _read(environment: Mapping[str, str], name: str) -> str:
-    """Return the stripped value of a variable or of its file; empty where neither is set."""
+    """Return the stripped value of a variable or of its file; empty if neither is set."""
     value, path = environment.get(name, "").strip(), environment.get(name + FILE_SUFFIX, "").strip()
     if value and path:
         raise _Unusable(f"{name} and {name}{FILE_SUFFIX} are both set; unset one of them")

@@ -15,7 +15,7 @@ from openapi_tool.tools.problems import Path, Problem
 
 MAX_NODES = 20_000
 MAX_BYTES = 8_000_000
-"""Bytes of one file. A definition may have some 300,000; the mistake of a larger one is found in its place."""
+"""Bytes of one file: more than a definition may have, so that the place of an excess is reported."""
 
 _MERGE = "<<"
 _TEXT_TAG, _NUMBER_TAGS = "tag:yaml.org,2002:str", ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -24,7 +24,7 @@ _NOT_DECIMAL = re.compile(r"[-+]?0[0-9_]+|[^:]*:.*")
 """Plain scalars that YAML 1.1 reads as octal or sexagesimal numbers: `010` is 8, `1:30` is 90."""
 
 _IS_TEXT = "YAML reads this as a text; write the number in plain digits, or put it in quotes to mean the text"
-_NO_NUMBER = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+)")
+_READ_AS_TEXT = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+)")
 """Plain scalars that look like numbers, which YAML 1.1 reads as texts: `08`, `0o17`, `1e3`."""
 
 Position = tuple[int, int]
@@ -57,7 +57,7 @@ def read_source(text: str) -> Source:
 def read_sources(text: str) -> list[Source]:
     """Parse YAML documents restricted to JSON's types; never raises.
 
-    Documents after one that is no YAML are not read. Empty ones count only if there is nothing else.
+    Documents after an invalid one are not read. Empty ones are ignored unless there is nothing else.
     """
     sources: list[Source] = []
     try:
@@ -83,15 +83,15 @@ def read_sources(text: str) -> list[Source]:
 class _Reader:
     problems: list[Problem] = field(default_factory=list)
     positions: dict[Path, Position] = field(default_factory=dict)
-    open: set[int] = field(default_factory=set)
+    ancestors: set[int] = field(default_factory=set)
     nodes: int = 0
 
     def value(self, node: yaml.Node, path: Path) -> JsonValue:
         self.positions.setdefault(path, (node.start_mark.line + 1, node.start_mark.column + 1))
         self.nodes += 1
-        if id(node) in self.open or self.nodes > MAX_NODES:
+        if id(node) in self.ancestors or self.nodes > MAX_NODES:
             return self._problem(path, "is too large, or refers to itself; write it out, shorter")
-        self.open.add(id(node))
+        self.ancestors.add(id(node))
         try:
             if isinstance(node, yaml.MappingNode):
                 return self._mapping(node, path)
@@ -99,7 +99,7 @@ class _Reader:
                 return [self.value(item, (*path, place)) for place, item in enumerate(node.value)]
             return self._scalar(node, path)
         finally:
-            self.open.discard(id(node))
+            self.ancestors.discard(id(node))
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, JsonValue]:
         values: dict[str, JsonValue] = {}
@@ -122,8 +122,8 @@ class _Reader:
             value = yaml.constructor.SafeConstructor().construct_object(node)
         except (yaml.YAMLError, ValueError):
             return self._problem(path, "is not a JSON value; put it in quotes")
-        if octal := _misread_number(node, value):
-            return self._problem(path, octal)
+        if misread := _misread_number(node, value):
+            return self._problem(path, misread)
         if _looks_like_a_number(node):
             self.problems.append(Problem(path, _IS_TEXT, warning=True))
         if isinstance(value, float) and not math.isfinite(value):
@@ -144,14 +144,14 @@ class _Reader:
 
 
 def _misread_number(node: yaml.Node, value: object) -> str | None:
-    """Return why a scalar is not the number that it looks like, None for any other."""
+    """Return why a scalar is not read as the number that it looks like, else None."""
     if node.tag not in _NUMBER_TAGS or not _NOT_DECIMAL.fullmatch(_plain(node)):
         return None
     return f"YAML reads {node.value} as {value}; write {value}, or put it in quotes to mean the text"
 
 
 def _looks_like_a_number(node: yaml.Node) -> bool:
-    return node.tag == _TEXT_TAG and bool(_NO_NUMBER.fullmatch(_plain(node)))
+    return node.tag == _TEXT_TAG and bool(_READ_AS_TEXT.fullmatch(_plain(node)))
 
 
 def _plain(node: yaml.Node) -> str:

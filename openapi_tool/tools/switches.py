@@ -35,11 +35,11 @@ class Switch:
 
 
 class SwitchRecordInvalid(Exception):
-    """The stored record is not one of switches."""
+    """The stored record is not a record of switches."""
 
 
 class Switches:
-    """Set of disabled tools, one switch per scope; `enablings` are the latest changes back, for the log."""
+    """Set of disabled tools, one switch per scope; `enablings` are the latest that were enabled again, for the log."""
 
     def __init__(self, switches: Iterable[Switch] = (), enablings: Iterable[Switch] = ()) -> None:
         self._by_scope: Mapping[tuple[str, str], Switch] = {switch.scope: switch for switch in switches}

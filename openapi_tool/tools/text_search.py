@@ -1,6 +1,6 @@
 """Search in a stored text: places of a phrase, or the passages that fit a question best (tool-design section 3).
 
-The text is looked through in windows, item by item. Positions and lengths are in characters. Every step takes a
+The text is searched in windows, item by item. Positions and lengths are in characters. Every step takes a
 millisecond or less, and time is linear in the length of the text.
 """
 
@@ -23,17 +23,17 @@ MAX_SHOWN = 8
 """Maximum number of passages of one answer."""
 
 _PASSAGE_CHARS = 600
-_BEFORE_CHARS, _AFTER_CHARS = 120, 400  # most of a passage before and from a match on
-_APART_CHARS = 240  # matches nearer than that to the one before are in its passage, wherever that is cut
+_BEFORE_CHARS, _AFTER_CHARS = 120, 400  # maximum of a passage before a match, and from it on
+_MIN_DISTANCE_CHARS = 240  # a nearer match is within the passage of the one before
 _SLICE_CHARS = 32 * 1024
-_SAME = {
+_FOLDED_CHARS = {
     **dict.fromkeys("\n\r\t\x0b\x0c\x85\xa0\u2003\u2009\u2028\u2029\u202f\u3000", " "),
     **dict.fromkeys("\u2018\u2019", "'"),
     **dict.fromkeys("\u201c\u201d", '"'),
     "\u03c2": "\u03c3",  # the sigma at the end of a word
 }
 
-_MAX_BLANKS = 16  # that count as one: a limit, so that a match has one
+_MAX_BLANKS = 16  # of a run that counts as one blank
 _RUN = re.compile(f" {{2,{_MAX_BLANKS}}}")
 
 _MARKS = "\u0300-\u036f\u0483-\u0489\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0dff"
@@ -43,8 +43,8 @@ _WORD = re.compile(rf"[{_UNSPACED}]++|(?:[^\W_{_UNSPACED}]|[{_MARKS}])++")
 _IS_UNSPACED = re.compile(rf"[{_UNSPACED}]")
 _MIN_PLURAL = 4
 _MAX_TERMS = 64
-_WORTH_SHOWING = 0.25  # of the best score; less have no more than common words of the question
-_K1, _B = 1.2, 0.75  # the usual constants of BM25
+_MIN_SCORE_SHARE = 0.25  # of the best score; passages below it have only common words of the question
+_K1, _B = 1.2, 0.75  # the usual parameters of BM25
 
 
 class Span(NamedTuple):
@@ -59,7 +59,7 @@ class Search(Protocol):
     """Search of a text whose windows are given to it in order."""
 
     def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
-        """Look through a window that begins at `at`; return how many of its characters need not be read again.
+        """Search a window that begins at `at`; return how many of its characters need not be read again.
 
         `last` says that an item of the stored text ends with the window.
         """
@@ -71,73 +71,73 @@ class Search(Protocol):
 def folded(text: str) -> str:
     """Return a text of the same length for comparison: case, kinds of white space and of quotes do not count."""
     text = text.replace("İ", "i").lower()  # the one letter that becomes two in lower case
-    for char, same in _SAME.items():
+    for char, same in _FOLDED_CHARS.items():
         text = text.replace(char, same)
     return text
 
 
-def _squeezed(text: str) -> tuple[str, list[int], list[int]]:
-    """Return a text with each run of blanks as one, and its places after each run.
+def _squeeze(text: str) -> tuple[str, list[int], list[int]]:
+    """Return a text with each run of blanks as one, and two lists that map its positions to those of `text`.
 
-    The third list has the number of characters that are gone before each of these places, and first 0.
+    The first has the position after each run, the second the number of characters removed up to there, after a 0.
     """
-    ends, gone = list[int](), [0]
+    ends, removed = list[int](), [0]
     for run in _RUN.finditer(text):
-        ends.append(run.start() - gone[-1] + 1)
-        gone.append(gone[-1] + run.end() - run.start() - 1)
-    return _RUN.sub(" ", text), ends, gone
+        ends.append(run.start() - removed[-1] + 1)
+        removed.append(removed[-1] + run.end() - run.start() - 1)
+    return _RUN.sub(" ", text), ends, removed
 
 
 class Phrase:
-    """Search for a phrase. Matches from the position `start` on are preferred to those before it.
+    """Search for a phrase. Matches from position `start` on are preferred to those before it.
 
-    `before` and `after` count the places: matches that are near each other are one.
+    `before` and `after` count the places before and after `start`; matches near each other are one place.
     """
 
     def __init__(self, phrase: str, start: int) -> None:
         self._phrase = " ".join(folded(phrase).split())
         self._overlap = len(self._phrase) - 1 + (_MAX_BLANKS - 1) * self._phrase.count(" ")
         self._start = start
-        self._next = 0
-        self._first: tuple[list[int], list[int]] = ([], [])
+        self._min_next = 0
+        self._found: tuple[list[int], list[int]] = ([], [])
         self.before = self.after = 0
 
     def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
-        """Look through a window; see `Search`."""
+        """Search a window; see `Search`."""
         for begin in range(0, len(text), _SLICE_CHARS):
             part = folded(text[begin : begin + _SLICE_CHARS + self._overlap])
-            for found in self._places(part, max(0, self._next - at - begin)):
+            for found in self._places(part, max(0, self._min_next - at - begin)):
                 self._add(at + begin + found)
             yield
         if last:
-            self._next = 0  # a match in the next item is a place of its own
+            self._min_next = 0  # a match in the next item is a place of its own
         return len(text) if last else len(text) - self._overlap
 
     def _places(self, text: str, start: int) -> Iterator[int]:
         """Yield the places of the phrase in a folded text from `start` on that are not near the one before."""
-        ends, gone = list[int](), [0]
+        ends, removed = list[int](), [0]
         if " " in self._phrase and "  " in text:
-            text, ends, gone = _squeezed(text)
-        at = max(0, start - gone[-1])
+            text, ends, removed = _squeeze(text)
+        at = max(0, start - removed[-1])
         while (at := text.find(self._phrase, at)) >= 0:
-            before = gone[bisect_right(ends, at)]
-            if at + before >= start:
-                yield at + before
-                start = at + before + _APART_CHARS
-            at = max(at + 1, start - gone[-1])
+            shift = removed[bisect_right(ends, at)]
+            if at + shift >= start:
+                yield at + shift
+                start = at + shift + _MIN_DISTANCE_CHARS
+            at = max(at + 1, start - removed[-1])
 
     def _add(self, at: int) -> None:
-        self._next = at + _APART_CHARS
+        self._min_next = at + _MIN_DISTANCE_CHARS
         is_after = at >= self._start
         self.after += is_after
         self.before += not is_after
-        if len(self._first[is_after]) <= MAX_SHOWN:
-            self._first[is_after].append(at)
+        if len(self._found[is_after]) <= MAX_SHOWN:
+            self._found[is_after].append(at)
 
     def spans(self) -> Steps[list[Span]]:
         """Return the first places, one more than can be shown, in the order of the text."""
         yield
-        found = self._first[bool(self.after)]
+        found = self._found[bool(self.after)]
         nexts = [*found[1:], math.inf]
         return [
             Span(at, int(min(_AFTER_CHARS, following - at)), _BEFORE_CHARS)
@@ -149,15 +149,15 @@ class Question:
     """Search for the passages that fit a question best, ranked by BM25."""
 
     def __init__(self, question: str) -> None:
-        asked = list(dict.fromkeys(terms(question)))[:_MAX_TERMS]
-        self._parts = [term for term in asked if _IS_UNSPACED.match(term)]
-        self._words = [(term, f"{term}s") for term in asked if not _IS_UNSPACED.match(term)]
+        unique = list(dict.fromkeys(terms(question)))[:_MAX_TERMS]
+        self._unspaced = [term for term in unique if _IS_UNSPACED.match(term)]
+        self._words = [(term, f"{term}s") for term in unique if not _IS_UNSPACED.match(term)]
         self._found: list[tuple[Span, list[tuple[str, int]]]] = []
         self._passages_with: Counter[str] = Counter()
         self._passages = self._length = 0
 
     def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:
-        """Look through a window; see `Search`."""
+        """Search a window; see `Search`."""
         begin = 0
         while begin < len(text) if last else len(text) - begin > _PASSAGE_CHARS:
             size = boundary(text[begin : begin + _PASSAGE_CHARS + 1], _PASSAGE_CHARS)
@@ -168,7 +168,7 @@ class Question:
 
     def _count(self, passage: str, at: int) -> None:
         text = passage.lower()
-        found = [(part, text.count(part)) for part in self._parts if part in text]
+        found = [(term, text.count(term)) for term in self._unspaced if term in text]
         if any(word in text for word, _ in self._words):
             words = Counter(_WORD.findall(text))
             found += [(word, count) for word, plural in self._words if (count := words[word] + words[plural])]
@@ -179,25 +179,25 @@ class Question:
             self._found.append((Span(at, len(passage)), found))
 
     def spans(self) -> Steps[list[Span]]:
-        """Return the best passages, best first; equals in the order of the text."""
-        rarity = {term: self._rarity(having) for term, having in self._passages_with.items()}
+        """Return the best passages, best first; those of equal score in the order of the text."""
+        idf = {term: self._idf(having) for term, having in self._passages_with.items()}
         scored = []
         for span, found in self._found:
             norm = _K1 * (1 - _B + _B * span.chars * self._passages / self._length)
-            score = sum(rarity[term] * count * (_K1 + 1) / (count + norm) for term, count in found)
+            score = sum(idf[term] * count * (_K1 + 1) / (count + norm) for term, count in found)
             scored.append((score, -span.at, span))
             yield
         best = heapq.nlargest(MAX_SHOWN, scored)
-        return [span for score, _, span in best if score >= _WORTH_SHOWING * best[0][0]]
+        return [span for score, _, span in best if score >= _MIN_SCORE_SHARE * best[0][0]]
 
-    def _rarity(self, having: int) -> float:
+    def _idf(self, having: int) -> float:
         return math.log(1 + (self._passages - having + 0.5) / (having + 0.5))
 
 
 def terms(text: str) -> Iterator[str]:
-    """Return the words of a text in lower case, without the plural's s; of scripts without blanks each pair of letters.
+    """Yield the words of a text in lower case, without the plural's s; for scripts without blanks each pair of letters.
 
-    A letter that has no neighbour of such a script is a term itself.
+    A single letter of such a script is a term itself.
     """
     for word in _WORD.findall(text.lower()):
         if not _IS_UNSPACED.match(word):

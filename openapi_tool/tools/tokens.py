@@ -1,6 +1,6 @@
-"""Estimate of how many tokens a text has, by its scripts; fitted to o200k (tests/unit/test_model_answers.py).
+"""Estimate of the number of tokens in a text, by its scripts; fitted to o200k (tests/unit/test_model_answers.py).
 
-A character may be a quarter of a token (English), one (Chinese), or two (Ethiopic). No ranks are read at run time.
+A character may be a quarter of a token (English), one (Chinese), or two (Ethiopic).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ por para se os o do da e y und der die das den von zu il di che per w het van ee
 """
 _COMMON = frozenset(_COMMON_WORDS.split())
 """Words of languages whose longer words are mostly one token: English, Spanish, French, Portuguese, German, …"""
-_COMMON_SHARE = 0.25
+_COMMON_SHARE = 0.25  # of these words in a text of such a language
 _SHORT_WORD = 5
 _SLICE_CHARS = 1_000
 
 _PER_WORD, _PER_RARE_WORD = 0.97, 1.18
-_PER_LETTER, _PER_RARE_LETTER = 0.18, 0.42  # of those beyond the fifth of a word
+_PER_LETTER, _PER_RARE_LETTER = 0.18, 0.42  # for each letter after the fifth of a word
 _PER_DIGITS, _PER_SIGN, _PER_LINE_END = 1.75, 0.33, 1.43
 _PER_CHARACTER = (
     *((0x80, 0.39), (0x250, 1.5), (0x300, 1.0), (0x370, 0.41), (0x400, 0.34), (0x460, 1.7), (0x530, 0.29)),
@@ -37,20 +37,20 @@ _PER_CHARACTER = (
     *((0x1D00, 1.5), (0x1E00, 0.38), (0x1F00, 2.3), (0x2000, 1.0), (0x2D30, 2.95), (0x2D80, 2.0), (0x3000, 0.7)),
     *((0x3040, 0.9), (0x3400, 0.88), (0xA000, 2.9), (0xAC00, 0.75), (0xD800, 1.0), (0x10000, 4.1), (0x1F000, 2.0)),
 )
-"""Tokens of a character by the first code point of its block."""
+"""Tokens per character, by the first code point of a range."""
 _PER_LETTER_OF = {
     **dict.fromkeys("əɑʼˈ", 0.3),
     **dict.fromkeys("ғқңүұһәөҗҳҷӣӯҒҚҢҮҰҺӘӨҖҲҶӢӮ", 0.34),
     **dict.fromkeys("эЭ", 2.0),
     "ŋ": 1.5,
 }
-"""Letters of widely used languages among rare ones of their block; and letters that are frequent only where words are
-rare: `э` in languages of the Caucasus and Siberia, `ŋ` in those of West Africa."""
+"""Exceptions: letters of widely used languages in ranges of rare ones, and letters that are frequent only in languages
+with rare words: `э` in the Caucasus and Siberia, `ŋ` in West Africa."""
 _STARTS = [start for start, _ in _PER_CHARACTER]
 
 
-def estimated(text: str) -> int:
-    """Return about how many tokens a text has; of an empty one 0."""
+def estimate_tokens(text: str) -> int:
+    """Estimate the number of tokens of a text."""
     tokens = _ascii_tokens(text)
     if not text.isascii():
         tokens += sum(_of_character(char) * count for char, count in Counter(_NOT_ASCII.findall(text)).items())
@@ -78,12 +78,12 @@ def _of_character(char: str) -> float:
     return _PER_LETTER_OF.get(char) or _PER_CHARACTER[bisect_right(_STARTS, ord(char)) - 1][1]
 
 
-def fitting(text: str, most: int) -> int:
-    """Return how many characters of a text have about `most` tokens; all of them where it has fewer."""
-    left = float(most)
+def fitting_chars(text: str, max_tokens: int) -> int:
+    """Return the number of characters at the start of a text that have about `max_tokens`; all if it has fewer."""
+    left = float(max_tokens)
     for start in range(0, len(text), _SLICE_CHARS):
         part = text[start : start + _SLICE_CHARS]
-        tokens = estimated(part)
+        tokens = estimate_tokens(part)
         if tokens > left:
             return start + int(len(part) * max(0.0, left) / tokens)
         left -= tokens

@@ -1,7 +1,7 @@
 """Truncation and pagination of results (tool-design section 3).
 
-Lengths and positions are in characters. Nothing is lost between two parts: one begins where the other ends. An item has
-a heading of ours, and a text of the upstream: its head (title, address, facts), then its body.
+Lengths and positions are in characters. A part begins where the one before ends. An item has a heading of ours, and a
+text of the upstream: its head (title, address, facts), then its body.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ from openapi_tool.protocol.cards import StoredText, new_id
 from openapi_tool.protocol.jsontext import dumps
 from openapi_tool.tools.frame import CUT_CHARS, HEADING_CHARS, INTRO_CHARS, MARK_CHARS, Part
 from openapi_tool.tools.result import BLOCK_GAP, Item, texts
-from openapi_tool.tools.tokens import estimated, fitting
+from openapi_tool.tools.tokens import estimate_tokens, fitting_chars
 
 NOTE_CHARS = 500
 """Characters reserved for the introduction of frames and the note about what is missing."""
 
 _BOUNDARIES = ("\n\n", "\n", ". ", " ")
-_MIN_FILL = 0.7  # fraction of a limit after which a boundary must lie to be used
-_PIECE_CHARS = 128 * 1024
+_MIN_FILL = 0.7  # fraction of the limit: an earlier boundary is not used
+_PIECE_CHARS = 128 * 1024  # of a text that is encoded in one step
 MIN_CHARS = 150
 """Minimum space for an item, enough for title and address; with less it is left out."""
 AROUND_CHARS = MARK_CHARS + HEADING_CHARS + CUT_CHARS
+"""Maximum characters of frame lines around a part."""
 AROUND_CHARS_PER_TOKEN = 3
-"""Characters per token in marks and notes."""
-_ASCII_CHARS_PER_TOKEN = 2  # at least, except in texts of punctuation only
-_MAX_HEAD_CHARS = 500  # of a head, to count how many items can be shown with their heads
+"""Characters per token in these lines and in notes."""
+_ASCII_CHARS_PER_TOKEN = 2  # at least, unless a text is all punctuation
+_MAX_HEAD_CHARS = 500  # of a head that counts when items are left out for lack of space
 _MAX_TITLE_CHARS = 120
 _MAX_LINE_CHARS = 200
 OPENING_CHARS = 3 * _MAX_LINE_CHARS
-"""Characters to read at an opening: enough for its lines."""
+"""Characters to read at an opening, enough for the lines that are repeated."""
 _FENCE = re.compile(r"^ {0,3}(`{3,}+|~{3,}+)([^`\n]*+)$", re.MULTILINE)
-_TABLE_RULE = frozenset("|-: ")
+_TABLE_RULE_CHARS = frozenset("|-: ")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """An item in a stored text: from `start` to `end`, of which the first result showed everything before `shown`.
+    """An item in a stored text, from `start` to `end`. The first result showed everything before `shown`.
 
     `opening` is the start of the code block or table in which the shown part ended, None outside of one. `title` is the
     item's first lines: its title and its address. `label` and `after` are those of the item.
@@ -59,8 +60,8 @@ class StoredItem:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """Parts of the items, where the items are in the whole text, and how many characters are left out."""
+class Truncated:
+    """Parts of the items that are shown, the items in the stored text, and the number of characters left out."""
 
     parts: tuple[Part, ...]
     stored_items: tuple[StoredItem, ...]
@@ -69,7 +70,7 @@ class Cut:
     @property
     def next(self) -> Place:
         """Return where the next part begins."""
-        return next(Place(entry.shown, entry.opening) for entry in self.stored_items if entry.shown < entry.end)
+        return next(Place(item.shown, item.opening) for item in self.stored_items if item.shown < item.end)
 
 
 @frozen
@@ -84,37 +85,39 @@ class Limit:
         return Limit(self.chars - chars, self.tokens - chars // 4)
 
 
-def whole(items: Sequence[Item], limit: Limit) -> tuple[Part, ...] | None:
-    """Return all parts of the items, None where they would be longer than `limit`."""
+def uncut_parts(items: Sequence[Item], limit: Limit) -> tuple[Part, ...] | None:
+    """Return the items uncut, each as one part; None if they exceed `limit`."""
     chars = INTRO_CHARS + sum(item.chars + MARK_CHARS for item in items)
     chars += sum(len(own) + HEADING_CHARS for item in items for own in (item.heading, item.after) if own)
-    if chars > limit.chars or not _has_few_tokens(items, chars, limit.tokens):
+    if chars > limit.chars or not _fits_tokens(items, chars, limit.tokens):
         return None
     return tuple(Part(item.text, item.heading, after=item.after) for item in items)
 
 
-def _has_few_tokens(items: Sequence[Item], chars: int, most: int) -> bool:
-    """Return whether items of `chars` characters have at most `most` tokens; short ASCII texts need no estimate."""
-    if chars <= _ASCII_CHARS_PER_TOKEN * most and all(text.isascii() for text in texts(items)):
+def _fits_tokens(items: Sequence[Item], chars: int, max_tokens: int) -> bool:
+    """Return whether items of `chars` characters have at most `max_tokens`; short ASCII texts need no estimate."""
+    if chars <= _ASCII_CHARS_PER_TOKEN * max_tokens and all(text.isascii() for text in texts(items)):
         return True
     around = chars - sum(map(len, texts(items)))
-    return around // AROUND_CHARS_PER_TOKEN + sum(map(estimated, texts(items))) <= most
+    return around // AROUND_CHARS_PER_TOKEN + sum(map(estimate_tokens, texts(items))) <= max_tokens
 
 
-def cut(items: Sequence[Item], limit: Limit) -> Cut:
-    """Return what is shown of items that are too long together; framed and with a note it keeps `limit`.
+def truncate(items: Sequence[Item], limit: Limit) -> Truncated:
+    """Cut items that are too long together, so that the result, with frames and note, is within `limit`.
 
-    Every head is shown first, then bodies, each by max-min fair shares: short ones whole, and what they leave free goes
-    to longer ones. Where there is no space for every head, the last items are left out.
+    First all heads get max-min fair shares of the space, then all bodies: short ones are shown whole, longer ones share
+    the rest. If there is no space for every head, the last items are left out.
     """
-    left_out = _without_space(items, limit)
-    around = sum(_around(item) for place, item in enumerate(items) if place not in left_out)
+    left_out = _left_out(items, limit)
+    around = sum(_frame_chars(item) for place, item in enumerate(items) if place not in left_out)
     space = max(2, limit.chars - NOTE_CHARS - around)
     space_tokens = max(2, limit.tokens - (NOTE_CHARS + around) // AROUND_CHARS_PER_TOKEN)
-    headings = _headings(["" if n in left_out else item.heading for n, item in enumerate(items)], space, space_tokens)
+    headings = _fit_headings(
+        ["" if n in left_out else item.heading for n, item in enumerate(items)], space, space_tokens
+    )
     count = min(left_out, default=len(items))
-    shown = _shares(items[:count], space - sum(map(len, headings))) + [0] * (len(items) - count)
-    shown = _within_tokens(items, shown, space_tokens - sum(map(estimated, headings)))
+    shown = _item_shares(items[:count], space - sum(map(len, headings))) + [0] * (len(items) - count)
+    shown = _within_tokens(items, shown, space_tokens - sum(map(estimate_tokens, headings)))
     ends = [_end(item, most) for item, most in zip(items, shown, strict=True)]
     parts: list[Part] = []
     stored_items: list[StoredItem] = []
@@ -129,68 +132,69 @@ def cut(items: Sequence[Item], limit: Limit) -> Cut:
             stored_items.append(StoredItem(at, at + end, at + item.chars, where, _title(item), item.label, item.after))
             at += item.chars + len(BLOCK_GAP)
         at += len(item.after) + len(BLOCK_GAP) if item.after else 0
-    return Cut(tuple(parts), tuple(stored_items), sum(part.left for part in parts))
+    return Truncated(tuple(parts), tuple(stored_items), sum(part.left for part in parts))
 
 
-def _around(item: Item) -> int:
+def _frame_chars(item: Item) -> int:
     """Return the characters of marks and line ends around an item, and of the remark after it."""
     own = (HEADING_CHARS if item.heading else 0) + (len(item.after) + HEADING_CHARS if item.after else 0)
     return own + (MARK_CHARS + CUT_CHARS if item.chars else 0)
 
 
-def _without_space(items: Sequence[Item], limit: Limit) -> frozenset[int]:
-    """Return the indexes of the items that are left out because earlier heads take all space."""
+def _left_out(items: Sequence[Item], limit: Limit) -> frozenset[int]:
+    """Return the indexes of the items that are left out, because earlier heads take all space."""
     chars, tokens = limit.chars - NOTE_CHARS, limit.tokens - NOTE_CHARS // AROUND_CHARS_PER_TOKEN
     for place, item in enumerate(items):
         head = item.part(min(len(item.head), _MAX_HEAD_CHARS) or MIN_CHARS)
-        chars -= _around(item) + max(len(head), min(item.chars, MIN_CHARS))
-        tokens -= -(-_around(item) // AROUND_CHARS_PER_TOKEN) + estimated(head)
+        chars -= _frame_chars(item) + max(len(head), min(item.chars, MIN_CHARS))
+        tokens -= -(-_frame_chars(item) // AROUND_CHARS_PER_TOKEN) + estimate_tokens(head)
         if place and (chars < 0 or tokens < 0):
             return frozenset(number for number in range(place, len(items)) if items[number].chars)
     return frozenset()
 
 
-def _headings(headings: Sequence[str], space: int, tokens: int) -> list[str]:
+def _fit_headings(headings: Sequence[str], space: int, tokens: int) -> list[str]:
     """Return headings that take no more than half of the space."""
-    most = shares(list(map(len, headings)), space // 2)
-    most_tokens = shares(list(map(estimated, headings)), tokens // 2)
-    ends = [min(chars, fitting(text, few)) for text, chars, few in zip(headings, most, most_tokens, strict=True)]
+    max_chars = max_min_shares(list(map(len, headings)), space // 2)
+    max_tokens = max_min_shares(list(map(estimate_tokens, headings)), tokens // 2)
+    limits = zip(headings, max_chars, max_tokens, strict=True)
+    ends = [min(chars, fitting_chars(text, tokens)) for text, chars, tokens in limits]
     return [
         text if end >= len(text) else f"{text[: max(0, end - 1)]}…" for text, end in zip(headings, ends, strict=True)
     ]
 
 
 def _title(item: Item) -> str:
-    """Return the lines that say in a later part which item it is: title and address, a long address left out."""
+    """Return the lines that identify the item in a later part: title, and address unless it is long."""
     title, address, *_ = [*item.head.split("\n", 2), "", ""]
     return f"{title[:_MAX_TITLE_CHARS]}\n{address if len(address) <= _MAX_LINE_CHARS else ''}".rstrip("\n")
 
 
-def _shares(items: Sequence[Item], space: int) -> list[int]:
+def _item_shares(items: Sequence[Item], space: int) -> list[int]:
     """Return how many characters of each item may be shown: its head's share and its body's."""
-    heads = shares([len(item.head) for item in items], space)
-    bodies = shares([item.chars - len(item.head) for item in items], space - sum(heads))
+    heads = max_min_shares([len(item.head) for item in items], space)
+    bodies = max_min_shares([item.chars - len(item.head) for item in items], space - sum(heads))
     return [head + body for head, body in zip(heads, bodies, strict=True)]
 
 
 def _within_tokens(items: Sequence[Item], shown: Sequence[int], space: int) -> list[int]:
     """Return the shares in characters, reduced if together they have more tokens than `space`."""
     parts = [item.part(chars) for item, chars in zip(items, shown, strict=True)]
-    sizes = [estimated(part) for part in parts]
+    sizes = [estimate_tokens(part) for part in parts]
     if sum(sizes) <= space:
         return list(shown)
     heads = [part[: len(item.head)] for item, part in zip(items, parts, strict=True)]
-    head_sizes = list(map(estimated, heads))
-    for_heads = shares(head_sizes, max(0, space))
+    head_sizes = list(map(estimate_tokens, heads))
+    for_heads = max_min_shares(head_sizes, max(0, space))
     bodies = [max(0, size - head) for size, head in zip(sizes, head_sizes, strict=True)]
-    for_bodies = shares(bodies, max(0, space - sum(for_heads)))
-    ends = [fitting(part, head + body) for part, head, body in zip(parts, for_heads, for_bodies, strict=True)]
+    for_bodies = max_min_shares(bodies, max(0, space - sum(for_heads)))
+    ends = [fitting_chars(part, head + body) for part, head, body in zip(parts, for_heads, for_bodies, strict=True)]
     is_whole = [most >= size for most, size in zip(for_heads, head_sizes, strict=True)]
     return [max(end, len(head) * fits) for end, head, fits in zip(ends, heads, is_whole, strict=True)]
 
 
-def shares(sizes: Sequence[int], space: int) -> list[int]:
-    """Return max-min fair shares of `space`: sizes that fit are whole, the others get the same."""
+def max_min_shares(sizes: Sequence[int], space: int) -> list[int]:
+    """Return max-min fair shares of `space`: small sizes in full, equal shares for the others."""
     given = [0] * len(sizes)
     for count, place in zip(range(len(sizes), 0, -1), sorted(range(len(sizes)), key=sizes.__getitem__), strict=True):
         given[place] = min(sizes[place], space // count)
@@ -220,7 +224,7 @@ def boundary(text: str, limit: int) -> int:
 
 
 def opening_of(text: str, following: str, inherited: str = "") -> int | None:
-    """Return where the code block or table begins in which a text ends; -1 where that is `inherited`, before it."""
+    """Return the start of the code block or table in which a text ends; -1 if it is the `inherited` one."""
     opened = _FENCE.match(inherited)
     fence = (-1, opened[1]) if opened else None
     for line in _FENCE.finditer(text):
@@ -232,7 +236,7 @@ def opening_of(text: str, following: str, inherited: str = "") -> int | None:
 
 
 def _table(text: str, following: str, inherited: str) -> int | None:
-    """Return where the table begins in which a text ends, as `opening_of` does."""
+    """Return the start of the table in which a text ends, as `opening_of` does."""
     if text.endswith("\n") and not following.startswith("|"):
         return None
     begin, at = None, len(text) - text.endswith("\n")
@@ -244,17 +248,14 @@ def _table(text: str, following: str, inherited: str) -> int | None:
 
 
 def opening_lines(text: str) -> str:
-    """Return the lines at the start of a text that a code block or table needs: its fence, or header and rule."""
+    """Return the first lines of a code block or table, to repeat in later parts: its fence, or header and rule."""
     first, second, *_ = [*text.split("\n", 2), "", ""]
     if len(first) > _MAX_LINE_CHARS or len(second) > _MAX_LINE_CHARS:
         return ""
     if _FENCE.fullmatch(first):
         return f"{first}\n"
-    is_table = first.startswith("|") and "-" in second and _TABLE_RULE.issuperset(second)
+    is_table = first.startswith("|") and "-" in second and _TABLE_RULE_CHARS.issuperset(second)
     return f"{first}\n{second}\n" if is_table else ""
-
-
-# Stored texts, and later parts of them.
 
 
 def stored_text(items: Sequence[Item], stored_items: Sequence[StoredItem]) -> Steps[StoredText]:
@@ -277,7 +278,7 @@ def _pieces(items: Sequence[Item]) -> Iterator[str]:
 
 
 def stored_items_of(stored: Sequence[Sequence[Any]] | None, chars: int) -> list[StoredItem]:
-    """Return the items of a stored text of `chars` characters; one that was stored without them is one item."""
+    """Return the items of a stored text of `chars` characters; an old text without them counts as one item."""
     return [StoredItem(*place) for place in stored] if stored else [StoredItem(0, 0, chars)]
 
 
@@ -290,18 +291,18 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
-    """Later part: what is shown, the position after it, and the place of the next one, None after the last."""
+class LaterPart:
+    """Later part: what is shown, the position after it, and the place of the next part, None after the last."""
 
     parts: tuple[Part, ...]
     end: int
     next: Place | None
 
 
-def later(stored_items: Sequence[StoredItem], place: Place, window: str, opening: str, limit: Limit) -> Later:
+def later_part(stored_items: Sequence[StoredItem], place: Place, window: str, opening: str, limit: Limit) -> LaterPart:
     """Return what follows `place`, item by item, within `limit`.
 
-    `window` is the stored text from there on, as far as it was read, `opening` the lines at `place.opening`.
+    `window` is the stored text from `place` on, as far as it was read; `opening` the lines at `place.opening`.
     """
     parts: list[Part] = []
     space, at = limit.chars - NOTE_CHARS, place.start
@@ -322,24 +323,24 @@ def later(stored_items: Sequence[StoredItem], place: Place, window: str, opening
         own = len(heading) + len(entry.after)
         space -= own + len(lines) + AROUND_CHARS
         if not text or (parts and space < MIN_CHARS):
-            return Later(tuple(parts), at, Place(begin, where))
-        tokens -= (own + AROUND_CHARS) // AROUND_CHARS_PER_TOKEN + estimated(lines)
+            return LaterPart(tuple(parts), at, Place(begin, where))
+        tokens -= (own + AROUND_CHARS) // AROUND_CHARS_PER_TOKEN + estimate_tokens(lines)
         if parts and tokens < MIN_CHARS // AROUND_CHARS_PER_TOKEN:
-            return Later(tuple(parts), at, Place(begin, where))
-        size = boundary(text, max(min(space, fitting(text[: max(space, 0)], tokens)), MIN_CHARS))
+            return LaterPart(tuple(parts), at, Place(begin, where))
+        size = boundary(text, max(min(space, fitting_chars(text[: max(space, 0)], tokens)), MIN_CHARS))
         space, at = space - size, begin + size
-        tokens -= estimated(text[:size])
+        tokens -= estimate_tokens(text[:size])
         parts.append(Part(text[:size], heading, lines, entry.end - at, entry.after))
         if at < entry.end:
             found = opening_of(text[:size], text[size : size + 1], opening)
-            return Later(
+            return LaterPart(
                 tuple(parts), at, Place(at, where if found == -1 else None if found is None else begin + found)
             )
-    return Later(tuple(parts), at, None)
+    return LaterPart(tuple(parts), at, None)
 
 
 def where_in(entry: StoredItem, begin: int, number: int | None, count: int, repeated: int) -> str:
-    """Return a text: where a part begins, how many lines are repeated before it; `number` is None for a single item."""
+    """Describe where a part begins and how many lines are repeated; `number` is None for a single item."""
     name = entry.label or ("" if number is None else f"item {number} of {count}")
     item = f"{name}, " if name else ""
     lines = f"; its first {'line is' if repeated == 1 else f'{repeated} lines are'} repeated" if repeated else ""

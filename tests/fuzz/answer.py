@@ -26,7 +26,7 @@ from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.frame import framed
 from openapi_tool.tools.result import RenderedResult, ToolOutput, failure, success
-from openapi_tool.tools.truncation import Limit, cut, whole
+from openapi_tool.tools.truncation import Limit, truncate, uncut_parts
 from tests.frames import framed_items
 from tests.fuzz.source import Source, assert_storable
 
@@ -131,8 +131,8 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 def _assert_shown(output: ToolOutput, limit: int, form: Any) -> None:
     assert SECRET not in output.content
-    parts = whole(output.items, Limit(limit, limit))
-    shown = framed(cut(output.items, Limit(limit, limit)).parts if parts is None else parts)
+    parts = uncut_parts(output.items, Limit(limit, limit))
+    shown = framed(truncate(output.items, Limit(limit, limit)).parts if parts is None else parts)
     assert len(shown) <= limit
     assert len(framed_items(shown)) <= len(output.items)
     fields = success(output, RenderedResult(shown, truncated=parts is None), form, 1)

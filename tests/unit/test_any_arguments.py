@@ -1,4 +1,4 @@
-"""Whatever a model gives: a valid request with allowed names only, or a refusal that names every wrong argument."""
+"""Any arguments of a model: a valid request with allowed names only, or a refusal that names every wrong one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from openapi_tool.tools import bounds, schema
 from openapi_tool.tools import definition as definition_bounds
 from openapi_tool.tools.argument_names import fold
 from openapi_tool.tools.arguments import IDENTITY_ARGUMENTS, Arguments, OperatorEnvs, prepare_arguments
-from openapi_tool.tools.bounds import MAX_PARTS, MAX_ROW_BYTES, memory_bytes, parts, row_bytes, row_problems
+from openapi_tool.tools.bounds import MAX_ROW_BYTES, MAX_VALUES, count_values, memory_bytes, row_bytes, row_problems
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
 from openapi_tool.tools.exports import registration
@@ -59,7 +59,7 @@ known_names = sorted(
     {name for entry in (*SEARCH, *READER) for name in (entry.name, entry.header, *entry.aliases) if name}
     | {name for tool in CATALOGUE.values() for name in tool.schema()["properties"]}
 )
-texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)  # what jsonb can hold
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)  # characters that jsonb accepts
 names = st.one_of(
     st.sampled_from(known_names),
     st.sampled_from(sorted(REFUSED.keys() | IDENTITY_ARGUMENTS | {"__cg_control", "X-Forwarded-For", "session_id"})),
@@ -101,7 +101,7 @@ hopeful = st.sampled_from(
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[ToolDefinition, dict[str, Any]]:
-    """A definition and arguments, most of them with something to ask for and few others."""
+    """A definition and arguments: mostly a query or address, and few others."""
     found = draw(definitions)
     arguments: dict[str, Any] = dict(draw(st.lists(hopeful, max_size=2)))
     if draw(st.integers(0, 2)) == 0:
@@ -155,7 +155,7 @@ def test_arguments_make_an_allowed_request_or_a_refusal(call: tuple[ToolDefiniti
 
 
 def keys(request: UpstreamRequest) -> set[str]:
-    """Names in a request's body and query."""
+    """Names of the parameters in a request's body and query."""
     body = json.loads(request.body or b"{}")
     nested = {f"markdown.{name}" for name in body.pop("markdown", {})}
     return {*body, *nested, *(name for name, _ in parse_qsl(urlsplit(request.target).query))}
@@ -166,19 +166,19 @@ def keys(request: UpstreamRequest) -> set[str]:
 @given(call=calls())
 @example(call=(definition({"tool": "jina.read"}, parameters={}), {"DNT": None, "URL": "a\r\nX-Injected: 1"}))
 def test_a_refusal_names_everything_that_is_wrong(call: tuple[ToolDefinition, dict[str, Any]]) -> None:
-    """Without what one refusal of a kind named, there is nothing more of that kind to refuse.
+    """Without the arguments that a refusal named, no further refusal of that kind follows.
 
     A refused address is named `url`, however the argument was spelled.
     """
     found, arguments = call
-    for _ in range(4):  # first the schema speaks, then the batch, then the plan; required ones may come on top
+    for _ in range(4):  # refused by schema, batch, parameter mapping, and once more if a required one is missing
         try:
             requests_of(found, arguments)
         except TargetRefused:
             return
         except BadRequest as refused:
             if found.built_in.items and refused.message.startswith("url:"):
-                return  # one item's failure, which the answer names by its item
+                return  # a failure of one item, reported with that item
             problems = refused.detail["problems"] if isinstance(refused.detail, dict) else [refused.message]
             named = {
                 name
@@ -199,7 +199,7 @@ def test_a_refusal_names_everything_that_is_wrong(call: tuple[ToolDefinition, di
     raise AssertionError(arguments)
 
 
-# What definitions and compiled schemas take in memory, and that what is kept of them is bounded in bytes.
+# Memory of definitions and compiled schemas, and limits of their caches.
 
 
 TOOLS = 40
@@ -208,14 +208,14 @@ SLACK_BYTES = 8_000_000
 
 
 def filled(value: dict[str, Any]) -> dict[str, Any]:
-    """A schema with a description that takes the rest of what a row may hold."""
+    """A schema whose description fills the row up to its limit."""
     room = MAX_ROW_BYTES - row_bytes({**value, "description": ""}, OPTIONS)
     return {**value, "description": "é" * (room // 2)}
 
 
 def of_members(make: Callable[[int], Any], weight: int) -> dict[str, Any]:
-    """Branches, as many as there may be, each of so many parts."""
-    return {"anyOf": [make(n) for n in range((MAX_PARTS - 40) // weight)]}
+    """As many branches as are allowed, each with this number of values."""
+    return {"anyOf": [make(n) for n in range((MAX_VALUES - 40) // weight)]}
 
 
 OPTIONS: dict[str, Any] = {"jina": {"mode": "search"}}
@@ -243,7 +243,7 @@ def record(parameters: Any, options: Any = OPTIONS) -> DefinitionRecord:
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, tuple[float, float]]:
-    """Measured and counted memory of each kind of compiled schema, in bytes.
+    """Measured and estimated memory of each kind of compiled schema, in bytes.
 
     In a process of its own: Rust's memory shows only in the resident size, where this one's own noise is larger.
     """
@@ -256,7 +256,7 @@ def measured() -> dict[str, tuple[float, float]]:
 
 @pytest.mark.parametrize("case", [*ORDINARY, *LARGEST])
 @requirement("definition.bounds")
-def test_a_compiled_schema_takes_no_more_than_is_counted_for_it(
+def test_compiled_schema_needs_no_more_memory_than_estimated(
     case: str, measured: dict[str, tuple[float, float]]
 ) -> None:
     taken, counted = measured[case]
@@ -266,7 +266,7 @@ def test_a_compiled_schema_takes_no_more_than_is_counted_for_it(
 
 
 def measure(make: Callable[[int], dict[str, Any]], kept: list[Any]) -> tuple[float, float]:
-    """Compile many schemas of a kind, use and keep them; what each took, and what was counted for it."""
+    """Compile many schemas of a kind and use them; return the measured and the estimated memory of each."""
     texts = [json.dumps(make(n)) for n in range(TOOLS)]
     gc.collect()
     before = resident_bytes()
@@ -280,7 +280,7 @@ def measure(make: Callable[[int], dict[str, Any]], kept: list[Any]) -> tuple[flo
 
 @pytest.mark.parametrize("case", [*ORDINARY, *LARGEST])
 @requirement("definition.bounds")
-def test_a_definition_takes_no_more_than_is_counted_for_it(case: str) -> None:
+def test_definition_needs_no_more_memory_than_estimated(case: str) -> None:
     rows = [json.dumps((ORDINARY | LARGEST)[case](n)) for n in range(TOOLS)]
     tracemalloc.start()
     kept = [json.loads(row) for row in rows]
@@ -291,7 +291,7 @@ def test_a_definition_takes_no_more_than_is_counted_for_it(case: str) -> None:
 
 
 @requirement("definition.bounds")
-def test_forty_of_the_largest_tools_take_no_more_than_the_caches_may() -> None:
+def test_forty_of_the_largest_tools_stay_within_the_cache_limits() -> None:
     gc.collect()
     before = resident_bytes()
     for number in range(TOOLS):
@@ -304,7 +304,7 @@ def test_forty_of_the_largest_tools_take_no_more_than_the_caches_may() -> None:
 
 
 @requirement("definition.bounds")
-def test_what_is_kept_of_definitions_is_bounded_in_bytes() -> None:
+def test_cache_of_definitions_is_limited_in_bytes() -> None:
     readings = definition_bounds._parse_cache  # noqa: SLF001
     for number in range(200):
         parse_definition(record(filled({"title": f"one of many {number}"})))
@@ -316,7 +316,7 @@ def test_what_is_kept_of_definitions_is_bounded_in_bytes() -> None:
 
 
 @requirement("definition.bounds")
-def test_a_definition_is_read_once_and_refused_with_a_new_error_each_time() -> None:
+def test_definition_is_parsed_once_and_refused_with_a_new_error_each_time() -> None:
     row = registration(CATALOGUE["jina.search"])
     good = record(row["parameters"], row["options"])
     assert parse_definition(good) is parse_definition(good)
@@ -330,7 +330,7 @@ def test_a_definition_is_read_once_and_refused_with_a_new_error_each_time() -> N
 
 
 @requirement("definition.bounds")
-def test_the_largest_row_that_is_allowed_is_measured_as_the_database_does() -> None:
+def test_size_of_the_largest_allowed_row_is_that_of_the_database() -> None:
     largest = filled({"type": "object"})
     assert row_problems(largest, OPTIONS) == []
     assert MAX_ROW_BYTES - 2 <= row_bytes(largest, OPTIONS) <= MAX_ROW_BYTES
@@ -339,8 +339,8 @@ def test_the_largest_row_that_is_allowed_is_measured_as_the_database_does() -> N
 
 
 @requirement("definition.bounds")
-def test_a_hostile_row_costs_no_more_to_refuse_than_an_allowed_one_to_read() -> None:
-    """Members are counted before they are looked at: the walk ends where there are too many."""
+def test_refusing_a_hostile_row_costs_no_more_than_parsing_an_allowed_one() -> None:
+    """Members are counted before they are expanded: the walk stops at too many."""
     seen = 0
 
     class Counted(dict[str, Any]):
@@ -352,7 +352,7 @@ def test_a_hostile_row_costs_no_more_to_refuse_than_an_allowed_one_to_read() -> 
     row = Counted({f"a{n}": Counted({f"b{m}": Counted() for m in range(1_000)}) for n in range(100)})
     (problem,) = row_problems(row, OPTIONS)
     assert "holds more than 2,000 values" in problem.message
-    assert seen <= MAX_PARTS
+    assert seen <= MAX_VALUES
 
 
 @requirement("definition.bounds")
@@ -361,7 +361,7 @@ def test_the_documented_bounds_are_those_of_the_code() -> None:
     section = text.partition("## Limits of stored rows")[2].partition("\n## ")[0]
     documented = re.findall(r"\| ([0-9][0-9,]*)(?:, ([0-9]+))?(?: bytes)? \|", section)
     assert [int(number.replace(",", "")) for pair in documented for number in pair if number] == [
-        *(bounds.MAX_ROW_BYTES, bounds.MAX_PARTS, bounds.MAX_DEPTH, MAX_PROPERTIES, MAX_ENUM_VALUES),
+        *(bounds.MAX_ROW_BYTES, bounds.MAX_VALUES, bounds.MAX_DEPTH, MAX_PROPERTIES, MAX_ENUM_VALUES),
         *(bounds.MAX_PATTERNS, bounds.MAX_PATTERN_CHARS, bounds.MAX_MULTIPLES, bounds.MAX_NAMES),
     ]
     assert all(f"`{word}`" in section for word in REFUSED_KEYWORDS)
@@ -372,7 +372,7 @@ def test_built_in_tools_are_far_within_the_bounds() -> None:
     for tool in CATALOGUE.values():
         row = registration(tool)
         assert row_problems(row["parameters"], row["options"]) == []
-        assert parts(row["parameters"]) < MAX_PARTS / 10
+        assert count_values(row["parameters"]) < MAX_VALUES / 10
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Memory for answers: who waits, who is served, and that nothing of it is ever lost."""
+"""Memory for responses: which call waits, which is served next, and that no memory is lost."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]],
 
 
 async def _soon() -> None:
+    """Let the other tasks run."""
     for _ in range(3):
         await asyncio.sleep(0)
 
 
 @requirement("memory.limit")
-async def test_who_finds_no_room_waits_until_another_gives_some_back() -> None:
+async def test_call_waits_until_another_releases_memory() -> None:
     semaphore = ByteSemaphore(100)
     with semaphore.for_call() as first, semaphore.for_call() as second:
         grant = first.grant()
@@ -59,7 +60,7 @@ async def test_who_finds_no_room_waits_until_another_gives_some_back() -> None:
 
 
 @requirement("memory.limit")
-async def test_nobody_overtakes_who_waits_for_much() -> None:
+async def test_small_request_does_not_overtake_a_large_one() -> None:
     semaphore, order = ByteSemaphore(100), []
 
     async def hold(name: str, size: int) -> None:
@@ -81,11 +82,11 @@ async def test_nobody_overtakes_who_waits_for_much() -> None:
 
 
 @requirement("memory.limit")
-async def test_who_holds_memory_and_needs_more_comes_before_who_holds_none() -> None:
+async def test_call_that_holds_memory_is_served_before_one_that_holds_none() -> None:
     semaphore, order = ByteSemaphore(100), []
     with semaphore.for_call() as first, semaphore.for_call() as second, semaphore.for_call() as third:
-        kept, growing = first.grant(), second.grant()
-        await kept.hold(60)
+        held, growing = first.grant(), second.grant()
+        await held.hold(60)
         await growing.hold(30)
 
         async def hold(name: str, memory: JinaCallContext, size: int) -> None:
@@ -96,14 +97,14 @@ async def test_who_holds_memory_and_needs_more_comes_before_who_holds_none() -> 
         await _soon()
         grower = asyncio.create_task(hold("grower", second, 20))
         await _soon()
-        await kept.hold(0)
+        await held.hold(0)
         await asyncio.gather(newcomer, grower)
     assert order == ["grower", "newcomer"]
 
 
 @requirement("memory.limit")
-async def test_calls_that_hold_memory_and_need_more_never_wait_for_each_other_for_good() -> None:
-    """Each holds some and needs more than is left; the reserve goes from one to the next."""
+async def test_calls_that_hold_memory_and_need_more_do_not_deadlock() -> None:
+    """Each call holds memory and needs more than is free; they get the reserve one after the other."""
     semaphore, ended = ByteSemaphore(200, reserve_bytes=100), []
 
     async def call(name: int) -> None:
@@ -121,19 +122,19 @@ async def test_calls_that_hold_memory_and_need_more_never_wait_for_each_other_fo
 
 
 @requirement("memory.limit")
-def test_a_wait_that_is_cancelled_holds_nothing_and_blocks_nobody(
+def test_cancelled_wait_takes_nothing_and_blocks_no_other(
     run: Callable[[Coroutine[Any, Any, None]], None],
 ) -> None:
     async def check() -> None:
         semaphore = ByteSemaphore(100)
         with semaphore.for_call() as first, semaphore.for_call() as second, semaphore.for_call() as third:
-            kept = first.grant()
-            await kept.hold(60)
-            given_up = asyncio.create_task(second.grant().hold(90))
+            held = first.grant()
+            await held.hold(60)
+            cancelled = asyncio.create_task(second.grant().hold(90))
             waiting = asyncio.create_task(third.grant().hold(40))
             await _soon()
-            given_up.cancel()
-            await asyncio.wait([given_up])
+            cancelled.cancel()
+            await asyncio.wait([cancelled])
             await waiting
         assert semaphore.free_bytes == 100
 
@@ -142,10 +143,10 @@ def test_a_wait_that_is_cancelled_holds_nothing_and_blocks_nobody(
 
 @pytest.mark.parametrize("first", ["holder", "waiter"])
 @requirement("memory.limit")
-def test_nothing_is_lost_where_holder_and_waiter_end_in_one_iteration_of_the_loop(
+def test_nothing_is_lost_if_holder_and_waiter_end_in_one_iteration_of_the_loop(
     first: str, run: Callable[[Coroutine[Any, Any, None]], None]
 ) -> None:
-    """A batch at its deadline, a drain: both are cancelled before either runs again."""
+    """At the deadline of a batch, or in a drain, both are cancelled before either runs again."""
 
     async def check() -> None:
         semaphore, never = ByteSemaphore(100, reserve_bytes=40), asyncio.Event()
@@ -174,7 +175,7 @@ def test_nothing_is_lost_where_holder_and_waiter_end_in_one_iteration_of_the_loo
 
 @pytest.mark.parametrize("seed", range(10))
 @requirement("memory.limit")
-def test_whatever_is_cancelled_when_all_memory_comes_back(
+def test_all_memory_is_released_whichever_calls_are_cancelled(
     seed: int, run: Callable[[Coroutine[Any, Any, None]], None]
 ) -> None:
     async def check() -> None:
@@ -205,7 +206,7 @@ def test_whatever_is_cancelled_when_all_memory_comes_back(
 
 
 @requirement("hostile.neighbour")
-async def test_a_project_holds_at_most_half_and_holds_up_nobody_else() -> None:
+async def test_project_holds_at_most_half_and_does_not_block_others() -> None:
     semaphore = ByteSemaphore(100)
     with (
         semaphore.for_call("a") as one,
@@ -251,8 +252,8 @@ async def test_projects_take_turns_with_the_reserve() -> None:
 
 
 @requirement("memory.limit")
-async def test_what_a_call_with_the_reserve_still_waits_for_is_served_before_all_others() -> None:
-    """Else it waits for one that waits for the reserve."""
+async def test_call_with_the_reserve_is_served_before_all_others() -> None:
+    """Otherwise it would wait for a call that waits for the reserve."""
     semaphore, ended = ByteSemaphore(110, reserve_bytes=100), []
 
     async def hold(memory: JinaCallContext, size: int) -> None:
@@ -260,7 +261,7 @@ async def test_what_a_call_with_the_reserve_still_waits_for_is_served_before_all
         ended.append(memory)
 
     with semaphore.for_call() as first, semaphore.for_call() as one, semaphore.for_call() as two:
-        for memory, size in ((first, 2), (one, 3), (two, 5), (first, 50)):  # the last of which is the reserve
+        for memory, size in ((first, 2), (one, 3), (two, 5), (first, 50)):  # the last one gets the reserve
             await memory.grant().hold(size)
         tasks = [asyncio.create_task(hold(memory, 50)) for memory in (one, two, one)]
         await _soon()
@@ -273,7 +274,7 @@ async def test_what_a_call_with_the_reserve_still_waits_for_is_served_before_all
 
 
 @requirement("memory.limit")
-async def test_memory_is_held_as_long_as_anybody_needs_it() -> None:
+async def test_memory_is_held_until_the_last_user_exits() -> None:
     semaphore = ByteSemaphore(100)
     memory = semaphore.for_call()
     with memory:
@@ -284,7 +285,7 @@ async def test_memory_is_held_as_long_as_anybody_needs_it() -> None:
     assert semaphore.free_bytes == 100
 
 
-# What a body is made into.
+# Memory of a response.
 
 
 @pytest.mark.parametrize(
@@ -298,14 +299,14 @@ async def test_memory_is_held_as_long_as_anybody_needs_it() -> None:
     ],
 )
 @requirement("memory.limit")
-def test_memory_is_asked_for_by_the_widest_character(body: bytes, times: int) -> None:
+def test_memory_depends_on_the_widest_character(body: bytes, times: int) -> None:
     assert memory_of(body) == times * 100
     assert memory_of(body, 7) - memory_of(body) == 7 * 250
     assert memory_of(body * 1_000, MAX_VALUES) <= most_memory(100_000)
 
 
 @requirement("memory.limit")
-async def test_memory_is_held_from_the_answer_to_the_commit_and_given_back_by_a_failure() -> None:
+async def test_memory_is_held_until_the_commit_and_released_by_a_failure() -> None:
     text = "word " * 200_000
     answering = Answering(serving(json.dumps({"data": {"content": text}}).encode()))
     whole = answering.tools.semaphore.free_bytes
@@ -322,7 +323,7 @@ async def test_memory_is_held_from_the_answer_to_the_commit_and_given_back_by_a_
 
 
 class _Chunks(httpx.AsyncByteStream):
-    """A body whose length is not said, in parts; `pause` is asked for before each."""
+    """Body without a declared length, in parts; `pause` is awaited before each."""
 
     def __init__(self, parts: list[bytes], pause: Callable[[int], Coroutine[Any, Any, None]]) -> None:
         self._parts = parts
@@ -335,7 +336,7 @@ class _Chunks(httpx.AsyncByteStream):
 
 
 @requirement("memory.limit")
-async def test_an_answer_of_unknown_length_takes_little_until_it_turns_out_to_be_large() -> None:
+async def test_response_of_unknown_length_takes_memory_as_it_grows() -> None:
     taken: list[int] = []
 
     async def look(_: int) -> None:
@@ -352,7 +353,7 @@ async def test_an_answer_of_unknown_length_takes_little_until_it_turns_out_to_be
 
 @pytest.mark.parametrize("declared", ["9999999", None])
 @requirement("memory.limit")
-async def test_an_answer_takes_memory_for_what_has_arrived_whatever_it_says(declared: str | None) -> None:
+async def test_response_takes_memory_for_received_bytes_whatever_it_declares(declared: str | None) -> None:
     taken: list[int] = []
 
     async def look(number: int) -> None:
@@ -370,7 +371,7 @@ async def test_an_answer_takes_memory_for_what_has_arrived_whatever_it_says(decl
 
 
 class _Paced:
-    """A client of an upstream that sends `parts`, and awaits `pause` before each."""
+    """Client of an upstream that sends `parts`, and awaits `pause` before each."""
 
     def __init__(self, parts: list[bytes], pause: Callable[[int], Coroutine[Any, Any, None]]) -> None:
         answer = httpx.Response(200, stream=_Chunks(parts, pause))
@@ -382,7 +383,7 @@ class _Paced:
 
 
 @requirement("memory.limit")
-async def test_who_holds_memory_and_sends_nothing_more_is_given_up() -> None:
+async def test_stalled_response_that_holds_memory_is_aborted() -> None:
     async def hang(number: int) -> None:
         await asyncio.sleep(0 if number < 2 else 3_600)
 
@@ -404,7 +405,7 @@ async def test_a_small_answer_may_come_as_slowly_as_its_call_allows() -> None:
 
 
 @requirement("memory.limit")
-async def test_the_wait_for_memory_is_not_the_upstreams() -> None:
+async def test_wait_for_memory_does_not_count_as_a_slow_upstream() -> None:
     async def never(_: int) -> None:
         pass
 
@@ -434,7 +435,7 @@ async def test_a_small_answer_never_waits_behind_large_ones() -> None:
 
 
 @requirement("memory.limit", "upstream.errors")
-async def test_the_pages_of_one_call_are_not_larger_together_than_one_may_be() -> None:
+async def test_pages_of_one_call_share_the_size_limit() -> None:
     body = json.dumps({"data": {"content": "y" * 3_000_000}}).encode()
     answering = Answering(serving(body))
     whole = answering.tools.semaphore.free_bytes
@@ -462,7 +463,7 @@ async def test_many_batches_of_large_pages_at_once_all_end() -> None:
 
 
 @requirement("memory.limit", "cache")
-async def test_a_kept_answer_and_one_on_its_way_take_memory_too() -> None:
+async def test_cached_and_shared_responses_take_memory_too() -> None:
     body = json.dumps({"data": {"content": "y" * 1_000_000}}).encode()
     asked = 0
 
@@ -487,7 +488,7 @@ async def test_a_kept_answer_and_one_on_its_way_take_memory_too() -> None:
 
 
 @requirement("memory.limit", "cache")
-async def test_a_call_that_finds_no_memory_for_an_answer_on_its_way_waits_without_it() -> None:
+async def test_call_does_not_hold_a_shared_response_while_it_waits_for_memory() -> None:
     body = json.dumps({"data": {"content": "y" * 5_000_000}}).encode()
     asked = 0
 

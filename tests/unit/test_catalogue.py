@@ -1,4 +1,4 @@
-"""The built-in tools: what a model is told agrees with what is enforced."""
+"""Built-in tools: their descriptions for the model agree with the checks of the executor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.requirements import requirement
 from tests.support import definition, owner, tool_call
 
 TOOLS = [pytest.param(tool, id=name) for name, tool in CATALOGUE.items()]
-OWN = {
+EXECUTOR_ARGUMENTS = {
     "with_content",
     "timeout",
     "cursor",
@@ -30,11 +30,11 @@ OWN = {
     "queries",
     "urls",
     "max_result_tokens",
-}  # arguments that are not one upstream parameter
+}  # handled by this service; no upstream parameter
 NOT_OFFERED = {
     "search": {
-        *("type", "respondWith"),  # where a definition declares it; with_content says it
-        *("ext", "loc"),  # operators of the query text that hardly anybody asks for
+        *("type", "respondWith"),  # type: only if a definition declares it; respondWith: set by with_content
+        *("ext", "loc"),  # rarely used search operators
         *("targetSelector", "waitForSelector", "removeSelector", "retainImages", "retainLinks"),
         *("withLinksSummary", "withImagesSummary", "markdown.linkStyle", "noCache"),
     },
@@ -56,7 +56,7 @@ def nodes(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 @requirement("catalogue")
 @pytest.mark.parametrize("tool", TOOLS)
-def test_a_schema_keeps_to_the_subset_and_describes_every_argument(tool: BuiltInTool) -> None:
+def test_schema_uses_only_keywords_of_the_subset_and_describes_every_argument(tool: BuiltInTool) -> None:
     schema = tool.schema()
     jsonschema_rs.meta.validate(schema)
     for node in nodes(schema):
@@ -68,7 +68,7 @@ def test_a_schema_keeps_to_the_subset_and_describes_every_argument(tool: BuiltIn
 
 
 @requirement("catalogue")
-def test_a_schema_is_the_callers_own_to_change() -> None:
+def test_schema_returns_a_copy() -> None:
     tool = CATALOGUE["jina.search"]
     changed, before = tool.schema(), tool.schema()
     changed["properties"].clear()
@@ -77,16 +77,16 @@ def test_a_schema_is_the_callers_own_to_change() -> None:
 
 @requirement("catalogue")
 @pytest.mark.parametrize("tool", TOOLS)
-def test_what_is_offered_is_what_a_model_may_set(tool: BuiltInTool) -> None:
+def test_offered_arguments_are_those_that_a_model_may_set(tool: BuiltInTool) -> None:
     endpoint, offered = ENDPOINTS[tool.operation.name], set()
-    for name in tool.schema()["properties"].keys() - OWN:
+    for name in tool.schema()["properties"].keys() - EXECUTOR_ARGUMENTS:
         parameter = endpoint.find(name)
         assert parameter is not None, name
         assert parameter.model, name
         offered.add(parameter.name)
-    subject = set() if tool.items is None else {"q", "url", "pdf_page"}  # of one document
+    single_item_parameters = set() if tool.items is None else {"q", "url", "pdf_page"}
     may_set = {entry.name for entry in endpoint.parameters if entry.model}
-    assert may_set - NOT_OFFERED[tool.operation.name] - subject == offered
+    assert may_set - NOT_OFFERED[tool.operation.name] - single_item_parameters == offered
 
 
 @requirement("catalogue")
@@ -94,10 +94,10 @@ def test_every_operation_has_one_endpoint_and_every_tool_an_operation() -> None:
     assert [endpoint.operation for endpoint in ENDPOINTS.values()] == list(OPERATIONS)
     assert {tool.operation for tool in CATALOGUE.values()} == set(OPERATIONS)
     for endpoint in ENDPOINTS.values():
-        subject = endpoint.find(endpoint.operation.main_parameter)
-        assert subject is endpoint.find(endpoint.operation.argument)
-        assert subject is not None
-        assert {fold(name) for name in (subject.name, *subject.aliases)} == endpoint.operation.main_parameter_names
+        main = endpoint.find(endpoint.operation.main_parameter)
+        assert main is endpoint.find(endpoint.operation.argument)
+        assert main is not None
+        assert {fold(name) for name in (main.name, *main.aliases)} == endpoint.operation.main_parameter_names
 
 
 @requirement("catalogue")
@@ -134,7 +134,7 @@ def test_a_definition_says_which_tool_it_is(jina: dict[str, Any], name: str) -> 
         ({"tool": "jina.crawl"}, "neither mode nor base_url nor a built-in tool"),
     ],
 )
-def test_a_definition_that_is_no_tool(jina: dict[str, Any], complaint: str) -> None:
+def test_definition_of_no_built_in_tool_is_refused(jina: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ToolMisconfigured, match=complaint):
         definition(jina)
 
@@ -164,7 +164,7 @@ def test_identities_agree_exactly_where_owner_and_alias_do(one: tuple[Any, ...],
 
 @given(st.text(max_size=10), st.text(max_size=10), st.text(max_size=10))
 @requirement("session.scoped")
-def test_no_separator_in_an_id_makes_two_owners_look_alike(project: str, agent: str, alias: str) -> None:
+def test_separator_in_an_id_does_not_make_two_owners_equal(project: str, agent: str, alias: str) -> None:
     for separator in ("", "/", ":", '","', "\x00"):
         shifted = (project + separator + agent, alias, "")
         assert SCOPE.identity(project, agent, alias) != SCOPE.identity(*shifted) or (project, agent, alias) == shifted
@@ -189,7 +189,7 @@ def session_of(arguments: dict[str, Any], **options: Any) -> str:
 
 
 @requirement("session.scoped")
-def test_the_alias_comes_from_arguments_defaults_or_fixed_by_weight() -> None:
+def test_the_alias_comes_from_fixed_then_arguments_then_defaults() -> None:
     expected = {alias: SCOPE.identity("proj", "agent", alias) for alias in ("model", "default", "fixed", None)}
     assert session_of({}) == expected[None]
     assert session_of({"sessionId": "model"}) == expected["model"]

@@ -1,4 +1,4 @@
-"""Raw bytes on a connection to the upstream that no server should send, over TLS on loopback, on both event loops."""
+"""Bytes from the upstream that no server should send: over TLS on loopback, with both event loops."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ PATIENCE_S = 10
 
 
 def answer(content: str = "c", *, headers: bytes = b"") -> bytes:
-    """A whole response."""
+    """A complete response."""
     body = json.dumps({"code": 200, "data": content}).encode()
     return b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n%b" % (headers, len(body), body)
 
 
 class Peer:
-    """The server's end of one connection; `gone` is set once the client has dropped it."""
+    """The server's end of one connection; `gone` is set once the client has closed it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -42,11 +42,11 @@ class Peer:
         self.gone = asyncio.Event()
 
     def send(self, data: bytes) -> None:
-        """Put bytes into the client's socket."""
+        """Send bytes to the client."""
         self._writer.write(data)
 
     def end(self) -> None:
-        """Close politely once everything is sent."""
+        """Close gracefully once everything is sent."""
         self._writer.close()
 
     async def request(self) -> None:
@@ -58,7 +58,7 @@ Script = Callable[[Peer], Awaitable[None]]
 
 
 class Upstream:
-    """A TLS server whose every connection plays a script after its first request."""
+    """TLS server that plays a script on each connection after the first request."""
 
     def __init__(self, folder: Path, script: Script) -> None:
         authority = trustme.CA()
@@ -114,9 +114,7 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 @pytest.mark.parametrize("unasked", [answer("smuggled"), b"HTTP/1.1 200", b"\r\n"], ids=["whole", "begun", "blank"])
 @pytest.mark.parametrize("seen_by", ["the loop", "the system"])
 @requirement("egress.response")
-def test_an_answer_that_nobody_asked_for_goes_to_no_later_request(
-    unasked: bytes, seen_by: str, run: Run, tmp_path: Path
-) -> None:
+def test_unsolicited_response_reaches_no_later_request(unasked: bytes, seen_by: str, run: Run, tmp_path: Path) -> None:
     async def once(peer: Peer) -> None:
         peer.send(answer(f"of connection {len(upstream.peers)}"))
 
@@ -134,7 +132,7 @@ def test_an_answer_that_nobody_asked_for_goes_to_no_later_request(
 
 
 @requirement("egress.response")
-def test_a_second_answer_in_one_piece_with_the_first_goes_to_no_later_request(run: Run, tmp_path: Path) -> None:
+def test_surplus_response_in_the_same_read_reaches_no_later_request(run: Run, tmp_path: Path) -> None:
     async def twice(peer: Peer) -> None:
         head, _, body = answer(f"of connection {len(upstream.peers)}").partition(b"\r\n\r\n")
         peer.send(head + b"\r\n\r\n" + body[:5])
@@ -151,7 +149,7 @@ def test_a_second_answer_in_one_piece_with_the_first_goes_to_no_later_request(ru
 
 
 @requirement("egress.response")
-def test_a_connection_that_keeps_to_its_answers_is_used_again(run: Run, tmp_path: Path) -> None:
+def test_well_behaved_connection_is_reused(run: Run, tmp_path: Path) -> None:
     async def always(peer: Peer) -> None:
         peer.send(answer("0", headers=b"X: y\r\n"))
         for number in range(1, 4):
@@ -190,7 +188,7 @@ def test_eight_informational_responses_may_come_before_an_answer(number: int, ru
 
 @pytest.mark.parametrize("before", [b"", answer()[:-5]], ids=["instead of an answer", "after one"])
 @requirement("egress.response")
-def test_informational_responses_without_end_are_parsed_in_small_pieces_and_broken_off(
+def test_endless_informational_responses_are_parsed_in_small_pieces_and_aborted(
     before: bytes, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def flood(peer: Peer) -> None:
@@ -263,7 +261,7 @@ LARGE: dict[str, tuple[bytes, bool]] = {
 
 @pytest.mark.parametrize("case", LARGE)
 @requirement("egress.response")
-def test_what_an_answer_has_beside_its_body_is_bounded_as_a_whole(case: str, run: Run, tmp_path: Path) -> None:
+def test_non_body_bytes_of_a_response_are_limited_together(case: str, run: Run, tmp_path: Path) -> None:
     sent, fits = LARGE[case]
 
     async def send(peer: Peer) -> None:
@@ -283,8 +281,8 @@ def test_what_an_answer_has_beside_its_body_is_bounded_as_a_whole(case: str, run
 
 @pytest.mark.parametrize("piece", [b"1\r\n \r\n", b"8;" + b"x" * 200 + b"\r\n        \r\n"], ids=["tiny", "extended"])
 @requirement("egress.response")
-def test_a_body_in_chunks_that_are_mostly_framing_is_broken_off(piece: bytes, run: Run, tmp_path: Path) -> None:
-    """500,000 chunks of one byte were a second of the event loop's time for half a megabyte."""
+def test_body_in_chunks_that_are_mostly_framing_is_aborted(piece: bytes, run: Run, tmp_path: Path) -> None:
+    """500,000 chunks of one byte blocked the event loop for a second."""
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
     async def in_chunks(peer: Peer) -> None:

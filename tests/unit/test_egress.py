@@ -29,13 +29,15 @@ from tests.support import definition, each
 from tests.unit.test_http import SUCCESS, Origin, fetch
 
 # fmt: off
-INSIDE = [
+PLAIN = [
     "https://s.jina.ai", "https://s.jina.ai/", "https://r.jina.ai/x", "https://s.jina.ai:443/", "https://s.jina.ai:/",
+]
+UNUSUAL = [  # pass the egress check, but are no base_url of a definition
     "HTTPS://S.JINA.AI/", "https://S.Jina.Ai/search?q=a%20b", "https://r.jina.ai/http%3A%2F%2Fevil.example%2F",
     "https://r.jina.ai/@evil.example", "https://s.jina.ai/?u=https://evil.example", "https://s.jina.ai/#@evil.example",
-    "https://s\u3002jina\uff0eai/",  # dots as IDNA reads them: what leaves is s.jina.ai
+    "https://s\u3002jina\uff0eai/",  # other dots of IDNA: sent as s.jina.ai
 ]
-OUTSIDE = [
+REFUSED = [
     # scheme and port
     "http://s.jina.ai/", "ftp://s.jina.ai/", "ws://s.jina.ai/", "wss://s.jina.ai/", "//s.jina.ai/", "s.jina.ai/",
     "https:/s.jina.ai/", "https:s.jina.ai", "https://s.jina.ai:80/", "https://s.jina.ai:444/", "https://s.jina.ai:4430/",
@@ -72,29 +74,29 @@ def _passes(url: str) -> bool:
     return True
 
 
-@each("url", INSIDE)
+@each("url", [*PLAIN, *UNUSUAL])
 @requirement("egress.hosts")
-def test_just_inside(url: str) -> None:
+def test_allowed_url_passes_the_egress_check(url: str) -> None:
     assert _passes(url)
 
 
-@each("url", OUTSIDE)
+@each("url", REFUSED)
 @requirement("egress.hosts")
-def test_just_outside(url: str) -> None:
+def test_other_url_is_refused_by_the_egress_check(url: str) -> None:
     assert not _passes(url)
 
 
-BASE_INSIDE = ("https://s.jina.ai", "https://s.jina.ai/", "https://s.jina.ai:443", "https://s.jina.ai:443/")
+BASE_URLS = ("https://s.jina.ai", "https://s.jina.ai/", "https://s.jina.ai:443", "https://s.jina.ai:443/")
 
 
-@each("base_url", BASE_INSIDE)
+@each("base_url", BASE_URLS)
 @requirement("options.jina")
 def test_a_definition_may_name_the_hosts(base_url: str) -> None:
     assert definition({"base_url": base_url}).operation.host == "s.jina.ai"
 
 
 @pytest.mark.parametrize(
-    "base_url", [*OUTSIDE, *INSIDE[5:], "https://s.jina.ai/x", "https://s.jina.ai?", "https://s.jina.ai\n"]
+    "base_url", [*REFUSED, *UNUSUAL, "https://s.jina.ai/x", "https://s.jina.ai?", "https://s.jina.ai\n"]
 )
 @requirement("options.jina")
 def test_a_definition_may_name_nothing_else(base_url: str) -> None:
@@ -189,7 +191,7 @@ async def test_the_head_of_an_answer_is_bounded(case: str, origin: Origin) -> No
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "x-gzip", "gzip, identity"])
 @requirement("egress.response")
-async def test_nothing_is_ever_unpacked(encoding: str, origin: Origin) -> None:
+async def test_compressed_response_is_refused(encoding: str, origin: Origin) -> None:
     async def bomb(_: web.Request) -> web.Response:
         return web.Response(body=b"\x1f\x8b" + b"\0" * 1000, headers={"Content-Encoding": encoding})
 
@@ -228,7 +230,7 @@ async def test_a_server_with_only_old_tls_gets_nothing(
 
 
 @requirement("egress.tls")
-async def test_a_certificate_that_signed_itself_is_refused(origin: Origin) -> None:
+async def test_certificate_of_an_unknown_ca_is_refused(origin: Origin) -> None:
     stranger = trustme.CA()
     origin.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     stranger.issue_cert("s.jina.ai", "r.jina.ai").configure_cert(origin.tls)
@@ -306,8 +308,8 @@ async def test_the_configured_proxy_carries_a_tunnel_that_it_cannot_read(origin:
 
 
 @requirement("egress.proxy", "egress.tls")
-async def test_through_a_proxy_certificates_are_verified_just_so(origin: Origin) -> None:
-    origin.name("elsewhere.example")
+async def test_certificates_are_verified_through_a_proxy_too(origin: Origin) -> None:
+    origin.issue_certificate("elsewhere.example")
     await origin.start(_ok)
     assert origin.runner is not None
     async with Proxy(origin.runner.addresses[0][1]) as proxy:
@@ -332,9 +334,7 @@ async def test_a_proxy_that_refuses_is_a_typed_error_without_its_address(status:
 
 
 @requirement("egress.hosts")
-async def test_no_proxy_of_the_environment_is_even_connected_to(
-    origin: Origin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_proxy_of_the_environment_is_never_connected_to(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
     await origin.start(_ok)
     async with Proxy() as trap:
         for name in ("http_proxy", "https_proxy", "all_proxy", "ws_proxy", "wss_proxy", "socks_proxy"):
@@ -347,14 +347,14 @@ async def test_no_proxy_of_the_environment_is_even_connected_to(
     assert trap.heads == []
 
 
-PROXIES_INSIDE = [
+ALLOWED_PROXIES = [
     "http://proxy:3128",
     "http://proxy.example:3128/",
     "http://u:p@10.0.0.1:8080",
     "http://u@proxy:1",
     "http://[::1]:3128",
 ]
-PROXIES_OUTSIDE = [
+REFUSED_PROXIES = [
     "proxy:3128",
     "https://proxy:3128",
     "socks5://proxy:1080",
@@ -369,7 +369,7 @@ PROXIES_OUTSIDE = [
 ]
 
 
-@pytest.mark.parametrize("url", PROXIES_INSIDE)
+@pytest.mark.parametrize("url", ALLOWED_PROXIES)
 @requirement("egress.proxy")
 def test_a_proxy_is_one_plain_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PG_DSN", "postgresql://db/kernel")
@@ -378,28 +378,28 @@ def test_a_proxy_is_one_plain_url(url: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert proxy.get_secret_value() == url
 
 
-@pytest.mark.parametrize("egress", [*({"proxy": url} for url in PROXIES_OUTSIDE), {"public_addresses_only": True}])
+@pytest.mark.parametrize("egress", [*({"proxy": url} for url in REFUSED_PROXIES), {"public_addresses_only": True}])
 @requirement("egress.proxy", "egress.public")
-def test_another_proxy_is_refused_at_the_start(egress: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_proxy_is_refused_at_start(egress: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PG_DSN", "postgresql://db/kernel")
     with pytest.raises(SettingsError, match="egress"):
-        load_settings({"egress": {"proxy": PROXIES_INSIDE[0], **egress}})
+        load_settings({"egress": {"proxy": ALLOWED_PROXIES[0], **egress}})
 
 
-# Addresses behind the names.
+# Resolution of names.
 
 
-class Says(AbstractResolver):
-    """Answers with these addresses and counts how often it was asked; connects go to `port`."""
+class StaticResolver(AbstractResolver):
+    """Resolve every name to these addresses and count the lookups; connect to `port`."""
 
     def __init__(self, addresses: list[str], port: int) -> None:
         self.addresses = addresses
         self.port = port
-        self.asked = 0
+        self.lookups = 0
 
     async def resolve(self, host: str, port: int = 0, family: int = socket.AF_INET) -> list[ResolveResult]:
         del port, family
-        self.asked += 1
+        self.lookups += 1
         return [
             ResolveResult(
                 hostname=host,
@@ -438,7 +438,9 @@ async def _connects(addresses: list[str], monkeypatch: pytest.MonkeyPatch, *, pu
 
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(type(loop), "sock_connect", connect)
-    transport = AiohttpTransport(tls_context(None), 10, Says(addresses, 443), public_addresses_only=public_only)
+    transport = AiohttpTransport(
+        tls_context(None), 10, StaticResolver(addresses, 443), public_addresses_only=public_only
+    )
     client = JinaClient(EgressTransport(transport), 1000)
     with pytest.raises(UpstreamUnavailable) as failed:
         await fetch(client)
@@ -465,30 +467,28 @@ async def test_a_public_address_is_connected_to(address: str, monkeypatch: pytes
 
 
 @requirement("egress.public")
-async def test_without_the_setting_any_address_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_setting_any_address_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await _connects(["127.0.0.1"], monkeypatch, public_only=False) == ["127.0.0.1"]
 
 
 @requirement("egress.public")
-async def test_the_address_that_was_checked_is_the_one_that_is_connected_to(
-    origin: Origin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A name that changes its address between look and connect gains nothing: it is looked up once."""
+async def test_dns_rebinding_has_no_effect(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name is resolved once: the address that was checked is the one that is connected to."""
     await origin.start(_ok)
     assert origin.runner is not None
     port = origin.runner.addresses[0][1]
-    resolver = Says(["8.8.8.8"], port)
-    loop, looked_up = asyncio.get_running_loop(), []
+    resolver = StaticResolver(["8.8.8.8"], port)
+    loop, connected_to = asyncio.get_running_loop(), []
     connect: Callable[..., Any] = type(loop).sock_connect
 
     async def to_loopback(self: Any, sock: socket.socket, address: tuple[str, int]) -> Any:
-        looked_up.append(address[0])
+        connected_to.append(address[0])
         return await connect(self, sock, ("127.0.0.1", port))
 
     monkeypatch.setattr(type(loop), "sock_connect", to_loopback)
-    monkeypatch.setattr(type(loop), "getaddrinfo", lambda *_, **__: pytest.fail("a second look"))
+    monkeypatch.setattr(type(loop), "getaddrinfo", lambda *_, **__: pytest.fail("a second lookup"))
     transport = AiohttpTransport(tls_context(str(origin.ca)), 10, resolver, public_addresses_only=True)
     client = JinaClient(EgressTransport(transport), 1_000_000)
     assert await fetch(client) == SUCCESS
-    assert (resolver.asked, looked_up) == (1, ["8.8.8.8"])
+    assert (resolver.lookups, connected_to) == (1, ["8.8.8.8"])
     await client.aclose()

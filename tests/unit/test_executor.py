@@ -1,4 +1,4 @@
-"""A tool call without the kernel: what any front end gives the runner, and what it gets back."""
+"""Tool calls without the kernel: the runner's interface for any front end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SpentContext:
 
 
 class Tools:
-    """Tools that end as a test says, and the calls that reached them."""
+    """Backend that returns or raises `end`, and records the calls that reached it."""
 
     def __init__(self, end: ToolOutput | BaseException) -> None:
         self.end = end
@@ -71,9 +71,9 @@ def request(left_s: float = 60, **arguments: Any) -> ToolCallRequest:
     return ToolCallRequest(OWNER, definition(READ, parameters=PARAMETERS), ToolCall(given), Deadline.after(left_s))
 
 
-async def run(tools: Tools, asked: ToolCallRequest, **options: Any) -> tuple[ResultFields, StoredText | None]:
+async def run(tools: Tools, call: ToolCallRequest, **options: Any) -> tuple[ResultFields, StoredText | None]:
     one = runner(Texts(), tools, **options)
-    return await one.run(asked, one.call_context("proj"))
+    return await one.run(call, one.call_context("proj"))
 
 
 @requirement("runner.alone")
@@ -85,7 +85,7 @@ async def test_a_call_needs_no_turn_no_card_and_no_inbox() -> None:
 
 
 @requirement("runner.alone")
-async def test_what_is_cut_is_handed_over_and_goes_on_for_its_owner() -> None:
+async def test_truncated_result_returns_the_whole_text_and_continues_for_its_owner() -> None:
     tools = Tools(ToolOutput((Item("x" * 60_000),)))
     fields, kept = await run(tools, request())
     assert kept is not None
@@ -121,16 +121,14 @@ async def test_a_hook_of_a_call_without_turn_sees_empty_ids() -> None:
     ids=["arguments", "policy", "deadline", "arguments before deadline", "cursor"],
 )
 @requirement("runner.alone")
-async def test_a_call_that_may_not_be_made_reaches_no_tool(
-    asked: dict[str, Any], options: dict[str, Any], code: str
-) -> None:
+async def test_refused_call_reaches_no_tool(asked: dict[str, Any], options: dict[str, Any], code: str) -> None:
     tools = Tools(ToolOutput((Item("x"),)))
     fields, _ = await run(tools, request(**asked), **options)
     assert (fields.error_code, tools.calls) == (code, [])
 
 
 @requirement("runner.alone")
-async def test_a_defect_is_an_outcome_without_its_text_and_says_what_was_spent(
+async def test_defect_becomes_a_failure_with_its_cost_and_without_its_text(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     fields, _ = await run(Tools(ValueError("of the page")), request())
@@ -142,7 +140,7 @@ async def test_a_defect_is_an_outcome_without_its_text_and_says_what_was_spent(
 
 
 @requirement("runner.alone")
-async def test_an_outage_and_a_cancellation_are_no_outcomes() -> None:
+async def test_outage_and_cancellation_are_raised() -> None:
     with pytest.raises(Unavailable):
         await run(Tools(Unavailable("away")), request())
     with pytest.raises(asyncio.CancelledError):
@@ -150,7 +148,7 @@ async def test_an_outage_and_a_cancellation_are_no_outcomes() -> None:
 
 
 @requirement("runner.alone")
-async def test_what_keeps_a_front_end_from_asking_is_an_outcome_too(caplog: pytest.LogCaptureFixture) -> None:
+async def test_error_in_a_front_end_becomes_a_result_too(caplog: pytest.LogCaptureFixture) -> None:
     tools = Tools(ToolOutput((Item("x"),)))
     one = runner(None, tools, redact=lambda value: "masked" if isinstance(value, str) else value)
     for _ in range(2):
@@ -159,7 +157,7 @@ async def test_what_keeps_a_front_end_from_asking_is_an_outcome_too(caplog: pyte
     assert [vars(record)["action"] for record in caplog.records] == ["tool.misconfigured"]
 
 
-# Answers that could not be committed: whose they are, what is kept, and what becomes of a shelf that is away.
+# Parked results: who may find them, what is stored, and an unavailable store.
 
 
 KEY = b"k" * 32
@@ -167,23 +165,23 @@ FIELDS = ResultFields("success", "what the model reads: ü", None, {"usage": {"t
 
 
 class UnavailableResultStore(FakeResultStore):
-    """A shelf behind a server that does not answer."""
+    """Result store whose server does not answer."""
 
     async def put(self, name: str, record: bytes) -> None:
         del name, record
-        raise Unavailable("NATS: away")
+        raise Unavailable("NATS: connection refused")
 
     async def get(self, name: str) -> bytes | None:
         del name
-        raise Unavailable("NATS: away")
+        raise Unavailable("NATS: connection refused")
 
     async def delete(self, name: str) -> None:
         del name
-        raise Unavailable("NATS: away")
+        raise Unavailable("NATS: connection refused")
 
 
 @requirement("answer.parked")
-async def test_what_is_parked_is_found_whole_and_then_forgotten() -> None:
+async def test_parked_result_is_found_complete_and_then_deleted() -> None:
     store = FakeResultStore()
     parked = ParkedResults(store, KEY)
     artifact = artifact_card(
@@ -205,7 +203,7 @@ async def test_what_is_parked_is_found_whole_and_then_forgotten() -> None:
     ids=lambda other: next(iter(other)),
 )
 @requirement("answer.parked", "tenant.scoped")
-async def test_an_equal_id_of_another_project_agent_or_turn_never_finds_it(other: dict[str, str]) -> None:
+async def test_parked_result_is_not_found_by_another_project_agent_or_turn(other: dict[str, str]) -> None:
     store = FakeResultStore()
     parked = ParkedResults(store, KEY)
     await parked.park(identity(), CallResult(FIELDS))
@@ -216,7 +214,7 @@ async def test_an_equal_id_of_another_project_agent_or_turn_never_finds_it(other
 
 
 @requirement("answer.parked")
-async def test_a_record_that_nobody_with_the_key_wrote_is_not_read() -> None:
+async def test_parked_record_with_a_wrong_seal_is_ignored() -> None:
     store = FakeResultStore()
     parked = ParkedResults(store, KEY)
     await parked.park(identity(), CallResult(FIELDS))
@@ -230,7 +228,7 @@ async def test_a_record_that_nobody_with_the_key_wrote_is_not_read() -> None:
 
 
 @requirement("answer.parked")
-async def test_an_answer_that_is_too_large_is_not_parked_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+async def test_too_large_result_is_not_parked_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     store = FakeResultStore()
     await ParkedResults(store, KEY).park(identity(), CallResult(ResultFields("success", "x" * MAX_BYTES, None, None)))
     assert store.records == {}
@@ -238,7 +236,7 @@ async def test_an_answer_that_is_too_large_is_not_parked_and_that_is_said(caplog
 
 
 @requirement("answer.parked")
-async def test_a_shelf_that_is_away_is_no_failure_of_the_call(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unavailable_result_store_does_not_fail_the_call(caplog: pytest.LogCaptureFixture) -> None:
     parked = ParkedResults(UnavailableResultStore(), KEY)
     await parked.park(identity(), CallResult(FIELDS))
     assert await parked.find(identity()) is None

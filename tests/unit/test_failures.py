@@ -1,4 +1,4 @@
-"""Classification of PostgreSQL errors, and their effect on the call."""
+"""Classification of PostgreSQL errors, and of error responses of the upstream."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ PAGE = b"<!DOCTYPE html><html><head><title>Attention Required! | Cloudflare</tit
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table for one `status`; `does` is the remedy, `words` whether the upstream's own may be shown."""
+    """A row of the table for one `status`; `does` is the remedy, `words` whether the upstream's text may be shown."""
 
     http: int
     status: int
@@ -347,7 +347,7 @@ async def test_internals_of_a_500_never_reach_the_model() -> None:
     assert not any(word in json.dumps(error.as_error()) for word in ("127.0.0.1", "credits", "config", "dispatcher"))
 
 
-# 422, which is told apart by its text.
+# 422, whose meaning depends on its text.
 
 
 def refusal(text: str, **changes: Any) -> dict[str, Any]:
@@ -374,7 +374,7 @@ def refusal(text: str, **changes: Any) -> dict[str, Any]:
     ],
 )
 @requirement("upstream.errors", "upstream.retry")
-async def test_a_page_that_was_slow_or_away_is_asked_for_once_more(text: str) -> None:
+async def test_slow_or_unreachable_page_is_retried_once(text: str) -> None:
     error = await failure(422, JSON, refusal(text))
     assert (error.code, retry(error)) == ("upstream_unavailable", "once")
     assert "try again later or use another source" in error.message
@@ -399,7 +399,7 @@ async def test_a_page_that_was_slow_or_away_is_asked_for_once_more(text: str) ->
     ],
 )
 @requirement("upstream.errors", "upstream.retry")
-async def test_a_page_that_failed_for_good_is_not_asked_for_again(text: str) -> None:
+async def test_permanent_failure_of_a_page_is_not_retried(text: str) -> None:
     error = await failure(422, JSON, refusal(text))
     assert (error.code, retry(error)) == ("upstream_rejected", "no")
     assert "use another source" in error.message
@@ -408,18 +408,18 @@ async def test_a_page_that_failed_for_good_is_not_asked_for_again(text: str) -> 
 
 @pytest.mark.parametrize("text", ["No search results available for query foo", "No search results available"])
 @requirement("upstream.errors", "content.search")
-async def test_a_search_that_found_nothing_is_no_failure(text: str) -> None:
+async def test_empty_search_is_no_failure(text: str) -> None:
     answer = json.dumps(refusal(text)).encode()
     assert await fetched(422, JSON, answer, SEARCH_FAILURES) == {"code": 200, "data": []}
     with pytest.raises(UpstreamRejected):
         await fetched(422, JSON, answer)  # of a page it is one
 
 
-# The upstream's own words.
+# Texts of the upstream.
 
 
 @requirement("upstream.errors")
-async def test_the_time_that_unblocks_a_page_is_told() -> None:
+async def test_message_contains_the_time_that_unblocks_a_page() -> None:
     text = "This URL has failed too often. Blocked until Sat Nov 21 2026 12:00:00 GMT+0000"
     body = {
         **error_classes()["OperationNotAllowedError"]["body"],
@@ -440,14 +440,14 @@ async def test_the_time_that_unblocks_a_page_is_told() -> None:
     ],
 )
 @requirement("upstream.errors")
-async def test_the_upstreams_words_are_one_quoted_line_without_class_names(readable: str, shown: str) -> None:
+async def test_upstream_message_is_one_quoted_line_without_class_names(readable: str, shown: str) -> None:
     body = {"data": None, "code": 400, "status": 40001, "message": "40001", "readableMessage": readable}
     assert (await failure(400, JSON, body)).message.endswith(f' The service says: "{shown}"')
 
 
 @pytest.mark.parametrize("readable", [None, 7, "", "  ", "ParamValidationError", ["a"]])
 @requirement("upstream.errors")
-async def test_without_words_the_sentence_stands_alone(readable: Any) -> None:
+async def test_without_an_upstream_message_only_our_sentence_is_shown(readable: Any) -> None:
     body = {"data": None, "code": 400, "status": 40001, "message": "secret internals", "readableMessage": readable}
     error = await failure(400, JSON, body)
     assert "says" not in error.message
@@ -484,12 +484,10 @@ def _in(seconds: int) -> datetime:
         ("9" * 400, {}, 1e9),
         (None, {"retryAfter": 10**400}, 1e9),
     ],
-    ids=itertools.count(),  # some texts are of this second
+    ids=itertools.count(),  # some texts contain the current second
 )
 @requirement("upstream.errors", "upstream.retry")
-async def test_how_long_to_wait_is_read_from_header_or_body(
-    header: str | None, body: Any, seconds: float | None
-) -> None:
+async def test_retry_after_is_read_from_header_or_body(header: str | None, body: Any, seconds: float | None) -> None:
     known = error_classes()["TooManyRequestsError"]["body"]
     error = await failure(429, JSON | ({"Retry-After": header} if header else {}), known | body)
     assert (error.code, retry(error)) == ("rate_limited", "yes")
@@ -499,7 +497,7 @@ async def test_how_long_to_wait_is_read_from_header_or_body(
 
 
 @requirement("upstream.errors", "upstream.retry")
-async def test_a_wait_is_read_where_no_envelope_came() -> None:
+async def test_retry_after_is_read_without_an_envelope() -> None:
     assert (await failure(429, HTML | {"Retry-After": "17"}, PAGE)).retry_after == 17
     assert (await failure(503, HTML | {"Retry-After": "17"}, PAGE)).retry_after == 17
 
@@ -530,7 +528,7 @@ HOSTILE_MESSAGES = ("a", "A", "a://", "Error(", "AError", "Error(a ", "net::ERR_
 
 @pytest.mark.parametrize("pump", HOSTILE_MESSAGES)
 @requirement("upstream.errors", "loop.answers")
-def test_a_message_of_any_length_is_read_in_no_time(pump: str) -> None:
+def test_long_message_is_parsed_in_linear_time(pump: str) -> None:
     body = {"status": 42206, "readableMessage": pump * (1_000_000 // len(pump)), "retryAfter": "9" * 1_000_000}
     began = time.process_time()
     error = upstream_failure(422, body, None)

@@ -1,4 +1,4 @@
-"""Every input that is kept from fuzzing, through the same targets, without the fuzzer; and inputs of any bytes."""
+"""Saved inputs of the fuzzer and random bytes, run through the same targets without the fuzzer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _ended() -> Iterator[None]:
 
 
 def checked(name: str, data: bytes) -> None:
-    """In CPU time, which a busy machine does not lengthen."""
+    """Run a target within a limit of CPU time, which other processes do not lengthen."""
     began = time.process_time()
     TARGETS[name](data)
     assert time.process_time() - began < MAX_S
@@ -36,19 +36,19 @@ def checked(name: str, data: bytes) -> None:
 
 @each(("name", "known", "data"), KEPT)
 @requirement("fuzz.corpora")
-def test_a_kept_input_breaks_nothing(name: str, known: str, data: bytes) -> None:
+def test_saved_input_breaks_nothing(name: str, known: str, data: bytes) -> None:
     checked(name, data)
 
 
 @requirement("fuzz.corpora")
-def test_near_names_are_looked_for_only_where_an_error_has_room_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """475 unknown arguments took 55 ms."""
+def test_similar_names_are_searched_only_for_problems_that_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise 475 unknown arguments took 55 ms."""
     among: list[list[str]] = []
 
-    def meant(_: str, known: Iterable[str]) -> None:
+    def probably_meant(_: str, known: Iterable[str]) -> None:
         among.append(list(known))
 
-    monkeypatch.setattr(argument_names, "meant", meant)
+    monkeypatch.setattr(argument_names, "probably_meant", probably_meant)
     TARGETS["whole"](kept("whole")["found-unknown-arguments"])
     assert len(among) > MAX_PROBLEMS >= sum(map(bool, among)) > 0
 
@@ -64,7 +64,7 @@ def test_no_seed_breaks_anything(name: str) -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 @requirement("fuzz.corpora")
-def test_a_kept_corpus_is_small(name: str) -> None:
+def test_saved_corpus_is_small(name: str) -> None:
     sizes = list(map(len, kept(name).values()))
     assert 0 < len(sizes) <= MAX_INPUTS
     assert sum(sizes) <= MAX_TOTAL_BYTES

@@ -1,4 +1,4 @@
-"""Whatever one answer of the upstream brings, the event loop goes on, and what is too much is said."""
+"""Hostile responses of the upstream: the event loop is not blocked, and excess is refused or reported."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from tests.requirements import requirement
 from tests.upstream import assert_for_a_model
 
 LONGEST_CPU_S = 0.15
-"""Of one iteration of the loop. The aim is 50 ms and the longest of all on an idle machine was 36 ms; CPU time, since
-other processes lengthen the clock's, and three times the aim, since they empty the caches, too."""
+"""Limit of one iteration of the event loop, in CPU time, which other processes do not delay.
+
+Three times the aim of 50 ms, since they empty the caches. The longest iteration on an idle machine was 36 ms.
+"""
 
 BODIES = {**{f"page: {name}": ("reader", make) for name, make in PAGES.items()}} | {
     f"search: {name}": ("search", make) for name, make in SEARCHES.items()
@@ -33,7 +35,7 @@ BODIES = {**{f"page: {name}": ("reader", make) for name, make in PAGES.items()}}
 @pytest.mark.alone
 @pytest.mark.parametrize("name", BODIES)
 @requirement("loop.answers")
-async def test_no_answer_keeps_the_event_loop(name: str) -> None:
+async def test_no_response_blocks_the_event_loop(name: str) -> None:
     mode, make = BODIES[name]
     answering = Answering(serving(make()))
     async with watched() as lag:
@@ -48,7 +50,7 @@ async def test_no_answer_keeps_the_event_loop(name: str) -> None:
 
 @pytest.mark.alone
 @requirement("loop.answers")
-async def test_many_large_answers_at_once_do_not_keep_it_either() -> None:
+async def test_many_large_responses_at_once_do_not_block_the_event_loop() -> None:
     answering = Answering(serving(PAGES["words"]()[:-1_000_000] + b'"}}'))
     async with watched() as lag:
         await asyncio.gather(*(answering.card() for _ in range(8)))
@@ -56,7 +58,7 @@ async def test_many_large_answers_at_once_do_not_keep_it_either() -> None:
 
 
 @requirement("loop.answers")
-async def test_a_small_answer_waits_for_no_turn() -> None:
+async def test_small_work_does_not_wait_for_large_work() -> None:
     slicer, order = TimeSlicer(), []
 
     def steps(name: str, number: int) -> Any:
@@ -73,7 +75,7 @@ async def test_a_small_answer_waits_for_no_turn() -> None:
 
 
 @requirement("loop.answers")
-async def test_one_turn_ends_before_the_next_begins_also_where_one_is_given_up() -> None:
+async def test_large_work_runs_one_at_a_time_even_if_one_is_cancelled() -> None:
     slicer, order = TimeSlicer(), []
 
     def steps(name: str) -> Any:
@@ -91,7 +93,7 @@ async def test_one_turn_ends_before_the_next_begins_also_where_one_is_given_up()
     assert order == ["a"] * 3 + ["c"] * 3
 
 
-# How many values an answer may have.
+# Number of values in a response.
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ async def test_an_answer_of_too_many_values_is_refused_before_it_is_parsed(
 
 
 @requirement("memory.limit")
-async def test_a_refusal_with_too_many_values_is_still_what_its_status_says() -> None:
+async def test_error_with_too_many_values_keeps_the_meaning_of_its_status() -> None:
     with pytest.raises(UpstreamUnavailable, match="overloaded"):
         await Answering(serving(b"[" * (MAX_VALUES + 10), 503)).output()
 
@@ -130,7 +132,7 @@ VALUES = st.lists(PARTS, max_size=3)
 
 @given(value=VALUES, piece=st.integers(12, 40))
 @requirement("memory.limit")
-def test_only_what_stands_outside_of_texts_is_counted(value: Any, piece: int) -> None:
+def test_only_values_outside_of_strings_are_counted(value: Any, piece: int) -> None:
     body = bytearray(json.dumps(value, ensure_ascii=False).encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answer_json, "_PIECE_BYTES", piece)
@@ -144,7 +146,7 @@ def test_only_what_stands_outside_of_texts_is_counted(value: Any, piece: int) ->
 
 
 def _outside(value: Any) -> int:
-    """Commas and opening brackets of a value, without those in its texts."""
+    """Count commas and opening brackets of a value outside of its strings."""
     if isinstance(value, dict | list):
         inside = value.values() if isinstance(value, dict) else value
         return 1 + max(0, len(value) - 1) + sum(map(_outside, inside))
@@ -158,7 +160,7 @@ async def test_a_page_whose_text_is_full_of_brackets_is_read() -> None:
     assert text in output.content
 
 
-# What senders write that a strict parser refuses.
+# JSON that a strict parser refuses.
 
 ESCAPES = st.lists(
     st.sampled_from(["\\\\", "\\ud83d", "\\ude00", "\\uD800", "\\udFFf", "a", "\\n", '\\"', "\\u0041", "ud800"]),
@@ -168,7 +170,7 @@ ESCAPES = st.lists(
 
 @given(text=ESCAPES, piece=st.integers(12, 30))
 @requirement("memory.limit")
-def test_halves_of_pairs_in_a_large_answer_become_replacement_characters(text: str, piece: int) -> None:
+def test_lone_surrogates_in_a_large_response_become_replacement_characters(text: str, piece: int) -> None:
     body = bytearray(f'{{"data":"{text}"}}'.encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answer_json, "_PIECE_BYTES", piece)
@@ -179,7 +181,7 @@ def test_halves_of_pairs_in_a_large_answer_become_replacement_characters(text: s
     assert [*shown] == ["\ufffd" if "\ud800" <= char <= "\udfff" else char for char in expected]
 
 
-# What is left out is said.
+# Notes about what is left out.
 
 
 async def shown(data: Any, mode: str = "reader") -> str:
@@ -215,7 +217,7 @@ async def test_the_body_of_a_page_stays_whole() -> None:
 
 @pytest.mark.alone
 @requirement("answer.errors")
-async def test_an_error_body_of_megabytes_is_its_status() -> None:
+async def test_error_body_of_megabytes_is_reduced_to_its_status() -> None:
     def answer(_: httpx.Request) -> httpx.Response:
         return httpx.Response(429, content=PAGES["words"](), headers={"Retry-After": "0"})
 

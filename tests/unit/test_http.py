@@ -139,7 +139,7 @@ async def test_proxies_of_the_environment_are_not_used(
     ],
 )
 @requirement("upstream.errors")
-async def test_what_is_not_the_json_asked_for_is_unavailable(
+async def test_response_that_is_not_the_expected_json_is_unavailable(
     answer: httpx.Response, jina: respx.Router, client: JinaClient
 ) -> None:
     jina.post("https://s.jina.ai/").mock(return_value=answer)
@@ -160,7 +160,7 @@ async def test_an_answer_that_is_nested_too_deeply_to_be_parsed_is_unavailable(d
 
 
 @requirement("upstream.errors")
-async def test_an_error_inside_a_200_is_the_error_that_it_says(jina: respx.Router, client: JinaClient) -> None:
+async def test_error_inside_a_200_is_that_error(jina: respx.Router, client: JinaClient) -> None:
     jina.post("https://s.jina.ai/").respond(json={"code": 429, "data": None, "retryAfter": 3})
     with pytest.raises(RateLimited) as limited:
         await fetch(client)
@@ -169,9 +169,7 @@ async def test_an_error_inside_a_200_is_the_error_that_it_says(jina: respx.Route
 
 @each("code", [0, -1, 99, 600, 2**64 - 1, True])
 @requirement("upstream.errors")
-async def test_a_code_in_a_200_that_is_no_status_is_a_failure_of_the_server(
-    code: int, jina: respx.Router, client: JinaClient
-) -> None:
+async def test_invalid_code_in_a_200_is_a_server_error(code: int, jina: respx.Router, client: JinaClient) -> None:
     jina.post("https://s.jina.ai/").respond(json={"code": code, "data": None})
     with pytest.raises(UpstreamUnavailable) as failed:
         await fetch(client)
@@ -179,7 +177,7 @@ async def test_a_code_in_a_200_that_is_no_status_is_a_failure_of_the_server(
 
 
 @requirement("content.search")
-async def test_nothing_found_is_no_error(jina: respx.Router, client: JinaClient) -> None:
+async def test_empty_search_is_no_error(jina: respx.Router, client: JinaClient) -> None:
     body = {"data": None, "code": 422, "status": 42206, "message": "No search results available for query x"}
     jina.post("https://s.jina.ai/").respond(422, json=body)
     assert (await fetch(client))["data"] == []
@@ -187,9 +185,7 @@ async def test_nothing_found_is_no_error(jina: respx.Router, client: JinaClient)
 
 @pytest.mark.parametrize("length", ["\u00b2", "-1", "ten", "9" * 5_000])
 @requirement("upstream.errors")
-async def test_a_length_that_is_none_is_as_if_nothing_were_said(
-    length: str, jina: respx.Router, client: JinaClient
-) -> None:
+async def test_invalid_content_length_is_ignored(length: str, jina: respx.Router, client: JinaClient) -> None:
     async def body() -> AsyncIterator[bytes]:
         yield b'{"code": 200, "data": []}'
 
@@ -237,7 +233,7 @@ _KINDS = [kind for _, kind in inspect.getmembers(aiohttp, inspect.isclass) if is
 
 
 @pytest.mark.parametrize("kind", [*_KINDS, TimeoutError], ids=lambda kind: str(kind.__name__))
-async def test_whatever_the_http_library_raises_is_one_of_ours(
+async def test_every_exception_of_the_http_library_is_translated(
     kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: object, **__: object) -> Any:
@@ -255,7 +251,7 @@ async def test_whatever_the_http_library_raises_is_one_of_ours(
     await transport.aclose()
 
 
-def test_every_error_of_the_http_library_has_a_name_in_ours() -> None:
+def test_every_error_of_the_http_library_has_an_equivalent() -> None:
     kinds = [*_KINDS, TimeoutError]
     assert len(kinds) > 10
     for kind in kinds:
@@ -277,18 +273,18 @@ class Origin:
         self.authority = trustme.CA()
         self.ca = folder / "ca.pem"
         self.authority.cert_pem.write_to_path(str(self.ca))
-        self.name(*ALLOWED_HOSTS)
+        self.issue_certificate(*ALLOWED_HOSTS)
         self.runner: web.AppRunner | None = None
         self.requests: list[web.Request] = []
         self.peers: set[object] = set()
 
-    def name(self, *hosts: str) -> None:
-        """Take a certificate for these hosts."""
+    def issue_certificate(self, *hosts: str) -> None:
+        """Use a certificate for these hosts."""
         self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.authority.issue_cert(*hosts).configure_cert(self.tls)
 
     async def start(self, handler: Handler) -> None:
-        async def keep(request: web.Request) -> web.StreamResponse:
+        async def recording(request: web.Request) -> web.StreamResponse:
             self.requests.append(request)
             if request.transport is not None:
                 self.peers.add(request.transport.get_extra_info("peername"))
@@ -296,7 +292,7 @@ class Origin:
             return response
 
         app = web.Application()
-        app.router.add_route("*", "/{tail:.*}", keep)
+        app.router.add_route("*", "/{tail:.*}", recording)
         self.runner = web.AppRunner(app)
         await self.runner.setup()
         await web.TCPSite(self.runner, "127.0.0.1", 0, ssl_context=self.tls).start()
@@ -347,7 +343,7 @@ async def test_a_certificate_of_an_unknown_authority_is_refused(origin: Origin) 
 async def test_a_certificate_that_is_refused_is_for_the_operator_and_not_tried_again(
     origin: Origin, caplog: pytest.LogCaptureFixture
 ) -> None:
-    origin.name("elsewhere.example")
+    origin.issue_certificate("elsewhere.example")
     await origin.start(_ok)
     client = origin.client()
     with pytest.raises(UpstreamUnavailable) as failed:
@@ -364,7 +360,7 @@ async def test_a_certificate_that_is_refused_is_for_the_operator_and_not_tried_a
 
 @requirement("egress.tls")
 async def test_a_certificate_of_another_host_is_refused(origin: Origin) -> None:
-    origin.name("elsewhere.example")
+    origin.issue_certificate("elsewhere.example")
     await origin.start(_ok)
     client = origin.client()
     with pytest.raises(UpstreamUnavailable):
@@ -405,7 +401,7 @@ async def test_the_connection_layer_uses_no_proxy(origin: Origin, monkeypatch: p
     await client.aclose()
 
 
-async def test_connections_are_kept_between_requests(origin: Origin) -> None:
+async def test_connection_is_reused_between_requests(origin: Origin) -> None:
     await origin.start(_ok)
     client = origin.client()
     for _ in range(3):
@@ -456,7 +452,7 @@ async def test_the_target_travels_byte_for_byte(origin: Origin) -> None:
     await client.aclose()
 
 
-async def test_nothing_answering_is_unavailable_at_once(tmp_path: Path) -> None:
+async def test_closed_port_is_unavailable_at_once(tmp_path: Path) -> None:
     client = JinaClient(EgressTransport(AiohttpTransport(tls_context(None), 10, LoopbackResolver(1))), 1000)
     with pytest.raises(UpstreamUnavailable) as failed:
         await fetch(client)

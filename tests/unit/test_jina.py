@@ -57,7 +57,7 @@ def test_a_search_is_a_post_of_json_that_asks_for_json_only() -> None:
 
 
 @requirement("upstream.request")
-def test_a_search_with_content_leaves_the_default_unsaid() -> None:
+def test_search_with_content_omits_the_default_format() -> None:
     assert body(request({"query": "a", "with_content": True})) == {"q": "a"}
 
 
@@ -110,13 +110,13 @@ def test_a_secret_turns_a_get_into_a_post_and_stays_out_of_the_url() -> None:
 
 @pytest.mark.parametrize("selector", ["h1\r\nX-Evil: 1", "ünïcode", "a\x00b"])
 @requirement("upstream.request")
-def test_a_text_that_no_header_can_hold_travels_in_a_body(selector: str) -> None:
+def test_text_that_no_header_can_hold_is_sent_in_a_body(selector: str) -> None:
     sent = request({"url": "https://a.example", "target_selector": selector}, {"mode": "reader", "method": "GET"})
     assert sent.method == "POST"
     assert body(sent)["targetSelector"] == selector
 
 
-def test_a_long_address_travels_in_a_body() -> None:
+def test_long_address_is_sent_in_a_body() -> None:
     sent = request({"url": "https://a.example/" + "x" * 9000}, {"mode": "reader", "method": "GET"})
     assert (sent.method, sent.target) == ("POST", "/")
 
@@ -249,7 +249,7 @@ def test_a_value_of_the_wrong_kind_is_refused_before_it_costs(values: dict[str, 
         request(values, jina)
 
 
-def test_null_means_not_said() -> None:
+def test_null_means_not_given() -> None:
     assert body(request({"query": "x", "count": None, "with_content": None, "timeout": None})) == {
         "q": "x",
         "respondWith": "no-content",
@@ -377,7 +377,7 @@ def test_a_page_with_any_members_is_rendered_or_refused(page: dict[str, Any]) ->
         assert error.message
 
 
-# Every recorded exchange through the client: an answer, no results or a typed failure; the rest has its reason.
+# Every recorded exchange through the client: a result, no results or a typed failure; the others have a reason.
 
 
 FAILURES = {
@@ -402,7 +402,7 @@ FAILURES = {
 REFUSED = [(name, code, again) for (code, again), names in FAILURES.items() for name in names.split()]
 FOUND_NOTHING = ("s-nothing", "s-provider-reader")
 HIDDEN = ("s-anon", "e-unknown-host-textplain", "e-post-badjson", "s-put", "s-search-path-slash")
-"""Refusals below 500 whose words are not shown: of a key, or without an envelope."""
+"""Refusals below 500 whose texts are not shown: those of a key, and those without an envelope."""
 NOTHING_TO_READ = "t-204-json"
 UNUSED = tomllib.loads((Path(__file__).parents[1] / "data" / "unused_recordings.toml").read_text(encoding="utf-8"))
 
@@ -424,7 +424,7 @@ def words(recording: Recording) -> str:
     return "is not accepted" if text.startswith("Rejected by validator") else text
 
 
-# Which there are.
+# Completeness of the lists.
 
 
 @requirement("upstream.recordings")
@@ -481,7 +481,7 @@ async def test_a_recorded_answer_passes_the_client_whole(name: str) -> None:
 
 @each("name", sorted(set(successes()) - {NOTHING_TO_READ}))
 @requirement("upstream.recordings", "content.kept")
-async def test_the_usage_is_what_the_answer_says_in_all_its_places(name: str) -> None:
+async def test_usage_is_the_same_in_all_places_of_the_response(name: str) -> None:
     envelope, headers = await answer(name), load_recordings()[name].headers
     used = output(envelope).usage
     assert (used.tokens, used.requests) == (envelope["meta"]["usage"]["tokens"], 1)

@@ -121,14 +121,14 @@ def test_a_value_in_another_form_is_repaired(tool: str, name: str, value: Any, e
         ("jina.search", {"query": "x", "exclude_sites": ["a.example|b"]}, "exclude_sites: must be names of sites"),
     ],
 )
-def test_an_error_says_the_rule_in_words_and_no_value(tool: str, values: dict[str, Any], says: str) -> None:
+def test_error_describes_the_rule_in_words_without_the_value(tool: str, values: dict[str, Any], says: str) -> None:
     message = refusal(tool, values)
     assert message.startswith(says)
-    assert "; " not in message.replace("; did you", "")  # one problem, told once
+    assert "; " not in message.replace("; did you", "")  # one problem, reported once
 
 
 @requirement("arguments.checked")
-def test_both_validators_say_a_rule_alike() -> None:
+def test_both_validators_describe_a_rule_in_the_same_words() -> None:
     wrong = {"query": " ", "count": 50, "page": "x", "with_content": 3, "max_tokens": 1, "site": 3, "foo": 3}
     expected = {
         "query: must be a text of 1 to 2,000 characters, not blank",
@@ -177,7 +177,7 @@ def test_the_argument_that_is_meant_by_another_name(name: str, known: list[str],
         ({"type": "object"}, [], "an object"),
     ],
 )
-def test_rules_of_own_definitions_are_said_in_words(rule: dict[str, Any], value: Any, says: str) -> None:
+def test_rules_of_custom_definitions_are_described_in_words(rule: dict[str, Any], value: Any, says: str) -> None:
     assert schema_problems({"properties": {"a": rule}}, {"a": value}) == [f"a: must be {says}"]
 
 
@@ -201,7 +201,7 @@ class _Counted(str):
 
 @requirement("loop.answers")
 @pytest.mark.parametrize("mark", ["](blob:\n", "src='data:image/\n"])
-def test_addresses_of_images_that_are_never_closed_are_looked_through_once(mark: str) -> None:
+def test_unclosed_addresses_of_images_are_searched_once(mark: str) -> None:
     text = _Counted(mark * 2_000 + ")'")
     _Counted.searched = 0
     assert at_once(without_inline_images([text])) == [text]
@@ -236,7 +236,7 @@ def test_a_remedy_names_only_arguments_that_the_tool_takes(
         schema = {"type": "object", "additionalProperties": False, "properties": {name: {} for name in taken}}
         jina_options = {"mode": "reader", "params": {"maxTokens": 500}}
         found = definition(jina_options, parameters=schema, args={"fixed": dict.fromkeys(fixed)})
-        text = run_tool(found, {"url": f"{A}{number}"}).text  # else the second would come from the cache
+        text = run_tool(found, {"url": f"{A}{number}"}).text  # a new address each time, or the cache would answer
         assert {name for name in _TAKEN[1:] if f"with {name}" in text or f"larger {name}" in text} == expected
 
 
@@ -294,7 +294,9 @@ def test_a_search_without_results_names_only_filters_that_were_given(
 
 
 @requirement("answer.errors")
-def test_a_problem_stands_once_in_what_a_model_reads(jina: respx.Router, run_tool: Callable[..., ToolResult]) -> None:
+def test_problem_appears_once_in_the_text_for_the_model(
+    jina: respx.Router, run_tool: Callable[..., ToolResult]
+) -> None:
     jina.post("https://r.jina.ai/").respond(451, json={"code": 451, "readableMessage": "Of law."})
     batch = {"tool": "jina.read_many"}
     for tool, values, said in (

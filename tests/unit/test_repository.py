@@ -395,7 +395,7 @@ TABLE: dict[str, Bound] = {
     "tools/tokens.py _LINE_END": Bound(10_000_000, "its repeat gives nothing back"),
     "tools/tokens.py _NOT_ASCII": Bound(10_000_000, ONCE),
     "tools/truncation.py _FENCE": Bound(10_000_000, "its repeats give nothing back and end with their line"),
-    "tools/source.py _NO_NUMBER": Bound(40, ONCE),
+    "tools/source.py _READ_AS_TEXT": Bound(40, ONCE),
     "tools/source.py _NOT_DECIMAL": Bound(40, ONCE),
     "tools/template.py PLACEHOLDER": Bound(65_536, ONCE),
 }

@@ -1,4 +1,4 @@
-"""Case 11: what is already paid for can be searched, by text or by question, and read on from each place."""
+"""Case 11: a stored result can be searched by phrase or question, and read on from each place found."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from openapi_tool.tools import text_search
 from openapi_tool.tools.cursor import Cursors
 from openapi_tool.tools.result import Item, RenderedResult, ToolOutput
 from openapi_tool.tools.text_search import MAX_SHOWN, Phrase, Question, Search, folded, terms
-from openapi_tool.tools.tokens import estimated
+from openapi_tool.tools.tokens import estimate_tokens
 from openapi_tool.tools.truncation import opening_of
 from tests.answering import OWNER, PAGES, SIZE, watched
 from tests.frames import framed_items, repeated_lines
@@ -40,7 +40,7 @@ FILLER = "Nothing of interest is in this sentence of the page. "
 
 
 class Stored:
-    """One stored text; `reads` are the places and lengths that were read."""
+    """One stored text; `reads` are the positions and lengths that were read."""
 
     def __init__(self, text: str = "", items: Any = None) -> None:
         self.text, self.items = text, items
@@ -54,7 +54,7 @@ class Stored:
 
 
 class Kept:
-    """A result that was cut, and the model that looks through what was kept of it."""
+    """A truncated result, and a model that searches its stored text."""
 
     def __init__(self, *items: Item, max_chars: int = 4_000) -> None:
         self.kernel = Stored()
@@ -62,12 +62,12 @@ class Kept:
         self.limited_to(max_chars)
 
     def limited_to(self, max_chars: int) -> None:
-        """Show at most so many characters from now on."""
+        """Show at most this number of characters from now on."""
         options = ToolOptions(max_result_chars=max_chars)
         self.continuation = Continuation(self.kernel, Cursors(b"k" * 32), options)
 
     async def first(self) -> str:
-        """Cut the result; return the cursor that the model is given."""
+        """Truncate the result; return the cursor for the model."""
         shown, kept = await self.continuation.render(ToolOutput(self.items), READER, OWNER)
         assert kept is not None
         self.kernel.text, self.kernel.items = json.loads(kept.content)["text"], kept.items
@@ -83,13 +83,13 @@ class Kept:
         return output, shown, HEADING.findall(shown.content)
 
     async def read_on(self, cursor: str) -> str:
-        """Return what a cursor leads to, without the lines that are repeated."""
+        """Return the part at a cursor, without repeated lines."""
         _, shown = await self.continuation.resume(cursor, READER, OWNER)
         return framed_items(shown.content)[0].split("\n", repeated_lines(shown.content)[0])[-1]
 
 
 def scanned(search: Search, items: Sequence[str], window: int) -> Search:
-    """Search items in windows of this size, as they follow each other in a stored text."""
+    """Search items that follow each other in a stored text, in windows of this size."""
     start = 0
     for text in items:
         at = 0
@@ -104,7 +104,7 @@ def scanned(search: Search, items: Sequence[str], window: int) -> Search:
 
 
 @requirement("content.find")
-async def test_case_11_a_phrase_is_found_in_all_that_is_kept_and_read_on_from_each_place() -> None:
+async def test_case_11_a_phrase_is_found_in_the_whole_stored_text_with_a_cursor_per_place() -> None:
     pages = [
         Item(f"Title: page {n}", FILLER * 40 + f"\nThe REFUND policy of {n}: thirty days.\n" + FILLER * 90)
         for n in (1, 2, 3)
@@ -187,7 +187,7 @@ def test_case_11_every_place_is_found_wherever_a_window_ends(
         start += len(text) + 2
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(text_search, "_SLICE_CHARS", 64)
-        patched.setattr(text_search, "_APART_CHARS", apart)
+        patched.setattr(text_search, "_MIN_DISTANCE_CHARS", apart)
         search = Phrase(phrase, 0)
         scanned(search, items, window + 16 * phrase.count(" "))
     assert (search.before, search.after) == (0, len(expected))
@@ -357,7 +357,7 @@ async def test_case_11_a_search_keeps_the_limits_of_a_result(unit: str) -> None:
             _, shown, places = await kept.search(cursor, wanted, tokens)
             assert len(places) >= 1
             assert len(shown.content) <= chars
-            assert estimated(shown.content) <= 1.1 * tokens
+            assert estimate_tokens(shown.content) <= 1.1 * tokens
 
 
 @requirement("content.find", "content.untrusted")
@@ -383,7 +383,7 @@ async def test_case_11_texts_that_were_stored_with_frames_are_searched_without_t
 
 
 @requirement("content.find")
-async def test_case_11_a_text_that_ends_before_its_length_says_is_no_endless_search() -> None:
+async def test_case_11_a_text_shorter_than_its_recorded_length_ends_the_search() -> None:
     kept = Kept(Item("Title: x", FILLER * 200))
     cursor = await kept.first()
     kept.kernel.items = [[0, 0, 9_000_000, None, ""]]
@@ -395,7 +395,7 @@ async def test_case_11_a_text_that_ends_before_its_length_says_is_no_endless_sea
 @requirement("content.find", "loop.answers")
 @pytest.mark.alone
 @pytest.mark.parametrize("name", ["many words", "one letter", "two-byte letters", "four-byte signs"])
-async def test_case_11_a_search_in_nine_megabytes_does_not_keep_the_event_loop(name: str) -> None:
+async def test_case_11_a_search_in_nine_megabytes_does_not_block_the_event_loop(name: str) -> None:
     words = " ".join(f"{first}{last}" for first in "abcdefghi" for last in "qrstuvw")
     body = words * 50_000 if name == "many words" else json.loads(PAGES[name]())["data"]["content"]
     kept = Kept(Item("Title: x", body))
@@ -448,7 +448,7 @@ async def test_case_11_a_search_ends_with_the_time_of_its_call() -> None:
         ({"find": "x", "cursor": "A" * 44}, "cursor: is unknown here"),
     ],
 )
-async def test_case_11_arguments_that_do_not_fit_are_told_with_the_remedy(values: dict[str, Any], says: str) -> None:
+async def test_case_11_invalid_arguments_are_refused_with_the_remedy(values: dict[str, Any], says: str) -> None:
     tools = Tools(AssertionError())
     one = runner(Stored(), tools)
     fields, _ = await one.run(request(**values), one.call_context("proj"))
@@ -461,7 +461,7 @@ async def test_case_11_arguments_that_do_not_fit_are_told_with_the_remedy(values
 
 @requirement("content.find")
 @pytest.mark.parametrize("nothing", [None, ""])
-async def test_case_11_nothing_to_look_for_is_no_search(nothing: Any) -> None:
+async def test_case_11_an_empty_query_is_ignored(nothing: Any) -> None:
     kept = Kept(Item("Title: x", FILLER * 200))
     cursor = await kept.first()
     one = runner(kept.kernel, Tools(ToolOutput((Item("a page"),))))

@@ -48,13 +48,13 @@ def test_a_set_is_stored_and_read_back() -> None:
 @pytest.mark.parametrize(
     "record", [b"", b"null", b"[]", b"{}", b'{"disabled": [3], "enabled": []}', b"\xff", b"[" * 9_000]
 )
-def test_a_record_of_something_else_is_named(record: bytes) -> None:
+def test_invalid_record_of_switches_is_refused(record: bytes) -> None:
     with pytest.raises(SwitchRecordInvalid, match="it is not a record of disabled tools"):
         Switches.decode(record)
 
 
 @requirement("switches")
-def test_few_enablings_are_kept() -> None:
+def test_only_the_last_enablings_are_stored() -> None:
     switches = Switches()
     for number in range(50):
         switches = switches.disabled(switch(str(number))).enabled(switch(str(number)))

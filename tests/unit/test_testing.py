@@ -1,4 +1,4 @@
-"""`openapi_tool.testing`, for tests of one's own tools: the runner over a respx router, without servers."""
+"""`openapi_tool.testing`, which tests custom tools: the runner over a respx router, without servers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Run = Callable[..., ToolResult]
 
 
 def defined(mode: str = "reader", **options: Any) -> dict[str, Any]:
-    """A definition of one's own, as in a file."""
+    """A custom definition, as in a file."""
     jina = {"mode": mode, **options.pop("jina", {})}
     return {
         "tool_name": "own",
@@ -112,7 +112,7 @@ def test_a_batch_with_an_unanswered_item_fails_the_test(jina: respx.Router, run_
 
 
 @requirement("testing.runner")
-def test_a_long_answer_goes_on_for_its_agent_alone_at_no_request(jina: respx.Router, run_tool: Run) -> None:
+def test_long_result_continues_for_its_agent_only_without_a_request(jina: respx.Router, run_tool: Run) -> None:
     jina.post("https://r.jina.ai/").respond(json=page("word " * 20_000))
     first = run_tool(READ, {"url": PAGE})
     assert first.cursor is not None
@@ -140,7 +140,7 @@ def test_placeholders_take_the_ids_of_the_call(jina: respx.Router, run_tool: Run
 
 
 @requirement("testing.runner")
-def test_waits_between_attempts_are_skipped_and_told(jina: respx.Router, run_tool: Run) -> None:
+def test_waits_between_attempts_are_skipped_and_recorded(jina: respx.Router, run_tool: Run) -> None:
     jina.post("https://r.jina.ai/").mock(
         side_effect=[
             recorded("RateLimitTriggeredError"),
@@ -185,7 +185,7 @@ def openapi_tool_environment() -> Mapping[str, str]:
 
 
 @requirement("testing.runner")
-def test_a_definition_that_is_not_there_is_named_with_the_folder_searched(
+def test_missing_definition_is_named_with_the_folder_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_tool: Run
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -223,7 +223,7 @@ def test_settings_that_serve_would_refuse_are_refused() -> None:
 
 
 @requirement("testing.runner")
-def test_nothing_leaves_that_the_egress_checks_refuse(
+def test_request_refused_by_the_egress_checks_is_not_sent(
     jina: respx.Router, run_tool: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jina.route().respond(json=page("x"))

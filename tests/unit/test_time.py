@@ -36,7 +36,7 @@ def left_s(age_s: float, suspend_s: float | None, limits: TimeLimits = LIMITS, t
     [(0, None, 27), (0, 10, 27), (0, 60, 57), (20, 60, 37), (0, 500, 120), (100, 500, 20), (-5, None, 27)],
 )
 @requirement("answer.time")
-def test_a_call_has_what_the_worker_waits_less_the_margin_and_the_age(
+def test_time_of_a_call_is_the_workers_wait_minus_margin_and_age(
     age_s: float, suspend_s: float | None, expected: float
 ) -> None:
     assert left_s(age_s, suspend_s) == pytest.approx(expected, abs=0.5)
@@ -48,12 +48,12 @@ def test_a_call_that_cannot_end_in_time_has_none_left(age_s: float, suspend_s: f
     assert left_s(age_s, suspend_s) == 0
 
 
-# The turn's deadline, which the answer of another call of the step resets.
+# The turn's deadline, which a result of another call of the step resets.
 
 
 @dataclass
 class OtherCall:
-    """A kernel in which another call of the step is answered at this second; the first `unknown` looks fail."""
+    """A kernel in which another call of the step gets its result at this second; the first `unknown` queries fail."""
 
     answered_at: float
     unknown: int = 0
@@ -80,7 +80,7 @@ class OtherCall:
     ids=["early", "just after the look", "later", "much later", "never", "unknown at first"],
 )
 @requirement("run.turn_deadline")
-def test_a_call_ends_before_the_deadline_that_another_answer_has_set_whenever_it_comes(
+def test_call_ends_before_a_deadline_set_by_another_result(
     other: OtherCall, ends_at: int, looks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def check() -> None:
@@ -95,7 +95,7 @@ def test_a_call_ends_before_the_deadline_that_another_answer_has_set_whenever_it
     run_virtually(check())
 
 
-# The upstream's own time limit, from what is left of a call.
+# The upstream's `timeout`, computed from the remaining time of a call.
 
 
 IDLE = {"respondTiming": "resource-idle"}

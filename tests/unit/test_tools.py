@@ -39,7 +39,7 @@ SCHEMA = {
 
 
 def nested(depth: int) -> Any:
-    """A text in so many lists."""
+    """A text nested in this number of lists."""
     value: Any = "x"
     for _ in range(depth):
         value = [value]
@@ -91,7 +91,7 @@ def test_envs_names_given_by_the_model_are_dropped_before_validation() -> None:
 
 
 @requirement("arguments.prepared")
-def test_the_workers_own_additions_do_not_trip_over_a_closed_schema() -> None:
+def test_arguments_added_by_the_worker_pass_a_closed_schema() -> None:
     arguments = prepare(
         {"query": "x", "session_id": "turn", "project_id": "proj", "hl": "de"},
         applied=(("session_id", "hl"), ("project_id",)),
@@ -102,7 +102,7 @@ def test_the_workers_own_additions_do_not_trip_over_a_closed_schema() -> None:
 
 
 @requirement("arguments.prepared")
-def test_required_names_that_the_model_never_sees_are_not_asked_of_it() -> None:
+def test_required_arguments_hidden_from_the_model_are_not_required() -> None:
     schema = {**SCHEMA, "required": ["query", "count"]}
     assert prepare({"query": "x"}, parameters=schema, args={"fixed": {"count": 2}}).values == {"query": "x", "count": 2}
 
@@ -115,8 +115,8 @@ def test_all_problems_are_named_in_one_answer() -> None:
 
 
 @requirement("arguments.checked")
-def test_a_declared_default_is_held_to_the_schema() -> None:
-    """No model can correct it: it was told to, and did not know of the argument."""
+def test_default_of_a_declared_argument_is_validated() -> None:
+    """The model cannot correct a wrong default: it may not even know the argument."""
     with pytest.raises(ToolMisconfigured, match=r"options\.args\.defaults\.count: "):
         prepare({"query": "x"}, parameters=SCHEMA, args={"defaults": {"count": "many"}})
     with pytest.raises(BadRequest, match="colour"):
@@ -137,7 +137,7 @@ def test_an_unusable_schema_is_the_operators_problem_and_is_never_fetched(schema
 
 
 @requirement("arguments.prepared")
-def test_identity_arguments_are_taken_out_in_every_spelling() -> None:
+def test_identity_arguments_are_removed_in_every_spelling() -> None:
     names = [
         "session_id",
         "sessionId",
@@ -165,7 +165,7 @@ def test_the_key_is_the_definitions_own_then_auth_env() -> None:
 
 @requirement("options.envs")
 @pytest.mark.parametrize("name", ["PG_DSN", "OPENAPI_TOOL__SESSION__KEY", "jina_" + "0a" * 20])
-def test_an_own_setting_or_a_pasted_key_is_refused_and_never_passed_over(name: str) -> None:
+def test_executors_own_variable_or_pasted_key_is_refused_without_fallback(name: str) -> None:
     with pytest.raises(ToolMisconfigured, match=r"own settings|looks like a key"):
         prepare({}, jina={"mode": "search", "auth_env": "JINA_API_KEY"}, envs={"api_key": name})
 
@@ -207,7 +207,7 @@ def test_a_variable_that_is_not_allowed_is_refused_with_the_setting_to_extend() 
 
 
 @requirement("arguments.prepared")
-def test_the_services_envs_win() -> None:
+def test_envs_of_the_settings_override_the_definition() -> None:
     operator = OperatorEnvs({"api_key": "SEARCH_API_KEY", "x": "EXTRA"})
     arguments = prepare({}, envs={"api_key": "JINA_API_KEY"}, operator=operator)
     assert arguments.api_key.get_secret_value() == "key-two"
@@ -223,7 +223,7 @@ def test_secrets_are_masked_wherever_arguments_are_shown() -> None:
 
 @pytest.mark.parametrize("depth", [21, 300, 900])
 @requirement("arguments.prepared")
-def test_what_is_nested_too_deeply_to_be_rendered_is_the_operators_problem(depth: int) -> None:
+def test_too_deeply_nested_template_is_a_misconfiguration(depth: int) -> None:
     assert prepare({}, args={"fixed": {"q": nested(20)}}).values["q"] == nested(20)
     for place in ("defaults", "fixed"):
         with pytest.raises(ToolMisconfigured) as refused:
@@ -302,7 +302,7 @@ def test_a_fixed_value_keeps_the_cards_where_a_placeholder_has_none_here() -> No
 
 
 @requirement("arguments.prepared")
-def test_a_fixed_name_that_the_definition_no_longer_has_is_taken_away() -> None:
+def test_fixed_argument_that_the_definition_no_longer_has_is_removed() -> None:
     assert prepare({"query": "x", "old": 1}, applied=((), ("old",)), parameters=SCHEMA).values == {"query": "x"}
 
 
@@ -376,7 +376,7 @@ def test_the_legacy_section_is_understood() -> None:
     ],
 )
 @requirement("options.jina", "egress.hosts")
-def test_a_definition_that_is_not_usable_says_where(options: Any, names: str) -> None:
+def test_unusable_definition_names_the_place(options: Any, names: str) -> None:
     with pytest.raises(ToolMisconfigured) as refused:
         parse_definition(DefinitionRecord("t", "suspend", {}, options))
     assert names in refused.value.message
@@ -445,7 +445,7 @@ def test_every_tool_error_makes_an_error_that_readers_accept() -> None:
         assert fields.error["message"]
 
 
-def test_a_secret_source_knows_only_allowed_values() -> None:
+def test_secrets_return_only_allowed_variables() -> None:
     assert SECRETS.values() == {"EXTRA": "extra-value", "JINA_API_KEY": "key-one", "SEARCH_API_KEY": "key-two"}
     assert SECRETS.missing() == ["UNSET"]
     assert SECRETS("EXTRA") == Secret("extra-value")
@@ -455,7 +455,7 @@ def test_a_secret_source_knows_only_allowed_values() -> None:
     ("number", "expected"), [(0, "0 items are left"), (1, "1 item is left"), (2_000, "2,000 items are left")]
 )
 @requirement("arguments.checked")
-def test_one_is_no_plural(number: int, expected: str) -> None:
+def test_counted_uses_the_singular_for_one(number: int, expected: str) -> None:
     assert counted(number, "item", "left") == expected
     assert counted(number, "item") == expected.partition(" is")[0].partition(" are")[0]
     assert schema_problems({"properties": {"a": {"minLength": number + 1}}}, {"a": ""}) == (

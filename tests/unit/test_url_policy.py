@@ -42,7 +42,7 @@ UNCHANGED = [
     "https://localhost.example.com/", "https://10.example.com/", "https://127.0.0.1.example.com/",
     "https://[2606:4700::1]:/", "https://[::ffff:8.8.8.8]:443/", "https://[64:ff9b::808:808]/",
     "https://[2002:808:808::]/", "https://xn--oogle-qmc.com/", "https://ExAmPlE.cOm./", "https://example.com:1/",
-    # the last public address before and the first behind what is refused
+    # the last public address before a refused network, and the first one after it
     "https://1.0.0.0/", "https://9.255.255.255/", "https://11.0.0.0/", "https://100.63.255.255/",
     "https://100.128.0.0/", "https://126.255.255.255/", "https://128.0.0.0/", "https://168.63.129.15/",
     "https://168.63.129.17/", "https://169.253.255.255/", "https://169.255.0.0/", "https://172.15.255.255/",
@@ -252,7 +252,7 @@ def test_an_internal_host_is_refused_in_every_spelling(host: str) -> None:
     "text", ["localhost", "localhost:3000/a", "[::1]:80", "10.0.0.1:80", "<http://a.local>", "https://" * 4 + "a.com"]
 )
 @requirement("url.checked")
-def test_a_repaired_url_is_judged_too(text: str) -> None:
+def test_repaired_url_is_checked_too(text: str) -> None:
     with pytest.raises(TargetRefused):
         checked_url(text, RULES)
 
@@ -271,11 +271,11 @@ LENGTH = MAX_URL_CHARS
 
 
 def filled(piece: str, head: str = "", tail: str = "") -> str:
-    """As many pieces as fit between head and tail in a text of the longest length."""
+    """As many pieces as fit between head and tail in a text of maximum length."""
     return head + piece * ((LENGTH - len(head) - len(tail)) // len(piece)) + tail
 
 
-# Each took quadratic time, or comes near a loop, a pattern or a library that could.
+# Each took quadratic time, or exercises a loop, a pattern or a library that might.
 LABORIOUS = {
     "reader prefixes": filled("r.jina.ai/", tail="example.com"),
     "reader prefixes with a scheme": filled("https://r.jina.ai/", tail="example.com"),
@@ -315,12 +315,12 @@ LABORIOUS = {
     "another scheme": filled("a-", tail=":"),
 }
 CALLS = 2_000
-"""More than any text needs (a host of 1,024 characters has 512 labels); by far fewer than one for each character."""
+"""More steps than any text needs (a host of 1,024 characters has 512 labels), but far fewer than one per character."""
 
 
 @pytest.mark.parametrize("text", LABORIOUS.values(), ids=LABORIOUS)
 @requirement("url.checked")
-def test_a_long_text_is_judged_in_a_bounded_number_of_steps(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_text_is_checked_in_a_bounded_number_of_steps(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folded: list[int] = []
     normalize = unicodedata.normalize
 
@@ -370,7 +370,7 @@ def test_an_operators_suffixes_are_added_to_the_built_in_ones() -> None:
 
 
 @requirement("url.checked")
-def test_an_operator_lets_a_suffix_through() -> None:
+def test_operator_can_allow_a_suffix() -> None:
     rules = UrlPolicy(allow=(".Fixture.test",))
     for host in ("fixture.test", "site.fixture.test", "a.site.FIXTURE.test."):
         assert checked_url(f"http://{host}/a", rules) == f"http://{host}/a"
@@ -391,7 +391,7 @@ def test_an_operator_lets_a_suffix_through() -> None:
     ],
 )
 @requirement("url.checked")
-def test_an_operator_lets_exact_hosts_through(allowed: str, host: str, others: tuple[str, ...]) -> None:
+def test_operator_can_allow_exact_hosts(allowed: str, host: str, others: tuple[str, ...]) -> None:
     rules = UrlPolicy(allow=(allowed,))
     assert checked_url(f"http://{host}:8080/a", rules) == f"http://{host}:8080/a"
     for other in others:
@@ -414,7 +414,7 @@ v6_urls = st.ip_addresses(v=6).map(lambda address: f"https://[{address}]/")
 
 
 def assert_public(url: str) -> None:
-    """Judged with other means than the code's: the standard library's parser and its own lists."""
+    """Check independently of the code: with the standard library's parser and its lists."""
     parts = urlsplit(url)
     assert parts.scheme in ("http", "https")
     assert parts.username is None
