@@ -1,4 +1,4 @@
-"""Any text as a page's address: what is let through is public in the eyes of every other parser, and stays as it is."""
+"""Any text as a page's address: an accepted one is public for every other parser, too, and is unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMES = ("metadata.google.internal", "metadata.goog", "metadata.tencentyun.com"
 
 
 def check(data: bytes) -> None:
-    """Check one text and judge what is let through. Raises AssertionError, or whatever a defect raises."""
+    """Check one text; raise AssertionError for a wrong result, or the exception of a defect."""
     text = data.decode("utf-8", "surrogateescape")
     try:
         url = checked_url(text, _RULES)
@@ -35,7 +35,7 @@ def check(data: bytes) -> None:
         return
     assert checked_url(url, _RULES) == url
     _assert_form(url)
-    for host in {spelling for read in _hosts(url) for spelling in _spellings(read)}:
+    for host in {spelling for read in _hosts(url) for spelling in _host_forms(read)}:
         assert_public(host)
 
 
@@ -49,7 +49,7 @@ def _assert_form(url: str) -> None:
 
 
 def _hosts(url: str) -> Iterator[str]:
-    """The host as two libraries read it, and as a careless reader might: up to the first `/`, `?` or `#`."""
+    """Yield the host as read by two libraries, and by a careless parser: up to the first `/`, `?` or `#`."""
     yield urlsplit(url).hostname or ""
     with contextlib.suppress(ValueError):
         read = URL(url)
@@ -63,7 +63,7 @@ def _hosts(url: str) -> Iterator[str]:
     yield authority.rsplit(":", 1)[0] if not authority.endswith("]") else authority
 
 
-def _spellings(host: str) -> Iterator[str]:
+def _host_forms(host: str) -> Iterator[str]:
     """Return the forms of a host: decoded, folded, with and without invisible characters, in both IDNA standards."""
     plain = host.strip("[]")
     for text in {plain, unquote(plain), unquote(unquote(plain))}:
@@ -80,7 +80,7 @@ def _spellings(host: str) -> Iterator[str]:
 
 
 def assert_public(host: str) -> None:
-    """One spelling of a host, judged by the standard library's own lists."""
+    """Assert that a form of a host is public by the standard library's lists."""
     name = host.lower().replace("\u3002", ".").removesuffix(".")
     address = _address(name)
     if address is not None:
@@ -92,7 +92,7 @@ def assert_public(host: str) -> None:
 
 
 def _address(name: str) -> IPv4Address | IPv6Address | None:
-    """Whatever the C library or the standard library takes for an address."""
+    """Return the address that the C library or the standard library reads, None if neither does."""
     with contextlib.suppress(ValueError):
         return IPv6Address(name)
     with contextlib.suppress(OSError, ValueError, UnicodeError):
@@ -101,7 +101,7 @@ def _address(name: str) -> IPv4Address | IPv6Address | None:
 
 
 def _assert_public_address(address: IPv4Address | IPv6Address) -> None:
-    # Newer versions of Python call all of 2002::/16 not global; the address inside is judged below.
+    # Newer versions of Python treat all of 2002::/16 as not global; the embedded address is checked below.
     is_6to4 = isinstance(address, IPv6Address) and address.sixtofour is not None
     assert address.is_global or is_6to4, f"{address} is not public"
     assert not address.is_multicast, f"{address} is not public"
@@ -115,7 +115,7 @@ def _assert_public_address(address: IPv4Address | IPv6Address) -> None:
 
 
 def _inside(address: IPv6Address) -> Iterator[IPv4Address]:
-    """IPv4 addresses that a gateway or a kernel would take out of an IPv6 one."""
+    """Yield the IPv4 addresses that a gateway or operating system would extract from an IPv6 one."""
     yield from filter(None, (address.ipv4_mapped, address.sixtofour))
     if any(address in network for network in _NAT64) or address.packed.startswith(bytes(12)):
         yield IPv4Address(address.packed[12:])

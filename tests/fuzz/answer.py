@@ -1,4 +1,4 @@
-"""Any answer of the upstream, from its bytes to the result card: a typed failure, or what jsonb and a model can take.
+"""Any upstream response, from its bytes to the result card: a typed failure, or a valid result for jsonb and model.
 
 An input is `SMLF` (status, mode, limit, result format, a byte each) and the body as it came, or `G` in place of the
 first byte and bytes from which an envelope of known names is drawn.
@@ -65,7 +65,7 @@ _TEXTS = (
 
 
 def check(data: bytes) -> None:
-    """Take one answer through the client and judge the result. Raises AssertionError, or whatever a defect raises."""
+    """Process one response; raise AssertionError for a wrong result, or the exception of a defect."""
     source = Source(data)
     drawn = data[:1] == b"G"
     status, endpoint = source.below(len(_STATUSES)), ENDPOINTS["search" if source.below(2) else "reader"]
@@ -110,7 +110,7 @@ def _fetched(request: UpstreamRequest, status: int, headers: Mapping[str, str], 
 
 
 class _Body(httpx.AsyncByteStream):
-    """An answer's bytes, whatever its headers say of their number."""
+    """Body of a response, whatever length its headers declare."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -123,7 +123,7 @@ _loops: list[asyncio.AbstractEventLoop] = []
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """One loop for all inputs: a new one for each takes longer than what is tried."""
+    """Return one loop for all inputs: a new one would take longer than an input."""
     if not _loops:
         _loops.append(asyncio.new_event_loop())
     return _loops[0]

@@ -1,4 +1,4 @@
-"""Any definition and arguments: only ids of definitions are rendered, in one pass; a model's text stays as it is."""
+"""Any definition and arguments: templates are rendered in one pass and only in definitions, never in a model's text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _IDS = ("agent", "{project_id}", "{nobody}", "é", "x" * 200)
 
 
 def check(data: bytes) -> None:
-    """Prepare one call's arguments and judge them. Raises AssertionError, or whatever a defect raises."""
+    """Prepare one call's arguments; raise AssertionError for wrong ones, or the exception of a defect."""
     source = Source(data, stored=True)
     identity = _identity(source)
     _check_render(source, identity)
@@ -56,7 +56,7 @@ def _identity(source: Source) -> CallIdentity:
 
 
 def _check_render(source: Source, identity: CallIdentity) -> None:
-    """Each text alone: what comes out is what another way of putting ids in gives."""
+    """Compare the rendering of each text with an independent implementation."""
     values = placeholder_values(identity)
     assert tuple(values) == PLACEHOLDERS
     template = "".join(source.pick(_TEMPLATES) if source.byte() < 1 << 7 else source.text() for _ in range(3))

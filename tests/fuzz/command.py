@@ -1,4 +1,4 @@
-"""Any subject, headers and body through the decoder of commands: typed errors only, identity from nowhere else.
+"""Any subject, headers and body through the decoder of commands: typed errors only, identity from no other source.
 
 An input is a message as text: the subject on the first line, a header on each further one, an empty line, the body.
 """
@@ -20,7 +20,7 @@ _PUBLISHED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def check(data: bytes) -> None:
-    """Decode one message and judge what came out. Raises AssertionError, or whatever a defect raises."""
+    """Decode one message; raise AssertionError for a wrong result, or the exception of a defect."""
     head, _, body = data.partition(b"\n\n")
     subject, *lines = head.decode("utf-8", "replace").split("\n")
     headers = {name: value for name, _, value in (line.partition(": ") for line in lines)}

@@ -1,4 +1,4 @@
-"""Inputs of the fuzz targets: kept corpora (one JSON Lines file each, an input a line), and seeds.
+"""Inputs of the fuzz targets: saved corpora (a JSON Lines file each, one input per line), and seeds.
 
 Seeds are messages of the tests, their tables of addresses, and the recordings.
 """
@@ -29,7 +29,7 @@ MAX_INPUTS, MAX_TOTAL_BYTES = 300, 300_000
 
 
 def kept(name: str) -> dict[str, bytes]:
-    """A target's inputs by name."""
+    """Return a target's saved inputs by name."""
     if not _file(name).exists():
         return {}
     entries = map(json.loads, _file(name).read_text(encoding="utf-8").splitlines())
@@ -37,7 +37,7 @@ def kept(name: str) -> dict[str, bytes]:
 
 
 def keep(name: str, inputs: Iterable[bytes]) -> None:
-    """Keep of these as many of the smallest as there is room for, beside those that once broke something."""
+    """Save the smallest inputs up to the limit, and all that once caused a failure."""
     ordered = sorted(inputs, key=lambda data: (len(data), data))
     sizes = accumulate(map(len, ordered))
     chosen = {known: data for known, data in kept(name).items() if known.startswith(BROKE)}
@@ -53,7 +53,7 @@ def _file(name: str) -> Path:
 
 
 def seeds(name: str) -> list[bytes]:
-    """The seeds of a target."""
+    """Return the seeds of a target."""
     return list(
         {
             "command": _messages,
@@ -103,7 +103,7 @@ def _answers() -> Iterator[bytes]:
 
 
 def _calls() -> Iterator[bytes]:
-    """Every built-in tool with a recorded answer of each kind, and what an attacker's would be like."""
+    """Yield every built-in tool with a recorded response of each kind, and hostile ones."""
     bodies = {name: recording for name, recording in load_recordings().items() if len(recording.body) < _MAX_BYTES}
     arguments = {
         "query": "hello",
@@ -122,7 +122,7 @@ def _calls() -> Iterator[bytes]:
 
 
 def _frames() -> Iterator[bytes]:
-    """Valid and invalid lines of a server, and messages that any client may publish."""
+    """Yield valid and invalid lines of a server, and messages that any client may publish."""
     yield from (
         b"\x00PING\r\n+OK\r\nPONG\r\n",
         b'\x00INFO {"server_id":"y","max_payload":1048576,"headers":true,"ldm":true}\r\n',

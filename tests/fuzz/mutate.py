@@ -1,4 +1,4 @@
-"""Changes to an input of `whole` that leave it what it is: JSON stays JSON, an answer stays one."""
+"""Mutations of an input of `whole` that keep its structure: JSON stays JSON, a response stays a response."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ Change = Callable[[Any, random.Random], Any]
 
 
 def mutate(data: bytes, most: int, seed: int, flip: Callable[[bytes, int], bytes]) -> bytes:
-    """One input from another, of at most `most` bytes; `flip` changes bytes as libFuzzer does."""
+    """Return a mutated input of at most `most` bytes; `flip` changes bytes as libFuzzer does."""
     chance = random.Random(seed)  # noqa: S311 - libFuzzer's own seed
     pieces = list(parts(data))
     for _ in range(chance.choice((1, 1, 2, 4))):
@@ -116,7 +116,7 @@ def _answer(piece: bytes, chance: random.Random, flip: Callable[[bytes, int], by
 
 
 def _json(text: bytes, chance: random.Random) -> bytes:
-    """A JSON text with one change somewhere inside."""
+    """Return a JSON text with one random change."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -128,7 +128,7 @@ def _json(text: bytes, chance: random.Random) -> bytes:
 
 
 def _changed(value: Any, chance: random.Random) -> Any:
-    """Go down by chance, change what is found."""
+    """Descend randomly, then change the value there."""
     if isinstance(value, dict) and value and chance.random() < 0.8:
         name = chance.choice(list(value))
         return {**value, name: _changed(value[name], chance)}
@@ -143,7 +143,7 @@ def _replace(_: Any, chance: random.Random) -> Any:
 
 
 def _most_times(value: Any) -> int:
-    """Return how often a value may be repeated in an input; more would fill the memory of the fuzzer itself."""
+    """Return how often a value may be repeated in an input without exhausting the fuzzer's memory."""
     return max(1, MAX_BYTES // len(orjson.dumps(value)))
 
 

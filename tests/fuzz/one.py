@@ -17,14 +17,14 @@ import atheris
 
 with atheris.instrument_imports(include=["openapi_tool"]):
     from tests.fuzz.replay import MAX_BYTES, MAX_S, Replayer, peak_bytes
-    from tests.fuzz.targets import MUTATORS, PLAYED_AGAIN, TARGETS
+    from tests.fuzz.targets import MUTATORS, REPLAYED, TARGETS
 
 MAX_INSTRUMENTED_S = 1.0
 _GREW_BYTES = 8_000_000
 
 
 def timed(check: Callable[[bytes], None], figures: Path) -> Callable[[bytes], None]:
-    """`check`, which fails where it takes more than MAX_INSTRUMENTED_S."""
+    """Return `check` with a limit of MAX_INSTRUMENTED_S."""
     slowest = 0.0
 
     def one_input(data: bytes) -> None:
@@ -41,9 +41,9 @@ def timed(check: Callable[[bytes], None], figures: Path) -> Callable[[bytes], No
     return one_input
 
 
-def played_again(name: str, figures: Path) -> Callable[[bytes], None]:
-    """A check that plays what is slow, or larger than all before it, once more in a process without instrumentation."""
-    check, worst = TARGETS[name], {"slowest_ms": 0.0, "largest_mb": 0.0, "played_again": 0}
+def with_replay(name: str, figures: Path) -> Callable[[bytes], None]:
+    """Return a check that repeats slow inputs and the largest so far in a process without instrumentation."""
+    check, worst = TARGETS[name], {"slowest_ms": 0.0, "largest_mb": 0.0, "replayed": 0}
     suspect, replayer = figures.with_name("suspect"), Replayer(name)
     most = peak_bytes()
 
@@ -57,11 +57,11 @@ def played_again(name: str, figures: Path) -> Callable[[bytes], None]:
         most = max(most, peak)
         suspect.write_bytes(data)
         seconds, size = replayer.play(suspect)
-        if size > MAX_BYTES:  # maybe of what earlier inputs left behind
+        if size > MAX_BYTES:  # may include memory of earlier inputs
             seconds, size = Replayer(name).play(suspect)
         worst["slowest_ms"] = max(worst["slowest_ms"], round(seconds * 1000, 1))
         worst["largest_mb"] = max(worst["largest_mb"], round(size / 1e6, 1))
-        worst["played_again"] += 1
+        worst["replayed"] += 1
         figures.write_text(json.dumps(worst), encoding="utf-8")
         if seconds > MAX_S or size > MAX_BYTES:
             raise TimeoutError(f"took {seconds:.3f} s and {size / 1e6:.0f} MB")
@@ -72,8 +72,10 @@ def played_again(name: str, figures: Path) -> Callable[[bytes], None]:
 def main() -> None:
     """Never returns: libFuzzer ends the process."""
     name, figures, *arguments = sys.argv[1:]
-    again = shlex.join([sys.executable, "-m", "tests.fuzz.one", name, figures])  # how a merge starts its parts
-    check = played_again(name, Path(figures)) if name in PLAYED_AGAIN else timed(TARGETS[name], Path(figures))
+    again = shlex.join(
+        [sys.executable, "-m", "tests.fuzz.one", name, figures]
+    )  # command with which a merge starts its workers
+    check = with_replay(name, Path(figures)) if name in REPLAYED else timed(TARGETS[name], Path(figures))
     options = {}
     if mutate := MUTATORS.get(name):
         options["custom_mutator"] = lambda data, most, seed: mutate(data, most, seed, atheris.Mutate)

@@ -1,4 +1,4 @@
-"""Plays inputs again as they are played in production, without instrumentation, and says what each took.
+"""Repeats inputs without instrumentation, as in production, and reports the time and memory of each.
 
 `python -m tests.fuzz.replay NAME` reads the paths of inputs, a line each, and answers each with a JSON line: seconds of
 CPU time, bytes of memory above what it held before.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.fuzz.corpora import seeds
-from tests.fuzz.targets import PLAYED_AGAIN, TARGETS
+from tests.fuzz.targets import REPLAYED, TARGETS
 
 MAX_S, MAX_BYTES = 0.05, 64_000_000
 TRIES = 3
@@ -23,7 +23,7 @@ _STATUS, _FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held since `forget_peak`; 0 where the system does not say."""
+    """Return the peak memory of this process since `forget_peak`; 0 if the system does not report it."""
     if not _STATUS.exists():
         return 0
     lines = _STATUS.read_text().splitlines()
@@ -31,7 +31,7 @@ def peak_bytes() -> int:
 
 
 def forget_peak() -> None:
-    """Begin anew (proc(5), clear_refs)."""
+    """Reset the peak (proc(5), clear_refs)."""
     if _FORGET_PEAK.exists():
         _FORGET_PEAK.write_text("5")
 
@@ -43,7 +43,7 @@ def measured(
     baseline: int,
     data: bytes,
 ) -> tuple[float, int]:
-    """Least CPU time and least memory above `baseline` of some tries, each without what is kept of earlier ones."""
+    """Return minimum CPU time and minimum memory above `baseline` of several tries, each without cached data."""
     taken: list[tuple[float, int]] = []
     for _ in range(TRIES):
         forget()
@@ -55,7 +55,7 @@ def measured(
 
 
 class Replayer:
-    """Such a process, from outside."""
+    """Client of such a process."""
 
     def __init__(self, name: str) -> None:
         command = [sys.executable, "-m", "tests.fuzz.replay", name]
@@ -66,7 +66,7 @@ class Replayer:
         self._process.kill()
 
     def play(self, path: Path) -> tuple[float, int]:
-        """CPU time in seconds and memory in bytes of an input in a file. Raises RuntimeError where it breaks."""
+        """Return CPU time in seconds and memory in bytes of the input in a file. Raises RuntimeError if it fails."""
         stdin, _ = self._pipes()
         stdin.write(f"{path}\n")
         stdin.flush()
@@ -86,10 +86,10 @@ class Replayer:
 
 
 def main() -> None:
-    """Play what the lines on standard input name."""
+    """Replay the files that standard input names, one per line."""
     name = sys.argv[1]
-    check, (forget, spent_s) = TARGETS[name], PLAYED_AGAIN[name]
-    for data in seeds(name):  # what is imported and compiled once is no input's doing
+    check, (forget, spent_s) = TARGETS[name], REPLAYED[name]
+    for data in seeds(name):  # so that no input is charged for imports and compilation
         check(data)
     forget_peak()
     baseline = peak_bytes()

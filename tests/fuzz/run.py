@@ -1,4 +1,4 @@
-"""Fuzz each target for a while, from its kept corpus: `make fuzz FUZZ="--seconds 60 --only address"`.
+"""Fuzz each target for a time, from its saved corpus: `make fuzz FUZZ="--seconds 60 --only address"`.
 
 Ends with one JSON line, {target: {executions, seconds, crashes, slowest_ms, …}}; exit code 1 where something was found.
 An input that breaks a target is left in `build/fuzz/<target>/`. With `--keep`, what reached new code is merged into
@@ -21,13 +21,13 @@ from tests.fuzz.corpora import keep, kept, seeds
 from tests.fuzz.targets import MAX_BYTES, TARGETS
 
 FOUND = Path("build") / "fuzz"
-_HANG_S = {"whole": 60}  # of the clock, for what never ends; how much of CPU time an input may take is in `one`
+_HANG_S = {"whole": 60}  # wall-clock limit for hangs; `one` limits CPU time per input
 _USUAL_HANG_S = 5
 _EXECUTIONS = re.compile(r"stat::number_of_executed_units:\s+(\d+)")
 
 
 def fuzz(name: str, seconds: int) -> dict[str, float]:
-    """The figures of one target."""
+    """Fuzz one target; return its figures."""
     folder = FOUND / name
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "new").mkdir(parents=True)
@@ -61,7 +61,7 @@ def _fill(folder: Path, inputs: Iterable[bytes]) -> None:
 
 
 def merge(name: str) -> None:
-    """Make the kept corpus of what it has and what was found."""
+    """Merge the inputs found into the saved corpus."""
     merged = FOUND / name / "merged"
     shutil.rmtree(merged, ignore_errors=True)
     merged.mkdir()
@@ -74,7 +74,7 @@ def merge(name: str) -> None:
 
 
 def libfuzzer(name: str, *arguments: str) -> str:
-    """Run it on a target; its output, which is shown where it failed, and kept beside the figures."""
+    """Run libFuzzer on a target; return its output, which is also saved, and printed if it failed."""
     folder = FOUND / name
     command = [sys.executable, "-m", "tests.fuzz.one", name, str(folder / "figures"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)  # noqa: S603 - ourselves
@@ -86,7 +86,7 @@ def libfuzzer(name: str, *arguments: str) -> str:
 
 
 def main() -> int:
-    """Fuzz what was asked for; 1 where anything was found."""
+    """Fuzz the chosen targets; return 1 if a failure was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=300)
     parser.add_argument("--only", choices=sorted(TARGETS), action="append")

@@ -1,4 +1,4 @@
-"""Any bytes at the client's socket: it stays connected or connects anew, and hears what comes after them.
+"""Any bytes at the client's socket: it stays connected or reconnects, and receives the messages after them.
 
 A server on loopback sends the input to a connected client. If the first byte is even, the rest is sent as it is, as by
 a broken server. If it is odd, the rest is subject, reply, headers and body of one message, with `|` between them,
@@ -34,7 +34,7 @@ _ACK = b"$JS.ACK.stream.durable.1.7.7.1767225600000000000.0"
 
 
 class Server:
-    """One client's server; `sid` is its subscription's id."""
+    """Server for one client; `sid` is the id of its subscription."""
 
     def __init__(self) -> None:
         self.writer: asyncio.StreamWriter | None = None
@@ -42,7 +42,7 @@ class Server:
         self.ready = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Greet, and take what a client sends until it leaves."""
+        """Send INFO, and read what a client sends until it disconnects."""
         writer.write(_INFO)
         with suppress(OSError):
             while line := await reader.readline():
@@ -62,26 +62,26 @@ class Server:
                 writer.write(b"PONG\r\n")
 
     async def subscribed(self) -> bytes:
-        """Id of the client's subscription, once it has one. Raises TimeoutError."""
+        """Wait for the client's subscription and return its id. Raises TimeoutError."""
         async with asyncio.timeout(WAIT_S):
             await self.ready.wait()
         return self.sid
 
     async def send(self, data: bytes) -> None:
-        """To whoever is connected, or will be. Raises TimeoutError."""
+        """Send to the current or next connection. Raises TimeoutError."""
         await self.subscribed()
         if self.writer is not None:
             self.writer.write(data)
 
     def hang_up(self) -> None:
-        """End the connection, as a network does."""
+        """Drop the connection."""
         if self.writer is not None:
             self.writer.close()
             self.ready.clear()
 
 
 class LoopbackClient(BusClient):
-    """Goes to no other server that a greeting names."""
+    """Client that ignores other servers named in INFO."""
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002
         info.pop("connect_urls", None)
@@ -90,7 +90,7 @@ class LoopbackClient(BusClient):
 
 @dataclass
 class World:
-    """A server and its client, and what arrived; `mark` is another one for each input, so that none can hold it."""
+    """Server, client and received messages; `mark` differs for each input, so that no input can contain it."""
 
     server: Server
     client: BusClient
@@ -100,14 +100,14 @@ class World:
     mark: bytes = b""
 
     async def hear(self, message: Msg) -> None:
-        """Keep a message; the mark is the one that comes after the input."""
+        """Record a message; the mark follows the input."""
         if message.data == self.mark:
             self.marked.set()
         else:
             self.arrived.append(message)
 
     async def check(self, data: bytes) -> None:
-        """Send an input, and the mark."""
+        """Send an input, then the mark."""
         self.arrived.clear()
         self.marked.clear()
         self.mark = secrets.token_bytes(8)
@@ -116,7 +116,7 @@ class World:
         await self.server.send(sent + self._mark())
         if not await self._heard_in(WAIT_S if framed else _HALF_A_FRAME_S):
             assert not framed, "what followed a message that was framed well was not heard"
-            self.server.hang_up()  # the client waits for the rest of a frame, or connects anew
+            self.server.hang_up()  # the client waits for the rest of a frame, or reconnects
             await self._assert_hears()
         assert not self.defects, self.defects
         assert not self.client.is_closed
@@ -151,7 +151,7 @@ def _frame(sid: bytes, data: bytes) -> bytes:
 
 
 def _assert_settled(message: Msg) -> None:
-    """A command, or a dead letter that is stored and read again, or no delivery at all."""
+    """Assert that a message is a command, a dead letter that can be stored and read again, or no delivery."""
     try:
         delivery = delivery_of(message)
     except ForeignMessage:
@@ -181,15 +181,15 @@ async def _world() -> AsyncIterator[World]:
         await client.close()
         server.hang_up()
         listening.close()
-        await asyncio.sleep(_HALF_A_FRAME_S)  # transports close in their own time
+        await asyncio.sleep(_HALF_A_FRAME_S)  # until the transports are closed
 
 
 async def _no_news(_: Exception) -> None:
-    """Errors are what is asked for here."""
+    """Ignore errors, which are expected."""
 
 
 class Player:
-    """A world that lasts from input to input."""
+    """World that is used for all inputs."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -197,11 +197,11 @@ class Player:
         self._world = self._loop.run_until_complete(self._open.enter_async_context(_world()))
 
     def check(self, data: bytes) -> None:
-        """Play one input. Raises AssertionError and TimeoutError."""
+        """Check one input. Raises AssertionError and TimeoutError."""
         self._loop.run_until_complete(self._world.check(data))
 
     def close(self) -> None:
-        """End it all."""
+        """Close the world."""
         self._loop.run_until_complete(self._open.aclose())
         self._loop.close()
 
@@ -211,13 +211,13 @@ _players: list[Player] = []
 
 
 def check(data: bytes) -> None:
-    """Send one input to a client that lives on. Raises AssertionError, or TimeoutError where it became deaf."""
+    """Send one input to a shared client. Raises AssertionError, or TimeoutError if it no longer receives."""
     if not _players:
         _players.append(Player())
     _players[0].check(data)
 
 
 def forget() -> None:
-    """Close the client, so that the next input meets a new one."""
+    """Close the client, so that the next input gets a new one."""
     while _players:
         _players.pop().close()

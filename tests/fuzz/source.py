@@ -17,7 +17,7 @@ _NUMBERS = (0, 1, -1, 7, 20_000, 2**63, -(2**64), 10**400, 0.5, -0.0, 1e308, flo
 
 
 class Source:
-    """Reads from the front of `data`; behind its end every byte is zero. With `stored`, only what jsonb can hold."""
+    """Reader of values from `data`, followed by zeros. With `stored` only values that jsonb accepts."""
 
     def __init__(self, data: bytes, *, stored: bool = False) -> None:
         self._data = data
@@ -25,35 +25,35 @@ class Source:
         self._at = 0
 
     def byte(self) -> int:
-        """0 to 255."""
+        """Return a number from 0 to 255."""
         self._at += 1
         return self._data[self._at - 1] if self._at <= len(self._data) else 0
 
     def below(self, count: int) -> int:
-        """A number from 0; for counts over 256 from two bytes."""
+        """Return a number below `count`; uses two bytes if that is over 256."""
         number = self.byte() if count <= 1 << 8 else self.byte() << 8 | self.byte()
         return number % count
 
     def pick(self, items: Sequence[Item]) -> Item:
-        """One of several."""
+        """Return one of several items."""
         return items[self.below(len(items))]
 
     def take(self, count: int) -> bytes:
-        """At most so many bytes, as they are."""
+        """Return at most this many bytes."""
         self._at += count
         return self._data[self._at - count : self._at]
 
     def text(self, most: int = 40) -> str:
-        """Any text; where anything goes, lone surrogates for what is no UTF-8."""
+        """Return any text; unless `stored`, with lone surrogates for bytes that are no UTF-8."""
         data = self.take(self.below(most))
         return data.replace(b"\0", b"0").decode("utf-8", "replace" if self._stored else "surrogateescape")
 
     def rest(self) -> bytes:
-        """Whatever is left."""
+        """Return the remaining bytes."""
         return self.take(len(self._data))
 
     def value(self, texts: Sequence[str], depth: int = 0) -> Any:
-        """A JSON value, with odd numbers, and with texts and keys from `texts` or of any kind."""
+        """Return a JSON value with odd numbers, and with texts and keys from `texts` or any others."""
         kind = self.below(8 if depth < _MAX_DEPTH else 6)
         if kind == _LIST:
             return [self.value(texts, depth + 1) for _ in range(self.below(5))]
@@ -62,7 +62,7 @@ class Source:
         return self._scalar(kind, texts)
 
     def _scalar(self, kind: int, texts: Sequence[str]) -> Any:
-        """A value that is not made of others, or the same in many lists."""
+        """Return a scalar, or one nested in many lists."""
         match kind:
             case 2:
                 return self.text()
@@ -76,14 +76,14 @@ class Source:
                 return self.pick(texts)
 
     def object(self, texts: Sequence[str], depth: int = 0) -> dict[str, Any]:
-        """A JSON object of up to seven names."""
+        """Return a JSON object of up to seven members."""
         return {
             self.pick(texts) if self.byte() < 1 << 7 else self.text(12): self.value(texts, depth + 1)
             for _ in range(self.below(8))
         }
 
     def _chain(self) -> Any:
-        """A list in a list in a list, or objects."""
+        """Return deeply nested lists or objects."""
         inner: Any = self.pick(("x", 1, None))
         wrap = self.below(2)
         for _ in range(self.pick(_CHAINS)):
@@ -91,12 +91,12 @@ class Source:
         return inner
 
 
-# What jsonb can hold, said independently of the code that makes it so.
+# Values that jsonb accepts, checked independently of the code that converts them.
 
 
 def assert_storable(value: Any) -> None:
-    """JSON of finite numbers, in UTF-8, without NUL; integers within 64 bits."""
-    orjson.dumps(value)  # as the driver does, which knows a greatest depth
+    """Assert JSON of finite numbers, in UTF-8, without NUL, with integers of 64 bits."""
+    orjson.dumps(value)  # as the driver does, which limits the depth
     text = json.dumps(value, allow_nan=False, ensure_ascii=False)
     text.encode()
     assert "\\u0000" not in text.replace("\\\\", "")

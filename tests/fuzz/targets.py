@@ -18,10 +18,11 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = {
     "socket": socket.check,
 }
 MAX_BYTES: Mapping[str, int] = dict.fromkeys(TARGETS, 4_096) | {"whole": whole.MAX_BYTES, "socket": socket.MAX_BYTES}
-"""The largest input of each."""
+"""Maximum size of an input."""
 
 MUTATORS: Mapping[str, Mutate] = {"whole": mutate}
-"""Targets whose inputs are changed as what they are."""
+"""Targets whose inputs are mutated by structure."""
 
-PLAYED_AGAIN: Mapping[str, tuple[Callable[[], None], Callable[[], float]]] = {"whole": (whole.forget, whole.spent_s)}
-"""Targets whose slow and large inputs are measured without instrumentation: forget the ones before, CPU time taken."""
+REPLAYED: Mapping[str, tuple[Callable[[], None], Callable[[], float]]] = {"whole": (whole.forget, whole.spent_s)}
+"""Targets whose slow and large inputs are measured without instrumentation, with functions that clear caches and return
+the CPU time."""

@@ -51,20 +51,20 @@ _SETTINGS = Settings(
 
 
 def joined(row: Any, arguments: Any, status: int, body: bytes) -> bytes:
-    """An input from its parts."""
+    """Return an input from its parts."""
     place = STATUSES.index(status)
     return SEPARATOR.join([orjson.dumps(row), orjson.dumps(arguments), bytes([place]) + body])
 
 
 def parts(data: bytes) -> tuple[bytes, bytes, bytes]:
-    """Row, arguments, answer."""
+    """Split an input into row, arguments and response."""
     first, _, rest = data.partition(SEPARATOR)
     second, _, third = rest.partition(SEPARATOR)
     return first, second, third
 
 
 def stored(text: bytes) -> dict[str, Any]:
-    """Return a JSON object as jsonb would store it; empty if it would refuse it."""
+    """Return a JSON object as stored by jsonb; empty if jsonb rejects it."""
     try:
         value = json.loads(text)
         assert_storable(value)
@@ -74,7 +74,7 @@ def stored(text: bytes) -> dict[str, Any]:
 
 
 def check(data: bytes) -> None:
-    """Handle one call and judge its result. Raises AssertionError, or whatever a defect raises."""
+    """Handle one call; raise AssertionError for a wrong result, or the exception of a defect."""
     row, arguments, answer = parts(data[:MAX_BYTES])
     row_object, arguments_object = stored(row), stored(arguments)
     with _Defects() as defects:
@@ -98,12 +98,12 @@ _spent_s = [0.0]
 
 
 def spent_s() -> float:
-    """CPU time in seconds of the last input, without that of its judge, which may take more."""
+    """Return the CPU time of the last input in seconds, without that of the checks, which may take more."""
     return _spent_s[0]
 
 
 def forget() -> None:
-    """Drop what is kept between calls."""
+    """Clear the caches."""
     definition._parse_cache.clear()  # noqa: SLF001 - no program forgets definitions
     schema._compiled.clear()  # noqa: SLF001
 
@@ -130,7 +130,7 @@ class _Defects(logging.Handler):
         self._logger.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep its exception."""
+        """Collect the exception."""
         if record.exc_info and record.exc_info[1] is not None:
             self.found.append(record.exc_info[1])
 
@@ -139,7 +139,7 @@ _loops: list[asyncio.AbstractEventLoop] = []
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """One loop for all inputs."""
+    """Return one loop for all inputs."""
     if not _loops:
         _loops.append(asyncio.new_event_loop())
     return _loops[0]
@@ -151,13 +151,13 @@ def _consumer(handlers: list[Handler], handle: Handler) -> mock.Mock:
 
 
 def _client() -> mock.AsyncMock:
-    """A connection to NATS without any bucket."""
+    """Return a connection to NATS without buckets."""
     buckets = mock.AsyncMock(key_value=mock.AsyncMock(side_effect=BucketNotFoundError))
     return mock.AsyncMock(jetstream=mock.Mock(return_value=buckets))
 
 
 class _Kernel:
-    """The kernel of one call, its doorbell and its upstream, in place of everything that `serve` connects to."""
+    """Kernel, doorbell and upstream of one call, in place of all servers that `serve` connects to."""
 
     def __init__(self) -> None:
         self.written: list[tuple[dict[str, Any], dict[str, Any]]] = []
@@ -188,7 +188,7 @@ class _Kernel:
         return self
 
     async def handle(self, row: Mapping[str, Any], arguments: Mapping[str, Any], answer: bytes) -> Any:
-        """Answer a call and say how its command was settled."""
+        """Handle a call and return the settlement of its command."""
         self.written.clear()
         content = {"__type__": "ToolCallContent", "tool_name": "a_tool", "arguments": arguments}
         own = {"type": "tool.call", "author_id": "agent", "agent_turn_id": "turn"}
@@ -202,7 +202,7 @@ class _Kernel:
             RequestEdgeRecord("edge", 0),
             None,
         )
-        published_at = datetime.now(UTC) - _HELD  # else each answer would wait for its worker
+        published_at = datetime.now(UTC) - _HELD  # otherwise each result would be delayed
         return await self._handle(Delivery(SUBJECT, HEADERS, orjson.dumps(BODY), published_at, 1, 1))
 
     def _response(self) -> httpx.Response:
@@ -210,11 +210,11 @@ class _Kernel:
         return httpx.Response(status, stream=_Body(self._answer[1:]))
 
     async def load(self, _: Command) -> CallRecords:
-        """The call's records."""
+        """Return the records of the call."""
         return self._records
 
     async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None, *, retry: bool = False) -> bool:
-        """Keep content and metadata of what is written."""
+        """Record content and metadata of the cards."""
         del report, retry
         self.written.append((card.content, card.metadata))
         if artifact:
@@ -222,15 +222,15 @@ class _Kernel:
         return True
 
     async def artifact(self, *_: object) -> Artifact | None:
-        """Nothing is kept of earlier calls."""
+        """Return no artifact of earlier calls."""
         return None
 
     async def publish(self, *_: object) -> bool:
-        """Nobody listens."""
+        """Do nothing."""
         return True
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 class _Body(httpx.AsyncByteStream):

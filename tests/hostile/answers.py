@@ -1,4 +1,4 @@
-"""Answers of an upstream, or of a page behind it, that cost as much as bytes can."""
+"""Upstream responses, or pages behind them, that are as expensive as possible."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.hostile.upstream import LATE, response
 CASES = Cases()
 Make = Callable[[], bytes]
 MAX_BYTES = 9_900_000
-"""Nearly as much as is read of an answer."""
+"""Just below the size limit of a response."""
 
 PAGES = 56
-"""At once: nearly as many as the executor runs, since a project that takes all of its places is another matter."""
+"""Concurrent calls: fewer than there are slots, since a project that fills all slots is another case."""
 PATIENCE_S = 110
-"""Of calls that wait for each other's memory: 640 MB are read, rendered and stored in 256 MB, on a busy machine."""
+"""Limit for calls that wait for each other's memory: 640 MB are processed within 256 MB, on a busy machine."""
 NEIGHBOUR_S = 5
 READER = {"jina": {"mode": "reader"}}
 SHOWN_CHARS, CARD_CHARS = 40_000, 300_000
@@ -27,19 +27,19 @@ _FAILED = ("upstream_rejected", "upstream_unavailable", "response_too_large", "b
 
 
 def fill(unit: str, size: int = MAX_BYTES) -> str:
-    """A text of about so many bytes."""
+    """Return a text of about this many bytes."""
     return unit * (size // len(unit.encode()))
 
 
 def page(**fields: object) -> bytes:
-    """A reader's answer from fields; one that is `bytes` is JSON as it is."""
+    """Return a reader's response; a field of type `bytes` is raw JSON."""
     own = {"title": "A page", "url": "https://a.example/", "content": "Some text.", **fields}
     inner = b",".join(json.dumps(name).encode() + b":" + _json(value) for name, value in own.items())
     return response(b'{"code":200,"status":20000,"data":{%b},"meta":{"usage":{"tokens":1}}}' % inner)
 
 
 def results(inner: bytes) -> bytes:
-    """A search's answer from the JSON of its results."""
+    """Return a search's response with these results as raw JSON."""
     return response(b'{"code":200,"status":20000,"data":[%b],"meta":{"usage":{"tokens":1}}}' % inner)
 
 
@@ -104,7 +104,7 @@ READABLE: Mapping[str, Make] = {
         b'{"code":200,"data":{"content":"' + b"c " * 4_900_000 + b'"}}', chunked=True
     ),
 }
-"""Pages that have to be read, whatever their text is."""
+"""Pages that must be accepted, whatever their text is."""
 
 SEARCHES: Mapping[str, Make] = {
     "empty_results_by_the_million": lambda: results(_items(b"{}")),
@@ -128,11 +128,11 @@ WORDS: Mapping[str, str] = {
     "parentheses": "Error()Error(",
     "odd_blanks": "\u2028 \x01",
 }
-"""Parts of the reasons of refusals."""
+"""Repeated parts of error messages."""
 
 
 def reasons(size: int) -> Mapping[str, bytes]:
-    """Refusals of the upstream with a reason of so many bytes."""
+    """Return upstream errors with messages of this many bytes."""
     found = {}
     for name, unit in WORDS.items():
         body = {"code": 422, "status": 42206, "readableMessage": fill(unit, size), "message": "x"}
@@ -141,7 +141,7 @@ def reasons(size: int) -> Mapping[str, bytes]:
 
 
 def fields() -> Mapping[str, bytes]:
-    """Refusals with something large in another field."""
+    """Return upstream errors with a large value in another field."""
     found = {}
     for name in ("message", "name", "retryAfterDate", "retryAfter", "status"):
         body = {"code": 400, name: fill("9")}
@@ -150,7 +150,7 @@ def fields() -> Mapping[str, bytes]:
 
 
 def assert_bounded(answer: Answer) -> None:
-    """A typed failure, or a success that is not larger than a model is shown."""
+    """Assert a typed failure, or a success within the limit of what a model is shown."""
     content = content_of(answer)
     if content["status"] != "success":
         assert_failed(answer, *_FAILED)
@@ -281,7 +281,7 @@ async def answers_that_are_odd_http(scene: Scene) -> None:
     lambda: {"unasked": page(content="asked"), "unasked.late": page(content="an answer to no request of this call")},
 )
 async def answers_to_no_request(scene: Scene) -> None:
-    """Each comes on a connection that waits for the next call."""
+    """Each arrives on an idle connection."""
     reader = await scene.define({"jina": {"mode": "reader"}})
     for number in range(10):
         await scene.call(reader, {"url": f"https://example.com/attack-unasked/{number}"})
@@ -303,7 +303,7 @@ NEIGHBOUR = "proj_neighbour"
     },
 )
 async def memory_for_answers_that_hardly_arrive(scene: Scene) -> None:
-    """Each says that it has 10 MB, sends 70 kB, and goes on by the byte."""
+    """Each declares 10 MB, sends 70 kB, then single bytes."""
     many = await scene.define({"jina": {"mode": "reader", "tool": "jina.read_many"}})
     await scene.caller.furnish(NEIGHBOUR, "agent", [{"tool_name": "read", "target_subject": "x", "options": READER}])
     await scene.caller.listen(f"cg.{scene.caller.version}.{NEIGHBOUR}.*.cmd.agent.*.wakeup")
@@ -350,7 +350,7 @@ HEAD_BATCHES = 30
     },
 )
 async def heads_of_answers_that_fill_the_memory(scene: Scene) -> None:
-    """Each has nearly as many headers as may be, each nearly as long as it may be, and a body that does not come."""
+    """Each has nearly the maximum number of headers of nearly maximum length, and a body that does not arrive."""
     many = await scene.define({"jina": {"mode": "reader", "tool": "jina.read_many"}})
     batches = [
         [f"https://example.com/attack-heads/{batch}/{number}" for number in range(10)]
@@ -369,7 +369,7 @@ async def heads_of_answers_that_fill_the_memory(scene: Scene) -> None:
     },
 )
 async def answers_without_end(scene: Scene) -> None:
-    """Nobody reads what comes after the first; while the next call waits it cannot be told from that call's answer."""
+    """The surplus is not read; while the next call waits, it cannot be distinguished from that call's response."""
     reader = await scene.define({"jina": {"mode": "reader"}, "suspend_timeout_seconds": 5})
     for answer in await scene.calls(8, reader, {"url": "https://example.com/attack-again/{n}", "timeout": 4}):
         assert content_of(answer)["status"] in ("success", "failed", "timeout")

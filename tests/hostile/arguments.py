@@ -1,4 +1,4 @@
-"""Arguments of a model that was led astray: addresses above all."""
+"""Hostile arguments, as from a model under prompt injection: mostly addresses."""
 
 from __future__ import annotations
 

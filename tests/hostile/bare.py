@@ -1,4 +1,4 @@
-"""`python -m tests.hostile.bare`: what a consumer that does nothing sees of the largest commands.
+"""`python -m tests.hostile.bare`: delay of small messages behind the largest ones, for a consumer that does nothing.
 
 Messages reach a durable consumer in the order of the stream. So a small one waits until those before it have come over
 the connection, whoever reads them; `make hostile` measures that time, too, in `large_headers_without_identity`.

@@ -1,4 +1,4 @@
-"""Case: an attack, the upstream's answers to it, and the bounds that it may not break."""
+"""Case: an attack, the upstream's responses to it, and the limits that it must not break."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ MEMORY_BYTES = 512 * 1024 * 1024
 """The chart's limit."""
 
 LAG_S = 0.25
-"""Wide, since a machine that is busy or slow multiplies CPU time; the aim is 0.05 s, and `make hostile` says how long
-it was."""
+"""Generous, since a busy or slow machine multiplies CPU time. The aim is 0.05 s; `make hostile` prints the measured
+value."""
 
 LOG_BYTES = 200_000
 LATENCY_S = 15.0
-"""Of the victim's slowest call; wide for the same reason. How much slower it may get is what `make hostile` judges."""
+"""Limit of the victim's slowest call; generous for the same reason. `make hostile` limits how much slower it gets."""
 
 Attack = Callable[[Scene], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One attack. `answers` are whole HTTP responses by name, made before anything is measured.
+    """One attack. `answers` returns complete HTTP responses by name; it is called before any measurement.
 
     `attack` raises where the attacker itself sees what it must not. It may be made more than once. `versions` are the
     protocol versions that have what is attacked.
@@ -55,11 +55,11 @@ class Cases(dict[str, Case]):
         latency_s: float = LATENCY_S,
         versions: Sequence[str] = VERSIONS,
     ) -> Callable[[Attack], Attack]:
-        """Take in a function under its name; `item` is its place in the list of what was found."""
+        """Return a decorator that adds a function as a case; `item` is its number in the list of findings."""
 
-        def take(attack: Attack) -> Attack:
+        def add(attack: Attack) -> Attack:
             name = attack.__name__
             self[name] = Case(name, item, attack, answers, memory_bytes, lag_s, log_bytes, latency_s, versions)
             return attack
 
-        return take
+        return add

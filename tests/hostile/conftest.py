@@ -1,4 +1,4 @@
-"""One stage for all cases; a fresh executor where a case spoilt the last one."""
+"""One stage for all cases; a new executor after a case that spoilt the last one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shared_stage(stack: EmbeddedStack) -> Iterator[Stage]:
 
 @pytest.fixture(scope="module")
 def older_stage(stack: EmbeddedStack, v1r3_template: str) -> Iterator[Stage]:
-    """A stage whose kernel is of protocol v1r3."""
+    """Yield a stage whose kernel is of protocol v1r3."""
     database = f"hostile_{uuid.uuid4().hex[:8]}"
     asyncio.run(make_world(stack, database, v1r3_template, None, V1R3))
     with Stage(stack, database, short=True, version=V1R3) as stage:

@@ -1,4 +1,4 @@
-"""Definitions that went into the database past the linter, and the arguments that bring them to life."""
+"""Definitions that were stored without a lint, and arguments that use them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def _object(properties: Mapping[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def multiplying_references(levels: int) -> dict[str, Any]:
-    """Less than 2 kB whose every level has two ways to the next."""
+    """Return a schema of less than 2 kB in which each level refers to the next one twice."""
     below = {f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(levels)}
     return _object({"query": {"$ref": "#/$defs/a0"}}) | {"$defs": {**below, f"a{levels}": {"const": 1}}}
 
 
 def multiplying_branches(levels: int, keyword: str = "anyOf") -> Any:
-    """A tree of branches, two at every level."""
+    """Return a binary tree of branches."""
     schema: Any = {"const": 1}
     for _ in range(levels):
         schema = {keyword: [schema, schema]}
@@ -36,7 +36,7 @@ def multiplying_branches(levels: int, keyword: str = "anyOf") -> Any:
 
 
 async def _refused(scene: Scene, parameters: Any, arguments: Any = None, options: Any = None) -> str:
-    """The message of a definition that is the operator's to correct."""
+    """Return the error message of a definition that an operator must correct."""
     tool = await scene.define(options, parameters)
     return assert_failed(await scene.call(tool, arguments or {"query": "x"}), _OPERATORS)
 
@@ -154,7 +154,7 @@ async def arguments_that_are_slow_to_compare(scene: Scene) -> None:
 
 @CASES.case("4")
 async def arguments_that_break_every_rule(scene: Scene) -> None:
-    """The message names a few mistakes, and never the whole value."""
+    """The message lists a few mistakes, without the whole value."""
     tool = await scene.define(None, _object({"query": {"enum": ["a" * 200] * 90}}, additionalProperties=False))
     long = {f"{number}" + "n" * 200: "v" * 50 for number in range(700)} | {"query": "q" * 50_000}
     assert_failed(await scene.call(tool, long), "bad_request", _OPERATORS)
@@ -187,7 +187,7 @@ async def row_of_a_large_schema(scene: Scene) -> None:
 
 @CASES.case("4")
 async def parameters_that_are_unknown_by_the_thousand(scene: Scene) -> None:
-    """Two calls: what is to be said of a definition is said once."""
+    """Two calls: problems of a definition are logged once."""
     options = {"jina": _SEARCH | {"params": {f"unknown{number}": 1 for number in range(9_000)}}}
     tool = await scene.define(options)
     for _ in range(2):
@@ -196,7 +196,7 @@ async def parameters_that_are_unknown_by_the_thousand(scene: Scene) -> None:
 
 @CASES.case("4")
 async def parameters_that_are_unknown(scene: Scene) -> None:
-    """A few are left out as ever, and told of once, not once per parameter and call."""
+    """A few are ignored as usual, and logged once, not per parameter and call."""
     options = {"jina": _SEARCH | {"params": {f"unknown{number}": 1 for number in range(20)}}}
     tool = await scene.define(options)
     for answer in await scene.calls(5, tool, {"query": "unknown {n}"}):
@@ -238,7 +238,7 @@ async def templates_that_multiply(scene: Scene) -> None:
 
 @CASES.case("5", memory_bytes=300_000_000)
 async def definitions_of_the_largest_kind(scene: Scene) -> None:
-    """Forty tools, each as large as may be, once parsed and compiled."""
+    """Forty tools of maximum size after parsing and compilation."""
     for number in range(40):
         words = [f"{number} {secrets.token_hex(8)}" for _ in range(180)]
         rule: Any = {"enum": words[:20], "description": "d" * 900}
@@ -250,7 +250,7 @@ async def definitions_of_the_largest_kind(scene: Scene) -> None:
 
 @CASES.case("5", memory_bytes=300_000_000)
 async def definitions_that_change_with_every_call(scene: Scene) -> None:
-    """The same tool, another definition each time: what is kept of the old ones is bounded."""
+    """The same tool with another definition each time: the cache of old ones is limited."""
     for number in range(60):
         properties = {f"p{number}_{n}": {"type": "string", "pattern": f"^[a-z{n}]{{1,50}}$"} for n in range(150)}
         tool = await scene.define(None, _object({"query": _STRING, **properties}), name="changing")

@@ -1,4 +1,4 @@
-"""`serve` with a probe of its event loop, whose findings another process reads from shared memory.
+"""`serve` with a probe of its event loop, whose results another process reads from shared memory.
 
 Lag is how long one turn of the loop took, in seconds: the lesser of the time on the clock and the CPU time of this
 process. A machine that is busy with other things lengthens the first only, a thread beside the loop the second only.
@@ -28,7 +28,7 @@ _FORMAT = struct.Struct("d")
 
 
 class LagProbe:
-    """The worst lag since `forget`, in seconds, in a file that both processes map."""
+    """Maximum lag since `forget`, in seconds, in a file that both processes map."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -38,15 +38,15 @@ class LagProbe:
 
     @property
     def worst_s(self) -> float:
-        """The worst since it was forgotten."""
+        """Return the maximum since `forget`."""
         return float(_FORMAT.unpack_from(self._memory)[0])
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Reset the maximum."""
         _FORMAT.pack_into(self._memory, 0, 0.0)
 
     async def watch(self) -> None:
-        """Measure for ever."""
+        """Measure until cancelled."""
         while True:
             clock, cpu = time.monotonic(), time.process_time()
             await asyncio.sleep(_TICK_S)

@@ -1,4 +1,4 @@
-"""Attacks on the health server, by whoever reaches its port."""
+"""Attacks on the health server by any client that reaches its port."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def _connections(scene: Scene, number: int, said: bytes) -> AsyncIterator[
     writers: list[asyncio.StreamWriter] = []
     try:
         for _ in range(number):
-            with suppress(OSError):  # one that is turned away
+            with suppress(OSError):  # one that the server closed
                 _, writer = await asyncio.open_connection("127.0.0.1", scene.stage.health_port)
                 writers.append(writer)
                 writer.write(said)
@@ -36,7 +36,7 @@ async def _connections(scene: Scene, number: int, said: bytes) -> AsyncIterator[
 
 
 async def _ready(scene: Scene) -> None:
-    """Wait for a whole answer to a probe. Raises TimeoutError."""
+    """Wait for a complete response to a probe. Raises TimeoutError."""
     async with asyncio.timeout(READY_S):
         while True:
             with suppress(OSError, asyncio.IncompleteReadError):

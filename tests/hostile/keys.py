@@ -1,4 +1,4 @@
-"""Attempts to send a key elsewhere, or to learn one from what comes back."""
+"""Attempts to send a key elsewhere, or to learn one from a response."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REACH_A_THIRD_PARTY = (
     *("url.x", "html", "cookies", "custom_header.authorization", "viewport.width", "engine", "Api_Key", "apiKey"),
     *("api_key ", "api_key.x", "headers.x", " locale", "locale\u200b", "\uff4cocale", "unknown", "unknown.deep.er"),
 )
-"""Names of `envs` that are no key's."""
+"""Names in `envs` that may not take a key."""
 
 EXECUTORS_OWN = (
     *("PG_DSN", "pg_dsn", "PGPASSWORD", "PGPASSFILE", "NATS_SERVERS", "Nats_Token", "OPENAPI_TOOL__SESSION__KEY"),
@@ -36,7 +36,7 @@ EXECUTORS_OWN = (
 """Variables that no tool may name."""
 
 UNLISTED = ("PATH", "JINA_API_KEY_FILE", "JINA_API_KEY ", "jina_api_key", "SEARCH_API_KEY\n")
-"""Names that nobody allowed; `envs` passes them over for the tool's own key, as the kernel's executor does."""
+"""Variables that are not allowed; the tool's `auth_env` is used instead, as in the kernel's executor."""
 
 
 def _shown(answer: Answer) -> str:
@@ -49,7 +49,7 @@ def _elsewhere(scene: Scene) -> bytes:
 
 
 def _assert_kept(scene: Scene, text: str | bytes, names: Iterable[str] = ()) -> None:
-    """None of the secrets (all of them by default) stands in a text."""
+    """Assert that a text contains none of the secrets, by default of all."""
     data = text if isinstance(text, bytes) else text.encode()
     for name in names or scene.stage.secrets:
         assert scene.stage.secrets[name].encode() not in data, f"{name} came out"
@@ -109,7 +109,7 @@ async def variables_that_nobody_allowed_as_keys(scene: Scene) -> None:
 
 @CASES.case("10")
 async def page_that_lists_candidates(scene: Scene) -> None:
-    """Secrets that did not go upstream with this call stay as they are: a gap would tell which is one."""
+    """Secrets that were not sent with this call are not masked: a mask would reveal which candidate is one."""
     others = [name for name in scene.stage.secrets if name != "JINA_API_KEY"]
     candidates = " ; ".join(scene.stage.secrets[name] for name in others)
     said = {"code": 200, "data": {"title": candidates, "url": "https://a.example/", "content": f"Is it {candidates}?"}}
@@ -125,7 +125,7 @@ def _serve(scene: Scene, name: str, body: object, status: int = 200) -> None:
 
 
 def spellings(secret: str) -> Mapping[str, str]:
-    """A secret as others may write it."""
+    """Return a secret in encodings that others may use."""
     escaped = re.sub(r"([^\w\s])", r"\\\1", secret)
     return {
         "exact": secret,
@@ -150,7 +150,7 @@ def spellings(secret: str) -> Mapping[str, str]:
 
 MARKED = "Marked"
 ESCAPED_EVERYWHERE = {"percent of everything", "unicode escapes"}
-"""Spellings that nobody writes by accident; they are tried, and what comes of it is told, not asserted."""
+"""Encodings that do not occur by accident; they are tried, but the result is only reported."""
 
 
 @CASES.case("10")
@@ -184,7 +184,7 @@ async def search_that_repeats_the_key(scene: Scene) -> None:
 
 @CASES.case("10")
 async def failures_that_repeat_every_secret(scene: Scene) -> None:
-    """Of a single call, and of an item in a batch that succeeds."""
+    """In a single call, and in an item of a batch that succeeds."""
     everything = " ".join(scene.stage.secrets.values())
     words = dict.fromkeys(("readableMessage", "message", "name", "retryAfterDate"), f"Error: {everything}")
     for status in (400, 402, 409, 422, 451):
@@ -200,7 +200,7 @@ async def failures_that_repeat_every_secret(scene: Scene) -> None:
 
 @CASES.case("10")
 async def command_that_holds_every_secret(scene: Scene) -> None:
-    """A dead letter keeps none, in whatever part of the command it came."""
+    """A dead letter contains none of them, whatever part of the command had it."""
     everything = " ".join(scene.stage.secrets.values())
     call = await scene.place("nothing", {}, publish=False)
     await scene.caller.publish(call, headers={"X-Note": everything}, data=json.dumps({"note": everything}).encode())

@@ -1,4 +1,4 @@
-"""All cases by name; one case, played beside the victim, and what is wrong with how it went."""
+"""All cases by name; run of one case during the victim's calls; check of its limits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CASES: Mapping[str, Case] = {
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """The executor's vital signs, the victim's fate, and how often the attack was made."""
+    """The executor's vital signs, the outcomes of the victim's calls, and the number of attacks."""
 
     vitals: Vitals
     fate: Fate
@@ -42,7 +42,7 @@ class Played:
 async def make_world(
     stack: EmbeddedStack, database: str, template: str | None, schema: str | None, version: str = VERSION
 ) -> None:
-    """A database, and the kernel's stream."""
+    """Create the database and the kernel's stream."""
     await prepare_database(stack.postgres.dsn(), database, schema, template)
     async with Caller.open(stack.postgres.dsn(database), version, servers=stack.nats.url) as caller:
         await caller.delete_streams()
@@ -51,21 +51,21 @@ async def make_world(
 
 @asynccontextmanager
 async def attacking(stage: Stage) -> AsyncIterator[Scene]:
-    """The attacker's side, everything forgotten that was before."""
+    """Yield a new attacker; reset all measurements."""
     dsn, bus = stage.stack.postgres.dsn(stage.database), stage.stack.nats.url
     async with Caller.open(dsn, stage.version, servers=bus) as caller:
         yield await Scene.open(stage, caller)
 
 
 async def renew(stage: Stage) -> None:
-    """A fresh executor, stream and durable, after a case that left them in disorder."""
+    """Replace executor, stream and durable after a case that failed."""
     stage.executor.process.kill()
     await forget(stage)
     await asyncio.to_thread(stage.restart)
 
 
 async def forget(stage: Stage) -> None:
-    """Leave the command stream empty, and no stream of the executor's: other tests use the same server."""
+    """Empty the command stream and delete the executor's streams: other tests use the same server."""
     dsn = stage.stack.postgres.dsn(stage.database)
     async with Caller.open(dsn, stage.version, servers=stage.stack.nats.url) as caller:
         await caller.delete_streams()
@@ -73,9 +73,9 @@ async def forget(stage: Stage) -> None:
 
 
 async def play(case: Case, stage: Stage, pace: Pace, most_rounds: int = 1) -> Played:
-    """Attack while the victim lives, again and again until it has placed all its calls, but at most so often.
+    """Repeat the attack until the victim has placed all its calls, at most `most_rounds` times.
 
-    Raises what the attack raises.
+    Raises the exceptions of the attack.
     """
     prepare(case, stage)
     async with attacking(stage) as scene:
@@ -93,13 +93,13 @@ async def play(case: Case, stage: Stage, pace: Pace, most_rounds: int = 1) -> Pl
 
 
 def prepare(case: Case, stage: Stage) -> None:
-    """Put the upstream's answers in place."""
+    """Write the upstream's answers of a case to their files."""
     for name, whole in case.answers().items():
         (stage.answers / name).write_bytes(whole)
 
 
 def complaints(case: Case, played: Played) -> list[str]:
-    """Return the broken bounds of a case, that of the log for each round; empty if none is."""
+    """Return a line for each limit that a case broke; that of the log applies per round."""
     vitals, found = played.vitals, list(played.fate.lost)
     if not vitals.alive:
         found.append("the executor died")

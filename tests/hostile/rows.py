@@ -1,4 +1,4 @@
-"""Rows of a call that no kernel writes: large ones, odd ones, and what they do to its neighbours."""
+"""Rows that no kernel writes: large and odd ones, and their effect on other projects."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def _unsent(scene: Scene) -> PlacedCall:
 
 
 async def _sent_at_once(scene: Scene, call: PlacedCall) -> None:
-    """The same command many times, and nothing of it left."""
+    """Publish the same command many times, and wait until all are settled."""
     await asyncio.gather(*(scene.caller.publish(call) for _ in range(COMMANDS)))
     await scene.settled()
 
@@ -65,7 +65,7 @@ async def turn_whose_headers_are_large(scene: Scene) -> None:
 
 @CASES.case("own")
 async def result_of_another_tool_that_is_large(scene: Scene) -> None:
-    """A command for a call that has its result: a large one, of somebody else."""
+    """A command for a call that already has a large result by another author."""
     call = await _unsent(scene)
     await scene.caller.database.execute(
         "insert into cards (card_id, tenant_id, content, tool_call_id, metadata) values ($1, $2, "
@@ -81,7 +81,7 @@ async def result_of_another_tool_that_is_large(scene: Scene) -> None:
 
 @CASES.case("own", latency_s=5.0, versions=["v1r4"])
 async def turns_that_are_among_many_rows(scene: Scene) -> None:
-    """Rows of an agent of the attacker's, and commands for a turn that is none of them."""
+    """Many rows of one of the attacker's agents, and commands for a turn that is not among them."""
     agent = f"{AGENT}_of_many_rows"
     await scene.caller.database.execute(
         "insert into state.agent_inbox (inbox_id, project_id, agent_id, message_type, agent_turn_id, turn_epoch, "
@@ -152,7 +152,7 @@ async def ids_that_the_database_cannot_hold(scene: Scene) -> None:
 
 @CASES.case("own", versions=["v1r4"])
 async def ids_that_no_index_takes(scene: Scene) -> None:
-    """Results that the database would refuse, after the upstream was paid for each of them, again and again."""
+    """Results that the database would reject each time after the upstream was paid for them."""
     tool = await scene.define()
     for number in range(MANY):
         call = await scene.place(tool, {"query": "never billed"}, publish=False)
@@ -167,7 +167,7 @@ async def ids_that_no_index_takes(scene: Scene) -> None:
 
 @CASES.case("own", log_bytes=150_000)
 async def ids_and_names_that_fill_the_log(scene: Scene) -> None:
-    """50 kB of control characters or of what is long in an escape, many times; the commands have 2.5 MB in all."""
+    """50 kB of control characters, or of characters with long escapes, many times; 2.5 MB of commands."""
     call = await _unsent(scene)
     odd = "t" + "\x01" * 50_000
     lines = [f"{name}: {odd if name == 'CG-Turn-Id' else value}".encode() for name, value in call.headers.items()]
@@ -207,7 +207,7 @@ async def cursors_into_a_large_page(scene: Scene) -> None:
     latency_s=4.0,  # half of what the attacker's calls take
 )
 async def answers_that_never_end(scene: Scene) -> None:
-    """Each says that it will be long, sends a little, and keeps what was reserved for it."""
+    """Each declares a large size, sends little, and holds the memory reserved for it."""
     tool = await scene.define({"jina": {"mode": "reader"}, "suspend_timeout_seconds": 40})
     calls = [
         scene.call(tool, {"url": f"https://example.com/attack-drips/{number}", "timeout": 8}) for number in range(48)

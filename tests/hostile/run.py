@@ -1,8 +1,8 @@
-"""`make hostile`: what a quiet project notices of each attack.
+"""`make hostile`: measure how each attack affects another project, the victim.
 
-The victim asks for answers that take 250 ms, first alone, then beside the attack, which is made again and again. Its
-99th percentile may grow by 250 ms and no more; nothing of it is lost, and the executor keeps within its bounds. The
-last line printed is one JSON object; the exit code is 0 only if every case did.
+The victim sends requests that take 250 ms upstream, first alone, then during the attack, which is repeated. Its 99th
+percentile may grow by at most 250 ms, no call may be lost, and the executor must stay within its limits. The last line
+printed is one JSON object; the exit code is 0 only if every case passed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COLUMNS = ("case", "item", "p50 alone", "p99 alone", "p50", "p99", "MB", "lag m
 
 @dataclass(slots=True)
 class Measured:
-    """One case: the victim's latencies alone and beside the attack, in ms, and what the executor came to."""
+    """Result of a case: the victim's latencies without and during the attack in ms, and the executor's vital signs."""
 
     item: str
     alone_p50_ms: float = 0.0
@@ -57,7 +57,7 @@ QUIET = Case("quiet", "", _nothing, dict, sys.maxsize, float("inf"), sys.maxsize
 
 
 async def measure(case: Case, stage: Stage, pace: Pace) -> Measured:
-    """Play the victim alone, then beside the attack."""
+    """Run the victim alone, then during the attack."""
     found = Measured(case.item)
     found.alone_p50_ms, found.alone_p99_ms = _percentiles(await play(QUIET, stage, pace))
     try:
@@ -76,7 +76,7 @@ async def measure(case: Case, stage: Stage, pace: Pace) -> Measured:
 
 
 def _percentiles(played: Played) -> tuple[float, float]:
-    """Median and 99th percentile in ms."""
+    """Return median and 99th percentile in ms."""
     latencies = [latency * 1000 for latency in played.fate.latencies_s] or [0.0, 0.0]
     cuts = statistics.quantiles(latencies, n=100, method="inclusive")
     return round(cuts[49], 1), round(cuts[98], 1)
@@ -97,13 +97,13 @@ async def _measured(cases: Sequence[Case], pace: Pace, version: str) -> dict[str
             sys.stdout.write(_row(_COLUMNS))
             for case in cases:
                 one = found[case.name] = await measure(case, stage, pace)
-                _tell(case.name, one)
+                _print_row(case.name, one)
                 if one.wrong:
                     await renew(stage)
     return found
 
 
-def _tell(name: str, one: Measured) -> None:
+def _print_row(name: str, one: Measured) -> None:
     cells = (one.alone_p50_ms, one.alone_p99_ms, one.p50_ms, one.p99_ms, one.peak_mb, one.lag_ms, one.rounds)
     sys.stdout.write(_row((name, one.item, *cells)))
     sys.stdout.writelines(f"    {text}\n" for text in one.wrong)
@@ -111,25 +111,27 @@ def _tell(name: str, one: Measured) -> None:
 
 
 def main() -> int:
-    """Measure what was asked for; 1 where a case breaks a bound."""
+    """Measure the chosen cases; return 1 if one breaks a limit."""
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--only", action="append", default=[], help="cases whose name or item this is, or is a part of")
+    parser.add_argument(
+        "--only", action="append", default=[], help="only cases with this item, or with this text in the name"
+    )
     parser.add_argument("--calls", type=int, default=60, help="the victim's calls, alone and beside each attack")
     parser.add_argument("--per-second", type=float, default=20.0, help="the victim's calls a second")
     parser.add_argument("--protocol", choices=VERSIONS, default=VERSION, help="protocol version of the kernel")
-    asked = parser.parse_args()
-    cases = [case for case in CASES.values() if asked.protocol in case.versions]
-    chosen = [case for case in cases if not asked.only or any(_means(case, word) for word in asked.only)]
-    pace = Pace(1 / asked.per_second, asked.calls, UPSTREAM_MS)
-    found = asyncio.run(_measured(chosen, pace, asked.protocol))
+    options = parser.parse_args()
+    cases = [case for case in CASES.values() if options.protocol in case.versions]
+    chosen = [case for case in cases if not options.only or any(_is_named(case, word) for word in options.only)]
+    pace = Pace(1 / options.per_second, options.calls, UPSTREAM_MS)
+    found = asyncio.run(_measured(chosen, pace, options.protocol))
     failed = {name: one.wrong for name, one in found.items() if one.wrong}
     figures = {name: asdict(one) for name, one in found.items()}
     sys.stdout.write(json.dumps({"cases": len(found), "failed": sorted(failed), "figures": figures}) + "\n")
     return int(bool(failed) or not found)
 
 
-def _means(case: Case, word: str) -> bool:
+def _is_named(case: Case, word: str) -> bool:
     return word == case.item or word in case.name
 
 

@@ -1,4 +1,4 @@
-"""The processes of a hostile run, and what an attacker can do there and be seen to have done."""
+"""Processes of a hostile run, and actions and observations of an attacker."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Vitals:
 
 
 class Stage:
-    """Starts everything; `begin` and `vitals` stand around each case. Executors start again where one was spoilt.
+    """All processes of a run. Call `begin` before and `vitals` after each case.
 
-    In a `short` run, attacks by number and size are an eighth of what `make hostile` makes of them. The kernel is of
-    protocol `version`.
+    A `spoilt` executor is restarted. In a `short` run attacks have an eighth of the number and size of `make hostile`.
+    The kernel is of protocol `version`.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Stage:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables of the executor, which the command line takes as well."""
+        """Environment of the executor and of the command line."""
         return {
             "PG_DSN": dsn_of(self.stack, self.database),
             "NATS_SERVERS": self.stack.nats.url,
@@ -126,14 +126,14 @@ class Stage:
         )
 
     def restart(self, settings: Mapping[str, str] | None = None) -> None:
-        """A fresh executor in place of whatever is left of the last one, with more settings."""
+        """Replace the executor by a new one with additional settings."""
         if self.executor.process.alive:
             self.executor.process.kill()
         self.executor = self._executor(settings or {})
         self.executor.start()
 
     def begin(self) -> None:
-        """Forget what was measured before."""
+        """Reset all measurements."""
         self._pid = self.executor.process.pid
         self._log_from = self._log_size()
         self.received_from = self._received_size()
@@ -141,7 +141,7 @@ class Stage:
         self._status("clear_refs").write_text(_FORGET_PEAK)
 
     def vitals(self) -> Vitals:
-        """Return the measurements since the beginning."""
+        """Return the measurements since `begin`."""
         alive = self.executor.process.alive and self.executor.process.pid == self._pid
         peak = self._peak_bytes() if alive else 0
         return Vitals(peak, self.probe.worst_s, self._log_size() - self._log_from, alive)
@@ -150,22 +150,22 @@ class Stage:
         return Path("/proc") / str(self._pid) / name
 
     def _peak_bytes(self) -> int:
-        """The most memory that was resident since the beginning, as the kernel counts it."""
+        """Return the peak resident memory since `begin`, as counted by Linux."""
         lines = self._status("status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
     def resident_bytes(self) -> int:
-        """The memory that is resident now."""
+        """Return the current resident memory."""
         return int(psutil.Process(self.executor.process.pid).memory_info().rss)
 
     def log_text(self) -> str:
-        """Return the executor's log since the beginning."""
+        """Return the executor's log since `begin`."""
         with self.executor.process.log.open("rb") as log:
             log.seek(self._log_from)
             return log.read().decode(errors="replace")
 
     def received(self) -> bytes:
-        """The requests of attackers that have come since the beginning."""
+        """Return the attackers' requests that the upstream received since `begin`."""
         path = self.answers / RECEIVED
         return path.read_bytes()[self.received_from :] if path.exists() else b""
 
@@ -177,7 +177,7 @@ class Stage:
         return self.executor.process.log.stat().st_size
 
 
-# What an attacker can do: one project's commands, calls and definitions; and what it can be seen to have done.
+# The attacker: its commands, calls and definitions, and observations of their effects.
 
 
 PROJECT, AGENT = "proj_attacker", "agent_attacker"
@@ -188,14 +188,14 @@ _CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"protocol"
 
 
 def hpub(subject: bytes, headers: bytes | None, data: bytes = b"{}") -> bytes:
-    """A frame of the NATS protocol, whatever is in it; with `headers` None it has none."""
+    """Return a frame of the NATS protocol with any bytes; without headers if `headers` is None."""
     if headers is None:
         return b"PUB %b %d\r\n%b\r\n" % (subject, len(data), data)
     return b"HPUB %b %d %d\r\n%b%b\r\n" % (subject, len(headers), len(headers) + len(data), headers, data)
 
 
 class Scene:
-    """One attacker beside the stage; `name` makes what it defines its own."""
+    """One attacker on a stage."""
 
     def __init__(self, stage: Stage, caller: Caller) -> None:
         self.stage = stage
@@ -207,7 +207,7 @@ class Scene:
 
     @classmethod
     async def open(cls, stage: Stage, caller: Caller) -> Scene:
-        """An attacker with a project, and everything forgotten that was before."""
+        """Create an attacker with a project; reset all measurements."""
         await caller.furnish(PROJECT, AGENT, [])
         scene = cls(stage, caller)
         await caller.listen(scene.doorbells)
@@ -216,7 +216,7 @@ class Scene:
         return scene
 
     async def begin_round(self) -> None:
-        """Forget the dead letters and the log: the rounds before may have filled this project's share."""
+        """Reset dead letters and log: earlier rounds may have filled this project's share."""
         with suppress(NotFoundError):
             await self.caller.client.jetstream().purge_stream(DEAD_LETTERS)
         self._letters_from = await self.last_letter()
@@ -229,7 +229,7 @@ class Scene:
     # Definitions and calls
 
     async def define(self, options: Any = None, parameters: Any = None, name: str = "") -> str:
-        """Store a definition, past the linter; its name."""
+        """Store a definition without a lint; return its name."""
         name = name or f"tool_{next(_NUMBERS)}"
         tool = {
             "tool_name": name,
@@ -241,7 +241,7 @@ class Scene:
         return name
 
     async def define_text(self, options: str | None = None, parameters: str = "{}") -> str:
-        """The same from JSON texts, which may hold what no library would write."""
+        """Store a definition from JSON texts, which may contain what no library would write."""
         name = await self.define()
         await self.caller.database.execute(
             "update resource.tools set options = coalesce($3::text::jsonb, options), parameters = $4::text::jsonb "
@@ -254,11 +254,11 @@ class Scene:
         return name
 
     async def place(self, tool: str, arguments: Any, **changes: Any) -> PlacedCall:
-        """Rows and command of a call."""
+        """Write the rows of a call and publish its command."""
         return await self.caller.place(PROJECT, AGENT, tool, arguments, **changes)
 
     async def call_text(self, tool: str, arguments: str) -> Answer:
-        """A call whose arguments are a JSON text, answered."""
+        """Place a call whose arguments are a JSON text; return its answer."""
         call = await self.place(tool, {}, publish=False)
         await self.caller.database.execute(
             "update cards set content = jsonb_set(content, '{arguments}', $2::text::jsonb) where card_id = $1",
@@ -269,7 +269,7 @@ class Scene:
         return await self.caller.answer(call, ANSWER_S)
 
     async def call(self, tool: str, arguments: Any, answer_s: float = ANSWER_S, **changes: Any) -> Answer:
-        """A call, answered. Raises TimeoutError."""
+        """Place a call; return its answer. Raises TimeoutError."""
         return await self.caller.answer(await self.place(tool, arguments, **changes), answer_s)
 
     async def calls(self, number: int, tool: str, arguments: Any, answer_s: float = ANSWER_S) -> list[Answer]:
@@ -277,12 +277,12 @@ class Scene:
         return await asyncio.gather(*(self.call(tool, _numbered(arguments), answer_s) for _ in range(number)))
 
     async def search(self, query: str, **jina: Any) -> Answer:
-        """A call of a search tool of its own."""
+        """Define a search tool and call it."""
         tool = await self.define({"jina": {"mode": "search", **jina}})
         return await self.call(tool, {"query": query})
 
     async def read(self, arguments: Mapping[str, Any] | str, **options: Any) -> Answer:
-        """A call of a reader tool of its own."""
+        """Define a reader tool and call it."""
         given = {"url": arguments} if isinstance(arguments, str) else dict(arguments)
         many = {"tool": "jina.read_many"} if "urls" in given else {}
         tool = await self.define({"jina": {"mode": "reader", **many}, **options})
@@ -291,10 +291,10 @@ class Scene:
     # Raw frames
 
     async def publish_raw(self, *frames: bytes) -> bytes:
-        """Send frames as they are; what the server says until it has read all of them (an -ERR closes)."""
+        """Send raw frames; return the server's output until it has read all of them (an -ERR closes the connection)."""
         host, _, port = self.stage.stack.nats.url.removeprefix("nats://").rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        said = b""
+        output = b""
         try:
             async with asyncio.timeout(ANSWER_S):
                 await reader.readline()
@@ -303,16 +303,16 @@ class Scene:
                     writer.write(frame)
                     await writer.drain()
                 writer.write(b"PING\r\n")
-                while not said.endswith(b"PONG\r\n") and (line := await reader.readline()):
-                    said += line
+                while not output.endswith(b"PONG\r\n") and (line := await reader.readline()):
+                    output += line
         finally:
             writer.close()
-        return said
+        return output
 
-    # What there is to see
+    # Observations
 
     async def settled(self) -> None:
-        """Wait until no command is left of those that are there now. Raises TimeoutError."""
+        """Wait until all current commands are settled. Raises TimeoutError."""
         jetstream, version = self.caller.client.jetstream(), self.caller.version
         stream, durable = command_stream(version)[0], default_durable(version, "jina")
         last = (await jetstream.stream_info(stream)).state.last_seq
@@ -321,12 +321,12 @@ class Scene:
                 info = await jetstream.consumer_info(stream, durable)
                 if not info.num_pending and not info.num_ack_pending:
                     return
-                if info.ack_floor and info.ack_floor.stream_seq >= last:  # others go on sending
+                if info.ack_floor and info.ack_floor.stream_seq >= last:  # others continue to send
                     return
                 await asyncio.sleep(_POLL_S)
 
     async def letters(self, at_least: int = 1) -> list[dict[str, Any]]:
-        """The records of dead letters that have come, once there are `at_least` so many. Raises TimeoutError."""
+        """Return the records of this round's dead letters once there are `at_least` this many. Raises TimeoutError."""
         async with asyncio.timeout(ANSWER_S):
             while (last := await self.last_letter()) < self._letters_from + at_least:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(_POLL_S)
@@ -335,7 +335,7 @@ class Scene:
         return [orjson.loads(message.data or b"") for message in messages]
 
     async def last_letter(self) -> int:
-        """The place of the last record; 0 where there is none."""
+        """Return the sequence of the last dead letter; 0 if there is none."""
         try:
             return int((await self.caller.client.jetstream().stream_info(DEAD_LETTERS)).state.last_seq)
         except NotFoundError:
@@ -346,7 +346,7 @@ class Scene:
         return self.stage.received()
 
     async def received(self, text: bytes, times: int) -> None:
-        """Wait until this stands so often in what the upstream has received. Raises TimeoutError."""
+        """Wait until the upstream's requests contain `text` this many times. Raises TimeoutError."""
         async with asyncio.timeout(ANSWER_S):
             while self.sent().count(text) < times:  # noqa: ASYNC110 - another process
                 await asyncio.sleep(_POLL_S)

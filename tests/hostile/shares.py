@@ -1,4 +1,4 @@
-"""Attacks on what all projects share: slots, the store of budgets, the subject of statistics."""
+"""Attacks on shared resources: slots, the store of budgets, the subject of statistics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ANSWERS_A_SECOND = 20
 
 @CASES.case("own", latency_s=1.2)  # less than the attacker's calls take
 async def calls_that_take_long_in_every_slot(scene: Scene) -> None:
-    """More than there are slots, of which none is interrupted once it runs."""
+    """More calls than slots; a running call is not interrupted."""
     tool = await scene.define({"jina": {"mode": "search"}, "suspend_timeout_seconds": 60})
     for answer in await scene.calls(_SLOTS + 6, tool, {"query": "victim-1000 {n}"}):
         assert_succeeded(answer)
@@ -29,7 +29,7 @@ async def calls_that_take_long_in_every_slot(scene: Scene) -> None:
 
 @CASES.case("own", log_bytes=1_000_000)  # lines of each call
 async def sessions_without_end_of_a_budget_that_refuses(scene: Scene) -> None:
-    """Each has an account of its own, and nothing of them is billed; the store has the accounts of all projects."""
+    """Each session has an account, at no cost to the attacker; the store is shared by all projects."""
     tool = await scene.define({"jina": {"mode": "search"}, "budget": {"session_requests": 0}})
     for answer in await scene.calls(scene.share(400), tool, {"query": "never billed", "session_id": "session {n}"}):
         assert_failed(answer, "budget_exceeded")
@@ -43,7 +43,7 @@ async def sessions_without_end_of_a_budget_that_refuses(scene: Scene) -> None:
 
 @CASES.case("own")
 async def questions_without_end_for_statistics(scene: Scene) -> None:
-    """From somebody who may publish there; each answer has tens of kilobytes."""
+    """From a client that may publish there; each reply has tens of kilobytes."""
     answers: list[float] = []
 
     async def hear(message: Msg) -> None:
@@ -54,9 +54,9 @@ async def questions_without_end_for_statistics(scene: Scene) -> None:
     heard = await scene.caller.client.subscribe(inbox, cb=hear)
     question = f"PUB {STATISTICS} {inbox} 0\r\n\r\n".encode()
     await scene.publish_raw(*[question * 500] * scene.share(80))
-    await scene.search("{n}")  # which the executor reads after all of them
+    await scene.search("{n}")  # its command arrives after all requests
     await scene.caller.client.flush()
-    assert len(answers) <= _ANSWERS_A_SECOND * (time.monotonic() - began + 2)  # of whole and begun seconds
+    assert len(answers) <= _ANSWERS_A_SECOND * (time.monotonic() - began + 2)  # full and started seconds
     answers.clear()
     async with asyncio.timeout(ANSWER_S):
         while not answers:  # a second later it answers again

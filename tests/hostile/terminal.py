@@ -1,4 +1,4 @@
-"""Texts that mean something to a terminal, a table or a log."""
+"""Texts with an effect on terminals, tables or logs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXTS = (
     *("\x1b[2J\x1b[H", "\x1b]0;title\x07", "\x1b]8;;https://evil.example/\x07x\x1b]8;;\x07", "\x9b2J", "\x08\x08\x7f"),
     *("a\u202eb\u2066c", "\u200f\u061c", f"x\r{FORGED}", f"x\u2028{FORGED}", f"x\x85{FORGED}", f"x\x0b{FORGED}"),
 )
-"""Values of headers; a header holds no line feed."""
+"""The same for headers, which contain no line feed."""
 
 _NUMBERS = count()
 _ALLOWED = "\n\u200c\u200d"
@@ -28,7 +28,7 @@ _TIMEOUT_S = 30.0
 
 
 async def command(scene: Scene, *arguments: str, columns: int = 400) -> tuple[int, str]:
-    """Exit code and output, on both streams, of the command line, as somebody who may register tools."""
+    """Run the command line with the right to register tools; return exit code and output of both streams."""
     stage = scene.stage
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "openapi_tool", *arguments),
@@ -46,13 +46,13 @@ def _machine(columns: int) -> dict[str, str]:
 
 
 def assert_plain(text: str) -> None:
-    """Nothing in it does anything to a terminal."""
+    """Assert that a text has no effect on a terminal."""
     odd = {char for char in text if unicodedata.category(char) in ("Cc", "Cf", "Zl", "Zp", "Cs")} - set(_ALLOWED)
     assert not odd, f"{sorted(map(ascii, odd))} in {text[:2_000]!a}"
 
 
 async def _letters(scene: Scene) -> None:
-    """A dead letter of each text, in every place that is shown of one."""
+    """Cause a dead letter for each text, in every field that is shown."""
     frames = []
     for text in TEXTS:
         data = text.encode()
@@ -94,7 +94,7 @@ async def definitions_that_speak_to_the_terminal(scene: Scene) -> None:
 
 @CASES.case("14")
 async def dead_letters_that_stop_their_replay(scene: Scene) -> None:
-    """Headers that are the server's to obey, before and after what somebody else has to have answered."""
+    """Dead letters with headers that the NATS server would obey, then one without."""
     blocks = [
         f"NATS/1.0\r\n{name}: 0\r\n\r\n".encode() for name in ("Nats-Expected-Last-Subject-Sequence", "Nats-Msg-Id")
     ]

@@ -1,4 +1,4 @@
-"""One project attacks while another one lives: the other one notices nothing."""
+"""Attacks of one project do not affect another one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALONE = {
     "heads_of_answers_that_fill_the_memory",
     "calls_that_take_long_in_every_slot",
 }
-"""Attacks that need all of a core: beside another test their bounds would measure that one."""
+"""Attacks that need a whole core: beside another test their limits would measure that test."""
 
 _PARAMETERS = [
     pytest.param(name, marks=pytest.mark.alone if name in ALONE else ())
@@ -48,7 +48,7 @@ SHORT_OF_V1R3 = (
     "card_whose_metadata_are_large",
     "dead_letters_that_speak_to_the_terminal",
 )
-"""Attacks on what v1r3 has of its own; `make hostile HOSTILE="--protocol v1r3"` makes all."""
+"""Attacks on features of v1r3 only; `make hostile HOSTILE="--protocol v1r3"` runs all."""
 
 
 @requirement("hostile.neighbour")
@@ -58,7 +58,7 @@ async def test_a_hostile_project_of_v1r3_stops_nobody(older_stage: Stage, subtes
             assert complaints(CASES[name], await play(CASES[name], older_stage, PACE)) == []
 
 
-# The log for people: whatever a project sends, a line of it is a line of ours.
+# The console log: no text of a project can forge a line.
 
 
 CONSOLE = {"OPENAPI_TOOL__TELEMETRY__LOG_FORMAT": "console", "OPENAPI_TOOL__TELEMETRY__LOG_LEVEL": "debug"}
@@ -77,7 +77,7 @@ async def test_nothing_that_a_project_sends_forges_a_line_of_the_console_log(sta
 
 
 async def _speak(scene: Scene) -> None:
-    """Each text as the name of a tool, as an id, as a parameter, and in a subject."""
+    """Send each text as the name of a tool, as an id, as a parameter, and in a subject."""
     for number, text in enumerate((f"x\n{FORGED}", *TEXTS)):
         tool = await scene.define({"jina": {"mode": "search", "params": {text: 1}}}, name=f"{number} {text}")
         call = await scene.place(tool, {"query": text}, publish=False)

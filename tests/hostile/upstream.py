@@ -1,10 +1,10 @@
 """An upstream that answers with prepared bytes, as a process: HTTPS on loopback for both hosts.
 
-A request that holds `attack-NAME` gets the bytes of the file NAME in its folder, which are a whole HTTP response, sent
-as they are. After them comes what is in NAME.late a moment later, in NAME.endless again and again, in NAME.drip once a
-second, until the other side has gone. One that holds `victim-MS` gets an ordinary answer after that many milliseconds,
-any other one at once. What an attacker's calls sent, Authorization included, is appended to the file `received`, with a
-line once something late is out.
+A request that contains `attack-NAME` gets the bytes of the file NAME in its folder: a complete HTTP response, sent
+unchanged. Then follow the contents of NAME.late after a moment, of NAME.endless repeatedly, and of NAME.drip once a
+second, until the client disconnects. A request that contains `victim-MS` gets a normal response after that many
+milliseconds, any other one at once. Attackers' requests, Authorization included, are appended to the file `received`,
+and a line after each late response.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RECORDINGS = {True: "s-post-json", False: "r-ok-json"}
 
 
 def response(body: bytes, status: int = 200, headers: str = "", *, chunked: bool = False) -> bytes:
-    """A whole HTTP response; a chunked one does not say how long it is. `headers` are lines ending with CRLF."""
+    """Return a complete HTTP response; `headers` are lines ending with CRLF."""
     length = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body)}"
     head = f"HTTP/1.1 {status} Answer\r\nContent-Type: application/json\r\n{length}\r\n{headers}\r\n".encode()
     return head + (b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if chunked else body)
@@ -43,7 +43,7 @@ def response(body: bytes, status: int = 200, headers: str = "", *, chunked: bool
 
 @cache
 def ordinary(*, search: bool) -> bytes:
-    """A recorded answer."""
+    """Return a recorded response."""
     body = orjson.loads(load_recordings()[_RECORDINGS[search]].body)
     return response(orjson.dumps(body))
 
@@ -55,7 +55,7 @@ class _Upstream:
         self._late: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request after the other until the other side has gone."""
+        """Answer requests until the client disconnects."""
         with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             while True:
                 head = await reader.readuntil(_END)
@@ -74,16 +74,16 @@ class _Upstream:
             writer.write(whole[start : start + _SLICE_BYTES])
             await writer.drain()
         if named:
-            await self._go_on(named[1].decode(), writer)
+            await self._send_rest(named[1].decode(), writer)
 
-    async def _go_on(self, name: str, writer: asyncio.StreamWriter) -> None:
-        """Send what comes after the answer."""
-        if late := self._more(f"{name}.late"):
+    async def _send_rest(self, name: str, writer: asyncio.StreamWriter) -> None:
+        """Send what follows the response."""
+        if late := self._file_if_exists(f"{name}.late"):
             task = asyncio.create_task(self._send_late(late, writer))
             self._late.add(task)
             task.add_done_callback(self._late.discard)
         for kind, wait_s in (("endless", 0.0), ("drip", _DRIP_S)):
-            while more := self._more(f"{name}.{kind}"):
+            while more := self._file_if_exists(f"{name}.{kind}"):
                 await asyncio.sleep(wait_s)
                 writer.write(more)
                 await writer.drain()
@@ -98,7 +98,7 @@ class _Upstream:
         with (self._folder / RECEIVED).open("ab") as received:
             received.write(line + b"\n")
 
-    def _more(self, name: str) -> bytes:
+    def _file_if_exists(self, name: str) -> bytes:
         return self._file(name) if (self._folder / name).exists() else b""
 
     def _file(self, name: str) -> bytes:

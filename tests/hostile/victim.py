@@ -1,6 +1,6 @@
-"""A quiet project that places a call every so often, and what became of each.
+"""The victim: a quiet project that places calls at a fixed rate and records their outcomes.
 
-It lives in a process of its own, so that the work of attacking does not show in its latencies.
+It runs in its own process, so that the work of attacking does not delay it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from openapi_tool.local.guard import Guard
 from tests.conftest import search_tool
 
 PROJECT, AGENT = "proj_victim", "agent_victim"
-_ENOUGH, _READY = "enough", "ready"
+_STOP, _READY = "stop", "ready"
 _NUMBERS = count()
 
 
@@ -38,14 +38,14 @@ class Pace:
 
 @dataclass(slots=True)
 class Fate:
-    """Seconds from a command's publication to its doorbell, call by call; and what was lost, in words."""
+    """Seconds from publication to doorbell of each call, and a line for each lost or failed call."""
 
     latencies_s: list[float] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
 
 class VictimProcess:
-    """The process, from outside: `live` begins, `fate` ends and says what became of the calls."""
+    """Client of the victim's process: `live` starts calls; `fate` stops and returns their outcomes."""
 
     def __init__(self, dsn: str, nats_url: str, version: str, guard: Guard) -> None:
         command = [sys.executable, "-m", __name__, "--dsn", dsn, "--nats", nats_url, "--protocol", version]
@@ -55,8 +55,8 @@ class VictimProcess:
         guard.stop_at_end(self._process)
 
     def __enter__(self) -> Self:
-        if self._heard() != _READY:
-            raise RuntimeError("the victim did not come up")
+        if self._read_line() != _READY:
+            raise RuntimeError("the victim did not start")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -65,39 +65,39 @@ class VictimProcess:
         self._pipe(self._process.stdout).close()
 
     def live(self, pace: Pace) -> None:
-        """Place calls at this pace from now on."""
-        self._say(json.dumps(asdict(pace)))
+        """Start to place calls at this pace."""
+        self._write_line(json.dumps(asdict(pace)))
 
     def fate(self) -> Fate:
-        """Place no more than were asked for, wait for every one. Blocks."""
-        self._say(_ENOUGH)
-        return Fate(**json.loads(self._heard()))
+        """Stop after at least the calls of the pace; wait for all of them. Blocks."""
+        self._write_line(_STOP)
+        return Fate(**json.loads(self._read_line()))
 
-    def _say(self, line: str) -> None:
+    def _write_line(self, line: str) -> None:
         pipe = self._pipe(self._process.stdin)
         pipe.write(f"{line}\n".encode())
         pipe.flush()
 
-    def _heard(self) -> str:
+    def _read_line(self) -> str:
         return self._pipe(self._process.stdout).readline().decode().strip()
 
     def _pipe(self, pipe: IO[bytes] | None) -> IO[bytes]:
         if pipe is None:
-            raise AssertionError("it was started with pipes")
+            raise AssertionError("started without pipes")
         return pipe
 
 
 async def furnish(caller: Caller) -> None:
-    """The victim's project, agent and tool."""
+    """Create the victim's project, agent and tool."""
     await caller.furnish(PROJECT, AGENT, [search_tool()])
     await caller.listen(f"cg.{caller.version}.{PROJECT}.*.cmd.agent.*.wakeup")
 
 
-async def _live(caller: Caller, pace: Pace, enough: asyncio.Event) -> Fate:
-    """Place calls until it is enough, but as many as the pace says, and wait for every one."""
+async def _live(caller: Caller, pace: Pace, stop: asyncio.Event) -> Fate:
+    """Place calls until `stop` is set, but at least as many as in `pace`; wait for all of them."""
     fate, placed = Fate(), 0
     async with asyncio.TaskGroup() as group:
-        while placed < pace.calls or not enough.is_set():
+        while placed < pace.calls or not stop.is_set():
             group.create_task(_call(caller, pace, fate))
             placed += 1
             await asyncio.sleep(pace.every_s)
@@ -120,32 +120,32 @@ async def _call(caller: Caller, pace: Pace, fate: Fate) -> None:
         fate.lost.append(f"{query}: {content.get('status')} {content.get('error')}")
 
 
-async def _obey(dsn: str, nats_url: str, version: str) -> None:
-    """Do what the lines on standard input say, until it is closed."""
+async def _serve(dsn: str, nats_url: str, version: str) -> None:
+    """Follow the lines on standard input until it is closed."""
     async with Caller.open(dsn, version, servers=nats_url) as caller:
         await furnish(caller)
-        _tell(_READY)
+        _print_line(_READY)
         while line := await asyncio.to_thread(sys.stdin.readline):
-            enough = asyncio.Event()
-            living = asyncio.create_task(_live(caller, Pace(**json.loads(line)), enough))
+            stop = asyncio.Event()
+            living = asyncio.create_task(_live(caller, Pace(**json.loads(line)), stop))
             await asyncio.to_thread(sys.stdin.readline)
-            enough.set()
-            _tell(json.dumps(asdict(await living)))
+            stop.set()
+            _print_line(json.dumps(asdict(await living)))
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Live until standard input is closed."""
+    """Run until standard input is closed."""
     parser = argparse.ArgumentParser(description="A quiet project beside an attacker.")
     parser.add_argument("--dsn", required=True, help="the kernel's database")
     parser.add_argument("--nats", required=True, help="the kernel's NATS")
     parser.add_argument("--protocol", required=True, help="the kernel's protocol version")
-    asked = parser.parse_args(arguments)
-    asyncio.run(_obey(asked.dsn, asked.nats, asked.protocol))
+    options = parser.parse_args(arguments)
+    asyncio.run(_serve(options.dsn, options.nats, options.protocol))
 
 
 if __name__ == "__main__":

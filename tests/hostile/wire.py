@@ -24,7 +24,7 @@ from tests.hostile.scene import (
 CASES = Cases()
 LARGE_BYTES = 790_000
 LARGEST_HEADERS = 65_000
-"""JetStream takes 64 KiB of headers and no more."""
+"""JetStream's limit of headers is 64 KiB."""
 
 MANY = 90
 KEPT_BYTES = 64 * 1024
@@ -52,20 +52,20 @@ ODD_BLOCKS = (
     b"\r\n",
     b"\xff" * 12,
 )
-"""Blocks of headers, of which a server may refuse some; whatever it takes in has to come to an end."""
+"""Blocks of headers. A server may refuse some; commands with the others must be settled."""
 
 FORGED_STATUS = {"Status": "409", "Description": "Consumer Deleted", "Nats-Pending-Messages": "99"}
-"""Names under which the client library hands on what a server says."""
+"""Names of headers in which the client library passes on texts of the server."""
 
 
 def _block(call: PlacedCall, *more: bytes) -> bytes:
-    """The headers of a call with others behind them."""
+    """Return the headers of a call, followed by others."""
     lines = [f"{name}: {value}".encode() for name, value in call.headers.items()]
     return b"\r\n".join([b"NATS/1.0", *lines, *more, b"", b""])
 
 
 async def _unanswered(scene: Scene, *changed: bytes, **changes: Any) -> PlacedCall:
-    """A good call whose command went out with more headers."""
+    """Publish a valid call with additional headers."""
     call = await scene.place(await scene.define(), {"query": "hello world"}, publish=False, **changes)
     said = await scene.publish_raw(hpub(call.subject.encode(), _block(call, *changed), orjson.dumps(call.body)))
     assert b"-ERR" not in said, said
@@ -110,7 +110,7 @@ async def subject_of_control_characters(scene: Scene) -> None:
 
 @CASES.case("own")
 async def subjects_that_hold_white_space(scene: Scene) -> None:
-    """The server lets through what the client library takes for the end of the subject, with a number behind it."""
+    """The server accepts characters that the client library reads as the end of the subject; a number follows."""
     ends = [b"\vx", b"\fx", b"\rx", b"\v1\v2", b"\f1\f$JS.ACK.x\f3", b"\v", b"\f"]
     assert b"-ERR" not in await scene.publish_raw(*(hpub(scene.subject.encode() + end, None) for end in ends))
     await scene.settled()
@@ -125,7 +125,7 @@ async def subject_of_four_thousand_bytes(scene: Scene) -> None:
 
 @CASES.case("1")
 async def header_blocks_that_are_none(scene: Scene) -> None:
-    for block in ODD_BLOCKS:  # each alone: the server closes where it refuses one
+    for block in ODD_BLOCKS:  # one connection for each: the server closes it if it refuses one
         await scene.publish_raw(hpub(scene.subject.encode(), block))
     await scene.settled()
     await scene.letters()
@@ -177,7 +177,7 @@ async def large_headers_without_identity(scene: Scene) -> None:
 
 @CASES.case("2")
 async def large_headers_of_bytes_that_grow(scene: Scene) -> None:
-    """Bytes that take six in JSON, so that a record of them is larger than the server takes."""
+    """Bytes that take six in JSON, so that their record exceeds the server's limit."""
     block = b"NATS/1.0\r\nX-Large: " + b"\x01" * LARGEST_HEADERS + b"\r\n\r\n"
     frame = hpub(scene.subject.encode(), block, b"\xff" * KEPT_BYTES)
     assert b"-ERR" not in await scene.publish_raw(*([frame] * 8))
@@ -249,7 +249,7 @@ async def bodies_that_are_hard_to_parse(scene: Scene) -> None:
 
 @CASES.case("own")
 async def ids_of_sixty_kilobytes(scene: Scene) -> None:
-    """A call's ids stand in every log line about it."""
+    """The ids of a call are in every log line about it."""
     long = b"x" * (LARGEST_HEADERS - 100)
     for name in (b"CG-Tool-Call-Id", b"CG-Agent-Id", b"CG-Turn-Id", b"CG-Step-Id", b"traceparent", b"tracestate"):
         fields = {b"CG-Agent-Id": AGENT.encode(), b"CG-Turn-Id": b"t", b"CG-Tool-Call-Id": b"c", name: long}
@@ -261,7 +261,7 @@ async def ids_of_sixty_kilobytes(scene: Scene) -> None:
 
 @CASES.case("own", versions=["v1r3"])
 async def ids_in_the_body_that_are_none(scene: Scene) -> None:
-    """Of each a dead letter, or the answer that the call card has room for; nothing is asked of the upstream."""
+    """Each causes a dead letter, or a result as the call card permits; no upstream request."""
     tool = await scene.define()
     values: list[Any] = [None, True, [], {"a": 1}, "", " ", "\x00", "a\x00b", "\ud800", "x" * 60_000, 1e308, -1, 2**70]
     for name in ("tool_call_id", "agent_id", "agent_turn_id", "turn_epoch"):
