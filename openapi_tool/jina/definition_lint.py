@@ -74,7 +74,7 @@ def _env_problems(document: Mapping[str, Any], limits: LintLimits) -> Iterator[P
 
 
 class _SampleCalls:
-    """Sample calls of one definition: one with the values it sets, and one per argument of the model."""
+    """Sample calls of one definition: one with the `values` that it sets, and one per argument `shown` to the model."""
 
     def __init__(
         self, document: Mapping[str, Any], definition: ToolDefinition, limits: LintLimits, rules: UrlPolicy
@@ -195,17 +195,17 @@ class _SampleCalls:
                     yield from self._address_problems((*path, *where), value)
 
     def _values(self, name: str, rule: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
-        for word in ("minimum", "maximum", "default", "const"):
-            if word in rule:
-                yield (word,), rule[word]
-        choices, items, most = rule.get("enum"), rule.get("items"), rule.get("maxItems")
+        for keyword in ("minimum", "maximum", "default", "const"):
+            if keyword in rule:
+                yield (keyword,), rule[keyword]
+        choices, items, max_items = rule.get("enum"), rule.get("items"), rule.get("maxItems")
         yield from (
             (("enum", place), value) for place, value in enumerate(choices if isinstance(choices, list) else [])
         )
         if name == self.built_in.items and isinstance(items, dict):
             yield from ((("items", "type"), [sample]) for sample in _SAMPLES.get(str(items.get("type")), ()))
-        if name == self.built_in.items and isinstance(most, int):
-            yield ("maxItems",), ["a"] * min(most, self.limits.tools.max_batch_items + 1)
+        if name == self.built_in.items and isinstance(max_items, int):
+            yield ("maxItems",), ["a"] * min(max_items, self.limits.tools.max_batch_items + 1)
 
     def _refusals(self, name: str, value: Any) -> list[Problem]:
         """Return the executor's problems with one argument of the model; None stands for any value."""

@@ -105,8 +105,8 @@ def set_values(definition: ToolDefinition) -> tuple[dict[str, Any], list[str]]:
 
 def sample_arguments(values: Mapping[str, Any], by_model: frozenset[str] = frozenset()) -> Arguments:
     """Return the arguments of a sample call, which is resolved but never sent."""
-    own = {name: value for name, value in values.items() if not is_identity(name)}
-    return Arguments(own, by_model, {}, SecretStr(""), session="")
+    sent = {name: value for name, value in values.items() if not is_identity(name)}
+    return Arguments(sent, by_model, {}, SecretStr(""), session="")
 
 
 def _without_key(envs: Mapping[str, str]) -> dict[str, str]:

@@ -97,8 +97,8 @@ def _schema_problems(schema: object) -> Iterator[Problem]:
 
 
 def _patterns(value: dict[str, JsonValue]) -> list[str]:
-    own, by_name = value.get("pattern"), value.get("patternProperties")
-    return [*([own] if isinstance(own, str) else []), *(by_name if isinstance(by_name, dict) else [])]
+    pattern, by_name = value.get("pattern"), value.get("patternProperties")
+    return [*([pattern] if isinstance(pattern, str) else []), *(by_name if isinstance(by_name, dict) else [])]
 
 
 def _options_problems(options: object) -> Iterator[Problem]:

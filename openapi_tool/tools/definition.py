@@ -46,9 +46,9 @@ _BY_BASE_URL = {url: operation for operation in OPERATIONS for path in ("", "/")
 """Operation by each accepted `base_url`: with or without the port 443 and a slash at the end."""
 
 _UNKNOWN_OPERATION = OPERATIONS[0]
-"""Stands for the operation of a definition that does not say it, so that the reader can go on and find other problems.
+"""Operation to assume for a definition that names none, so that the reader can find other problems, too.
 
-Such a definition is refused at runtime; the linter reports it and gets no definition.
+Such a definition is refused.
 """
 
 _TEMPLATES = tuple(operation.template for operation in OPERATIONS if operation.template)
@@ -305,11 +305,11 @@ class _Reader:
         return operation.paths[path]
 
     def _template(self, operation: Operation, template: object) -> str:
-        own = operation.template
-        if own is None or template not in (own, *operation.urls(own)):
+        expected = operation.template
+        if expected is None or template not in (expected, *operation.urls(expected)):
             allowed = " or ".join(f"https://{known.host}{known.template}" for known in OPERATIONS if known.template)
             self._problem(f"may only be {allowed}", *self.section, "endpoint_template")
-        return own or "/"
+        return expected or "/"
 
     def _auth_env(self) -> str:
         name = self.jina.get("auth_env") or DEFAULT_AUTH_ENV

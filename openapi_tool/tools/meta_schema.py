@@ -88,12 +88,12 @@ _NOT_IN_SUBSET: JsonObject = {
 _BAD_NAME = "must be 1 to 64 letters, digits, '_', '-' or '.'"
 _ONE_TYPE = "must be one type; an optional field is left out of `required`, never null"
 _NUMBER: JsonObject = {"type": "number", "errorMessage": "must be a number"}
-_LENGTH: JsonObject = {"type": "integer", "minimum": 0, "errorMessage": "must be a whole number from 0"}
+_SIZE: JsonObject = {"type": "integer", "minimum": 0, "errorMessage": "must be a whole number from 0"}
 _PROSE: JsonObject = {"type": "string", "pattern": r"\S", "errorMessage": "must be a text that is not empty"}
 _CHOICES = "must be a list of at least one value, each once"
 _SUBSCHEMA: JsonObject = {"$ref": "#/$defs/schema"}
 _ARGUMENT: JsonObject = {"$ref": "#/$defs/argument"}
-_OF_ANY_TYPE: JsonObject = {
+_COMMON_KEYWORDS: JsonObject = {
     "type": {"if": {"type": "array"}, "then": {"not": {}, "errorMessage": _ONE_TYPE}, "else": {"enum": [*TYPES]}},
     **dict.fromkeys(("title", "description"), _PROSE),
     **{word: {} for word in ("default", "const", "examples", "deprecated")},
@@ -105,26 +105,29 @@ _PROPERTIES: JsonObject = {
     "additionalProperties": _ARGUMENT,
     "patternProperties": {"^(?![A-Za-z0-9_.-]{1,64}$)": {**_ARGUMENT, "not": {}, "errorMessage": _BAD_NAME}},
 }
-_CLOSED: JsonObject = {"const": False, "errorMessage": "may only be false"}
-_OF_TYPE: Mapping[str, JsonObject] = {
-    "object": {"properties": _PROPERTIES, "required": {"type": "array"}, "additionalProperties": _CLOSED},
-    "string": {"minLength": _LENGTH, "maxLength": _LENGTH, "pattern": {"type": "string"}, "format": {"enum": _FORMATS}},
+_ONLY_FALSE: JsonObject = {"const": False, "errorMessage": "may only be false"}
+_KEYWORDS_OF_TYPE: Mapping[str, JsonObject] = {
+    "object": {"properties": _PROPERTIES, "required": {"type": "array"}, "additionalProperties": _ONLY_FALSE},
+    "string": {"minLength": _SIZE, "maxLength": _SIZE, "pattern": {"type": "string"}, "format": {"enum": _FORMATS}},
     **dict.fromkeys(("number", "integer"), _NUMBER_KEYWORDS),
     **dict.fromkeys(("boolean", "null"), JsonObject()),
-    "array": {"items": _SUBSCHEMA, "minItems": _LENGTH, "maxItems": _LENGTH},
+    "array": {"items": _SUBSCHEMA, "minItems": _SIZE, "maxItems": _SIZE},
 }
-_TYPED: JsonObject = {word: rule for words in _OF_TYPE.values() for word, rule in words.items()}
+_TYPE_KEYWORDS: JsonObject = {word: rule for words in _KEYWORDS_OF_TYPE.values() for word, rule in words.items()}
 
 
-def _is(kind: str) -> JsonObject:
+def _has_type(kind: str) -> JsonObject:
     return {"properties": {"type": {"const": kind}}, "required": ["type"]}
 
 
-def _only(kind: str) -> JsonObject:
+def _rules_of_type(kind: str) -> JsonObject:
     """Return the rules for one type: keywords of other types are refused, and `enum` values must be of the type."""
-    foreign = _refused(f"says nothing about type {kind!r}; take it out", *sorted(_TYPED.keys() - _OF_TYPE[kind].keys()))
+    foreign = _refused(
+        f"says nothing about type {kind!r}; take it out",
+        *sorted(_TYPE_KEYWORDS.keys() - _KEYWORDS_OF_TYPE[kind].keys()),
+    )
     values: JsonObject = {"items": {"type": kind, "errorMessage": f"is not of type {kind!r}"}}
-    return {"if": _is(kind), "then": {"properties": {**foreign, "enum": values}}}
+    return {"if": _has_type(kind), "then": {"properties": {**foreign, "enum": values}}}
 
 
 def _schema() -> JsonObject:
@@ -139,8 +142,8 @@ def _schema() -> JsonObject:
         "$ref": "#/$defs/keywords",
         "allOf": [
             {"if": {"not": untyped}, "then": {"required": ["type"], "errorMessage": no_type}},
-            {"if": _is("array"), "then": {"required": ["items"], "errorMessage": no_items}},
-            *map(_only, TYPES),
+            {"if": _has_type("array"), "then": {"required": ["items"], "errorMessage": no_items}},
+            *map(_rules_of_type, TYPES),
         ],
     }
 
@@ -171,23 +174,23 @@ _SECONDS: JsonObject = {
 }
 
 
-def _closed(**properties: JsonValue) -> JsonObject:
+def _object_of(**properties: JsonValue) -> JsonObject:
     partial = _refused(_NO_PARTIAL, "(?i)partial")
     return {"properties": properties, "patternProperties": partial, "additionalProperties": False}
 
 
 # Only the JSON types are checked here; `tools.definition` checks the values, at run time and for the linter.
 _EMPTY = "is empty; give it a value or take it out"
-_TEXTS: JsonObject = {"type": "object", "errorMessage": "must be an object"}
-_VALUES: JsonObject = {**_TEXTS, "additionalProperties": {"not": {"type": "null"}, "errorMessage": _EMPTY}}
+_OBJECT: JsonObject = {"type": "object", "errorMessage": "must be an object"}
+_NO_NULLS: JsonObject = {**_OBJECT, "additionalProperties": {"not": {"type": "null"}, "errorMessage": _EMPTY}}
 _JINA: JsonObject = {
     **dict.fromkeys(("mode", "tool", "base_url", "method", "endpoint_template", "auth_env"), _TEXT_OR_NULL),
     **dict.fromkeys(("path", "accept"), _ANY_TEXT),
-    **dict.fromkeys(("params", "defaults"), _VALUES),
+    **dict.fromkeys(("params", "defaults"), _NO_NULLS),
     **dict.fromkeys(("timeout_s", "timeout"), _SECONDS),
-    "headers": _TEXTS,
+    "headers": _OBJECT,
 }
-_ARGS: JsonObject = {"defaults": _VALUES, "fixed": _VALUES}
+_ARGS: JsonObject = {"defaults": _NO_NULLS, "fixed": _NO_NULLS}
 _BUDGET: JsonObject = {
     name: {"type": "integer", "minimum": 0, "maximum": TERABYTE, "errorMessage": "must be an integer from 0"}
     for name in BUDGETS
@@ -197,23 +200,23 @@ _SECTIONS: Mapping[str, JsonObject] = {
     "options.jina": _JINA,
     "options.budget": _BUDGET,
     "options": {
-        "args": {**_closed(**_ARGS), **_TEXTS},
-        "envs": _TEXTS,
-        "jina": _closed(**_JINA),
-        "openapi": _closed(**_JINA, auth={**_closed(env=_TEXT), "type": ["object", "null"], "required": ["env"]}),
+        "args": {**_object_of(**_ARGS), **_OBJECT},
+        "envs": _OBJECT,
+        "jina": _object_of(**_JINA),
+        "openapi": _object_of(**_JINA, auth={**_object_of(env=_TEXT), "type": ["object", "null"], "required": ["env"]}),
         **dict.fromkeys(("suspend_timeout_seconds", "timeout_s", "timeout"), _SECONDS),
         "result_format": _TEXT_OR_NULL,
         "max_result_tokens": {"type": ["integer", "null"], "errorMessage": "must be an integer"},
-        "budget": {**_closed(**_BUDGET), **_TEXTS},
+        "budget": {**_object_of(**_BUDGET), **_OBJECT},
         "ui_allowed": {"type": ["boolean", "null"], "errorMessage": "must be true or false"},
     },
 }
-_DEFINITION: JsonObject = _closed(
+_DEFINITION: JsonObject = _object_of(
     **dict.fromkeys(("tool_name", "name", "target_subject"), _TEXT),
     after_execution={"enum": ["suspend", "terminate"]},
     description=_TEXT_OR_NULL,
     parameters=_parameters(),
-    options={**_closed(**_SECTIONS["options"]), "type": "object"},
+    options={**_object_of(**_SECTIONS["options"]), "type": "object"},
 ) | {
     "required": ["target_subject", "after_execution", "options"],
     "if": {"required": ["name"]},
@@ -226,7 +229,10 @@ META_SCHEMA: JsonObject = {
     "$defs": {
         "definition": _DEFINITION,
         "schema": _schema(),
-        "keywords": {"properties": {**_OF_ANY_TYPE, **_TYPED, **_NOT_IN_SUBSET}, "additionalProperties": False},
+        "keywords": {
+            "properties": {**_COMMON_KEYWORDS, **_TYPE_KEYWORDS, **_NOT_IN_SUBSET},
+            "additionalProperties": False,
+        },
         "argument": {
             "$ref": "#/$defs/schema",
             "anyOf": [{"required": ["description"]}, {"not": {"type": "object"}}],

@@ -47,9 +47,9 @@ def argument_path(path: Path) -> str:
     return text.removeprefix(".").strip() or "arguments"
 
 
-def short(text: str, most: int = _SHORT_CHARS) -> str:
-    """Return a text for a message, cut to `most` characters; names in a definition or call may have 256 kB."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def short(text: str, max_chars: int = _SHORT_CHARS) -> str:
+    """Return a text for a message, cut to `max_chars`; names in a definition or call may have 256 kB."""
+    return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
 
 def listed(problems: Sequence[str]) -> list[str]:

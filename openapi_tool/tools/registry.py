@@ -13,7 +13,7 @@ COLUMNS = ("tool_name", "description", "target_subject", "after_execution", "par
 
 
 class RegistryError(ExecutorError):
-    """A definition could not be read or changed; a command for several projects goes on with the next one."""
+    """A definition could not be read or changed; a command for several projects continues with the next one."""
 
 
 class NoSuchProject(RegistryError):
@@ -37,7 +37,7 @@ class Registry(Protocol):
         """Create or replace a definition."""
 
     async def delete(self, project_id: str, tool_name: str) -> bool:
-        """Delete a definition; return False where there was none."""
+        """Delete a definition; return False if there was none."""
 
 
 def stored_row(values: Mapping[str, JsonValue]) -> dict[str, JsonValue]:

@@ -49,18 +49,18 @@ def _type_text(wanted: str, rule: Mapping[str, Any]) -> str:
     return _NOUNS.get(wanted, wanted)
 
 
-def _span(least: float | None, most: float | None, of: str, noun: str = "") -> str:
+def _span(minimum: float | None, maximum: float | None, of: str, noun: str = "") -> str:
     """Return the range of a number (without a noun) or of a size."""
-    if least is None and most is None:
+    if minimum is None and maximum is None:
         return ""
-    if most is None:
-        limit, words = least, f" {of}at least {_shown(least)}"
-    elif least is None:
-        limit, words = most, f" {of}at most {_shown(most)}"
-    elif least == most:
-        limit, words = most, f" {of}{_shown(most)}"
+    if maximum is None:
+        limit, words = minimum, f" {of}at least {_shown(minimum)}"
+    elif minimum is None:
+        limit, words = maximum, f" {of}at most {_shown(maximum)}"
+    elif minimum == maximum:
+        limit, words = maximum, f" {of}{_shown(maximum)}"
     else:
-        limit, words = most, f" {of if noun else 'from '}{_shown(least)} to {_shown(most)}"
+        limit, words = maximum, f" {of if noun else 'from '}{_shown(minimum)} to {_shown(maximum)}"
     return f"{words} {noun}{'' if limit == 1 else 's'}" if noun else words
 
 

@@ -77,8 +77,8 @@ def schema_problems(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
     except orjson.JSONEncodeError:  # arithmetic on one number of 4,000 digits takes milliseconds
         return listed([f"{short(name)}: contains a number beyond 64 bits" for name in sorted(_huge_numbers(instance))])
     if size * compiled.patterns > _MAX_MATCHED_BYTES:
-        most = _MAX_MATCHED_BYTES // compiled.patterns
-        return [f"arguments: have more than {most:,} bytes together, the limit of this tool; give less"]
+        max_bytes = _MAX_MATCHED_BYTES // compiled.patterns
+        return [f"arguments: have more than {max_bytes:,} bytes together, the limit of this tool; give less"]
     if compiled.validator.is_valid(instance):
         return []
     return listed(_explained(schema, compiled, instance))

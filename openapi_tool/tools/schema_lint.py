@@ -36,8 +36,8 @@ def schema_conflicts(schema: JsonValue, path: Path, depth: int = 0) -> Iterator[
 
 def _limit_conflicts(schema: Mapping[str, JsonValue], path: Path) -> Iterator[Problem]:
     for low, high in _LIMITS:
-        least, most = schema.get(low), schema.get(high)
-        if isinstance(least, int | float) and isinstance(most, int | float) and least > most:
+        minimum, maximum = schema.get(low), schema.get(high)
+        if isinstance(minimum, int | float) and isinstance(maximum, int | float) and minimum > maximum:
             yield Problem((*path, low), f"is more than {high}, so no value fits; change one of them")
 
 

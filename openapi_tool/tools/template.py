@@ -32,7 +32,7 @@ class MissingValue(ToolMisconfigured):
 
 
 def placeholder_values(identity: CallIdentity) -> dict[str, str | None]:
-    """Return the placeholder values of a call, None where it has none; only v1r3 has a `context_box_id`."""
+    """Return the placeholder values of a call, None if it has none; only v1r3 has a `context_box_id`."""
     return {
         "project_id": identity.project_id,
         "channel_id": identity.channel_id,

@@ -137,8 +137,8 @@ def truncate(items: Sequence[Item], limit: Limit) -> Truncated:
 
 def _frame_chars(item: Item) -> int:
     """Return the characters of marks and line ends around an item, and of the remark after it."""
-    own = (HEADING_CHARS if item.heading else 0) + (len(item.after) + HEADING_CHARS if item.after else 0)
-    return own + (MARK_CHARS + CUT_CHARS if item.chars else 0)
+    notes = (HEADING_CHARS if item.heading else 0) + (len(item.after) + HEADING_CHARS if item.after else 0)
+    return notes + (MARK_CHARS + CUT_CHARS if item.chars else 0)
 
 
 def _left_out(items: Sequence[Item], limit: Limit) -> frozenset[int]:
@@ -202,11 +202,11 @@ def max_min_shares(sizes: Sequence[int], space: int) -> list[int]:
     return given
 
 
-def _end(item: Item, most: int) -> int:
-    if most >= item.chars:
+def _end(item: Item, limit: int) -> int:
+    if limit >= item.chars:
         return item.chars
-    end, head = boundary(item.part(most + 1), most), len(item.head)
-    return max(end, head) if most >= head else end
+    end, head = boundary(item.part(limit + 1), limit), len(item.head)
+    return max(end, head) if limit >= head else end
 
 
 def boundary(text: str, limit: int) -> int:
@@ -307,41 +307,41 @@ def later_part(stored_items: Sequence[StoredItem], place: Place, window: str, op
     parts: list[Part] = []
     space, at = limit.chars - NOTE_CHARS, place.start
     tokens = limit.tokens - NOTE_CHARS // AROUND_CHARS_PER_TOKEN
-    for number, entry in enumerate(stored_items, start=1):
-        begin = place.start if entry.start <= place.start else max(entry.shown, place.start)
-        if begin >= entry.end:
+    for number, item in enumerate(stored_items, start=1):
+        begin = place.start if item.start <= place.start else max(item.shown, place.start)
+        if begin >= item.end:
             continue
-        where = entry.opening if parts else place.opening
+        opening_at = item.opening if parts else place.opening
         if parts:
-            opening = "" if where is None else opening_lines(window[where - place.start :][:OPENING_CHARS])
-        text = window[begin - place.start : entry.end - place.start]
-        lines = opening if begin == entry.start or not entry.title else f"{entry.title}\n{opening}"
+            opening = "" if opening_at is None else opening_lines(window[opening_at - place.start :][:OPENING_CHARS])
+        text = window[begin - place.start : item.end - place.start]
+        lines = opening if begin == item.start or not item.title else f"{item.title}\n{opening}"
         position = where_in(
-            entry, begin, number if len(stored_items) > 1 else None, len(stored_items), lines.count("\n")
+            item, begin, number if len(stored_items) > 1 else None, len(stored_items), lines.count("\n")
         )
         heading = f"[Continued: {position}.]"
-        own = len(heading) + len(entry.after)
-        space -= own + len(lines) + AROUND_CHARS
+        notes = len(heading) + len(item.after)
+        space -= notes + len(lines) + AROUND_CHARS
         if not text or (parts and space < MIN_CHARS):
-            return LaterPart(tuple(parts), at, Place(begin, where))
-        tokens -= (own + AROUND_CHARS) // AROUND_CHARS_PER_TOKEN + estimate_tokens(lines)
+            return LaterPart(tuple(parts), at, Place(begin, opening_at))
+        tokens -= (notes + AROUND_CHARS) // AROUND_CHARS_PER_TOKEN + estimate_tokens(lines)
         if parts and tokens < MIN_CHARS // AROUND_CHARS_PER_TOKEN:
-            return LaterPart(tuple(parts), at, Place(begin, where))
+            return LaterPart(tuple(parts), at, Place(begin, opening_at))
         size = boundary(text, max(min(space, fitting_chars(text[: max(space, 0)], tokens)), MIN_CHARS))
         space, at = space - size, begin + size
         tokens -= estimate_tokens(text[:size])
-        parts.append(Part(text[:size], heading, lines, entry.end - at, entry.after))
-        if at < entry.end:
+        parts.append(Part(text[:size], heading, lines, item.end - at, item.after))
+        if at < item.end:
             found = opening_of(text[:size], text[size : size + 1], opening)
             return LaterPart(
-                tuple(parts), at, Place(at, where if found == -1 else None if found is None else begin + found)
+                tuple(parts), at, Place(at, opening_at if found == -1 else None if found is None else begin + found)
             )
     return LaterPart(tuple(parts), at, None)
 
 
-def where_in(entry: StoredItem, begin: int, number: int | None, count: int, repeated: int) -> str:
+def where_in(item: StoredItem, begin: int, number: int | None, count: int, repeated: int) -> str:
     """Describe where a part begins and how many lines are repeated; `number` is None for a single item."""
-    name = entry.label or ("" if number is None else f"item {number} of {count}")
-    item = f"{name}, " if name else ""
+    name = item.label or ("" if number is None else f"item {number} of {count}")
+    prefix = f"{name}, " if name else ""
     lines = f"; its first {'line is' if repeated == 1 else f'{repeated} lines are'} repeated" if repeated else ""
-    return f"{item}from character {begin - entry.start + 1:,} of {entry.end - entry.start:,}{lines}"
+    return f"{prefix}from character {begin - item.start + 1:,} of {item.end - item.start:,}{lines}"

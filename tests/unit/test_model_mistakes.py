@@ -18,7 +18,7 @@ from openapi_tool.jina.parameter_mapping import resolve_parameters
 from openapi_tool.protocol.errors import BadRequest
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.testing import ToolResult
-from openapi_tool.tools.argument_names import meant
+from openapi_tool.tools.argument_names import probably_meant
 from openapi_tool.tools.arguments import Arguments, OperatorEnvs, prepare_arguments
 from openapi_tool.tools.catalogue import CATALOGUE
 from openapi_tool.tools.schema import schema_problems
@@ -162,7 +162,7 @@ def test_an_unknown_argument_is_named_in_place_of_a_required_one() -> None:
     ],
 )
 def test_the_argument_that_is_meant_by_another_name(name: str, known: list[str], expected: str | None) -> None:
-    assert meant(name, known) == expected
+    assert probably_meant(name, known) == expected
 
 
 @requirement("arguments.checked")
