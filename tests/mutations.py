@@ -225,14 +225,14 @@ IDENTITY = (
     ),
     Mutation(
         "tools/cursor.py",
-        "orjson.dumps([project_id, agent_id, place.hex()])",
-        "orjson.dumps([project_id, place.hex()])",
+        "orjson.dumps([project_id, agent_id, payload.hex()])",
+        "orjson.dumps([project_id, payload.hex()])",
         "tests/unit/test_content.py::test_cursor_is_valid_for_its_owner_only",
     ),
     Mutation(
         "tools/cursor.py",
-        "orjson.dumps([project_id, agent_id, place.hex()])",
-        "orjson.dumps([agent_id, place.hex()])",
+        "orjson.dumps([project_id, agent_id, payload.hex()])",
+        "orjson.dumps([agent_id, payload.hex()])",
         "tests/unit/test_content.py::test_cursor_is_valid_for_its_owner_only",
     ),
     Mutation(

@@ -139,7 +139,7 @@ class Continuation:
         part = truncate(items, limit)
         shown = framed(part.parts) + cost
         missing = _missing(part)
-        if not output.keep:
+        if not output.may_store:
             note = f"[{missing} They are not kept.{_shorter_result_advice(definition)}]"
             return RenderedResult(f"{shown}\n\n{note}", truncated=True), None
         stored = yield from stored_text(items, part.stored_items)
@@ -234,8 +234,8 @@ def _shorter_result_advice(definition: ToolDefinition) -> str:
     """Return how a model gets a shorter result, if the definition takes an argument for that."""
     if items := definition.built_in.items:
         return f" Give fewer {items}."
-    taken = definition.taken & definition.built_in.arguments.model_fields.keys()
-    return next((f" {way}." for name, way in _ADVICE.items() if name in taken), "")
+    accepted = definition.model_arguments & definition.built_in.arguments.model_fields.keys()
+    return next((f" {way}." for name, way in _ADVICE.items() if name in accepted), "")
 
 
 def _unseen_chars(stored_items: Sequence[StoredItem], place: Place | None) -> int:

@@ -172,7 +172,7 @@ class Pipeline:
             result = await self._parked_result(call) or await self._run_to_result(call, context)
             # `attempts` ends at MAX_ATTEMPTS; `spent` lacks a shared request whose cost another call reported.
             self._slots.charge(delivery.stream_sequence, max(context.spent.requests, len(context.attempts)))
-            context.keep(_COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
+            context.release_all_but(_COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
             _record_outcome(facts, result, context)
             card = self._result_card(call, result.fields)
             report = self._report(acceptance, span, card.card_id, card.content)

@@ -50,7 +50,7 @@ class CallContext(Protocol):
     ) -> None:
         """Release all memory on the last exit."""
 
-    def keep(self, size: int) -> None:
+    def release_all_but(self, size: int) -> None:
         """Release all but `size` bytes."""
 
 

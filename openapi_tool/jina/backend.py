@@ -247,7 +247,7 @@ class JinaBackend:
         tokens.inc(output.usage.tokens)
         if resolved.parameters.get("respondWith") == "markdown":
             output = replace(output, state={**output.state, "format": "markdown"})
-        return replace(output, keep=False) if resolved.parameters.get("doNotTrack") else output
+        return replace(output, may_store=False) if resolved.parameters.get("doNotTrack") else output
 
     async def _send_within_limits(self, grant: MemoryGrant, min_tokens: int, need: Need, send: Send) -> dict[str, Any]:
         """Wait for a permit and send a request.
@@ -366,7 +366,7 @@ def _without_frames(error: ToolError) -> ToolError:
 
 def _may_suggest(definition: ToolDefinition, arguments: Arguments, name: str) -> bool:
     """Return whether a remedy may name an argument: the model may give it, and has not, or may change it."""
-    return name in definition.taken and (name in _ADJUSTABLE or not arguments.values.get(name))
+    return name in definition.model_arguments and (name in _ADJUSTABLE or not arguments.values.get(name))
 
 
 def _response_redactor(arguments: Arguments, key: SecretStr) -> Redactor:

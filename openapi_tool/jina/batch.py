@@ -92,7 +92,7 @@ def batch_output(
         {"succeeded": succeeded, "failed": len(items) - succeeded, "results": results},
         sum(map(cost, outcomes.values()), Usage()),
         cached=not errors and all(output.cached for output in good.values()),
-        keep=all(output.keep for output in good.values()),
+        may_store=all(output.may_store for output in good.values()),
     )
 
 

@@ -130,7 +130,7 @@ class ByteSemaphore:
         call.has_reserve = False
         self.give(call, call.held)
 
-    def keep(self, call: JinaCallContext, size: int) -> None:
+    def release_all_but(self, call: JinaCallContext, size: int) -> None:
         """Release all but `size` bytes of `call`; the reserve only if `size` bytes are free without it."""
         if call.has_reserve:
             if size > self._free:
@@ -253,9 +253,9 @@ class JinaCallContext:
         """Return the part for one more response."""
         return MemoryGrant(self, self._semaphore)
 
-    def keep(self, size: int) -> None:
+    def release_all_but(self, size: int) -> None:
         """Release all but `size` bytes, once the responses are rendered."""
-        self._semaphore.keep(self, size)
+        self._semaphore.release_all_but(self, size)
 
 
 class MemoryGrant:

@@ -212,7 +212,7 @@ class _ParameterResolver:
         parameter = self._endpoint.find(name)
         if parameter is None or not self._model_may(parameter):
             is_listed = len(problems) < MAX_PROBLEMS  # for others save the search for similar names, 0.1 ms each
-            known = sorted(self._definition.taken - {name}) if is_listed else ()
+            known = sorted(self._definition.model_arguments - {name}) if is_listed else ()
             problems.append(Problem(path, not_taken(name, known)))
         elif parameter.name == "respondWith" and value is not None and value not in self._endpoint.formats:
             problems.append(Problem(path, f"must be one of {', '.join(self._endpoint.formats)}"))

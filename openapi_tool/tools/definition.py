@@ -88,7 +88,7 @@ class ToolDefinition:
         return frozenset(self.fixed) | frozenset(self.envs)
 
     @property
-    def taken(self) -> frozenset[str]:
+    def model_arguments(self) -> frozenset[str]:
         """Return the arguments that a model may give, under the names that an error or remedy uses."""
         properties = self.schema.get("properties")
         names = set(properties) if isinstance(properties, dict) else set()

@@ -73,15 +73,15 @@ class Item(NamedTuple):
 class ToolOutput:
     """Output of a tool: text for the model in items, `state` for what a UI renders.
 
-    `keep` permits to store the whole text if it is truncated. `cached` means that no request was sent, so `usage` is
-    zero. `cheaper` is advice on how to lower a high cost, or empty.
+    `may_store` permits to store the whole text if it is truncated. `cached` means that no request was sent, so `usage`
+    is zero. `cheaper` is advice on how to lower a high cost, or empty.
     """
 
     items: tuple[Item, ...]
     state: Mapping[str, Any] = field(default_factory=dict)
     usage: Usage = NO_USAGE
     cached: bool = False
-    keep: bool = True
+    may_store: bool = True
     cheaper: str = ""
 
     @property

@@ -23,12 +23,12 @@ from tests.unit import test_url_policy as addresses
 _MAX_BYTES = 3_000
 CORPUS = Path(__file__).parent / "corpus"
 BROKE = "found-"
-"""Names of kept inputs that once broke something; no merge takes them away."""
+"""Prefix of saved inputs that once caused a failure; a merge never removes them."""
 
 MAX_INPUTS, MAX_TOTAL_BYTES = 300, 300_000
 
 
-def kept(name: str) -> dict[str, bytes]:
+def saved(name: str) -> dict[str, bytes]:
     """Return a target's saved inputs by name."""
     if not _file(name).exists():
         return {}
@@ -36,11 +36,11 @@ def kept(name: str) -> dict[str, bytes]:
     return {entry["name"]: entry["data"].encode("latin-1") for entry in entries}
 
 
-def keep(name: str, inputs: Iterable[bytes]) -> None:
+def save(name: str, inputs: Iterable[bytes]) -> None:
     """Save the smallest inputs up to the limit, and all that once caused a failure."""
     ordered = sorted(inputs, key=lambda data: (len(data), data))
     sizes = accumulate(map(len, ordered))
-    chosen = {known: data for known, data in kept(name).items() if known.startswith(BROKE)}
+    chosen = {known: data for known, data in saved(name).items() if known.startswith(BROKE)}
     for data, size in zip(ordered[:MAX_INPUTS], sizes, strict=False):
         if size <= MAX_TOTAL_BYTES:
             chosen[hashlib.sha256(data).hexdigest()[:16]] = data

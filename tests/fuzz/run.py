@@ -1,8 +1,8 @@
 """Fuzz each target for a time, from its saved corpus: `make fuzz FUZZ="--seconds 60 --only address"`.
 
-Ends with one JSON line, {target: {executions, seconds, crashes, slowest_ms, …}}; exit code 1 where something was found.
-An input that breaks a target is left in `build/fuzz/<target>/`. With `--keep`, what reached new code is merged into
-the kept corpus, as few and as small inputs as reach all of it.
+Ends with one JSON line, {target: {executions, seconds, crashes, slowest_ms, …}}; exit code 1 if a failure was found.
+An input that fails is left in `build/fuzz/<target>/`. With `--keep`, inputs that reached new code are merged
+into the saved corpus: as few and as small ones as reach all of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.fuzz.corpora import keep, kept, seeds
+from tests.fuzz.corpora import save, saved, seeds
 from tests.fuzz.targets import MAX_BYTES, TARGETS
 
 FOUND = Path("build") / "fuzz"
@@ -32,7 +32,7 @@ def fuzz(name: str, seconds: int) -> dict[str, float]:
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "new").mkdir(parents=True)
     _fill(folder / "seeds", seeds(name))
-    _fill(folder / "kept", kept(name).values())
+    _fill(folder / "saved", saved(name).values())
     began = time.monotonic()
     log = libfuzzer(
         name,
@@ -43,7 +43,7 @@ def fuzz(name: str, seconds: int) -> dict[str, float]:
         "-print_final_stats=1",
         str(folder / "new"),
         str(folder / "seeds"),
-        str(folder / "kept"),
+        str(folder / "saved"),
     )
     executed = _EXECUTIONS.search(log)
     return {
@@ -65,12 +65,12 @@ def merge(name: str) -> None:
     merged = FOUND / name / "merged"
     shutil.rmtree(merged, ignore_errors=True)
     merged.mkdir()
-    sources = [str(FOUND / name / part) for part in ("new", "seeds", "kept")]
+    sources = [str(FOUND / name / part) for part in ("new", "seeds", "saved")]
     libfuzzer(name, "-merge=1", f"-max_len={MAX_BYTES[name]}", str(merged), *sources)
     inputs = [path.read_bytes() for path in merged.iterdir()]
     if not inputs:
         raise RuntimeError(f"libFuzzer merged nothing; see {FOUND / name / 'log'}")
-    keep(name, inputs)
+    save(name, inputs)
 
 
 def libfuzzer(name: str, *arguments: str) -> str:
@@ -91,11 +91,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=300)
     parser.add_argument("--only", choices=sorted(TARGETS), action="append")
     parser.add_argument("--keep", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     figures = {}
-    for name in asked.only or TARGETS:
-        figures[name] = fuzz(name, asked.seconds)
-        if asked.keep and not figures[name]["crashes"]:
+    for name in options.only or TARGETS:
+        figures[name] = fuzz(name, options.seconds)
+        if options.keep and not figures[name]["crashes"]:
             merge(name)
     sys.stdout.write(json.dumps(figures) + "\n")
     return int(any(figure["crashes"] or not figure["executions"] for figure in figures.values()))

@@ -115,7 +115,7 @@ class World:
         sent = _frame(await self.server.subscribed(), data[1:]) if framed else data[1:]
         await self.server.send(sent + self._mark())
         if not await self._heard_in(WAIT_S if framed else _HALF_A_FRAME_S):
-            assert not framed, "what followed a message that was framed well was not heard"
+            assert not framed, "no message arrived after a well-framed one"
             self.server.hang_up()  # the client waits for the rest of a frame, or reconnects
             await self._assert_hears()
         assert not self.defects, self.defects

@@ -207,24 +207,24 @@ async def fields_of_refusals_that_are_large(scene: Scene) -> None:
 @CASES.case("13", lambda: {"many_pages": page(content=fill("word \U0001f600 "))})
 async def pages_of_ten_megabytes_at_once(scene: Scene) -> None:
     tool = await scene.define({"jina": {"mode": "reader"}, "suspend_timeout_seconds": PATIENCE_S})
-    asked = {"url": "https://example.com/attack-many_pages/{n}"}
-    for answer in await scene.calls(scene.share(PAGES), tool, asked, PATIENCE_S):
+    arguments = {"url": "https://example.com/attack-many_pages/{n}"}
+    for answer in await scene.calls(scene.share(PAGES), tool, arguments, PATIENCE_S):
         assert_bounded(answer)
 
 
 @CASES.case("13", lambda: {"many_objects": page(links=b"{" + _numbered('"l%d":"https://a.b/%d"') + b"}")})
 async def pages_of_many_values_at_once(scene: Scene) -> None:
     tool = await scene.define({"jina": {"mode": "reader"}})
-    asked = {"url": "https://example.com/attack-many_objects/{n}"}
-    for answer in await scene.calls(scene.share(PAGES) // 3, tool, asked):
+    arguments = {"url": "https://example.com/attack-many_objects/{n}"}
+    for answer in await scene.calls(scene.share(PAGES) // 3, tool, arguments):
         assert_bounded(answer)
 
 
 @CASES.case("13", lambda: {"chunked_pages": READABLE["one_chunk_without_a_length"]()})
 async def pages_without_a_length_at_once(scene: Scene) -> None:
     tool = await scene.define({"jina": {"mode": "reader"}})
-    asked = {"url": "https://example.com/attack-chunked_pages/{n}"}
-    for answer in await scene.calls(scene.share(PAGES) // 3, tool, asked):
+    arguments = {"url": "https://example.com/attack-chunked_pages/{n}"}
+    for answer in await scene.calls(scene.share(PAGES) // 3, tool, arguments):
         assert_bounded(answer)
 
 

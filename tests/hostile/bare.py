@@ -93,8 +93,8 @@ def main() -> None:
     """Print median and longest delay as one JSON object."""
     with EmbeddedStack() as stack:
         delays_s = asyncio.run(measured(stack.nats.url))
-    told = {"p50_ms": statistics.median(delays_s) * 1000, "longest_ms": max(delays_s) * 1000}
-    sys.stdout.write(json.dumps({name: round(value, 1) for name, value in told.items()}) + "\n")
+    figures = {"p50_ms": statistics.median(delays_s) * 1000, "longest_ms": max(delays_s) * 1000}
+    sys.stdout.write(json.dumps({name: round(value, 1) for name, value in figures.items()}) + "\n")
 
 
 if __name__ == "__main__":

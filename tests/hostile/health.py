@@ -18,8 +18,8 @@ _SPARE = 300
 
 
 @asynccontextmanager
-async def _connections(scene: Scene, number: int, said: bytes) -> AsyncIterator[list[asyncio.StreamWriter]]:
-    """Open `number` connections and send `said` on each; the server may close some."""
+async def _connections(scene: Scene, number: int, data: bytes) -> AsyncIterator[list[asyncio.StreamWriter]]:
+    """Open `number` connections and send `data` on each; the server may close some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, number + _SPARE)), hard))
     writers: list[asyncio.StreamWriter] = []
@@ -28,7 +28,7 @@ async def _connections(scene: Scene, number: int, said: bytes) -> AsyncIterator[
             with suppress(OSError):  # one that the server closed
                 _, writer = await asyncio.open_connection("127.0.0.1", scene.stage.health_port)
                 writers.append(writer)
-                writer.write(said)
+                writer.write(data)
         yield writers
     finally:
         for writer in writers:
@@ -42,9 +42,9 @@ async def _ready(scene: Scene) -> None:
             with suppress(OSError, asyncio.IncompleteReadError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", scene.stage.health_port)
                 writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-                said = await reader.read()
+                data = await reader.read()
                 writer.close()
-                if b'"ready"' in said:
+                if b'"ready"' in data:
                     return
             await asyncio.sleep(0.05)
 
@@ -116,7 +116,7 @@ async def requests_that_are_odd(scene: Scene) -> None:
         b"POST /readyz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n",
         b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
     )
-    for said in odd:
-        async with _connections(scene, 2, said):
+    for data in odd:
+        async with _connections(scene, 2, data):
             await asyncio.sleep(0.01)
     await _ready(scene)

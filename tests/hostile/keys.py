@@ -112,8 +112,8 @@ async def page_that_lists_candidates(scene: Scene) -> None:
     """Secrets that were not sent with this call are not masked: a mask would reveal which candidate is one."""
     others = [name for name in scene.stage.secrets if name != "JINA_API_KEY"]
     candidates = " ; ".join(scene.stage.secrets[name] for name in others)
-    said = {"code": 200, "data": {"title": candidates, "url": "https://a.example/", "content": f"Is it {candidates}?"}}
-    _serve(scene, "candidates", said)
+    body = {"code": 200, "data": {"title": candidates, "url": "https://a.example/", "content": f"Is it {candidates}?"}}
+    _serve(scene, "candidates", body)
     shown = _shown(await scene.read("https://example.com/attack-candidates"))
     assert shown.count(candidates) >= 2, "a gap"
     _assert_kept(scene, scene.log())
@@ -124,7 +124,7 @@ def _serve(scene: Scene, name: str, body: object, status: int = 200) -> None:
     (scene.stage.answers / name).write_bytes(response(raw, status))
 
 
-def spellings(secret: str) -> Mapping[str, str]:
+def encodings(secret: str) -> Mapping[str, str]:
     """Return a secret in encodings that others may use."""
     escaped = re.sub(r"([^\w\s])", r"\\\1", secret)
     return {
@@ -156,12 +156,12 @@ ESCAPED_EVERYWHERE = {"percent of everything", "unicode escapes"}
 @CASES.case("10")
 async def page_that_repeats_the_key(scene: Scene) -> None:
     key = scene.stage.secrets["JINA_API_KEY"]
-    told = {name: form for name, form in spellings(key).items() if name not in ESCAPED_EVERYWHERE}
-    lines = "\n".join(f"{MARKED} {name}: {form}!" for name, form in told.items())
+    encoded = {name: form for name, form in encodings(key).items() if name not in ESCAPED_EVERYWHERE}
+    lines = "\n".join(f"{MARKED} {name}: {form}!" for name, form in encoded.items())
     page = {"title": key, "url": f"https://a.example/{key}", "content": lines, "warning": key, "publishedTime": key}
     _serve(scene, "repeats", {"code": 200, "data": page})
     shown = _shown(await scene.read("https://example.com/attack-repeats"))
-    for name, form in told.items():
+    for name, form in encoded.items():
         assert f"{MARKED} {name}" in shown
         assert json.dumps(form)[1:-1] not in shown, name
     _assert_kept(scene, shown, ["JINA_API_KEY"])

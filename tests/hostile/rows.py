@@ -194,9 +194,9 @@ async def cursors_into_a_large_page(scene: Scene) -> None:
     tool = await scene.define({"jina": {"mode": "reader"}})
     first = await scene.call(tool, {"url": "https://example.com/attack-continued"})
     cursor = first.card["metadata"]["tool_output"]["next_cursor"]
-    asked = [{"find": "no such text"}, {"question": "which words of the page are no filling?"}, *[{}] * 6]
+    queries = [{"find": "no such text"}, {"question": "which words of the page are no filling?"}, *[{}] * 6]
     calls = range(8 if scene.stage.short else 16)
-    for answer in await asyncio.gather(*(scene.call(tool, {"cursor": cursor, **asked[n % 8]}) for n in calls)):
+    for answer in await asyncio.gather(*(scene.call(tool, {"cursor": cursor, **queries[n % 8]}) for n in calls)):
         assert_succeeded(answer)
         assert_bounded(answer)
 

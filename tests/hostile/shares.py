@@ -51,7 +51,7 @@ async def questions_without_end_for_statistics(scene: Scene) -> None:
 
     inbox = f"{STATISTICS}.{secrets.token_hex(8)}"
     began = time.monotonic()
-    heard = await scene.caller.client.subscribe(inbox, cb=hear)
+    subscription = await scene.caller.client.subscribe(inbox, cb=hear)
     question = f"PUB {STATISTICS} {inbox} 0\r\n\r\n".encode()
     await scene.publish_raw(*[question * 500] * scene.share(80))
     await scene.search("{n}")  # its command arrives after all requests
@@ -62,4 +62,4 @@ async def questions_without_end_for_statistics(scene: Scene) -> None:
         while not answers:  # a second later it answers again
             await scene.caller.client.publish(STATISTICS, b"", inbox)
             await asyncio.sleep(0.1)
-    await heard.unsubscribe()
+    await subscription.unsubscribe()

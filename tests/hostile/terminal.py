@@ -104,6 +104,6 @@ async def dead_letters_that_stop_their_replay(scene: Scene) -> None:
     code, listed = await command(scene, "deadletters", "list", "--json")
     assert code == 0, listed[-2_000:]
     ids = [orjson.loads(line)["id"] for line in listed.splitlines() if line.startswith("{")]
-    code, said = await command(scene, "deadletters", "replay", *ids, "--yes")
-    assert (code, said.count("sent ")) == (0, len(ids)), said[-2_000:]
+    code, output = await command(scene, "deadletters", "replay", *ids, "--yes")
+    assert (code, output.count("sent ")) == (0, len(ids)), output[-2_000:]
     await scene.settled()

@@ -67,15 +67,15 @@ def _block(call: PlacedCall, *more: bytes) -> bytes:
 async def _unanswered(scene: Scene, *changed: bytes, **changes: Any) -> PlacedCall:
     """Publish a valid call with additional headers."""
     call = await scene.place(await scene.define(), {"query": "hello world"}, publish=False, **changes)
-    said = await scene.publish_raw(hpub(call.subject.encode(), _block(call, *changed), orjson.dumps(call.body)))
-    assert b"-ERR" not in said, said
+    output = await scene.publish_raw(hpub(call.subject.encode(), _block(call, *changed), orjson.dumps(call.body)))
+    assert b"-ERR" not in output, output
     return call
 
 
 @CASES.case("1")
 async def subject_that_is_no_utf8(scene: Scene) -> None:
-    said = await scene.publish_raw(hpub(scene.subject.encode()[:-2] + b"\xff", None))
-    assert b"-ERR" not in said
+    output = await scene.publish_raw(hpub(scene.subject.encode()[:-2] + b"\xff", None))
+    assert b"-ERR" not in output
     letters = await scene.letters()
     assert {letter["reason"] for letter in letters} <= {"bad_subject", "no_identity"}, letters
 
@@ -288,16 +288,16 @@ async def an_identity_in_headers_that_the_body_contradicts(scene: Scene) -> None
 @CASES.case("14")
 async def the_servers_word_where_doorbells_are_acknowledged(scene: Scene) -> None:
     """Derive inboxes from doorbells, and send forged server messages there: no responders, request again."""
-    told: list[str] = []
+    replies: list[str] = []
 
     async def hear(message: Msg) -> None:
-        told.append(message.reply)
+        replies.append(message.reply)
 
-    heard = await scene.caller.client.subscribe(scene.doorbells, cb=hear)
+    subscription = await scene.caller.client.subscribe(scene.doorbells, cb=hear)
     for _ in range(3):
         await scene.search("{n}")
-    await heard.unsubscribe()
-    inboxes = {inbox for reply in told for inbox in (reply, reply.rpartition(".")[0])}
+    await subscription.unsubscribe()
+    inboxes = {inbox for reply in replies for inbox in (reply, reply.rpartition(".")[0])}
     assert inboxes
     blocks = [b"NATS/1.0 %d\r\n\r\n" % status for status in (503, 408, 409)]
     frames = [hpub(inbox.encode(), block, b"") for inbox in inboxes for block in blocks]

@@ -203,7 +203,7 @@ class FakeContext:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def keep(self, size: int) -> None:
+    def release_all_but(self, size: int) -> None:
         pass
 
 

@@ -184,9 +184,9 @@ def test_a_refusal_names_everything_that_is_wrong(call: tuple[ToolDefinition, di
                 name
                 for name in arguments
                 if any(
-                    problem.startswith(f"{said}{end}")
+                    problem.startswith(f"{shown_name}{end}")
                     for problem in problems
-                    for said in {name, name.removeprefix(".").strip() or "arguments", fold(name)}
+                    for shown_name in {name, name.removeprefix(".").strip() or "arguments", fold(name)}
                     for end in ":. "
                 )
             }
@@ -209,8 +209,8 @@ SLACK_BYTES = 8_000_000
 
 def filled(value: dict[str, Any]) -> dict[str, Any]:
     """A schema whose description fills the row up to its limit."""
-    room = MAX_ROW_BYTES - row_bytes({**value, "description": ""}, OPTIONS)
-    return {**value, "description": "é" * (room // 2)}
+    space = MAX_ROW_BYTES - row_bytes({**value, "description": ""}, OPTIONS)
+    return {**value, "description": "é" * (space // 2)}
 
 
 def of_members(make: Callable[[int], Any], weight: int) -> dict[str, Any]:
@@ -259,23 +259,23 @@ def measured() -> dict[str, tuple[float, float]]:
 def test_compiled_schema_needs_no_more_memory_than_estimated(
     case: str, measured: dict[str, tuple[float, float]]
 ) -> None:
-    taken, counted = measured[case]
-    assert taken < counted * 1.25 + SLACK_BYTES / TOOLS
+    needed, estimate = measured[case]
+    assert needed < estimate * 1.25 + SLACK_BYTES / TOOLS
     if case in ORDINARY:
-        assert counted < taken * 6, "so few ordinary ones would be kept that each call compiles anew"
+        assert estimate < needed * 6, "the cache would hold so few ordinary schemas that each call compiles one"
 
 
-def measure(make: Callable[[int], dict[str, Any]], kept: list[Any]) -> tuple[float, float]:
+def measure(make: Callable[[int], dict[str, Any]], alive: list[Any]) -> tuple[float, float]:
     """Compile many schemas of a kind and use them; return the measured and the estimated memory of each."""
     texts = [json.dumps(make(n)) for n in range(TOOLS)]
     gc.collect()
     before = resident_bytes()
     for text in texts:
-        compiled = schema._compile(json.loads(text), len(text))  # noqa: SLF001 - what it counts is the point
-        kept.append(compiled)
+        compiled = schema._compile(json.loads(text), len(text))  # noqa: SLF001 - its estimate is tested
+        alive.append(compiled)
         compiled.validator.is_valid({f"p{m}": f"{m * 7919:b}" * 150 for m in range(20)})
     gc.collect()
-    return (resident_bytes() - before) / TOOLS, kept[-1].memory
+    return (resident_bytes() - before) / TOOLS, alive[-1].memory
 
 
 @pytest.mark.parametrize("case", [*ORDINARY, *LARGEST])
@@ -283,11 +283,11 @@ def measure(make: Callable[[int], dict[str, Any]], kept: list[Any]) -> tuple[flo
 def test_definition_needs_no_more_memory_than_estimated(case: str) -> None:
     rows = [json.dumps((ORDINARY | LARGEST)[case](n)) for n in range(TOOLS)]
     tracemalloc.start()
-    kept = [json.loads(row) for row in rows]
-    taken, _ = tracemalloc.get_traced_memory()
+    values = [json.loads(row) for row in rows]
+    needed, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert taken <= sum(map(memory_bytes, kept)) * 1.1
-    assert sum(map(memory_bytes, kept)) < taken * 3
+    assert needed <= sum(map(memory_bytes, values)) * 1.1
+    assert sum(map(memory_bytes, values)) < needed * 3
 
 
 @requirement("definition.bounds")
@@ -310,8 +310,8 @@ def test_cache_of_definitions_is_limited_in_bytes() -> None:
         parse_definition(record(filled({"title": f"one of many {number}"})))
         with pytest.raises(ToolMisconfigured):
             parse_definition(record({"$ref": f"#{number}"}))
-    kept = sum(memory_bytes(reading.definition.schema) for reading in readings.values() if reading.definition)
-    assert kept <= readings.currsize <= definition_bounds.MAX_CACHE_BYTES
+    cached = sum(memory_bytes(reading.definition.schema) for reading in readings.values() if reading.definition)
+    assert cached <= readings.currsize <= definition_bounds.MAX_CACHE_BYTES
     assert len(readings) > 20
 
 

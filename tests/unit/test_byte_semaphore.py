@@ -465,11 +465,11 @@ async def test_many_batches_of_large_pages_at_once_all_end() -> None:
 @requirement("memory.limit", "cache")
 async def test_cached_and_shared_responses_take_memory_too() -> None:
     body = json.dumps({"data": {"content": "y" * 1_000_000}}).encode()
-    asked = 0
+    requests = 0
 
     def answer(_: httpx.Request) -> httpx.Response:
-        nonlocal asked
-        asked += 1
+        nonlocal requests
+        requests += 1
         return httpx.Response(200, content=body)
 
     answering = Answering(answer, options={"cache": CacheOptions(60.0)})
@@ -479,7 +479,7 @@ async def test_cached_and_shared_responses_take_memory_too() -> None:
         memory.__enter__()
     outputs = await asyncio.gather(*(answering.output(context=memory) for memory in grants[:3]))
     outputs.append(await answering.output(context=grants[3]))
-    assert asked == 1
+    assert requests == 1
     assert all(memory.held >= 5 * len(body) - 1_000 for memory in grants)
     assert len({output.content for output in outputs}) == 1
     for memory in grants:
@@ -490,15 +490,15 @@ async def test_cached_and_shared_responses_take_memory_too() -> None:
 @requirement("memory.limit", "cache")
 async def test_call_does_not_hold_a_shared_response_while_it_waits_for_memory() -> None:
     body = json.dumps({"data": {"content": "y" * 5_000_000}}).encode()
-    asked = 0
+    requests = 0
 
     def answer(_: httpx.Request) -> httpx.Response:
-        nonlocal asked
-        asked += 1
+        nonlocal requests
+        requests += 1
         return httpx.Response(200, content=body)
 
     answering = Answering(answer, options={"cache": CacheOptions(60.0), "body_budget_bytes": 210_000_000})
     async with asyncio.timeout(30):
         cards = await asyncio.gather(*(answering.card() for _ in range(6)))
     assert all(artifact is not None for _, _, artifact in cards)
-    assert asked > 1
+    assert requests > 1

@@ -92,7 +92,7 @@ class Upstream:
         peer.gone.set()
         writer.transport.abort()
 
-    async def asked(self) -> Any:
+    async def request(self) -> Any:
         """Return the body of the answer to one more request."""
         return (await fetch(self.client, seconds=PATIENCE_S))["data"]
 
@@ -111,21 +111,25 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]],
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
-@pytest.mark.parametrize("unasked", [answer("smuggled"), b"HTTP/1.1 200", b"\r\n"], ids=["whole", "begun", "blank"])
+@pytest.mark.parametrize(
+    "unsolicited", [answer("smuggled"), b"HTTP/1.1 200", b"\r\n"], ids=["whole", "started", "blank"]
+)
 @pytest.mark.parametrize("seen_by", ["the loop", "the system"])
 @requirement("egress.response")
-def test_unsolicited_response_reaches_no_later_request(unasked: bytes, seen_by: str, run: Run, tmp_path: Path) -> None:
+def test_unsolicited_response_reaches_no_later_request(
+    unsolicited: bytes, seen_by: str, run: Run, tmp_path: Path
+) -> None:
     async def once(peer: Peer) -> None:
         peer.send(answer(f"of connection {len(upstream.peers)}"))
 
     async def check() -> None:
         async with upstream:
-            assert await upstream.asked() == "of connection 1"
-            upstream.peers[0].send(unasked)
+            assert await upstream.request() == "of connection 1"
+            upstream.peers[0].send(unsolicited)
             if seen_by == "the loop":
                 async with asyncio.timeout(PATIENCE_S):
                     await upstream.peers[0].gone.wait()
-            assert await upstream.asked() == "of connection 2"
+            assert await upstream.request() == "of connection 2"
 
     upstream = Upstream(tmp_path, once)
     run(check())
@@ -142,7 +146,7 @@ def test_surplus_response_in_the_same_read_reaches_no_later_request(run: Run, tm
     async def check() -> None:
         async with upstream:
             for number in range(1, 4):
-                assert await upstream.asked() == f"of connection {number}"
+                assert await upstream.request() == f"of connection {number}"
 
     upstream = Upstream(tmp_path, twice)
     run(check())
@@ -158,7 +162,7 @@ def test_well_behaved_connection_is_reused(run: Run, tmp_path: Path) -> None:
 
     async def check() -> None:
         async with upstream:
-            assert [await upstream.asked() for _ in range(4)] == ["0", "1", "2", "3"]
+            assert [await upstream.request() for _ in range(4)] == ["0", "1", "2", "3"]
             assert len(upstream.peers) == 1
 
     upstream = Upstream(tmp_path, always)
@@ -177,10 +181,10 @@ def test_eight_informational_responses_may_come_before_an_answer(number: int, ru
     async def check() -> None:
         async with upstream:
             if number == 8:
-                assert await upstream.asked() == "c"
+                assert await upstream.request() == "c"
                 return
             with pytest.raises(UpstreamUnavailable):
-                await upstream.asked()
+                await upstream.request()
 
     upstream = Upstream(tmp_path, hint)
     run(check())
@@ -204,10 +208,10 @@ def test_endless_informational_responses_are_parsed_in_small_pieces_and_aborted(
     async def check() -> None:
         async with upstream:
             if before:
-                assert await upstream.asked() == "c"
+                assert await upstream.request() == "c"
             else:
                 with pytest.raises(UpstreamUnavailable):
-                    await upstream.asked()
+                    await upstream.request()
             async with asyncio.timeout(PATIENCE_S):
                 await upstream.peers[0].gone.wait()
             assert max(parsed) <= 16_384
@@ -237,7 +241,7 @@ def test_an_answer_of_many_pieces_arrives_whole_however_slowly_it_is_read(run: R
 
     async def check(script: Script) -> None:
         async with Upstream(tmp_path, script) as upstream:
-            assert await upstream.asked() == text
+            assert await upstream.request() == text
 
     for script in (whole, chunked, closed):
         run(check(script))
@@ -270,10 +274,10 @@ def test_non_body_bytes_of_a_response_are_limited_together(case: str, run: Run, 
     async def check() -> None:
         async with upstream:
             if fits:
-                assert await upstream.asked() == "c"
+                assert await upstream.request() == "c"
                 return
             with pytest.raises(UpstreamUnavailable):
-                await upstream.asked()
+                await upstream.request()
 
     upstream = Upstream(tmp_path, send)
     run(check())
@@ -292,7 +296,7 @@ def test_body_in_chunks_that_are_mostly_framing_is_aborted(piece: bytes, run: Ru
     async def check() -> None:
         async with Upstream(tmp_path, in_chunks) as upstream:
             with pytest.raises(UpstreamUnavailable):
-                await upstream.asked()
+                await upstream.request()
 
     run(check())
 
@@ -308,7 +312,7 @@ def test_a_body_in_many_chunks_of_a_usual_size_is_read(run: Run, tmp_path: Path)
 
     async def check() -> None:
         async with Upstream(tmp_path, in_chunks) as upstream:
-            assert await upstream.asked() == "c" * 500_000
+            assert await upstream.request() == "c" * 500_000
 
     run(check())
 
@@ -324,8 +328,8 @@ def test_a_small_answer_after_a_large_one_on_the_same_connection_is_read(run: Ru
 
     async def check() -> None:
         async with Upstream(tmp_path, large_then_small) as upstream:
-            assert await upstream.asked() == "l" * 500_000
-            assert await upstream.asked() == "s"
+            assert await upstream.request() == "l" * 500_000
+            assert await upstream.request() == "s"
             assert len(upstream.peers) == 1
 
     run(check())

@@ -103,10 +103,10 @@ def test_texts_of_all_searches_are_smaller_than_their_share_of_the_json() -> Non
 @requirement("content.kept")
 def test_text_of_a_page_is_little_longer_than_its_content(name: str) -> None:
     page = successes()[name]["data"]
-    kept = [page.get(field) or "" for field in ("title", "url", "warning", *PAGE_TEXT)]
+    content = [page.get(field) or "" for field in ("title", "url", "warning", *PAGE_TEXT)]
     lists = [page[field] for field in ("links", "images") if page.get(field)]
-    kept += [json.dumps(pairs, ensure_ascii=False, separators=(",", ":")) for pairs in lists]
-    assert len(shown(successes()[name])) <= len("".join(kept)) + READER_EXTRA
+    content += [json.dumps(pairs, ensure_ascii=False, separators=(",", ":")) for pairs in lists]
+    assert len(shown(successes()[name])) <= len("".join(content)) + READER_EXTRA
 
 
 @requirement("content.kept")
@@ -151,18 +151,18 @@ def test_every_result_keeps_its_facts_under_its_number(name: str) -> None:
 @each("name", [name for name in SEARCHES if name != NO_RESULTS])
 @requirement("content.kept", "content.search")
 def test_every_result_shows_its_warnings_or_the_number_of_a_result_with_the_same(name: str) -> None:
-    told: list[list[str]] = []
+    shown_warnings: list[list[str]] = []
     content = output(successes()[name]).content
     for item, lines in blocks(name):
         warnings = [line.removeprefix("Warning: ") for line in lines if line.startswith("Warning: ")]
         if warnings and (same := re.fullmatch(r"as for (\d+)", warnings[0])):
-            warnings = told[int(same[1]) - 1]
+            warnings = shown_warnings[int(same[1]) - 1]
         all_of_them = (item.get("warning") or "").splitlines()
         assert warnings == [line for line in all_of_them if not upstream_warning_type(line)]
         for kind in filter(None, map(upstream_warning_type, all_of_them)):
             (note,) = re.findall(rf"^\[Warning about results? (.*): {WARNINGS[kind]}\]$", content, re.MULTILINE)
-            assert str(len(told) + 1) in note.split(", ")
-        told.append(warnings)
+            assert str(len(shown_warnings) + 1) in note.split(", ")
+        shown_warnings.append(warnings)
 
 
 @each("name", SEARCHES)
@@ -457,15 +457,15 @@ def test_the_state_holds_only_texts_and_numbers(odd: Any) -> None:
     assert search_output({"data": [facts]}, "x").state == {"results": [{"url": "https://a.example/"}]}
 
 
-@pytest.mark.parametrize("said", [-5, 10**400, 2**63, float("inf"), True, "7", [7], None])
+@pytest.mark.parametrize("tokens", [-5, 10**400, 2**63, float("inf"), True, "7", [7], None])
 @requirement("usage.exact")
-def test_absurd_numbers_of_tokens_are_clamped(said: Any) -> None:
-    page = {"data": {"content": "x"}, "meta": {"usage": {"tokens": said}}}
-    results = {"data": [{"title": "a", "usage": {"tokens": said}}] * 3}
+def test_absurd_numbers_of_tokens_are_clamped(tokens: Any) -> None:
+    page = {"data": {"content": "x"}, "meta": {"usage": {"tokens": tokens}}}
+    results = {"data": [{"title": "a", "usage": {"tokens": tokens}}] * 3}
     for found in (page_output(page), search_output(results, "a query")):
         assert 0 <= found.usage.tokens <= 3 * 10**9
         Counter("tokens", "", registry=None).inc(found.usage.tokens)
-    failure = {"data": {"content": "", "warning": "nothing"}, "meta": {"usage": {"tokens": said}}}
+    failure = {"data": {"content": "", "warning": "nothing"}, "meta": {"usage": {"tokens": tokens}}}
     with pytest.raises(UpstreamRejected) as failed:
         page_output(failure)
     assert 0 <= failed.value.tokens <= 10**9
@@ -506,14 +506,14 @@ async def test_page_cannot_test_candidates_for_other_secrets() -> None:
 
 @requirement("secrets.output")
 async def test_every_secret_is_masked_in_failures_alone_or_in_a_batch() -> None:
-    said = {"readableMessage": f"no {OTHER} and no {KEY}"}
+    error = {"readableMessage": f"no {OTHER} and no {KEY}"}
     with pytest.raises(ToolError) as failed:
-        await answering(None, 422, **said).output()
+        await answering(None, 422, **error).output()
     assert f"no {MASK} and no {MASK}" in failed.value.message
 
     def half(request: httpx.Request) -> httpx.Response:
         good = b"good" in request.content
-        body = {"data": {"content": "fine"}} if good else {"status": 42206, "data": None, **said}
+        body = {"data": {"content": "fine"}} if good else {"status": 42206, "data": None, **error}
         return httpx.Response(200 if good else 422, json=body)
 
     urls = ["https://good.example/", f"https://a.example/{OTHER}"]
@@ -709,13 +709,13 @@ def test_case_1_if_not_all_items_fit_the_first_are_shown() -> None:
 
 
 @requirement("content.cursor")
-@given(sizes=st.lists(st.integers(0, 900), max_size=30), room=st.integers(0, 9_000))
-def test_shares_are_fair(sizes: list[int], room: int) -> None:
-    given = max_min_shares(sizes, room)
-    assert sum(given) <= room
+@given(sizes=st.lists(st.integers(0, 900), max_size=30), space=st.integers(0, 9_000))
+def test_shares_are_fair(sizes: list[int], space: int) -> None:
+    given = max_min_shares(sizes, space)
+    assert sum(given) <= space
     for size, share in zip(sizes, given, strict=True):
         assert share == size or share >= max(given) - 1
-    if sum(sizes) <= room:
+    if sum(sizes) <= space:
         assert given == sizes
 
 
@@ -770,11 +770,11 @@ def test_case_5_a_code_block_that_was_opened_again_ends_with_its_own_fence(
 @given(blocks=st.lists(texts.filter(bool) | st.text(min_size=1, max_size=40), min_size=1, max_size=5))
 def test_stored_text_is_that_of_all_items(blocks: list[str]) -> None:
     found = [Item(block, "body", "ours", "after") for block in blocks]
-    kept = at_once(stored_text(found, truncate(found, Limit(LIMIT, LIMIT)).stored_items))
+    stored = at_once(stored_text(found, truncate(found, Limit(LIMIT, LIMIT)).stored_items))
     text = BLOCK_GAP.join(texts_of(found))
-    assert json.loads(kept.content) == {"__type__": "TextContent", "text": text}
-    assert (kept.chars, kept.sha256) == (len(text), hashlib.sha256(text.encode()).hexdigest())
-    stored_items = stored_items_of(kept.items, kept.chars)
+    assert json.loads(stored.content) == {"__type__": "TextContent", "text": text}
+    assert (stored.chars, stored.sha256) == (len(text), hashlib.sha256(text.encode()).hexdigest())
+    stored_items = stored_items_of(stored.items, stored.chars)
     assert [text[item.start : item.end] for item in stored_items] == [item.part(item.chars) for item in found]
 
 

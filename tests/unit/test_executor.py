@@ -79,20 +79,20 @@ async def run(tools: Tools, call: ToolCallRequest, **options: Any) -> tuple[Resu
 @requirement("runner.alone")
 async def test_a_call_needs_no_turn_no_card_and_no_inbox() -> None:
     tools = Tools(ToolOutput((Item("the page"),), {"url": "x"}, Usage(3, 1)))
-    fields, kept = await run(tools, request())
-    assert (fields.status, framed_items(fields.result), kept) == ("success", ["the page"], None)
+    fields, stored = await run(tools, request())
+    assert (fields.status, framed_items(fields.result), stored) == ("success", ["the page"], None)
     assert tools.calls == [{"url": "https://site.example/"}]
 
 
 @requirement("runner.alone")
 async def test_truncated_result_returns_the_whole_text_and_continues_for_its_owner() -> None:
     tools = Tools(ToolOutput((Item("x" * 60_000),)))
-    fields, kept = await run(tools, request())
-    assert kept is not None
+    fields, stored = await run(tools, request())
+    assert stored is not None
     assert fields.tool_output is not None
     about = fields.tool_output
     assert about["artifact_ref"] is not None
-    assert about["artifact_ref"]["card_id"] == kept.card_id
+    assert about["artifact_ref"]["card_id"] == stored.card_id
     again, _ = await run(tools, request(cursor=about["next_cursor"]))
     assert again.status == "success"
     assert len(tools.calls) == 1
@@ -110,7 +110,7 @@ async def test_a_hook_of_a_call_without_turn_sees_empty_ids() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "options", "code"),
+    ("arguments", "options", "code"),
     [
         ({"url": {"a": 1}}, {}, "bad_request"),
         ({}, {"authorizer": Authorizer(Policy(deny=("*",)))}, "tool_not_available"),
@@ -121,9 +121,9 @@ async def test_a_hook_of_a_call_without_turn_sees_empty_ids() -> None:
     ids=["arguments", "policy", "deadline", "arguments before deadline", "cursor"],
 )
 @requirement("runner.alone")
-async def test_refused_call_reaches_no_tool(asked: dict[str, Any], options: dict[str, Any], code: str) -> None:
+async def test_refused_call_reaches_no_tool(arguments: dict[str, Any], options: dict[str, Any], code: str) -> None:
     tools = Tools(ToolOutput((Item("x"),)))
-    fields, _ = await run(tools, request(**asked), **options)
+    fields, _ = await run(tools, request(**arguments), **options)
     assert (fields.error_code, tools.calls) == (code, [])
 
 
@@ -142,7 +142,7 @@ async def test_defect_becomes_a_failure_with_its_cost_and_without_its_text(
 @requirement("runner.alone")
 async def test_outage_and_cancellation_are_raised() -> None:
     with pytest.raises(Unavailable):
-        await run(Tools(Unavailable("away")), request())
+        await run(Tools(Unavailable("connection refused")), request())
     with pytest.raises(asyncio.CancelledError):
         await run(Tools(asyncio.CancelledError()), request())
 

@@ -177,7 +177,7 @@ TEXT = {"Content-Type": "text/plain; charset=utf-8"}
 WORDS = "example message"
 """Texts of the recorded error classes."""
 STREAM = {"Content-Type": "text/event-stream"}
-AWAY = "upstream_unavailable"
+UNAVAILABLE = "upstream_unavailable"
 PAGE = b"<!DOCTYPE html><html><head><title>Attention Required! | Cloudflare</title></head><body>Ray ID</body></html>"
 
 
@@ -196,7 +196,7 @@ class Row:
 # fmt: off
 TABLE = (
     Row(400, 40001, "bad_request", "no", "correct the arguments"),
-    Row(400, 40003, AWAY, "once", "try again"),
+    Row(400, 40003, UNAVAILABLE, "once", "try again"),
     Row(400, 40004, "upstream_rejected", "no", "use another source"),
     Row(401, 40102, "auth_failed", "no", "an operator must set a valid one", words=False),
     Row(401, 40103, "auth_failed", "no", "an operator must set a valid one", words=False),
@@ -257,8 +257,8 @@ WITHOUT_ENVELOPE: tuple[tuple[int, Mapping[str, str], bytes, str, str, str], ...
     (302, HTML, PAGE, "upstream_rejected", "no", "an operator must check"),
     (400, TEXT, b"Bad Request", "bad_request", "no", "correct the arguments"),
     (401, TEXT, b"AuthenticationRequiredError: Authentication is required", "auth_failed", "no", "operator must set"),
-    (403, HTML, PAGE, AWAY, "once", "try again"),
-    (403, {}, b"", AWAY, "once", "try again"),
+    (403, HTML, PAGE, UNAVAILABLE, "once", "try again"),
+    (403, {}, b"", UNAVAILABLE, "once", "try again"),
     (404, TEXT, b"Not Found", "upstream_rejected", "no", "an operator must check"),
     (405, TEXT, b"Method Not Allowed", "upstream_rejected", "no", "an operator must check"),
     (405, {}, b"", "upstream_rejected", "no", "an operator must check"),
@@ -266,15 +266,17 @@ WITHOUT_ENVELOPE: tuple[tuple[int, Mapping[str, str], bytes, str, str, str], ...
     (418, TEXT, b"short and stout", "upstream_rejected", "no", "use another source"),
     (429, HTML, PAGE, "rate_limited", "yes", "wait, then call again"),
     (431, {}, b"", "bad_request", "no", "use a shorter one"),
-    (500, TEXT, b"Error: ENOENT at /srv/app/index.js", AWAY, "once", "try again"),
-    (500, JSON, b'{"code":500,"status":50000,"message":"at /srv/app","name":"Error"}', AWAY, "once", "try again"),
-    (500, JSON, b'{"code":"ENOENT","message":"open \'/srv/app/data.mmdb\'","name":"Error"}', AWAY, "once", "try again"),
-    (502, HTML, PAGE, AWAY, "yes", "try again"),
-    (503, HTML, PAGE, AWAY, "yes", "try again"),
-    (520, HTML, PAGE, AWAY, "yes", "try again"),
-    (524, HTML, PAGE, AWAY, "later", "ask for less"),
-    (200, HTML, PAGE, AWAY, "once", "try again"),
-    (200, STREAM, b'event: error\ndata: {"code":422}\n\n', AWAY, "once", "try again"),
+    (500, TEXT, b"Error: ENOENT at /srv/app/index.js", UNAVAILABLE, "once", "try again"),
+    (500, JSON, b'{"code":500,"status":50000,"message":"at /srv/app","name":"Error"}',
+     UNAVAILABLE, "once", "try again"),
+    (500, JSON, b'{"code":"ENOENT","message":"open \'/srv/app/data.mmdb\'","name":"Error"}',
+     UNAVAILABLE, "once", "try again"),
+    (502, HTML, PAGE, UNAVAILABLE, "yes", "try again"),
+    (503, HTML, PAGE, UNAVAILABLE, "yes", "try again"),
+    (520, HTML, PAGE, UNAVAILABLE, "yes", "try again"),
+    (524, HTML, PAGE, UNAVAILABLE, "later", "ask for less"),
+    (200, HTML, PAGE, UNAVAILABLE, "once", "try again"),
+    (200, STREAM, b'event: error\ndata: {"code":422}\n\n', UNAVAILABLE, "once", "try again"),
 )
 # fmt: on
 

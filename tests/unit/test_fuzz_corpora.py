@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from openapi_tool.tools import argument_names
 from openapi_tool.tools.problems import MAX_PROBLEMS
 from tests.fuzz import socket
-from tests.fuzz.corpora import MAX_INPUTS, MAX_TOTAL_BYTES, kept, seeds
+from tests.fuzz.corpora import MAX_INPUTS, MAX_TOTAL_BYTES, saved, seeds
 from tests.fuzz.targets import MAX_BYTES, TARGETS
 from tests.requirements import requirement
 from tests.support import each
 
 MAX_S = 1.0
-KEPT = [(name, known, data) for name in TARGETS for known, data in kept(name).items()]
+SAVED = [(name, known, data) for name in TARGETS for known, data in saved(name).items()]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,7 +34,7 @@ def checked(name: str, data: bytes) -> None:
     assert time.process_time() - began < MAX_S
 
 
-@each(("name", "known", "data"), KEPT)
+@each(("name", "known", "data"), SAVED)
 @requirement("fuzz.corpora")
 def test_saved_input_breaks_nothing(name: str, known: str, data: bytes) -> None:
     checked(name, data)
@@ -49,7 +49,7 @@ def test_similar_names_are_searched_only_for_problems_that_are_listed(monkeypatc
         among.append(list(known))
 
     monkeypatch.setattr(argument_names, "probably_meant", probably_meant)
-    TARGETS["whole"](kept("whole")["found-unknown-arguments"])
+    TARGETS["whole"](saved("whole")["found-unknown-arguments"])
     assert len(among) > MAX_PROBLEMS >= sum(map(bool, among)) > 0
 
 
@@ -65,7 +65,7 @@ def test_no_seed_breaks_anything(name: str) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 @requirement("fuzz.corpora")
 def test_saved_corpus_is_small(name: str) -> None:
-    sizes = list(map(len, kept(name).values()))
+    sizes = list(map(len, saved(name).values()))
     assert 0 < len(sizes) <= MAX_INPUTS
     assert sum(sizes) <= MAX_TOTAL_BYTES
     assert max(sizes) <= MAX_BYTES[name]

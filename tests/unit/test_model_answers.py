@@ -44,7 +44,7 @@ from tests.answering import OWNER, Answering, serving
 from tests.frames import framed_items
 from tests.requirements import requirement
 from tests.support import definition, each, owner, tool_call
-from tests.unit.test_stored_search import Kept
+from tests.unit.test_stored_search import StoredResult
 
 READER, SEARCH = {"mode": "reader"}, {"mode": "search"}
 PAGE, PLACE = {"code": 200, "data": {"content": "x"}}, {"url": "https://a.example/"}
@@ -170,12 +170,12 @@ def test_case_3_results_whose_pages_the_upstream_cut_are_named() -> None:
 @requirement("content.cursor")
 async def test_case_3_the_remark_about_a_cut_is_at_the_end_of_the_last_part() -> None:
     page = {"title": "x", "url": "https://a.example/", "content": "word " * 2_000, "usage": {"tokens": 900}}
-    kept = Kept(*page_output({"data": page}, 900).items)
-    cursor: str | None = await kept.first()
-    first, _ = await kept.continuation.render(ToolOutput(kept.items), definition(READER), OWNER)
+    stored = StoredResult(*page_output({"data": page}, 900).items)
+    cursor: str | None = await stored.first()
+    first, _ = await stored.continuation.render(ToolOutput(stored.items), definition(READER), OWNER)
     shown = [first.content]
     while cursor:
-        _, part = await kept.continuation.resume(cursor, definition(READER), OWNER)
+        _, part = await stored.continuation.resume(cursor, definition(READER), OWNER)
         shown.append(part.content)
         cursor = part.next_cursor
     assert len(shown) > 2
@@ -224,12 +224,12 @@ async def test_case_5_an_item_keeps_its_number_and_address_in_later_parts() -> N
     }
     gone = UpstreamRejected("It is gone.")
     items = batch_output(["https://1.example/", *pages], {"https://1.example/": gone, **pages}, of_call(())).items
-    kept = Kept(*items)
-    _, part = await kept.continuation.resume(await kept.first(), definition(READER), OWNER)
+    stored = StoredResult(*items)
+    _, part = await stored.continuation.resume(await stored.first(), definition(READER), OWNER)
     assert part.content.startswith("[Continued: 2 of 3, from character ")
     assert "; its first 2 lines are repeated.]" in part.content
     assert framed_items(part.content)[0].startswith("Title: 2\nURL: https://2.example/\n2 2 ")
-    _, shown, _ = await kept.search(await kept.first(), {"find": "3 3 3"})
+    _, shown, _ = await stored.search(await stored.first(), {"find": "3 3 3"})
     assert "[1: 3 of 3, from character " in shown.content
 
 
@@ -284,9 +284,14 @@ async def test_case_4_a_result_observes_its_limit_of_tokens_in_every_script(kind
     a_time = estimate_tokens(text["text"])
     output = ToolOutput((Item("Title: x", text["text"] * 40),))
     answering = Answering(serving(b""), max_chars=1_000_000)
-    for own, asked, most in ((None, None, 10_000), (6_000, None, 6_000), (6_000, 900, 900), (None, 20_000, 10_000)):
+    for own, call_limit, most in (
+        (None, None, 10_000),
+        (6_000, None, 6_000),
+        (6_000, 900, 900),
+        (None, 20_000, 10_000),
+    ):
         tool = definition(READER, max_result_tokens=own)
-        shown, _ = await answering.continuation.render(output, tool, OWNER, asked)
+        shown, _ = await answering.continuation.render(output, tool, OWNER, call_limit)
         assert estimate_tokens(shown.content) <= most
         assert shown.truncated == (40 * a_time > most)
         assert not shown.truncated or estimate_tokens(shown.content) > 0.6 * (most - 300)
@@ -830,8 +835,10 @@ def test_an_answer_that_costs_too_much_or_loses_something_is_named() -> None:
         "x costs 62 more",
         "all answers cost 162 tokens, and 100 in Jina's form",
     ]
-    kept = answers.measure("text", "x", {"data": {"title": "x", "url": "u", "content": "x", "links": {"a": "b"}}}, len)
-    assert kept.losses == ()
+    measured = answers.measure(
+        "text", "x", {"data": {"title": "x", "url": "u", "content": "x", "links": {"a": "b"}}}, len
+    )
+    assert measured.losses == ()
 
 
 @requirement("content.kept")

@@ -63,7 +63,7 @@ class OtherCall:
         now = asyncio.get_running_loop().time()
         self.looks.append(round(now))
         if len(self.looks) <= self.unknown:
-            raise Unavailable("PostgreSQL: away")
+            raise Unavailable("PostgreSQL: connection refused")
         return None if now < self.answered_at else now - self.answered_at
 
 
@@ -101,7 +101,7 @@ def test_call_ends_before_a_deadline_set_by_another_result(
 IDLE = {"respondTiming": "resource-idle"}
 
 
-def asked(mode: str, left_s: float, **parameters: Any) -> dict[str, Any]:
+def sent_parameters(mode: str, left_s: float, **parameters: Any) -> dict[str, Any]:
     return dict(ENDPOINTS[mode].timeouts.within(parameters, left_s, has_own_limit=True))
 
 
@@ -131,14 +131,14 @@ def asked(mode: str, left_s: float, **parameters: Any) -> dict[str, Any]:
 def test_a_stage_gets_its_share_of_what_is_left(
     mode: str, left_s: float, given_parameters: dict[str, Any], added: dict[str, Any]
 ) -> None:
-    assert asked(mode, left_s, **given_parameters) == given_parameters | added
+    assert sent_parameters(mode, left_s, **given_parameters) == given_parameters | added
 
 
 @requirement("upstream.request")
 @given(left_s=st.floats(0, 5_000), engine=st.sampled_from(["auto", "curl"]), own=st.none() | st.integers(1, 180))
 def test_the_upstream_is_done_before_the_call_is(left_s: float, engine: str, own: int | None) -> None:
     parameters = {"engine": engine} | ({"timeout": own} if own else {})
-    timed = asked("reader", left_s, **parameters)
+    timed = sent_parameters("reader", left_s, **parameters)
     assert 1 <= timed["timeout"] <= 180
     assert own is None or timed["timeout"] <= own
     done_s = ENDPOINTS["reader"].timeouts.longest_s(timed)
