@@ -136,18 +136,18 @@ class Continuation:
             parts = uncut_parts(items, limit)
         if parts is not None:
             return RenderedResult(framed(parts) + cost), None
-        part = truncate(items, limit)
-        shown = framed(part.parts) + cost
-        missing = _missing(part)
+        truncated = truncate(items, limit)
+        shown = framed(truncated.parts) + cost
+        missing = _missing(truncated)
         if not output.may_store:
             note = f"[{missing} They are not kept.{_shorter_result_advice(definition)}]"
             return RenderedResult(f"{shown}\n\n{note}", truncated=True), None
-        stored = yield from stored_text(items, part.stored_items)
+        stored = yield from stored_text(items, truncated.stored_items)
         artifact = Artifact(stored.card_id, stored.chars, stored.sha256, "")
         if cannot_continue:
             note = f"[{missing} This tool cannot show them.{_shorter_result_advice(definition)}]"
             return RenderedResult(f"{shown}\n\n{note}", truncated=True, artifact_ref=artifact.reference), stored
-        return self._with_cursor(shown, missing, artifact, part.next, definition, owner), stored
+        return self._with_cursor(shown, missing, artifact, truncated.next, definition, owner), stored
 
     async def resume(
         self, cursor: str, definition: ToolDefinition, owner: CallOwner, max_result_tokens: int | None = None
@@ -243,10 +243,10 @@ def _unseen_chars(stored_items: Sequence[StoredItem], place: Place | None) -> in
     return sum(max(0, item.end - max(item.shown, place.start)) for item in stored_items) if place else 0
 
 
-def _missing(part: Truncated) -> str:
-    cut_items = sum(shown.left > 0 for shown in part.parts)
-    unseen = sum(not shown.text for shown in part.parts if shown.left)
-    where = f" in {counted(cut_items, 'item')}" if len(part.stored_items) > 1 else ""
+def _missing(truncated: Truncated) -> str:
+    cut_items = sum(shown.left > 0 for shown in truncated.parts)
+    unseen = sum(not shown.text for shown in truncated.parts if shown.left)
+    where = f" in {counted(cut_items, 'item')}" if len(truncated.stored_items) > 1 else ""
     unseen_items = "item is" if unseen == 1 else f"{unseen} items are"
     note = f" The last {unseen_items} left out altogether." if unseen else ""
-    return f"{counted(part.left, 'character')}{where} {'is' if part.left == 1 else 'are'} left out.{note}"
+    return f"{counted(truncated.left, 'character')}{where} {'is' if truncated.left == 1 else 'are'} left out.{note}"

@@ -127,7 +127,6 @@ class _SampleCalls:
         return any(self._is_parameter(name, main) for main in (self.operation.argument, self.built_in.items) if main)
 
     def _address_problems(self, path: Path, value: Any) -> Iterator[Problem]:
-        """Yield why the executor would refuse a page address, in the words of its error."""
         if isinstance(value, list):
             for place, item in enumerate(value):
                 yield from self._address_problems((*path, place), item)

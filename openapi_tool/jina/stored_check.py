@@ -81,7 +81,6 @@ class StoredCheck:
         return named
 
     def _resolve(self, definition: ToolDefinition, call: Arguments) -> None:
-        """Resolve a call with the arguments that the definition sets; each item of a batch."""
         calls = [call]
         if definition.built_in.items in call.values:
             items = batch_items(definition, call, self.max_batch_items) or ()

@@ -201,7 +201,7 @@ class _Reader:
         jina = self._object(self.options.get("jina"), "options", "jina")
         self.section = ("options", "jina" if self.options.get("jina") is not None or not legacy else "openapi")
         # Old definitions have `options.openapi` instead, which counts only if `options.jina` is missing or empty.
-        self.jina = jina or _from_legacy(legacy)
+        self.jina = jina or _jina_from_legacy(legacy)
 
     def outcome(self, *, compiled: bool = True) -> tuple[ToolDefinition, list[Problem]]:
         """Return the definition and its problems; with `compiled` also those of compiling its schema."""
@@ -369,8 +369,7 @@ class _Reader:
         self.problems.append(Problem(path, message))
 
 
-def _from_legacy(openapi: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return the legacy `options.openapi` as `options.jina`."""
+def _jina_from_legacy(openapi: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     auth = openapi.get("auth")
     env = auth.get("env") if isinstance(auth, dict) else None
     return {key: value for key, value in openapi.items() if key != "auth"} | ({"auth_env": env} if env else {})

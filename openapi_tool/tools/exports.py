@@ -254,7 +254,9 @@ def _shown(schema: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, A
     visible = dict(visible_schema(schema, frozenset(fixed) | frozenset(options.get("envs") or {})))
     if isinstance(visible.get("properties"), dict):
         visible["properties"] = {
-            name: rule | {"default": defaults[name]} if name in defaults and _is_plain(defaults[name]) else rule
+            name: rule | {"default": defaults[name]}
+            if name in defaults and _has_no_placeholder(defaults[name])
+            else rule
             for name, rule in visible["properties"].items()
         }
     required = [name for name in visible.get("required") or [] if name not in defaults]
@@ -263,6 +265,5 @@ def _shown(schema: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, A
     )
 
 
-def _is_plain(value: JsonValue) -> bool:
-    """Return whether a value is the same in every call, without placeholders."""
+def _has_no_placeholder(value: JsonValue) -> bool:
     return not any(template in str(value) for template in _TEMPLATES)

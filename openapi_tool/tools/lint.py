@@ -266,7 +266,6 @@ def _variable_problems(document: Mapping[str, JsonValue], limits: LintLimits) ->
 
 
 def _pasted_keys(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
-    """Yield pasted keys outside of the options that name variables."""
     for path, text in _texts(document, ()):
         if not names_a_variable(path) and PREFIXED_KEY.search(text):
             yield Problem(path, "looks like a key; definitions are readable for many: name a variable in options.envs")
@@ -306,7 +305,6 @@ def _budget_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> I
 def _too_long_limits(
     given: Iterable[tuple[Path, JsonValue]], patience_s: float, longest_s: float, waits: str
 ) -> Iterator[Problem]:
-    """Yield the time limits in seconds that no call can use."""
     for path, value in given:
         seconds = _number(value)
         if seconds is not None and seconds > patience_s:
