@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import random
 import signal
 import socket
 import subprocess
@@ -16,6 +19,8 @@ START_S = 20.0
 STOP_S = 10.0
 _POLL_S = 0.01
 _LOG_TAIL_CHARS = 2000
+_PORTS: Sequence[int] = range(20_000, 32_768)
+_PORTS_TO_TRY = 100
 
 
 class ServerFailed(Exception):
@@ -109,10 +114,15 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """Return a loopback port that is free now; another process may take it before it is used."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a loopback port that is free now; another process may take it before it is used.
+
+    It is below the ports that systems give to outgoing connections, any of which could take it. Raises OSError.
+    """
+    for port in random.sample(_PORTS, _PORTS_TO_TRY):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(errno.EADDRINUSE, "no free port found")
 
 
 def accepts(port: int) -> bool:

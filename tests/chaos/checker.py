@@ -12,7 +12,7 @@ command reached the stream and it is not answered in time: within `deadline_s` s
 those that an outage covers. The late ones of the lost are listed, too. A call is doubled when it has more than one
 card, row or edge, refused when it got a dead letter alone although it could be answered, or a failure although its time
 was not up, and asked too late when the upstream received a request for it after `DEADLINE_S`. (Calls are refused with
-good reason where the upstream fails.)
+good reason where the upstream fails, and those of a flood by their limit.)
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MAIN, OLDER = "v1r4", "v1r3"
 """Protocol versions of the kernels of a run."""
 
 COMMANDS, DEAD_LETTERS = f"cg_cmd_{MAIN}", "openapi_tool_dead_letters"
-_BATCH = 500
+_BATCH, _MINUTE_S = 500, 60.0
 _READ_AGAIN_S, _READ_WITHIN_S = 0.5, 20.0
 _OK = 200
 _SLOWEST = 3
@@ -107,11 +107,14 @@ async def check(
     requests: Iterable[Mapping[str, Any]],
     deadline_s: float = math.inf,
     version: str = MAIN,
+    per_minute: float = math.inf,
 ) -> dict[str, Any]:
     """The findings of a run about the kernel of one version; lists of ids name calls."""
     journal = read_journal(path)
     calls = journal.calls
     queries = {call["query"] for call in calls.values()}
+    requests = list(requests)
+    most = most_in_a_minute(request["at"] for request in requests)
     requests = [request for request in requests if _query(request) in queries]
     rows = await _rows(dsn)
     bells = await messages(nats_urls, f"cg_cmd_{version}", "cmd.agent")
@@ -132,6 +135,8 @@ async def check(
         "lost_meanwhile": dict(meanwhile(journal, (sent - set(answered_at)) | late)),
         "doubled": sorted(call_id for call_id in calls if any(len(found) > 1 for found in rows[call_id].values())),
         "refused": sorted(call_id for call_id in answered_at if refused(calls[call_id], rows[call_id])),
+        "most_requests_in_60_s": most,
+        "over_limit": max(0, most - per_minute),
         "asked_too_late": sorted(asked_too_late(calls, requests)),
         "statuses": dict(Counter(rows[call_id]["cards"][0]["status"] for call_id in answered)),
         "upstream_2xx_per_call": _per_call(calls, sent, requests, whole_only=True),
@@ -204,6 +209,16 @@ def meanwhile(journal: Journal, call_ids: Iterable[str]) -> Counter[str]:
         for fault in journal.faults
         if fault["began"] < placed_at + DEADLINE_S and fault["ended"] > placed_at
     )
+
+
+def most_in_a_minute(times: Iterable[float]) -> int:
+    """Return the largest number of times (seconds) in any window of 60 s."""
+    ordered, most, first = sorted(times), 0, 0
+    for last, at in enumerate(ordered):
+        while at - ordered[first] >= _MINUTE_S:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
 
 
 def asked_too_late(calls: Mapping[str, Mapping[str, Any]], requests: Iterable[Mapping[str, Any]]) -> set[str]:

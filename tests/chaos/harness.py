@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import re
 import time
@@ -224,6 +225,9 @@ class Profile(ABC):
     judged: Sequence[str] = ("lost", "doubled", "doorbells_missing", "refused", "asked_too_late", "readiness")
     """Findings that fail a run."""
 
+    per_minute = math.inf
+    """Requests that the upstream allows in any 60 s."""
+
     def __init__(self, stack: EmbeddedStack) -> None:
         self.stack = stack
 
@@ -236,6 +240,10 @@ class Profile(ABC):
         """Environment variables of one replica only."""
         del number
         return {}
+
+    async def place(self, run: Run, calls: int, per_second: float) -> None:
+        """Place the load."""
+        await run.place(calls, per_second)
 
     @abstractmethod
     def faults(self) -> Mapping[str, Fault]:

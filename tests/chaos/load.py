@@ -24,6 +24,7 @@ from tests.chaos.checker import MAIN
 from tests.chaos.fail_points import KILLER
 
 PROJECT, AGENT = "proj_chaos", "agent_chaos"
+FLOODER = "proj_flood"
 QUICK_S, SLOW_S, SLOW_SHARE = 0.05, 3.0, 0.05
 TOOL = {
     "tool_name": "jina_search",
@@ -100,9 +101,8 @@ class Load:
         """Make the command stream with so many `replicas`, and the rows that every call needs."""
         caller = await self._connected()
         await caller.make_stream(replicas=replicas)
-        await caller.add_project(PROJECT)
-        await caller.add_agent(PROJECT, AGENT)
-        await caller.add_tool(PROJECT, TOOL)
+        for project in (PROJECT, FLOODER):
+            await caller.furnish(project, AGENT, [TOOL])
 
     async def run(self, calls: int, per_second: float) -> None:
         """Place so many calls, each at its time, however long the ones before it take."""
@@ -116,6 +116,11 @@ class Load:
         slow = self._random.random() < SLOW_SHARE
         query = f"{'slow' if slow else 'quick'} {number}"
         await self.send(query, "call", SLOW_S if slow else QUICK_S)
+
+    async def flood(self, calls: int) -> None:
+        """Place so many calls of another project, as fast as rows can be saved."""
+        for _ in range(calls):
+            await self.send(f"quick flood {next(self._numbers)}", "flood", QUICK_S, project=FLOODER)
 
     async def duplicate(self, number: int) -> None:
         """One call whose command comes twice, the second time at some moment of the first one's life."""
@@ -160,19 +165,21 @@ class Load:
         finally:
             connection.terminate()
 
-    async def send(self, query: str, kind: str, upstream_s: float, data: bytes | None = None) -> PlacedCall:
-        call = await self._placed(query)
+    async def send(
+        self, query: str, kind: str, upstream_s: float, data: bytes | None = None, project: str = PROJECT
+    ) -> PlacedCall:
+        call = await self._placed(query, project)
         sequence = await self._publish(call, data)
         self._journal.sent(call, kind, query, upstream_s, sequence=sequence)
         self.sent += sequence > 0
         return call
 
-    async def _placed(self, query: str) -> PlacedCall:
+    async def _placed(self, query: str, project: str = PROJECT) -> PlacedCall:
         """Rows of a call; again under new ids where the database broke off."""
         while True:
             try:
                 caller = await self._connected()
-                return await caller.place(PROJECT, AGENT, "jina_search", {"query": query}, publish=False)
+                return await caller.place(project, AGENT, "jina_search", {"query": query}, publish=False)
             except _OUTAGES:
                 await asyncio.sleep(_AGAIN_S)
 

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import logging
+import math
 import random
 import shutil
 import sys
@@ -30,6 +31,7 @@ from tests.chaos.checker import OLDER, check
 from tests.chaos.fail_points import FOLDER_VARIABLE
 from tests.chaos.faults import Standard, note_deaths, note_given_up, schedule
 from tests.chaos.harness import DATABASE, Absent, Profile, Replica, Run, torment
+from tests.chaos.limited import Limited
 from tests.chaos.load import Journal, Load
 from tests.chaos.periods import REACTION_S
 from tests.chaos.profiles import Admin, Bouncer, Clocks, Cluster, Failover, FailoverHosts
@@ -42,6 +44,7 @@ PROFILES: Mapping[str, type[Profile]] = {
     "pgbouncer": Bouncer,
     "clocks": Clocks,
     "admin": Admin,
+    "limits": Limited,
     "failover-hosts": FailoverHosts,
 }
 _QUIET_S = 1.0
@@ -88,7 +91,7 @@ async def chaos(stack: EmbeddedStack, options: Options) -> dict[str, Any]:
         await _with_faults(run, profile, options)
         if options.keep is not None:
             _keep(run, options.keep)
-        found = await findings(run, profile.deadline_s)
+        found = await findings(run, profile.deadline_s, profile.per_minute)
         older = await _older_findings(run) if run.older else None
     seconds = round(time.monotonic() - began)
     failed = [f"{OLDER}.{name}" for name in failures(older, profile)] if older else []
@@ -147,12 +150,12 @@ async def _add_older_kernel(run: Run, options: Options) -> Mapping[str, str]:
     return {"OPENAPI_TOOL__DIALECTS__V1R3__POSTGRES__DSN": dsn_of(run.stack, name)}
 
 
-async def findings(run: Run, deadline_s: float) -> dict[str, Any]:
+async def findings(run: Run, deadline_s: float, per_minute: float = math.inf) -> dict[str, Any]:
     """Return the findings of the checker."""
     note_deaths(run.folder, run.journal)
     note_given_up([replica.process.log_text() for replica in run.replicas], run.journal)
     requests = await asyncio.to_thread(run.stack.upstream.requests)
-    return await check(run.site.dsn, run.site.nats_urls, run.journal.path, requests, deadline_s)
+    return await check(run.site.dsn, run.site.nats_urls, run.journal.path, requests, deadline_s, per_minute=per_minute)
 
 
 async def _older_findings(run: Run) -> dict[str, Any]:
@@ -194,7 +197,7 @@ async def _with_faults(run: Run, profile: Profile, options: Options) -> None:
         *(asyncio.create_task(load.consume()) for load in run.loads),
     ]
     try:
-        await run.place(options.calls, options.per_second)
+        await profile.place(run, options.calls, options.per_second)
         await _go_on(run, profile, options, tormentor, kinds)
         tormentor.cancel()
         await asyncio.wait([tormentor, *run.background])
@@ -225,11 +228,11 @@ async def _go_on(
     second = round(options.per_second)
     if profile.endless:
         while run.hit != set(kinds) and time.monotonic() < give_up:
-            await run.place(second, options.per_second)
+            await profile.place(run, second, options.per_second)
         return
     while not tormentor.done():
-        await run.place(second, options.per_second)
-    await run.place(round((REACTION_S + 1) * options.per_second), options.per_second)
+        await profile.place(run, second, options.per_second)
+    await profile.place(run, round((REACTION_S + 1) * options.per_second), options.per_second)
 
 
 async def start(run: Run) -> None:

@@ -20,7 +20,17 @@ import pytest
 from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
-from tests.chaos.checker import Journal, asked_too_late, delays, given_up, late_calls, meanwhile, read_journal, refused
+from tests.chaos.checker import (
+    Journal,
+    asked_too_late,
+    delays,
+    given_up,
+    late_calls,
+    meanwhile,
+    most_in_a_minute,
+    read_journal,
+    refused,
+)
 from tests.chaos.faults import FAULTS, note_given_up, schedule
 from tests.chaos.harness import DATABASE, Absent
 from tests.chaos.load import AGENT, PROJECT, TOOL
@@ -54,6 +64,25 @@ async def test_two_kernels_in_one_process_lose_nothing_of_either() -> None:
     assert findings["failed"] == [], findings
     assert min(findings["calls"], findings["v1r3"]["calls"]) >= 30, findings
     assert any(fault["hit"] for fault in findings["faults"].values()), findings["faults"]
+
+
+@requirement("chaos.nothing_lost", "limits.shared")
+async def test_under_a_limit_and_a_flood_nothing_is_lost_and_the_limit_holds() -> None:
+    options = Options(
+        calls=120, per_second=12, replicas=2, every_s=(0.1, 0.3), kinds=("kill", "drain_full"), profile="limits",
+        hit_all_within_s=60,
+    )  # fmt: skip
+    with EmbeddedStack() as stack:
+        findings = await chaos(stack, options)
+    assert findings["failed"] == [], json.dumps(findings)
+    assert findings["calls"] > 500
+    assert {kind for kind, fault in findings["faults"].items() if fault["hit"]} == {"kill", "drain_full"}
+
+
+def test_requests_above_the_limit_of_a_minute_are_found() -> None:
+    assert most_in_a_minute([]) == 0
+    assert most_in_a_minute([10.0, 69.9, 70.0, 0.0, 129.8]) == 3
+    assert most_in_a_minute([0.0, 60.0]) == 1
 
 
 @requirement("chaos.nothing_lost")
@@ -278,7 +307,7 @@ def test_partial_failure_loses_nothing_and_readiness_tells_the_truth(subtests: p
         with subtests.test(form):
             if isinstance(findings, Absent):
                 pytest.skip(str(findings))
-            assert findings["failed"] == [], findings
+            assert findings["failed"] == [], json.dumps(findings)  # a text is shown whole
             assert findings["calls"] > 0
             assert all(fault["fired"] for fault in findings["faults"].values()), findings["faults"]
 

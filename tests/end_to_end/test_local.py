@@ -21,9 +21,11 @@ import pytest
 from typer.testing import CliRunner
 
 from openapi_tool.cli import app, demo
+from openapi_tool.local import server
 from openapi_tool.local.demo import Journey
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.postgres import reachable_by_all
+from openapi_tool.local.server import free_port
 from openapi_tool.local.stack import EmbeddedStack
 from tests.requirements import requirement
 
@@ -75,6 +77,18 @@ def gone(pids: list[int]) -> bool:
             return False
 
     return not any(runs(pid) for pid in pids)
+
+
+@requirement("local.stack")
+def test_a_free_port_is_none_that_an_outgoing_connection_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken, socket.socket() as free:
+        taken.bind(("127.0.0.1", first := free_port()))
+        free.bind(("127.0.0.1", second := free_port()))
+        monkeypatch.setattr(server, "_PORTS", [first])
+        monkeypatch.setattr(server, "_PORTS_TO_TRY", 1)
+        with pytest.raises(OSError, match="no free port found"):
+            free_port()
+    assert max(first, second) < 32_768, "Linux takes ports of connections from here on"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])

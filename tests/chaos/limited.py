@@ -1,0 +1,91 @@
+"""A chaos profile: replicas share the limit of a key, and one project floods them.
+
+The flood goes on for as long as the load of the other profiles, whose project is the quiet one here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+
+from tests.chaos import faults
+from tests.chaos.harness import Fault, Profile, Replica, Run
+from tests.chaos.load import PROJECT
+
+PER_MINUTE = 2_400
+_WEIGHT = 4.0
+"""Of the quiet project: its share stays above its load when crashes have lost permits."""
+
+_HELD = 100
+"""Commands that a replica holds; fewer than a burst has for it, so that commands go back with a delay."""
+
+_BURST, _EVERY_S = 600, 12.0
+_MUCH, _POLL_S, _POLLS = 60, 0.1, 150
+_PREFIX = "OPENAPI_TOOL__"
+
+
+class Limited(Profile):
+    """Crashes, drains and restarts in random order, while commands wait in every replica."""
+
+    endless = True
+    judged = ("lost", "doubled", "doorbells_missing", "refused", "over_limit")
+    per_minute = PER_MINUTE
+
+    def settings(self, number: int) -> Mapping[str, str]:
+        del number
+        return {
+            f"{_PREFIX}LIMITS__SEARCH_REQUESTS_PER_MINUTE": str(PER_MINUTE),
+            f"{_PREFIX}FAIRNESS__WEIGHTS": json.dumps({PROJECT: _WEIGHT}),
+            f"{_PREFIX}EXECUTOR__MAX_HELD": str(_HELD),
+        }
+
+    def faults(self) -> Mapping[str, Fault]:
+        names = ("kill", "kill_before_upstream", "kill_after_upstream", "kill_after_commit", "sigterm", "sigstop")
+        more = ("nats_restart", "postgres_restart", "duplicate", "poison")
+        return {name: faults.FAULTS[name] for name in (*names, *more)} | {"drain_full": drain_full}
+
+    async def place(self, run: Run, calls: int, per_second: float) -> None:
+        """Place calls, and bursts of the flood as long as that takes."""
+        flood = asyncio.create_task(_flood(run))
+        try:
+            await run.place(calls, per_second)
+        finally:
+            flood.cancel()
+            await asyncio.wait([flood])
+
+
+async def _flood(run: Run) -> None:
+    while True:
+        began = time.monotonic()
+        await run.load.flood(_BURST)
+        await asyncio.sleep(began + _EVERY_S - time.monotonic())
+
+
+async def drain_full(run: Run) -> int:
+    """SIGTERM to a replica that holds many commands; how many it held, once one holds many."""
+    for _ in range(_POLLS):
+        held, replica = max([(await _held(replica), number) for number, replica in enumerate(run.replicas)])
+        if held >= _MUCH:
+            await _drain(run, run.replicas[replica], held)
+            return held
+        await asyncio.sleep(_POLL_S)
+    return 0
+
+
+async def _drain(run: Run, replica: Replica, held: int) -> None:
+    replica.leave_alone, began = True, time.monotonic()
+    code = await asyncio.to_thread(replica.process.stop)
+    run.journal.note(drained=held, seconds=round(time.monotonic() - began, 2), code=code)
+    replica.leave_alone = False
+
+
+async def _held(replica: Replica) -> int:
+    """Return the commands that a replica holds, 0 where it does not say or is not to be touched."""
+    if replica.leave_alone:
+        return 0
+    try:
+        return int(await asyncio.to_thread(replica.metric, "openapi_tool_commands_held"))
+    except OSError:
+        return 0
