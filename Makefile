@@ -43,7 +43,7 @@ long: $(READY)
 	$(PY) -m pytest -m long tests/end_to_end/test_incidents.py tests/performance/test_guard.py
 
 # Ten minutes of faults; for a shorter run: make chaos CHAOS="--calls 1000 --seed 4"; for partial failures:
-# make chaos CHAOS="--profile cluster" (or failover, failover-hosts, pgbouncer, clocks, admin); for kernels of both
+# make chaos CHAOS="--profile cluster" (or failover, failover-hosts, pgbouncer, clocks, admin, limits); for kernels of both
 # protocol versions: make chaos CHAOS="--protocol both"
 chaos: $(READY)
 	$(PY) -m tests.chaos.run $(CHAOS)
