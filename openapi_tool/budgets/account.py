@@ -224,7 +224,6 @@ class Account:
         return ledger.encode(self.allowance.record, self.id.labels())
 
     async def _journals_of_dead(self) -> dict[str, Amount]:
-        """Return the uses of this account in the journals of dead replicas."""
         dead = ledger.dead(self.allowance.record, self.allowance.name, self._now())
         return {name: await self._replica.journal.read(name, self.name) for name in dead}
 

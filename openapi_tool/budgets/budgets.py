@@ -79,15 +79,15 @@ class Charge:
     def left(self) -> dict[str, Any]:
         """Return the rest of each account for the card; those of the tool's definition under `tool`."""
         found: dict[str, Any] = {}
-        for one in self._accounts:
-            scope, _, _, tool = one.id
-            (found.setdefault("tool", {}) if tool else found)[scope] = one.left()
+        for account in self._accounts:
+            scope, _, _, tool = account.id
+            (found.setdefault("tool", {}) if tool else found)[scope] = account.left()
         return found
 
     @property
     def note(self) -> str:
         """Text for the model: a line for each account of which less than a tenth is left."""
-        return "".join(f"\n\n{one.note}" for one in self._accounts if one.is_nearly_used_up)
+        return "".join(f"\n\n{account.note}" for account in self._accounts if account.is_nearly_used_up)
 
 
 @dataclass(slots=True)
@@ -145,7 +145,7 @@ class Budgets:
             accounts = self._open(spender, self._limits_of(project), "", now)
             if len(self._charged) >= _MAX_ACCOUNTS:
                 self._charged.clear()
-            self._charged[key] = min((one.period.end for one in accounts), default=math.inf), accounts
+            self._charged[key] = min((account.period.end for account in accounts), default=math.inf), accounts
         if lower is not None:
             accounts = [*accounts, *self._open(spender, lower, tool, now)]
         return Charge(self, spender, accounts) if accounts else None
@@ -171,7 +171,7 @@ class Budgets:
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the most used accounts that this replica knows, those of projects first."""
         ranked = (account for accounts in self._most_used.values() for account in accounts.values())
-        accounts = sorted(ranked, key=lambda one: (one.id.who != "", -one.share))
+        accounts = sorted(ranked, key=lambda each: (each.id.who != "", -each.share))
         return [account.snapshot() for account in accounts[:_MAX_LISTED]]
 
     def outage(self) -> str:
@@ -180,7 +180,7 @@ class Budgets:
 
     def most_used(self, scope: str) -> float:
         """Return the largest used share of the accounts of a scope."""
-        return max((one.share for one in self._most_used[scope].values()), default=0.0)
+        return max((account.share for account in self._most_used[scope].values()), default=0.0)
 
     async def aclose(self) -> None:
         """Report what was used, give all blocks back, and stop."""
@@ -263,5 +263,5 @@ class Budgets:
         found = self._most_used[account.id.scope]
         found[account.name] = account
         if len(found) > 2 * _MAX_RANKED:
-            largest = heapq.nlargest(_MAX_RANKED, found.values(), key=lambda one: one.share)
-            self._most_used[account.id.scope] = {one.name: one for one in largest}
+            largest = heapq.nlargest(_MAX_RANKED, found.values(), key=lambda each: each.share)
+            self._most_used[account.id.scope] = {each.name: each for each in largest}

@@ -286,7 +286,9 @@ def _parsed(stored: bytes | None) -> Record | None:
         value: Any = orjson.loads(stored or b"null")
         if value["version"] != VERSION or (used := amount(value["used"])).minimum(NOTHING) != NOTHING:
             return None
-        return Record(used, {str(name): _share(one) for name, one in value["shares"].items()}, bool(value["warned"]))
+        return Record(
+            used, {str(name): _share(share) for name, share in value["shares"].items()}, bool(value["warned"])
+        )
     except (TypeError, ValueError, KeyError, AttributeError):
         return None
 

@@ -106,7 +106,9 @@ class Journal:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        self._unreported = {name: one for name, one in self._unreported.items() if one.spent != NOTHING}
+        self._unreported = {
+            name: allowance for name, allowance in self._unreported.items() if allowance.spent != NOTHING
+        }
         if not self._is_empty:
             await self._write()
 
@@ -117,7 +119,9 @@ class Journal:
                 await asyncio.sleep(max(0.0, self._next_at - loop.time()))
                 self._next_at = loop.time() + _WRITE_INTERVAL_S
                 self._writing, self._waiting = self._waiting, None
-                self._unreported = {name: one for name, one in self._unreported.items() if one.spent != NOTHING}
+                self._unreported = {
+                    name: allowance for name, allowance in self._unreported.items() if allowance.spent != NOTHING
+                }
                 if self._unreported:
                     await self._write()
                 _resolve(self._writing)
@@ -131,7 +135,7 @@ class Journal:
         last = list(self._unreported.items())[-_MAX_ACCOUNTS:]
         self._is_empty = not last
         try:
-            await self._store.put(self._key, orjson.dumps({name: list(one.total) for name, one in last}))
+            await self._store.put(self._key, orjson.dumps({name: list(allowance.total) for name, allowance in last}))
         except Unavailable as outage:
             self._outage.begin(str(outage))
 

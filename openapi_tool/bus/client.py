@@ -307,7 +307,7 @@ class BusClient(Client):
             self.options["reconnect_time_wait"] = self._reconnect_wait_s
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Use TLS if the server offers it, even if the server does not require it. Raises TlsNotOffered."""
+        """Use TLS if the server offers it, even if it does not require it. Raises TlsNotOffered."""
         if initial_connection and self._tls_required and not self._is_encrypted():
             if not (info.get("tls_required") or info.get("tls_available")):
                 raise self._tls_not_offered()
@@ -350,7 +350,7 @@ class BusClient(Client):
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
     ) -> Msg:
-        """Create a message; in subject and reply, lone surrogates represent bytes that are not UTF-8 (PEP 383)."""
+        """Create a message; lone surrogates represent bytes that are not UTF-8 (PEP 383)."""
         return Msg(
             _client=self,
             _sid=sid,

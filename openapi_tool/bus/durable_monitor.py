@@ -143,7 +143,7 @@ class DurableMonitor:
         reason = f"no answer to a request: {type(error).__name__}"
         self._record(reason, reason)
         rounds, rest = divmod(self._unanswered, _FAILURES_BEFORE_RECONNECT)
-        if rest == 0 and rounds.bit_count() == 1:
+        if rest == 0 and rounds.bit_count() == 1:  # a power of two
             log.warning(
                 "NATS does not answer; reconnecting",
                 extra={"action": "nats.silent", "unanswered": self._unanswered},

@@ -176,7 +176,7 @@ def _direct_get(bucket: str, key: str) -> str:
 
 
 def _bucket(bucket: str, *keys: str) -> tuple[str, ...]:
-    """Return the subjects of a bucket, for both ways to read: one that an operator created may forbid direct gets."""
+    """Return the subjects of a bucket. A bucket that an operator created may forbid direct gets, so allow both ways."""
     subjects = [f"$KV.{bucket}.{key}" for key in keys]
     stream = f"KV_{bucket}"
     return (

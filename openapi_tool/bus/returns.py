@@ -104,7 +104,7 @@ class Returns:
 
 
 def _ids(message: Msg, work: Held | None) -> dict[str, Any]:
-    """Return the ids of a command for log lines; headers and body of a message that is held are in its delivery."""
+    """Return the ids of a command for log lines; a held message was emptied into its delivery."""
     return ids_of_message(message) if work is None else ids_of(work.delivery)
 
 

@@ -190,7 +190,7 @@ def _decoded(data: bytes) -> dict[str, Any]:
 
 
 def _problem(value: Mapping[str, Any]) -> str | None:
-    """Return the first field whose value no replica of this version would send, and why; None if there is none."""
+    """Return the first invalid field and why, None if all are valid."""
     if not _is_nested_at_most(value, _MAX_DEPTH):
         return f"it is nested more than {_MAX_DEPTH} deep"
     try:

@@ -74,7 +74,7 @@ async def ensure_durable(client: Client, options: DurableOptions) -> Durable:
 
 
 async def _creation_time(client: Client, stream: str) -> str:
-    """Return the creation time of a stream as text from the server; empty without permission to read it."""
+    """Return the creation time of a stream, empty without permission to read it."""
     try:
         reply = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=_REPLY_TIMEOUT_S)
     except Denied as denied:
@@ -143,7 +143,7 @@ async def command_stream_of(client: Client, options: DurableOptions) -> str | No
 
 
 async def _ensure_stream(client: Client, jetstream: JetStreamContext, options: DurableOptions) -> str:
-    """Return the stream that captures our subjects; if there is none, create it with the kernel's configuration."""
+    """Return the stream that captures our subjects; create a missing one with the kernel's configuration."""
     if found := await command_stream_of(client, options):
         return found
     name, subjects = command_stream(options.version)

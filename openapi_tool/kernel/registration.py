@@ -74,8 +74,8 @@ class ToolRows:
         """Return the definitions of a project, ordered by name. Raises RegistryError, also for an unknown project."""
         with _translate_errors():
             await self._check_project(project_id)
-            found = await self._pool.fetch(f"{_SELECT} order by tool_name", project_id)
-        return [stored_row(row) for row in found]
+            rows = await self._pool.fetch(f"{_SELECT} order by tool_name", project_id)
+        return [stored_row(row) for row in rows]
 
     async def definitions(self, project_id: str) -> list[dict[str, Any]]:
         """Return the definitions of a project, none if it is unknown; the executor's role may not read `projects`."""
@@ -86,8 +86,8 @@ class ToolRows:
         """Return a definition, or None. Raises RegistryError, also for an unknown project."""
         with _translate_errors():
             await self._check_project(project_id)
-            found = await self._pool.fetchrow(f"{_SELECT} and tool_name = $2", project_id, tool_name)
-        return stored_row(found) if found else None
+            row = await self._pool.fetchrow(f"{_SELECT} and tool_name = $2", project_id, tool_name)
+        return stored_row(row) if row else None
 
     async def put(self, project_id: str, row: Mapping[str, Any]) -> None:
         """Create or replace a definition. Raises RegistryError."""
@@ -111,8 +111,8 @@ class ToolRows:
             return await self._pool.fetchval(_DELETE, project_id, tool_name) is not None
 
     async def _check_project(self, project_id: str) -> None:
-        known = await self._pool.fetchval("select true from public.projects where project_id = $1", project_id)
-        if not known:
+        exists = await self._pool.fetchval("select true from public.projects where project_id = $1", project_id)
+        if not exists:
             raise _no_such_project(project_id)
 
     def _check_name(self, tool_name: str) -> None:
@@ -150,7 +150,7 @@ async def _prepare_connection(connection: asyncpg.Connection) -> None:
 
 
 def _json_or_text(text: str) -> Any:
-    """Return the parsed value, or the text if the parser refuses it, so that one bad row does not hide the others."""
+    """Return the parsed value, or the text if the parser refuses it: one bad row must not hide others."""
     try:
         return loads(text)
     except ValueError:

@@ -11,7 +11,7 @@ from openapi_tool.kernel.failures import translate_connection_errors, translate_
 from openapi_tool.kernel.inspection import refuse_other_version
 from openapi_tool.kernel.statements import STATEMENTS
 
-_MAX_BYTES = 65_536
+_MAX_BYTES = 65_536  # of stored metadata whose attempts are read
 _TIMEOUT_S = 10.0
 
 _EDGES = """
@@ -51,7 +51,7 @@ async def call_rows(dsn: str, version: str, project_id: str, tool_call_id: str) 
     try:
         with translate_statement_errors():
             await refuse_other_version(connection, statements)
-            found = [await connection.fetch(query, project_id, tool_call_id) for query in queries]
+            results = [await connection.fetch(query, project_id, tool_call_id) for query in queries]
     finally:
         await connection.close(timeout=_TIMEOUT_S)
-    return CallRows(*([dict(row) for row in rows] for rows in found))
+    return CallRows(*([dict(row) for row in rows] for rows in results))

@@ -41,19 +41,19 @@ _KEYS = {
 _CALLS = """
 with calls as materialized (
     select tool_call_id, created_at, metadata ->> 'function_name' as function_name,
-        metadata -> 'tool_output' as about,
+        metadata -> 'tool_output' as tool_output,
         case when (metadata -> 'tool_output') ? 'truncated' then null else content end as output
     from cards
     where tenant_id = $1 and card_id >= $2 and card_id < $3
         and metadata ->> 'type' = 'tool.result' and metadata ->> 'author_id' = $4
 ), facts as (
     select tool_call_id, created_at, left(function_name, 128) as function_name,
-        left(about ->> 'session', 128) as session,
-        coalesce(about -> 'usage', output #> '{{result,usage}}') as usage,
-        coalesce(about -> 'cached', output #> '{{result,cached}}') = 'true' as cached,
-        coalesce(about -> 'truncated', output #> '{{result,truncated}}') = 'true' as truncated,
-        coalesce(about -> 'latency_ms', output #> '{{result,latency_ms}}') as latency_ms,
-        about -> 'retries' as retries,
+        left(tool_output ->> 'session', 128) as session,
+        coalesce(tool_output -> 'usage', output #> '{{result,usage}}') as usage,
+        coalesce(tool_output -> 'cached', output #> '{{result,cached}}') = 'true' as cached,
+        coalesce(tool_output -> 'truncated', output #> '{{result,truncated}}') = 'true' as truncated,
+        coalesce(tool_output -> 'latency_ms', output #> '{{result,latency_ms}}') as latency_ms,
+        tool_output -> 'retries' as retries,
         output is not null and output ->> 'status' is distinct from 'success' as failed,
         left(output #>> '{{error,code}}', 64) as error_code
     from calls
@@ -81,7 +81,7 @@ _AGENT = """(
 
 
 def _number(value: str) -> str:
-    """Return the SQL of a JSON value as a number; null for any other type, and for numbers that no call can cost."""
+    """Return the SQL of a JSON value as a number; null for other types, and for impossible costs."""
     number = f"case when jsonb_typeof({value}) = 'number' then ({value})::numeric end"
     return f"case when {number} between 0 and 1e12 then {number} end"
 

@@ -164,19 +164,19 @@ class Allowance:
         """Apply this replica's report to a stored record; with `leave` (shutdown) give the block back and take none."""
         record = ledger.decode(stored)
         keep = dict(self.at_hand) if now < self._block_expires_at and not leave else {}
-        wanted = 0 if leave else max(waiting, self.ahead(now) - keep.get(REQUESTS, 0), 0)
-        want = {REQUESTS: wanted, TOKENS: max(0, wanted * self.tokens_per_request - keep.get(TOKENS, 0))}
+        more = 0 if leave else max(waiting, self.ahead(now) - keep.get(REQUESTS, 0), 0)
+        want = {REQUESTS: more, TOKENS: max(0, more * self.tokens_per_request - keep.get(TOKENS, 0))}
         # A limit newer than our last report has to count what was sent before it.
         is_new_limit = record.adaptive is not None and record.adaptive.since != self._adaptive_since
         sent = tuple(Use(at, int(count), 0) for at, count in self._sent if is_new_limit and at + COUNTED_S > now)
-        report = Report(tuple(self._uses), keep, want, self.running, 0 if leave else wanted, sent)
+        report = Report(tuple(self._uses), keep, want, self.running, 0 if leave else more, sent)
         mine = ledger.apply_report(record, self.name, report, self.rates, now)
         return Planned(record, mine, len(self._uses))
 
     def is_written(self, planned: Planned, stored: bytes | None) -> bool:
         """Return whether a stored record contains a change whose write had an unknown outcome."""
-        found = ledger.decode(stored).replicas.get(self.name)
-        return found is not None and found.serial == planned.mine.serial
+        mine = ledger.decode(stored).replicas.get(self.name)
+        return mine is not None and mine.serial == planned.mine.serial
 
     def confirm(self, planned: Planned, revision: int) -> None:
         """Adopt a written change, less what was used since it was planned."""
@@ -205,8 +205,8 @@ class Allowance:
             replicas = self.fallback_replicas
             return lambda count: free.wait_s(count * replicas)
         # Shares are equal: until this replica has `count`, each other one gets as many, or all it wants.
-        wanted = [other.want for other in self.record.others(now, self.name)]
-        return lambda count: free.wait_s(count + sum(min(count, want) for want in wanted))
+        demands = [other.want for other in self.record.others(now, self.name)]
+        return lambda count: free.wait_s(count + sum(min(count, demand) for demand in demands))
 
     def sent_in_window(self, now: float) -> int:
         """Return the number of requests of the last 60 s."""

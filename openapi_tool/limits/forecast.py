@@ -34,7 +34,7 @@ class _ResourceForecast:
     def __init__(self, record: Record, resource: str, limit: int, each: int, now: float) -> None:
         window = record.window(resource)
         free = [(expires(bucket), amount) for bucket, amount in window.used.items()]
-        free += [(one.until, one.block(resource)) for one in record.replicas.values()]
+        free += [(replica.until, replica.block(resource)) for replica in record.replicas.values()]
         free = sorted((at, amount) for at, amount in free if at > now)
         self._limit, self._each = limit, each
         self._times = [at - now for at, _ in free]

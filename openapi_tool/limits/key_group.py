@@ -41,7 +41,7 @@ class KeyGroup:
     def count_request(self, limiter: KeyLimiter) -> None:
         """Count a request towards the load of a key."""
         limiter.load = max(limiter.load, self._virtual_time) + 1 / limiter.weight
-        usable = [one.load for one in self.usable() if not one.paused_s]
+        usable = [limiter.load for limiter in self.usable() if not limiter.paused_s]
         self._virtual_time = max(self._virtual_time, min(usable, default=0.0))
 
     def wait_s(self, now: float) -> Callable[[float], float]:

@@ -191,7 +191,7 @@ class KeyLimiter:
         else:
             return
         need.refused_by |= {self.variable}
-        if any(one.variable not in need.refused_by and not one.paused_s for one in self.group.usable()):
+        if any(limiter.variable not in need.refused_by and not limiter.paused_s for limiter in self.group.usable()):
             error.repeats, error.retry_after = max(1, error.repeats), 0.0  # with another key of the pool
 
     def end_request(self, use: Use | None, tokens: int | None) -> None:
@@ -281,7 +281,7 @@ class KeyLimiter:
         """Return the number of waiting calls that this key should serve."""
         if not self.group.pooled:
             return len(self.waiting)
-        total = sum(one.weight for one in self.group.usable())
+        total = sum(limiter.weight for limiter in self.group.usable())
         return math.ceil(len(self.waiting) * self.weight / total) if self.usable else 0
 
     def _refuse_certain_timeouts(self) -> None:
@@ -351,7 +351,7 @@ class KeyLimiter:
             before = record.paused_until, record.adaptive and record.adaptive.limit
             ledger.pause(record, longest, now)
             if self.allowance.rates.requests is None:
-                ledger.lower(record, now)
+                ledger.lower_adaptive(record, now)
             if record.paused_until - before[0] < _POLL_S and before[1] == (record.adaptive and record.adaptive.limit):
                 return  # another replica has written it
             value = ledger.encode(record)

@@ -94,7 +94,10 @@ def decode(stored: bytes | None) -> KeyRecord:
         value: Any = orjson.loads(stored or b"null")
         if value["version"] != VERSION or value["status"] not in (0, *STATES):
             return KeyRecord()
-        first = {int(status): Refusal(str(one["call"]), float(one["at"])) for status, one in value["refusals"].items()}
+        first = {
+            int(status): Refusal(str(refusal["call"]), float(refusal["at"]))
+            for status, refusal in value["refusals"].items()
+        }
         return KeyRecord(VERSION, value["status"], float(value["since"]), float(value["retry_at"]), first)
     except (TypeError, ValueError, KeyError, AttributeError):
         return KeyRecord()

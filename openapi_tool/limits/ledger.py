@@ -97,8 +97,8 @@ class Window:
 
     def end_burst(self, limit: int, now: float) -> None:
         """Leave one second's worth of the burst: the window is used up, and what it frees must last."""
-        left = min(_burst(limit), max(1.0, limit / WINDOW_S))
-        self.paced_until = max(self.paced_until, now + (_burst(limit) - left) * WINDOW_S / limit)
+        remaining = min(_burst(limit), max(1.0, limit / WINDOW_S))
+        self.paced_until = max(self.paced_until, now + (_burst(limit) - remaining) * WINDOW_S / limit)
 
 
 def _burst(limit: int) -> float:
@@ -166,7 +166,9 @@ class Record:
     def counted(self, resource: str, now: float) -> int:
         """Return what counts against the limit: uses and whole blocks."""
         used = sum(amount for bucket, amount in self.window(resource).used.items() if expires(bucket) > now)
-        return used + sum(one.block(resource) for one in self.replicas.values() if one.until + COUNTED_S > now)
+        return used + sum(
+            replica.block(resource) for replica in self.replicas.values() if replica.until + COUNTED_S > now
+        )
 
     def effective(self, rates: Rates, now: float) -> Rates:
         """Return the limits in force: the configured ones, or the adaptive one."""
@@ -176,7 +178,7 @@ class Record:
 
     def replicas_seen(self, now: float) -> int:
         """Return the number of replicas seen in the last 60 s, at least 1."""
-        return max(1, sum(one.seen > now - REPLICA_S for one in self.replicas.values()))
+        return max(1, sum(replica.seen > now - REPLICA_S for replica in self.replicas.values()))
 
     def contenders(self, now: float, name: str) -> int:
         """Return the number of replicas that want permits, this one included."""
@@ -185,20 +187,28 @@ class Record:
     def others(self, now: float, name: str) -> list[Replica]:
         """Return the other replicas that want permits."""
         since = now - _CONTENDER_S
-        return [one for key, one in self.replicas.items() if key != name and one.want > 0 and one.seen > since]
+        return [
+            replica
+            for key, replica in self.replicas.items()
+            if key != name and replica.want > 0 and replica.seen > since
+        ]
 
     def forget(self, now: float) -> None:
         """Drop everything that no longer counts."""
         for resource in RESOURCES:
             self.window(resource).forget(now)
-        active = {name: one for name, one in self.replicas.items() if one.seen > now - REPLICA_S or one.counts(now)}
+        active = {
+            name: replica
+            for name, replica in self.replicas.items()
+            if replica.seen > now - REPLICA_S or replica.counts(now)
+        }
         if (surplus := len(active) - MAX_REPLICAS) > 0:
-            idle = sorted((one.seen, name) for name, one in active.items() if not one.counts(now))
+            idle = sorted((replica.seen, name) for name, replica in active.items() if not replica.counts(now))
             for _, name in idle[:surplus]:
                 del active[name]
-        for one in active.values():
-            if one.seen <= now - REPLICA_S:
-                one.concurrent = 0
+        for replica in active.values():
+            if replica.seen <= now - REPLICA_S:
+                replica.concurrent = 0
         self.replicas = active
         if self.adaptive is not None and self.adaptive.until <= now:
             self.adaptive = None
@@ -288,7 +298,7 @@ def _share(record: Record, name: str, resource: str, limit: int, free: int, now:
     if not others:
         return free
     if resource == REQUESTS:
-        least_served = min(one.served for one in others)
+        least_served = min(replica.served for replica in others)
         if not mine.want:
             mine.served = max(mine.served, least_served)
         per_second = limit / WINDOW_S
@@ -304,7 +314,7 @@ def _take_concurrent(record: Record, name: str, report: Report, limit: int | Non
     target = report.running + report.want_running
     if limit is None:
         return 0, 0
-    others = sum(one.concurrent for key, one in record.replicas.items() if key != name)
+    others = sum(replica.concurrent for key, replica in record.replicas.items() if key != name)
     free = max(0, limit - others - report.running)
     allowed = report.running + min(report.want_running, math.ceil(free / record.contenders(now, name)))
     return allowed, target - allowed
@@ -316,7 +326,7 @@ def pause(record: Record, retry_after_s: float | None, now: float) -> None:
     record.paused_until = max(record.paused_until, now + wait_s)
 
 
-def lower(record: Record, now: float) -> None:
+def lower_adaptive(record: Record, now: float) -> None:
     """Lower the adaptive limit after a 429, or create it; the requests of each replica are added by `apply_report`."""
     record.forget(now)
     if record.adaptive is None:
@@ -346,7 +356,7 @@ def _raise_adaptive(record: Record, unmet: int, now: float) -> None:
         adaptive.changed = now
 
 
-_REPLICA = attrgetter(*(one.name for one in fields(Replica)))
+_REPLICA = attrgetter(*(field.name for field in fields(Replica)))
 
 
 def encode(record: Record) -> bytes:
@@ -356,7 +366,7 @@ def encode(record: Record) -> bytes:
         "paused_until": record.paused_until,
         "requests": record.requests,
         "tokens": record.tokens,
-        "replicas": {name: _REPLICA(one) for name, one in record.replicas.items()},
+        "replicas": {name: _REPLICA(replica) for name, replica in record.replicas.items()},
         "adaptive": record.adaptive,
     }
     return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
@@ -374,7 +384,7 @@ def decode(stored: bytes | None) -> Record:
             float(value["paused_until"]),
             _window(value["requests"]),
             _window(value["tokens"]),
-            {str(name): Replica(*one) for name, one in value["replicas"].items()},
+            {str(name): Replica(*replica) for name, replica in value["replicas"].items()},
             None if adaptive is None else Adaptive(**adaptive),
         )
     except (TypeError, ValueError, KeyError, AttributeError):

@@ -65,7 +65,9 @@ class Limiter:
             if self.keys.may_retry(limiter.variable) and await self.keys.claim_trial(limiter.variable):
                 limiter.trial = True
         if blocked and not group.usable():
-            raise self.keys.error(next(one.variable for one in blocked if one.variable in self.keys.blocked))
+            raise self.keys.error(
+                next(limiter.variable for limiter in blocked if limiter.variable in self.keys.blocked)
+            )
 
     async def _acquire_from_pool(self, group: KeyGroup, need: Need) -> Permit:
         serving = group.usable() or group.limiters
@@ -95,7 +97,7 @@ class Limiter:
         await asyncio.gather(*(limiter.aclose() for limiter in self._limiters.values()), self.keys.aclose())
 
     def _key_changed(self, variable: str) -> None:
-        """Serve the calls that wait for a key, or end them with an error if no key is usable any more."""
+        """Serve the calls that wait for a key, or fail them if no key is usable any more."""
         for limiter in self._limiters.values():
             if limiter.variable == variable:
                 limiter.trial = False
@@ -103,9 +105,9 @@ class Limiter:
 
     def _open(self, variable: str, endpoint: str) -> KeyGroup:
         members = self._pools.get(variable.upper(), (variable,))
-        known = self._limiters.get((members[0], endpoint))
-        group = self._groups[variable, endpoint] = known.group if known else KeyGroup(pooled=len(members) > 1)
-        if known is None:
+        existing = self._limiters.get((members[0], endpoint))
+        group = self._groups[variable, endpoint] = existing.group if existing else KeyGroup(pooled=len(members) > 1)
+        if existing is None:
             for member in members:
                 allowance = Allowance(self._name, _rates(self._options, member, endpoint))
                 limiter = KeyLimiter(member, endpoint, allowance, self._store, self.keys, group)

@@ -40,12 +40,12 @@ def attempt_objects(attempts: Sequence[Attempt]) -> list[AttemptObject]:
 
 
 def _attempt_object(attempt: Attempt, first: float) -> AttemptObject:
-    found = AttemptObject(at_ms=round((attempt.began - first) * 1000), http_status=attempt.http_status)
+    attempt_object = AttemptObject(at_ms=round((attempt.began - first) * 1000), http_status=attempt.http_status)
     if attempt.seconds is not None:
-        found["ms"] = round(attempt.seconds * 1000)
+        attempt_object["ms"] = round(attempt.seconds * 1000)
     if attempt.error_code is not None:
-        found["error_code"] = attempt.error_code
-    return found
+        attempt_object["error_code"] = attempt.error_code
+    return attempt_object
 
 
 def upstream_span(attempts: Sequence[Attempt], now: float) -> float:

@@ -16,7 +16,7 @@ from openapi_tool.protocol.subject import MAX_ID_BYTES
 AfterExecution = Literal["suspend", "terminate"]
 AFTER_EXECUTION = ("suspend", "terminate")
 MAX_BODY_BYTES = 64 * 1024
-HEAD_BYTES = 8 * 1024  # of a larger body are kept
+HEAD_BYTES = 8 * 1024  # of a larger body are stored
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADER_LINES = 256
 HEARTBEAT_NAMES = frozenset({"skills.task_watch", "skills.job_watch"})

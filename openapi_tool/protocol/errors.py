@@ -2,19 +2,19 @@
 
 ExecutorError
 ├── ToolError                  answered: becomes the `error` of a tool.result card
-│   ├── BadRequest             the caller's input is wrong; a changed call can work
-│   ├── NotFound               the tool, card or page of the call does not exist here
-│   ├── ToolMisconfigured      the operator's definition or environment does not allow the call
-│   ├── ToolNotAvailable       policy or a hook does not allow the call
-│   ├── AuthFailed             the upstream refused the key, or its plan
-│   ├── RateLimited            the upstream's rate limit was hit
-│   ├── BudgetExceeded         a token budget or the account's balance is used up
-│   ├── TargetRefused          the upstream will not read this target (policy, law, robots.txt)
-│   ├── UpstreamRejected       the upstream failed, and a retry would fail, too
-│   ├── UpstreamUnavailable    the upstream failed; the same call may work later
-│   ├── ResponseTooLarge       the answer is over the limit for one response
-│   ├── ToolTimeout            the call's time was used up (result status `timeout`)
-│   └── InternalError          a defect of this executor
+│   ├── BadRequest
+│   ├── NotFound
+│   ├── ToolMisconfigured
+│   ├── ToolNotAvailable
+│   ├── AuthFailed
+│   ├── RateLimited
+│   ├── BudgetExceeded
+│   ├── TargetRefused
+│   ├── UpstreamRejected
+│   ├── UpstreamUnavailable
+│   ├── ResponseTooLarge
+│   ├── ToolTimeout
+│   └── InternalError
 ├── Unanswerable               no result can reach a turn: terminated and dead-lettered
 │   └── ReportRefused          the kernel's report rules would refuse the result
 └── Unavailable                PostgreSQL or NATS is unavailable: requeued

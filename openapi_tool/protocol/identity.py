@@ -28,7 +28,7 @@ TOPOLOGY = (PROJECT, CHANNEL, AGENT, TURN, EPOCH, STEP, TOOL_CALL, PARENT_AGENT,
 """Headers of a context, in the exact case that the kernel reads."""
 
 MAX_EPOCH = 2**63 - 1
-_MAX_DIGITS = 20
+_MAX_DIGITS = 20  # enough to exceed MAX_EPOCH; int() raises for a text of thousands
 
 
 @frozen

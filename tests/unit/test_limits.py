@@ -202,11 +202,11 @@ def test_without_the_store_a_replica_uses_its_share_of_what_was_left() -> None:
 @requirement("limits.shared")
 def test_a_limit_found_by_429s_is_halved_once_for_a_burst_and_grows_while_calls_wait() -> None:
     record = Record()
-    ledger.lower(record, START)
+    ledger.lower_adaptive(record, START)
     record.adaptive.limit = 200  # type: ignore[union-attr]
     found = []
     for after_s in (1, 11, 12, 30):
-        ledger.lower(record, START + after_s)
+        ledger.lower_adaptive(record, START + after_s)
         found.append(record.effective(Rates(), START + after_s).requests)
     assert found == [200, 100, 100, 50]
     assert record.effective(Rates(), START + 30 + ledger.ADAPTIVE_S).requests is None
