@@ -65,22 +65,22 @@ async def commands_of(
         return []
     target = options.filter_subject.split(".")[6]
     subject = command_filter(options.version, project_id, "*", target)
-    found: list[Delivery] = []
+    deliveries: list[Delivery] = []
     searched = 0
     async for message in stream_messages(client, stream, subject, since and since - _BEFORE):
         searched += 1
         delivery = delivery_of(message)
         claimed = claimed_identity(delivery.subject, delivery.headers, delivery.data)
         if claimed.tool_call_id == tool_call_id:
-            found.append(delivery)
+            deliveries.append(delivery)
         if searched >= MAX_SEARCHED:
             break
-    return [await _state(client, options, stream, delivery) for delivery in found]
+    return [await _state(client, options, stream, delivery) for delivery in deliveries]
 
 
 @dataclass(frozen=True, slots=True)
 class Doorbell:
-    """Doorbell in the stream."""
+    """A stored doorbell message."""
 
     sequence: int
     subject: str
@@ -95,17 +95,17 @@ async def doorbells_of(
         stream = await client.jetstream().find_stream_name_by_subject(options.filter_subject)
     except NotFoundError:
         return []
-    found: list[Doorbell] = []
+    doorbells: list[Doorbell] = []
     searched = 0
     subject = doorbell_filter(options.version, project_id)
     async for message in stream_messages(client, stream, subject, reported_at - _BEFORE):
         searched += 1
         published_at = message.metadata.timestamp
         if (message.headers or {}).get(TRACEPARENT) == traceparent:
-            found.append(Doorbell(message.metadata.sequence.stream, message.subject, published_at))
+            doorbells.append(Doorbell(message.metadata.sequence.stream, message.subject, published_at))
         if searched >= MAX_SEARCHED or published_at > reported_at + _AFTER:
             break
-    return found
+    return doorbells
 
 
 async def with_holder(client: Client, options: DurableOptions, state: CommandState) -> CommandState:
@@ -159,11 +159,11 @@ async def dead_letters_of(
 
     The stream of dead letters may be that of kernels of several protocol versions, with equal ids.
     """
-    found = []
+    letters = []
     async for letter in dead_letters(client):
         claimed = claimed_identity(letter.subject, letter.headers, letter.data)
         ids = (letter.version, claimed.project_id, claimed.tool_call_id)
         if ids == (options.version, project_id, tool_call_id):
             shown = asdict(clean(letter))
-            found.append({name: shown[name] for name in ("number", "reason", "message", "published_at", "attempt")})
-    return found
+            letters.append({name: shown[name] for name in ("number", "reason", "message", "published_at", "attempt")})
+    return letters

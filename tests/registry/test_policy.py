@@ -192,9 +192,9 @@ async def test_a_call_cancelled_during_a_hook_stays_cancelled() -> None:
 @requirement("policy.tools")
 def test_unusable_hooks_are_reported_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, broken=ImportError("no such module"), plain=print, good=allowing)
-    wanted = settings(policy={"hooks": ("absent", "broken", "plain", "good")})
+    options = settings(policy={"hooks": ("absent", "broken", "plain", "good")})
     with pytest.raises(SettingsError) as caught:
-        build_bootstrap(wanted, {})
+        build_bootstrap(options, {})
     text = "\n".join(caught.value.problems)
     assert len(caught.value.problems) == 3
     assert "policy.hooks.0: no installed package has this entry point" in text

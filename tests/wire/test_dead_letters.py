@@ -127,8 +127,8 @@ async def test_replay_reports_a_command_that_expired_or_was_replaced(idle_world:
         await publish(world.stack.nats.url, COMMAND, LARGE[:-1] + b"y")
     refused = await deadletters("replay", listed["id"], "--yes")
     assert (refused.exit_code, refused.stdout) == (1, "")
-    said = "holds another message now" if change == "another" else "its stream no longer holds it"
-    assert said in refused.stderr
+    reason = "holds another message now" if change == "another" else "its stream no longer holds it"
+    assert reason in refused.stderr
     assert f"{STREAM}, message 1" in refused.stderr
     assert len(lines(await deadletters("list", "--json"))) == 1
 

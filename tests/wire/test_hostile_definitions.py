@@ -131,7 +131,7 @@ async def store(world: World, row: dict[str, Any]) -> None:
     )
 
 
-async def asked(world: World, row: dict[str, Any], arguments: Any = None) -> Outcome:
+async def call_stored(world: World, row: dict[str, Any], arguments: Any = None) -> Outcome:
     """Store a tool and call it; assert the limits of memory and of the result."""
     await store(world, row)
     call = await world.place(arguments)
@@ -156,14 +156,14 @@ async def test_a_schema_beyond_the_bounds_is_tool_misconfigured(world: World, ca
     query = (
         "x" * 1_000 if case == "references that double" else LARGE_TEXT
     )  # 250 kB took all memory before the limit existed
-    assert_refused(await asked(world, {**search_tool(), "parameters": schema}, {"query": query}), says)
+    assert_refused(await call_stored(world, {**search_tool(), "parameters": schema}, {"query": query}), says)
 
 
 @pytest.mark.parametrize("case", OPTIONS)
 @requirement("definition.bounds")
 async def test_options_beyond_the_bounds_are_tool_misconfigured(world: World, case: str) -> None:
     options, says = OPTIONS[case]
-    assert_refused(await asked(world, search_tool(**options)), says)
+    assert_refused(await call_stored(world, search_tool(**options)), says)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ async def test_schemas_that_only_the_linter_refuses_work_within_the_bounds(world
         "dependentRequired": {"count": ["query"]},
         **of_query(rule),
     }
-    outcome = await asked(world, {**search_tool(), "parameters": schema})
+    outcome = await call_stored(world, {**search_tool(), "parameters": schema})
     assert outcome.content["status"] == "success", outcome.content["error"]
 
 
@@ -209,7 +209,7 @@ LARGEST: dict[str, dict[str, Any]] = {
 @requirement("definition.bounds", "arguments.checked")
 async def test_the_largest_schema_and_arguments_give_a_small_error(world: World, case: str) -> None:
     arguments = {"query": "x" * 120_000, "site": ["y" * 100] * 900}
-    outcome = await asked(world, {**search_tool(), "parameters": LARGEST[case]}, arguments)
+    outcome = await call_stored(world, {**search_tool(), "parameters": LARGEST[case]}, arguments)
     assert (outcome.content["error"]["code"], outcome.upstream_requests) == ("bad_request", [])
 
 
@@ -229,7 +229,7 @@ async def test_costly_patterns_are_refused_without_matching(world: World) -> Non
 @requirement("definition.bounds")
 async def test_numbers_beyond_64_bits_are_refused(world: World) -> None:
     schema = {"properties": {"count": {"allOf": many(19, multipleOf=1)}}}
-    outcome = await asked(world, {**search_tool(), "parameters": schema}, {**KNOWN, "count": 3.0})
+    outcome = await call_stored(world, {**search_tool(), "parameters": schema}, {**KNOWN, "count": 3.0})
     assert outcome.content["status"] == "success", outcome.content["error"]
     call = await world.place({"query": "x"})
     await world.caller.database.execute(
@@ -250,7 +250,7 @@ async def test_long_names_and_values_are_cut_in_error_messages(world: World) -> 
         {"query": "x", "country": LARGE_TEXT},
     ):
         for schema in ({}, {"additionalProperties": False, "properties": {"query": {}, "count": {"type": "integer"}}}):
-            outcome = await asked(world, {**search_tool(), "parameters": schema}, arguments)
+            outcome = await call_stored(world, {**search_tool(), "parameters": schema}, arguments)
             error = outcome.content["error"]
             assert error["code"] == "bad_request"
             problems = outcome.content["result"]["error_detail"]["problems"]
