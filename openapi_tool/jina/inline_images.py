@@ -39,7 +39,7 @@ def _drop_addresses(text: str, mark: str, closing: str) -> Steps[str]:
     pieces: list[str] = []
     copied_until = at = end = 0
     while len(pieces) < _MAX_DROPPED and (start := text.find(mark, at)) >= 0:
-        if end < start + len(mark):  # else the delimiter found before is also the next one after this mark
+        if end < start + len(mark):  # otherwise the delimiter found before still follows this mark
             end = text.find(closing, start + len(mark))
         if end < 0:
             break

@@ -60,7 +60,7 @@ def listed(problems: Sequence[str]) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` where a known name is close, else an empty text."""
+    """Return `; did you mean 'x'?` if a known name is close, else an empty text."""
     return next((f"; did you mean {close!r}?" for close in close_to(name, known)), "")
 
 

@@ -45,16 +45,16 @@ def with_replay(name: str, figures: Path) -> Callable[[bytes], None]:
     """Return a check that repeats slow inputs and the largest so far in a process without instrumentation."""
     check, worst = TARGETS[name], {"slowest_ms": 0.0, "largest_mb": 0.0, "replayed": 0}
     suspect, replayer = figures.with_name("suspect"), Replayer(name)
-    most = peak_bytes()
+    peak_so_far = peak_bytes()
 
     def one_input(data: bytes) -> None:
-        nonlocal most
+        nonlocal peak_so_far
         began = time.process_time()
         check(data)
         took, peak = time.process_time() - began, peak_bytes()
-        if took <= MAX_S and peak <= most + _GREW_BYTES:
+        if took <= MAX_S and peak <= peak_so_far + _GREW_BYTES:
             return
-        most = max(most, peak)
+        peak_so_far = max(peak_so_far, peak)
         suspect.write_bytes(data)
         seconds, size = replayer.play(suspect)
         if size > MAX_BYTES:  # may include memory of earlier inputs
@@ -70,16 +70,14 @@ def with_replay(name: str, figures: Path) -> Callable[[bytes], None]:
 
 
 def main() -> None:
-    """Never returns: libFuzzer ends the process."""
+    """Fuzz; never returns, since libFuzzer ends the process."""
     name, figures, *arguments = sys.argv[1:]
-    again = shlex.join(
-        [sys.executable, "-m", "tests.fuzz.one", name, figures]
-    )  # command with which a merge starts its workers
+    command = shlex.join([sys.executable, "-m", "tests.fuzz.one", name, figures])  # that a merge runs again
     check = with_replay(name, Path(figures)) if name in REPLAYED else timed(TARGETS[name], Path(figures))
     options = {}
     if mutate := MUTATORS.get(name):
         options["custom_mutator"] = lambda data, most, seed: mutate(data, most, seed, atheris.Mutate)
-    atheris.Setup([again, *arguments], check, **options)
+    atheris.Setup([command, *arguments], check, **options)
     atheris.Fuzz()
 
 

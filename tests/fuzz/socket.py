@@ -172,7 +172,7 @@ async def _world() -> AsyncIterator[World]:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: world.defects.append(str(context)))
     address = f"nats://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
     await client.connect(
-        address, error_cb=_no_news, max_reconnect_attempts=-1, reconnect_time_wait=0, ping_interval=3_600
+        address, error_cb=_ignore_error, max_reconnect_attempts=-1, reconnect_time_wait=0, ping_interval=3_600
     )
     await client.subscribe("mark", cb=world.hear)
     try:
@@ -184,7 +184,7 @@ async def _world() -> AsyncIterator[World]:
         await asyncio.sleep(_HALF_A_FRAME_S)  # until the transports are closed
 
 
-async def _no_news(_: Exception) -> None:
+async def _ignore_error(_: Exception) -> None:
     """Ignore errors, which are expected."""
 
 

@@ -104,15 +104,15 @@ def spent_s() -> float:
 
 def forget() -> None:
     """Clear the caches."""
-    definition._parse_cache.clear()  # noqa: SLF001 - no program forgets definitions
+    definition._parse_cache.clear()  # noqa: SLF001 - only tests clear it
     schema._compiled.clear()  # noqa: SLF001
 
 
 class _Defects(logging.Handler):
-    """Collect the exceptions that the pipeline logs as defects, within its block alone.
+    """Collect the exceptions that the pipeline logs as defects within the `with` block.
 
-    Beyond it the logger is that of the tests: a handler that stayed took the defects that other tests cause on purpose
-    for those of the next input, and kept their log lines from them.
+    A handler that stayed would take defects that other tests cause deliberately for those of the next input, and hide
+    log lines from those tests.
     """
 
     def __init__(self) -> None:

@@ -48,7 +48,7 @@ def _elsewhere(scene: Scene) -> bytes:
     return _AUTHORIZATION.sub(b"", scene.sent())
 
 
-def _assert_kept(scene: Scene, text: str | bytes, names: Iterable[str] = ()) -> None:
+def _assert_no_secret(scene: Scene, text: str | bytes, names: Iterable[str] = ()) -> None:
     """Assert that a text contains none of the secrets, by default of all."""
     data = text if isinstance(text, bytes) else text.encode()
     for name in names or scene.stage.secrets:
@@ -72,7 +72,7 @@ async def keys_for_the_key_alone(scene: Scene) -> None:
     tool = await scene.define({"jina": _SEARCH, "envs": {"api_key": "SEARCH_API_KEY"}})
     assert_succeeded(await scene.call(tool, {"query": "a key of its own"}))
     assert f"Bearer {scene.stage.secrets['SEARCH_API_KEY']}".encode() in scene.sent()
-    _assert_kept(scene, _elsewhere(scene))
+    _assert_no_secret(scene, _elsewhere(scene))
 
 
 @CASES.case("6")
@@ -83,7 +83,7 @@ async def keys_by_way_of_defaults_and_fixed_values(scene: Scene) -> None:
         assert_failed(await scene.call(tool, {"query": "x"}), _OPERATORS)
     tool = await scene.define({"jina": _SEARCH, "args": {"fixed": {"api_key": "the attacker's own"}}})
     await scene.call(tool, {"query": "fixed key"})
-    _assert_kept(scene, _elsewhere(scene))
+    _assert_no_secret(scene, _elsewhere(scene))
 
 
 @CASES.case("7")
@@ -116,7 +116,7 @@ async def page_that_lists_candidates(scene: Scene) -> None:
     _serve(scene, "candidates", body)
     shown = _shown(await scene.read("https://example.com/attack-candidates"))
     assert shown.count(candidates) >= 2, "a gap"
-    _assert_kept(scene, scene.log())
+    _assert_no_secret(scene, scene.log())
 
 
 def _serve(scene: Scene, name: str, body: object, status: int = 200) -> None:
@@ -150,7 +150,7 @@ def encodings(secret: str) -> Mapping[str, str]:
 
 MARKED = "Marked"
 ESCAPED_EVERYWHERE = {"percent of everything", "unicode escapes"}
-"""Encodings that do not occur by accident; they are tried, but the result is only reported."""
+"""Encodings that do not occur by accident; excluded from the test."""
 
 
 @CASES.case("10")
@@ -164,7 +164,7 @@ async def page_that_repeats_the_key(scene: Scene) -> None:
     for name, form in encoded.items():
         assert f"{MARKED} {name}" in shown
         assert json.dumps(form)[1:-1] not in shown, name
-    _assert_kept(scene, shown, ["JINA_API_KEY"])
+    _assert_no_secret(scene, shown, ["JINA_API_KEY"])
 
 
 @CASES.case("10")
@@ -179,7 +179,7 @@ async def search_that_repeats_the_key(scene: Scene) -> None:
     _serve(scene, "repeated", {"code": 200, "data": [result, {key: key, "title": "x"}]})
     for shape in ("text", "object"):
         tool = await scene.define({"jina": _SEARCH, "result_format": shape})
-        _assert_kept(scene, _shown(await scene.call(tool, {"query": f"attack-repeated {shape}"})))
+        _assert_no_secret(scene, _shown(await scene.call(tool, {"query": f"attack-repeated {shape}"})))
 
 
 @CASES.case("10")
@@ -194,8 +194,8 @@ async def failures_that_repeat_every_secret(scene: Scene) -> None:
         assert content_of(single)["status"] != "success"
         assert_succeeded(batch)
         for answer in (single, batch):
-            _assert_kept(scene, _shown(answer))
-    _assert_kept(scene, scene.log())
+            _assert_no_secret(scene, _shown(answer))
+    _assert_no_secret(scene, scene.log())
 
 
 @CASES.case("10")
@@ -205,7 +205,7 @@ async def command_that_holds_every_secret(scene: Scene) -> None:
     call = await scene.place("nothing", {}, publish=False)
     await scene.caller.publish(call, headers={"X-Note": everything}, data=json.dumps({"note": everything}).encode())
     [letter] = await scene.letters()
-    _assert_kept(scene, json.dumps(letter))
+    _assert_no_secret(scene, json.dumps(letter))
     if data := letter.get("data_base64"):
-        _assert_kept(scene, base64.b64decode(data))
-    _assert_kept(scene, scene.log())
+        _assert_no_secret(scene, base64.b64decode(data))
+    _assert_no_secret(scene, scene.log())

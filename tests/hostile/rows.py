@@ -152,7 +152,7 @@ async def ids_that_the_database_cannot_hold(scene: Scene) -> None:
 
 @CASES.case("own", versions=["v1r4"])
 async def ids_that_no_index_takes(scene: Scene) -> None:
-    """Results that the database would reject each time after the upstream was paid for them."""
+    """Otherwise the database would reject each result after the upstream was paid for it."""
     tool = await scene.define()
     for number in range(MANY):
         call = await scene.place(tool, {"query": "never billed"}, publish=False)

@@ -20,7 +20,7 @@ TEXTS = (
     *("\x1b[2J\x1b[H", "\x1b]0;title\x07", "\x1b]8;;https://evil.example/\x07x\x1b]8;;\x07", "\x9b2J", "\x08\x08\x7f"),
     *("a\u202eb\u2066c", "\u200f\u061c", f"x\r{FORGED}", f"x\u2028{FORGED}", f"x\x85{FORGED}", f"x\x0b{FORGED}"),
 )
-"""The same for headers, which contain no line feed."""
+"""Texts to try. They are also sent as header values, so they contain no line feed."""
 
 _NUMBERS = count()
 _ALLOWED = "\n\u200c\u200d"
@@ -51,7 +51,7 @@ def assert_plain(text: str) -> None:
     assert not odd, f"{sorted(map(ascii, odd))} in {text[:2_000]!a}"
 
 
-async def _letters(scene: Scene) -> None:
+async def _cause_dead_letters(scene: Scene) -> None:
     """Cause a dead letter for each text, in every field that is shown."""
     frames = []
     for text in TEXTS:
@@ -70,7 +70,7 @@ async def _letters(scene: Scene) -> None:
 
 @CASES.case("15")
 async def dead_letters_that_speak_to_the_terminal(scene: Scene) -> None:
-    await _letters(scene)
+    await _cause_dead_letters(scene)
     (code, table), (list_code, _), (show_code, shown) = await asyncio.gather(
         command(scene, "deadletters", "list"),
         command(scene, "deadletters", "list", "--json", columns=80),

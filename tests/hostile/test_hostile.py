@@ -48,7 +48,7 @@ SHORT_OF_V1R3 = (
     "card_whose_metadata_are_large",
     "dead_letters_that_speak_to_the_terminal",
 )
-"""Attacks on features of v1r3 only; `make hostile HOSTILE="--protocol v1r3"` runs all."""
+"""Attacks on code that only v1r3 uses; `make hostile HOSTILE="--protocol v1r3"` runs all attacks."""
 
 
 @requirement("hostile.neighbour")
