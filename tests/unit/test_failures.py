@@ -43,7 +43,7 @@ from tests.upstream import assert_for_a_model, fetched, retry
     ],
 )
 @requirement("postgres.failures")
-def test_every_sqlstate_is_of_one_kind_and_an_unknown_one_is_the_calls(kind: str, states: str) -> None:
+def test_every_sqlstate_has_one_kind_and_an_unknown_one_is_a_fault_of_the_call(kind: str, states: str) -> None:
     assert {kind_of(state) for state in states.split()} == {kind}
     assert kind_of(None) == "defect"
 
@@ -90,14 +90,14 @@ def test_a_connection_that_breaks_is_an_outage(error: Exception) -> None:
 
 
 @requirement("postgres.failures")
-def test_a_value_that_the_driver_cannot_send_is_the_calls() -> None:
+def test_value_that_the_driver_cannot_send_is_a_fault_of_the_call() -> None:
     with pytest.raises(asyncpg.DataError), translate_statement_errors():
         raise asyncpg.DataError("invalid input for query argument $1")
 
 
 @pytest.mark.parametrize("error", [asyncpg.DataError("x"), _base.ClientConfigurationError("y")])
 @requirement("postgres.failures")
-def test_what_keeps_us_from_connecting_is_never_a_calls(error: Exception) -> None:
+def test_connection_failure_is_never_a_fault_of_the_call(error: Exception) -> None:
     with pytest.raises(Unavailable), translate_connection_errors():
         raise error
 
@@ -111,7 +111,7 @@ def test_what_keeps_us_from_connecting_is_never_a_calls(error: Exception) -> Non
     ],
 )
 @requirement("postgres.failures")
-def test_what_an_operator_mends_is_said_with_its_remedy(error: type[asyncpg.PostgresError], remedy: str) -> None:
+def test_error_that_an_operator_must_correct_names_the_remedy(error: type[asyncpg.PostgresError], remedy: str) -> None:
     with (
         pytest.raises(NeedsOperator, match=rf"PostgreSQL: so it is \(SQLSTATE .*An operator must.*{remedy}"),
         translate_statement_errors(),
@@ -155,7 +155,7 @@ def test_a_database_without_writes_is_named_with_the_setting_that_finds_the_prim
     ids=lambda value: type(value).__name__,
 )
 @requirement("breaker")
-def test_a_statement_that_waited_for_its_rows_is_told_from_an_outage(error: Exception, contended: bool) -> None:  # noqa: FBT001
+def test_contention_is_distinguished_from_an_outage(error: Exception, contended: bool) -> None:  # noqa: FBT001
     with pytest.raises(Unavailable) as caught, translate_statement_errors():
         raise error
     assert isinstance(caught.value, Contended) == contended

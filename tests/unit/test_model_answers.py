@@ -442,7 +442,7 @@ def test_case_9_a_refused_value_is_reported_under_the_models_own_name(
         ("jina.search", {"query": "x" * 3_000}, "query: must be a text of 1 to 2,000 characters, not blank"),
     ],
 )
-def test_case_14_an_error_says_the_rule_before_the_value(tool: str, values: dict[str, Any], says: str) -> None:
+def test_case_14_an_error_names_the_rule_before_the_value(tool: str, values: dict[str, Any], says: str) -> None:
     assert schema_problems(CATALOGUE[tool].schema(), values) == [says]
 
 

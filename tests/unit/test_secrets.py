@@ -167,7 +167,7 @@ def test_a_long_number_is_masked_however_it_is_rounded(secret: str, form: str) -
 
 
 @requirement("secrets.output")
-def test_what_is_masked_is_counted_by_where_it_was() -> None:
+def test_masked_values_are_counted_by_place() -> None:
     def counted(where: str) -> float:
         return REGISTRY.get_sample_value("openapi_tool_masked_values_total", {"where": where}) or 0.0
 
@@ -328,7 +328,7 @@ def _unusable(file: Path) -> dict[str, tuple[dict[str, str], str]]:
     ["both", "missing", "folder", "NUL", "empty", "no-text", "huge", "lines", "variable", "umlaut", "mark"],
 )
 @requirement("secrets.files")
-def test_what_cannot_be_used_is_named_at_the_start_without_path_and_content(case: str, file: Path) -> None:
+def test_unusable_value_is_named_at_start_without_path_and_content(case: str, file: Path) -> None:
     environment, says = _unusable(file)[case]
     with pytest.raises(SettingsError, match=says) as wrong:
         build_bootstrap(Settings.model_validate(DSN), environment)
@@ -431,7 +431,7 @@ def test_no_error_of_the_settings_shows_a_value(monkeypatch: pytest.MonkeyPatch)
 
 
 @requirement("secrets.output")
-def test_a_dead_letter_is_kept_without_our_secrets() -> None:
+def test_dead_letter_is_stored_without_our_secrets() -> None:
     made = delivery({"CG-Agent-Id": VALUE}, data=b'{"k": "%s"}\xff' % VALUE.encode())
     kept = without_secrets(made, Redactor([VALUE]))
     assert (kept.headers, kept.data) == ({"CG-Agent-Id": MASK}, b'{"k": "[redacted]"}\xff')

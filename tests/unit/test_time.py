@@ -167,7 +167,7 @@ def move(local: dict[str, float], seconds: float) -> None:
 
 
 @requirement("answer.time")
-def test_before_any_answer_the_local_clock_counts_and_that_is_said_once(
+def test_local_clock_is_used_until_the_first_reply_and_logged_once(
     local: dict[str, float], caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ServerClock()
@@ -205,7 +205,7 @@ def test_a_jump_of_the_local_wall_clock_changes_nothing_and_is_logged_once(
 
 
 @requirement("answer.time")
-def test_an_old_answer_does_not_count_after_half_a_minute(local: dict[str, float]) -> None:
+def test_reply_of_the_server_expires_after_half_a_minute(local: dict[str, float]) -> None:
     clock = ServerClock()
     clock.observe(SERVER_S, 1000.0, 1000.0)
     move(local, 31)

@@ -131,7 +131,7 @@ def test_default_of_a_declared_argument_is_validated() -> None:
     ],
 )
 @requirement("arguments.checked")
-def test_an_unusable_schema_is_the_operators_problem_and_is_never_fetched(schema: dict[str, Any]) -> None:
+def test_unusable_schema_is_a_misconfiguration_and_no_reference_is_fetched(schema: dict[str, Any]) -> None:
     with pytest.raises(ToolMisconfigured):
         prepare({"query": "x"}, parameters=schema, args={"defaults": {"count": 1}, "fixed": {"site": "a.example"}})
 
