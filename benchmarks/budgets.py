@@ -1,4 +1,4 @@
-"""CPU of calls that budgets cover, below 90 % of them, beside that of calls without budgets.
+"""CPU of calls with budgets that are less than 90 % used, compared with calls without budgets.
 
 `python -m benchmarks.budgets` runs one executor of each kind, on a target of its own, all at the same time
 (`benchmarks.windows`). The last line is one JSON object; its `holds` says whether the interval of the median ratio to
@@ -16,7 +16,7 @@ import sys
 import uvloop
 
 from benchmarks.calls import furnish
-from benchmarks.harness import Stand, start_all, stop_all
+from benchmarks.harness import Harness, start_all, stop_all
 from benchmarks.load import Load
 from benchmarks.rounds import settings_of
 from benchmarks.scenarios import CPU, Scenario
@@ -38,11 +38,11 @@ _BUDGETS = {
 async def measure(rounds: int, calls: int) -> list[dict[str, Figures]]:
     """Return the figures of each round. Raises Unanswered, ServerFailed."""
     scenario = Scenario("budgets", CPU.shape, calls, CPU.ask, warm=WARM_CALLS)
-    async with Stand() as stand, Load.connect(stand.nats.url) as load:
-        database = await stand.database()
-        await stand.clean(database)
+    async with Harness() as harness, Load.connect(harness.nats.url) as load:
+        database = await harness.database()
+        await harness.clean(database)
         await furnish(database, scenario.ask.projects)
-        processes = {kind: stand.process("executor", _settings(kind, scenario)) for kind in KINDS}
+        processes = {kind: harness.process("executor", _settings(kind, scenario)) for kind in KINDS}
         await start_all(list(processes.values()))
         try:
             await warm(processes, scenario, database, load)

@@ -12,14 +12,14 @@ from typing import Any, Literal
 import asyncpg
 import orjson
 
-from benchmarks.double import question
+from benchmarks.double import unique_query
 from openapi_tool.local.caller import WORKER_TARGET
 from openapi_tool.local.placed_call import SENDER, VERSION
 
 Tool = Literal["search", "reader"]
 NAMES: dict[Tool, str] = {"search": "jina_search", "reader": "jina_reader"}
 AGENT, CHANNEL = "agent_bench", "public"
-PATIENCE_S = 900
+SUSPEND_TIMEOUT_S = 900
 _NUMBERS = itertools.count()
 _COLUMNS = {
     "cards": ("card_id", "tenant_id", "content", "tool_call_id", "metadata"),
@@ -94,7 +94,7 @@ def _definitions(project: str) -> Iterator[tuple[Any, ...]]:
         schema = {"type": "object", "additionalProperties": False, "properties": properties}
         schema["required"] = [next(iter(properties))]
         defaults = {"count": 5} if mode == "search" else {}
-        options = {"jina": {"mode": mode}, "args": {"defaults": defaults}, "suspend_timeout_seconds": PATIENCE_S}
+        options = {"jina": {"mode": mode}, "args": {"defaults": defaults}, "suspend_timeout_seconds": SUSPEND_TIMEOUT_S}
         subject = f"cg.{VERSION}.{{project_id}}.{{channel_id}}.cmd.tool.jina.{mode}"
         yield project, NAMES[mode], f"The {mode} tool of {project}.", schema, subject, options
 
@@ -125,9 +125,9 @@ class _Call:
     """One call, before its rows and command are created."""
 
     def __init__(self, ask: Ask, number: int, target: str) -> None:
-        wanted = question(ask.delay_ms, ask.size, next(_NUMBERS))
+        query = unique_query(ask.delay_ms, ask.size, next(_NUMBERS))
         self.project = project_id(ask.first + number % ask.projects)
-        self.arguments = {"query": wanted} if ask.tool == "search" else {"url": f"https://example.com/{wanted}"}
+        self.arguments = {"query": query} if ask.tool == "search" else {"url": f"https://example.com/{query}"}
         self.tool = NAMES[ask.tool]
         self.subject = f"cg.{VERSION}.{self.project}.{CHANNEL}.cmd.tool.{target}.{ask.tool}"
         self.card_id, self.trace_id = uuid.uuid4().hex, secrets.token_hex(16)

@@ -27,7 +27,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 @asynccontextmanager
 async def answering() -> AsyncIterator[int]:
-    """Run a collector as a process of its own, so that its work is not that of the load; yields its port."""
+    """Run a collector as a process of its own, so that its CPU is not counted as the load's; yields its port."""
     command = [sys.executable, "-m", "benchmarks.collector"]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:

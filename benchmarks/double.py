@@ -29,7 +29,7 @@ _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _END = b"\r\n\r\n"
 _RESULTS = 5
 _RECORDINGS = {True: "s-q-content-json", False: "r-ok-json"}
-_ROUNDS = 8
+_SIZING_ROUNDS = 8
 _BACKLOG = 1024
 
 COUNTERS = {"connections": 0, "requests": 0, "refused": 0, "most_in_60_s": 0}
@@ -68,14 +68,14 @@ def refusal(seconds: float) -> bytes:
     return head.encode() + body
 
 
-def question(delay_ms: int, size: int, number: int) -> str:
+def unique_query(delay_ms: int, size: int, number: int) -> str:
     """Return a unique query (or end of a url) whose response has the given size and delay."""
     return f"bench-{delay_ms}-{size}-{number}"
 
 
 @cache
 def answer(size: int, *, search: bool) -> bytes:
-    """Return a whole response whose body is a recorded one, cut or repeated to `size` bytes."""
+    """Return a whole response whose body is a recorded one, truncated or repeated to `size` bytes."""
     body = _body(size, search=search)
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
@@ -85,7 +85,7 @@ def _body(size: int, *, search: bool) -> bytes:
     envelope = orjson.loads(load_recordings()[_RECORDINGS[search]].body)
     item = envelope["data"][0] if search else envelope["data"]
     text, chars, body = item["content"], size, b""
-    for _ in range(_ROUNDS):
+    for _ in range(_SIZING_ROUNDS):
         chars = max(_RESULTS, chars - (len(body) - size if body else 0))
         body = orjson.dumps(envelope | {"data": _sized(item, text, chars, search=search)})
         if abs(len(body) - size) <= _RESULTS:
@@ -175,10 +175,10 @@ async def serve(certificate: Path, per_minute: int | None) -> None:
 
 
 def main() -> None:
-    """Run it as a process of its own."""
+    """Run the double as a separate process."""
     parser = argparse.ArgumentParser(description="An upstream double for load.")
     parser.add_argument("--certificate", type=Path, required=True, help="PEM file with key and chain")
-    parser.add_argument("--per-minute", type=int, help="answer 429 above so many requests of a key in 60 s")
+    parser.add_argument("--per-minute", type=int, help="answer 429 above this number of requests of a key in 60 s")
     arguments = parser.parse_args()
     uvloop.run(serve(arguments.certificate, arguments.per_minute))
 

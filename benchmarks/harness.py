@@ -34,12 +34,12 @@ _TIMEOUT_S = 10.0
 _MODULES = {"floor": "benchmarks.floor", "executor": "openapi_tool.local.executor"}
 
 
-class Stand:
+class Harness:
     """The embedded stack with a NATS server that reports counters, and the minimal double.
 
     `without` names a part (`benchmarks.without.PARTS`) to remove from the executors; `settings` are their environment
-    variables. `modules` are run in place of those of a kind, each with the variable that takes the other's name. The
-    double answers 429 above `per_minute` requests of a key.
+    variables. `modules` maps a kind to a module to run instead, and to the variable that names the
+    replaced one. The double answers 429 above `per_minute` requests of a key.
     """
 
     def __init__(
@@ -142,14 +142,14 @@ class Stand:
         return {name: process.pid for name, process in named.items() if process is not None}
 
     async def upstream_counters(self) -> dict[str, Any]:
-        """Return what the double has counted (`benchmarks.double.counters`)."""
+        """Return the counters of the double (`benchmarks.double.counters`)."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._counters)
-        told: dict[str, Any] = json.loads(await reader.read())
+        counters: dict[str, Any] = json.loads(await reader.read())
         writer.close()
-        return told
+        return counters
 
     async def messages(self, kind: str) -> tuple[int, int]:
-        """Messages that all floors or executors have sent and received, as the NATS server counts them."""
+        """Return the messages that all floors or executors sent and received, as counted by the NATS server."""
         connections = await asyncio.to_thread(self._connections)
         ours = [connection for connection in connections if connection.get("name") == CONNECTIONS[kind]]
         return sum(each["in_msgs"] for each in ours), sum(each["out_msgs"] for each in ours)
@@ -161,18 +161,18 @@ class Stand:
         return found
 
     def statements_logged(self) -> int:
-        """Statements in PostgreSQL's log by now; sessions log theirs with `log_statement`."""
+        """Return the number of statements in PostgreSQL's log; sessions with `log_statement` log theirs."""
         log = (self.stack.folder / "postgres" / "postgres.log").read_text(errors="replace")
         return log.count("LOG:  execute ") + log.count("LOG:  statement: ")
 
 
 async def start_all(processes: list[ExecutorProcess]) -> None:
-    """Start them side by side, wait until all serve."""
+    """Start all concurrently, and wait until all serve."""
     with ThreadPoolExecutor() as pool:
         loop = asyncio.get_running_loop()
         await asyncio.gather(*(loop.run_in_executor(pool, process.start) for process in processes))
 
 
 async def stop_all(processes: list[ExecutorProcess]) -> None:
-    """Let them drain side by side."""
+    """Drain all concurrently."""
     await asyncio.gather(*(asyncio.to_thread(process.stop) for process in processes))

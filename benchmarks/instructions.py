@@ -1,7 +1,7 @@
-"""Bytecode instructions per call, which unlike CPU time do not depend on what else the machine does.
+"""Bytecode instructions per call, which unlike CPU time do not depend on other work of the machine.
 
 `python -m benchmarks.instructions` prints the functions that execute most of them, and a JSON object on the last line.
-What libraries in C, the kernel and the network do is not in it.
+Work of C libraries, the kernel and the network is not counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import uvloop
 
 from benchmarks.calls import place
-from benchmarks.harness import TARGETS, Stand, start_all, stop_all
+from benchmarks.harness import TARGETS, Harness, start_all, stop_all
 from benchmarks.load import Load
 from benchmarks.rounds import Rounds, settings_of
 from benchmarks.scenarios import CPU, Scenario
@@ -44,19 +44,19 @@ async def instructions(calls: int = CALLS, settings: Mapping[str, str] = Mapping
     `settings` are variables of the executor. Threads other than the event loop's are not counted.
     """
     modules = dict.fromkeys(TARGETS, ("benchmarks.instructions", _MODULE_VARIABLE))
-    async with Stand(settings=settings, modules=modules) as stand, Load.connect(stand.nats.url) as load:
-        database = await stand.database()
+    async with Harness(settings=settings, modules=modules) as harness, Load.connect(harness.nats.url) as load:
+        database = await harness.database()
         try:
-            rounds = Rounds(stand, load, database)
-            return {kind: await _of(kind, stand, rounds, load, calls) for kind in TARGETS}
+            rounds = Rounds(harness, load, database)
+            return {kind: await _of(kind, harness, rounds, load, calls) for kind in TARGETS}
         finally:
             await database.close()
 
 
-async def _of(kind: str, stand: Stand, rounds: Rounds, load: Load, calls: int) -> Counts:
+async def _of(kind: str, harness: Harness, rounds: Rounds, load: Load, calls: int) -> Counts:
     scenario = Scenario("instructions", CPU.shape, calls, CPU.ask, warm=WARM_CALLS)
-    file = stand.stack.folder / f"instructions-{kind}.json"
-    process = stand.process(kind, {**settings_of(kind, scenario), _FILE_VARIABLE: str(file)})
+    file = harness.stack.folder / f"instructions-{kind}.json"
+    process = harness.process(kind, {**settings_of(kind, scenario), _FILE_VARIABLE: str(file)})
     await rounds.prepare(scenario.ask.projects)
     await start_all([process])
     try:
@@ -78,12 +78,12 @@ def _signalled(process: ExecutorProcess, number: signal.Signals, file: Path) -> 
     give_up = time.monotonic() + START_S
     while not file.exists():
         if time.monotonic() > give_up:
-            raise ServerFailed(f"{process.process.name} does not tell what it counted")
+            raise ServerFailed(f"{process.process.name} did not report its counters")
         time.sleep(_POLL_S)
 
 
 class _Counter:
-    """Trace function that counts; SIGUSR1 begins anew, SIGUSR2 writes the counts by function to a file."""
+    """Trace function that counts; SIGUSR1 restarts at 0, SIGUSR2 writes the counts by function to a file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -111,7 +111,7 @@ class _Counter:
 
     def _write(self, *_: object) -> None:
         counts: Counter[str] = Counter()
-        for code, count in list(self._counts.items()):  # the calls below are counted, too
+        for code, count in list(self._counts.items()):  # a copy: the calls below are counted, too
             counts[f"{_short(code.co_filename)}:{code.co_firstlineno} {code.co_qualname}"] += count
         unfinished = self._file.with_suffix(".part")
         unfinished.write_text(json.dumps(counts))
@@ -119,7 +119,7 @@ class _Counter:
 
 
 def _short(path: str) -> str:
-    """Return a file's path without where its package is installed."""
+    """Return a file's path without the folder of its package."""
     for root in (*_ROOTS, f"{Path.cwd()}/"):
         if root in path:
             return path.rpartition(root)[2]

@@ -1,4 +1,4 @@
-"""Scenarios of `make bench-tenants` with a limit of the upstream, of which three times as much is demanded.
+"""Scenarios of `make bench-tenants` with a limit of the upstream and a demand of three times that limit.
 
 The double counts the requests of each key in a sliding window of 60 s, and answers those above the limit with 429.
 """
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 Figures = dict[str, Any]
 Act = Callable[["World", list[ExecutorProcess]], Awaitable[None]]
-"""Changes the replicas in the middle of a run."""
+"""Function that changes the replicas in the middle of a run."""
 
 _OVERLOAD, _PROJECTS, _DELAY_MS = 3, 10, 200
-_PATIENCE_S = 20
+_CALL_LIMIT_S = 20
 _PREFIX = "OPENAPI_TOOL__"
 _STEADY_PER_S, _HEADROOM = 50, 2
 _AFTER_S, _FOR_S = 5, 10
-"""Seconds after a change from which the rate counts, and for how long."""
+"""Start of the window in which the rate after a change is measured, and its length, in seconds."""
 
 _CLOCKS_S = 5.0
 
 
 async def limit(world: World) -> Figures:
-    """Replicas share a limit of which three times as much is demanded."""
+    """Replicas share a limit; demand is three times as high."""
     return await _run(world)
 
 
@@ -54,7 +54,7 @@ async def start(world: World) -> Figures:
 
     async def start_two(world: World, replicas: list[ExecutorProcess]) -> None:
         for _ in range(2):
-            replicas.append(world.stand.process("executor", {**world.common, **_settings(world)}))
+            replicas.append(world.harness.process("executor", {**world.common, **_settings(world)}))
             await asyncio.to_thread(replicas[-1].start)
 
     return await _run(world, start_two)
@@ -74,7 +74,7 @@ async def plenty(world: World) -> Figures:
     settings = _settings(world) | {
         f"{_PREFIX}LIMITS__SEARCH_REQUESTS_PER_MINUTE": str(int(_HEADROOM * _STEADY_PER_S * MINUTE_S))
     }
-    async with world.serving(size.sharing, settings), Traffic.connect(world.stand.nats.url) as traffic:
+    async with world.serving(size.sharing, settings), Traffic.connect(world.harness.nats.url) as traffic:
         placed = await place(world.database, Ask(delay_ms=_DELAY_MS, projects=_PROJECTS), demand.count, "jina")
         operations = await traffic.operations(LIMITS.bucket)
         [outcome] = await traffic.run([(demand, placed)], size.seconds, 0.0)
@@ -94,12 +94,12 @@ LIMITED: Mapping[str, Callable[[World], Awaitable[Figures]]] = MappingProxyType(
 def _settings(world: World) -> dict[str, str]:
     return {
         f"{_PREFIX}LIMITS__SEARCH_REQUESTS_PER_MINUTE": str(world.size.limit),
-        f"{_PREFIX}TOOLS__MAX_TIMEOUT_S": str(_PATIENCE_S),
+        f"{_PREFIX}TOOLS__MAX_TIMEOUT_S": str(_CALL_LIMIT_S),
     }
 
 
 async def _run(world: World, act: Act | None = None, each: Sequence[Mapping[str, str]] = ()) -> Figures:
-    """Return what the double has counted, and the shares of the replicas in the last 60 s.
+    """Return the counters of the double, and the shares of the replicas in the last 60 s.
 
     `could_have_been_served` is the part of the requests refused early that the limit would have allowed: all that it
     allowed and that was not sent.
@@ -108,7 +108,7 @@ async def _run(world: World, act: Act | None = None, each: Sequence[Mapping[str,
     demand = Demand(int(_OVERLOAD * size.limit * size.seconds / MINUTE_S), _OVERLOAD * size.limit / MINUTE_S, _PROJECTS)
     async with (
         world.serving(size.sharing, _settings(world), each) as replicas,
-        Traffic.connect(world.stand.nats.url) as traffic,
+        Traffic.connect(world.harness.nats.url) as traffic,
     ):
         placed = await place(world.database, Ask(delay_ms=_DELAY_MS, projects=_PROJECTS), demand.count, "jina")
         began = time.time()
@@ -119,7 +119,7 @@ async def _run(world: World, act: Act | None = None, each: Sequence[Mapping[str,
             changed_at = time.time()
         await publishing
         shares, refused = await traffic.limits_by_replica()
-        counted = await world.stand.upstream_counters()
+        counted = await world.harness.upstream_counters()
     mean = sum(shares) / max(1, len(shares))
     found = {
         "allowed": round(size.limit * size.seconds / MINUTE_S),

@@ -17,7 +17,7 @@ from benchmarks.calls import Command
 from openapi_tool.local.caller import VERSION
 
 _CONFIRM_EVERY = 500
-_PATIENCE_S = 60.0
+_STALLED_AFTER_S = 60.0
 
 
 class Unanswered(Exception):
@@ -44,12 +44,12 @@ class Load:
     @classmethod
     @asynccontextmanager
     async def connect(cls, url: str) -> AsyncIterator[Load]:
-        """Connect and listen."""
+        """Connect and subscribe to doorbells."""
         client = await nats.connect(url, name="load")
         load = cls(client)
         await client.subscribe(
             f"cg.{VERSION}.*.*.cmd.agent.*.wakeup",
-            cb=load._hear,
+            cb=load._receive,
             pending_msgs_limit=-1,
             pending_bytes_limit=-1,
         )
@@ -59,7 +59,7 @@ class Load:
         finally:
             await client.close()
 
-    async def _hear(self, message: Msg) -> None:
+    async def _receive(self, message: Msg) -> None:
         now = time.perf_counter()
         due = self._due.pop((message.headers or {}).get("CG-Turn-Id", ""), None)
         if due is not None:
@@ -72,12 +72,12 @@ class Load:
 
     async def closed(self, commands: Sequence[Command], in_flight: int) -> Window:
         """Keep a constant number of calls in flight: each doorbell triggers the next command."""
-        waiting, room = deque(commands), asyncio.Semaphore(in_flight)
-        self._answered = room.release
+        waiting, in_flight_limit = deque(commands), asyncio.Semaphore(in_flight)
+        self._answered = in_flight_limit.release
 
         async def send() -> None:
             while waiting:
-                await room.acquire()
+                await in_flight_limit.acquire()
                 await self._send(waiting.popleft())
 
         return await self._window(send, commands)
@@ -113,7 +113,7 @@ class Load:
         self._latencies.clear()
         return await self._until(count, time.perf_counter())
 
-    def forget(self) -> None:
+    def expect_none(self) -> None:
         """Expect no more doorbells."""
         self._due.clear()
 
@@ -128,11 +128,11 @@ class Load:
             self._answered = lambda: None
 
     async def _until(self, count: int, began: float) -> Window:
-        progress, seen = time.perf_counter(), 0
+        progressed_at, seen = time.perf_counter(), 0
         while len(self._latencies) < count:
             await asyncio.sleep(0.005)
             if len(self._latencies) > seen:
-                progress, seen = time.perf_counter(), len(self._latencies)
-            elif time.perf_counter() - progress > _PATIENCE_S:
-                raise Unanswered(f"{count - seen} of {count} calls were not answered within {_PATIENCE_S:g} s")
+                progressed_at, seen = time.perf_counter(), len(self._latencies)
+            elif time.perf_counter() - progressed_at > _STALLED_AFTER_S:
+                raise Unanswered(f"{count - seen} of {count} calls were not answered within {_STALLED_AFTER_S:g} s")
         return Window(self._latencies[:count], time.perf_counter() - began)

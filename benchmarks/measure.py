@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.harness import Stand
+from benchmarks.harness import Harness
 from benchmarks.load import Window
 from openapi_tool.local.executor import ExecutorProcess
 
@@ -22,7 +22,7 @@ _MB = 1_000_000
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and its children, living and dead."""
+    """Return user and system time of a process and its children, also ended ones."""
     process, spent = psutil.Process(pid), 0.0
     for one in (process, *process.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -33,13 +33,13 @@ def cpu_seconds(pid: int) -> float:
 
 
 def exact_cpu_seconds(pid: int) -> float:
-    """The same for one process that ends no threads, without the 10 ms steps where the kernel tells nanoseconds."""
-    told = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
-    return sum(int(fields[0]) for fields in told) / 1e9 or cpu_seconds(pid)
+    """Return the same for one process that ends no threads; in nanoseconds, not 10 ms steps, if Linux reports them."""
+    fields = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(field[0]) for field in fields) / 1e9 or cpu_seconds(pid)
 
 
 def resident_bytes(processes: Sequence[ExecutorProcess]) -> int:
-    """Memory of the largest of them."""
+    """Return the resident memory of the largest process."""
     return max(int(psutil.Process(each.process.pid).memory_info().rss) for each in processes)
 
 
@@ -65,31 +65,31 @@ class Cost:
     samples: list[int] = field(default_factory=list)
 
     def cpu_ms(self, name: str, calls: int) -> float:
-        """Milliseconds of CPU per call (`subject` is what is measured, all its replicas together)."""
+        """Return milliseconds of CPU per call of a process; `subject` is the measured program with all replicas."""
         return (self.after.cpu[name] - self.before.cpu[name]) * 1000 / calls
 
 
-async def read(stand: Stand, kind: str, processes: Sequence[ExecutorProcess]) -> Reading:
+async def read(harness: Harness, kind: str, processes: Sequence[ExecutorProcess]) -> Reading:
     """Read all counters."""
-    cpu = {name: cpu_seconds(pid) for name, pid in stand.servers().items()}
+    cpu = {name: cpu_seconds(pid) for name, pid in harness.servers().items()}
     cpu["load"] = time.process_time()
     cpu["subject"] = sum(exact_cpu_seconds(each.process.pid) for each in processes)
-    sent, received = await stand.messages(kind)
-    upstream = await stand.upstream_counters()
+    sent, received = await harness.messages(kind)
+    upstream = await harness.upstream_counters()
     return Reading(cpu, sent, received, upstream["connections"], upstream["requests"], time.perf_counter())
 
 
 @asynccontextmanager
-async def measured(stand: Stand, kind: str, processes: Sequence[ExecutorProcess]) -> AsyncIterator[Cost]:
+async def measured(harness: Harness, kind: str, processes: Sequence[ExecutorProcess]) -> AsyncIterator[Cost]:
     """Measure the cost of the block; the yielded value is complete after it."""
-    before = await read(stand, kind, processes)
+    before = await read(harness, kind, processes)
     cost = Cost(before, before)
     watching = asyncio.create_task(_watch(processes, cost))
     try:
         yield cost
     finally:
         watching.cancel()
-    cost.after = await read(stand, kind, processes)
+    cost.after = await read(harness, kind, processes)
     cost.resident = max([*cost.samples, resident_bytes(processes)])
 
 

@@ -1,7 +1,7 @@
 """Cost of exporting spans: with a collector that answers, hangs or swallows connections, and unsampled.
 
-`python -m benchmarks.otlp` runs one executor of each kind, on a target of its own. Throughput and p99 are those of one
-after the other, CPU is that of executors that run at the same time (`benchmarks.windows`); each is compared with `off`
+`python -m benchmarks.otlp` runs one executor of each kind, on a target of its own. Throughput and p99 are measured one
+after the other, CPU of executors that run at the same time (`benchmarks.windows`); each is compared with `off`
 of the same round. The last line is one JSON object, in which `holds` says which limits hold.
 """
 
@@ -21,7 +21,7 @@ import uvloop
 
 from benchmarks.calls import furnish
 from benchmarks.collector import answering, black_hole, hanging
-from benchmarks.harness import Stand, start_all, stop_all
+from benchmarks.harness import Harness, start_all, stop_all
 from benchmarks.load import Load
 from benchmarks.rounds import settings_of
 from benchmarks.scenarios import CPU, Scenario
@@ -70,17 +70,17 @@ async def measure(rounds: int, calls: int, warm: int = WARM_CALLS) -> Measured:
             BLACK_HOLE: stack.enter_context(black_hole()),
         }
         ports[UNSAMPLED] = ports[SAMPLED]
-        stand = await stack.enter_async_context(Stand())
-        load = await stack.enter_async_context(Load.connect(stand.nats.url))
+        harness = await stack.enter_async_context(Harness())
+        load = await stack.enter_async_context(Load.connect(harness.nats.url))
         scenario = Scenario("otlp", CPU.shape, calls, CPU.ask, warm=warm)
-        return await _with(stand, load, ports, rounds, scenario)
+        return await _with(harness, load, ports, rounds, scenario)
 
 
-async def _with(stand: Stand, load: Load, ports: Mapping[str, int], rounds: int, scenario: Scenario) -> Measured:
-    database = await stand.database()
-    await stand.clean(database)
+async def _with(harness: Harness, load: Load, ports: Mapping[str, int], rounds: int, scenario: Scenario) -> Measured:
+    database = await harness.database()
+    await harness.clean(database)
     await furnish(database, scenario.ask.projects)
-    found = Measured({kind: stand.process("executor", _settings(kind, scenario, ports)) for kind in KINDS})
+    found = Measured({kind: harness.process("executor", _settings(kind, scenario, ports)) for kind in KINDS})
     processes = list(found.processes.values())
     await start_all(processes)
     try:

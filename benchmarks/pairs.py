@@ -3,7 +3,7 @@
 `python -m benchmarks.pairs --other FOLDER` compares with the package in another checkout, which runs on the same Python
 and the same dependencies, `--other-python FILE` with another interpreter; `--setting NAME=VALUE` is a variable of this
 executor, `--other-setting` one of the other.
-Both run at the same time, and every second call is the other's, so that what else the machine does slows both alike.
+Both run at the same time, and each gets every second call, so that other work of the machine slows both alike.
 The last line is one JSON object: medians over the rounds of both executors' CPU per call in milliseconds and memory in
 MB, and the ratio this / other with an interval that holds its median with 95 %.
 """
@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 import uvloop
 
 from benchmarks.calls import furnish
-from benchmarks.harness import Stand, start_all, stop_all
+from benchmarks.harness import Harness, start_all, stop_all
 from benchmarks.load import Load
 from benchmarks.rounds import settings_of
 from benchmarks.scenarios import CPU, Scenario
@@ -40,11 +40,11 @@ async def measure(
 ) -> list[dict[str, Figures]]:
     """Return the figures of each round by kind. Raises Unanswered, ServerFailed."""
     scenario = Scenario("pairs", CPU.shape, calls, CPU.ask, warm=WARM_CALLS)
-    async with Stand() as stand, Load.connect(stand.nats.url) as load:
-        database = await stand.database()
-        await stand.clean(database)
+    async with Harness() as harness, Load.connect(harness.nats.url) as load:
+        database = await harness.database()
+        await harness.clean(database)
         await furnish(database, scenario.ask.projects)
-        processes = {kind: stand.process("executor", environments[kind]) for kind in KINDS}
+        processes = {kind: harness.process("executor", environments[kind]) for kind in KINDS}
         if other_python:
             processes[OTHER].process._command[0] = other_python  # noqa: SLF001 - only this benchmark mixes them
         await start_all(list(processes.values()))
@@ -63,7 +63,7 @@ def environments_of(arguments: argparse.Namespace) -> dict[str, dict[str, str]]:
     this = {**common, **pairs_of(arguments.setting)}
     other = {name: value for name, value in common.items() if name not in arguments.unknown}
     other |= pairs_of(arguments.other_setting)
-    if arguments.other:  # a safe path leaves out the working directory, which would come before it
+    if arguments.other:  # PYTHONSAFEPATH: otherwise the working directory would come first
         other |= {"PYTHONPATH": arguments.other, "PYTHONSAFEPATH": "1"}
     return {
         kind: {**settings, "OPENAPI_TOOL__PROTOCOL__TARGET": kind} for kind, settings in ((THIS, this), (OTHER, other))
@@ -79,13 +79,13 @@ def main() -> None:
     """Measure, and end with the JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--other", default="", metavar="FOLDER", help="the other checkout; without it this one")
-    parser.add_argument("--other-python", default="", metavar="FILE", help="the other's interpreter, of a venv")
+    parser.add_argument("--other-python", default="", metavar="FILE", help="the other's interpreter (of a venv)")
     parser.add_argument("--setting", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--other-setting", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--unknown", action="append", default=[], metavar="NAME", help="a setting that the other lacks")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of both executors")
     parser.add_argument("--calls", type=int, default=CALLS, help="calls of each in a round")
-    parser.add_argument("--in-turn", action="store_true", help="windows in turn: throughput and p99 in place of CPU")
+    parser.add_argument("--in-turn", action="store_true", help="run windows in turn: throughput and p99 instead of CPU")
     arguments = parser.parse_args()
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -17,7 +17,7 @@ from openapi_tool.options import KeyPool, LimitOptions
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.secrets import Secrets
 
-_ROUNDS, _AT_ONCE, _BETWEEN_S = 60, 100, 0.02
+_ROUNDS, _PERMITS_PER_ROUND, _PAUSE_S = 60, 100, 0.02
 _MANY = 10_000_000
 _KINDS: dict[str, LimitOptions] = {
     "no limit": LimitOptions(),
@@ -42,17 +42,17 @@ class _Store:
 async def _cost_us(permits: Permits, secrets: Secrets) -> float:
     need = Need("A", "search", ("project", "agent"), Deadline.after(600), secrets("A"))
 
-    async def some() -> float:
+    async def one_round() -> float:
         began = time.process_time()
-        for _ in range(_AT_ONCE):
+        for _ in range(_PERMITS_PER_ROUND):
             (await permits.acquire(need)).done(1)
         return time.process_time() - began
 
     spent_s = []
     for _ in range(2 * _ROUNDS):
-        spent_s.append(await some())
-        await asyncio.sleep(_BETWEEN_S)
-    return round(sum(spent_s[_ROUNDS:]) / _ROUNDS / _AT_ONCE * 1e6, 1)  # the first half is warm-up
+        spent_s.append(await one_round())
+        await asyncio.sleep(_PAUSE_S)
+    return round(sum(spent_s[_ROUNDS:]) / _ROUNDS / _PERMITS_PER_ROUND * 1e6, 1)  # the first half is warm-up
 
 
 async def _costs() -> dict[str, float]:

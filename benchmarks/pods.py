@@ -22,7 +22,7 @@ import nats
 import uvloop
 from nats.aio.client import Client
 
-from benchmarks.harness import CONNECTIONS, Stand
+from benchmarks.harness import CONNECTIONS, Harness
 from benchmarks.measure import cpu_seconds
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.consumer import CommandConsumer, ConsumerOptions
@@ -83,12 +83,12 @@ class _Pods:
         await asyncio.gather(*(consumer.stop(5.0) for consumer in self._consumers))
 
 
-async def _counted(stand: Stand, work: Coroutine[Any, Any, None]) -> dict[str, float]:
-    """Messages of all pods, the server's CPU milliseconds and seconds that passed while `work` was done."""
-    pid, began = stand.servers()["nats"], time.perf_counter()
-    cpu, (sent, received) = cpu_seconds(pid), await stand.messages("executor")
+async def _counted(harness: Harness, work: Coroutine[Any, Any, None]) -> dict[str, float]:
+    """Return messages of all pods, the server's CPU milliseconds, and seconds, while `work` runs."""
+    pid, began = harness.servers()["nats"], time.perf_counter()
+    cpu, (sent, received) = cpu_seconds(pid), await harness.messages("executor")
     await work
-    after = await stand.messages("executor")
+    after = await harness.messages("executor")
     return {
         "sent": after[0] - sent,
         "received": after[1] - received,
@@ -108,15 +108,15 @@ async def _send(client: Client, calls: int, per_second: float, pods: _Pods) -> N
 
 async def simulate(count: int, calls: int, per_second: float, call_s: float, idle_s: float) -> dict[str, Any]:
     """Measure idle pods, then working pods: the server's cost, and the distribution of calls."""
-    async with Stand() as stand, AsyncExitStack() as stack:
-        await stand.clean(database := await stand.database())
+    async with Harness() as harness, AsyncExitStack() as stack:
+        await harness.clean(database := await harness.database())
         stack.push_async_callback(database.close)
-        clients = [await _connect(stack, stand) for _ in range(-(-count // _PODS_PER_CONNECTION))]
+        clients = [await _connect(stack, harness) for _ in range(-(-count // _PODS_PER_CONNECTION))]
         pods = _Pods(call_s, calls)
         await pods.start(count, clients)
         await asyncio.sleep(_SETTLE_S)
-        idle = await _counted(stand, asyncio.sleep(idle_s))
-        sender = await nats.connect(stand.nats.url, name="load")
+        idle = await _counted(harness, asyncio.sleep(idle_s))
+        sender = await nats.connect(harness.nats.url, name="load")
         stack.push_async_callback(sender.close)
 
         async def work() -> None:
@@ -124,7 +124,7 @@ async def simulate(count: int, calls: int, per_second: float, call_s: float, idl
                 await _send(sender, calls, per_second, pods)
             await asyncio.sleep(call_s)
 
-        busy = await _counted(stand, work())
+        busy = await _counted(harness, work())
         await pods.stop()
     cuts = statistics.quantiles(pods.waited, n=100)
     return {
@@ -140,9 +140,9 @@ async def simulate(count: int, calls: int, per_second: float, call_s: float, idl
     }
 
 
-async def _connect(stack: AsyncExitStack, stand: Stand) -> BusClient:
+async def _connect(stack: AsyncExitStack, harness: Harness) -> BusClient:
     client = BusClient()
-    await client.connect(stand.nats.url, name=CONNECTIONS["executor"])
+    await client.connect(harness.nats.url, name=CONNECTIONS["executor"])
     stack.push_async_callback(client.close)
     return client
 
@@ -153,8 +153,8 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=1_000)
     parser.add_argument("--calls", type=int, default=10_000)
     parser.add_argument("--per-second", type=float, default=500.0)
-    parser.add_argument("--call-s", type=float, default=5.0, help="how long a call takes, in seconds")
-    parser.add_argument("--idle-s", type=float, default=30.0, help="how long they idle first; a pull lasts 30 s")
+    parser.add_argument("--call-s", type=float, default=5.0, help="seconds that a call takes")
+    parser.add_argument("--idle-s", type=float, default=30.0, help="seconds of idling first; a pull request lasts 30 s")
     arguments = parser.parse_args()
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

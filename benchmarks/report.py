@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.rounds import Found
+from benchmarks.rounds import ScenarioResult
 
 COLUMNS = {
     "calls_per_s": ("calls/s", 0),
@@ -39,7 +39,7 @@ _BAR, _LABELS, _WIDTH = 14, 210, 760
 _COLOURS = {"floor": "#8fb3d9", "executor": "#d9822b"}
 
 
-def show(found: Sequence[Found], more: Mapping[str, Any]) -> None:
+def show(found: Sequence[ScenarioResult], more: Mapping[str, Any]) -> None:
     """Print the table: floor, executor and their ratio for each scenario, medians over all rounds."""
     table = Table(title="medians over rounds; per call")
     table.add_column("scenario", no_wrap=True)
@@ -58,16 +58,16 @@ def show(found: Sequence[Found], more: Mapping[str, Any]) -> None:
 
 
 def _cells(figures: Mapping[str, float], names: Iterable[str], places: int | None = None) -> list[str]:
-    """A cell for each column, empty for a figure that is not wanted or not there."""
+    """Return a cell for each column, empty for a figure that is not requested or missing."""
     shown = figures.keys() & set(names)
     return [
-        f"{figures[name]:.{usual if places is None else places}f}" if name in shown else ""
-        for name, (_, usual) in COLUMNS.items()
+        f"{figures[name]:.{default_places if places is None else places}f}" if name in shown else ""
+        for name, (_, default_places) in COLUMNS.items()
     ]
 
 
-def plot(found: Sequence[Found], folder: Path) -> None:
-    """One SVG file of bars a figure."""
+def plot(found: Sequence[ScenarioResult], folder: Path) -> None:
+    """Write one SVG file with bars for each figure."""
     folder.mkdir(exist_ok=True)
     for name, title in _PLOTS.items():
         bars = [

@@ -11,7 +11,7 @@ import asyncpg
 
 from benchmarks import floor
 from benchmarks.calls import Ask, Command, furnish, place
-from benchmarks.harness import TARGETS, Stand, start_all, stop_all
+from benchmarks.harness import TARGETS, Harness, start_all, stop_all
 from benchmarks.load import Load, Window
 from benchmarks.measure import figures, measured, resident_bytes
 from benchmarks.scenarios import Scenario
@@ -24,12 +24,12 @@ _LONGEST = "added_max_ms"
 
 
 class Failed(Exception):
-    """Some calls failed, so the figures would mean nothing."""
+    """Some calls failed, so the figures would be meaningless."""
 
 
 @dataclass(slots=True)
-class Found:
-    """The figures of each round, by `floor` and `executor`; the latter's memory before any call, in MB."""
+class ScenarioResult:
+    """Figures of each round by `floor` and `executor`; `idle_rss_mb` is the executor's memory before any call."""
 
     scenario: Scenario
     rounds: dict[str, list[Figures]] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Found:
 
 
 def settings_of(kind: str, scenario: Scenario) -> dict[str, str]:
-    """Return the environment of a process: defaults, except concurrency, least response time and time limits."""
+    """Return the environment of a process: defaults, except concurrency, minimum result delay and time limits."""
     if kind == "floor":
         return {floor.CONCURRENCY_VARIABLE: str(scenario.concurrency)}
     return {
@@ -63,16 +63,16 @@ def settings_of(kind: str, scenario: Scenario) -> dict[str, str]:
 
 
 class Rounds:
-    """Measures scenarios on one stand."""
+    """Measures scenarios on one harness."""
 
-    def __init__(self, stand: Stand, load: Load, database: asyncpg.Connection) -> None:
-        self._stand = stand
+    def __init__(self, harness: Harness, load: Load, database: asyncpg.Connection) -> None:
+        self._harness = harness
         self._load = load
         self.database = database
 
-    async def scenario(self, scenario: Scenario, runs: int) -> Found:
-        """All rounds of a scenario. Raises Unanswered, Failed, ServerFailed."""
-        found, runs = Found(scenario), min(runs, scenario.runs)
+    async def scenario(self, scenario: Scenario, runs: int) -> ScenarioResult:
+        """Run all rounds of a scenario. Raises Unanswered, Failed, ServerFailed."""
+        found, runs = ScenarioResult(scenario), min(runs, scenario.runs)
         kinds = tuple(TARGETS)
         if scenario.shape == "backlog":
             for kind in kinds * runs:
@@ -96,15 +96,15 @@ class Rounds:
 
     async def prepare(self, projects: int) -> None:
         """Empty tables and stream, and register projects, agents and tools."""
-        await self._stand.clean(self.database)
+        await self._harness.clean(self.database)
         await furnish(self.database, projects)
 
     def _processes(self, kind: str, scenario: Scenario) -> list[ExecutorProcess]:
         replicas = scenario.replicas
-        return [self._stand.process(kind, settings_of(kind, scenario)) for _ in range(replicas)]
+        return [self._harness.process(kind, settings_of(kind, scenario)) for _ in range(replicas)]
 
     async def warm(self, kind: str, scenario: Scenario) -> None:
-        """Let a process handle the calls of a scenario that are not measured."""
+        """Run the calls of a scenario that are not measured."""
         ask = scenario.ask
         commands = await place(self.database, ask, scenario.warm, TARGETS[kind])
         await self._load.closed(commands, scenario.in_flight)
@@ -112,14 +112,14 @@ class Rounds:
     async def _round(self, kind: str, scenario: Scenario, processes: list[ExecutorProcess]) -> Figures:
         commands = await place(self.database, scenario.ask, scenario.calls, TARGETS[kind])
         await asyncio.sleep(_QUIET_S)
-        async with measured(self._stand, kind, processes) as cost:
+        async with measured(self._harness, kind, processes) as cost:
             window = await self._run(scenario, commands)
         return figures(window, cost, scenario.calls, scenario.ask.delay_ms)
 
     async def _run(self, scenario: Scenario, commands: list[Command]) -> Window:
         if scenario.shape == "open":
             window = await self._load.open(commands, scenario.per_second)
-            window.seconds -= scenario.ask.delay_ms / 1000  # the last command's upstream time says nothing of the rate
+            window.seconds -= scenario.ask.delay_ms / 1000  # the upstream time of the last command does not count
             return window
         if scenario.shape == "burst":
             return await self._load.burst(commands)
@@ -134,11 +134,11 @@ class Rounds:
         await asyncio.to_thread(process.start)
         try:
             await self._load.answers(scenario.warm)
-            async with measured(self._stand, kind, processes) as cost:
+            async with measured(self._harness, kind, processes) as cost:
                 window = await self._load.answers(scenario.calls)
         finally:
             await asyncio.to_thread(process.process.kill)
-            self._load.forget()
+            self._load.expect_none()
         await self._check()
         return figures(window, cost, scenario.calls, scenario.ask.delay_ms)
 
@@ -154,24 +154,24 @@ class Rounds:
         """Return SQL statements per call from PostgreSQL's log, including those of health checks."""
         await self.prepare(1)
         scenario = Scenario("statements", "closed", COUNTED_CALLS, ask)
-        process = self._stand.process("executor", settings_of("executor", scenario), {"log_statement": "all"})
+        process = self._harness.process("executor", settings_of("executor", scenario), {"log_statement": "all"})
         await asyncio.to_thread(process.start)
         try:
             await self.warm("executor", scenario)
-            before = self._stand.statements_logged()
+            before = self._harness.statements_logged()
             await self._round("executor", scenario, [process])
-            return (self._stand.statements_logged() - before) / COUNTED_CALLS
+            return (self._harness.statements_logged() - before) / COUNTED_CALLS
         finally:
             await asyncio.to_thread(process.stop)
 
     async def idle(self, seconds: float) -> Figures:
         """Return the cost of an idle executor per second: CPU milliseconds, its own and the servers', and messages."""
         await self.prepare(1)
-        process = self._stand.process("executor", {})
+        process = self._harness.process("executor", {})
         await asyncio.to_thread(process.start)
         try:
             await asyncio.sleep(1)
-            async with measured(self._stand, "executor", [process]) as cost:
+            async with measured(self._harness, "executor", [process]) as cost:
                 await asyncio.sleep(seconds)
         finally:
             await asyncio.to_thread(process.stop)
@@ -181,7 +181,7 @@ class Rounds:
     async def echo(self, calls: int) -> Figures:
         """Return the calls per second that load generator and NATS server reach if a call does no work."""
         await self.prepare(1)
-        process = self._stand.process("floor", {floor.ECHO_VARIABLE: "1"})
+        process = self._harness.process("floor", {floor.ECHO_VARIABLE: "1"})
         await asyncio.to_thread(process.start)
         try:
             return await self._round("floor", Scenario("echo", "closed", calls, Ask(delay_ms=0)), [process])
@@ -189,8 +189,8 @@ class Rounds:
             await asyncio.to_thread(process.stop)
 
 
-def as_json(found: Found) -> Mapping[str, object]:
-    """Medians, ratios and how many rounds there were."""
+def as_json(found: ScenarioResult) -> Mapping[str, object]:
+    """Return medians, ratios and the number of rounds."""
     return {
         "rounds": len(found.rounds["executor"]),
         "idle_rss_mb": round(found.idle_rss_mb, 1),

@@ -19,11 +19,11 @@ from typing import Any
 import uvloop
 
 from benchmarks.calls import Ask
-from benchmarks.double import question
-from benchmarks.harness import Stand
+from benchmarks.double import unique_query
+from benchmarks.harness import Harness
 from benchmarks.load import Load
 from benchmarks.report import plot, show
-from benchmarks.rounds import Found, Rounds, as_json
+from benchmarks.rounds import Rounds, ScenarioResult, as_json
 from benchmarks.scenarios import DEFAULT_RUNS, PROFILES, Profile, Scenario
 from benchmarks.without import PARTS
 
@@ -42,38 +42,38 @@ async def bench(
     extras: bool,
     without: str | None = None,
     settings: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[list[Found], dict[str, Any]]:
-    """Measure scenarios one after the other; with `extras` also the generator's own limits and SQL statements.
+) -> tuple[list[ScenarioResult], dict[str, Any]]:
+    """Measure scenarios one after the other; with `extras` also the limits of the benchmark, and SQL statements.
 
     `settings` are variables of the executors, which the floor does not read.
     """
-    async with Stand(without, settings) as stand, Load.connect(stand.nats.url) as load:
-        database = await stand.database()
-        rounds = Rounds(stand, load, database)
+    async with Harness(without, settings) as harness, Load.connect(harness.nats.url) as load:
+        database = await harness.database()
+        rounds = Rounds(harness, load, database)
         found, more = [], {}
         try:
             if extras:
-                more = await _extras(stand, rounds)
+                more = await _extras(harness, rounds)
             for number, scenario in enumerate(scenarios, start=1):
-                _say(f"{number}/{len(scenarios)} {scenario.name}")
+                _print_status(f"{number}/{len(scenarios)} {scenario.name}")
                 found.append(await rounds.scenario(scenario, runs))
         finally:
             await database.close()
     return found, more
 
 
-async def _extras(stand: Stand, rounds: Rounds) -> dict[str, Any]:
-    _say("limits of load generator and double, cost of idling, SQL statements per call")
+async def _extras(harness: Harness, rounds: Rounds) -> dict[str, Any]:
+    _print_status("limits of load generator and double, cost of idling, SQL statements per call")
     echo = await rounds.echo(_ECHO_CALLS)
     return {
         "load_limit_calls_per_s": round(echo["calls_per_s"]),
-        "double_limit_requests_per_s": round(await double_limit(stand)),
+        "double_limit_requests_per_s": round(await double_limit(harness)),
         "idle_per_s": {name: round(value, 2) for name, value in (await rounds.idle(_IDLE_S)).items()},
         "sql_statements": {tool: round(await rounds.statements(Ask(tool)), 2) for tool in ("search", "reader")},
     }
 
 
-def _say(text: str) -> None:
+def _print_status(text: str) -> None:
     sys.stderr.write(text + "\n")
 
 
@@ -92,13 +92,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--profile", choices=tuple(PROFILES), default="standard", help="which scenarios")
     parser.add_argument("--runs", type=int, help="rounds of floor and executor; medians are shown")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only these scenarios, of any profile")
-    parser.add_argument("--without", choices=tuple(PARTS), help="take a part of the executor away")
+    parser.add_argument("--without", choices=tuple(PARTS), help="disable a part of the executor")
     parser.add_argument(
         "--setting",
         action="append",
         default=[],
         metavar="VARIABLE=VALUE",
-        help="of the executors, such as OPENAPI_TOOL__POSTGRES__POOL_SIZE=4",
+        help="variable of the executors, such as OPENAPI_TOOL__POSTGRES__POOL_SIZE=4",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the JSON object to a file, too")
     return parser.parse_args()
@@ -137,20 +137,20 @@ def main() -> None:
 class _Client(asyncio.Protocol):
     """Sends the next request as soon as a response is complete."""
 
-    def __init__(self, asked: list[int], done: asyncio.Event) -> None:
-        self._asked = asked
+    def __init__(self, sent: list[int], done: asyncio.Event) -> None:
+        self._sent = sent
         self._done = done
         self._request = b""
         self._left = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: asyncio.Transport = transport  # type: ignore[assignment]
-        self._ask()
+        self._send()
 
-    def _ask(self) -> None:
-        self._asked[0] += 1
-        wanted = question(0, _SIZE, self._asked[0])
-        self._transport.write(f"GET /?q={wanted} HTTP/1.1\r\nHost: {_HOST}\r\n\r\n".encode())
+    def _send(self) -> None:
+        self._sent[0] += 1
+        query = unique_query(0, _SIZE, self._sent[0])
+        self._transport.write(f"GET /?q={query} HTTP/1.1\r\nHost: {_HOST}\r\n\r\n".encode())
 
     def data_received(self, data: bytes) -> None:
         if not self._left:
@@ -159,21 +159,21 @@ class _Client(asyncio.Protocol):
         self._left -= len(data)
         if self._left:
             return
-        if self._asked[0] < _REQUESTS:
-            self._ask()
+        if self._sent[0] < _REQUESTS:
+            self._send()
         else:
             self._transport.close()
             self._done.set()
 
 
-async def double_limit(stand: Stand) -> float:
+async def double_limit(harness: Harness) -> float:
     """Return the limit of the double in requests per second, over several connections of a minimal client."""
-    tls = ssl.create_default_context(cafile=stand.stack.certificates.ca)
-    loop, asked, done = asyncio.get_running_loop(), [0], asyncio.Event()
+    tls = ssl.create_default_context(cafile=harness.stack.certificates.ca)
+    loop, sent, done = asyncio.get_running_loop(), [0], asyncio.Event()
     began = time.perf_counter()
     clients = [
         loop.create_connection(
-            lambda: _Client(asked, done), "127.0.0.1", stand.upstream_port, ssl=tls, server_hostname=_HOST
+            lambda: _Client(sent, done), "127.0.0.1", harness.upstream_port, ssl=tls, server_hostname=_HOST
         )
         for _ in range(_CONNECTIONS)
     ]

@@ -18,10 +18,10 @@ IN_FLIGHT = 96
 class Scenario:
     """One kind of load, measured alternately on floor and executor.
 
-    `closed` keeps `in_flight` calls under way, `open` sends `per_second`, `burst` sends all at once,
+    `closed` keeps `in_flight` calls running, `open` sends `per_second`, `burst` sends all at once,
     `backlog` sends `waiting` before anything runs and measures the first `calls` of them. The first
-    `warm` calls of a process are not measured. `runs` bounds how often it is repeated. `min_answer_s` is the setting;
-    0 shows what a call takes.
+    `warm` calls of a process are not measured. `runs` is the maximum of rounds. `min_answer_s` is the setting;
+    with 0 results are not delayed.
     """
 
     name: str

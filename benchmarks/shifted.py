@@ -1,4 +1,4 @@
-"""An executor whose wall clock is wrong by `BENCH_CLOCK_SHIFT_S` seconds; `BENCH_MODULE` is what it runs."""
+"""Run the module `BENCH_MODULE`, an executor, with its wall clock shifted by `BENCH_CLOCK_SHIFT_S` seconds."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ from openapi_tool.bus.scheduler import FairScheduler
 
 _CALL_S = 1.0
 _EXPIRED_S = 0.01
-"""Duration of a call that is answered without an upstream request, because its worker no longer waits."""
+"""Duration of a call without an upstream request, because its worker no longer waits."""
 
-_PATIENCE_S = 27.0
+_WORKER_WAIT_S = 27.0
 _BYTES = 2_000
 _WEIGHTS = (1.0, 2.0, 4.0)
 
@@ -102,7 +102,7 @@ class Replica:
         return max(self._max_held - len(self.scheduler), MIN_LOOK_AHEAD)
 
     def hold(self, command: Command) -> Command | None:
-        """Hold a command; return the one that goes back for it, as `Intake` does."""
+        """Hold a command; return the one that is evicted for it, as `Intake` does."""
         full = len(self.scheduler) >= self._max_held
         if full and self.scheduler.would_evict(command.flow[0]):
             return command
@@ -122,7 +122,7 @@ class Simulation:
         self._random = random.Random(scene.seed)  # noqa: S311 - a simulation
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
-        self._again: deque[Command] = deque()
+        self._redeliveries: deque[Command] = deque()
         self._stream: deque[Command] = deque()
         self._replicas = [Replica(scene, lambda: self.now) for _ in range(scene.replicas)]
         self._idle: deque[Replica] = deque(replica for _ in range(scene.slots) for replica in self._replicas)
@@ -154,7 +154,7 @@ class Simulation:
             self._begin(self._idle.popleft(), command)
 
     def _next_delivery(self) -> Command | None:
-        queue = self._again or self._stream
+        queue = self._redeliveries or self._stream
         self.deliveries += bool(queue)
         return queue.popleft() if queue else None
 
@@ -162,11 +162,11 @@ class Simulation:
         replica.free -= 1
         waited = self.now - command.published_at
         if self.now >= self._scene.warm_s:
-            if waited <= _PATIENCE_S:
+            if waited <= _WORKER_WAIT_S:
                 self.waits[command.project].append(waited)
             else:
                 self.expired[command.project] += 1
-        duration_s = _CALL_S if waited <= _PATIENCE_S else _EXPIRED_S
+        duration_s = _CALL_S if waited <= _WORKER_WAIT_S else _EXPIRED_S
         self._at(duration_s, self._end, replica, command, duration_s)
 
     def _end(self, replica: Replica, command: Command, duration_s: float) -> None:
@@ -191,7 +191,7 @@ class Simulation:
         self._at(0.0 if asked and found == asked else PAUSE_S * self._random.uniform(*JITTER), self._look, replica)
 
     def _redeliver(self, command: Command) -> None:
-        self._again.append(command)
+        self._redeliveries.append(command)
         self._serve_idle()
 
 

@@ -26,7 +26,7 @@ import uvloop
 
 from benchmarks import shifted
 from benchmarks.calls import Ask, furnish, place, project_id
-from benchmarks.harness import Stand, start_all
+from benchmarks.harness import Harness, start_all
 from benchmarks.limited import LIMITED
 from benchmarks.measure import exact_cpu_seconds
 from benchmarks.traffic import Demand, Outcome, Traffic
@@ -67,10 +67,10 @@ class Size:
 
 
 class World:
-    """The stand, on which each measurement begins with empty tables, an empty stream and new replicas."""
+    """Harness on which each measurement begins with empty tables, an empty stream and new replicas."""
 
-    def __init__(self, stand: Stand, database: asyncpg.Connection, size: Size) -> None:
-        self.stand = stand
+    def __init__(self, harness: Harness, database: asyncpg.Connection, size: Size) -> None:
+        self.harness = harness
         self.database = database
         self.size = size
 
@@ -84,10 +84,10 @@ class World:
         self, replicas: int, settings: Mapping[str, str], each: Sequence[Mapping[str, str]] = ()
     ) -> AsyncIterator[list[ExecutorProcess]]:
         """Start replicas on an empty world, with settings of all and of `each`; kill those in the list at the end."""
-        await self.stand.clean(self.database)
+        await self.harness.clean(self.database)
         await furnish(self.database, self.size.projects)
         own = [{**self.common, **settings, **one} for one in each or [{}] * replicas]
-        started = [self.stand.process("executor", one) for one in own]
+        started = [self.harness.process("executor", one) for one in own]
         try:
             await start_all(started)
             yield started
@@ -98,7 +98,7 @@ class World:
 
     async def measure(self, *demands: Demand, settings: Mapping[str, str] = _NO_SETTINGS) -> list[Outcome]:
         """Return the outcome of each demand on new replicas."""
-        async with self.serving(self.size.replicas, settings), Traffic.connect(self.stand.nats.url) as traffic:
+        async with self.serving(self.size.replicas, settings), Traffic.connect(self.harness.nats.url) as traffic:
             asks = [Ask(delay_ms=_DELAY_MS, projects=demand.projects, first=demand.first) for demand in demands]
             placed = [
                 (demand, await place(self.database, ask, demand.count, "jina"))
@@ -122,12 +122,12 @@ async def backlog(world: World) -> Figures:
     [alone] = await world.measure(quiet)
     [undisturbed] = await world.measure(queued)
     behind, disturbed = reversed(await world.measure(queued, quiet))
-    kept = disturbed.answered.total() / undisturbed.answered.total()
-    return _quiet(alone, behind) | {"queued": queued.count, "throughput_kept": round(kept, 3)}
+    throughput_kept = disturbed.answered.total() / undisturbed.answered.total()
+    return _quiet(alone, behind) | {"queued": queued.count, "throughput_kept": round(throughput_kept, 3)}
 
 
 async def flood(world: World) -> Figures:
-    """The same behind three times the commands that the durable delivers without an acknowledgement."""
+    """As `backlog`, behind three times the commands that the durable delivers without an acknowledgement."""
     queued, quiet = Demand(_OVERLOAD * world.size.max_ack_pending), world.one_a_second()
     settings = {f"{_PREFIX}NATS__MAX_ACK_PENDING": str(world.size.max_ack_pending)}
     [alone] = await world.measure(quiet, settings=settings)
@@ -151,7 +151,7 @@ async def equal(world: World) -> Figures:
 
 
 async def weighted(world: World) -> Figures:
-    """Three projects of weights 1, 2 and 4 do."""
+    """Three projects of weights 1, 2 and 4 demand three times the calls that can be run."""
     weights = {project_id(number): weight for number, weight in enumerate(_WEIGHTS)}
     return await _shares(world, _WEIGHTS, {f"{_PREFIX}FAIRNESS__WEIGHTS": json.dumps(weights)})
 
@@ -171,13 +171,13 @@ async def _shares(world: World, weights: Sequence[float], settings: Mapping[str,
 
 
 async def held(world: World) -> Figures:
-    """A replica whose only slot is busy holds as many commands as it may; after SIGTERM another one answers them.
+    """A replica whose only slot is busy holds as many commands as it may; after SIGTERM another one runs them.
 
     `heartbeats_share` is the CPU that holding them takes, as a share of one core; `lease_writes` are the changes of the
     lease bucket until all are answered.
     """
     one = {f"{_PREFIX}EXECUTOR__CONCURRENCY": "1", f"{_PREFIX}EXECUTOR__DRAIN_TIMEOUT_S": "1"}
-    async with world.serving(1, one) as [first], Traffic.connect(world.stand.nats.url) as traffic:
+    async with world.serving(1, one) as [first], Traffic.connect(world.harness.nats.url) as traffic:
         blocker = await place(world.database, Ask(delay_ms=_BLOCKED_MS), 1, "jina")
         waiting = await place(world.database, Ask(delay_ms=_DELAY_MS), _MAX_HELD, "jina")
         await traffic.queue(blocker)
@@ -187,7 +187,7 @@ async def held(world: World) -> Figures:
         await asyncio.sleep(_WARM_S)
         holding = await _cpu_share(first, world.size.seconds / 2)
         await asyncio.to_thread(first.stop)
-        second = world.stand.process("executor", {f"{_PREFIX}TOOLS__MAX_TIMEOUT_S": "600"})
+        second = world.harness.process("executor", {f"{_PREFIX}TOOLS__MAX_TIMEOUT_S": "600"})
         await asyncio.to_thread(second.start)
         try:
             await traffic.answers(waiting)
@@ -231,20 +231,20 @@ async def run(names: Sequence[str], size: Size) -> Figures:
     found: Figures = {}
     unlimited = [name for name in names if name not in LIMITED]
     if unlimited:
-        await _run(Stand(), unlimited, size, found)
+        await _run(Harness(), unlimited, size, found)
     for name in [name for name in LIMITED if name in names]:  # the double remembers the last minute
-        limited = Stand(modules={"executor": (shifted.__name__, shifted.MODULE_VARIABLE)}, per_minute=size.limit)
+        limited = Harness(modules={"executor": (shifted.__name__, shifted.MODULE_VARIABLE)}, per_minute=size.limit)
         await _run(limited, [name], size, found)
     return found
 
 
-async def _run(stand: Stand, names: Sequence[str], size: Size, found: Figures) -> None:
-    async with stand:
-        database = await stand.database()
+async def _run(harness: Harness, names: Sequence[str], size: Size, found: Figures) -> None:
+    async with harness:
+        database = await harness.database()
         try:
             for name in names:
                 sys.stderr.write(f"{name}: {(SCENARIOS[name].__doc__ or '').splitlines()[0]}\n")
-                found[name] = await SCENARIOS[name](World(stand, database, size))
+                found[name] = await SCENARIOS[name](World(harness, database, size))
                 sys.stderr.write(f"{json.dumps(found[name])}\n")
         finally:
             await database.close()

@@ -1,4 +1,4 @@
-"""Commands of several projects at once: publish them as demanded, and note when each is answered."""
+"""Commands of several projects at once: publish them as demanded, and record when each gets its doorbell."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from openapi_tool.local.caller import VERSION
 
 _CONFIRM_EVERY = 500
 _STATS_S = 1.0
-_PATIENCE_S = 30.0
+_ANSWER_TIMEOUT_S = 30.0
 """Seconds after the last command until those without an answer count as unanswered."""
 
 
@@ -61,17 +61,17 @@ class Traffic:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._due: dict[str, float] = {}
-        self._rung: dict[str, float] = {}
-        self._news = asyncio.Event()
+        self._doorbell_at: dict[str, float] = {}
+        self._received = asyncio.Event()
 
     @classmethod
     @asynccontextmanager
     async def connect(cls, url: str) -> AsyncIterator[Traffic]:
-        """Connect and listen."""
+        """Connect and subscribe to doorbells."""
         client = await nats.connect(url, name="load")
         traffic = cls(client)
         subject = f"cg.{VERSION}.*.*.cmd.agent.*.wakeup"
-        await client.subscribe(subject, cb=traffic._hear, pending_msgs_limit=-1, pending_bytes_limit=-1)
+        await client.subscribe(subject, cb=traffic._receive, pending_msgs_limit=-1, pending_bytes_limit=-1)
         await client.flush()
         try:
             yield traffic
@@ -113,21 +113,21 @@ class Traffic:
             await self._client.publish(command.subject, command.data, headers=command.headers)
 
     async def answers(self, commands: Iterable[Command]) -> None:
-        """Wait for the doorbells of commands, at most `_PATIENCE_S` seconds."""
+        """Wait for the doorbells of commands, at most `_ANSWER_TIMEOUT_S` seconds."""
         wanted = {command.turn_id for command in commands}
         with suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_S):
-                while not wanted <= self._rung.keys():
-                    self._news.clear()
-                    await self._news.wait()
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                while not wanted <= self._doorbell_at.keys():
+                    self._received.clear()
+                    await self._received.wait()
 
-    async def _hear(self, message: Msg) -> None:
+    async def _receive(self, message: Msg) -> None:
         turn_id = (message.headers or {}).get("CG-Turn-Id", "")
-        self._rung.setdefault(turn_id, time.perf_counter())
-        self._news.set()
+        self._doorbell_at.setdefault(turn_id, time.perf_counter())
+        self._received.set()
 
     async def writes(self, stream: str) -> int:
-        """Return the number of messages that a stream has ever got; 0 if there is none."""
+        """Return the number of messages that a stream has ever received; 0 if there is none."""
         try:
             return (await self._client.jetstream().stream_info(stream)).state.last_seq
         except NotFoundError:
@@ -156,8 +156,8 @@ class Traffic:
         """Return the latencies of commands, and the answers by project in a window of the performance counter."""
         outcome = Outcome()
         for command in commands:
-            rung = self._rung.get(command.turn_id, math.inf)
-            outcome.latencies.append(rung - self._due[command.turn_id])
-            if since <= rung < until:
+            doorbell_at = self._doorbell_at.get(command.turn_id, math.inf)
+            outcome.latencies.append(doorbell_at - self._due[command.turn_id])
+            if since <= doorbell_at < until:
                 outcome.answered[command.subject.split(".")[2]] += 1
         return outcome

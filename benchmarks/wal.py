@@ -1,6 +1,6 @@
 """Bytes of PostgreSQL's write-ahead log that the executor causes per call: `python -m benchmarks.wal`.
 
-They decide how many calls one primary takes ([docs/scaling.md](../docs/scaling.md)). The rows that the kernel writes
+They limit the calls that one primary takes ([docs/scaling.md](../docs/scaling.md)). The rows that the kernel writes
 before the call are not among them. The last line is one JSON object.
 """
 
@@ -16,7 +16,7 @@ import asyncpg
 import uvloop
 
 from benchmarks.calls import Ask, place
-from benchmarks.harness import TARGETS, Stand, start_all, stop_all
+from benchmarks.harness import TARGETS, Harness, start_all, stop_all
 from benchmarks.load import Load
 from benchmarks.rounds import Rounds, settings_of
 from benchmarks.scenarios import CPU
@@ -27,23 +27,23 @@ _ASKS = {"search-2k": Ask(), "reader-50k": Ask("reader", size=50_000)}
 
 async def measure(calls: int = CALLS) -> dict[str, float]:
     """Return kilobytes of WAL per call by scenario. Raises Unanswered, ServerFailed."""
-    async with Stand() as stand, Load.connect(stand.nats.url) as load:
-        database = await stand.database()
+    async with Harness() as harness, Load.connect(harness.nats.url) as load:
+        database = await harness.database()
         try:
-            return {name: await _of(stand, load, database, ask, calls) for name, ask in _ASKS.items()}
+            return {name: await _of(harness, load, database, ask, calls) for name, ask in _ASKS.items()}
         finally:
             await database.close()
 
 
-async def _of(stand: Stand, load: Load, database: asyncpg.Connection, ask: Ask, calls: int) -> float:
-    scenario, rounds = replace(CPU, ask=ask, calls=calls), Rounds(stand, load, database)
+async def _of(harness: Harness, load: Load, database: asyncpg.Connection, ask: Ask, calls: int) -> float:
+    scenario, rounds = replace(CPU, ask=ask, calls=calls), Rounds(harness, load, database)
     await rounds.prepare(ask.projects)
-    process = stand.process("executor", settings_of("executor", scenario))
+    process = harness.process("executor", settings_of("executor", scenario))
     await start_all([process])
     try:
         await rounds.warm("executor", scenario)
         commands = await place(database, ask, calls, TARGETS["executor"])
-        await database.execute("checkpoint")  # else it would come in between, and pages would be logged whole again
+        await database.execute("checkpoint")  # one in between would log whole pages again
         before = await database.fetchval("select pg_current_wal_lsn()")
         await load.closed(commands, scenario.in_flight)
         written: int = await database.fetchval("select pg_current_wal_lsn() - $1::pg_lsn", before)

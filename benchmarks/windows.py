@@ -1,7 +1,7 @@
-"""The same load on several executors, in turn or at the same time, and ratios with intervals from it.
+"""The same load on several executors, in turn or at the same time, and the ratios with their intervals.
 
 Windows in turn give throughput and latency. CPU is compared of executors that run at the same time, each with every
-second call (or third …): what else the machine does then slows all of them alike.
+second call (or third …): other work of the machine slows all of them alike.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from benchmarks.measure import exact_cpu_seconds, resident_bytes
 from benchmarks.scenarios import Scenario
 from openapi_tool.local.executor import ExecutorProcess
 
-SURE = 0.95
+CONFIDENCE = 0.95
 QUIET_S = 0.3
 _MB = 1_000_000
 
 CPU_MS, RSS_MB, RATE, P99_MS = "cpu_ms", "rss_mb", "calls_per_s", "p99_ms"
 Figures = dict[str, float]
 Processes = Mapping[str, ExecutorProcess]
-"""Executors by their setting `protocol.target`, which is what a kind of executor is called here."""
+"""Executors by kind, which is also their setting `protocol.target`."""
 
 
 async def warm(processes: Processes, scenario: Scenario, database: asyncpg.Connection, load: Load) -> None:
@@ -108,7 +108,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return an interval that holds the median with at least 95 %, whatever the distribution; all if there are few."""
     ordered, count = sorted(values), len(values)
     beyond = [2 * sum(math.comb(count, each) for each in range(cut + 1)) / 2**count for cut in range(count // 2)]
-    cut = max(0, sum(share <= 1 - SURE for share in beyond) - 1)
+    cut = max(0, sum(share <= 1 - CONFIDENCE for share in beyond) - 1)
     return ordered[cut], ordered[count - 1 - cut]
 
 

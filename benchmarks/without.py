@@ -50,9 +50,9 @@ def _dumps(value: Any, default: Callable[[Any], Any] | None = None, option: int 
 
 def no_gc_settings() -> None:
     """Keep Python's default settings of the garbage collector."""
-    from openapi_tool import process_memory  # noqa: PLC0415 - another part may have to be gone before it is imported
+    from openapi_tool import process_memory  # noqa: PLC0415 - another part may have to be removed before the import
 
-    process_memory.collect_garbage_rarely = lambda: None  # there is no switch, and nobody wants one
+    process_memory.collect_garbage_rarely = lambda: None  # no setting disables it
 
 
 def no_aiohttp() -> None:
@@ -103,7 +103,7 @@ PARTS: Mapping[str, Callable[[], None]] = {
 def main() -> None:
     """Serve like the embedded stack's executor, without the part that the environment names."""
     PARTS[os.environ[PART_VARIABLE]]()
-    from openapi_tool.local.executor import main as serve  # noqa: PLC0415 - what is gone must be gone before
+    from openapi_tool.local.executor import main as serve  # noqa: PLC0415 - the part must be removed before the import
 
     serve()
 

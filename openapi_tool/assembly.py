@@ -75,10 +75,10 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The parts that the kernels of all versions share: everything behind the tools, and the exporter of spans.
+    """Parts that all kernels share: everything behind the tools, and the exporter of spans.
 
-    `limits` and `budgets` are kept in the NATS of the main kernel, whose `clock` they use. `statistics` of the process
-    are answered on one connection to each NATS: `answering` are the servers of those that have one.
+    `limits` and `budgets` are stored in the main kernel's NATS and use its `clock`. One connection to each NATS answers
+    requests for the `statistics` of the process; `answering` has the servers of these connections.
     """
 
     upstream: Upstream
@@ -122,7 +122,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         health.record(NATS, ok=False, reason=str(error))
         return str(error)
 
-    async with asyncio.TaskGroup() as group:  # at once, so that each that is unavailable is named
+    async with asyncio.TaskGroup() as group:  # concurrently, so that each that is unavailable is named
         opening = group.create_task(_open_kernel(stack, bootstrap.pool, database))
         connecting = group.create_task(_connect(stack, bootstrap.bus, nats_unavailable))
     kernel, client = opening.result(), connecting.result()
@@ -134,7 +134,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     if bootstrap.main:
         await stack.enter_async_context(shared.limits.connected(client, replicas))
         await stack.enter_async_context(shared.budgets.connected(client, replicas))
-    guarded, answers = GuardedStore(kernel, database.breaker), ParkedResultStore(client, replicas)
+    guarded, parked = GuardedStore(kernel, database.breaker), ParkedResultStore(client, replicas)
     runner = build_runner(bootstrap, shared.upstream, guarded, session_key)
     pipeline = Pipeline(
         PipelineOptions(settings.actor_id, settings.executor, settings.tools),
@@ -144,7 +144,7 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
         WakeupPublisher(client),
         shared.tracer,
         clock,
-        ParkedResults(answers, session_key),
+        ParkedResults(parked, session_key),
         slots,
     )
     letters = DeadLetters(client, bootstrap.redactor.at("dead_letter"), replicas)
@@ -152,8 +152,8 @@ async def assemble(stack: AsyncExitStack, bootstrap: Bootstrap, shared: Shared) 
     consumer = CommandConsumer(client, options, letters, pipeline.handle, database.fetch_mode, clock, slots)
     shared.statistics.work.append(consumer.work)
     database.wake = consumer.wake
-    kept_key = None if settings.session.key else shared_key
-    storage = Storage(client, consumer.leases, answers, letters, kept_key, replicas, health)
+    stored_key = None if settings.session.key else shared_key
+    storage = Storage(client, consumer.leases, parked, letters, stored_key, replicas, health)
     monitor = DurableMonitor(client, bootstrap.durable, consumer, clock, health)
     if (servers := tuple(bootstrap.bus.servers)) not in shared.answering:
         shared.answering.add(servers)
@@ -234,7 +234,7 @@ async def _session_key(
 
 
 class Reminder:
-    """Logs once a minute why the start waits; the first time is the health record's. `clock` is in seconds."""
+    """Logs once a minute why the start waits; the first time the health record does. `clock` is in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -249,7 +249,7 @@ class Reminder:
 
 
 async def _until_available(attempt: Callable[[], Awaitable[T]], on_unavailable: Callable[[Unavailable], str]) -> T:
-    """Retry until a dependency is available. `on_unavailable` records a failure and returns its line of each minute."""
+    """Retry until a dependency is available. `on_unavailable` records a failure and returns its text for the log."""
     reminder = Reminder()
 
     async def trial() -> T:

@@ -83,7 +83,7 @@ def build_bootstrap(settings: Settings, environment: Mapping[str, str]) -> Boots
     ]
     secrets = tool_secrets(settings, environment)
     problems += secrets.problems
-    upstream_tls = _tried(lambda: _upstream_tls(settings, environment), "egress.ca_file or SSL_CERT_FILE", problems)
+    upstream_tls = _try_tls(lambda: _upstream_tls(settings, environment), "egress.ca_file or SSL_CERT_FILE", problems)
     hooks = _hooks(settings.policy.hooks, problems)
     if problems or upstream_tls is None:
         raise SettingsError(problems)
@@ -120,16 +120,16 @@ class _Connection:
 def _connection(
     kernel: Settings, place: str, environment: Mapping[str, str], problems: list[str]
 ) -> _Connection | None:
-    """Return how to connect to a kernel, None after a mistake.
+    """Return the connection settings of a kernel; after mistakes add them to `problems` and return None.
 
-    Mistakes are added to `problems`; `place` precedes the names of their settings.
+    `place` precedes the names of settings.
     """
-    own: list[str] = []
-    driver_options = _driver_options(kernel, environment, own)
-    own += _login_problems(kernel.nats)
-    tls = _tried(lambda: _bus_tls(kernel.nats), "nats.ca_file, nats.cert_file or nats.key_file", own)
-    problems += [f"{place}{problem}" for problem in own]
-    if own or driver_options is None:
+    found: list[str] = []
+    driver_options = _driver_options(kernel, environment, found)
+    found += _login_problems(kernel.nats)
+    tls = _try_tls(lambda: _bus_tls(kernel.nats), "nats.ca_file, nats.cert_file or nats.key_file", found)
+    problems += [f"{place}{problem}" for problem in found]
+    if found or driver_options is None:
         return None
     return _Connection(_bus_options(kernel, tls), driver_options)
 
@@ -157,10 +157,10 @@ class Upstream:
         self.backend = JinaBackend(client, options, self.errors, self.slicer, sleep, permits, budgets)
 
 
-class _OfDialect:
-    """Backend for the calls of another kernel: the same project id there is another project.
+class _ScopedBackend:
+    """Backend for the calls of another kernel, where the same project id is another project.
 
-    A blank, which no token of a subject may hold, keeps the name apart from every project id.
+    A blank, which no token of a subject can contain, distinguishes the name from every project id.
     """
 
     def __init__(self, backend: JinaBackend, version: str) -> None:
@@ -184,17 +184,17 @@ def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts,
         redact=upstream.errors.value,
     )
     continuation = Continuation(artifacts, Cursors(session_key), settings.tools, upstream.slicer)
-    backend = upstream.backend if version == _UNSCOPED else _OfDialect(upstream.backend, version)
+    backend = upstream.backend if version == _UNSCOPED else _ScopedBackend(upstream.backend, version)
     return ToolRunner(options, backend, continuation)
 
 
 def scoped_key(key: bytes, version: str) -> bytes:
-    """Return the session key of a protocol version, so that no session, cursor or parked result is of two kernels."""
+    """Return the session key of a protocol version, so that two kernels share no session, cursor or parked result."""
     return key if version == _UNSCOPED else hmac.digest(key, version.encode(), hashlib.sha256)
 
 
 def _hooks(names: Sequence[str], problems: list[str]) -> dict[str, Hook]:
-    """Load the hooks of these names from the entry points of installed packages, which takes a while to read."""
+    """Load hooks from the entry points of installed packages, which are read only if needed: it takes a while."""
     offered = {point.name: point for point in entry_points(group=HOOKS_GROUP)} if names else {}
     found: dict[str, Hook] = {}
     for at, name in enumerate(names):
@@ -217,7 +217,7 @@ def _is_async(hook: Hook) -> bool:
     return inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None))  # noqa: B004
 
 
-def _tried(make: Callable[[], ssl.SSLContext | None], settings: str, problems: list[str]) -> ssl.SSLContext | None:
+def _try_tls(make: Callable[[], ssl.SSLContext | None], settings: str, problems: list[str]) -> ssl.SSLContext | None:
     try:
         return make()
     except (OSError, ssl.SSLError) as error:
@@ -241,7 +241,7 @@ def database_dsn(settings: Settings, environment: Mapping[str, str]) -> str:
 
 
 def _driver_options(settings: Settings, environment: Mapping[str, str], problems: list[str]) -> DriverOptions | None:
-    """Return the driver's options, None if they cannot be read; add mistakes to `problems`."""
+    """Return the driver's options, None if unreadable; add mistakes to `problems`."""
     try:
         driver_options = DriverOptions(settings.postgres.parsed, environment, _home())
         problems += driver_options.problems()

@@ -13,8 +13,8 @@ from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry.health import POSTGRES, Health
 
-_SLOW_S = 3.0  # a hanging check ends only after several timeouts of the driver, so do not wait for its end
-_SILENT = Unavailable(f"PostgreSQL: no answer within {_SLOW_S:.0f} s")
+_MAX_CHECK_S = 3.0  # a hanging check ends only after several timeouts of the driver, so do not wait for its end
+_NO_ANSWER = Unavailable(f"PostgreSQL: no answer within {_MAX_CHECK_S:.0f} s")
 
 
 class DatabaseMonitor:
@@ -41,7 +41,7 @@ class DatabaseMonitor:
 
     async def check(self, kernel: KernelStore, *, idle: bool) -> None:
         """Run a health check. An open breaker needs a thorough one, and is reset only if the executor is idle."""
-        slow = asyncio.get_running_loop().call_later(_SLOW_S, self.mark_unavailable, _SILENT)
+        slow = asyncio.get_running_loop().call_later(_MAX_CHECK_S, self.mark_unavailable, _NO_ANSWER)
         try:
             await kernel.ping(thorough=bool(self.breaker.reason))
         except Unavailable as error:

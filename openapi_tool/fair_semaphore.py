@@ -20,7 +20,7 @@ class FairSemaphore:
 
     def __init__(self, permits: int) -> None:
         self._free = permits
-        self._most = permits - int(permits * _RESERVED_SHARE)  # permits of one project
+        self._max_per_project = permits - int(permits * _RESERVED_SHARE)
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
@@ -45,18 +45,18 @@ class FairSemaphore:
 
     async def take(self, project: str) -> None:
         """Acquire a permit, waiting for one if necessary; release it with `give`. A cancelled wait acquires none."""
-        if self._free and self._held[project] < self._most:
+        if self._free and self._held[project] < self._max_per_project:
             self._grant(project)
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(project, deque()).append(turn)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(project, deque()).append(waiter)
         try:
-            await turn
+            await waiter
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if waiter.done() and not waiter.cancelled():
                 self.give(project)  # granted in the same iteration of the event loop as the cancellation
             else:
-                self._leave(project, turn)
+                self._leave(project, waiter)
             raise
 
     def give(self, project: str) -> None:
@@ -67,12 +67,12 @@ class FairSemaphore:
             del self._held[project]
         while self._waiting and self._free and (following := self._next()) is not None:
             queue = self._waiting.pop(following)
-            turn = queue.popleft()
+            waiter = queue.popleft()
             if queue:
-                self._waiting[following] = queue  # last in the dictionary, so that equals take turns
-            if not turn.done():  # else the wait was cancelled in this iteration and has not removed it yet
+                self._waiting[following] = queue  # last in the dictionary: equal projects take turns
+            if not waiter.done():  # else the wait was cancelled in this iteration and has not removed it yet
                 self._grant(following)
-                turn.set_result(None)
+                waiter.set_result(None)
 
     def _grant(self, project: str) -> None:
         self._free -= 1
@@ -81,11 +81,11 @@ class FairSemaphore:
     def _next(self) -> str | None:
         """Return the waiting project that is served next, or None if each holds its maximum."""
         project = min(self._waiting, key=self._held.__getitem__, default=None)
-        return project if project is not None and self._held[project] < self._most else None
+        return project if project is not None and self._held[project] < self._max_per_project else None
 
-    def _leave(self, project: str, turn: asyncio.Future[None]) -> None:
+    def _leave(self, project: str, waiter: asyncio.Future[None]) -> None:
         queue = self._waiting.get(project, deque())
         with suppress(ValueError):
-            queue.remove(turn)
+            queue.remove(waiter)
         if not queue:
             self._waiting.pop(project, None)

@@ -1,4 +1,4 @@
-"""Fixtures of pytest for tests of one's own tool definitions (`openapi_tool.testing`); needs the extra [testing].
+"""pytest fixtures for tests of your own tool definitions (`openapi_tool.testing`); needs the extra [testing].
 
 It imports the rest only for a test that asks for a fixture: pytest loads it wherever the package is installed.
 """
@@ -48,7 +48,7 @@ def run_tool(
     with asyncio.Runner() as runner:
 
         def run(*call: Any, **options: Any) -> ToolResult:
-            if asyncio._get_running_loop() is not None:  # noqa: SLF001 - get_running_loop raises where there is none
+            if asyncio._get_running_loop() is not None:  # noqa: SLF001 - get_running_loop raises without one
                 raise RuntimeError("in an asynchronous test use: await InProcessExecutor(jina).run_tool(…)")
             return runner.run(executor.run_tool(*call, **options))
 

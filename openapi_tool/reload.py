@@ -16,15 +16,15 @@ from openapi_tool.tools.secrets import FILE_SUFFIX, Secrets
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 2.0
+_POLL_S = 2.0
 
 
 @dataclass(slots=True)
 class Reloader:
-    """Reads the settings again with `read`, and gives policy and secrets to `runners`, the secrets also to `use_keys`.
+    """Reads the settings again with `read`; gives policy and secrets to `runners`, the secrets also to `use_keys`.
 
-    After a mistake in the settings everything stays as it is. Changes of anything but the policy and the values of keys
-    need a restart; they are logged.
+    Invalid settings change nothing. Changes other than of the policy and the values of keys are logged; they need a
+    restart.
     """
 
     bootstrap: Bootstrap
@@ -40,13 +40,13 @@ class Reloader:
         if self._latest is not None:
             runner.use(self._latest.authorizer, self._latest.secrets)
 
-    async def run(self, asked: asyncio.Event) -> None:
-        """Reload whenever `asked` is set or a file changed, until cancelled."""
+    async def run(self, requested: asyncio.Event) -> None:
+        """Reload whenever `requested` is set or a file changed, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(watch(self.files, asked), name="files")
+            group.create_task(watch(self.files, requested), name="files")
             while True:
-                await asked.wait()
-                asked.clear()
+                await requested.wait()
+                requested.clear()
                 await self.reload()
 
     @property
@@ -90,18 +90,18 @@ async def watch(files: Sequence[Path], changed: asyncio.Event) -> None:
     while files:
         if await asyncio.to_thread(watched.changed):
             changed.set()
-        await asyncio.sleep(EVERY_S)
+        await asyncio.sleep(_POLL_S)
 
 
 class Watched:
-    """Files whose changes are noticed by modification time, size and inode, also behind a link."""
+    """Detects changes of files by modification time, size and inode, also behind a link."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
         self._known = self._before = self._states()
 
     def changed(self) -> bool:
-        """Return whether a file changed, and then not since the last call: a writer may need several steps."""
+        """Return whether a file changed and has been stable since the last call: a writer may need several steps."""
         now = self._states()
         settled = now == self._before != self._known
         if settled:
@@ -114,7 +114,7 @@ class Watched:
 
 
 def _state(file: Path) -> tuple[int, int, int] | None:
-    """Return what changes with a file's content or with the link to it, None for one that cannot be read."""
+    """Return values that change with a file's content or the link to it; None if it cannot be read."""
     try:
         found = file.stat()
     except OSError:

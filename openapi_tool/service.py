@@ -80,9 +80,9 @@ async def _serve(
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """State that the kernels of one process share; `serving` are the parts of those that are connected.
+    """State shared by the kernels of one process; `serving` has the parts of the connected ones.
 
-    `stack` closes all connections once every kernel has drained: calls of one need permits from the NATS of the other.
+    `stack` closes connections after every kernel has drained: calls of one need permits from the other's NATS.
     """
 
     stop: asyncio.Event
@@ -92,7 +92,7 @@ class _Process:
     serving: list[Parts] = field(default_factory=list)
 
     def stalled(self, seconds: float) -> None:
-        """Tell the consumers of a stall of the event loop."""
+        """Notify the consumers of a stall of the event loop."""
         for parts in self.serving:
             parts.consumer.stalled(seconds)
 
@@ -135,7 +135,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> str:
 
 
 async def _background_tasks(parts: Parts, bootstrap: Bootstrap) -> None:
-    """Run the background tasks of a kernel; none ends without a defect, whose exception this raises."""
+    """Run the background tasks of a kernel. They end only by a defect, whose exception is raised."""
     async with asyncio.TaskGroup() as group:
         group.create_task(parts.consumer.failed(), name="consumer")
         group.create_task(parts.durable_monitor.run(), name="durable monitor")
@@ -199,9 +199,9 @@ def _stop_on_signals() -> asyncio.Event:
 
 def _reload_on_signal() -> asyncio.Event:
     """Return an event that SIGHUP sets; without a handler SIGHUP would end the process."""
-    asked = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
-    return asked
+    requested = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, requested.set)
+    return requested
 
 
 async def _unless_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:

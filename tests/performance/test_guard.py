@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.calls import Ask
-from benchmarks.harness import Stand
+from benchmarks.harness import Harness
 from benchmarks.instructions import instructions
 from benchmarks.load import Load
 from benchmarks.pods import simulate
-from benchmarks.rounds import Found, Rounds
+from benchmarks.rounds import Rounds, ScenarioResult
 from benchmarks.run import bench
 from benchmarks.scenarios import CPU, DEFAULT_RUNS, PROFILES
 from benchmarks.tenants import Size, run
@@ -27,7 +27,7 @@ MAX_INSTRUCTIONS = 3.1
 """Times the floor; docs/performance.md has the multiples as they are. Where one falls, lower its limit, too."""
 
 
-async def measured() -> Found:
+async def measured() -> ScenarioResult:
     [found], _ = await bench(PROFILES["quick"], DEFAULT_RUNS["quick"], extras=False)
     return found
 
@@ -64,9 +64,9 @@ async def test_a_call_executes_no_more_instructions_than_it_did() -> None:
 
 @requirement("performance")
 async def test_a_call_takes_few_statements() -> None:
-    async with Stand() as stand, Load.connect(stand.nats.url) as load:
-        database = await stand.database()
-        statements = await Rounds(stand, load, database).statements(Ask())
+    async with Harness() as harness, Load.connect(harness.nats.url) as load:
+        database = await harness.database()
+        statements = await Rounds(harness, load, database).statements(Ask())
         await database.close()
     assert 2 <= statements <= 3
 
