@@ -1,7 +1,7 @@
 """Print the cost of the most hostile responses of 10 MB: `python -m scripts.answer_costs [NAME]`.
 
 For each: the longest iteration of the event loop (wall clock and CPU time), total CPU time, and peak memory per byte of
-body, from the first byte to the copies for the commit, beside the reserved memory. The last line is one JSON object.
+body, from the first byte to the copies for the commit, and the reserved memory. The last line is one JSON object.
 Linux only: memory is read from /proc of a child process.
 """
 
@@ -28,12 +28,12 @@ BODIES = {f"reader {name}": make for name, make in PAGES.items()} | {
 
 
 def _resident(field: str) -> int:
-    """`VmRSS` or `VmHWM` of this process, in bytes."""
+    """Return `VmRSS` or `VmHWM` of this process, in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(field))) * 1024
 
 
-def _forget_peak() -> None:
+def _reset_peak_memory() -> None:
     gc.collect()
     gc.freeze()
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
@@ -44,7 +44,7 @@ async def measure(name: str) -> dict[str, Any]:
     mode, body = name.partition(" ")[0], BODIES[name]()
     await Answering(serving(b'{"data":{"content":"x"}}')).card()
     answering = Answering(serving(body))
-    _forget_peak()
+    _reset_peak_memory()
     before, began, outcome = _resident("VmRSS"), time.process_time(), "success"
     async with watched() as lag:
         try:
@@ -59,13 +59,13 @@ async def measure(name: str) -> dict[str, Any]:
         "lag_cpu_ms": round(lag.cpu_s * 1e3, 1),
         "cpu_ms": round((time.process_time() - began) * 1e3, 1),
         "memory_per_byte": round((_resident("VmHWM") - before) / len(body), 1),
-        "asked_per_byte": round(_asked(body) / len(body), 1),
+        "reserved_per_byte": round(_reserved(body) / len(body), 1),
         "stored_mb": round(len(stored) / 1e6, 1),
         "outcome": outcome,
     }
 
 
-def _asked(body: bytes) -> int:
+def _reserved(body: bytes) -> int:
     try:
         return memory_of(body, at_once(count_values(bytearray(body))))
     except ToolError:

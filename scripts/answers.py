@@ -1,9 +1,9 @@
-"""Print what a model reads of each answer beside Jina's own MCP server; fail if it costs more or loses anything.
+"""Compare what a model reads of each answer with Jina's own MCP server; fail if it costs more or loses anything.
 
 A row for each recorded answer, each text of `tests/data/o200k.jsonl` as a page, and each short page of
 `tests/data/pages.yaml`: tokens of both at equal options, and what only one of them shows. Jina's server writes one
-YAML document for each page or result, with `url`, `title`, `content`, and lists of links and images where they were
-asked for (jina-api section 8). Tokens are exact where `toktok` can be imported (`make answers` installs it), else
+YAML document for each page or result, with `url`, `title`, `content`, and lists of links and images if they were
+requested (jina-api section 8). Tokens are exact if `toktok` can be imported (`make answers` installs it), else
 estimated. The last line is one JSON object.
 """
 
@@ -26,9 +26,9 @@ from scripts.content_sizes import is_search, successes
 
 DATA = Path(__file__).parent.parent / "tests" / "data"
 MAX_MORE = 60
-"""Tokens that one answer may cost more than in Jina's form."""
+"""Maximum tokens by which one answer may exceed Jina's form."""
 ERROR, ERROR_TOKENS = 0.05, 5
-"""Error of the estimate: a share of the tokens in Jina's form, and tokens of one answer. It counts frames too high."""
+"""Error of the estimate, which counts frames too high: a share of the tokens in Jina's form, and tokens per answer."""
 _GAINS = ("Published: ", "Description: ", "Warning: ", "[Warning", "Pages: ")
 _ONLY_OURS = ("html", "text", "chunks", "screenshotUrl", "pageshotUrl")
 _RESULT_FACTS = ("title", "url", "snippet", "date", "source", "imageUrl", "content")
@@ -99,7 +99,7 @@ def shown_by_jina(envelope: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def as_yaml(value: Any, indent: str = "") -> str:
-    """Return YAML as npm's yaml writes it: texts of several lines as blocks, folded at 80 where a line is longer."""
+    """Return YAML as npm's yaml writes it: texts of several lines as blocks, longer lines folded at 80."""
     if isinstance(value, dict):
         return "".join(f"{indent}{key}:{_value(item, indent)}" for key, item in value.items())
     return "".join(f"{indent}- {as_yaml(item, indent + '  ').lstrip()}" for item in value)
@@ -116,14 +116,14 @@ def _value(value: Any, indent: str) -> str:
     if all(len(line) <= _WIDTH - len(inner) for line in text.splitlines()):
         return " |-\n" + "".join(f"{inner}{line}\n" if line else "\n" for line in text.splitlines())
     folded = ""
-    for line in text.split("\n"):  # a blank line stands for a line end
+    for line in text.split("\n"):  # an empty line means a line end
         gap = "\n" if not line else "\n\n" if folded else ""
         folded += gap + "\n".join(f"{inner}{piece}" for piece in _folded(line, 2) if piece)
     return f" >-\n{folded}\n"
 
 
 def _folded(text: str, used: int) -> list[str]:
-    """Return a text in lines of at most 80 characters where it has blanks to break at."""
+    """Return a text in lines of at most 80 characters, broken at blanks."""
     lines, line = [], ""
     for word in text.split(" "):
         if line and used + len(line) + len(word) >= _WIDTH:
@@ -158,7 +158,7 @@ def table(tokens: Callable[[str], int] = estimate_tokens) -> list[Row]:
 
 
 def broken(rows: list[Row], error: float = 0.0, error_tokens: int = 0) -> list[str]:
-    """Return each claim that does not hold, given the error of what counted the tokens."""
+    """Return each violated claim, given the error of the token counter."""
     found = [f"{row.name} loses {', '.join(row.losses)}" for row in rows if row.losses]
     found += [
         f"{row.name} costs {row.ours - row.theirs} more"
@@ -172,7 +172,7 @@ def broken(rows: list[Row], error: float = 0.0, error_tokens: int = 0) -> list[s
 
 
 def counter() -> Callable[[str], int] | None:
-    """Return an exact count of o200k tokens, None where its package is not installed."""
+    """Return an exact count of o200k tokens, None if its package is not installed."""
     try:
         batch_count = import_module("toktok").batch_count
     except ImportError:
@@ -181,7 +181,7 @@ def counter() -> Callable[[str], int] | None:
 
 
 def main() -> int:
-    """Print the table; 1 where a claim does not hold."""
+    """Print the table; return 1 if a claim is violated."""
     exact = counter()
     rows = table(exact or estimate_tokens)
     out = sys.stdout.write
@@ -194,8 +194,9 @@ def main() -> int:
     out("".join(f"BROKEN: {fault}\n" for fault in faults))
     found: dict[str, Any] = {"counted": "o200k" if exact else "estimate"}
     for group in dict.fromkeys(row.group for row in rows):
-        those = [row for row in rows if row.group == group]
-        found[group] = {"answers": len(those), "ours": sum(r.ours for r in those), "jina": sum(r.theirs for r in those)}
+        of_group = [row for row in rows if row.group == group]
+        here, jina = sum(row.ours for row in of_group), sum(row.theirs for row in of_group)
+        found[group] = {"answers": len(of_group), "ours": here, "jina": jina}
     out(json.dumps({**found, "most_more": max(row.ours - row.theirs for row in rows), "broken": faults}) + "\n")
     return int(bool(faults))
 

@@ -18,7 +18,7 @@ HEAD = Path(__file__).parent / "chart_readme.md"
 _MARK = "@schema "
 _TYPES: Mapping[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
 _MAX = 2**31 - 1
-"""Kubernetes' integers have 32 bits."""
+"""Maximum of Kubernetes' 32-bit integers."""
 
 _LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 _LABEL = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
@@ -90,13 +90,13 @@ _NAMED: Mapping[str, dict[str, Any]] = {
 }
 """Constraints by the name that `@schema` lines of values.yaml give."""
 
-_KEPT = ("type", "enum", "const", "items", "pattern", "anyOf", "additionalProperties", "minItems")
+_COPIED_KEYWORDS = ("type", "enum", "const", "items", "pattern", "anyOf", "additionalProperties", "minItems")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength")
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One key of values.yaml; `constraints` is what its `@schema` lines say, `children` its keys.
+    """One key of values.yaml; `constraints` are those of its `@schema` lines, `children` its keys.
 
     An object with constraints of its own is one value, without children.
     """
@@ -171,7 +171,7 @@ def _named(name: str) -> dict[str, Any]:
 
 
 def settings_schema() -> dict[str, Any]:
-    """Return the schema of `config`: that of the settings without what is required, and without references."""
+    """Return the schema of `config`: that of the settings, without `required` and references."""
     whole = Settings.model_json_schema()
     schema: dict[str, Any] = _inlined(whole, whole["$defs"])
     return schema
@@ -180,13 +180,13 @@ def settings_schema() -> dict[str, Any]:
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
     if "$ref" in schema:
         return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    found = {name: schema[name] for name in (*_KEPT, *_BOUNDS) if name in schema}
+    found = {name: schema[name] for name in (*_COPIED_KEYWORDS, *_BOUNDS) if name in schema}
     if "properties" in schema:
         found["properties"] = {name: _inlined(inner, definitions) for name, inner in schema["properties"].items()}
     for name in ("items", "additionalProperties"):
         if isinstance(found.get(name), dict):
             found[name] = _inlined(found[name], definitions)
-    if "anyOf" in found:  # a setting that may be left out: null stands nowhere in TOML
+    if "anyOf" in found:  # an optional setting: TOML has no null
         (found,) = (_inlined(inner, definitions) for inner in found["anyOf"] if inner != {"type": "null"})
     return found
 

@@ -17,18 +17,18 @@ from openapi_tool.local.recordings import Recording, load_recordings
 from openapi_tool.protocol.errors import UpstreamRejected
 
 SEARCH_SHARE = 0.6
-"""Of the upstream's JSON, over all searches."""
+"""Maximum share of the upstream's JSON that is shown, over all searches."""
 READER_EXTRA = 300
-"""Characters besides body, title, url, warnings and the lists that were asked for, in each page."""
+"""Maximum characters of a page besides body, title, url, warnings and the requested lists."""
 PAGE_TEXT = ("content", "text", "html")
 LISTS = ("links", "images")
-_KEPT = (*PAGE_TEXT, "title", "url", "warning")
+_SHOWN_FIELDS = (*PAGE_TEXT, "title", "url", "warning")
 _OK = 200
 
 
 @dataclass(frozen=True)
 class Row:
-    """One recording in characters; `overhead` is what is shown besides the kept parts, of a page only."""
+    """One recording in characters; `overhead`, of a page only, is what is shown besides the required parts."""
 
     name: str
     form: str
@@ -38,12 +38,12 @@ class Row:
 
     @property
     def share(self) -> float:
-        """Of the upstream's characters."""
+        """Return the share of the upstream's characters that is shown."""
         return self.shown / self.upstream
 
 
 def successes() -> Mapping[str, Mapping[str, Any]]:
-    """The envelope of every recorded answer that is JSON and has results or a page, by name."""
+    """Return the envelopes of all recorded answers in JSON with results or a page, by name."""
     found = ((recording.name, _envelope(recording)) for recording in load_recordings().values())
     return {name: envelope for name, envelope in found if envelope is not None}
 
@@ -62,7 +62,7 @@ def is_search(envelope: Mapping[str, Any]) -> bool:
 
 
 def without_page_text(envelope: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A search's answer as it would be if no page text had come."""
+    """Return a search's answer without page text."""
     items = [{field: value for field, value in item.items() if field not in PAGE_TEXT} for item in envelope["data"]]
     return {**envelope, "data": items}
 
@@ -78,14 +78,14 @@ def shown(envelope: Mapping[str, Any]) -> str:
 
 
 def measure(name: str, envelope: Mapping[str, Any]) -> Row:
-    """The sizes of one recording."""
+    """Return the sizes of one recording."""
     if is_search(envelope):
         bare = without_page_text(envelope)
         return Row(name, _form("search", envelope["data"]), _characters(bare), len(shown(bare)))
     page, content = envelope["data"], shown(envelope)
-    kept = sum(len(page.get(field) or "") for field in _KEPT)
-    kept += sum(_characters(page[field]) for field in LISTS if page.get(field))
-    return Row(name, _form("page", [page]), _characters(envelope), len(content), len(content) - kept)
+    required = sum(len(page.get(field) or "") for field in _SHOWN_FIELDS)
+    required += sum(_characters(page[field]) for field in LISTS if page.get(field))
+    return Row(name, _form("page", [page]), _characters(envelope), len(content), len(content) - required)
 
 
 def _form(kind: str, items: list[Mapping[str, Any]]) -> str:
@@ -94,26 +94,26 @@ def _form(kind: str, items: list[Mapping[str, Any]]) -> str:
 
 
 def _characters(value: Any) -> int:
-    """In JSON as the upstream writes it, without blanks."""
+    """Return the length as JSON without blanks, as the upstream writes it."""
     return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def totals(rows: list[Row]) -> Iterator[Row]:
-    """One row over all searches, one over all pages with the largest overhead among them."""
+    """Yield one row over all searches, and one over all pages with their largest overhead."""
     for kind in ("search", "page"):
-        those = [row for row in rows if row.form.startswith(kind)]
-        upstream, characters = sum(row.upstream for row in those), sum(row.shown for row in those)
-        largest = max((row.overhead for row in those if row.overhead is not None), default=None)
-        yield Row("total", f"{kind}: {len(those)} recordings", upstream, characters, largest)
+        of_kind = [row for row in rows if row.form.startswith(kind)]
+        upstream, characters = sum(row.upstream for row in of_kind), sum(row.shown for row in of_kind)
+        largest = max((row.overhead for row in of_kind if row.overhead is not None), default=None)
+        yield Row("total", f"{kind}: {len(of_kind)} recordings", upstream, characters, largest)
 
 
 def broken(rows: list[Row]) -> list[str]:
-    """Every bound that does not hold, in words."""
+    """Return a message for each exceeded limit."""
     search, page = totals(rows)
     faults = [f"searches show {search.share:.1%} of the upstream's JSON"] if search.share > SEARCH_SHARE else []
     if page.overhead is not None and page.overhead > READER_EXTRA:
         over = [f"{row.name}: {row.overhead}" for row in rows if (row.overhead or 0) > READER_EXTRA]
-        faults.append(f"pages show more than is kept: {', '.join(over)}")
+        faults.append(f"pages show more than they must: {', '.join(over)}")
     return faults
 
 
@@ -123,7 +123,7 @@ def _line(row: Row) -> str:
 
 
 def main() -> int:
-    """Print the table; 1 where a bound is broken."""
+    """Print the table; return 1 if a limit is exceeded."""
     rows = [measure(name, envelope) for name, envelope in successes().items()]
     faults = broken(rows)
     out = sys.stdout.write

@@ -1,4 +1,4 @@
-"""Generate documents: references of settings and tools, requirements, `config/tools`, licences, the chart's schema.
+"""Generate documents: references of settings and tools, requirements, `config/tools`, licences, chart schema.
 
 `python -m scripts.docs` writes them; `--check` fails if one is out of date.
 """
@@ -73,22 +73,22 @@ def settings_reference() -> str:
     lines = [
         "# Settings",
         "",
-        "Read from, each winning over the one before: defaults, the kernel's own `config.toml` (`CG_CONFIG_TOML`), a",
+        "Sources in ascending precedence: defaults, the kernel's own `config.toml` (`CG_CONFIG_TOML`), a",
         "TOML file (`OPENAPI_TOOL_CONFIG`, [sample](../config/openapi-tool.toml)), the environment, flags",
         "(`openapi-tool serve --help`). Written by `make docs` from the models.",
         "",
         "Keys of the upstream are no settings: they are environment variables that tool definitions name",
         "(`JINA_API_KEY`, and what `secrets.allowed_env` adds). Instead of `NAME`, `NAME_FILE` may name a mounted",
-        "file that holds the value (white space around it and a byte order mark do not count); to set both is an",
-        "error, and so is a character beyond ASCII. Values are read once, at the start. `SSL_CERT_FILE` adds a CA for",
-        "the upstream.",
+        "file that contains the value (white space around it and a byte order mark do not count); to set both is an",
+        "error, and so is a character beyond ASCII. Values are read at the start, those of files also when they",
+        "change. `SSL_CERT_FILE` adds a CA for the upstream.",
         "",
-        "The connection string of PostgreSQL may hold all that its driver takes: several hosts with ports, sockets,",
+        "The connection string of PostgreSQL may have all that its driver takes: several hosts with ports, sockets,",
         "`[::1]`, everything in the query. Names and passwords are percent-encoded (`%` as `%25`, `/` as `%2F`, `?`",
         "as `%3F`, `#` as `%23`, `@` as `%40`, `[` as `%5B`, `]` as `%5D`); one that could be misread is an error",
-        "that shows nothing of it. What the driver reads beside it (`PGPORT`, `PGSSLMODE`, …, a service, TLS files)",
+        "that shows nothing of it. What the driver reads in addition (`PGPORT`, `PGSSLMODE`, …, a service, TLS files)",
         "is checked, too. The same holds for the URLs of proxy and collector. The client of NATS decodes nothing: a",
-        "user and password with such characters belong into `nats.user` and `nats.password`.",
+        "user and password with such characters must be set as `nats.user` and `nats.password`.",
     ]
     for name, field in Settings.model_fields.items():
         section: Any = field.annotation

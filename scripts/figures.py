@@ -34,7 +34,7 @@ class Measured:
 
 
 def measure(path: Path) -> Iterator[Measured]:
-    """Every function of a file."""
+    """Yield every function of a file."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, Function):
             where = f"{path.relative_to(PACKAGE.parent)}:{node.lineno} {node.name}"
@@ -55,7 +55,7 @@ def _annotated(node: Function) -> bool:
 
 
 def figures(functions: list[Measured], files: dict[str, int]) -> dict[str, int]:
-    """The figures that have an aim."""
+    """Return the figures that have an aim."""
     lengths = sorted(function.lines for function in functions)
     return {
         "function lines, median": round(statistics.median(lengths)),
@@ -67,7 +67,7 @@ def figures(functions: list[Measured], files: dict[str, int]) -> dict[str, int]:
 
 
 def main() -> int:
-    """Print the table; 1 with --check where an aim is missed."""
+    """Print the table; with --check return 1 if an aim is missed."""
     paths = sorted(PACKAGE.rglob("*.py"))
     functions = [function for path in paths for function in measure(path)]
     files = {str(path.relative_to(PACKAGE)): len(path.read_text(encoding="utf-8").splitlines()) for path in paths}

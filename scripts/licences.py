@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 LOCK = ROOT / "requirements.lock"
 
 ELSEWHERE = {"colorama": "BSD-3-Clause"}
-"""Packages of the lock that only other platforms install, as their own metadata says it."""
+"""Packages of the lock that only other platforms install, with the licence from their metadata."""
 
 _PINNED = re.compile(
     r"^(?P<name>[a-z0-9][\w.-]*)(?:\[[^\]]*\])?==(?P<version>[^\s;\\]+)(?: ; (?P<marker>[^\\\n]+?))? *"
@@ -54,7 +54,7 @@ _KNOWN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One package of the lock: `hashes` are SHA-256 of each of its files, `marker` says where it is installed."""
+    """Package of the lock; `hashes` are SHA-256 of its files, `marker` is the condition of its installation."""
 
     name: str
     version: str
@@ -64,7 +64,7 @@ class Package:
 
 
 def packages() -> Iterator[Package]:
-    """Every package of the lock, by name."""
+    """Yield every package of the lock, by name."""
     for match in _PINNED.finditer(LOCK.read_text(encoding="utf-8")):
         name = match["name"]
         hashes = tuple(sorted(_HASH.findall(match["hashes"])))
@@ -72,7 +72,7 @@ def packages() -> Iterator[Package]:
 
 
 def licence(name: str) -> str:
-    """The SPDX expression of an installed package: what its metadata says, normalised; empty where that is unknown."""
+    """Return the normalised SPDX expression from an installed package's metadata; empty if unknown."""
     try:
         about = metadata(name)
     except PackageNotFoundError:
@@ -90,7 +90,7 @@ def _first(about: PackageMetadata, field: str) -> str:
 
 
 def acceptable(expression: str) -> bool:
-    """Return whether all licences of an SPDX expression are allowed; of alternatives, one."""
+    """Return whether all licences of an SPDX expression are allowed; for alternatives, whether one is."""
     if not expression or not _SPDX.fullmatch(expression):
         return False
     plain = expression
@@ -103,7 +103,7 @@ PAGE = ROOT / "docs" / "licences.md"
 _HEAD = """# Licences
 
 What `requirements.lock` installs beside openapi-tool, which is Apache-2.0: all of the image's Python packages. Written
-by `make docs` from the packages' own metadata. A test fails where a licence is unknown or is none of those that may be
+by `make docs` from the packages' own metadata. A test fails if a licence is unknown or not among those that may be
 shipped beside Apache-2.0 code (`scripts/licences.py`); GPL, LGPL and AGPL are not among them. MPL-2.0 binds changes of
 its own files only, and none is changed here.
 
@@ -113,7 +113,7 @@ its own files only, and none is changed here.
 
 
 def licences_page() -> str:
-    """The page."""
+    """Return docs/licences.md."""
     rows = (f"| `{package.name}` | {package.version} | {package.licence or 'unknown'} |" for package in packages())
     return _HEAD + "\n".join(rows) + "\n"
 

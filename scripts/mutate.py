@@ -1,4 +1,4 @@
-"""Remove each check that guards money, identity, secrets or loss, and see its test fail.
+"""Remove each check that guards money, identity, secrets or loss, and verify that its test fails.
 
 `python -m scripts.mutate [--only SUBSTRING] [--workers N]` works in copies of the project and does not
 change the checkout. The list is tests/mutations.py. The last line is one JSON object; the exit code is 0
@@ -42,7 +42,7 @@ class Run:
 
     @property
     def verdict(self) -> str:
-        """Red only if a test failed: a fixture that breaks proves nothing, and neither does an import."""
+        """Return `red` only if a test failed: a broken fixture or import proves nothing."""
         if self.code is None or (self.code == _TESTS_FAILED and "\nFAILED " in self.output):
             return RED
         return SURVIVED if self.code == 0 else BROKEN
@@ -64,7 +64,7 @@ def _read(path: Path) -> str:
 
 
 def copy_project(folder: Path) -> Path:
-    """A copy that pytest can run in, without compiled files."""
+    """Return a copy of the project in which pytest can run, without compiled files."""
     ignore = shutil.ignore_patterns("__pycache__")
     for name in COPIED:
         if (ROOT / name).is_dir():
@@ -129,7 +129,7 @@ def run_all(mutations: Sequence[Mutation], copies: Sequence[Path]) -> Iterator[t
 
 
 def report(mutation: Mutation, run: Run) -> str:
-    """One line for a mutation; for one that did not turn red, what was changed and how pytest ended."""
+    """Return one line for a mutation; if it is not red, also the change and the end of pytest's output."""
     line = f"{run.verdict:8}  {mutation.file}  {mutation.test}\n"
     if run.verdict == RED:
         return line
@@ -138,7 +138,7 @@ def report(mutation: Mutation, run: Run) -> str:
 
 
 def mutate(mutations: Sequence[Mutation], workers: int) -> dict[str, list[str]]:
-    """Verdict -> descriptions of the mutations. Raises SystemExit where the tests fail without any mutation."""
+    """Return descriptions of the mutations by verdict. Raises SystemExit if tests fail without any mutation."""
     verdicts: dict[str, list[str]] = {RED: [], SURVIVED: [], BROKEN: []}
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         copies = [copy_project(Path(folder) / str(number)) for number in range(workers)]
@@ -146,37 +146,37 @@ def mutate(mutations: Sequence[Mutation], workers: int) -> dict[str, list[str]]:
         if untouched.code != 0:
             raise SystemExit(f"{untouched.output}the tests fail without any mutation")
         for mutation, run in run_all(mutations, copies):
-            _say(report(mutation, run))
+            _print(report(mutation, run))
             verdicts[run.verdict].append(f"{mutation.file}: {mutation.old}")
     return verdicts
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Check the list, then try it; 0 where every mutation was noticed."""
-    parser = argparse.ArgumentParser(description="Remove each check in turn and see its test fail.")
-    parser.add_argument("--only", default="", help="only mutations whose file or test holds this text")
-    parser.add_argument("--workers", type=int, default=2, help="how many copies to work in at once")
+    """Check the list, then try it; return 0 if every mutation was detected."""
+    parser = argparse.ArgumentParser(description="Remove each check in turn and verify that its test fails.")
+    parser.add_argument("--only", default="", help="only mutations whose file or test contains this text")
+    parser.add_argument("--workers", type=int, default=2, help="number of concurrent copies")
     arguments = parser.parse_args()
     wrong = list(problems(MUTATIONS))
     if wrong:
-        _say("\n".join([*wrong, "the list of mutations is wrong: tests/mutations.py\n"]))
+        _print("\n".join([*wrong, "the list of mutations is wrong: tests/mutations.py\n"]))
         return 1
     chosen = [one for one in MUTATIONS if arguments.only in f"{one.file} {one.test}"]
     if not chosen:
-        _say(f"no mutation holds {arguments.only!r}\n")
+        _print(f"no mutation holds {arguments.only!r}\n")
         return 1
     began = time.monotonic()
     verdicts = mutate(chosen, arguments.workers)
     seconds = round(time.monotonic() - began, 1)
     red, survived, broken = (verdicts[verdict] for verdict in (RED, SURVIVED, BROKEN))
-    _say(f"{len(chosen)} mutations: {len(red)} red, {len(survived)} survived, {len(broken)} broken\n")
+    _print(f"{len(chosen)} mutations: {len(red)} red, {len(survived)} survived, {len(broken)} broken\n")
     summary = {"mutations": len(chosen), "red": len(red), "survived": survived, "broken": broken, "seconds": seconds}
-    _say(json.dumps(summary) + "\n")
+    _print(json.dumps(summary) + "\n")
     return int(len(red) != len(chosen))
 
 

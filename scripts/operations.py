@@ -40,7 +40,7 @@ MEANINGS = {
     "storage.created": "A missing stream or bucket of the executor was created; the message names it.",
     "upstream.response": "A response of the upstream, with its status and size.",
 }
-"""Actions whose message alone does not say what happened; the others are described by it."""
+"""Meanings of actions whose message alone is not clear; others are described by their message."""
 
 _LEVELS = {"exception": "error", "log": "info, warning", "critical": "critical"}
 _OTHER = "any"

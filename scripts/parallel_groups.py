@@ -1,4 +1,4 @@
-"""Measure steps of several calls that are answered at once: rows that a worker defers, and the time of a step (ADR 8).
+"""Measure steps of several calls with immediate results: rows that a worker defers, and time of a step (ADR 8).
 
 One replica serves them, as `serve` does, with the default `executor.min_answer_s` and with 0 in turn. The worker is
 that of `tests/kernel_conformance`, in this process; it suspends the turn 40 ms after its last command.
@@ -22,8 +22,8 @@ from tests.wire.world import World
 
 _DATABASE = "groups"
 _CALL = ("jina_search", {"quary": "no such argument"})  # refused without an upstream request
-_MAX_DEFERRALS = 60  # a busy machine sends slowly, and a turn that failed has no time
-_HELD: tuple[dict[str, str], ...] = ({}, {"OPENAPI_TOOL__EXECUTOR__MIN_ANSWER_S": "0"})
+_MAX_DEFERRALS = 60  # a busy machine sends slowly; a turn that fails has no time to measure
+_SETTINGS: tuple[dict[str, str], ...] = ({}, {"OPENAPI_TOOL__EXECUTOR__MIN_ANSWER_S": "0"})
 
 
 async def _step(world: World, worker: Worker, calls: int) -> tuple[float, int]:
@@ -44,7 +44,7 @@ async def _measure(stack: EmbeddedStack, sizes: list[int], rounds: int) -> list[
         await caller.furnish(PROJECT, AGENT, [search_tool()])
         world = World(stack, caller, _DATABASE)
         for number in range(rounds):
-            for settings in _HELD:
+            for settings in _SETTINGS:
                 executor = stack.executor(f"executor-{number}", _DATABASE, settings)
                 await asyncio.to_thread(executor.start)
                 async with Worker.running(world, max_deferrals=_MAX_DEFERRALS) as worker:
@@ -53,14 +53,14 @@ async def _measure(stack: EmbeddedStack, sizes: list[int], rounds: int) -> list[
                         figures = await _step(world, worker, calls)
                         found.setdefault((calls, "0" if settings else "default"), []).append(figures)
                 await asyncio.to_thread(executor.stop)
-    return [_row(calls, held, figures) for (calls, held), figures in sorted(found.items())]
+    return [_row(calls, delay, figures) for (calls, delay), figures in sorted(found.items())]
 
 
-def _row(calls: int, held: str, figures: list[tuple[float, int]]) -> dict[str, Any]:
+def _row(calls: int, delay: str, figures: list[tuple[float, int]]) -> dict[str, Any]:
     times_ms, deferred = zip(*figures, strict=True)
     return {
         "calls": calls,
-        "min_answer_s": held,
+        "min_answer_s": delay,
         "step_ms_median": round(statistics.median(times_ms)),
         "step_ms_longest": round(max(times_ms)),
         "rows_deferred": sum(deferred),
@@ -70,7 +70,7 @@ def _row(calls: int, held: str, figures: list[tuple[float, int]]) -> dict[str, A
 
 def main() -> None:
     """Print one row for each size and setting; the last line is one JSON object."""
-    parser = argparse.ArgumentParser(description="Steps of parallel calls, held and not held (ADR 8).")
+    parser = argparse.ArgumentParser(description="Steps of parallel calls, with and without delay (ADR 8).")
     parser.add_argument("--calls", type=int, nargs="+", default=[1, 30, 100], help="calls in a step")
     parser.add_argument("--rounds", type=int, default=5, help="steps of each size and setting")
     options = parser.parse_args()

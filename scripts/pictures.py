@@ -1,7 +1,7 @@
-"""Write the pictures of the documents: the dashboard's panels and the page, both of a run on the embedded stack.
+"""Write the pictures of the documents: the dashboard's panels and the page, both from a run on the embedded stack.
 
 `make pictures` takes two minutes. It needs Debian's packages prometheus, which evaluates the dashboard's own queries,
-and chromium. The upstream fails for a while in the middle of the run, so that the panels show something.
+and chromium. The upstream fails for a while in the middle of the run, so that the panels show errors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _STORM = {"statuses": [503, 429, 503] * 200, "retry_after": "0"}
 
 
 async def run() -> None:
-    """Run the calls and write both pictures. Raises SystemExit where a program is missing or a picture too large."""
+    """Run the calls and write both pictures. Raises SystemExit if a program is missing or a picture is too large."""
     programs = [shutil.which(name) for name in ("prometheus", "chromium")]
     if None in programs:
         raise SystemExit("make pictures needs prometheus and chromium: apt-get install prometheus chromium")
@@ -93,7 +93,7 @@ async def _load(stack: EmbeddedStack) -> None:
 
 
 def _different(arguments: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return arguments that no call had before, so that the cache has no response."""
+    """Return arguments that no call had before, so that no response is cached."""
     return {name: f"{value} {number}" if name == "query" else value for name, value in arguments.items()}
 
 

@@ -42,7 +42,7 @@ def sbom() -> dict[str, Any]:
 
 
 def _component(package: Package) -> dict[str, Any]:
-    """Return a package with the hashes of all its files, of which an installation uses one."""
+    """Return a package with the hashes of all its files; an installation uses one of them."""
     purl = f"pkg:pypi/{package.name}@{package.version}"
     hashes = [{"alg": "SHA-256", "content": digest} for digest in package.hashes]
     marker = [{"name": "openapi-tool:marker", "value": package.marker}] if package.marker else []
