@@ -339,7 +339,7 @@ SECRETS = (
         "telemetry/redact.py",
         "yield from (match.span() for match in encoding.pattern.finditer(text, start, end))",
         "yield from ()",
-        "tests/unit/test_telemetry.py::test_a_secret_is_taken_out_of_message_arguments_fields_and_traceback",
+        "tests/unit/test_telemetry.py::test_a_secret_is_masked_in_message_arguments_fields_and_traceback",
     ),
     Mutation(
         "telemetry/otlp.py",
@@ -557,7 +557,7 @@ OPERATORS = (
         "telemetry/recent_warnings.py",
         "return self._redactor.head(text, _MAX_CHARS)",
         "return text[:_MAX_CHARS]",
-        "tests/unit/test_telemetry.py::test_the_last_warnings_are_kept_by_action_masked_and_short",
+        "tests/unit/test_telemetry.py::test_recent_warnings_are_grouped_by_action_masked_and_truncated",
     ),
     Mutation(
         "executor/runner.py",

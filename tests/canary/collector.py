@@ -1,4 +1,4 @@
-"""A collector of traces on loopback that keeps whatever is posted to it."""
+"""Trace collector on loopback that stores everything posted to it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Self
 
 
 class Collector:
-    """Listens in a thread of its own, because exporters block while a loop ends; `bodies` are as they came."""
+    """Server in its own thread, because exporters block while a loop ends; `bodies` are the raw requests."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []

@@ -23,15 +23,15 @@ _DEFINITION = str(Path(__file__).parents[2] / "config" / "tools" / "jina_search.
 _IN_PROJECT = ["--project", PROJECT]
 _CALL = [*_IN_PROJECT, "--agent", AGENT]
 _LIMIT_S = 60.0
-_TRIES_AGAIN = (b"is unavailable", b"nats.error")
-"""In the log of a service whose login is refused; then it is stopped."""
+_LOGIN_REFUSED = (b"is unavailable", b"nats.error")
+"""Log texts of a service whose login is refused; it is then stopped."""
 
 _STOPPED, _FAILED, _WRONG = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command, the variables that it has beside the executor's own (empty: not even those), and how it may end."""
+    """Command, its variables in addition to the executor's (an empty one unsets), and its allowed exit codes."""
 
     arguments: tuple[str, ...]
     variables: Mapping[str, str]
@@ -69,18 +69,18 @@ _OF_DATABASE = {
 
 
 def odd_canaries(names: Iterable[str]) -> dict[str, Canary]:
-    """A password for each of these names of ODD."""
+    """Return a password for each of these names of ODD."""
     return {f"password with {name}": new_canary(ODD[name]) for name in names}
 
 
 def odd_commands(canaries: Mapping[str, Canary], postgres_port: int, nats_port: int) -> Iterator[tuple[str, Command]]:
-    """Each command with each of `odd_canaries` where its connection string or URL has the password."""
+    """Yield each command with each of `odd_canaries` as password of its connection string or URL."""
     for name, canary in canaries.items():
         database = {"PG_DSN": f"postgresql://canary:{canary.value}@127.0.0.1:{postgres_port}/canary"}
         server = f"canary:{canary.value}@127.0.0.1:{nats_port}"
         servers = {
             "NATS_SERVERS": f"nats://{server}",
-            "OPENAPI_TOOL__NATS__USER": "",  # a second login would be the mistake that is told
+            "OPENAPI_TOOL__NATS__USER": "",  # two logins would be another mistake, reported instead
             "OPENAPI_TOOL__NATS__PASSWORD": "",
             "OPENAPI_TOOL__EGRESS__PROXY": f"http://{server}",
             "OPENAPI_TOOL__TELEMETRY__OTLP_ENDPOINT": f"http://{server}",
@@ -96,11 +96,11 @@ def run(commands: Mapping[str, Command], environment: Mapping[str, str]) -> dict
     """Return the output of each command on both streams, by name. Raises AssertionError for an unexpected exit code."""
     with ThreadPoolExecutor(max_workers=2) as threads:
         printed = threads.map(lambda name: _printed(name, commands[name], environment), commands)
-        return {f"`{name}`": said for name, said in zip(commands, printed, strict=True)}
+        return {f"`{name}`": output for name, output in zip(commands, printed, strict=True)}
 
 
 def _printed(name: str, command: Command, environment: Mapping[str, str]) -> bytes:
-    """The output of one command."""
+    """Return the output of one command."""
     variables = {"PATH": os.environ["PATH"], **environment, **command.variables}
     process = subprocess.Popen(  # noqa: S603 - our own code
         [sys.executable, "-m", "openapi_tool", *command.arguments],
@@ -108,14 +108,14 @@ def _printed(name: str, command: Command, environment: Mapping[str, str]) -> byt
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    said = bytearray()
+    output = bytearray()
     with process, _killed_after(process, _LIMIT_S):
         for line in process.stdout or ():
-            if any(sign in line for sign in _TRIES_AGAIN) and not any(sign in said for sign in _TRIES_AGAIN):
-                process.terminate()  # once: a second one breaks off what the first one began
-            said += line
-    assert process.returncode in command.codes, f"{name}: {process.returncode} {said.decode()[-2000:]}"
-    return bytes(said)
+            if any(sign in line for sign in _LOGIN_REFUSED) and not any(sign in output for sign in _LOGIN_REFUSED):
+                process.terminate()  # once: a second signal would end the process without a drain
+            output += line
+    assert process.returncode in command.codes, f"{name}: {process.returncode} {output.decode()[-2000:]}"
+    return bytes(output)
 
 
 @contextmanager
@@ -128,11 +128,11 @@ def _killed_after(process: subprocess.Popen[bytes], seconds: float) -> Iterator[
         timer.cancel()
 
 
-# The tools of the script: some that work, and rows of the database that try to get hold of a secret.
+# Tools of the script: some that work, and stored definitions that try to get a secret.
 
 
 _ELSEWHERE = ("locale", "url", "q", "customHeader.X-Leak", "userAgent ", "proxyUrl", "setCookies", "unknown.deep.er")
-"""Names of `envs` whose value a page, an address or a third party would see."""
+"""Names of `envs` whose value a page, a URL or a third party would see."""
 
 _OWN = (
     *("PG_DSN", "PGPASSWORD", "NATS_SERVERS", "OPENAPI_TOOL__NATS__PASSWORD", "OPENAPI_TOOL__SESSION__KEY"),
@@ -163,4 +163,4 @@ REFUSED = (
         for at, variable in enumerate(_OWN)
     ),
 )
-"""Definitions for which no request may leave."""
+"""Definitions for which no request may be sent."""

@@ -1,6 +1,6 @@
-"""An executor that goes wrong on demand: exceptions with secrets in every room, loud libraries, leaks, a crash.
+"""Executor that fails on demand: exceptions with secrets at every fault point, verbose libraries, leaks, a crash.
 
-A file `raise` in the folder that CANARY_FOLDER names holds what goes wrong next, once.
+A file `raise` in the folder CANARY_FOLDER contains the next failure, which happens once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger("openapi_tool.hostile")
 
 
 def values() -> list[str]:
-    """Every secret of this process."""
+    """Return every secret of this process."""
     return [os.environ[name] for name in os.environ[SECRETS_VARIABLE].split(",")]
 
 
@@ -50,15 +50,15 @@ def demanded(what: str) -> bool:
 
 
 def fail() -> None:
-    """Raise an exception that holds every secret, caused by one that does."""
+    """Raise an exception that contains every secret, caused by another one that does."""
     try:
         int(values()[0])
     except ValueError as error:
         raise RuntimeError(f"{values()}", values(), {"k": values()}) from error
 
 
-def shout() -> None:
-    """Log every secret in every way that there is."""
+def log_secrets() -> None:
+    """Log every secret as message, argument, field, exception and warning."""
     for value in values():
         log.warning("the value %s %r", value, [value], extra={"action": value, "field": {"k": [value.encode()]}})
         log.warning("%s", b64encode(f"user:{value}".encode()).decode(), extra={value: value})
@@ -72,8 +72,8 @@ class _Unraisable:
         fail()
 
 
-def fall() -> None:
-    """Fail where nobody catches: in a thread, in a finaliser, in a callback of the loop, in a task."""
+def fail_uncaught() -> None:
+    """Raise where nothing catches: in a thread, a finalizer, a callback of the loop, a task."""
     thread = threading.Thread(target=fail)
     thread.start()
     thread.join()
@@ -87,7 +87,7 @@ async def _fail_later() -> None:
     fail()
 
 
-ROOMS: dict[str, tuple[Any, str]] = {
+FAULT_POINTS: dict[str, tuple[Any, str]] = {
     "protocol": (V1r4, "decode"),
     "tools": (runner, "prepare_arguments"),
     "report": (V1r4, "report"),
@@ -98,17 +98,21 @@ ROOMS: dict[str, tuple[Any, str]] = {
     "bus.doorbell": (WakeupPublisher, "publish"),
     "bus.dead_letters": (DeadLetters, "keep"),
 }
-WAYS: dict[str, Callable[[], None]] = {"shout": shout, "fall": fall, "leak": lambda: print(values()[0], flush=True)}  # noqa: T201
+WAYS: dict[str, Callable[[], None]] = {
+    "log": log_secrets,
+    "uncaught": fail_uncaught,
+    "leak": lambda: print(values()[0], flush=True),  # noqa: T201
+}
 
 
-def _trap(room: str, owner: Any, name: str) -> None:
+def _trap(point: str, owner: Any, name: str) -> None:
     original = getattr(owner, name)
 
     def trapped(*arguments: Any, **named: Any) -> Any:
         for way, act in WAYS.items():
             if demanded(way):
                 act()
-        if demanded(room):
+        if demanded(point):
             fail()
         return original(*arguments, **named)
 
@@ -116,7 +120,7 @@ def _trap(room: str, owner: Any, name: str) -> None:
 
 
 async def _monitor_database(*_: Any) -> None:
-    while not demanded("crash"):  # noqa: ASYNC110 - a file tells
+    while not demanded("crash"):  # noqa: ASYNC110 - a file has no event
         await asyncio.sleep(0.05)
     fail()
 
@@ -128,8 +132,8 @@ def _configure(*arguments: Any) -> None:
 
 
 if __name__ == "__main__":
-    for room, (owner, name) in ROOMS.items():
-        _trap(room, owner, name)
+    for point, (owner, name) in FAULT_POINTS.items():
+        _trap(point, owner, name)
     service._monitor_database = _monitor_database  # type: ignore[assignment]  # noqa: SLF001
     service.configure_logging = _configure  # type: ignore[attr-defined, assignment]
     main()

@@ -1,4 +1,4 @@
-"""Distinctive secrets, and a search for them that shares nothing with the redactor."""
+"""Distinctive secrets, and a search for them that shares no code with the redactor."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from urllib.parse import quote, quote_plus
 
 _SPECIALS = "+/=%&<>~_ "
-"""Between head and tail: what every encoding writes differently."""
+"""Characters between head and tail that encodings write differently."""
 
 _DIGITS = 12
-_KEPT_DIGITS = slice(2, 11)  # of a float's text: behind the point, and before what is rounded
+_KEPT_DIGITS = slice(2, 11)  # of a float's text: after the point, before rounded digits
 _MARKDOWN = re.compile(r"([^\w\s]|_)")
 """Characters that the reader escapes in a page: punctuation may be Markdown there."""
 
@@ -40,18 +40,18 @@ class Canary:
 
 
 def new_canary(specials: str = _SPECIALS) -> Canary:
-    """A secret that stands nowhere else."""
+    """Return a secret that occurs nowhere else."""
     return Canary(f"Canary{secrets.token_hex(10)}", specials, f"{secrets.token_hex(10)}yranaC")
 
 
 def new_number() -> Canary:
-    """A secret of digits only, which JSON may hold as a number, and parsers round."""
+    """Return a secret of digits only, which JSON may contain as a number that parsers round."""
     head, tail = (str(secrets.choice(range(10 ** (_DIGITS - 1), 10**_DIGITS))) for _ in range(2))
     return Canary(head, "", tail)
 
 
 def _aligned(before: int, encode: Callable[[bytes], bytes]) -> Callable[[str], str]:
-    """Base64 of a text behind so many bytes, without the characters that its neighbours decide."""
+    """Return base64 of a text after `before` bytes, without the characters that depend on adjacent bytes."""
 
     def encoded(text: str) -> str:
         whole = encode(b"\0" * before + text.encode())
@@ -61,12 +61,12 @@ def _aligned(before: int, encode: Callable[[bytes], bytes]) -> Callable[[str], s
 
 
 def _rounded(text: str) -> str:
-    """Digits as a parser keeps them that has no integers of this size; anything else as it is."""
+    """Return digits as rounded by a parser without integers of this size; other text unchanged."""
     return repr(float(text))[_KEPT_DIGITS] if text.isdigit() and len(text) > _DIGITS else text
 
 
 def _each(form: str) -> Callable[[str], str]:
-    """Every character in the same escape."""
+    """Return an encoder that uses the same escape for every character."""
     return lambda text: "".join(form.format(ord(char)) for char in text)
 
 
@@ -99,11 +99,11 @@ ENCODINGS: Mapping[str, Callable[[str], str]] = {
     **{f"base64_{before}": _aligned(before, base64.b64encode) for before in range(3)},
     **{f"base64url_{before}": _aligned(before, base64.urlsafe_b64encode) for before in range(3)},
 }
-"""Texts to search for."""
+"""Encodings to search for."""
 
 
-def spoken(canary: Canary) -> list[str]:
-    """A canary as others may write it, alone and inside longer texts."""
+def encoded_forms(canary: Canary) -> list[str]:
+    """Return a canary in encodings that others may use, alone and inside longer texts."""
     texts = [f"{before}{canary.value}{behind}" for before in ("", "u:", "me:") for behind in ("", "!")]
     in_base64 = [_in_base64(kind) for kind in (base64.b64encode, base64.urlsafe_b64encode)]
     return [
@@ -126,7 +126,7 @@ class Hit:
 
 
 def search(canaries: Mapping[str, Canary], sinks: Mapping[str, bytes]) -> list[Hit]:
-    """Every canary in every encoding in every sink."""
+    """Search every sink for every canary in every encoding."""
     hits = []
     for name, canary in canaries.items():
         for encoding, encode in ENCODINGS.items():

@@ -1,6 +1,7 @@
-"""`make canary`: distinctive secrets wherever one may be set, a hostile script, and a search of every output.
+"""`make canary`: set distinctive secrets everywhere, run a hostile script, and search every output.
 
-The last line printed is one JSON object; the exit code is 0 only if nothing was found and the search is proven.
+The last line printed is one JSON object. The exit code is 0 only if no secret was found and the search finds a
+planted leak.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from openapi_tool.local.server import free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.canary.collector import Collector
 from tests.canary.commands import COMMANDS, ODD, PAGE, REFUSED, WORKING, odd_canaries, odd_commands, run
-from tests.canary.hostile import DEMANDED, FOLDER_VARIABLE, ROOMS, SECRETS_VARIABLE
+from tests.canary.hostile import DEMANDED, FAULT_POINTS, FOLDER_VARIABLE, SECRETS_VARIABLE
 from tests.canary.needles import ENCODINGS, Canary, new_canary, new_number, planted, search
 from tests.canary.upstream import FAILS, Upstream
 from tests.conftest import AGENT, PROJECT
@@ -50,21 +51,21 @@ VARIABLES = {
     "nats": "OPENAPI_TOOL__NATS__PASSWORD",
     "session": "OPENAPI_TOOL__SESSION__KEY",
 }
-"""Canaries that are a variable of their own; the others are parts of URLs, headers and files."""
+"""Canaries with their own variable; the others are parts of URLs, headers and files."""
 
 FIELDS = {"tenant_token": "body", "tenant_pin": "number", "tenant_service": "service"}
-"""Canaries that the operator lets into the body of a request, by the name of their parameter."""
+"""Canaries that the operator allows in the body of a request, by parameter."""
 
 KEYS = ("jina", "definition")
-"""Canaries that are a bearer key of the upstream."""
+"""Canaries that are bearer keys of the upstream."""
 
 
 @dataclass(slots=True)
 class Scene:
     """Participants of the run.
 
-    `doorbells` are the messages that were heard, `sinks` what was gathered, `odd` passwords that nobody escaped.
-    `sent_for_refused` counts requests for tools for which none may leave.
+    `doorbells` are the received messages, `sinks` the collected outputs, `odd` unescaped passwords. `sent_for_refused`
+    counts requests for tools for which none may be sent.
     """
 
     stack: EmbeddedStack
@@ -83,16 +84,16 @@ class Scene:
     sent_for_refused: int = 0
 
     def demand(self, what: str) -> None:
-        """Let something go wrong with the next step that the executor takes."""
+        """Demand a failure at the next step of the executor."""
         (self.folder / DEMANDED).write_text(what)
 
     async def call(self, tool: str, arguments: Any, **changes: Any) -> None:
-        """Place a call and wait for its answer."""
+        """Place a call and wait for its result."""
         placed = await self.caller.place(PROJECT, AGENT, tool, arguments, **changes)
         await self.caller.answer(placed, WAIT_S)
 
-    async def lost(self) -> None:
-        """Send a command that nobody can be answered for, with every secret in it."""
+    async def send_unanswerable(self) -> None:
+        """Send a command whose result cannot reach any turn, with every secret in it."""
         placed = await self.caller.place(PROJECT, AGENT, "jina_search", KNOWN, publish=False)
         known = ",".join(canary.value for canary in self.canaries.values())
         await self.caller.publish(placed, headers={"X-Extra": known}, data=json.dumps({"x": known}).encode())
@@ -100,7 +101,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene() -> AsyncIterator[Scene]:
-    """The stack with canaries in every place, and the hostile executor on it."""
+    """Run the stack with canaries everywhere, and the hostile executor."""
     canaries = {name: new_canary() for name in (*VARIABLES, "postgres", "proxy", "collector", "collector_url")}
     canaries["number"] = new_number()
     stack = EmbeddedStack()
@@ -141,7 +142,7 @@ def _url(scheme: str, user: str, password: Canary, port: int) -> str:
 
 
 def _environment(stack: EmbeddedStack, canaries: Mapping[str, Canary], folder: Path) -> dict[str, str]:
-    """Every variable of the executor that holds a secret, and those that make it talkative."""
+    """Return every variable of the executor with a secret, and those for verbose logs."""
     plain = {VARIABLES[name]: canaries[name].value for name in VARIABLES}
     mounted = folder / "tenant-token"
     mounted.write_text(plain["TENANT_TOKEN"] + "\n")
@@ -178,21 +179,21 @@ async def _furnish(caller: Caller) -> None:
 
 
 async def _listen(scene: Scene) -> None:
-    async def hear(message: Msg) -> None:
+    async def receive(message: Msg) -> None:
         scene.doorbells.append(message)
 
-    await scene.caller.client.subscribe("cg.v1r4.*.*.cmd.agent.*.wakeup", cb=hear)
+    await scene.caller.client.subscribe("cg.v1r4.*.*.cmd.agent.*.wakeup", cb=receive)
 
 
 async def play(scene: Scene, statuses: Sequence[int]) -> None:
-    """The call paths, an upstream that says all that it knows, and failures in every room."""
-    await _usual(scene)
+    """Run all call paths, also with an upstream that echoes secrets, and failures at every fault point."""
+    await _all_tools(scene)
     await _echoes(scene, statuses)
     await _batches(scene)
-    await _fail_everywhere(scene, ROOMS)
+    await _fail_everywhere(scene, FAULT_POINTS)
 
 
-async def _usual(scene: Scene) -> None:
+async def _all_tools(scene: Scene) -> None:
     everything = " ".join(canary.value for canary in scene.canaries.values())
     for tool in ("jina_search", "jina_reader", "jina_object"):
         await scene.call(tool, KNOWN if tool == "jina_search" else PAGE)
@@ -217,26 +218,26 @@ async def _echoes(scene: Scene, statuses: Sequence[int]) -> None:
 
 
 async def _batches(scene: Scene) -> None:
-    """Batches of which one item succeeds, and one of which none does."""
+    """Run batches with one successful item, and one with none."""
     for first in (PAGE["url"], PAGE["url"], PAGE["url"], f"{FAILS}0"):
         await scene.call("jina_many", {"urls": [first, *(f"{FAILS}{number}" for number in range(1, 10))]})
 
 
-async def _fail_everywhere(scene: Scene, rooms: Iterable[str]) -> None:
-    for room in rooms:
-        scene.demand(room)
-        if room == "bus.dead_letters":
-            await scene.lost()
+async def _fail_everywhere(scene: Scene, points: Iterable[str]) -> None:
+    for point in points:
+        scene.demand(point)
+        if point == "bus.dead_letters":
+            await scene.send_unanswerable()
             await _until_done(scene)
         else:
             await scene.call("jina_search", KNOWN)
-    for way in ("shout", "fall"):
+    for way in ("log", "uncaught"):
         scene.demand(way)
         await scene.call("jina_search", KNOWN)
 
 
 async def _on_a_console(scene: Scene) -> bytes:
-    """The log of another replica, for people, from its start to its crash."""
+    """Return the console log of another replica, from its start to its crash."""
     environment = {**scene.environment, "OPENAPI_TOOL__TELEMETRY__LOG_FORMAT": "console"}
     executor = scene.stack.executor("console", DATABASE, environment, module="tests.canary.hostile")
     await asyncio.to_thread(executor.start)
@@ -253,15 +254,15 @@ async def _crash(scene: Scene, executor: ExecutorProcess) -> None:
 
 
 async def _until_done(scene: Scene) -> None:
-    """Until what was demanded has gone wrong."""
+    """Wait until the demanded failure has happened."""
     async with asyncio.timeout(WAIT_S):
         while (scene.folder / DEMANDED).exists():  # noqa: ASYNC110 - another process removes it
             await asyncio.sleep(0.02)
 
 
 async def gather(scene: Scene, commands: Iterable[str]) -> None:
-    """Read every output; the executor crashes in between, so that its log is whole."""
-    await scene.lost()
+    """Collect every output; the executor crashes in between, so that its log is complete."""
+    await scene.send_unanswerable()
     await _until_lettered(scene, 2)
     scene.sinks |= await asyncio.to_thread(_health, scene.health_port)
     scene.sinks["command line"] = " ".join(psutil.Process(scene.executor.process.pid).cmdline()).encode()
@@ -297,7 +298,7 @@ def _health(port: int) -> dict[str, bytes]:
 
 
 async def _rows(caller: Caller) -> dict[str, bytes]:
-    """Every table as text, but for what the kernel itself wrote: definitions and the cards of calls."""
+    """Return every table as text, except what the kernel itself wrote: definitions and cards of calls."""
     tables = await caller.database.fetch(
         "select format('%I.%I', schemaname, tablename) from pg_tables "
         "where schemaname not in ('pg_catalog', 'information_schema')"
@@ -312,7 +313,7 @@ async def _rows(caller: Caller) -> dict[str, bytes]:
 
 
 async def _messages(scene: Scene) -> dict[str, bytes]:
-    """Every stream but the kernel's commands, the bodies of dead letters once more as they were, and the doorbells."""
+    """Return every stream except the kernel's commands, the decoded bodies of dead letters, and the doorbells."""
     jetstream, found = scene.caller.client.jetstream(), {}
     for stream in await jetstream.streams_info():
         name, state = str(stream.config.name), stream.state
@@ -332,7 +333,7 @@ STATUSES = (200, 302, 400, 401, 402, 422, 429, 451, 503)
 
 
 def _sent(scene: Scene) -> dict[str, bytes]:
-    """Return what upstream and proxy received, without what belongs there; a model's own arguments may be sent."""
+    """Return what upstream and proxy received, without the secrets that belong there, and arguments of a model."""
     received = scene.upstream.received
     keys = [scene.canaries[name].value for name in KEYS]
     fields = {parameter: scene.canaries[name].value for parameter, name in FIELDS.items()}
@@ -347,14 +348,14 @@ def _sent(scene: Scene) -> dict[str, bytes]:
 async def canary(
     statuses: Sequence[int] = STATUSES, commands: Iterable[str] = tuple(COMMANDS), odd: Iterable[str] = tuple(ODD)
 ) -> dict[str, Any]:
-    """Set, play, gather, search; and see that a leak would have been found."""
+    """Set secrets, run the script, collect outputs and search them; check that a leak would be found."""
     async with scene() as made:
         made.odd = odd_canaries(odd)
         await play(made, statuses)
         await gather(made, commands)
         searched = {**made.canaries, **made.odd}
         hits = search(searched, made.sinks)
-        said = [str(request) for request in made.upstream.received]
+        received = [str(request) for request in made.upstream.received]
         sent = [made.canaries[name].value for name in (*KEYS, *FIELDS.values())]
         return {
             "canaries": len(searched),
@@ -365,13 +366,13 @@ async def canary(
             "where": sorted({f"{hit.canary} in {hit.sink}, {hit.encoding}" for hit in hits}),
             "masked": {name: content.count(b"[redacted]") for name, content in made.sinks.items()},
             "sent_for_refused": made.sent_for_refused,
-            "uttered": all(any(value in request for request in said) for value in sent),
+            "secrets_received": all(any(value in request for request in received) for value in sent),
             "planted_leak_found": planted(searched) and await _real_leak(made),
         }
 
 
 async def _real_leak(scene: Scene) -> bool:
-    """Let the executor print a secret past every control, and search once more."""
+    """Let the executor print a secret, bypassing every control, and search again."""
     before = len(scene.executor.process.log.read_bytes())
     await asyncio.to_thread(scene.executor.start)
     scene.demand("leak")
@@ -381,11 +382,11 @@ async def _real_leak(scene: Scene) -> bool:
 
 
 def main() -> int:
-    """Run it once."""
+    """Run the canary once."""
     found = asyncio.run(canary())
     sys.stdout.write(json.dumps(found) + "\n")
     bad = found["hits"] or found["sent_for_refused"]
-    return int(bool(bad) or not found["planted_leak_found"] or not found["uttered"])
+    return int(bool(bad) or not found["planted_leak_found"] or not found["secrets_received"])
 
 
 if __name__ == "__main__":

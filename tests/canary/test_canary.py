@@ -1,8 +1,8 @@
-"""The canary's short run; `make canary` plays all of it."""
+"""Short run of the canary; `make canary` runs all of it."""
 
 from __future__ import annotations
 
-from tests.canary.needles import new_canary, new_number, planted, search, spoken
+from tests.canary.needles import encoded_forms, new_canary, new_number, planted, search
 from tests.canary.run import canary
 from tests.requirements import requirement
 
@@ -15,9 +15,9 @@ async def test_no_secret_is_in_any_output_whatever_goes_wrong() -> None:
     found = await canary((200, 422), COMMANDS, ("slash",))
     assert (found["hits"], found["where"]) == (0, [])
     assert found["planted_leak_found"]
-    assert found["uttered"]
+    assert found["secrets_received"]
     assert found["sent_for_refused"] == 0
-    assert [name for name in MASKED if not found["masked"][name]] == [], "nothing was tried there"
+    assert [name for name in MASKED if not found["masked"][name]] == [], "no secret was masked there"
 
 
 def test_the_search_finds_a_secret_however_it_is_written() -> None:
@@ -25,5 +25,5 @@ def test_the_search_finds_a_secret_however_it_is_written() -> None:
     assert search(canaries, {"clean": b"nothing"}) == []
     assert planted(canaries)
     for name in ("one", "number"):
-        for text in spoken(canaries[name]):
+        for text in encoded_forms(canaries[name]):
             assert {hit.canary for hit in search(canaries, {"log": f"x{text}x".encode()})} == {name}, text

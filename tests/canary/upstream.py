@@ -1,7 +1,7 @@
-"""An upstream that says everything it knows: the request's headers and body, and secrets in every encoding.
+"""Upstream double that echoes the request's headers and body, and secrets in every encoding.
 
-In an answer these are the ones that it was sent: others would be a page's own words, and what is masked in those would
-tell them. In an error it says every secret.
+A successful response contains the secrets of its request only: others would be text of the page, which is not masked.
+An error contains every secret.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from tests.canary.needles import Canary, spoken
+from tests.canary.needles import Canary, encoded_forms
 
 FAILS = "https://fails.example/"
 """Requests for this page fail, so that a batch fails in part."""
@@ -29,7 +29,7 @@ _HOSTS = ("s.jina.ai", "r.jina.ai")
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A request as it came; `silent` where its model knew secrets, and said them."""
+    """Received request; `silent` if the model's own arguments contained secrets."""
 
     host: str
     target: str
@@ -41,7 +41,7 @@ class Received:
         return f"{self.target} {dict(self.headers)} {self.body.decode()}"
 
     def elsewhere(self, keys: Iterable[str], fields: Mapping[str, str]) -> bytes:
-        """Return the request without one of `keys` as bearer of a known host and each of `fields` once in the body."""
+        """Return the request without its expected secrets: a key as bearer of a known host, each field once."""
         bearers = {f"Bearer {key}".encode() for key in keys} if self.host in _HOSTS else set()
         headers = [
             name + b": " + value
@@ -57,8 +57,8 @@ class Received:
 class Upstream:
     """HTTPS on loopback for both hosts.
 
-    `status` is what it answers with, `html` takes the JSON away. `silent` is for requests in which a model says what it
-    knows: an echo of that is no leak. `numbers` are secrets that it also says as JSON numbers.
+    It responds with `status`, as HTML if `html`. `silent` is for requests whose arguments contain secrets: their echo
+    is no leak. `numbers` are secrets that it also sends as JSON numbers.
     """
 
     def __init__(self, certificate: Path, canaries: Mapping[str, Canary], numbers: Iterable[Canary] = ()) -> None:
@@ -96,18 +96,18 @@ class Upstream:
     def _text(self, came: Received, status: int) -> str:
         seen = str(came)
         known = [canary for canary in self._canaries if status != _OK or canary.value in seen]
-        spelled = " ; ".join(self._turned([text for canary in known for text in spoken(canary)]))
-        said = "" if self.silent else f"{spelled} {seen} {json.dumps(seen)} {b64encode(seen.encode()).decode()}"
+        encoded = " ; ".join(self._rotated([text for canary in known for text in encoded_forms(canary)]))
+        echo = "" if self.silent else f"{encoded} {seen} {json.dumps(seen)} {b64encode(seen.encode()).decode()}"
         if self.html:
-            return f"<html>{said}</html>"
-        page: dict[str, Any] = dict.fromkeys(_FIELDS, said) | {"links": {said: said}, "images": [[said, said]]}
-        for canary in self._numbers if said else ():
+            return f"<html>{echo}</html>"
+        page: dict[str, Any] = dict.fromkeys(_FIELDS, echo) | {"links": {echo: echo}, "images": [[echo, echo]]}
+        for canary in self._numbers if echo else ():
             page |= dict.fromkeys(("publishedTime", "date", "numPages"), int(canary.value)) if canary in known else {}
-        told = dict.fromkeys(_WORDS, f"SomeError: {said}")
+        messages = dict.fromkeys(_WORDS, f"SomeError: {echo}")
         is_search = came.host.startswith("s.")
-        return json.dumps({"code": status, "data": [page] if is_search else page, "meta": {}, **told})
+        return json.dumps({"code": status, "data": [page] if is_search else page, "meta": {}, **messages})
 
-    def _turned(self, texts: list[str]) -> list[str]:
-        """The texts, each time begun with others: of an error only the first 300 characters are shown."""
+    def _rotated(self, texts: list[str]) -> list[str]:
+        """Return the texts, rotated per request: only the first 300 characters of an error are shown."""
         start = 7 * len(self.received) % max(1, len(texts))
         return texts[start:] + texts[:start]

@@ -1,7 +1,7 @@
-"""The part of a kubelet that runs a rendered container: its environment, files, user, probes and end.
+"""Minimal kubelet that runs a rendered container: environment, files, user, probes and termination.
 
 Without containers: volumes are folders, and paths below their mounts are rewritten in environment and arguments. As
-root the process gets the container's user and a file system that nobody can write to; otherwise both stay the test's.
+root the process gets the container's user and a read-only file system; otherwise those of the test.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from openapi_tool.local.server import ServerProcess, free_port
 from openapi_tool.local.stack import EmbeddedStack
 
 USER = 10_001
-"""Of the image."""
+"""User id of the image."""
 ROOT = "/etc/openapi-tool"
 _SCRIPT = Path(sys.executable).parent / "openapi-tool"
 _ENTRY_POINT = (
@@ -49,7 +49,7 @@ Objects = Mapping[str, Mapping[str, str]]
 
 
 class Pod:
-    """One pod of a rendered Deployment or Job, with a port of its own instead of a network of its own."""
+    """Pod of a rendered Deployment or Job, with its own port instead of its own network."""
 
     def __init__(
         self, stack: EmbeddedStack, name: str, template: Mapping[str, Any], secrets: Objects, config_maps: Objects
@@ -67,7 +67,7 @@ class Pod:
         self.process = ServerProcess(name, command, stack.guard, stack.folder / f"{name}.log", environment=environment)
 
     def environment(self) -> dict[str, str]:
-        """The variables, values of Secrets included, with the paths of this pod's files."""
+        """Return the variables, with values of Secrets, and with the paths of this pod's files."""
         return {
             entry["name"]: self._relocated(entry.get("value") or self._secret(entry)) for entry in self.container["env"]
         }
@@ -126,12 +126,12 @@ class Pod:
         return float(probe["periodSeconds"] * probe["failureThreshold"])
 
     def probe(self, name: str) -> bool:
-        """Ask a probe once."""
-        asked = self.container[f"{name}Probe"]["httpGet"]
-        assert asked["port"] in {port["name"] for port in self.container["ports"]}
+        """Run a probe once."""
+        action = self.container[f"{name}Probe"]["httpGet"]
+        assert action["port"] in {port["name"] for port in self.container["ports"]}
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(f"http://127.0.0.1:{self.port}{asked['path']}", timeout=_PROBE_S) as response:
+            with opener.open(f"http://127.0.0.1:{self.port}{action['path']}", timeout=_PROBE_S) as response:
                 return bool(200 <= response.status < 400)
         except (urllib.error.URLError, OSError):
             return False

@@ -1,4 +1,4 @@
-"""Start-ups that cannot work: what, where and the remedy are named once, in the log and in the health report."""
+"""Starts that cannot succeed: cause, place and remedy are reported once, in the log and in the health record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from openapi_tool.settings import Settings
 from openapi_tool.telemetry.health import NATS, POSTGRES, Health
 from tests.requirements import requirement
 
-NOBODY = "127.0.0.1:1"
+UNREACHABLE = "127.0.0.1:1"
 CHECK_DSN, CHECK_SERVERS = "check postgres.dsn (PG_DSN)", "check nats.servers (NATS_SERVERS)"
 
 
@@ -44,13 +44,13 @@ async def _assembled(stack: AsyncExitStack, bootstrap: Bootstrap) -> None:
 
 
 async def begun(dsn: str, servers: str, attempts: int, **login: Any) -> CountingHealth:
-    """Begin to start, until this number of attempts has failed."""
+    """Start until this number of attempts has failed."""
     settings = Settings(postgres={"dsn": dsn, "timeout_s": 0.5}, nats={"servers": servers, **login})
     return await begun_of(build_bootstrap(settings, {"JINA_API_KEY": "a-key-of-the-test"}), attempts)
 
 
 async def begun_of(bootstrap: Bootstrap, attempts: int) -> CountingHealth:
-    """Begin to start a kernel, until this number of attempts has failed."""
+    """Start a kernel until this number of attempts has failed."""
     health = CountingHealth(redact=bootstrap.health.redact)
     async with AsyncExitStack() as stack:
         starting = asyncio.create_task(_assembled(stack, replace(bootstrap, health=health)))
@@ -69,12 +69,12 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def reason(
     dependency: str, dsn: str, servers: str, caplog: pytest.LogCaptureFixture, attempts: int = 4, **login: Any
 ) -> str:
-    """Begin to start, for a few attempts; return why the dependency is unavailable, which one line of the log says."""
+    """Start for a few attempts; return why the dependency is unavailable, which must be in one log line."""
     caplog.set_level(logging.INFO, "openapi_tool")
     health = await begun(dsn, servers, attempts, **login)
-    told = warnings(caplog)
+    logged = warnings(caplog)
     found = health.as_json()["dependencies"][dependency]["reason"]
-    assert told == [f"{dependency} is unavailable: {found}"]
+    assert logged == [f"{dependency} is unavailable: {found}"]
     return str(found)
 
 
@@ -99,7 +99,7 @@ def address_of(dsn: str) -> str:
 @requirement("start.reasons")
 @pytest.mark.parametrize(
     ("address", "says"),
-    [(NOBODY, "connection refused"), ("no.such.host.invalid", "the host's name cannot be resolved")],
+    [(UNREACHABLE, "connection refused"), ("no.such.host.invalid", "the host's name cannot be resolved")],
 )
 async def test_a_database_that_cannot_be_reached(
     stack: EmbeddedStack, caplog: pytest.LogCaptureFixture, address: str, says: str
@@ -110,7 +110,7 @@ async def test_a_database_that_cannot_be_reached(
 
 
 @requirement("start.reasons")
-async def test_a_database_or_a_table_that_is_not_there(stack: EmbeddedStack, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_missing_database_or_table(stack: EmbeddedStack, caplog: pytest.LogCaptureFixture) -> None:
     where = address_of(stack.postgres.dsn())
     found = await reason(POSTGRES, stack.postgres.dsn("nowhere"), stack.nats.url, caplog)
     assert found.startswith(f'PostgreSQL at {where} (database nowhere): database "nowhere" does not exist')
@@ -128,7 +128,7 @@ async def test_a_database_or_a_table_that_is_not_there(stack: EmbeddedStack, cap
 async def test_a_database_of_the_other_version(
     stack: EmbeddedStack, v1r3_database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is named in one line, as every obstacle: the start waits until database or settings are corrected."""
+    """Reported in one line, like other causes: the start waits until database or settings are corrected."""
     dsn = stack.postgres.dsn(v1r3_database)
     found = await reason(POSTGRES, dsn, stack.nats.url, caplog)
     where = f"PostgreSQL at {address_of(dsn)} (database {v1r3_database})"
@@ -140,19 +140,24 @@ async def test_a_database_of_the_other_version(
 async def test_the_older_kernel_that_cannot_be_reached_is_named_by_its_own_settings(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    older = {"postgres": {"dsn": f"postgresql://user@{NOBODY}/older"}, "nats": {"servers": f"nats://{NOBODY}"}}
+    older = {
+        "postgres": {"dsn": f"postgresql://user@{UNREACHABLE}/older"},
+        "nats": {"servers": f"nats://{UNREACHABLE}"},
+    }
     settings = Settings(postgres={"dsn": "postgresql://unused"}, dialects={"v1r3": older})
     [kernel] = build_bootstrap(settings, {"JINA_API_KEY": "a-key-of-the-test"}).others
     await begun_of(kernel, 6)
     prefix = "OPENAPI_TOOL__DIALECTS__V1R3__"
-    assert [said.partition("; ")[2] for said in sorted(warnings(caplog))] == [
+    assert [line.partition("; ")[2] for line in sorted(warnings(caplog))] == [
         f"check dialects.v1r3.nats.servers ({prefix}NATS__SERVERS)",
         f"check dialects.v1r3.postgres.dsn ({prefix}POSTGRES__DSN)",
     ]
 
 
 @requirement("start.reasons")
-async def test_nats_in_the_place_of_postgresql(stack: EmbeddedStack, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_nats_server_at_the_address_of_postgresql(
+    stack: EmbeddedStack, caplog: pytest.LogCaptureFixture
+) -> None:
     address = stack.nats.url.partition("://")[2]
     found = await reason(POSTGRES, f"postgresql://user@{address}/kernel", stack.nats.url, caplog)
     assert found.startswith(f"PostgreSQL at {address} (database kernel): it does not speak PostgreSQL's protocol")
@@ -160,12 +165,12 @@ async def test_nats_in_the_place_of_postgresql(stack: EmbeddedStack, caplog: pyt
 
 
 @requirement("start.reasons")
-async def test_nats_that_nobody_answers_or_that_is_postgresql(
+async def test_no_server_or_postgresql_at_the_address_of_nats(
     stack: EmbeddedStack, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     dsn = stack.postgres.dsn(database)
-    found = await reason(NATS, dsn, f"nats://{NOBODY}", caplog)
-    assert found == f"NATS at {NOBODY}: connection refused; {CHECK_SERVERS}"
+    found = await reason(NATS, dsn, f"nats://{UNREACHABLE}", caplog)
+    assert found == f"NATS at {UNREACHABLE}: connection refused; {CHECK_SERVERS}"
     caplog.clear()
     found = await reason(NATS, dsn, f"nats://{address_of(dsn)}", caplog, attempts=1)
     assert found == f"NATS at {address_of(dsn)}: no answer in time: is it a NATS server? {CHECK_SERVERS}"
@@ -173,10 +178,10 @@ async def test_nats_that_nobody_answers_or_that_is_postgresql(
 
 @requirement("start.reasons")
 async def test_each_server_that_cannot_be_reached_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    await begun(f"postgresql://user@{NOBODY}/kernel", f"nats://{NOBODY}", 6)
+    await begun(f"postgresql://user@{UNREACHABLE}/kernel", f"nats://{UNREACHABLE}", 6)
     assert sorted(warnings(caplog)) == [
-        f"{NATS} is unavailable: NATS at {NOBODY}: connection refused; {CHECK_SERVERS}",
-        f"{POSTGRES} is unavailable: PostgreSQL at {NOBODY} (database kernel): connection refused; {CHECK_DSN}",
+        f"{NATS} is unavailable: NATS at {UNREACHABLE}: connection refused; {CHECK_SERVERS}",
+        f"{POSTGRES} is unavailable: PostgreSQL at {UNREACHABLE} (database kernel): connection refused; {CHECK_DSN}",
     ]
 
 
@@ -233,7 +238,7 @@ def test_a_start_that_waits_repeats_its_reason_once_a_minute(caplog: pytest.LogC
 
 @requirement("start.reasons")
 @pytest.mark.parametrize("dependency", [POSTGRES, NATS])
-async def test_the_line_of_a_minute_has_the_reason_of_the_health_report(
+async def test_the_reminder_has_the_reason_of_the_health_record(
     stack: EmbeddedStack,
     database: str,
     caplog: pytest.LogCaptureFixture,
@@ -243,9 +248,9 @@ async def test_the_line_of_a_minute_has_the_reason_of_the_health_report(
     monkeypatch.setattr(assembly, "_REMIND_S", 0.0)
     dsn, servers = stack.postgres.dsn(database), stack.nats.url
     if dependency == POSTGRES:
-        dsn = f"postgresql://user@{NOBODY}/kernel"
+        dsn = f"postgresql://user@{UNREACHABLE}/kernel"
     else:
-        servers = f"nats://{NOBODY}"
+        servers = f"nats://{UNREACHABLE}"
     await begun(dsn, servers, 4)
     first, *others = warnings(caplog)
     why = first.removeprefix(f"{dependency} is unavailable: ")

@@ -1,4 +1,4 @@
-"""Budgets, usage and disabled tools over three executor processes under load, also killed; the double's log judges."""
+"""Budgets, usage and disabled tools of three executors under load, also killed; checked against the double's log."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MIXES = range(int(os.environ.get("USAGE_MIXES", "1")))
 """Seeds of the mixes of calls; one in the suite, more with the variable."""
 
 ARRIVAL_S = 0.5
-"""Most seconds after which the double logs a request that an executor sent before it was killed."""
+"""Maximum seconds until the double logs a request that an executor sent before it was killed."""
 
 CALLS, KILLED_EVERY_S, RATE = 48, 0.5, 24
 PAGES = {"tool_name": "pages", "options": {"jina": {"mode": "reader", "tool": "jina.read_many"}}}
@@ -68,7 +68,7 @@ class Fleet:
     points: Path
 
     async def keep_alive(self) -> None:
-        """Start again what died, until cancelled."""
+        """Restart executors that died, until cancelled."""
         while True:
             for executor in self.executors:
                 if not executor.process.alive:
@@ -80,7 +80,7 @@ class Fleet:
         return [float(line.split()[0]) for line in file.read_text().splitlines()] if file.exists() else []
 
     async def stop(self) -> None:
-        """Let all executors drain, which reports what they used."""
+        """Drain all executors, which report their use."""
         codes = await asyncio.gather(*(asyncio.to_thread(one.stop) for one in self.executors))
         assert set(codes) == {0}
 
@@ -138,7 +138,7 @@ async def test_three_processes_send_exactly_the_budget(stack: EmbeddedStack, wor
         await published(world, placed)
         await world.settled(30)
         environment = {"NATS_SERVERS": world.stack.nats.url}
-        told = await asyncio.to_thread(
+        shown = await asyncio.to_thread(
             CliRunner().invoke, app, ["budgets", "--project", PROJECT, "--json"], env=environment
         )
     cards = [(await world.caller.read_answer(call)).card for call in placed]
@@ -148,7 +148,7 @@ async def test_three_processes_send_exactly_the_budget(stack: EmbeddedStack, wor
     assert min(error["detail"]["used"] for error in refused) >= LIMIT - 2
     left = [card["metadata"]["tool_output"]["budget"]["project_day"]["requests_left"] for card in cards]
     assert min(left) == 0
-    [account] = json.loads(told.stdout)["budgets"]
+    [account] = json.loads(shown.stdout)["budgets"]
     assert (account["scope"], account["requests_left"]) == ("project_day", 0)
 
 
@@ -156,7 +156,7 @@ async def test_three_processes_send_exactly_the_budget(stack: EmbeddedStack, wor
 async def test_tokens_are_exceeded_by_no_more_than_running_requests_cost(
     stack: EmbeddedStack, world: World, tmp_path: Path
 ) -> None:
-    """The first requests are estimated at the least charge of a page, which is one token."""
+    """The first requests are estimated at the minimum charge of a page: one token."""
     async with fleet(stack, world, tmp_path, RUNNING, project_day_tokens=TOKENS) as three:
         placed = [await world.place({"url": page(number)}, "jina_reader", suffix="read") for number in range(LIMIT)]
         await published(world, placed)
@@ -222,7 +222,7 @@ async def test_usage_and_budgets_equal_the_doubles_count_while_executors_are_kil
 
 
 async def kill_at_each_point(three: Fleet, random_: random.Random) -> None:
-    """Kill whichever executor is the first at a point, then at the next; all have been started again in the end."""
+    """Kill the first executor at each fail point in turn; in the end all have been restarted."""
     for point in random_.sample(POINTS, len(POINTS)):
         await asyncio.sleep(KILLED_EVERY_S)
         (three.points / point).touch()
@@ -257,7 +257,7 @@ def tokens(log: Iterable[Mapping[str, Any]]) -> int:
 async def test_no_request_begins_two_seconds_after_a_tool_was_disabled(
     stack: EmbeddedStack, world: World, tmp_path: Path
 ) -> None:
-    """Three processes under load, one of which is killed and started again; then the record is gone."""
+    """Three processes under load, one of which is killed and restarted; then the record is deleted."""
     async with fleet(stack, world, tmp_path) as three:
         load = asyncio.create_task(endless(world))
         await asyncio.sleep(0.5)

@@ -1,4 +1,4 @@
-"""`openapi-tool call` against a kernel that `dev` did not make; test_dev.py has the other half."""
+"""`openapi-tool call` with a kernel that `dev` did not create; with one of `dev`: test_dev.py."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HERE = ("--yes", "--project", PROJECT, "--agent", AGENT)
 KNOWN = json.dumps({"query": "hello world", "count": 3})
 SUBJECT = f"cg.v1r4.{PROJECT}.public.cmd.tool.jina.search"
 SEARCH = str(Path(__file__).parents[2] / "config" / "tools" / "jina_search.yaml")
-API_AWAY = "the kernel's API at 127.0.0.1:1: connection refused; check --api"
+API_UNREACHABLE = "the kernel's API at 127.0.0.1:1: connection refused; check --api"
 KEYS = {"status", "content", "result", "error", "inbox_row", "doorbell", "trace_id", "tool_call_id", "times"}
 
 Call = Callable[..., Awaitable[Result]]
@@ -53,7 +53,7 @@ def addresses(stack: EmbeddedStack, database: str, tmp_path: Path) -> dict[str, 
 
 @pytest.fixture
 async def call(addresses: dict[str, str], caller: Caller) -> Call:
-    """Runs `call` against the test's kernel, which has a search tool."""
+    """Run `call` against the test's kernel, which has a search tool."""
     await caller.add_tool(PROJECT, search_tool())
 
     async def run(*words: str, stdin: str | None = None) -> Result:
@@ -116,7 +116,7 @@ async def test_a_failure_is_shown_with_code_message_and_whether_to_retry(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["jina_serch", *HERE], "its tools: internal, jina_search"),
         (["jina_search", *HERE, "--project", "nowhere"], f"projects with tools: {PROJECT}"),
@@ -132,20 +132,20 @@ async def test_a_failure_is_shown_with_code_message_and_whether_to_retry(
     ],
 )
 @requirement("cli.call")
-async def test_what_is_wrong_is_named_before_anything_is_written(
-    words: list[str], said: str, call: Call, caller: Caller
+async def test_mistakes_are_reported_before_anything_is_written(
+    words: list[str], message: str, call: Call, caller: Caller
 ) -> None:
     await caller.add_tool(PROJECT, {"tool_name": "internal", "target_subject": None})
     before = await written(caller)
     result = await call(*words)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert result.stdout == ""
     assert await written(caller) == before == 0
 
 
 @requirement("cli.call")
-async def test_what_the_database_refuses_leaves_nothing(call: Call, caller: Caller) -> None:
+async def test_a_call_that_the_database_refuses_leaves_no_rows(call: Call, caller: Caller) -> None:
     await caller.database.execute("alter table state.execution_edges add check (primitive <> 'tool_call')")
     for arguments in (KNOWN, '{"query": "\\u0000"}'):
         result = await call("jina_search", *HERE, "--args", arguments)
@@ -155,7 +155,7 @@ async def test_what_the_database_refuses_leaves_nothing(call: Call, caller: Call
 
 
 @requirement("cli.call")
-async def test_a_kernel_that_dev_did_not_make_is_only_written_to_when_told_so(
+async def test_a_kernel_that_dev_did_not_create_is_written_to_only_with_yes(
     call: Call, caller: Caller, database: str
 ) -> None:
     _, *rest = HERE
@@ -171,7 +171,7 @@ async def test_a_kernel_that_dev_did_not_make_is_only_written_to_when_told_so(
 
 
 @requirement("cli.call")
-async def test_no_stream_is_made_where_none_takes_the_command(call: Call, caller: Caller) -> None:
+async def test_call_never_creates_a_stream(call: Call, caller: Caller) -> None:
     await caller.delete_streams()
     result = await call("jina_search", *HERE)
     assert result.exit_code == 2
@@ -181,7 +181,7 @@ async def test_no_stream_is_made_where_none_takes_the_command(call: Call, caller
 
 
 @requirement("cli.call")
-async def test_no_answer_in_time_is_said_with_where_to_look(call: Call) -> None:
+async def test_a_missing_result_is_reported_with_where_to_look(call: Call) -> None:
     result = await call("jina_search", *HERE, "--timeout", "0.3")
     assert result.exit_code == 3
     assert "none within 0.3 s" in result.stderr
@@ -195,7 +195,7 @@ async def test_no_answer_in_time_is_said_with_where_to_look(call: Call) -> None:
 
 @requirement("cli.call")
 async def test_a_missing_doorbell_is_reported(call: Call, caller: Caller) -> None:
-    """An executor, played by hand, that writes its result and rings nobody."""
+    """Simulate an executor that writes a result and publishes no doorbell."""
 
     async def answer(message: Msg) -> None:
         headers = message.headers or {}
@@ -238,7 +238,7 @@ async def test_a_call_can_be_interrupted(addresses: dict[str, str], call: Call, 
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"NATS_SERVERS": None}, "set both PG_DSN and NATS_SERVERS"),
         ({"NATS_SERVERS": ""}, "NATS_SERVERS: is empty; name a server"),
@@ -251,18 +251,18 @@ async def test_a_call_can_be_interrupted(addresses: dict[str, str], call: Call, 
 )
 @requirement("cli.call")
 def test_wrong_addresses_are_named_without_credentials(
-    changes: dict[str, str | None], said: str, addresses: dict[str, str]
+    changes: dict[str, str | None], message: str, addresses: dict[str, str]
 ) -> None:
     result = CliRunner().invoke(app, ["call", "jina_search", *HERE], env=addresses | changes)
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
     for secret in (addresses["PG_DSN"].split(":")[2].split("@")[0], "'p'", "p/w"):
         assert secret not in result.stderr
 
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """The address of a server that accepts connections and never writes."""
+    """Return the address of a server that accepts connections and never writes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
@@ -283,7 +283,7 @@ def silent() -> Iterator[str]:
     ],
 )
 @requirement("cli.ends")
-def test_a_nats_that_is_away_or_silent_is_named_within_three_seconds(command: list[str], silent: str) -> None:
+def test_an_unreachable_or_silent_nats_is_reported_within_three_seconds(command: list[str], silent: str) -> None:
     for where, why in (
         ("127.0.0.1:1", "connection refused;"),
         (silent, "no answer within 1.5 s: is it a NATS server?"),
@@ -295,8 +295,8 @@ def test_a_nats_that_is_away_or_silent_is_named_within_three_seconds(command: li
                 took_s, result = _timed(command, servers)
         assert took_s < 3
         assert (result.exit_code, result.stdout) == (2, "")
-        told = f"openapi-tool: cannot connect to NATS at {where}: {why} check nats.servers (NATS_SERVERS)\n"
-        assert result.stderr == told
+        expected = f"openapi-tool: cannot connect to NATS at {where}: {why} check nats.servers (NATS_SERVERS)\n"
+        assert result.stderr == expected
 
 
 def _timed(command: list[str], servers: dict[str, str]) -> tuple[float, Result]:
@@ -309,7 +309,7 @@ def _timed(command: list[str], servers: dict[str, str]) -> tuple[float, Result]:
     "command", [["top", "--once"], ["limits"], ["budgets"], ["deadletters", "list"], ["deadletters", "show", "1"]]
 )
 @requirement("cli.ends")
-def test_commands_that_use_nats_alone_need_no_database(command: list[str], tmp_path: Path) -> None:
+def test_commands_that_use_only_nats_need_no_database(command: list[str], tmp_path: Path) -> None:
     servers = {"PG_DSN": None, "NATS_SERVERS": "nats://127.0.0.1:1", "XDG_RUNTIME_DIR": str(tmp_path)}
     result = CliRunner().invoke(app, command, env=servers)
     assert (result.exit_code, result.stdout) == (2, "")
@@ -319,7 +319,7 @@ def test_commands_that_use_nats_alone_need_no_database(command: list[str], tmp_p
 
 
 @requirement("cli.ends", "cli.inspect")
-def test_a_database_that_is_away_is_named_where_nats_answers(stack: EmbeddedStack) -> None:
+def test_an_unreachable_database_is_reported_if_nats_answers(stack: EmbeddedStack) -> None:
     servers = {"PG_DSN": "postgresql://127.0.0.1:1/kernel", "NATS_SERVERS": stack.nats.url}
     for command in (["inspect", "tc_1", "--project", "p"], ["deadletters", "list", "--abandoned"], ["call", "a_tool"]):
         result = CliRunner().invoke(app, command, env=servers)
@@ -403,7 +403,7 @@ async def _insert(caller: Caller, table: str, row: Mapping[str, Any]) -> None:
 
 
 def same(value: Any, example: Any) -> Any:
-    """`value` with everything that may differ replaced by its kind; what the example lacks stays visible."""
+    """Return `value` with variable parts replaced by their kind; parts that the example lacks stay."""
     return _same("", json.loads(json.dumps(value, default=lambda moment: moment.isoformat())), example)
 
 
@@ -435,7 +435,7 @@ def _without_fresh_ids(name: str, value: str) -> str:
     return value
 
 
-# How the command line ends where its output, its services or its user do not wait for it.
+# How a command ends if its output is closed, its servers are unreachable, or the user interrupts it.
 
 
 COMMAND = [sys.executable, "-m", "openapi_tool"]
@@ -465,7 +465,7 @@ def run(
 
 
 @requirement("cli.ends")
-def test_a_reader_that_has_gone_ends_the_command_like_any_other() -> None:
+def test_a_closed_output_pipe_ends_a_command_with_141() -> None:
     read, write = os.pipe()
     os.close(read)
     try:
@@ -477,7 +477,7 @@ def test_a_reader_that_has_gone_ends_the_command_like_any_other() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
 @requirement("cli.ends")
-def test_output_that_cannot_be_written_is_said_in_a_line() -> None:
+def test_output_that_cannot_be_written_is_reported_in_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         done = run(PRINTING, stdout=full)
     assert done.returncode == 1
@@ -485,7 +485,7 @@ def test_output_that_cannot_be_written_is_said_in_a_line() -> None:
 
 
 @requirement("cli.ends")
-def test_ctrl_c_while_it_is_still_imported_is_no_traceback() -> None:
+def test_ctrl_c_during_the_import_prints_no_traceback() -> None:
     done = run([sys.executable, "-c", INTERRUPTED_WHILE_IMPORTED])
     assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "")
 
@@ -497,8 +497,8 @@ def test_ctrl_c_while_it_is_still_imported_is_no_traceback() -> None:
             ["tools", "list", "--db", "--project", "p"],
             "PostgreSQL at 127.0.0.1:1 (database x): connection refused; check postgres.dsn (PG_DSN)",
         ),
-        (["tools", "list", "--api", "http://127.0.0.1:1", "--project", "p"], API_AWAY),
-        (["tools", "apply", SEARCH, "--api", "http://127.0.0.1:1", "--project", "p", "--yes"], API_AWAY),
+        (["tools", "list", "--api", "http://127.0.0.1:1", "--project", "p"], API_UNREACHABLE),
+        (["tools", "apply", SEARCH, "--api", "http://127.0.0.1:1", "--project", "p", "--yes"], API_UNREACHABLE),
         (
             ["tools", "list", "--api", "http://no.such.host.invalid", "--project", "p"],
             "the kernel's API at no.such.host.invalid:80: the host's name cannot be resolved; check --api",
@@ -513,9 +513,9 @@ def test_ctrl_c_while_it_is_still_imported_is_no_traceback() -> None:
     ],
 )
 @requirement("cli.ends")
-def test_whatever_cannot_be_reached_has_the_same_exit_code(arguments: list[str], says: str) -> None:
-    away = {"PG_DSN": "postgresql://127.0.0.1:1/x", "NATS_SERVERS": "nats://127.0.0.1:1"}
-    done = run([*COMMAND, *arguments], env=BARE | away)
+def test_every_unreachable_server_has_the_same_exit_code(arguments: list[str], says: str) -> None:
+    unreachable = {"PG_DSN": "postgresql://127.0.0.1:1/x", "NATS_SERVERS": "nats://127.0.0.1:1"}
+    done = run([*COMMAND, *arguments], env=BARE | unreachable)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert says in line

@@ -37,7 +37,7 @@ ANSWERED_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """A NATS server with TLS of a CA of its own, and what a client needs to trust it."""
+    """NATS server with TLS by its own CA, and the values with which a client trusts it."""
 
     nats: NatsServer
     ca: str
@@ -148,7 +148,7 @@ class Load:
             await asyncio.sleep(0.05)
 
     async def waits_s(self) -> list[float]:
-        """Check that every call has one success; return how long each waited for it."""
+        """Check that every call has one success; return the seconds that each took."""
         waits = []
         for call in self.calls:
             answer = await self.kernel.answer(call, ANSWERED_S)
@@ -161,7 +161,7 @@ class Load:
 async def test_calls_are_answered_throughout_a_rolling_update(
     stack: EmbeddedStack, database: str, cluster: Cluster, tls: Tls
 ) -> None:
-    """Two pods, of which each is replaced: the new one is ready before the old one is told to stop."""
+    """Two pods, of which each is replaced: the new one is ready before the old one gets SIGTERM."""
     stack.upstream.rules({"delay_s": 0.2})
     async with kernel_of(tls, stack.postgres.dsn(database)) as kernel:
         old = [await cluster.create(), await cluster.create()]
@@ -190,7 +190,7 @@ async def test_a_pod_is_alive_and_not_ready_while_nats_is_down(
         pod = await cluster.create()
         tls.nats.stop()
         async with asyncio.timeout(ANSWERED_S):
-            while pod.probe("readiness"):  # noqa: ASYNC110 - a probe is asked again and again
+            while pod.probe("readiness"):  # noqa: ASYNC110 - a probe is polled
                 await asyncio.sleep(0.1)
         assert pod.probe("liveness")
         assert pod.probe("startup")

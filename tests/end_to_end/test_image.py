@@ -1,4 +1,4 @@
-"""The image without an engine: its build steps in a folder, and what they make as another user on a read-only root."""
+"""The image without a container engine: build steps in a folder; the result as another user on a read-only root."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def run(image: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @requirement("image.steps", "supply.locked")
 def test_the_steps_make_an_entry_point_for_another_user_on_a_read_only_root(image: Path) -> None:
-    """One test, so that the steps run once however the suite is spread over processes."""
+    """One test, so that the steps run once, also with several test processes."""
     _holds_what_is_locked_and_nothing_else(image / "opt/openapi-tool")
     assert run(image, "--version").stdout.strip() == __version__
     assert "Run tool calls until SIGTERM." in run(image, "serve", "--help").stdout
@@ -99,7 +99,9 @@ def _holds_what_is_locked_and_nothing_else(prefix: Path) -> None:
     assert not [
         name for name in ("local", "testing.py", "pytest_plugin.py") if (packages / "openapi_tool" / name).exists()
     ]
-    assert list((packages / "openapi_tool/__pycache__").glob("service.*.pyc")), "compiled, since nobody can do it later"
+    assert list((packages / "openapi_tool/__pycache__").glob("service.*.pyc")), (
+        "compiled, since the file system is read-only later"
+    )
 
 
 @requirement("image.steps")

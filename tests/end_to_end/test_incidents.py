@@ -40,9 +40,9 @@ from tests.unit.test_alerts import POD, firing_alerts, needs_promtool
 from tests.wire.world import DURABLE
 
 HELLO = {"query": "hello world", "count": 3}
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 BEGINS, ONCE, LASTING = 15, 20, 58
-"""Minutes: when an incident begins, and when one that happens once and one that lasts is looked at."""
+"""Minutes: begin of an incident, and evaluation of one that happens once and of one that lasts."""
 
 pytestmark = [needs_promtool, pytest.mark.long]
 
@@ -62,7 +62,7 @@ class Scene:
     before: Scrape = field(default_factory=dict)
 
     def scrape(self) -> Scrape:
-        """Return the executor's own series; none where nobody answers."""
+        """Return the executor's own series; none if it does not answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
                 text = answer.read().decode()
@@ -129,8 +129,8 @@ class Scene:
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not await holds():  # noqa: ASYNC110 - a process is asked
+    async with asyncio.timeout(TIMEOUT_S):
+        while not await holds():  # noqa: ASYNC110 - another process is polled
             await asyncio.sleep(0.1)
 
 
@@ -183,13 +183,13 @@ async def scenes(stack: EmbeddedStack, caller: Caller, database: str, tmp_path: 
             stack.upstream.rules()
             if executor.process.alive:
                 executor.signal(signal.SIGKILL)
-                await asyncio.to_thread(executor.process.wait, PATIENCE_S)
+                await asyncio.to_thread(executor.process.wait, TIMEOUT_S)
 
     return begin
 
 
 def _expected(settings: Mapping[str, str]) -> set[str]:
-    """A shifted clock is wrong from the start."""
+    """The clock is shifted from the start."""
     return {"OpenapiToolClockOffset"} if OFFSET_VARIABLE in settings else set()
 
 

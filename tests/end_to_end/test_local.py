@@ -1,4 +1,4 @@
-"""The embedded stack and the demo, as a person meets them."""
+"""The embedded stack and the demo."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HOLD = textwrap.dedent(
 
 
 class Interrupted(subprocess.Popen[bytes]):
-    """A process during whose `poll` another thread does something."""
+    """Process during whose `poll` another thread runs."""
 
     meanwhile: threading.Thread | None = None
 
@@ -69,7 +69,7 @@ def spaced(tmp_path: Path) -> Path:
     return folder
 
 
-def gone(pids: list[int]) -> bool:
+def have_ended(pids: list[int]) -> bool:
     def runs(pid: int) -> bool:
         try:
             return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -93,7 +93,7 @@ def test_a_free_port_is_none_that_an_outgoing_connection_may_take(monkeypatch: p
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 @requirement("local.stack")
-def test_however_the_parent_ends_no_process_and_no_file_stays(number: signal.Signals, spaced: Path) -> None:
+def test_no_process_or_file_remains_however_the_parent_ends(number: signal.Signals, spaced: Path) -> None:
     with subprocess.Popen(  # noqa: S603 - our own code
         [sys.executable, "-c", HOLD],
         stdout=subprocess.PIPE,
@@ -104,10 +104,10 @@ def test_however_the_parent_ends_no_process_and_no_file_stays(number: signal.Sig
         assert parent.stdout is not None
         folder, *pids = parent.stdout.readline().rstrip().split("\t")
         assert Path(folder).is_dir()
-        assert not gone([int(pid) for pid in pids])
+        assert not have_ended([int(pid) for pid in pids])
         parent.send_signal(number)
     give_up = time.monotonic() + 15
-    while not gone([int(pid) for pid in pids]) or Path(folder).exists():
+    while not have_ended([int(pid) for pid in pids]) or Path(folder).exists():
         assert time.monotonic() < give_up, "something stayed behind"
         time.sleep(0.02)
 
@@ -120,7 +120,7 @@ def test_the_stack_comes_up_while_the_usual_ports_are_taken_and_stops_cleanly() 
             try:
                 taken.bind(("127.0.0.1", port))
                 taken.listen()
-            except OSError:  # taken already, or not ours to take: both do
+            except OSError:  # already in use, or not permitted: either is fine
                 continue
         with EmbeddedStack() as stack:
             folder = stack.folder
@@ -128,7 +128,7 @@ def test_the_stack_comes_up_while_the_usual_ports_are_taken_and_stops_cleanly() 
     assert not folder.exists()
 
 
-def test_binaries_in_a_closed_home_are_noticed(tmp_path: Path) -> None:
+def test_a_folder_that_other_users_cannot_reach_is_detected(tmp_path: Path) -> None:
     closed = tmp_path / "home" / "bin"
     closed.mkdir(parents=True)
     (tmp_path / "home").chmod(0o700)
@@ -201,7 +201,7 @@ def test_the_real_upstream_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "JINA_API_KEY" in result.stderr
 
 
-def test_processes_that_are_started_at_once_are_all_ended_and_waited_for() -> None:
+def test_processes_started_concurrently_are_all_stopped() -> None:
     guard = Guard()
     first, second, third = [Interrupted([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(3)]
     guard.stop_at_end(first)

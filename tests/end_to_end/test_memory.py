@@ -1,4 +1,4 @@
-"""Many large pages at once, through an executor of its own: what it takes of memory, and that all are answered."""
+"""Many large pages at once in one executor: its memory stays within the limit, and all calls get results."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ async def test_many_large_pages_at_once_are_answered_within_the_limit(
 
 
 def _peak_bytes(pid: int) -> int:
-    """The most resident memory that a process ever had."""
+    """Return the peak resident memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) * 1024

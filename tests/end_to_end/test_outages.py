@@ -1,4 +1,4 @@
-"""Servers that go away and come back, seen by a `serve` process and its health server."""
+"""Outages of servers, seen by a `serve` process and its health server."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from tests.support import dsn_of, make_role
 
 DATABASE = "outages"
 HELLO = {"query": "hello world", "count": 3}
-_PATIENCE_S = 15.0
+_TIMEOUT_S = 15.0
 REACTION_S = 6.0
-_LONGEST_DRAIN_S = 40.0  # drain_timeout_s, and some seconds for what waits for a server that is silent
+_LONGEST_DRAIN_S = 40.0  # drain_timeout_s, and some seconds for requests to a silent server
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +71,14 @@ class Served:
 
     def scraped(self, line: str) -> str:
         """All metrics, once `line` is among them: a call is counted a moment after its result is there."""
-        give_up = time.monotonic() + _PATIENCE_S
+        give_up = time.monotonic() + _TIMEOUT_S
         while line not in (metrics := self.get("/metrics")[1]):
             assert time.monotonic() < give_up, metrics
             time.sleep(0.05)
         return metrics
 
     def wait(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        give_up = time.monotonic() + _PATIENCE_S
+        give_up = time.monotonic() + _TIMEOUT_S
         while not condition(shown := self.ready()):
             assert time.monotonic() < give_up, shown
             time.sleep(0.05)
@@ -118,7 +118,7 @@ async def _placed(served: Served) -> PlacedCall:
 async def _answered(served: Served, call: PlacedCall) -> dict[str, Any]:
     dsn = served.stack.postgres.dsn(served.executor.process.name)
     async with Caller.connect(dsn, served.stack.nats.url) as caller:
-        give_up = time.monotonic() + _PATIENCE_S
+        give_up = time.monotonic() + _TIMEOUT_S
         while not ((answer := await caller.read_answer(call)).inbox_row and answer.card):
             assert time.monotonic() < give_up, served.executor.process.log_tail()
         content: dict[str, Any] = answer.card["content"]
@@ -148,7 +148,7 @@ async def test_health_metrics_and_readiness(served: Served) -> None:
 
 
 @requirement("health")
-async def test_a_port_that_is_taken_is_named(served: Served) -> None:
+async def test_a_port_in_use_is_reported(served: Served) -> None:
     second = served.stack.executor(
         "second", served.executor.process.name, {"OPENAPI_TOOL__HEALTH__PORT": str(served.port)}
     )
@@ -194,7 +194,7 @@ async def test_servers_may_come_up_after_the_executor(served: Served) -> None:
 
 
 @requirement("outage")
-async def test_it_stops_at_once_while_it_waits_for_servers(served: Served) -> None:
+async def test_serve_stops_at_once_while_it_waits_for_servers(served: Served) -> None:
     port = free_port()
     lonely = served.stack.executor(
         "lonely",
@@ -228,7 +228,7 @@ async def test_nats_may_restart_while_a_call_runs(served: Served) -> None:
 async def _deliveries(served: Served, condition: Callable[[Any], bool]) -> int:
     """Return the number of deliveries once the condition holds."""
     client = await nats.connect(served.stack.nats.url)
-    async with asyncio.timeout(_PATIENCE_S):
+    async with asyncio.timeout(_TIMEOUT_S):
         while not condition(info := await client.jetstream().consumer_info(STREAM, default_durable("v1r4", "jina"))):
             pass
     await client.close()
@@ -236,7 +236,7 @@ async def _deliveries(served: Served, condition: Callable[[Any], bool]) -> int:
 
 
 async def _publish(served: Served, call: PlacedCall) -> None:
-    """Only the bus: the database may be away."""
+    """Check NATS only: the database may be unavailable."""
 
     client = await nats.connect(served.stack.nats.url)
     await client.jetstream().publish(call.subject, json.dumps(call.body).encode(), headers=dict(call.headers))
@@ -244,7 +244,7 @@ async def _publish(served: Served, call: PlacedCall) -> None:
 
 
 @requirement("nats.watched")
-async def test_a_nats_that_is_silent_is_seen_at_readyz_and_loses_nothing(served: Served) -> None:
+async def test_a_silent_nats_makes_readyz_fail_and_loses_nothing(served: Served) -> None:
     served.wait(lambda shown: shown["ready"])
     call = await _placed(served)
     with frozen(served):
@@ -295,10 +295,10 @@ def frozen(served: Served) -> Iterator[None]:
         process.signal(signal.SIGCONT)
 
 
-# SIGHUP: policy and mounted keys are read again, and a broken file changes nothing.
+# SIGHUP: policy and mounted keys are reloaded; an invalid file changes nothing.
 
 
-PATIENCE_S = 15.0
+RELOAD_TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,18 +314,18 @@ class Reloaded:
         await self.logged(action, lambda: self.executor.signal(signal.SIGHUP))
 
     async def logged(self, action: str, cause: Callable[[], object]) -> None:
-        """Cause something, and wait until the log has one more line of this action."""
+        """Run `cause`, and wait until the log has one more line of this action."""
         before = self.executor.log_text().count(f'"{action}"')
         cause()
-        async with asyncio.timeout(PATIENCE_S):
-            while self.executor.log_text().count(f'"{action}"') == before:  # noqa: ASYNC110 - a file tells nobody
+        async with asyncio.timeout(RELOAD_TIMEOUT_S):
+            while self.executor.log_text().count(f'"{action}"') == before:  # noqa: ASYNC110 - a log file has no event
                 await asyncio.sleep(0.05)
 
     async def answer(self) -> dict[str, Any]:
-        """The content of the result of a new call."""
+        """Return the content of the result of a new call."""
         call: PlacedCall = await self.caller.place(PROJECT, AGENT, "jina_search", {"query": "hello world", "count": 3})
-        async with asyncio.timeout(PATIENCE_S):
-            while not (answer := await self.caller.read_answer(call)).card:  # noqa: ASYNC110 - nor does a table
+        async with asyncio.timeout(RELOAD_TIMEOUT_S):
+            while not (answer := await self.caller.read_answer(call)).card:  # noqa: ASYNC110 - nor has a table
                 await asyncio.sleep(0.05)
         content: dict[str, Any] = answer.card["content"]
         return content
@@ -354,7 +354,7 @@ async def reloaded(stack: EmbeddedStack, caller: Caller, database: str, tmp_path
 
 
 @requirement("reload")
-async def test_sighup_reads_policy_and_keys_again_and_ends_nothing(reloaded: Reloaded) -> None:
+async def test_sighup_reloads_policy_and_keys_without_ending_calls(reloaded: Reloaded) -> None:
     assert (await reloaded.answer())["status"] == "success"
     reloaded.key.write_text(reloaded.stack.upstream.keys["SEARCH_API_KEY"])
     await reloaded.hang_up("reload.done")
@@ -372,7 +372,7 @@ async def test_files_that_change_are_read_again_without_a_signal(reloaded: Reloa
 
 
 @requirement("reload")
-def test_a_file_counts_as_changed_once_it_stays_so(tmp_path: Path) -> None:
+def test_a_file_counts_as_changed_once_it_is_stable(tmp_path: Path) -> None:
     """The kubelet replaces a mounted key by another link; others write a file in steps."""
     link, files = tmp_path / "key", [tmp_path / name for name in ("first", "second")]
     for file in files:
@@ -412,7 +412,7 @@ async def test_a_new_key_is_masked_before_its_first_use() -> None:
 
 
 @requirement("reload")
-async def test_what_is_broken_changes_nothing_and_is_logged(reloaded: Reloaded) -> None:
+async def test_invalid_settings_change_nothing_and_are_logged(reloaded: Reloaded) -> None:
     reloaded.key.unlink()
     reloaded.config.write_text('[policy]\ndeny = ["jina.*"]\n')
     await reloaded.hang_up("reload.failed")
@@ -422,14 +422,14 @@ async def test_what_is_broken_changes_nothing_and_is_logged(reloaded: Reloaded) 
 
 
 @requirement("reload")
-async def test_what_needs_a_restart_is_named(reloaded: Reloaded) -> None:
+async def test_sections_that_need_a_restart_are_logged(reloaded: Reloaded) -> None:
     reloaded.config.write_text("[executor]\nconcurrency = 3\n")
     await reloaded.hang_up("reload.done")
     assert '"need_restart":["executor"]' in reloaded.executor.log_text()
 
 
 @requirement("reload")
-def test_a_redactor_learns_everywhere_and_forgets_nothing() -> None:
+def test_every_redactor_learns_new_secrets_and_masks_old_ones() -> None:
     redactor = Redactor(["the-old-secret"])
     elsewhere = redactor.at("error")
     redactor.learn(["the-new-secret"])

@@ -1,4 +1,4 @@
-"""The path of a call with every part real: rows, card, doorbell and settlement."""
+"""A call with real servers and executor: rows, card, doorbell and settlement."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ async def answered(caller: Caller, arguments: Any, tool: str = "jina_search", su
 
 
 async def settled(caller: Caller) -> Any:
-    """The consumer's state once nothing is pending or unacknowledged. Raises TimeoutError."""
+    """Return the consumer's state once nothing is pending or unacknowledged. Raises TimeoutError."""
     async with asyncio.timeout(10):
         while True:
             try:
                 info = await caller.client.jetstream().consumer_info(STREAM, DURABLE)
-            except NotFoundError:  # the executor has not got so far
+            except NotFoundError:  # the executor has not created it yet
                 continue
             floor = info.ack_floor.stream_seq if info.ack_floor else 0
             if floor >= caller.last_sequence and not info.num_pending and not info.num_ack_pending:
@@ -67,7 +67,7 @@ async def test_an_object_result_is_one_object(caller: Caller, start_executor: St
     assert list(answer.card["metadata"]["tool_output"]) == ["retries", "attempts"]
 
 
-IMPATIENT = {
+SHORT_TIMEOUTS = {
     "OPENAPI_TOOL__EXECUTOR__WORKER_TIMEOUT_S": "3",
     "OPENAPI_TOOL__EXECUTOR__REQUEUE_DELAY_S": "0.1",
     "OPENAPI_TOOL__NATS__ACK_WAIT_S": "0.15",
@@ -80,7 +80,7 @@ async def test_an_upstream_that_hangs_is_a_timeout_before_the_worker_gives_up(
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
     stack.upstream.rules({"hang": True})
-    start_executor({**IMPATIENT, "OPENAPI_TOOL__EXECUTOR__COMMIT_MARGIN_S": "2.5"})
+    start_executor({**SHORT_TIMEOUTS, "OPENAPI_TOOL__EXECUTOR__COMMIT_MARGIN_S": "2.5"})
     answer = await answered(caller, KNOWN)
     assert answer.card["content"]["status"] == "timeout"
     assert answer.card["content"]["error"]["code"] == "tool_timeout"
@@ -93,7 +93,7 @@ async def test_a_command_that_waited_too_long_is_not_begun(
     await caller.add_tool(PROJECT, search_tool())
     call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
     await asyncio.sleep(1.2)
-    start_executor({**IMPATIENT, "OPENAPI_TOOL__EXECUTOR__COMMIT_MARGIN_S": "2"})
+    start_executor({**SHORT_TIMEOUTS, "OPENAPI_TOOL__EXECUTOR__COMMIT_MARGIN_S": "2"})
     answer = await caller.answer(call, 10)
     assert answer.card["content"]["status"] == "timeout"
     assert stack.upstream.requests() == []
@@ -110,7 +110,7 @@ async def test_the_definitions_after_execution_wins(caller: Caller, start_execut
 
 
 @requirement("identity.unanswerable")
-async def test_a_command_from_nobody_is_dead_lettered_on_its_first_delivery(
+async def test_a_command_without_identity_is_dead_lettered_on_its_first_delivery(
     caller: Caller, start_executor: StartExecutor
 ) -> None:
     start_executor()
@@ -126,7 +126,7 @@ async def test_a_command_from_nobody_is_dead_lettered_on_its_first_delivery(
 
 
 @requirement("answer.earlier")
-async def test_a_command_that_comes_twice_is_answered_once_and_rung_twice(
+async def test_a_duplicate_command_gets_one_result_and_two_doorbells(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
@@ -143,7 +143,7 @@ async def test_a_command_that_comes_twice_is_answered_once_and_rung_twice(
 
 
 @requirement("answer.earlier")
-async def test_a_result_that_was_never_reported_is_reported_without_asking_again(
+async def test_an_unreported_result_is_reported_without_another_upstream_request(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
@@ -183,7 +183,7 @@ async def test_another_authors_result_is_left_alone(
 
 
 @requirement("answer.earlier")
-async def test_a_watchdog_that_was_faster_during_the_call_wins(
+async def test_a_result_that_the_watchdog_wrote_during_the_call_wins(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
@@ -208,7 +208,7 @@ async def _result_card(caller: Caller, call: PlacedCall, author: str, content: M
 
 
 @requirement("run.concurrency")
-async def test_calls_run_side_by_side_and_never_more_than_the_limit(
+async def test_calls_run_concurrently_up_to_the_limit(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
@@ -270,7 +270,7 @@ async def test_a_call_longer_than_the_ack_wait_is_delivered_once(
 
 
 @requirement("run.stop")
-async def test_sigterm_finishes_what_runs_and_leaves_the_rest(
+async def test_sigterm_finishes_running_calls_and_leaves_the_others(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
@@ -290,7 +290,7 @@ async def test_sigterm_finishes_what_runs_and_leaves_the_rest(
 
 
 @requirement("run.stop")
-async def test_calls_that_outlast_the_grace_period_are_handed_back_at_once(
+async def test_calls_that_exceed_the_drain_timeout_are_handed_back_at_once(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
@@ -311,7 +311,9 @@ async def test_calls_that_outlast_the_grace_period_are_handed_back_at_once(
 
 
 @requirement("run.stop")
-async def test_a_second_signal_stops_now(stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor) -> None:
+async def test_a_second_signal_ends_the_process_at_once(
+    stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
+) -> None:
     await caller.add_tool(PROJECT, search_tool())
     stack.upstream.rules({"hang": True})
     executor = start_executor()
@@ -325,12 +327,12 @@ async def test_a_second_signal_stops_now(stack: EmbeddedStack, caller: Caller, s
 
 async def _logged(executor: ExecutorProcess, action: str) -> None:
     async with asyncio.timeout(10):
-        while f'"{action}"' not in executor.log_text():  # noqa: ASYNC110 - a log tells nobody
+        while f'"{action}"' not in executor.log_text():  # noqa: ASYNC110 - a log file has no event
             await asyncio.sleep(0.02)
 
 
 @requirement("subject.durable")
-async def test_an_old_durable_is_held_to_our_settings_and_goes_on_where_it_stopped(
+async def test_an_old_durable_gets_our_settings_and_continues_where_it_stopped(
     caller: Caller, start_executor: StartExecutor
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
@@ -357,7 +359,7 @@ def _kernel_executor_settings() -> Any:
 
 
 @requirement("subject.durable")
-async def test_a_stream_is_made_only_where_none_captures_the_subjects(
+async def test_a_stream_is_created_only_if_none_captures_the_subjects(
     caller: Caller, start_executor: StartExecutor
 ) -> None:
     jetstream = caller.client.jetstream()
@@ -370,9 +372,7 @@ async def test_a_stream_is_made_only_where_none_captures_the_subjects(
     assert (made.subjects, made.max_age) == (["cg.v1r4.*.*.cmd.*.*.>"], 24 * 3600)
 
 
-async def test_a_dead_letter_keeps_its_place_in_a_stream_of_its_own(
-    caller: Caller, start_executor: StartExecutor
-) -> None:
+async def test_dead_letters_are_stored_in_their_own_stream(caller: Caller, start_executor: StartExecutor) -> None:
     start_executor()
     for _ in range(2):
         sent = await caller.client.jetstream().publish("cg.v1r4.p.c.cmd.tool.jina.search", b"{}")

@@ -1,7 +1,7 @@
-"""Every command and snippet of the documents is run here, or stands on a list with the reason why not.
+"""Run every command and snippet of the documents, except those listed with a reason.
 
 A new block without a handler fails, and so does a line of the list that no document needs. Commands run in a shell, in
-a folder with some definitions; `openapi-tool` asks nobody there, and finds the servers of the test.
+a folder with some definitions; `openapi-tool` asks for no confirmation there, and finds the servers of the test.
 """
 
 from __future__ import annotations
@@ -88,17 +88,17 @@ NOT_RUN = {
     r"openapi-tool .*product_docs.*|(cp|openapi-tool) .*my_tool\.yaml.*": "tests/end_to_end/test_dev.py runs the five",
     r"openapi-tool .*--api http://kernel:8000": "needs the kernel's API; tests/registry/test_apply.py has a double",
 }
-"""Pattern of a whole command -> why it is not run here."""
+"""Reason why a command is not run, by the pattern of the whole command."""
 
 DRY_RUN = r"make .*"
-"""Commands that take minutes: here only the rules of the Makefile are followed."""
+"""Commands that take minutes: only their rules in the Makefile are resolved."""
 
 HELP_ONLY = r"\.venv/bin/python -m .*"
-"""Programs that take minutes: here they only tell their arguments."""
+"""Programs that take minutes: only their arguments are checked, with --help."""
 
 
 def adjusted(words: list[str]) -> list[str]:
-    """Add what a command needs here: `apply` would ask, and `call` is careful where `dev` did not make the rows."""
+    """Add options for the test: --yes, because `apply` would ask, and `call` refuses a kernel not of `dev`."""
     if words[:1] == ["call"]:
         return [*words, "--yes", "--project", PROJECT, "--agent", AGENT]
     if words[:2] == ["tools", "apply"]:
@@ -138,7 +138,7 @@ def _in_shell(command: str, text: str, folder: Path, environment: Mapping[str, s
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder as the documents suppose it: definitions of one's own, a list of projects, arguments."""
+    """Return a folder as the documents assume it: own definitions, a list of projects, arguments."""
     for name in ("config", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "my-tools").mkdir()
@@ -154,7 +154,7 @@ def folder(tmp_path: Path) -> Path:
 async def environment(
     stack: EmbeddedStack, caller: Caller, database: str, start_executor: StartExecutor
 ) -> AsyncIterator[dict[str, str]]:
-    """Environment of a shell that reaches the servers of the test, with an executor, projects and tools."""
+    """Return the environment of a shell that reaches the servers of the test, with executor, projects and tools."""
     stack.upstream.fallbacks(*ANY_ANSWER)
     for project in ("my-project", "proj_dev"):
         await caller.add_project(project)
@@ -204,9 +204,9 @@ def test_the_rules_of_the_makefile_exist(place: str, command: str) -> None:
 @each(("place", "command"), [found for found in COMMANDS if re.fullmatch(HELP_ONLY, found[1])])
 def test_programs_know_their_arguments(place: str, command: str) -> None:
     _, _, module, *arguments = shlex.split(command, comments=True)
-    told = _help_of(module)
+    help_text = _help_of(module)
     for argument in arguments:
-        assert argument in told, f"{place}: {argument}"
+        assert argument in help_text, f"{place}: {argument}"
 
 
 @functools.cache
@@ -216,12 +216,12 @@ def _help_of(module: str) -> str:
 
 
 @requirement("docs.run")
-def test_each_reason_is_of_a_command_that_a_document_has() -> None:
+def test_every_reason_belongs_to_a_command_of_a_document() -> None:
     for pattern in NOT_RUN:
         assert any(re.fullmatch(pattern, command) for _, command in COMMANDS), pattern
 
 
-# Blocks that are no commands: by file and first line, how each is run, or why not.
+# Blocks that are no commands, by file and beginning: how each is checked, or why it is not.
 
 
 def _lints(text: str) -> None:
@@ -276,7 +276,7 @@ def _is_printed(text: str) -> None:
 
 
 def _passes(text: str) -> None:
-    """Run a test of one's own tool, in a copy of the example project."""
+    """Run a test of an own tool in a copy of the example project."""
     project = Path(os.environ["SNIPPET_FOLDER"])
     shutil.copytree(ROOT / "examples" / "own-tools" / "tools", project / "tools")
     (project / "test_snippet.py").write_text(text)
@@ -300,17 +300,17 @@ HANDLED: dict[tuple[str, str], Callable[[str], None] | str] = {
     ("helm/openapi-tool/README.md", "secrets:"): "tests/unit/test_chart.py renders the chart with it",
     ("helm/openapi-tool/README.md", "autoscaling:"): "tests/unit/test_chart.py renders the chart with it",
     ("helm/openapi-tool/README.md", "toolsJob:"): "tests/unit/test_chart.py renders the chart with it",
-    ("docs/developing.md", "12:00:01.250 →"): "lines that `dev` prints; tests/end_to_end/test_dev.py looks for such",
+    ("docs/developing.md", "12:00:01.250 →"): "lines that `dev` prints; tests/end_to_end/test_dev.py checks such lines",
     ("docs/developing.md", "import json"): _passes,
     ("docs/least-privilege.md", "grant usage"): _is_printed,
-    ("docs/least-privilege.md", "permissions: {"): "test_the_permissions_of_other_users_are_taken_by_a_server",
+    ("docs/least-privilege.md", "permissions: {"): "test_a_nats_server_accepts_the_permissions_of_other_users",
     ("docs/migrating.md", "[dialects.v1r3"): _adds_a_kernel,
     ("docs/registering-tools.md", "my-tools/search.yaml:9:7"): "what `lint` prints of a wrong definition",
     ("docs/registering-tools.md", "[policy]"): _is_a_policy,
     ("docs/registering-tools.md", "[project.entry-points"): _is_an_entry_point,
     ("docs/registering-tools.md", "from openapi_tool.tools.policy"): _is_a_hook,
 }  # fmt: skip
-"""Longer beginnings first where one begins like another."""
+"""If one beginning contains another, the longer one comes first."""
 
 
 def _handler(block: Block) -> Callable[[str], None] | str | None:
@@ -337,7 +337,7 @@ def test_every_other_snippet_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @requirement("docs.run")
-async def test_the_permissions_of_other_users_are_taken_by_a_server(stack: EmbeddedStack) -> None:
+async def test_a_nats_server_accepts_the_permissions_of_other_users(stack: EmbeddedStack) -> None:
     (block,) = (block for block in ALL if block.text.startswith("permissions: {"))
     with server(stack, f"authorization {{ users: [{{ user: a, password: a-word, {block.text.strip()} }}] }}\n") as nats:
         denied = asyncio.Event()
@@ -373,6 +373,6 @@ def test_a_command_within_a_sentence_exists_with_its_flags(file: str, words: str
 
 
 @requirement("docs.run")
-def test_there_are_as_many_blocks_and_commands_as_one_sees() -> None:
+def test_the_blocks_and_commands_of_the_documents_are_found() -> None:
     assert len(ALL) >= 40
     assert len(INLINE) >= 20

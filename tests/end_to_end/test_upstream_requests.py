@@ -116,7 +116,7 @@ async def test_two_unequal_definitions_give_exactly_the_requests_that_they_imply
 
 
 def headers_of(received: dict[str, Any]) -> dict[str, str]:
-    """The headers that say something; how long and from whom is not the tool's."""
+    """Return the headers that depend on the tool."""
     usual = {"host", "content-length", "accept-encoding", "user-agent", "connection"}
     return {name.lower(): value for name, value in received["headers"].items() if name.lower() not in usual}
 
@@ -155,7 +155,7 @@ async def test_a_secret_of_the_body_reaches_no_row_and_no_log(
 
 
 async def _rows(caller: Caller) -> str:
-    """All result cards and inbox rows as text."""
+    """Return all result cards and inbox rows as text."""
     rows = await caller.database.fetch(
         "select c::text from cards as c where metadata ->> 'type' = $1 "
         "union all select i::text from state.agent_inbox as i",
@@ -166,12 +166,12 @@ async def _rows(caller: Caller) -> str:
 
 
 @requirement("local.stack")
-async def test_the_double_answers_what_it_does_not_know_with_an_error(
+async def test_the_double_answers_unknown_requests_with_an_error(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
     start_executor()
-    call = await caller.place(PROJECT, AGENT, "jina_search", {"query": "nobody recorded this"})
+    call = await caller.place(PROJECT, AGENT, "jina_search", {"query": "a query without a recording"})
     answer = await caller.answer(call, 10)
     assert answer.card["content"]["status"] == "failed"
     assert answer.card["content"]["error"]["http_status"] == 501
@@ -179,7 +179,7 @@ async def test_the_double_answers_what_it_does_not_know_with_an_error(
 
 
 @requirement("local.stack")
-async def test_the_double_refuses_a_key_that_it_does_not_know(
+async def test_the_double_refuses_an_unknown_key(
     stack: EmbeddedStack, caller: Caller, start_executor: StartExecutor
 ) -> None:
     await caller.add_tool(PROJECT, search_tool())
@@ -190,7 +190,7 @@ async def test_the_double_refuses_a_key_that_it_does_not_know(
     assert stack.upstream.requests()[0]["key"] is None
 
 
-# The Jina double's own knobs, through the executor's client.
+# Rules of the Jina double, through the executor's client.
 
 
 HEADERS = {"Accept": "application/json", "Content-Type": "application/json"}
@@ -227,7 +227,7 @@ async def ask(client: JinaClient, stack: EmbeddedStack, request: UpstreamRequest
 
 
 @requirement("local.stack")
-async def test_a_recorded_question_gets_its_recorded_answer(client: JinaClient, stack: EmbeddedStack) -> None:
+async def test_a_recorded_request_gets_its_recorded_response(client: JinaClient, stack: EmbeddedStack) -> None:
     assert [item["title"] for item in (await ask(client, stack))["data"]] == [
         f"Result {number} for hello world" for number in (1, 2, 3)
     ]
@@ -248,7 +248,7 @@ async def test_a_recorded_question_gets_its_recorded_answer(client: JinaClient, 
     ],
 )
 @requirement("local.stack")
-async def test_a_request_that_it_does_not_know_is_refused(
+async def test_an_unknown_request_is_refused(
     request_of: UpstreamRequest, client: JinaClient, stack: EmbeddedStack
 ) -> None:
     with pytest.raises(UpstreamRejected) as refused:
@@ -257,7 +257,7 @@ async def test_a_request_that_it_does_not_know_is_refused(
 
 
 @requirement("local.stack")
-async def test_a_script_of_statuses_is_played_once(client: JinaClient, stack: EmbeddedStack) -> None:
+async def test_statuses_of_a_rule_are_used_once(client: JinaClient, stack: EmbeddedStack) -> None:
     stack.upstream.rules({"statuses": [429, 503], "retry_after": "7"})
     with pytest.raises(RateLimited) as limited:
         await ask(client, stack)
@@ -280,7 +280,7 @@ async def test_a_body_can_have_any_size(client: JinaClient, stack: EmbeddedStack
     assert len((await ask(client, stack))["data"][0]["content"]) == 1_000_000
 
 
-# Where the executor connects to while it answers calls: watched in plain asyncio, and shut in by the kernel.
+# Connections of the executor during calls: audited in plain asyncio, and confined by Linux.
 
 
 _ENDS = {"socket.connect": 1, "socket.sendto": 1, "socket.getaddrinfo": 0}
@@ -288,7 +288,7 @@ _watching: list[set[Any]] = []
 
 
 def _note(event: str, arguments: tuple[Any, ...]) -> None:
-    """Python's own audit of whatever leaves this process; uvloop would pass it by."""
+    """Audit hook of Python for connections of this process; uvloop would bypass it."""
     if _watching and event in _ENDS:
         end = arguments[_ENDS[event]]
         _watching[-1].add(end[:2] if isinstance(end, tuple) else (end, arguments[1]))
@@ -299,7 +299,7 @@ sys.addaudithook(_note)
 
 @contextmanager
 def watched() -> Iterator[set[Any]]:
-    """Every address and name that was connected to, sent to or looked up, with its port."""
+    """Return every address and name that was connected to, sent to or looked up, with its port."""
     _watching.append(set())
     try:
         yield _watching[-1]
@@ -333,7 +333,7 @@ CALLS: list[tuple[list[dict[str, Any]], str, Any]] = [
 
 
 @requirement("egress.hosts")
-async def test_calls_connect_to_nothing_else(idle_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_connect_to_the_configured_servers_only(idle_world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     stack, world = idle_world.stack, idle_world
@@ -344,8 +344,8 @@ async def test_calls_connect_to_nothing_else(idle_world: World, monkeypatch: pyt
                 for rules, tool, arguments in CALLS:
                     stack.upstream.rules(*rules)
                     await world.send(await world.place(arguments, tool))
-                nobody = await world.place()
-                await world.caller.publish(nobody, headers={"traceparent": "x"})
+                unidentified = await world.place()
+                await world.caller.publish(unidentified, headers={"traceparent": "x"})
                 await world.settled()
         assert collector.bodies
     parts = {
@@ -368,7 +368,7 @@ async def test_the_setting_for_public_addresses_reaches_the_transport(idle_world
 
 
 @requirement("egress.proxy")
-async def test_the_proxy_of_the_settings_is_the_one_way_out(idle_world: World) -> None:
+async def test_every_upstream_request_uses_the_configured_proxy(idle_world: World) -> None:
     async with Proxy(idle_world.stack.upstream.port) as proxy:
         with watched() as ends:
             async with idle_world.executor(egress={"proxy": f"http://u:password@127.0.0.1:{proxy.port}"}):
@@ -378,7 +378,7 @@ async def test_the_proxy_of_the_settings_is_the_one_way_out(idle_world: World) -
     assert ("127.0.0.1", proxy.port) in ends
 
 
-SHUT_IN = """
+CONFINED = """
 import errno, fcntl, os, socket, struct, sys
 with socket.socket() as control:
     fcntl.ioctl(control, 0x8914, struct.pack("16sh14x", b"lo", 1))
@@ -390,10 +390,10 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
 def _in_namespace(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Python in a network namespace of its own, in which there is loopback and nothing else."""
+    """Run Python in its own network namespace, which has loopback only."""
     flags = ["-n"] if os.geteuid() == 0 else ["-cn", "--keep-caps"]
     return subprocess.run(  # noqa: S603 - our own code
-        ["unshare", *flags, sys.executable, "-c", SHUT_IN, *arguments],  # noqa: S607 - wherever it is
+        ["unshare", *flags, sys.executable, "-c", CONFINED, *arguments],  # noqa: S607 - wherever it is
         env={"PATH": os.environ["PATH"], "HOME": str(folder)},
         capture_output=True,
         text=True,
@@ -403,7 +403,7 @@ def _in_namespace(*arguments: str, folder: Path) -> subprocess.CompletedProcess[
 
 
 @requirement("egress.hosts")
-def test_shut_in_with_loopback_alone_the_executor_answers_every_call(tmp_path: Path) -> None:
+def test_the_executor_needs_no_network_but_loopback(tmp_path: Path) -> None:
     if shutil.which("unshare") is None:
         pytest.skip("there is no `unshare` on this machine")
     probe = _in_namespace("-c", "pass", folder=tmp_path)
@@ -423,7 +423,7 @@ def test_shut_in_with_loopback_alone_the_executor_answers_every_call(tmp_path: P
         ({"answer": "s-none"}, "no recording is named 's-none'"),
     ],
 )
-def test_a_rule_of_the_double_that_says_nothing_is_refused_in_words(
+def test_an_invalid_rule_of_the_double_is_refused_with_a_message(
     stack: EmbeddedStack, rule: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(HTTPError) as refused:

@@ -21,11 +21,11 @@ COMMANDS = {
     "call": ["call", "jina_search", "--project", "p", "--agent", "a"],
 }
 DSN, SERVERS = "postgresql://127.0.0.1:1/db", "nats://127.0.0.1:1"
-SPLIT = f"postgresql://openapi:{CANARY}1/{CANARY}2@127.0.0.1:1/db"
+AMBIGUOUS_DSN = f"postgresql://openapi:{CANARY}1/{CANARY}2@127.0.0.1:1/db"
 
 
 def run(command: str, **variables: str) -> str:
-    """Return the whole output of the command, which must exit with 2."""
+    """Return the whole output of a command, which must exit with 2."""
     done = subprocess.run(  # noqa: S603 - our own code
         [sys.executable, "-m", "openapi_tool", *COMMANDS[command]],
         env={"PATH": os.environ["PATH"], "HOME": "/nowhere", "PG_DSN": DSN, "NATS_SERVERS": SERVERS, **variables},
@@ -41,11 +41,11 @@ def run(command: str, **variables: str) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS)
 @requirement("settings.errors")
-def test_a_connection_string_that_could_be_misread_shows_nowhere(command: str) -> None:
-    said = run(command, PG_DSN=SPLIT)
-    assert "postgres.dsn" in said
-    assert "%2F" in said
-    assert CANARY not in said
+def test_an_ambiguous_connection_string_is_shown_nowhere(command: str) -> None:
+    output = run(command, PG_DSN=AMBIGUOUS_DSN)
+    assert "postgres.dsn" in output
+    assert "%2F" in output
+    assert CANARY not in output
 
 
 # fmt: off
@@ -70,11 +70,11 @@ WRONG = [
 
 @pytest.mark.parametrize(("command", "setting", "variables"), WRONG)
 @requirement("settings.errors")
-def test_a_value_that_no_driver_can_use_is_named_and_shows_nowhere(
+def test_an_unusable_value_is_reported_and_shown_nowhere(
     command: str, setting: str, variables: dict[str, str], tmp_path: Path
 ) -> None:
     file = tmp_path / "file"
     file.write_text(CANARY)
-    said = run(command, **{name: str(file) if value == "FILE" else value for name, value in variables.items()})
-    assert setting in said
-    assert CANARY not in said
+    output = run(command, **{name: str(file) if value == "FILE" else value for name, value in variables.items()})
+    assert setting in output
+    assert CANARY not in output

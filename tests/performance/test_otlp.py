@@ -1,4 +1,4 @@
-"""The benchmark of the export of spans: its collectors are as bad as they say, and it measures every kind."""
+"""Benchmark of the export of spans: its collectors hang and drop as intended, and every kind is measured."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_interval_holds_the_median_with_at_least_95_percent() -> None:
 
 
 @requirement("performance")
-def test_a_limit_is_broken_by_what_the_rounds_say() -> None:
+def test_limits_are_compared_with_the_rounds() -> None:
     even = {"calls_per_s": 100.0, "p99_ms": 50.0, "cpu_ms": 1.0, "rss_mb": 100.0}
     changes = {"calls_per_s": 94.0, "p99_ms": 63.0, "rss_mb": 131.0}
     assert set(holds(_measured(dict.fromkeys(KINDS, even))).values()) == {True}

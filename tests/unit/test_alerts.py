@@ -122,7 +122,7 @@ def firing_alerts(series: Mapping[str, str], folder: Path, minute: int) -> set[s
 
 
 def _fired(runs: Iterable[tuple[Mapping[str, str], Iterable[str]]], folder: Path, minute: int) -> set[str]:
-    """Return the alerts that fire at a minute; each run is series, and the alerts to look for."""
+    """Return the alerts that fire at a minute; a run is a set of series with the expected alerts."""
     (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": rules()}]}))
     tests = [
         {
@@ -154,14 +154,14 @@ needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool (Debian's
 
 @needs_promtool
 @requirement("chart.metrics")
-def test_each_alert_fires_for_what_it_is_about(tmp_path: Path) -> None:
+def test_each_alert_fires_for_its_condition(tmp_path: Path) -> None:
     runs = [(_named(series), [alert]) for alert, series in FIRE.items()]
     assert _fired(runs, tmp_path, MINUTES) == FIRE.keys()
 
 
 @needs_promtool
 @requirement("chart.metrics")
-def test_no_alert_fires_otherwise(tmp_path: Path) -> None:
+def test_no_alert_fires_for_quiet_metrics(tmp_path: Path) -> None:
     assert firing_alerts(_named(QUIET), tmp_path, MINUTES) == set()
 
 
@@ -176,7 +176,7 @@ def test_each_alert_has_its_case_and_its_section_in_the_runbook() -> None:
 
 @needs_promtool
 @requirement("chart.metrics")
-def test_promtool_takes_each_rule_and_each_query_of_the_dashboard(tmp_path: Path) -> None:
+def test_promtool_accepts_each_rule_and_each_query_of_the_dashboard(tmp_path: Path) -> None:
     queries = re.findall(r'"expr": "((?:[^"\\]|\\.)*)"', (CHART / "files" / "dashboard.json").read_text())
     shown = [
         query.replace('\\"', '"').replace("$__rate_interval", "5m").replace("$namespace", "n") for query in queries

@@ -127,7 +127,7 @@ def toml(value: Any) -> str:
 @pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\tb", "a\x1b[1mb", "a\x7fb", "a\x85b", "a\udcffb", "\x00"])
 @pytest.mark.parametrize("path", [("nats", "password"), ("session", "key"), ("policy", "hooks"), ("tools", "jina")])
 @requirement("settings.errors")
-def test_a_text_of_more_than_one_line_or_of_bytes_is_named(path: tuple[str, str], text: str) -> None:
+def test_a_value_with_control_characters_or_invalid_utf8_is_refused(path: tuple[str, str], text: str) -> None:
     section, name = path
     value: Any = {"hooks": [text], "jina": {"services": {"x": {"envs": {text: "A"}}}}}.get(name, f"{text} of 16 bytes")
     with pytest.raises(SettingsError, match=rf"{section}\.{name}: contains a line break"):
@@ -135,7 +135,7 @@ def test_a_text_of_more_than_one_line_or_of_bytes_is_named(path: tuple[str, str]
 
 
 @requirement("settings.errors")
-def test_blanks_around_a_value_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_white_space_around_a_value_is_stripped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mounted file that becomes a variable often ends with a line break."""
     monkeypatch.setenv("PG_DSN", " postgresql://u:of-file@db/kernel\n")
     monkeypatch.setenv("OPENAPI_TOOL__NATS__TOKEN", "of-file\r\n")
@@ -146,6 +146,6 @@ def test_blanks_around_a_value_do_not_count(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @requirement("settings.errors")
-def test_a_text_without_end_is_named() -> None:
+def test_a_value_over_16000_characters_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"nats\.user: is longer than 16000 characters"):
         load_settings({"nats": {"user": "x" * 16_001, "password": "y"}})

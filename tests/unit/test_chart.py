@@ -60,7 +60,7 @@ features = pytest.mark.parametrize("feature", FEATURES, ids=[document["feature"]
 
 
 def matches(expected: Any, found: Any) -> bool:
-    """Return whether everything expected is there; an expected item of a list stands anywhere in it."""
+    """Return whether everything expected is there; an expected item of a list may be anywhere in it."""
     if isinstance(expected, dict):
         return isinstance(found, dict) and all(
             key in found and matches(value, found[key]) for key, value in expected.items()
@@ -91,7 +91,7 @@ def container(values: dict[str, Any] | None = None) -> dict[str, Any]:
 
 @features
 @requirement("chart.values")
-def test_a_feature_renders_what_matters(feature: dict[str, Any]) -> None:
+def test_each_feature_renders_its_manifests(feature: dict[str, Any]) -> None:
     documents = rendered(feature["values"])
     for expected in feature["expect"]:
         assert any(matches(expected, document) for document in documents), expected
@@ -198,7 +198,7 @@ def test_no_value_is_replaced_by_a_variable_of_the_container() -> None:
 
 @pytest.mark.parametrize("document", REFUSED, ids=[document["refused"] for document in REFUSED])
 @requirement("chart.refused")
-def test_values_that_cannot_work_are_refused_in_a_sentence(document: dict[str, Any]) -> None:
+def test_invalid_values_are_refused_with_a_sentence(document: dict[str, Any]) -> None:
     with pytest.raises(helm_python.HelmError) as refused:
         rendered(document["values"])
     assert document["refused"] in str(refused.value)
@@ -209,7 +209,7 @@ def test_values_that_cannot_work_are_refused_in_a_sentence(document: dict[str, A
     "variable",
     [*sorted(secrets._OWN_NAMES), *(f"{prefix}X" for prefix in secrets._OWN_PREFIXES), "http_proxy_file"],  # noqa: SLF001 - all of them
 )
-def test_no_variable_of_the_executor_is_handed_to_tools(variable: str) -> None:
+def test_no_variable_of_the_executor_is_passed_to_tools(variable: str) -> None:
     assert secrets.is_executors_own(variable)
     with pytest.raises(helm_python.HelmError, match="one of the executor's own settings"):
         rendered({"allowedEnv": [variable]})
@@ -221,7 +221,7 @@ def configured(config: dict[str, Any]) -> Settings:
     return Settings.model_validate({**POSTGRES, **tomllib.loads(config_map["data"]["openapi-tool.toml"])})
 
 
-def test_config_becomes_toml_that_says_the_same() -> None:
+def test_config_becomes_equivalent_toml() -> None:
     config = {
         "executor": {"concurrency": 8, "drain_timeout_s": 12.5},
         "egress": {"body_budget_bytes": 512_000_000, "public_addresses_only": True},
@@ -252,17 +252,17 @@ def test_the_schema_of_config_is_that_of_the_settings() -> None:
 def test_keda_asks_for_the_stream_and_durable_of_the_settings(config: dict[str, Any]) -> None:
     autoscaling = {"kind": "keda", "keda": {"monitoringEndpoint": "nats:8222"}}
     (scaled,) = objects_of({"autoscaling": autoscaling, "config": config})["ScaledObject"]
-    asked = scaled["spec"]["triggers"][0]["metadata"]
+    trigger = scaled["spec"]["triggers"][0]["metadata"]
     settings = Settings.model_validate({**POSTGRES, **config})
-    assert asked["consumer"] == settings.durable
-    assert asked["stream"] == command_stream(settings.protocol.version)[0]
+    assert trigger["consumer"] == settings.durable
+    assert trigger["stream"] == command_stream(settings.protocol.version)[0]
 
 
 def limit_of(**sections: Any) -> str:
     """The pod's memory limit that settings ask for."""
     settings = Settings.model_validate({**POSTGRES, **sections})
-    kept = settings.egress.body_budget_bytes + settings.cache.max_bytes
-    return f"{-(-memory_limit(kept, settings.executor.concurrency) // 2**20)}Mi"
+    budget = settings.egress.body_budget_bytes + settings.cache.max_bytes
+    return f"{-(-memory_limit(budget, settings.executor.concurrency) // 2**20)}Mi"
 
 
 @pytest.mark.parametrize(
@@ -279,11 +279,11 @@ def test_the_memory_limit_of_the_pod_follows_from_the_settings(config: dict[str,
     assert found == {"limits": {"memory": limit_of(**config)}, "requests": {"cpu": "250m", "memory": "128Mi"}}
 
 
-def test_a_memory_limit_that_is_set_counts() -> None:
+def test_an_explicit_memory_limit_is_used() -> None:
     assert container({"resources": {"limits": {"memory": "1Gi"}}})["resources"]["limits"] == {"memory": "1Gi"}
 
 
-def test_another_config_starts_other_pods() -> None:
+def test_a_changed_config_starts_new_pods() -> None:
     checksums = {
         deployment({"config": config})["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
         for config in ({}, {"executor": {"concurrency": 8}})
@@ -445,7 +445,7 @@ def strings(found: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 @requirement("chart.names")
 @pytest.mark.parametrize("release", ["1st", "a.b", "1234"])
-def test_a_release_that_no_service_can_be_called_after_needs_a_name(release: str) -> None:
+def test_a_release_name_that_no_service_can_have_needs_an_override(release: str) -> None:
     with pytest.raises(helm_python.HelmError, match="is no name for a Service"):
         rendered(name=release)
     assert rendered({"fullnameOverride": "tools"}, name=release)
@@ -465,12 +465,12 @@ def test_alerts_match_the_pods_of_this_release_however_long_its_name(length: int
     (pattern,) = re.findall('pod=~"([^"]*)"', expression)
     assert all(re.fullmatch(pattern, pod) for pod in pods_of(name))
     assert not any(re.fullmatch(pattern, pod) for pod in pods_of("y" + name))
-    if length <= 42:  # above, the names of the other's pods are cut until they look like these
+    if length <= 42:  # above, truncated names of the other release's pods look alike
         assert not any(re.fullmatch(pattern, pod) for pod in pods_of(f"{name}-two"))
 
 
 @requirement("chart.metrics")
-def test_dashboards_of_two_releases_are_two() -> None:
+def test_two_releases_have_two_dashboards() -> None:
     values = {"monitoring": {"dashboard": True}}
     found = [
         document["data"]
@@ -527,7 +527,7 @@ def test_the_job_gets_only_the_secrets_that_it_needs() -> None:
     ids=["config", "definitions", "extraEnv"],
 )
 @requirement("chart.refused")
-def test_what_looks_like_a_key_stands_in_no_manifest(values: dict[str, Any]) -> None:
+def test_no_manifest_contains_what_looks_like_a_key(values: dict[str, Any]) -> None:
     key = f"jina_{'0a' * 16}"
     given = json.loads(json.dumps(values).replace("KEY", key))
     with pytest.raises(helm_python.HelmError, match="looks like a") as refused:

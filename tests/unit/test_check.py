@@ -1,4 +1,4 @@
-"""`openapi-tool check` where something is missing, with and without servers; in a pod: test_deployment.py."""
+"""`openapi-tool check`, with and without servers; in a pod: test_deployment.py."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.stack import EmbeddedStack
 from tests.requirements import requirement
 
-NOBODY = {"PG_DSN": "postgresql://user:the-word@127.0.0.1:1/kernel", "NATS_SERVERS": "nats://127.0.0.1:1"}
+UNREACHABLE = {"PG_DSN": "postgresql://user:the-word@127.0.0.1:1/kernel", "NATS_SERVERS": "nats://127.0.0.1:1"}
 
 
 @requirement("cli.check")
-def test_every_part_that_is_missing_is_named_at_once() -> None:
-    result = CliRunner().invoke(app, ["check"], env={**NOBODY, "JINA_API_KEY": None})
+def test_every_unusable_dependency_is_reported_at_once() -> None:
+    result = CliRunner().invoke(app, ["check"], env={**UNREACHABLE, "JINA_API_KEY": None})
     assert result.exit_code == 1
     lines = dict(line.split(": ", 1) for line in result.stdout.splitlines())
     assert list(lines) == ["settings", "postgres", "nats", "JINA_API_KEY"]
@@ -40,8 +40,8 @@ def test_every_part_that_is_missing_is_named_at_once() -> None:
 
 
 @requirement("cli.check")
-def test_the_same_as_json() -> None:
-    result = CliRunner().invoke(app, ["check", "--json"], env={**NOBODY, "JINA_API_KEY": None})
+def test_json_has_the_same_outcomes() -> None:
+    result = CliRunner().invoke(app, ["check", "--json"], env={**UNREACHABLE, "JINA_API_KEY": None})
     found = json.loads(result.stdout)
     assert (result.exit_code, found["ok"], found["remarks"]) == (1, False, [])
     assert [name for name, problem in found["checks"].items() if problem] == ["postgres", "nats", "JINA_API_KEY"]
@@ -49,7 +49,7 @@ def test_the_same_as_json() -> None:
 
 @requirement("cli.check")
 def test_a_setting_without_effect_is_a_remark() -> None:
-    environment = {**NOBODY, "OPENAPI_TOOL_COLOUR": "blue"}
+    environment = {**UNREACHABLE, "OPENAPI_TOOL_COLOUR": "blue"}
     remark = "OPENAPI_TOOL_COLOUR is no setting and has no effect"
     assert f"openapi-tool: {remark}\n" in CliRunner().invoke(app, ["check"], env=environment).stderr
     assert json.loads(CliRunner().invoke(app, ["check", "--json"], env=environment).stdout)["remarks"] == [remark]
@@ -57,8 +57,8 @@ def test_a_setting_without_effect_is_a_remark() -> None:
 
 @pytest.mark.parametrize(("variable", "value"), [("PG_DSN", ""), ("OPENAPI_TOOL__EXECUTOR__CONCURENCY", "8")])
 @requirement("cli.check")
-def test_a_wrong_configuration_is_not_tried(variable: str, value: str) -> None:
-    environment = {**NOBODY, variable: value}
+def test_invalid_settings_are_reported_without_connecting(variable: str, value: str) -> None:
+    environment = {**UNREACHABLE, variable: value}
     result = CliRunner().invoke(app, ["check"], env=environment)
     assert (result.exit_code, result.stdout) == (2, "")
     as_json = CliRunner().invoke(app, ["check", "--json"], env=environment)
@@ -77,7 +77,7 @@ TOOL = {
 
 @pytest.fixture
 async def environment(stack: EmbeddedStack, database: str, caller: Caller) -> AsyncIterator[Mapping[str, str]]:
-    """The settings of an executor that could serve, whose durable waits in the stream."""
+    """Return settings of an executor that could serve; its durable exists."""
     jetstream = caller.client.jetstream()
     filter_subject = "cg.v1r4.*.*.cmd.tool.jina.>"
     await jetstream.add_consumer(STREAM, ConsumerConfig(durable_name=DURABLE, filter_subject=filter_subject))
@@ -95,7 +95,7 @@ async def checked(environment: Mapping[str, str], *flags: str) -> Result:
 
 
 @requirement("cli.check")
-async def test_what_can_be_used_is_described(environment: Mapping[str, str]) -> None:
+async def test_usable_dependencies_are_described(environment: Mapping[str, str]) -> None:
     result = await checked(environment)
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == [
@@ -134,7 +134,7 @@ async def test_a_definition_whose_calls_would_fail_is_named(environment: Mapping
 
 @requirement("cli.check")
 @pytest.mark.parametrize(("trusted", "port"), [(True, None), (False, None), (True, 1)])
-async def test_the_upstream_is_reached_as_calls_reach_it(
+async def test_the_upstream_option_connects_as_calls_do(
     stack: EmbeddedStack,
     environment: Mapping[str, str],
     monkeypatch: pytest.MonkeyPatch,

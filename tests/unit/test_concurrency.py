@@ -1,4 +1,4 @@
-"""Long computations in steps: what else the event loop does between them."""
+"""Cooperative computations, fair semaphores and retries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 @requirement("loop.answers")
 def test_a_timer_that_is_due_runs_before_the_next_slice(run: Run) -> None:
-    """As do sockets: what is due after one slice must not wait for two."""
+    """Sockets, too: an event due after one slice must not wait for two."""
 
     async def check() -> None:
         loop = asyncio.get_running_loop()
@@ -91,7 +91,7 @@ def test_chunks_of_many_large_answers_are_not_read_in_one_iteration(run: Run) ->
     run(check())
 
 
-# Permits that projects share: who is next, and that none is ever lost.
+# Permits that projects share: order, and no lost permit.
 
 
 @pytest.fixture(params=LOOPS)
@@ -100,7 +100,7 @@ def run_fair_semaphore(request: pytest.FixtureRequest) -> Run:
 
 
 class Projects:
-    """Work of projects under one semaphore; `began` has the project of each, in order."""
+    """Work of projects under one semaphore; `began` lists the projects in the order of their starts."""
 
     def __init__(self, permits: int) -> None:
         self.semaphore = FairSemaphore(permits)
@@ -165,7 +165,7 @@ def test_projects_that_hold_equally_many_take_turns(run_fair_semaphore: Run) -> 
 
 
 @requirement("fair.projects")
-def test_a_project_that_comes_later_need_not_wait_for_one_that_holds_all(run_fair_semaphore: Run) -> None:
+def test_a_later_project_does_not_wait_for_one_that_holds_its_maximum(run_fair_semaphore: Run) -> None:
     async def check() -> None:
         projects = Projects(16)
         await projects.begin("large", 30)
@@ -173,7 +173,7 @@ def test_a_project_that_comes_later_need_not_wait_for_one_that_holds_all(run_fai
         await projects.begin("small")
         assert projects.began[14:] == ["small"]
         await projects.end("small")
-        assert len(projects.began) == 15  # what it leaves is kept for the next project
+        assert len(projects.began) == 15  # its permit stays reserved for the next project
         await projects.end_all()
 
     run_fair_semaphore(check())
@@ -181,7 +181,7 @@ def test_a_project_that_comes_later_need_not_wait_for_one_that_holds_all(run_fai
 
 @requirement("fair.projects")
 @pytest.mark.parametrize("order", ["give first", "cancel first"])
-def test_a_wait_that_is_cancelled_as_its_turn_comes_loses_no_permit(run_fair_semaphore: Run, order: str) -> None:
+def test_a_wait_cancelled_while_its_permit_is_granted_loses_no_permit(run_fair_semaphore: Run, order: str) -> None:
     async def check() -> None:
         projects = Projects(1)
         await projects.begin("a")
@@ -198,7 +198,7 @@ def test_a_wait_that_is_cancelled_as_its_turn_comes_loses_no_permit(run_fair_sem
 
 
 @requirement("fair.projects")
-def test_no_permit_is_lost_or_doubled_whatever_is_cancelled_when(run_fair_semaphore: Run) -> None:
+def test_cancellations_neither_lose_nor_double_permits(run_fair_semaphore: Run) -> None:
     async def check() -> None:
         dice, at_once, most = random.Random(7), 0, 0  # noqa: S311 - not for secrets
         semaphore = FairSemaphore(5)
@@ -236,7 +236,7 @@ def test_no_permit_is_lost_or_doubled_whatever_is_cancelled_when(run_fair_semaph
 
 @requirement("fair.projects")
 def test_handshakes_of_one_project_leave_some_for_another(run_fair_semaphore: Run) -> None:
-    """The server accepts and never answers: whoever connected first would keep all others waiting."""
+    """The server accepts and never responds: without shares the first project would block all others."""
 
     async def check() -> None:
         accepted: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
@@ -267,11 +267,11 @@ def test_handshakes_of_one_project_leave_some_for_another(run_fair_semaphore: Ru
     run_fair_semaphore(check())
 
 
-# Retries: how often, of which failures, and what a first success costs.
+# Retries: number, kinds of failures, cost of a first success.
 
 
 class Attempts:
-    """Fails with each of these in turn, then succeeds."""
+    """Coroutine function that raises these exceptions in turn, then succeeds."""
 
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)
@@ -291,7 +291,7 @@ async def test_the_first_success_needs_no_tenacity(monkeypatch: pytest.MonkeyPat
 
 
 @requirement("answer.parked")
-async def test_failures_of_one_kind_are_repeated_until_the_stop_and_the_last_is_raised() -> None:
+async def test_failures_are_retried_until_the_stop_and_the_last_is_raised() -> None:
     one, two, three = Unavailable("one"), Unavailable("two"), Unavailable("three")
     waits: list[int] = []
     attempts = Attempts(one, two)
@@ -307,8 +307,11 @@ async def test_failures_of_one_kind_are_repeated_until_the_stop_and_the_last_is_
 
 
 @requirement("answer.parked")
-async def test_a_failure_of_another_kind_ends_it_whenever_it_comes() -> None:
-    for attempts, made in ((Attempts(ValueError("first")), 1), (Attempts(Unavailable("away"), ValueError("then")), 2)):
+async def test_an_exception_of_another_type_ends_the_retries() -> None:
+    for attempts, made in (
+        (Attempts(ValueError("first")), 1),
+        (Attempts(Unavailable("connection refused"), ValueError("then")), 2),
+    ):
         with pytest.raises(ValueError, match=r"first|then"):
             await retried(attempts, on=Unavailable, wait=wait_none())
         assert attempts.made == made

@@ -1,4 +1,4 @@
-"""Connection strings: read as the driver reads them, or refused without a trace of what they hold."""
+"""Connection strings: parsed as by the driver, or refused without showing their content."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _ARGUMENTS = (
 
 @contextmanager
 def environment(**variables: str) -> Iterator[None]:
-    """Only these variables of the driver, and no files in the user's folder."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-    with patch.dict(os.environ, {**kept, "HOME": "/nowhere", **variables}, clear=True):
+    """Set only these variables of the driver, and hide files in the user's folder."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    with patch.dict(os.environ, {**others, "HOME": "/nowhere", **variables}, clear=True):
         yield
 
 
 def driver(dsn: str) -> tuple[list[Any], Any]:
-    """Addresses and parameters, as the driver's own parser reads them. Raises whatever it raises."""
+    """Return addresses and parameters from the driver's own parser. Raises its exceptions."""
     addresses, parameters = _parse_connect_dsn_and_args(dsn=dsn, **dict.fromkeys(_ARGUMENTS))
     return addresses, parameters
 
@@ -56,7 +56,7 @@ def address(host: Host) -> object:
 
 
 def assert_read_alike(dsn: str) -> Dsn:
-    """The driver must read an accepted string alike."""
+    """Check that the driver parses an accepted string alike; return it parsed."""
     found = parse_dsn(dsn)
     with environment(PGUSER=USER, PGDATABASE=DATABASE):
         addresses, parameters = driver(dsn)
@@ -119,7 +119,7 @@ REFUSED = [
 
 @each("dsn", ACCEPTED)
 @requirement("settings.errors")
-def test_what_the_driver_takes_is_taken_and_read_alike(dsn: str) -> None:
+def test_a_dsn_is_parsed_as_by_the_driver(dsn: str) -> None:
     found = assert_read_alike(dsn)
     assert not found.password or found.password in found.credentials
     assert not any(secret in found.shown for secret in found.credentials if len(secret) > 1)
@@ -127,7 +127,7 @@ def test_what_the_driver_takes_is_taken_and_read_alike(dsn: str) -> None:
 
 @each("dsn", REFUSED)
 @requirement("settings.errors")
-def test_what_could_be_misread_is_refused_without_a_trace(dsn: str) -> None:
+def test_an_ambiguous_dsn_is_refused_and_not_shown(dsn: str) -> None:
     with pytest.raises(ValueError, match="must look like postgresql://") as refusal:
         parse_dsn(dsn)
     assert CANARY not in str(refusal.value)
@@ -136,14 +136,14 @@ def test_what_could_be_misread_is_refused_without_a_trace(dsn: str) -> None:
 
 
 @requirement("settings.errors")
-def test_the_message_says_which_characters_to_encode_and_how() -> None:
+def test_the_error_lists_the_characters_to_percent_encode() -> None:
     with pytest.raises(ValueError, match=r"write % as %25, / as %2F, \? as %3F, # as %23, @ as %40"):
         parse_dsn("postgresql://u:p/q@h/db")
 
 
 @given(st.text())
 @requirement("settings.errors")
-def test_a_password_is_read_whole_or_not_at_all(password: str) -> None:
+def test_any_password_of_a_dsn_is_parsed_whole_or_refused(password: str) -> None:
     try:
         found = assert_read_alike(f"postgresql://u:{password}@h/db")
     except ValueError:
@@ -169,7 +169,7 @@ hosts = st.lists(
 
 @given(hosts, texts, texts, texts, st.dictionaries(st.sampled_from(["user", "password", "dbname", "x"]), texts))
 @requirement("settings.errors")
-def test_whatever_is_percent_encoded_is_taken(
+def test_percent_encoded_parts_of_a_dsn_are_accepted(
     hosts: list[tuple[str, int | None]], user: str, password: str, database: str, query: Mapping[str, str]
 ) -> None:
     places = ",".join(name + (f":{port}" if port else "") for name, port in hosts)
@@ -205,7 +205,7 @@ PIECES = [
 
 @given(st.lists(st.sampled_from(PIECES), max_size=14).map(lambda pieces: "postgresql://" + "".join(pieces)))
 @requirement("settings.errors")
-def test_any_text_is_refused_or_read_as_the_driver_reads_it(dsn: str) -> None:
+def test_any_dsn_is_refused_or_parsed_as_by_the_driver(dsn: str) -> None:
     try:
         parse_dsn(dsn)
     except ValueError as refusal:
@@ -221,7 +221,7 @@ def test_any_text_is_refused_or_read_as_the_driver_reads_it(dsn: str) -> None:
 
 
 @requirement("settings.errors")
-def test_its_repr_shows_no_password() -> None:
+def test_the_repr_of_a_dsn_shows_no_password() -> None:
     dsn = f"postgresql://u:{CANARY}@h/db?password={CANARY}&sslpassword={CANARY}"
     assert CANARY not in repr(parse_dsn(dsn))
     assert parse_dsn(dsn).credentials == (CANARY,)
@@ -271,7 +271,7 @@ def problems(dsn: str) -> list[str]:
 
 @pytest.mark.parametrize(("dsn", "variables", "named"), BAD_ENVIRONMENT)
 @requirement("settings.errors")
-def test_what_the_driver_would_refuse_is_named(dsn: str, variables: dict[str, str], named: str) -> None:
+def test_options_that_the_driver_refuses_are_reported(dsn: str, variables: dict[str, str], named: str) -> None:
     with environment(**variables):
         with pytest.raises((ValueError, OSError, IndexError)):
             driver(dsn)
@@ -282,14 +282,14 @@ def test_what_the_driver_would_refuse_is_named(dsn: str, variables: dict[str, st
 
 @pytest.mark.parametrize(("dsn", "variables"), GOOD_ENVIRONMENT)
 @requirement("settings.errors")
-def test_what_the_driver_takes_is_no_problem(dsn: str, variables: dict[str, str]) -> None:
+def test_options_that_the_driver_accepts_are_not_reported(dsn: str, variables: dict[str, str]) -> None:
     with environment(**variables):
         driver(dsn)
         assert problems(dsn) == []
 
 
 @requirement("settings.errors")
-def test_a_process_without_a_user_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_a_user_name_needs_a_user_in_the_dsn(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container with any user id: the driver would end with KeyError."""
 
     def nameless() -> str:
@@ -312,7 +312,7 @@ def passwords(dsn: str, home: Path) -> set[str]:
 
 
 @requirement("secrets.output")
-def test_passwords_that_the_driver_reads_by_itself_are_known(tmp_path: Path) -> None:
+def test_passwords_that_the_driver_reads_from_files_and_variables_are_known(tmp_path: Path) -> None:
     (tmp_path / ".pgpass").write_text("# none\nh:*:*:u:of\\:file\n*:*:*:*:another\n")
     (tmp_path / ".pgpass").chmod(0o600)
     (tmp_path / ".pg_service.conf").write_text("[mine]\nuser=u\npassword=of-service\nsslpassword=of-key\n")
@@ -331,14 +331,14 @@ def test_passwords_that_the_driver_reads_by_itself_are_known(tmp_path: Path) -> 
     "content", [b"[mine\n", b"password=x\n[mine]", b"[mine]\npassword=\xff\xfe", b"[mine]\npassword=100%"]
 )
 @requirement("settings.errors")
-def test_a_service_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes) -> None:
+def test_an_unreadable_service_file_is_reported(tmp_path: Path, content: bytes) -> None:
     (tmp_path / ".pg_service.conf").write_bytes(content)
     with environment(), pytest.raises(ValueError, match=r"^postgres.dsn: the service file cannot be parsed"):
         DriverOptions(parse_dsn("postgresql://h/db?service=mine"), os.environ, tmp_path)
 
 
 @requirement("settings.errors")
-def test_a_service_is_read_as_the_driver_reads_it(tmp_path: Path) -> None:
+def test_a_service_is_parsed_as_by_the_driver(tmp_path: Path) -> None:
     (tmp_path / ".pg_service.conf").write_text("[mine]\nsslmode=nonsense\nport=x\n")
     with environment():
         found = list(DriverOptions(parse_dsn("postgresql:///db?service=mine"), os.environ, tmp_path).problems())
@@ -384,14 +384,14 @@ REFUSED_URLS = [
 
 @each("url", ACCEPTED_URLS)
 @requirement("settings.errors")
-def test_a_proper_url_is_read_as_the_drivers_read_it(url: str) -> None:
+def test_a_url_is_parsed_as_by_the_drivers(url: str) -> None:
     found = assert_read_alike_urls(url)
     assert not any(secret in found.shown for secret in found.credentials if len(secret) > 1)
 
 
 @each("url", REFUSED_URLS)
 @requirement("settings.errors")
-def test_a_url_that_could_be_misread_is_refused_without_a_trace(url: str) -> None:
+def test_an_ambiguous_url_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(ValueError, match=r"^(is no|a port|a host|an address)") as refusal:
         parse_url(url, SCHEMES)
     assert CANARY_URLS not in str(refusal.value)
@@ -400,7 +400,7 @@ def test_a_url_that_could_be_misread_is_refused_without_a_trace(url: str) -> Non
 
 @given(st.text())
 @requirement("settings.errors")
-def test_a_password_of_a_url_is_read_whole_or_not_at_all(password: str) -> None:
+def test_any_password_of_a_url_is_parsed_whole_or_refused(password: str) -> None:
     try:
         found = assert_read_alike_urls(f"nats://u:{password}@h:4222")
     except ValueError:
@@ -433,7 +433,7 @@ PIECES_URLS = [
 
 @given(st.lists(st.sampled_from(PIECES_URLS), max_size=12).map(lambda pieces: "nats://" + "".join(pieces)))
 @requirement("settings.errors")
-def test_any_text_is_refused_or_read_as_the_drivers_read_it(url: str) -> None:
+def test_any_url_is_refused_or_parsed_as_by_the_drivers(url: str) -> None:
     try:
         parse_url(url, SCHEMES)
     except ValueError:
@@ -465,7 +465,7 @@ def test_the_repr_of_a_url_shows_no_password() -> None:
     ],
 )
 @requirement("settings.errors")
-def test_each_setting_says_what_to_write_instead(
+def test_each_setting_names_the_remedy_for_a_wrong_url(
     variable: str, url: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PG_DSN", "postgresql://h/db")
@@ -477,7 +477,7 @@ def test_each_setting_says_what_to_write_instead(
 
 
 @requirement("settings.errors", "secrets.output")
-def test_of_a_url_that_could_be_misread_every_part_is_taken_for_a_secret() -> None:
+def test_every_part_of_an_ambiguous_url_is_masked() -> None:
     """A crash before the settings are read may show any of them."""
     known = likely_secrets({"PG_DSN": f"postgresql://u:{CANARY_URLS}1/{CANARY_URLS}2@h:5432/db"})
     assert {f"{CANARY_URLS}1", f"{CANARY_URLS}2"} <= set(known)
@@ -520,7 +520,7 @@ BROKEN_SEEDS = {
 
 @pytest.mark.parametrize("broken", BROKEN_SEEDS.values(), ids=BROKEN_SEEDS)
 @requirement("settings.errors", "nats.login")
-def test_a_seed_that_cannot_sign_is_named_without_its_content(broken: bytes, tmp_path: Path) -> None:
+def test_an_invalid_seed_file_is_reported_without_its_content(broken: bytes, tmp_path: Path) -> None:
     file = tmp_path / "user.nk"
     file.write_bytes(broken)
     settings = Settings.model_validate({"postgres": {"dsn": "postgresql://h/db"}, "nats": {"nkey_seed_file": file}})
@@ -545,7 +545,7 @@ BROKEN_CREDENTIALS = {
 
 @pytest.mark.parametrize("broken", BROKEN_CREDENTIALS.values(), ids=BROKEN_CREDENTIALS)
 @requirement("settings.errors", "nats.login")
-def test_credentials_that_cannot_be_used_are_named_without_their_content(broken: bytes, tmp_path: Path) -> None:
+def test_an_invalid_credentials_file_is_reported_without_its_content(broken: bytes, tmp_path: Path) -> None:
     file = tmp_path / "user.creds"
     file.write_bytes(broken)
     settings = Settings.model_validate({"postgres": {"dsn": "postgresql://h/db"}, "nats": {"credentials_file": file}})
@@ -556,7 +556,7 @@ def test_credentials_that_cannot_be_used_are_named_without_their_content(broken:
 
 
 @requirement("nats.login")
-def test_files_that_the_client_can_use_are_no_problem(tmp_path: Path) -> None:
+def test_valid_seed_and_credentials_files_are_accepted(tmp_path: Path) -> None:
     file = tmp_path / "login"
     for content in (GOOD, GOOD + b"\n", b"\r\n " + GOOD + b"\r\n"):
         file.write_bytes(content)
@@ -566,6 +566,6 @@ def test_files_that_the_client_can_use_are_no_problem(tmp_path: Path) -> None:
 
 
 @requirement("settings.errors")
-def test_a_file_that_is_gone_again_is_named(tmp_path: Path) -> None:
-    assert seed_problem(tmp_path / "gone") == "cannot be read: No such file or directory"
-    assert credentials_problem(tmp_path / "gone") == "cannot be read: No such file or directory"
+def test_a_file_deleted_after_its_check_is_reported(tmp_path: Path) -> None:
+    assert seed_problem(tmp_path / "deleted") == "cannot be read: No such file or directory"
+    assert credentials_problem(tmp_path / "deleted") == "cannot be read: No such file or directory"

@@ -1,4 +1,4 @@
-"""Foreign text on a terminal and in the console log has no effect but to be shown."""
+"""Foreign text on a terminal and in the console log is shown, without any other effect."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def assert_text(written: str) -> None:
 
 
 @requirement("terminal.text")
-def test_every_unsafe_character_is_an_escape() -> None:
+def test_every_unsafe_character_is_escaped() -> None:
     assert [char for char in UNSAFE if not printable_line(char).isascii() or len(printable_line(char)) < 2] == []
 
 
@@ -66,7 +66,7 @@ def test_any_text_is_one_line_of_safe_characters(text: str) -> None:
 
 @given(text=st.text(st.characters(codec=None)))
 @requirement("terminal.text")
-def test_any_text_of_several_lines_keeps_them_and_nothing_else(text: str) -> None:
+def test_printable_lines_keep_line_breaks_and_tabs_only(text: str) -> None:
     lines = printable_lines(text)
     assert not UNSAFE & set(lines.replace("\n", "").replace("\t", ""))
     assert lines.count("\n") == text.count("\n")
@@ -74,14 +74,14 @@ def test_any_text_of_several_lines_keeps_them_and_nothing_else(text: str) -> Non
 
 @given(value=st.recursive(st.text(st.characters(codec=None)), st.lists) | st.dictionaries(st.text(), st.text()))
 @requirement("terminal.text")
-def test_any_json_is_safe_and_the_same_value(value: Any) -> None:
+def test_any_json_is_safe_and_parses_to_the_same_value(value: Any) -> None:
     for indent in (None, 2):
         text = printable_json(value, indent)
         assert not UNSAFE & set(text.replace("\n", ""))
         assert json.loads(text) == value
 
 
-# Every command's way of printing.
+# How commands print.
 
 PRINTS = ("add_row", "echo", "secho", "write")
 SAFE = ("cell", "printable_", "as_yaml(", "json.dumps(", "__version__", 'f"{statement};"', "fg=_COLOURS.get(line.split")
@@ -94,7 +94,7 @@ SAFE = ("cell", "printable_", "as_yaml(", "json.dumps(", "__version__", 'f"{stat
     ids=lambda file: file.stem,
 )
 @requirement("terminal.text")
-def test_no_command_prints_past_the_helpers(file: Path) -> None:
+def test_commands_print_through_the_helpers_only(file: Path) -> None:
     source = file.read_text(encoding="utf-8")
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     printing = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in PRINTS]
@@ -124,13 +124,13 @@ def hostile_letter() -> DeadLetter:
     "command", [("list",), ("list", "--json"), ("show", "0"), ("show", "0", "--json"), ("replay", "0")]
 )
 @requirement("terminal.text")
-def test_dead_letters_are_text(monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
+def test_dead_letters_are_escaped(monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
     _replay_as(monkeypatch, why=None)
     assert_text(printed("deadletters", *command).replace("nothing was changed; add --yes to send\n", ""))
 
 
 def _replay_as(monkeypatch: pytest.MonkeyPatch, why: str | None) -> None:
-    """Without NATS: every letter is there, and what became of it is this."""
+    """Replace NATS: every letter exists, and its replay has this outcome."""
 
     async def replay(*_: object, **__: object) -> dict[str, Any]:
         return {"id": HOSTILE, "subject": HOSTILE, "sent": False, "why": why}
@@ -145,7 +145,7 @@ def _replay_as(monkeypatch: pytest.MonkeyPatch, why: str | None) -> None:
 
 
 @requirement("terminal.text")
-def test_why_a_dead_letter_cannot_be_sent_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_of_a_failed_replay_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     _replay_as(monkeypatch, why=HOSTILE)
     assert_text(printed("deadletters", "replay", "0", "--yes"))
 
@@ -165,7 +165,7 @@ ROW = {
     "command", [("list",), ("list", "--json"), ("show", "x"), ("show", "x", "--json"), ("delete", "x", "--yes")]
 )
 @requirement("terminal.text")
-def test_stored_definitions_are_text(monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
+def test_stored_definitions_are_escaped(monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
     deleted = [{"tool_name": HOSTILE, "project_id": HOSTILE, "outcome": "failed", "reason": HOSTILE}]
     answers: Mapping[str, Any] = {"list": [ROW], "show": ROW, "delete": deleted}
     monkeypatch.setattr(tools_registry, "run_with", lambda *_: answers[command[0]])
@@ -176,7 +176,7 @@ def test_stored_definitions_are_text(monkeypatch: pytest.MonkeyPatch, command: t
 
 
 @requirement("terminal.text")
-def test_what_keeps_the_registry_away_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registry_errors_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         common.fail(HOSTILE)
 
@@ -185,7 +185,7 @@ def test_what_keeps_the_registry_away_is_text(monkeypatch: pytest.MonkeyPatch) -
 
 
 @requirement("terminal.text")
-def test_what_apply_did_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_of_apply_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     difference = tools_apply._difference(None, ROW)  # noqa: SLF001 - the command needs a kernel
     result = tools_apply.Result(HOSTILE, HOSTILE, "failed", HOSTILE, difference)
     tools_apply._show([result])  # noqa: SLF001
@@ -195,7 +195,7 @@ def test_what_apply_did_is_text(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @requirement("terminal.text")
-def test_what_lint_finds_is_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_problems_of_lint_are_escaped(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     found = tools_files.LocatedProblem(HOSTILE, 1, 2, Problem((HOSTILE,), HOSTILE))
     monkeypatch.setattr("openapi_tool.cli.tools.lint_files", lambda *_, **__: [found])
     file = tmp_path / "x.yaml"
@@ -210,7 +210,7 @@ def placed_call() -> PlacedCall:
 
 @pytest.mark.parametrize("status", ["success", "failed"])
 @requirement("terminal.text")
-def test_what_call_tells_is_text(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+def test_output_of_call_is_escaped(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
     error = {"code": STORED, "message": STORED}
     result = STORED.replace("openapi-tool: forged", "a second line")  # of the text that a model reads
     content = {"status": status, "result": result, "error": None if status == "success" else error}
@@ -226,7 +226,7 @@ def test_what_call_tells_is_text(monkeypatch: pytest.MonkeyPatch, status: str) -
 
 
 @requirement("terminal.text")
-def test_why_there_is_no_answer_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_of_a_missing_result_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     async def none(*_: Any) -> Any:
         return call_command._Outcome(placed_call(), None, {}, HOSTILE)  # noqa: SLF001
 
@@ -236,7 +236,7 @@ def test_why_there_is_no_answer_is_text(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @requirement("terminal.text")
-def test_a_journey_of_the_demo_is_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_demo_is_escaped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(demo, "Console", lambda **options: Console(**options, width=4000))
     of_call: dict[str, Any] = {
         "subject": HOSTILE,
@@ -264,7 +264,7 @@ def test_a_journey_of_the_demo_is_text(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 @requirement("terminal.text")
-def test_a_line_of_dev_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_dev_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     entry = {"time": "2026-01-01T00:00:00+00:00", "message": HOSTILE, "tool_call_id": HOSTILE, "subject": HOSTILE}
     line = dev._line("!", entry, dev._message(entry))  # noqa: SLF001 - the command needs a stack
     assert not UNSAFE & set(line)
@@ -287,7 +287,7 @@ def logged(message: str, *arguments: object, **record: Any) -> list[str]:
 
 
 @requirement("terminal.text")
-def test_neither_a_message_nor_a_field_can_forge_a_line_of_the_console_log() -> None:
+def test_no_message_or_field_can_forge_a_line_of_the_console_log() -> None:
     lines = logged("of %s", HOSTILE, tool_name=HOSTILE, nested={"a": [HOSTILE]}, **{HOSTILE: 1})
     assert len(lines) == 1
     assert lines[0].count("[/bold]") == 4

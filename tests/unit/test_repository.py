@@ -62,7 +62,7 @@ def test_every_dependency_is_explained() -> None:
 
 
 @requirement("logs.call", "metrics")
-def test_every_action_and_metric_has_a_meaning_and_stands_in_the_operations_page() -> None:
+def test_every_action_and_metric_has_a_meaning_and_is_in_the_operations_page() -> None:
     page = operations.PAGE.read_text(encoding="utf-8")
     found = operations.actions()
     source = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
@@ -111,14 +111,14 @@ def test_the_wheel_is_small_and_holds_the_package_alone(tmp_path: Path) -> None:
 
 
 @requirement("logs.call")
-def test_what_calls_start_for_all_has_the_context_of_none() -> None:
+def test_shared_tasks_do_not_inherit_the_context_of_a_call() -> None:
     """A task of `asyncio.create_task` logs with the ids of the call that starts it, which may be another project's."""
     shared = [*(ROOT / "openapi_tool" / "limits").glob("*.py"), *(ROOT / "openapi_tool" / "budgets").glob("*.py")]
     assert len(shared) > 10
     assert [path.name for path in shared if "create_task(" in path.read_text(encoding="utf-8")] == []
 
 
-def test_every_link_of_the_readme_leads_somewhere_and_says_what_is_there() -> None:
+def test_every_link_of_the_readme_exists_and_is_described() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
     assert [link for link in links if not (ROOT / link).exists()] == []
@@ -233,7 +233,7 @@ def test_every_licence_is_known_and_may_be_used() -> None:
     ],
 )
 @requirement("supply.locked")
-def test_a_licence_is_taken_only_where_every_part_of_it_is_known(expression: str, expected: bool) -> None:  # noqa: FBT001
+def test_a_licence_is_accepted_only_if_every_part_of_it_is_known(expression: str, expected: bool) -> None:  # noqa: FBT001
     assert acceptable(expression) is expected
 
 
@@ -262,7 +262,7 @@ def test_the_sbom_names_every_file_of_the_lock_and_nothing_of_the_machine() -> N
     ],
 )
 @requirement("supply.locked")
-def test_an_audit_is_clean_only_where_every_package_was_looked_up(
+def test_an_audit_is_clean_only_if_every_package_was_looked_up(
     found: list[dict[str, Any]], expected: int, says: str
 ) -> None:
     code, text = verdict(found, {"a", "b"})
@@ -272,7 +272,7 @@ def test_an_audit_is_clean_only_where_every_package_was_looked_up(
 
 @pytest.mark.parametrize("output", ["", "Traceback", "[]", '{"dependencies": []}', "{}"])
 @requirement("supply.locked")
-def test_an_auditor_that_fails_is_no_clean_bill(
+def test_a_failing_auditor_gives_no_clean_result(
     output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tool = tmp_path / "pip-audit"
@@ -403,7 +403,7 @@ TABLE: dict[str, Bound] = {
 
 
 def patterns() -> Iterator[str]:
-    """`file name` of every pattern; an unnamed one stands for itself."""
+    """`file name` of every pattern; an unnamed one is shown itself."""
     for path in sorted(PACKAGE.rglob("*.py")):
         names = _patterns(path.read_text(encoding="utf-8"))
         yield from (f"{path.relative_to(PACKAGE).as_posix()} {name}" for name in names)

@@ -58,7 +58,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @requirement("settings.sources")
-def test_the_defaults_hold_where_nothing_is_said() -> None:
+def test_defaults_apply_without_any_source() -> None:
     settings = load_settings()
     assert settings.durable == "tool_jina_openapi_cmd_v1r4"
     assert (settings.executor.concurrency, settings.nats.ack_wait_s) == (64, 6)
@@ -78,7 +78,7 @@ def test_each_source_overrides_the_one_below(config: Path, monkeypatch: pytest.M
     assert load_settings({"executor": {"concurrency": 30}}).executor.concurrency == 30
 
 
-def test_service_envs_of_the_target_win_over_those_of_all(config: Path) -> None:
+def test_service_envs_of_a_target_override_those_of_all_targets(config: Path) -> None:
     assert load_settings().tools.jina.envs_of("jina") == {"api_key": "FILE_KEY", "tenant_token": "FILE_OTHER"}
     assert load_settings().tools.jina.envs_of("elsewhere") == {"api_key": "FILE_KEY"}
 
@@ -117,7 +117,7 @@ def test_an_author_with_an_unknown_placeholder_is_refused(actor_id: str) -> None
 
 @pytest.mark.parametrize("text", ["[nats", "[nats]\nservers = 7", "[nowhere]\nx = 1"])
 @requirement("settings.errors")
-def test_a_file_that_is_wrong_is_named(config: Path, text: str) -> None:
+def test_an_invalid_file_is_an_error(config: Path, text: str) -> None:
     config.write_text(text)
     with pytest.raises(SettingsError):
         load_settings()
@@ -157,7 +157,7 @@ def test_settings_never_show_the_database_password(monkeypatch: pytest.MonkeyPat
 
 
 @requirement("egress.hosts")
-def test_no_setting_and_no_other_room_can_point_connects_elsewhere() -> None:
+def test_no_setting_and_only_the_local_package_can_redirect_connections() -> None:
     package = Path(service.__file__).parent
     users = [
         path.relative_to(package).parts[0]
@@ -191,7 +191,7 @@ def test_serve_names_what_is_wrong_before_any_connection(case: dict[str, Any], m
 
 
 @requirement("settings.errors")
-def test_every_pattern_of_a_setting_has_words() -> None:
+def test_every_pattern_of_a_setting_has_an_error_message() -> None:
     used = set(re.findall(r"'pattern': ('.*?'|\".*?\")", str(Settings.model_json_schema())))
     assert {literal_eval(pattern) for pattern in used} == PATTERNS.keys()
 
@@ -225,7 +225,7 @@ def test_a_mistake_in_a_file_names_the_file_by_its_variable(
 
 
 @requirement("settings.errors")
-def test_a_mistake_in_a_flag_is_not_said_to_be_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_a_flag_is_not_attributed_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAPI_TOOL__EXECUTOR__CONCURRENCY", "8")
     with pytest.raises(SettingsError, match=r"^executor\.concurrency: "):
         load_settings({"executor": {"concurrency": 0}, "postgres": {"dsn": "postgresql://db/kernel"}})
@@ -270,7 +270,7 @@ envs = {{ tenant_token = "KERNEL_OTHER" }}
 
 
 @requirement("settings.sources")
-def test_the_kernels_own_file_is_a_source_below_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_config_has_lower_precedence_than_our_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ca.crt", "client.crt", "client.key"):
         (tmp_path / name).touch()
     file = tmp_path / "config.toml"
@@ -307,14 +307,14 @@ def kernel_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> S
         ("", 30),
     ],
 )
-def test_a_workers_patience_is_its_suspend_timeout_before_its_default(
+def test_the_worker_timeout_is_the_suspend_timeout_else_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: str, seconds: float
 ) -> None:
     assert kernel_file(tmp_path, monkeypatch, f"[worker]\n{worker}").executor.worker_timeout_s == seconds
 
 
 @requirement("settings.sources")
-def test_one_message_in_flight_of_the_kernels_sample_is_no_wish_for_one_call_at_a_time(
+def test_max_inflight_1_of_the_kernels_config_does_not_limit_concurrency(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = kernel_file(tmp_path, monkeypatch, "[nats.pull]\nmax_inflight = 1")
@@ -324,19 +324,19 @@ def test_one_message_in_flight_of_the_kernels_sample_is_no_wish_for_one_call_at_
 
 
 @requirement("settings.sources")
-@pytest.mark.parametrize(("patience_s", "runs"), [(30, 3), (21, 2), (15.5, 2), (15, 1), (5, 1)])
-def test_a_short_patience_lowers_the_lost_runs_instead_of_refusing_to_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience_s: float, runs: int
+@pytest.mark.parametrize(("worker_timeout_s", "runs"), [(30, 3), (21, 2), (15.5, 2), (15, 1), (5, 1)])
+def test_a_short_worker_timeout_lowers_max_lost_runs_with_a_remark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker_timeout_s: float, runs: int
 ) -> None:
     monkeypatch.setenv("OPENAPI_TOOL__EXECUTOR__REQUEUE_DELAY_S", "1")
-    settings = kernel_file(tmp_path, monkeypatch, f"[worker]\ndefault_timeout_seconds = {patience_s}")
+    settings = kernel_file(tmp_path, monkeypatch, f"[worker]\ndefault_timeout_seconds = {worker_timeout_s}")
     assert settings.executor.max_lost_runs == runs
     lowered = [remark for remark in settings.remarks if f"is lowered from 3 to {runs}" in remark]
     assert len(lowered) == len(settings.remarks) == (runs < 3)
 
 
 @requirement("settings.sources")
-def test_keys_of_the_kernel_executors_own_sections_are_read_below_ours(
+def test_api_keys_of_the_kernel_executors_sections_have_lower_precedence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = """
@@ -369,7 +369,9 @@ def test_keys_of_the_kernel_executors_own_sections_are_read_below_ours(
 
 
 @requirement("settings.sources")
-def test_certificates_of_the_kernels_file_count_only_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificates_of_the_kernels_config_apply_only_with_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "config.toml"
     file.write_text(KERNEL_FILE.format(tls="false", folder="/nowhere"))
     monkeypatch.setenv(KERNEL_CONFIG_VARIABLE, str(file))
@@ -377,7 +379,7 @@ def test_certificates_of_the_kernels_file_count_only_with_tls(tmp_path: Path, mo
 
 
 @requirement("settings.sources")
-def test_the_banner_shows_what_is_in_effect_and_no_credential(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_shown_as_in_effect_and_without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PG_DSN", "postgresql://user:the-password@db/kernel?sslmode=require")
     monkeypatch.setenv("NATS_SERVERS", "nats://the-token@bus:4222")
     monkeypatch.setenv("OPENAPI_TOOL__SESSION__KEY", "the-password-of-sessions")
@@ -389,7 +391,7 @@ def test_the_banner_shows_what_is_in_effect_and_no_credential(monkeypatch: pytes
 
 
 @requirement("settings.reference")
-def test_every_flag_shows_the_variable_that_does_the_same() -> None:
+def test_every_flag_names_its_variable() -> None:
     command = typer.main.get_command(app)
     serve = command.commands["serve"]  # type: ignore[attr-defined] # the app is a group
     text = " ".join(CliRunner().invoke(app, ["serve", "--help"], terminal_width=500).output.split())
@@ -409,7 +411,7 @@ def _paths() -> list[tuple[str, str]]:
 
 
 @requirement("settings.errors")
-def test_what_kubernetes_sets_for_a_service_is_no_setting_and_the_rest_is_a_warning(
+def test_service_variables_of_kubernetes_are_ignored_and_others_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("OPENAPI_TOOL_SERVICE_HOST", "OPENAPI_TOOL_SERVICE_PORT_HEALTH", "OPENAPI_TOOL_PORT_8080_TCP_ADDR"):
@@ -427,7 +429,7 @@ def test_what_kubernetes_sets_for_a_service_is_no_setting_and_the_rest_is_a_warn
 @requirement("cli.help")
 @pytest.mark.parametrize("columns", [80, 50])
 @pytest.mark.parametrize("group", [(), ("tools",), ("deadletters",), ("sql",), ("nats",)], ids=" ".join)
-def test_every_summary_is_whole_also_in_a_narrow_terminal(group: tuple[str, ...], columns: int) -> None:
+def test_no_command_summary_is_truncated_in_a_narrow_terminal(group: tuple[str, ...], columns: int) -> None:
     shown = CliRunner().invoke(app, [*group, "-h"], terminal_width=columns)
     assert shown.exit_code == 0
     assert [line for line in shown.stdout.partition("\n\n")[2].splitlines() if line.endswith("...")] == []
@@ -437,7 +439,7 @@ def test_every_summary_is_whole_also_in_a_narrow_terminal(group: tuple[str, ...]
 
 @requirement("cli.help")
 @pytest.mark.parametrize("words", [("--version",), ("-h",), ("tools", "lint", "-h"), ("nats", "durable", "--help")])
-def test_help_and_version_are_asked_for_anywhere(words: tuple[str, ...]) -> None:
+def test_help_works_for_every_command_and_version_for_the_program(words: tuple[str, ...]) -> None:
     shown = CliRunner().invoke(app, words)
     assert (shown.exit_code, shown.stderr) == (0, "")
     assert shown.stdout.startswith("Usage:" if "version" not in words[0] else __version__)
@@ -470,7 +472,7 @@ def test_a_wrong_option_is_refused_in_plain_words(words: tuple[str, ...], says: 
         ("openapi-tool tools export --for", ["--format"]),
     ],
 )
-def test_words_are_completed(typed: str, completed: list[str]) -> None:
+def test_shell_completion_knows_commands_and_options(typed: str, completed: list[str]) -> None:
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
     shown = CliRunner().invoke(app, env={"_OPENAPI_TOOL_COMPLETE": "complete_bash", **words}, prog_name="openapi-tool")
     assert sorted(shown.stdout.split()) == sorted(completed)

@@ -43,14 +43,14 @@ def table() -> Rows:
 
 
 def without_folds(text: str) -> str:
-    """Return the text of each column in one piece: what stands above each other between two bars."""
+    """Return the joined text of each column: the cell parts between the same two bars."""
     lines = [line.split("│") for line in text.splitlines() if line.startswith("│")]
     return " ".join("".join(cell.strip() for cell in column) for column in zip(*lines, strict=True))
 
 
 @pytest.mark.parametrize("width", [30, 40, 50, 60, 70, 80, 100, 120, 200])
 @requirement("cli.help")
-def test_no_width_cuts_a_name_a_number_or_a_reason(width: int) -> None:
+def test_no_width_truncates_a_cell(width: int) -> None:
     text = drawn(table(), width)
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
@@ -61,13 +61,13 @@ def test_no_width_cuts_a_name_a_number_or_a_reason(width: int) -> None:
 
 
 @requirement("cli.help")
-def test_a_terminal_too_narrow_for_a_table_gets_a_line_for_each_cell() -> None:
+def test_a_very_narrow_terminal_gets_a_line_for_each_cell() -> None:
     lines = drawn(table(), 40).splitlines()
     assert lines[:4] == ["calls", f"tool: {NAMES[0]}", "tokens: 20,006", "cache_hits: 20,006"]
 
 
 @requirement("cli.help")
-def test_a_file_gets_the_natural_width_unless_columns_is_set(
+def test_output_to_a_file_is_not_folded_unless_columns_is_set(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -82,7 +82,7 @@ def test_a_file_gets_the_natural_width_unless_columns_is_set(
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 @requirement("cli.top")
-def test_top_breaks_no_number_and_no_short_name(width: int) -> None:
+def test_top_folds_no_number_and_no_short_name(width: int) -> None:
     written = io.StringIO()
     Console(file=written, width=width).print(top.shown([REPLICA]))
     words = re.split(r"[\s│┃:]+", written.getvalue())
@@ -94,7 +94,7 @@ def of_kernel(protocol: str, unacknowledged: int) -> dict[str, Any]:
 
 
 @requirement("cli.top", "dialects.isolated")
-def test_top_tells_the_kernels_of_one_process_apart() -> None:
+def test_top_shows_each_kernel_of_a_process() -> None:
     calls = [{"protocol": protocol, "project": "p", "tool": "t", "calls": 3} for protocol in ("v1r3", "v1r4")]
     replica = {**REPLICA, "tools": calls, "kernels": [of_kernel("v1r3", 100), of_kernel("v1r4", 2)]}
     written = io.StringIO()

@@ -72,7 +72,7 @@ def record(message: str, *args: object, **extra: Any) -> logging.LogRecord:
 
 @pytest.mark.parametrize("logger", ["a.library", "openapi_tool.x"])
 @requirement("secrets.output")
-def test_a_secret_is_taken_out_of_message_arguments_fields_and_traceback(logger: str) -> None:
+def test_a_secret_is_masked_in_message_arguments_fields_and_traceback(logger: str) -> None:
     made = record("key %s", SECRET, action="x", nested={"k": [SECRET]}, **{SECRET: 1})
     made.name = logger
     try:
@@ -87,20 +87,20 @@ def test_a_secret_is_taken_out_of_message_arguments_fields_and_traceback(logger:
 
 
 @requirement("secrets.output")
-def test_whatever_looks_like_a_key_of_jina_is_taken_out() -> None:
+def test_anything_that_looks_like_a_jina_key_is_masked() -> None:
     shape = "jina" + "_" + "0" * 20
     assert Redactor().text(f"x {shape} y") == "x [redacted] y"
     assert Redactor().value({shape: (shape, 7)}) == {"[redacted]": ["[redacted]", 7]}
 
 
 @pytest.mark.parametrize("name", ["tool_jina_openapi_cmd_v1r4", "jina_search_images", "jina_reader_of_long_pages_2"])
-def test_names_that_only_begin_like_a_key_stay(name: str) -> None:
+def test_names_that_only_begin_like_a_key_are_not_masked(name: str) -> None:
     assert Redactor().text(f"tool {name} ran") == f"tool {name} ran"
 
 
 @pytest.mark.parametrize("value", ["re\udcff", 10**30, {"a": ["\ud800"]}])
 @requirement("terminal.text")
-def test_a_value_that_json_libraries_differ_on_is_logged_all_the_same(value: Any) -> None:
+def test_a_value_that_orjson_refuses_is_logged(value: Any) -> None:
     line = JsonFormatter(REDACTOR).format(record("hello", value=value, other="é"))
     assert "\n" not in line
     assert json.loads(line)["value"] == value
@@ -154,19 +154,19 @@ LIBRARY_LINES = [
 
 @pytest.mark.parametrize("line", LIBRARY_LINES)
 @requirement("secrets.output")
-def test_lines_of_libraries_lose_queries_authorization_and_passwords(line: str) -> None:
+def test_log_lines_of_libraries_lose_queries_authorization_and_passwords(line: str) -> None:
     made = record("%s", line)
     for formatter in (JsonFormatter(Redactor()), ConsoleFormatter(Redactor())):
         assert "the-detail" not in formatter.format(made)
         assert line[:7] in formatter.format(made) or line.startswith(("{", "[", '"'))
 
 
-def test_what_is_no_detail_stays_in_the_lines_of_libraries() -> None:
+def test_other_text_in_log_lines_of_libraries_is_unchanged() -> None:
     plain = "connected to https://s.jina.ai:443/search in 3 ms, passed: 7 (signal 15), what? GET /metrics"
     assert without_details(plain) == plain
 
 
-def test_long_texts_of_libraries_are_cleaned_in_no_time() -> None:
+def test_cleaning_long_texts_of_libraries_takes_linear_time() -> None:
     started = time.monotonic()
     for text in ("a" * 200_000, "a:" * 100_000, "https://" + "a@" * 50_000, "GET " * 50_000, "pass" * 50_000):
         without_details(text)
@@ -174,7 +174,7 @@ def test_long_texts_of_libraries_are_cleaned_in_no_time() -> None:
 
 
 @requirement("loop.answers", "secrets.output")
-def test_a_library_message_is_cut_and_no_secret_with_it() -> None:
+def test_a_long_library_message_is_truncated_without_halving_a_secret() -> None:
     for before in range(99_990, 100_001):
         made = record("%s", "x" * before + SECRET + "y" * 500_000)
         for formatter in (JsonFormatter(REDACTOR), ConsoleFormatter(REDACTOR)):
@@ -192,7 +192,7 @@ def test_without_an_exporter_the_span_is_a_child_that_keeps_the_flags() -> None:
 
 
 @requirement("answer.trace")
-def test_the_exported_span_is_the_one_on_the_wire() -> None:
+def test_the_exported_span_has_the_ids_of_the_traceparent() -> None:
     exporter = InMemorySpanExporter()
     tracer = ExportingTracer(exporter, REDACTOR)
     foreign = SpanContext("a" * 32, "b" * 16)
@@ -212,7 +212,7 @@ def test_the_exported_span_is_the_one_on_the_wire() -> None:
 
 
 @requirement("answer.trace")
-def test_a_trace_that_is_not_sampled_is_not_exported_and_not_looked_through_but_passed_on() -> None:
+def test_an_unsampled_trace_is_neither_exported_nor_masked_but_propagated() -> None:
     class Untouched(Redactor):
         def text(self, text: str) -> str:
             raise AssertionError(text)
@@ -250,7 +250,7 @@ def test_a_span_shows_no_secret_in_name_attributes_events_and_status() -> None:
 
 
 @requirement("traces")
-def test_of_a_collectors_answer_only_the_head_is_read_and_no_redirect_followed() -> None:
+def test_only_the_headers_of_a_collectors_response_are_read_and_no_redirect_is_followed() -> None:
     with collector(b"HTTP/1.1 200 OK\r\n\r\n", endless=True) as port:
         answer = otlp.session().post(f"http://127.0.0.1:{port}/v1/traces", data=b"x", timeout=5)
         assert (answer.status_code, answer.text) == (200, "")
@@ -340,7 +340,7 @@ def test_a_call_is_sampled_by_its_parent_and_by_the_share_of_traces(flags: str, 
 
 
 @requirement("traces")
-def test_spans_that_nobody_takes_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_beyond_the_queue_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hanging(InMemorySpanExporter):
         def export(self, spans: Any) -> Any:
             started.set()
@@ -409,7 +409,7 @@ def test_metrics_of_both_exporters_are_the_same() -> None:
 
 
 @requirement("metrics")
-def test_a_histogram_counts_a_value_at_a_bound_below_it() -> None:
+def test_a_histogram_bucket_includes_its_upper_bound() -> None:
     histogram = instruments.Histogram("x", "", bounds=(1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 3.0):
         histogram.observe(value)
@@ -430,10 +430,10 @@ def test_a_line_within_a_call_has_its_ids_and_trace_id() -> None:
 
 
 @requirement("cli.top", "secrets.output")
-def test_the_last_warnings_are_kept_by_action_masked_and_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, now = RecentWarnings(), 1000.0
+def test_recent_warnings_are_grouped_by_action_masked_and_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings, now = RecentWarnings(), 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    kept.install(REDACTOR)
+    warnings.install(REDACTOR)
     ours = logging.getLogger("openapi_tool.somewhere")
     try:
         ours.info("not shown", extra={"action": "quiet"})
@@ -442,17 +442,17 @@ def test_the_last_warnings_are_kept_by_action_masked_and_short(monkeypatch: pyte
             ours.warning("number %s of %s", number, SECRET, extra={"action": "loud", "project_id": "p"})
         now += 1
         ours.error("x" * 1_000)
-        unknown, loud = kept.snapshot()
+        unknown, loud = warnings.snapshot()
         assert (loud["action"], loud["count"], loud["ago_s"], loud["project_id"]) == ("loud", 3, 1.0, "p")
         assert loud["message"].startswith("number 2 of ")
-        assert SECRET not in str(kept.snapshot())
+        assert SECRET not in str(warnings.snapshot())
         assert (unknown["action"], len(unknown["message"])) == ("log", 300)
         now += 599.5
-        assert [warning["action"] for warning in kept.snapshot()] == ["log"], "ten minutes have passed"
+        assert [warning["action"] for warning in warnings.snapshot()] == ["log"], "ten minutes have passed"
         ours.warning("again", extra={"action": "loud"})
-        assert kept.snapshot()[0]["count"] == 1
+        assert warnings.snapshot()[0]["count"] == 1
         for number in range(200):
             ours.warning("many", extra={"action": f"many.{number}"})
-        assert len(kept.snapshot()) == 100
+        assert len(warnings.snapshot()) == 100
     finally:
-        logging.getLogger("openapi_tool").removeHandler(kept)
+        logging.getLogger("openapi_tool").removeHandler(warnings)
