@@ -1,4 +1,5 @@
-{{/* What the schema cannot say, or not in a sentence. Included by the Deployment, so that every render passes it. */}}
+{{/* Checks that the schema cannot express, or not with a readable message. The Deployment includes them, so that every
+render runs them. */}}
 {{- define "openapi-tool.check" -}}
 {{- include "openapi-tool.checkNames" . -}}
 {{- include "openapi-tool.checkServers" . -}}
@@ -8,16 +9,16 @@
 {{- include "openapi-tool.checkConfig" . -}}
 {{- range .Values.allowedEnv -}}
 {{- if regexMatch "(?i)^(PG.*|NATS_.*|OPENAPI_TOOL.*|OTEL_.*|(CG_CONFIG_TOML|HTTPS?_PROXY|ALL_PROXY|NO_PROXY|SSL_CERT_FILE|SSL_CERT_DIR)(_FILE)?)$" . -}}
-{{- fail (printf "allowedEnv: %s is one of the executor's own settings, which tools are never given. Take it out." .) -}}
+{{- fail (printf "allowedEnv: %s is one of the executor's own settings, which tools never get. Remove it." .) -}}
 {{- end -}}
 {{- end -}}
 {{- range .Values.allowedEnv -}}
 {{- if regexMatch "(?i)^(PATH|HOME|USER|SHELL|TZ|TMPDIR|HOSTNAME|LANG|LC_.*|LD_.*|PYTHON.*|MALLOC_.*|KUBERNETES_.*)$" . -}}
-{{- fail (printf "allowedEnv: %s is the process's own. Name a variable that holds a key, such as SEARCH_API_KEY." .) -}}
+{{- fail (printf "allowedEnv: %s belongs to the process. Name a variable that holds a key, such as SEARCH_API_KEY." .) -}}
 {{- end -}}
 {{- end -}}
 {{- if regexMatch "[\\x{7f}-\\x{9f}]" (toJson .Values) -}}
-{{- fail "a value holds a control character (U+007F to U+009F), which YAML does not take as it is. Take it out." -}}
+{{- fail "a value contains a control character (U+007F to U+009F), which YAML does not permit. Remove it." -}}
 {{- end -}}
 {{- $own := concat (.Values.allowedEnv | default list) (list
     "JINA_API_KEY" "PG_DSN" "NATS_SERVERS" "OPENAPI_TOOL_CONFIG" "OPENAPI_TOOL__HEALTH__HOST" "OPENAPI_TOOL__HEALTH__PORT"
@@ -28,7 +29,7 @@
     "OPENAPI_TOOL__SESSION__KEY" "OPENAPI_TOOL__EGRESS__PROXY" "OPENAPI_TOOL__SECRETS__ALLOWED_ENV") -}}
 {{- range $place, $given := dict "config" .Values.config "toolsJob.definitions" .Values.toolsJob.definitions -}}
 {{- if regexMatch "jina_[A-Za-z0-9]{20}" (toJson $given) -}}
-{{- fail (printf "%s: holds what looks like a key, which everybody who may read the ConfigMap would see. Put it into a Secret and name its variable." $place) -}}
+{{- fail (printf "%s: contains what looks like a key, which everybody who may read the ConfigMap would see. Put it into a Secret and name its variable." $place) -}}
 {{- end -}}
 {{- end -}}
 {{- $postgres := .Values.secrets.postgres -}}
@@ -36,7 +37,7 @@
 {{- range .Values.allowedEnv -}}
 {{- $own = concat $own (list (upper .) (printf "%s_FILE" (upper .))) -}}
 {{- if hasSuffix "_FILE" (upper .) -}}
-{{- fail (printf "allowedEnv: %s would name the file of another variable. Take it out, and use secrets.keys.asFiles for keys in files." .) -}}
+{{- fail (printf "allowedEnv: %s would name the file of another variable. Remove it, and use secrets.keys.asFiles for keys in files." .) -}}
 {{- end -}}
 {{- end -}}
 {{- range $variable, $key := dict "PGSSLROOTCERT" $postgres.caKey "PGSSLCERT" $postgres.certKey "PGSSLKEY" $postgres.keyKey -}}
@@ -44,7 +45,7 @@
 {{- end -}}
 {{- range .Values.extraEnv -}}
 {{- if has .name $seen -}}
-{{- fail (printf "extraEnv: %s is there twice." .name) -}}
+{{- fail (printf "extraEnv: %s is duplicate." .name) -}}
 {{- end -}}
 {{- $seen = append $seen .name -}}
 {{- if eq (hasKey . "value") (hasKey . "valueFrom") -}}
@@ -54,7 +55,7 @@
 {{- fail (printf "extraEnv: the value of %s looks like a secret, which everybody who may read the Deployment would see. Use valueFrom with a Secret." .name) -}}
 {{- end -}}
 {{- if regexMatch "(://[^?#]*|^[^/@]+:[^/@]+)@" (.value | default "") -}}
-{{- fail (printf "extraEnv: %s holds a URL with user information, which everybody who may read the Deployment would see. Use valueFrom with a Secret." .name) -}}
+{{- fail (printf "extraEnv: %s contains a URL with user information, which everybody who may read the Deployment would see. Use valueFrom with a Secret." .name) -}}
 {{- end -}}
 {{- if has (upper .name) $own -}}
 {{- fail (printf "extraEnv: %s is set by the chart. Use nats, secrets, allowedEnv or config instead." .name) -}}
@@ -62,10 +63,10 @@
 {{- end -}}
 {{- range .Values.extraEnv -}}
 {{- if and (hasKey . "value") (regexMatch "(?i)^(PGPASSWORD|.*_PASSWORD|.*SECRET.*|.*_HEADERS|.*_TOKEN|.*_API_KEY|OPENAPI_TOOL__(NATS|POSTGRES|SESSION|EGRESS|SECRETS)(__.*)?)$" .name) -}}
-{{- fail (printf "extraEnv: the value of %s would stand in the Deployment in clear. Use nats, secrets or config, or valueFrom with a Secret." .name) -}}
+{{- fail (printf "extraEnv: the value of %s would be stored in plain text in the Deployment. Use nats, secrets or config, or valueFrom with a Secret." .name) -}}
 {{- end -}}
 {{- if and (regexMatch "(?i)^OPENAPI_TOOL__" .name) (or (hasKey . "value") (ne .name "OPENAPI_TOOL__TELEMETRY__OTLP_ENDPOINT")) -}}
-{{- fail (printf "extraEnv: %s is a setting. Put it into config, from which memory limit and grace period follow." .name) -}}
+{{- fail (printf "extraEnv: %s is a setting. Put it into config, from which the memory limit and the grace period are computed." .name) -}}
 {{- end -}}
 {{- end -}}
 {{- range $setting, $instead := dict
@@ -76,7 +77,7 @@
 {{- $section := $.Values.config | default dict -}}
 {{- range initial $path -}}{{- $section = get $section . | default dict -}}{{- end -}}
 {{- if hasKey $section (last $path) -}}
-{{- fail (printf "config.%s: a secret would stand in a ConfigMap. Put it into a Secret, and name that in %s." $setting $instead) -}}
+{{- fail (printf "config.%s: a secret would be stored in a ConfigMap. Put it into a Secret, and name that in %s." $setting $instead) -}}
 {{- end -}}
 {{- end -}}
 {{- range $setting, $instead := dict
@@ -106,18 +107,18 @@
 {{- fail "autoscaling.hpa: a target of CPU utilization needs resources.requests.cpu." -}}
 {{- end -}}
 {{- if and (eq .kind "keda") (not .keda.monitoringEndpoint) -}}
-{{- fail "autoscaling.keda.monitoringEndpoint is empty: KEDA asks NATS there how many commands wait, such as nats.nats.svc:8222." -}}
+{{- fail "autoscaling.keda.monitoringEndpoint is empty: KEDA asks NATS there how many commands are pending. Set it, such as nats.nats.svc:8222." -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.monitoring.rules (eq .Values.autoscaling.kind "keda") (eq (.Values.autoscaling.minReplicas | int) 0) -}}
-{{- fail "monitoring.rules: an alert says that no pod is there, which autoscaling.minReplicas: 0 makes ordinary. Set minReplicas to 1, or rules to false." -}}
+{{- fail "monitoring.rules: an alert fires when there is no pod, which autoscaling.minReplicas: 0 makes normal. Set minReplicas to 1, or rules to false." -}}
 {{- end -}}
 {{- with .Values.networkPolicy -}}
 {{- if and .enabled $.Values.secrets.proxy.name (not .proxy.enabled) -}}
-{{- fail "networkPolicy.proxy.enabled: secrets.proxy is set, and the policy lets nothing out to it. Set it to true, with the proxy's port." -}}
+{{- fail "networkPolicy.proxy.enabled: secrets.proxy is set, and the policy blocks egress to it. Set it to true, with the proxy's port." -}}
 {{- end -}}
 {{- if and .enabled ($.Values.config | default dict | dig "telemetry" "otlp_endpoint" "") (not .otlp.enabled) -}}
-{{- fail "networkPolicy.otlp.enabled: config.telemetry.otlp_endpoint is set, and the policy lets nothing out to it. Set it to true, with the collector's port." -}}
+{{- fail "networkPolicy.otlp.enabled: config.telemetry.otlp_endpoint is set, and the policy blocks egress to it. Set it to true, with the collector's port." -}}
 {{- end -}}
 {{- if and .enabled (not .upstream.enabled) (not (and .proxy.enabled $.Values.secrets.proxy.name)) -}}
 {{- fail "networkPolicy.upstream.enabled: without it and without a proxy no call reaches Jina." -}}
@@ -136,7 +137,7 @@
 
 {{- define "openapi-tool.checkNames" -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "openapi-tool.name" .)) -}}
-{{- fail (printf "%s is no name for a Service (RFC 1035: letters, digits and '-', a letter first). Choose another release name, or set fullnameOverride." (include "openapi-tool.name" .)) -}}
+{{- fail (printf "%s is not a valid name of a Service (RFC 1035: letters, digits and '-', first a letter). Choose another release name, or set fullnameOverride." (include "openapi-tool.name" .)) -}}
 {{- end -}}
 {{- $values := .Values -}}
 {{- range $where, $labels := dict
@@ -144,7 +145,7 @@
     "monitoring.dashboardLabels" $values.monitoring.dashboardLabels -}}
 {{- range $key, $_ := $labels -}}
 {{- if regexMatch "^app[.]kubernetes[.]io/(name|instance|version|managed-by)$" $key -}}
-{{- fail (printf "%s: %s is set by the chart, whose selectors need it. Take it out." $where $key) -}}
+{{- fail (printf "%s: %s is set by the chart, whose selectors need it. Remove it." $where $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -153,7 +154,7 @@
     "serviceAccount.annotations" $values.serviceAccount.annotations -}}
 {{- range $key, $_ := $annotations -}}
 {{- if regexMatch "^(checksum/config|helm[.]sh/hook.*|meta[.]helm[.]sh/.*)$" $key -}}
-{{- fail (printf "%s: %s is the chart's or Helm's own. Take it out." $where $key) -}}
+{{- fail (printf "%s: %s is reserved for the chart or Helm. Remove it." $where $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -164,10 +165,10 @@
 {{- $sockets := list -}}
 {{- range $at, $url := $servers -}}
 {{- if contains "@" $url -}}
-{{- fail (printf "%s: a URL holds user information, which everybody who may read the Deployment would see. Put user and password into a Secret, and name it in %s." $where (ternary "v1r3.nats" "secrets.nats" (hasPrefix "v1r3" $where))) -}}
+{{- fail (printf "%s: a URL contains user information, which everybody who may read the Deployment would see. Put user and password into a Secret, and name it in %s." $where (ternary "v1r3.nats" "secrets.nats" (hasPrefix "v1r3" $where))) -}}
 {{- end -}}
 {{- if not (regexMatch `^[a-z]+://(\[[0-9A-Fa-f:.]+\]|[^\s,/?#:%\[\]\\]+)(:[1-9][0-9]{0,4})?$` $url) -}}
-{{- fail (printf "%s: entry %d is not one URL such as nats://host:4222. Give each server an entry of its own, its port without leading zeros, and nothing behind it." $where (add1 $at)) -}}
+{{- fail (printf "%s: entry %d is not one URL such as nats://host:4222. Give each server its own entry, its port without leading zeros, and nothing after it." $where (add1 $at)) -}}
 {{- end -}}
 {{- if gt (include "openapi-tool.port" $url | int) 65535 -}}
 {{- fail (printf "%s: entry %d: a port is a number from 1 to 65535." $where (add1 $at)) -}}
@@ -180,7 +181,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What belongs to the kernel of protocol v1r3 is refused where no such kernel is served. */}}
+{{/* Values for the kernel of protocol v1r3 are refused if no such kernel is served. */}}
 {{- define "openapi-tool.checkOlder" -}}
 {{- $config := dig "dialects" "v1r3" (dict) (.Values.config | default dict) -}}
 {{- with .Values.v1r3 -}}
@@ -188,10 +189,10 @@
 {{- fail "v1r3.postgres.name is empty: a kernel of protocol v1r3 needs the Secret of its database." -}}
 {{- end -}}
 {{- if and (not .nats.servers) (or .nats.name .natsTls.name (hasKey $config "nats")) -}}
-{{- fail "v1r3.nats.servers is empty: without servers of its own that kernel has the login of secrets.nats." -}}
+{{- fail "v1r3.nats.servers is empty: without its own servers, this kernel uses the login of secrets.nats." -}}
 {{- end -}}
 {{- if and .postgres.name (eq (dig "protocol" "version" "v1r4" ($.Values.config | default dict)) "v1r3") -}}
-{{- fail "v1r3.postgres: config.protocol.version is v1r3 already. Leave one out." -}}
+{{- fail "v1r3.postgres: config.protocol.version is v1r3 already. Remove one of them." -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -204,40 +205,40 @@
 {{- fail (printf "extraVolumes: the name %s is taken. Choose another." .name) -}}
 {{- end -}}
 {{- if ne (len .) 2 -}}
-{{- fail (printf "extraVolumes: %s has not exactly one type, such as emptyDir, configMap or secret." .name) -}}
+{{- fail (printf "extraVolumes: %s must have exactly one type, such as emptyDir, configMap or secret." .name) -}}
 {{- end -}}
 {{- $names = append $names .name -}}
 {{- end -}}
 {{- $paths := list -}}
 {{- range .Values.extraVolumeMounts -}}
 {{- if not (has .name $names) -}}
-{{- fail (printf "extraVolumeMounts: %s is none of extraVolumes." .name) -}}
+{{- fail (printf "extraVolumeMounts: %s is not in extraVolumes." .name) -}}
 {{- end -}}
 {{- $path := clean .mountPath -}}
 {{- if or (eq $path "/") (regexMatch "^/(etc|opt)(/openapi-tool(/.*)?)?$" $path) -}}
 {{- fail (printf "extraVolumeMounts: %s would hide the executor or its settings. Choose another path." .mountPath) -}}
 {{- end -}}
 {{- if has $path $paths -}}
-{{- fail (printf "extraVolumeMounts: %s is there twice." .mountPath) -}}
+{{- fail (printf "extraVolumeMounts: %s is duplicate." .mountPath) -}}
 {{- end -}}
 {{- $paths = append $paths $path -}}
 {{- end -}}
 {{- end -}}
 
-{{/* `tools apply` checks definitions in full before it writes; here only what would be no definition at all. */}}
+{{/* Only checks that each file is a definition; `tools apply` checks definitions in full before it writes. */}}
 {{- define "openapi-tool.checkTools" -}}
 {{- with .Values.toolsJob -}}
 {{- if and .enabled (not (and .projects .definitions)) -}}
-{{- fail "toolsJob: name at least one of projects and one of definitions, or switch it off." -}}
+{{- fail "toolsJob: set at least one project and one definition, or disable it." -}}
 {{- end -}}
 {{- if contains "@" (.api | default "") -}}
-{{- fail "toolsJob.api: a URL holds user information, which everybody who may read the Job would see." -}}
+{{- fail "toolsJob.api: the URL contains user information, which everybody who may read the Job would see." -}}
 {{- end -}}
 {{- if not (regexMatch `^(https?://[^\s/?#]+(/[^\s?#]*)?)?$` (.api | default "")) -}}
 {{- fail "toolsJob.api: must be a URL such as http://kernel:8000." -}}
 {{- end -}}
 {{- if and .api .postgresSecret -}}
-{{- fail "toolsJob: api and postgresSecret are two ways to register tools. Leave one out." -}}
+{{- fail "toolsJob: api and postgresSecret are two ways to register tools. Remove one of them." -}}
 {{- end -}}
 {{- $names := list -}}
 {{- range $file, $text := .definitions -}}
@@ -257,17 +258,17 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What the executor refuses of settings that do not fit together; its defaults stand here too, a test compares them.
-`openapi-tool check` (helm test) names the rest. */}}
+{{/* Combinations of settings that the executor refuses. Its defaults are repeated here; a test compares them.
+`openapi-tool check` (helm test) reports all other mistakes. */}}
 {{- define "openapi-tool.checkConfig" -}}
 {{- $config := .Values.config | default dict -}}
 {{- $health := get $config "health" | default dict -}}
 {{- if or (hasKey $health "host") (hasKey $health "port") -}}
-{{- fail "config.health: the chart sets host and port, which the probes need. Take them out." -}}
+{{- fail "config.health: the chart sets host and port, which the probes need. Remove them." -}}
 {{- end -}}
 {{- $otlp := dig "telemetry" "otlp_endpoint" "" $config -}}
 {{- if contains "@" $otlp -}}
-{{- fail "config.telemetry.otlp_endpoint: a URL holds user information, which would stand in a ConfigMap. Put it into a Secret, and set OPENAPI_TOOL__TELEMETRY__OTLP_ENDPOINT from it by extraEnv." -}}
+{{- fail "config.telemetry.otlp_endpoint: the URL contains user information, which would be stored in a ConfigMap. Put it into a Secret, and set OPENAPI_TOOL__TELEMETRY__OTLP_ENDPOINT from it by extraEnv." -}}
 {{- end -}}
 {{- if not (regexMatch `^((?i:https?)://[^\s/?#]+(/[^\s#]*)?)?$` $otlp) -}}
 {{- fail "config.telemetry.otlp_endpoint: must be a URL such as https://collector:4318/v1/traces." -}}
@@ -284,12 +285,12 @@
 {{- end -}}
 
 {{- define "openapi-tool.checkNumbers" -}}
-{{- $patience := subf (dig "executor" "worker_timeout_s" 30 . | float64) (dig "executor" "commit_margin_s" 3 . | float64) -}}
-{{- if le $patience 0.0 -}}
+{{- $runTime := subf (dig "executor" "worker_timeout_s" 30 . | float64) (dig "executor" "commit_margin_s" 3 . | float64) -}}
+{{- if le $runTime 0.0 -}}
 {{- fail "config.executor.commit_margin_s: must be less than worker_timeout_s, or no call has time to run." -}}
 {{- end -}}
-{{- if ge (dig "executor" "requeue_delay_s" 2 . | float64) $patience -}}
-{{- fail (printf "config.executor.requeue_delay_s: must be less than executor.worker_timeout_s less executor.commit_margin_s (%v s)." $patience) -}}
+{{- if ge (dig "executor" "requeue_delay_s" 2 . | float64) $runTime -}}
+{{- fail (printf "config.executor.requeue_delay_s: must be less than executor.worker_timeout_s less executor.commit_margin_s (%v s)." $runTime) -}}
 {{- end -}}
 {{- if gt (dig "tools" "default_timeout_s" 0 . | float64) (dig "tools" "max_timeout_s" 120 . | float64) -}}
 {{- fail "config.tools.default_timeout_s: must not be more than max_timeout_s." -}}
@@ -316,15 +317,15 @@
 {{- fail (printf "%s: only one of userKey, tokenKey, credentialsKey and nkeySeedKey may be set." $where) -}}
 {{- end -}}
 {{- if ne (empty $login.userKey) (empty $login.passwordKey) -}}
-{{- fail (printf "%s: userKey and passwordKey go together." $where) -}}
+{{- fail (printf "%s: set both userKey and passwordKey, or neither." $where) -}}
 {{- end -}}
 {{- if ne (empty $login.name) (empty $ways) -}}
-{{- fail (printf "%s: name and one way to log in (userKey and passwordKey, tokenKey, credentialsKey or nkeySeedKey) go together." $where) -}}
+{{- fail (printf "%s: name and one way to log in (userKey and passwordKey, tokenKey, credentialsKey or nkeySeedKey) must be set together." $where) -}}
 {{- end -}}
 {{- end -}}
 {{- range $where, $secret := dict "secrets.natsTls" $secrets.natsTls "secrets.postgres" $secrets.postgres "v1r3.natsTls" .Values.v1r3.natsTls -}}
 {{- if ne (empty $secret.certKey) (empty $secret.keyKey) -}}
-{{- fail (printf "%s: certKey and keyKey go together." $where) -}}
+{{- fail (printf "%s: set both certKey and keyKey, or neither." $where) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -41,7 +41,7 @@ app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
-{{/* Label app.kubernetes.io/name of pods that are no executors: the selectors must not match them. */}}
+{{/* Label app.kubernetes.io/name of pods that are not executors: the selectors must not match them. */}}
 {{- define "openapi-tool.job" -}}
 {{ .Chart.Name }}-job
 {{- end -}}
@@ -58,42 +58,42 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 {{- end -}}
 
-{{/* 128 MiB for the process, a quarter more than its budgets for what the allocator cannot give back, 1 MiB a call
-of each kernel. */}}
+{{/* 128 MiB for the process, its memory budgets plus a quarter for memory that the allocator cannot return, and 1 MiB
+per call of each kernel. */}}
 {{- define "openapi-tool.memoryLimit" -}}
 {{- $config := .Values.config | default dict -}}
-{{- $answers := dig "egress" "body_budget_bytes" 256000000 $config | int64 -}}
+{{- $responses := dig "egress" "body_budget_bytes" 256000000 $config | int64 -}}
 {{- $cache := dig "cache" "max_bytes" 4000000 $config | int64 -}}
 {{- $kernels := ternary 1 2 (empty .Values.v1r3.postgres.name) -}}
 {{- $calls := mul $kernels (dig "executor" "concurrency" 64 $config | int64) -}}
-{{- $bytes := add (div (mul (add $answers $cache) 5) 4) (mul $calls 1048576) 134217728 -}}
+{{- $bytes := add (div (mul (add $responses $cache) 5) 4) (mul $calls 1048576) 134217728 -}}
 {{- printf "%dMi" (div (add $bytes 1048575) 1048576) -}}
 {{- end -}}
 
-{{/* Seconds until a pod has stopped: it continues to fetch, then drains. */}}
+{{/* Seconds that a pod needs to stop: it continues to fetch, then drains. */}}
 {{- define "openapi-tool.stopSeconds" -}}
 {{- add .Values.preStopSleepSeconds (.Values.config | default dict | dig "executor" "drain_timeout_s" 25.0 | float64 | ceil | int64) -}}
 {{- end -}}
 
-{{/* 15 s more: 10 for calls that do not end when they are cancelled, 5 to close connections. */}}
+{{/* Adds 15 s: 10 for calls that do not end when they are cancelled, 5 to close connections. */}}
 {{- define "openapi-tool.grace" -}}
 {{- $stop := include "openapi-tool.stopSeconds" . | int64 -}}
 {{- $grace := .Values.terminationGracePeriodSeconds | default (add $stop 15) | int64 -}}
 {{- if lt $grace (add $stop 5) -}}
-{{- fail (printf "terminationGracePeriodSeconds is %d, but running calls need %d: preStopSleepSeconds + config.executor.drain_timeout_s + 5. Raise it, or leave it out." $grace (add $stop 5)) -}}
+{{- fail (printf "terminationGracePeriodSeconds is %d, but running calls need %d: preStopSleepSeconds + config.executor.drain_timeout_s + 5. Raise it, or do not set it." $grace (add $stop 5)) -}}
 {{- end -}}
 {{- $grace -}}
 {{- end -}}
 
 {{/* PromQL matchers of this Deployment's pods, which are called NAME-HASH-SUFFIX with a hash of up to 10 characters;
-Kubernetes cuts what precedes the suffix at 58. */}}
+Kubernetes truncates everything before the suffix to 58. */}}
 {{- define "openapi-tool.matchers" -}}
 {{- $name := include "openapi-tool.name" . -}}
 {{- $pods := ternary "%s-[a-z0-9]+-[a-z0-9]+" "%s[a-z0-9-]+" (le (len $name) 46) -}}
 namespace="{{ .Release.Namespace }}",pod=~"{{ printf $pods (gt (len $name) 46 | ternary (printf "%s-" $name | trunc 58) $name) }}"
 {{- end -}}
 
-{{/* Dashboard of this release alone, with a uid and a title of its own. */}}
+{{/* Dashboard that shows only this release, with its own uid and title. */}}
 {{- define "openapi-tool.dashboard" -}}
 {{- $matchers := include "openapi-tool.matchers" . | replace `"` `\"` -}}
 {{- $dashboard := .Files.Get "files/dashboard.json" | replace `namespace=\"$namespace\"` $matchers | replace `,pod=~\".*openapi-tool.*\"` "" | fromJson -}}
@@ -110,7 +110,7 @@ namespace="{{ .Release.Namespace }}",pod=~"{{ printf $pods (gt (len $name) 46 | 
 {{- regexFind "[0-9]+$" (regexFind ":[0-9]+$" .) | default $default -}}
 {{- end -}}
 
-{{/* Half of the slots of a pod: another one is started before all are taken. */}}
+{{/* Half of the slots of a pod, so that another pod starts before all are used. */}}
 {{- define "openapi-tool.lagThreshold" -}}
 {{- max 1 (div (.Values.config | default dict | dig "executor" "concurrency" 64 | int64) 2) -}}
 {{- end -}}

@@ -1,4 +1,4 @@
-{{/* What the executor, its Job and its test have in common. */}}
+{{/* Common parts of the pods of the executor, its Job and its test. */}}
 {{- define "openapi-tool.podSpec" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
@@ -47,7 +47,7 @@ envFrom:
 {{- end -}}
 {{- end -}}
 
-{{/* Variables whose value a Secret holds: arguments name, secret, key. */}}
+{{/* Variable whose value is in a Secret: arguments name, secret, key. */}}
 {{- define "openapi-tool.secretEnv" }}
 - name: {{ .variable | quote }}
   valueFrom:
@@ -75,7 +75,7 @@ envFrom:
 {{- end }}
 {{- end -}}
 
-{{/* Login and TLS of a NATS: prefix of the variables, volume of the login's files, login, tls. */}}
+{{/* Login and TLS of a NATS; arguments: prefix of the variables, volume of the login's files, login, tls. */}}
 {{- define "openapi-tool.natsEnv" }}
 {{- range $setting, $key := dict "USER" .login.userKey "PASSWORD" .login.passwordKey "TOKEN" .login.tokenKey }}
 {{- if $key }}
@@ -196,7 +196,7 @@ envFrom:
 - name: {{ $volume }}
   secret:
     secretName: {{ $secret.name | quote }}
-    # The group may read: the container's user is not the owner.
+    # Readable by the group, because the container's user is not the owner.
     defaultMode: 0440
     items:
       {{- range $secret.keys }}
@@ -220,7 +220,7 @@ envFrom:
 {{- end }}
 {{- end -}}
 
-{{/* Of a pod that runs one command and ends. */}}
+{{/* Spec of a pod that runs one command and exits. */}}
 {{- define "openapi-tool.commandResources" -}}
 requests:
   cpu: 50m
