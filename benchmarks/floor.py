@@ -87,7 +87,7 @@ class Floor:
         self._http = http
         self._concurrency = concurrency
         self._key = f"Bearer {os.environ['JINA_API_KEY']}"
-        self._asked = 0
+        self._requested = 0
         self._running: set[asyncio.Task[None]] = set()
         self._inbox = ""
 
@@ -99,18 +99,18 @@ class Floor:
 
     async def _receive(self, message: Msg) -> None:
         if not message.reply:  # the pull request has expired
-            self._asked = 0
+            self._requested = 0
         else:
-            self._asked -= 1
+            self._requested -= 1
             task = asyncio.create_task(self._call(message))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
         await self._top_up()
 
     async def _top_up(self) -> None:
-        missing = self._concurrency - len(self._running) - self._asked
-        if missing > 0 and (not self._asked or missing * _TOP_UP >= self._concurrency):
-            self._asked += missing
+        missing = self._concurrency - len(self._running) - self._requested
+        if missing > 0 and (not self._requested or missing * _TOP_UP >= self._concurrency):
+            self._requested += missing
             request = {"batch": missing, "expires": 30 * _NANOSECONDS}
             subject = f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{NAME}"
             await self._client.publish(subject, orjson.dumps(request), self._inbox)
@@ -123,7 +123,7 @@ class Floor:
             row = await connection.fetchrow(
                 _READ, project, command["tool_call_card_id"], call_id, command["tool_name"], headers["CG-Agent-Id"]
             )
-        text, state = await self._ask(row)
+        text, state = await self._request(row)
         await self._save(row, headers, text, state)
         doorbell_headers = {name: headers[name] for name in _DOORBELL} | {"CG-Version": VERSION, "CG-Sender": NAME}
         subject = f"cg.{VERSION}.{project}.{row['channel_id']}.cmd.agent.{row['worker_target']}.wakeup"
@@ -137,7 +137,7 @@ class Floor:
             self._running.discard(task)
         await self._top_up()
 
-    async def _ask(self, row: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+    async def _request(self, row: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
         """Send the upstream request; return the text for the model, and the state."""
         arguments = row["content"]["arguments"]
         search = "query" in arguments
@@ -209,7 +209,7 @@ async def _echo(client: Client) -> None:
     await client.subscribe(f"cg.{VERSION}.*.*.cmd.tool.{TARGET}.>", cb=publish_wakeup)
 
 
-async def _keep(connection: asyncpg.Connection) -> None:
+async def _no_reset(connection: asyncpg.Connection) -> None:
     """Do not reset a connection on release, as in the executor."""
 
 
@@ -242,7 +242,7 @@ async def serve(port: int) -> None:
         durable_name=NAME, filter_subject=subject, ack_policy=AckPolicy.EXPLICIT, ack_wait=60, max_ack_pending=10_000
     )
     await client.jetstream().add_consumer(STREAM, durable)
-    pool = await asyncpg.create_pool(os.environ["PG_DSN"], min_size=1, max_size=_POOL, init=jsonb, reset=_keep)
+    pool = await asyncpg.create_pool(os.environ["PG_DSN"], min_size=1, max_size=_POOL, init=jsonb, reset=_no_reset)
     async with pool, _http(port) as http:
         await Floor(client, pool, http, concurrency).pull()
         await _ready()

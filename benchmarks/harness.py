@@ -152,13 +152,13 @@ class Harness:
         """Return the messages that all floors or executors sent and received, as counted by the NATS server."""
         connections = await asyncio.to_thread(self._connections)
         ours = [connection for connection in connections if connection.get("name") == CONNECTIONS[kind]]
-        return sum(each["in_msgs"] for each in ours), sum(each["out_msgs"] for each in ours)
+        return sum(connection["in_msgs"] for connection in ours), sum(connection["out_msgs"] for connection in ours)
 
     def _connections(self) -> list[dict[str, Any]]:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(self._monitor, timeout=_TIMEOUT_S) as response:
-            found: list[dict[str, Any]] = json.load(response)["connections"]
-        return found
+            connections: list[dict[str, Any]] = json.load(response)["connections"]
+        return connections
 
     def statements_logged(self) -> int:
         """Return the number of statements in PostgreSQL's log; sessions with `log_statement` log theirs."""

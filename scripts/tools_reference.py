@@ -73,11 +73,11 @@ def _value(rule: Mapping[str, Any]) -> str:
 
 
 def _operator() -> str:
-    rows = [f"| `{entry.name}` | {_header(entry)} | {_hosts(entry)} |" for entry in _operators_own()]
+    rows = [f"| `{entry.name}` | {_header(entry)} | {_hosts(entry)} |" for entry in _operator_parameters()]
     return "\n".join(["| parameter | header | of |", "| --- | --- | --- |", *rows])
 
 
-def _operators_own() -> Iterator[Parameter]:
+def _operator_parameters() -> Iterator[Parameter]:
     seen = set()
     for entry in (entry for endpoint in ENDPOINTS.values() for entry in endpoint.parameters):
         if not entry.model and entry.name not in seen:

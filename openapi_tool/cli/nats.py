@@ -1,4 +1,4 @@
-"""`openapi-tool nats`: print NATS permissions, show the durable, and give it back to the kernel's executor."""
+"""`openapi-tool nats`: print NATS permissions, show the durable, and restore it for the kernel's executor."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _needed(user: User, settings: Settings, stream: str | None) -> Permissions:
     return of_user[user]()
 
 
-@app.command(short_help="Show the durable, or give it back to the kernel.")
+@app.command(short_help="Show the durable, or restore it for the kernel.")
 def durable(
     *,
     restore: Annotated[
@@ -117,7 +117,7 @@ def durable(
     protocol: ProtocolOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:
-    """Show the durable consumer, or give it back to the kernel's own executor. Does not need PG_DSN.
+    """Show the durable consumer, or restore it for the kernel's own executor. Does not need PG_DSN.
 
     Exit codes: 0, 1 refused while an executor still consumes, 2 NATS cannot be reached or there is no durable.
     """
