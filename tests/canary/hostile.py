@@ -96,7 +96,7 @@ FAULT_POINTS: dict[str, tuple[Any, str]] = {
     "kernel.load": (KernelStore, "load"),
     "kernel.commit": (KernelStore, "commit"),
     "bus.doorbell": (WakeupPublisher, "publish"),
-    "bus.dead_letters": (DeadLetters, "keep"),
+    "bus.dead_letters": (DeadLetters, "record"),
 }
 WAYS: dict[str, Callable[[], None]] = {
     "log": log_secrets,

@@ -446,7 +446,7 @@ def strings(found: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 @requirement("chart.names")
 @pytest.mark.parametrize("release", ["1st", "a.b", "1234"])
 def test_a_release_name_that_no_service_can_have_needs_an_override(release: str) -> None:
-    with pytest.raises(helm_python.HelmError, match="is no name for a Service"):
+    with pytest.raises(helm_python.HelmError, match="is not a valid name of a Service"):
         rendered(name=release)
     assert rendered({"fullnameOverride": "tools"}, name=release)
 
