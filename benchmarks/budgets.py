@@ -61,8 +61,8 @@ def summary(rounds: list[dict[str, Figures]]) -> dict[str, object]:
     """Return medians, the ratios to `off` with their intervals, and whether the limit holds."""
     shown: dict[str, object] = {OFF: medians(rounds, OFF)}
     for kind in KINDS[1:]:
-        found = ratio(ratios(rounds, kind, OFF, CPU_MS))
-        shown[kind] = {**medians(rounds, kind), "ratio": found, "holds": found["high"] <= MAX_RATIO}
+        cpu_ratio = ratio(ratios(rounds, kind, OFF, CPU_MS))
+        shown[kind] = {**medians(rounds, kind), "ratio": cpu_ratio, "holds": cpu_ratio["high"] <= MAX_RATIO}
     return {"rounds": len(rounds), "kinds": shown}
 
 
@@ -74,8 +74,8 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found = runner.run(measure(arguments.rounds, arguments.calls))
-    sys.stdout.write(json.dumps(summary(found)) + "\n")
+        rounds = runner.run(measure(arguments.rounds, arguments.calls))
+    sys.stdout.write(json.dumps(summary(rounds)) + "\n")
 
 
 if __name__ == "__main__":

@@ -137,17 +137,17 @@ class Upstream(asyncio.Protocol):
         if self._per_minute and (seconds := refused_for_s(request, self._per_minute)) is not None:
             self._send(refusal(seconds))
             return
-        wanted = _WANTED.search(request)
-        delay_ms, size = map(int, wanted.groups()) if wanted else (0, 0)
-        whole = answer(size, search=b"s.jina.ai" in request)
+        match = _WANTED.search(request)
+        delay_ms, size = map(int, match.groups()) if match else (0, 0)
+        response = answer(size, search=b"s.jina.ai" in request)
         if delay_ms:
-            asyncio.get_running_loop().call_later(delay_ms / 1000, self._send, whole)
+            asyncio.get_running_loop().call_later(delay_ms / 1000, self._send, response)
         else:
-            self._send(whole)
+            self._send(response)
 
-    def _send(self, whole: bytes) -> None:
+    def _send(self, response: bytes) -> None:
         if self._transport is not None:
-            self._transport.write(whole)
+            self._transport.write(response)
 
 
 class Counters(asyncio.Protocol):

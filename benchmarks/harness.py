@@ -151,8 +151,8 @@ class Harness:
     async def messages(self, kind: str) -> tuple[int, int]:
         """Return the messages that all floors or executors sent and received, as counted by the NATS server."""
         connections = await asyncio.to_thread(self._connections)
-        ours = [connection for connection in connections if connection.get("name") == CONNECTIONS[kind]]
-        return sum(connection["in_msgs"] for connection in ours), sum(connection["out_msgs"] for connection in ours)
+        own = [connection for connection in connections if connection.get("name") == CONNECTIONS[kind]]
+        return sum(connection["in_msgs"] for connection in own), sum(connection["out_msgs"] for connection in own)
 
     def _connections(self) -> list[dict[str, Any]]:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

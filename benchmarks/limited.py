@@ -121,7 +121,7 @@ async def _run(world: World, act: Act | None = None, each: Sequence[Mapping[str,
         shares, refused = await traffic.limits_by_replica()
         counted = await world.harness.upstream_counters()
     mean = sum(shares) / max(1, len(shares))
-    found = {
+    result = {
         "allowed": round(size.limit * size.seconds / MINUTE_S),
         "served": _between(counted, began, began + size.seconds),
         "answered_429": counted["refused"],
@@ -129,16 +129,16 @@ async def _run(world: World, act: Act | None = None, each: Sequence[Mapping[str,
         "least_of_share": round(min(shares, default=0) / max(1, mean), 3),
         "most_of_share": round(max(shares, default=0) / max(1, mean), 3),
     }
-    unused = max(0, found["allowed"] - found["served"])
-    found["used"] = round(found["served"] / found["allowed"], 3)
-    found["refused_early"] = sum(refused)
-    found["could_have_been_served"] = round(unused / max(1, sum(refused)), 3)
+    unused = max(0, result["allowed"] - result["served"])
+    result["used"] = round(result["served"] / result["allowed"], 3)
+    result["refused_early"] = sum(refused)
+    result["could_have_been_served"] = round(unused / max(1, sum(refused)), 3)
     if act:
         since = int(changed_at) + _AFTER_S
         until = min(since + _FOR_S, int(began + size.seconds))
         rate = _between(counted, since, until) / (until - since) if until > since else None
-        found["after_5_s"] = rate and round(rate * MINUTE_S / size.limit, 3)
-    return found
+        result["after_5_s"] = rate and round(rate * MINUTE_S / size.limit, 3)
+    return result
 
 
 def _between(counted: Mapping[str, Any], since: float, until: float) -> int:

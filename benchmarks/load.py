@@ -128,11 +128,11 @@ class Load:
             self._answered = lambda: None
 
     async def _until(self, count: int, began: float) -> Window:
-        progressed_at, seen = time.perf_counter(), 0
+        progressed_at, answered = time.perf_counter(), 0
         while len(self._latencies) < count:
             await asyncio.sleep(0.005)
-            if len(self._latencies) > seen:
-                progressed_at, seen = time.perf_counter(), len(self._latencies)
+            if len(self._latencies) > answered:
+                progressed_at, answered = time.perf_counter(), len(self._latencies)
             elif time.perf_counter() - progressed_at > _STALLED_AFTER_S:
-                raise Unanswered(f"{count - seen} of {count} calls were not answered within {_STALLED_AFTER_S:g} s")
+                raise Unanswered(f"{count - answered} of {count} calls were not answered within {_STALLED_AFTER_S:g} s")
         return Window(self._latencies[:count], time.perf_counter() - began)

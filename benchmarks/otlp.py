@@ -80,18 +80,18 @@ async def _with(harness: Harness, load: Load, ports: Mapping[str, int], rounds: 
     database = await harness.database()
     await harness.clean(database)
     await furnish(database, scenario.ask.projects)
-    found = Measured({kind: harness.process("executor", _settings(kind, scenario, ports)) for kind in KINDS})
-    processes = list(found.processes.values())
+    measured = Measured({kind: harness.process("executor", _settings(kind, scenario, ports)) for kind in KINDS})
+    processes = list(measured.processes.values())
     await start_all(processes)
     try:
-        await warm(found.processes, scenario, database, load)
-        found.in_turn = await in_turn(found.processes, rounds, scenario, database, load)
-        chosen = {kind: found.processes[kind] for kind in _AT_ONCE}
-        found.at_once = await at_once(chosen, rounds, scenario, database, load)
+        await warm(measured.processes, scenario, database, load)
+        measured.in_turn = await in_turn(measured.processes, rounds, scenario, database, load)
+        chosen = {kind: measured.processes[kind] for kind in _AT_ONCE}
+        measured.at_once = await at_once(chosen, rounds, scenario, database, load)
     finally:
         await stop_all(processes)
         await database.close()
-    return found
+    return measured
 
 
 def _settings(kind: str, scenario: Scenario, ports: Mapping[str, int]) -> dict[str, str]:
@@ -103,17 +103,17 @@ def _settings(kind: str, scenario: Scenario, ports: Mapping[str, int]) -> dict[s
     return settings
 
 
-def summary(found: Measured) -> dict[str, object]:
+def summary(measured: Measured) -> dict[str, object]:
     """Return medians, ratios with their intervals, and which limits hold."""
     shown = {
         kind: {
-            **medians(found.in_turn, kind),
-            **(medians(found.at_once, kind) if kind in _AT_ONCE else {}),
-            "ratio": {name: ratio(found.ratios(kind, name)) for name in _compared(kind)},
+            **medians(measured.in_turn, kind),
+            **(medians(measured.at_once, kind) if kind in _AT_ONCE else {}),
+            "ratio": {name: ratio(measured.ratios(kind, name)) for name in _compared(kind)},
         }
         for kind in KINDS
     }
-    return {"rounds": len(found.in_turn), "kinds": shown, "holds": holds(found)}
+    return {"rounds": len(measured.in_turn), "kinds": shown, "holds": holds(measured)}
 
 
 def _compared(kind: str) -> tuple[str, ...]:
@@ -122,17 +122,17 @@ def _compared(kind: str) -> tuple[str, ...]:
     return (RATE, P99_MS, CPU_MS) if kind in _AT_ONCE else (RATE, P99_MS)
 
 
-def holds(found: Measured) -> dict[str, bool]:
+def holds(measured: Measured) -> dict[str, bool]:
     """Return for each limit whether it holds: medians for stuck collectors, the interval's upper end for CPU."""
     stuck = {
-        kind: statistics.median(found.ratios(kind, RATE)) >= MIN_THROUGHPUT
-        and statistics.median(found.ratios(kind, P99_MS)) <= MAX_P99
-        and found.in_turn[-1][kind][RSS_MB] - found.in_turn[-1][SAMPLED][RSS_MB] <= MAX_QUEUE_MB
+        kind: statistics.median(measured.ratios(kind, RATE)) >= MIN_THROUGHPUT
+        and statistics.median(measured.ratios(kind, P99_MS)) <= MAX_P99
+        and measured.in_turn[-1][kind][RSS_MB] - measured.in_turn[-1][SAMPLED][RSS_MB] <= MAX_QUEUE_MB
         for kind in (HANGING, BLACK_HOLE)
     }
     return stuck | {
-        UNSAMPLED: median_interval(found.ratios(UNSAMPLED, CPU_MS))[1] <= MAX_UNSAMPLED_CPU,
-        SAMPLED: median_interval(found.ratios(SAMPLED, CPU_MS))[1] <= MAX_SAMPLED_CPU,
+        UNSAMPLED: median_interval(measured.ratios(UNSAMPLED, CPU_MS))[1] <= MAX_UNSAMPLED_CPU,
+        SAMPLED: median_interval(measured.ratios(SAMPLED, CPU_MS))[1] <= MAX_SAMPLED_CPU,
     }
 
 
@@ -144,8 +144,8 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found = runner.run(measure(arguments.rounds, arguments.calls))
-    sys.stdout.write(json.dumps(summary(found)) + "\n")
+        measured = runner.run(measure(arguments.rounds, arguments.calls))
+    sys.stdout.write(json.dumps(summary(measured)) + "\n")
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def main() -> None:
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         environments = environments_of(arguments)
-        found = runner.run(
+        rounds = runner.run(
             measure(
                 environments,
                 arguments.rounds,
@@ -101,9 +101,9 @@ def main() -> None:
         )
     compared = (RATE, P99_MS, RSS_MB) if arguments.in_turn else (CPU_MS, RSS_MB)
     summary = {
-        "rounds": len(found),
-        **{kind: medians(found, kind) for kind in KINDS},
-        "ratio": {name: ratio(ratios(found, THIS, OTHER, name)) for name in compared},
+        "rounds": len(rounds),
+        **{kind: medians(rounds, kind) for kind in KINDS},
+        "ratio": {name: ratio(ratios(rounds, THIS, OTHER, name)) for name in compared},
     }
     sys.stdout.write(json.dumps(summary) + "\n")
 

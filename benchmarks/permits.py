@@ -57,14 +57,14 @@ async def _cost_us(permits: Permits, secrets: Secrets) -> float:
 
 async def _costs() -> dict[str, float]:
     values = {"A": "the first value", "B": "the second value"}
-    found = {"no limiter": await _cost_us(Unlimited(), Secrets(values, values))}
+    costs = {"no limiter": await _cost_us(Unlimited(), Secrets(values, values))}
     for name, options in _KINDS.items():
         secrets = Secrets(values, values, options.pool_of)
         limiter = Limiter("replica", options, _Store(), time.time, key_failure)
         limiter.keys.set_secrets(secrets)
-        found[name] = await _cost_us(limiter, secrets)
+        costs[name] = await _cost_us(limiter, secrets)
         await limiter.aclose()
-    return found
+    return costs
 
 
 if __name__ == "__main__":

@@ -39,17 +39,17 @@ _BAR, _LABELS, _WIDTH = 14, 210, 760
 _COLOURS = {"floor": "#8fb3d9", "executor": "#d9822b"}
 
 
-def show(found: Sequence[ScenarioResult], more: Mapping[str, Any]) -> None:
+def show(results: Sequence[ScenarioResult], more: Mapping[str, Any]) -> None:
     """Print the table: floor, executor and their ratio for each scenario, medians over all rounds."""
     table = Table(title="medians over rounds; per call")
     table.add_column("scenario", no_wrap=True)
     table.add_column("")
     for title, _ in COLUMNS.values():
         table.add_column(title, justify="right", no_wrap=True)
-    for each in found:
-        for kind in each.rounds:
-            table.add_row(each.scenario.name, kind, *_cells(each.medians(kind), COLUMNS))
-        if ratios := each.ratios():
+    for result in results:
+        for kind in result.rounds:
+            table.add_row(result.scenario.name, kind, *_cells(result.medians(kind), COLUMNS))
+        if ratios := result.ratios():
             table.add_row("", "ratio", *_cells(ratios, _RATIOS, 2), end_section=True)
     console = Console(width=200)
     console.print(table)
@@ -66,12 +66,14 @@ def _cells(figures: Mapping[str, float], names: Iterable[str], places: int | Non
     ]
 
 
-def plot(found: Sequence[ScenarioResult], folder: Path) -> None:
+def plot(results: Sequence[ScenarioResult], folder: Path) -> None:
     """Write one SVG file with bars for each figure."""
     folder.mkdir(exist_ok=True)
     for name, title in _PLOTS.items():
         bars = [
-            (f"{each.scenario.name} ({kind})", kind, each.medians(kind)[name]) for each in found for kind in each.rounds
+            (f"{result.scenario.name} ({kind})", kind, result.medians(kind)[name])
+            for result in results
+            for kind in result.rounds
         ]
         (folder / f"{name}.svg").write_text(_bars(title, bars), encoding="utf-8")
 

@@ -72,27 +72,27 @@ class Rounds:
 
     async def scenario(self, scenario: Scenario, runs: int) -> ScenarioResult:
         """Run all rounds of a scenario. Raises Unanswered, Failed, ServerFailed."""
-        found, runs = ScenarioResult(scenario), min(runs, scenario.runs)
+        result, runs = ScenarioResult(scenario), min(runs, scenario.runs)
         kinds = tuple(TARGETS)
         if scenario.shape == "backlog":
             for kind in kinds * runs:
-                found.rounds.setdefault(kind, []).append(await self._backlog(kind, scenario))
-            return found
+                result.rounds.setdefault(kind, []).append(await self._backlog(kind, scenario))
+            return result
         await self.prepare(scenario.ask.projects)
         processes = {kind: self._processes(kind, scenario) for kind in kinds}
         everything = [process for several in processes.values() for process in several]
         try:
             await start_all(everything)
-            found.idle_rss_mb = resident_bytes(processes["executor"]) / 1e6
+            result.idle_rss_mb = resident_bytes(processes["executor"]) / 1e6
             for kind in kinds:
                 await self.warm(kind, scenario)
             for _ in range(runs):
                 for kind in kinds:
-                    found.rounds.setdefault(kind, []).append(await self._round(kind, scenario, processes[kind]))
+                    result.rounds.setdefault(kind, []).append(await self._round(kind, scenario, processes[kind]))
         finally:
             await stop_all(everything)
         await self._check()
-        return found
+        return result
 
     async def prepare(self, projects: int) -> None:
         """Empty tables and stream, and register projects, agents and tools."""
@@ -189,13 +189,13 @@ class Rounds:
             await asyncio.to_thread(process.stop)
 
 
-def as_json(found: ScenarioResult) -> Mapping[str, object]:
+def as_json(result: ScenarioResult) -> Mapping[str, object]:
     """Return medians, ratios and the number of rounds."""
     return {
-        "rounds": len(found.rounds["executor"]),
-        "idle_rss_mb": round(found.idle_rss_mb, 1),
-        **{kind: _rounded(found.medians(kind)) for kind in found.rounds},
-        "ratio": _rounded(found.ratios()),
+        "rounds": len(result.rounds["executor"]),
+        "idle_rss_mb": round(result.idle_rss_mb, 1),
+        **{kind: _rounded(result.medians(kind)) for kind in result.rounds},
+        "ratio": _rounded(result.ratios()),
     }
 
 

@@ -50,16 +50,16 @@ async def bench(
     async with Harness(without, settings) as harness, Load.connect(harness.nats.url) as load:
         database = await harness.database()
         rounds = Rounds(harness, load, database)
-        found, more = [], {}
+        results, more = [], {}
         try:
             if extras:
                 more = await _extras(harness, rounds)
             for number, scenario in enumerate(scenarios, start=1):
                 _print_status(f"{number}/{len(scenarios)} {scenario.name}")
-                found.append(await rounds.scenario(scenario, runs))
+                results.append(await rounds.scenario(scenario, runs))
         finally:
             await database.close()
-    return found, more
+    return results, more
 
 
 async def _extras(harness: Harness, rounds: Rounds) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def main() -> None:
         extras = not quick and not arguments.only
         settings = dict(setting.split("=", 1) for setting in arguments.setting)
         measuring = bench(scenarios, runs, extras=extras, without=arguments.without, settings=settings)
-        found, more = runner.run(measuring)
+        results, more = runner.run(measuring)
     result = {
         "profile": arguments.profile,
         "without": arguments.without,
@@ -123,11 +123,11 @@ def main() -> None:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         **more,
-        "scenarios": {each.scenario.name: as_json(each) for each in found},
+        "scenarios": {each.scenario.name: as_json(each) for each in results},
     }
-    show(found, more)
+    show(results, more)
     if not quick:
-        plot(found, OUT)
+        plot(results, OUT)
     line = json.dumps(result)
     if arguments.json:
         arguments.json.write_text(line + "\n", encoding="utf-8")

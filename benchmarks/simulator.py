@@ -182,13 +182,15 @@ class Simulation:
 
     def _look(self, replica: Replica) -> None:
         """Fetch commands while all slots are busy; hold them or hand them back."""
-        asked = replica.look_ahead() if not replica.free else 0
-        found = 0
-        while found < asked and (command := self._next_delivery()):
-            found += 1
+        requested = replica.look_ahead() if not replica.free else 0
+        received = 0
+        while received < requested and (command := self._next_delivery()):
+            received += 1
             if (back := replica.hold(command)) is not None:
                 self._at(replica.delays.next(back.flow[0], len(replica.scheduler)), self._redeliver, back)
-        self._at(0.0 if asked and found == asked else PAUSE_S * self._random.uniform(*JITTER), self._look, replica)
+        self._at(
+            0.0 if requested and received == requested else PAUSE_S * self._random.uniform(*JITTER), self._look, replica
+        )
 
     def _redeliver(self, command: Command) -> None:
         self._redeliveries.append(command)
@@ -207,7 +209,7 @@ def figures(scene: Scene) -> dict[str, Any]:
     shares = sorted(served[project] / each / scene.weight(project) for project in greedy)
     waits = sorted(wait for project in modest for wait in simulation.waits[project])
     expired = sum(simulation.expired[project] for project in modest)
-    found = {
+    result = {
         "replicas": scene.replicas,
         "projects": scene.projects,
         "calls": sum(served),
@@ -217,9 +219,12 @@ def figures(scene: Scene) -> dict[str, Any]:
         "greedy_share_deviation": round(statistics.pstdev(shares), 3),
     }
     if not modest:
-        return found
+        return result
     unserved = round(expired / (expired + len(waits)), 4)
-    return found | {"modest_unserved": unserved, "modest_wait_s": {f"p{rank}": _rank(waits, rank) for rank in (50, 95)}}
+    return result | {
+        "modest_unserved": unserved,
+        "modest_wait_s": {f"p{rank}": _rank(waits, rank) for rank in (50, 95)},
+    }
 
 
 def _rank(values: Sequence[float], percent: int) -> float:

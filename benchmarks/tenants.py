@@ -160,13 +160,13 @@ async def _shares(world: World, weights: Sequence[float], settings: Mapping[str,
     """Return each project's answered calls relative to its share: the least, the most and the standard deviation."""
     [outcome] = await world.measure(world.too_much(len(weights)), settings=settings)
     each = outcome.answered.total() / sum(weights)
-    found = [outcome.answered[project_id(number)] / (each * weight) for number, weight in enumerate(weights)]
+    shares = [outcome.answered[project_id(number)] / (each * weight) for number, weight in enumerate(weights)]
     return {
         "answered": outcome.answered.total(),
         "of_capacity": round(outcome.answered.total() / world.size.per_second / world.size.seconds, 3),
-        "least_of_share": round(min(found), 3),
-        "most_of_share": round(max(found), 3),
-        "deviation": round(statistics.pstdev(found), 3),
+        "least_of_share": round(min(shares), 3),
+        "most_of_share": round(max(shares), 3),
+        "deviation": round(statistics.pstdev(shares), 3),
     }
 
 
@@ -228,24 +228,24 @@ SCENARIOS: Mapping[str, Callable[[World], Awaitable[Figures]]] = {
 
 async def run(names: Sequence[str], size: Size) -> Figures:
     """Run scenarios one after the other; return the figures of each by its name."""
-    found: Figures = {}
+    results: Figures = {}
     unlimited = [name for name in names if name not in LIMITED]
     if unlimited:
-        await _run(Harness(), unlimited, size, found)
+        await _run(Harness(), unlimited, size, results)
     for name in [name for name in LIMITED if name in names]:  # the double remembers the last minute
         limited = Harness(modules={"executor": (shifted.__name__, shifted.MODULE_VARIABLE)}, per_minute=size.limit)
-        await _run(limited, [name], size, found)
-    return found
+        await _run(limited, [name], size, results)
+    return results
 
 
-async def _run(harness: Harness, names: Sequence[str], size: Size, found: Figures) -> None:
+async def _run(harness: Harness, names: Sequence[str], size: Size, results: Figures) -> None:
     async with harness:
         database = await harness.database()
         try:
             for name in names:
                 sys.stderr.write(f"{name}: {(SCENARIOS[name].__doc__ or '').splitlines()[0]}\n")
-                found[name] = await SCENARIOS[name](World(harness, database, size))
-                sys.stderr.write(f"{json.dumps(found[name])}\n")
+                results[name] = await SCENARIOS[name](World(harness, database, size))
+                sys.stderr.write(f"{json.dumps(results[name])}\n")
         finally:
             await database.close()
 
@@ -260,8 +260,8 @@ def main() -> None:
     names = arguments.pop("only")
     logging.getLogger("nats").setLevel(logging.CRITICAL)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found = runner.run(run(names, Size(**arguments)))
-    sys.stdout.write(json.dumps(found) + "\n")
+        results = runner.run(run(names, Size(**arguments)))
+    sys.stdout.write(json.dumps(results) + "\n")
 
 
 if __name__ == "__main__":

@@ -114,10 +114,10 @@ class Traffic:
 
     async def answers(self, commands: Iterable[Command]) -> None:
         """Wait for the doorbells of commands, at most `_ANSWER_TIMEOUT_S` seconds."""
-        wanted = {command.turn_id for command in commands}
+        turns = {command.turn_id for command in commands}
         with suppress(TimeoutError):
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                while not wanted <= self._doorbell_at.keys():
+                while not turns <= self._doorbell_at.keys():
                     self._received.clear()
                     await self._received.wait()
 

@@ -43,16 +43,16 @@ async def in_turn(
 
     A round is a window of each, in an order that rotates. Raises Unanswered.
     """
-    kinds, found = list(processes), []
+    kinds, results = list(processes), []
     for number in range(rounds):
         first = number % len(kinds)
-        found.append(
+        results.append(
             {
                 kind: await _window(kind, processes[kind], scenario, database, load)
                 for kind in kinds[first:] + kinds[:first]
             }
         )
-    return found
+    return results
 
 
 async def _window(
@@ -75,14 +75,14 @@ async def at_once(
 
     Each gets the scenario's number of calls in a round. Raises Unanswered.
     """
-    found = []
+    results = []
     for _ in range(rounds):
         placed = [await place(database, scenario.ask, scenario.calls, kind, analyze=False) for kind in processes]
         await asyncio.sleep(QUIET_S)
         before = {kind: exact_cpu_seconds(each.process.pid) for kind, each in processes.items()}
         await load.closed(list(chain.from_iterable(zip(*placed, strict=True))), scenario.in_flight)
         await asyncio.sleep(QUIET_S)
-        found.append(
+        results.append(
             {
                 kind: {
                     CPU_MS: (exact_cpu_seconds(each.process.pid) - before[kind]) * 1000 / scenario.calls,
@@ -91,7 +91,7 @@ async def at_once(
                 for kind, each in processes.items()
             }
         )
-    return found
+    return results
 
 
 def ratios(rounds: Sequence[Mapping[str, Figures]], kind: str, base: str, figure: str) -> list[float]:

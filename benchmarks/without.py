@@ -77,8 +77,8 @@ class _Resolved(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        [found] = await self._resolver.resolve(host, port)
-        return await self._backend.connect_tcp(found["host"], found["port"], timeout, local_address, socket_options)
+        [address] = await self._resolver.resolve(host, port)
+        return await self._backend.connect_tcp(address["host"], address["port"], timeout, local_address, socket_options)
 
 
 def _pool_of_httpx(

@@ -124,12 +124,12 @@ def _connection(
 
     `place` precedes the names of settings.
     """
-    found: list[str] = []
-    driver_options = _driver_options(kernel, environment, found)
-    found += _login_problems(kernel.nats)
-    tls = _try_tls(lambda: _bus_tls(kernel.nats), "nats.ca_file, nats.cert_file or nats.key_file", found)
-    problems += [f"{place}{problem}" for problem in found]
-    if found or driver_options is None:
+    mistakes: list[str] = []
+    driver_options = _driver_options(kernel, environment, mistakes)
+    mistakes += _login_problems(kernel.nats)
+    tls = _try_tls(lambda: _bus_tls(kernel.nats), "nats.ca_file, nats.cert_file or nats.key_file", mistakes)
+    problems += [f"{place}{problem}" for problem in mistakes]
+    if mistakes or driver_options is None:
         return None
     return _Connection(_bus_options(kernel, tls), driver_options)
 
@@ -196,10 +196,10 @@ def scoped_key(key: bytes, version: str) -> bytes:
 def _hooks(names: Sequence[str], problems: list[str]) -> dict[str, Hook]:
     """Load hooks from the entry points of installed packages, which are read only if needed: it takes a while."""
     offered = {point.name: point for point in entry_points(group=HOOKS_GROUP)} if names else {}
-    found: dict[str, Hook] = {}
+    hooks: dict[str, Hook] = {}
     for at, name in enumerate(names):
         try:
-            found[name] = offered[name].load()
+            hooks[name] = offered[name].load()
         except KeyError:
             problems.append(
                 f"policy.hooks.{at}: no installed package has this entry point in the group {HOOKS_GROUP}; "
@@ -208,9 +208,9 @@ def _hooks(names: Sequence[str], problems: list[str]) -> dict[str, Hook]:
         except Exception as error:  # noqa: BLE001 - a plug-in may raise anything while it is imported
             problems.append(f"policy.hooks: {name} cannot be loaded: {type(error).__name__}: {error}")
     problems += [
-        f"policy.hooks: {name} is not an async callable" for name, hook in found.items() if not _is_async(hook)
+        f"policy.hooks: {name} is not an async callable" for name, hook in hooks.items() if not _is_async(hook)
     ]
-    return found
+    return hooks
 
 
 def _is_async(hook: Hook) -> bool:

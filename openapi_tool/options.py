@@ -385,5 +385,5 @@ class BudgetOptions(BudgetLimits):
         own = self.projects.get(project_id)
         if own is None:
             return self
-        given = {name: getattr(own, name) for name in BUDGETS}
-        return BudgetLimits(**{name: getattr(self, name) if mine is None else mine for name, mine in given.items()})
+        budgets = {name: getattr(own, name) for name in BUDGETS}
+        return BudgetLimits(**{name: getattr(self, name) if mine is None else mine for name, mine in budgets.items()})

@@ -116,7 +116,7 @@ class Watched:
 def _state(file: Path) -> tuple[int, int, int] | None:
     """Return values that change with a file's content or the link to it; None if it cannot be read."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    return status.st_mtime_ns, status.st_ino, status.st_size

@@ -159,16 +159,16 @@ def table(tokens: Callable[[str], int] = estimate_tokens) -> list[Row]:
 
 def broken(rows: list[Row], error: float = 0.0, error_tokens: int = 0) -> list[str]:
     """Return each violated claim, given the error of the token counter."""
-    found = [f"{row.name} loses {', '.join(row.losses)}" for row in rows if row.losses]
-    found += [
+    violations = [f"{row.name} loses {', '.join(row.losses)}" for row in rows if row.losses]
+    violations += [
         f"{row.name} costs {row.ours - row.theirs} more"
         for row in rows
         if row.ours - row.theirs > MAX_MORE + error_tokens + error * row.theirs
     ]
     here, jina = sum(row.ours for row in rows), sum(row.theirs for row in rows)
     if here > jina * (1 + error):
-        found.append(f"all answers cost {here:,} tokens, and {jina:,} in Jina's form")
-    return found
+        violations.append(f"all answers cost {here:,} tokens, and {jina:,} in Jina's form")
+    return violations
 
 
 def counter() -> Callable[[str], int] | None:
@@ -192,12 +192,12 @@ def main() -> int:
         out(f"{row.name:36} {row.ours:7,} {row.theirs:7,} {more}  {'; '.join(filter(None, notes))}\n")
     faults = broken(rows) if exact else broken(rows, ERROR, ERROR_TOKENS)
     out("".join(f"BROKEN: {fault}\n" for fault in faults))
-    found: dict[str, Any] = {"counted": "o200k" if exact else "estimate"}
+    totals: dict[str, Any] = {"counted": "o200k" if exact else "estimate"}
     for group in dict.fromkeys(row.group for row in rows):
         of_group = [row for row in rows if row.group == group]
         here, jina = sum(row.ours for row in of_group), sum(row.theirs for row in of_group)
-        found[group] = {"answers": len(of_group), "ours": here, "jina": jina}
-    out(json.dumps({**found, "most_more": max(row.ours - row.theirs for row in rows), "broken": faults}) + "\n")
+        totals[group] = {"answers": len(of_group), "ours": here, "jina": jina}
+    out(json.dumps({**totals, "most_more": max(row.ours - row.theirs for row in rows), "broken": faults}) + "\n")
     return int(bool(faults))
 
 

@@ -24,15 +24,15 @@ def audited(pip_audit: str, service: str) -> Sequence[dict[str, Any]]:
     command += ["--progress-spinner", "off", "--vulnerability-service", service]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - named by the Makefile
     try:
-        found: Sequence[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
+        findings: Sequence[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
     except (ValueError, KeyError, TypeError):
         return []
-    return found
+    return findings
 
 
-def verdict(found: Sequence[dict[str, Any]], names: set[str]) -> tuple[int, str]:
+def verdict(findings: Sequence[dict[str, Any]], names: set[str]) -> tuple[int, str]:
     """Return exit code and message; each of `names` must have been looked up."""
-    known = {entry["name"]: entry["vulns"] for entry in found if "vulns" in entry and "skip_reason" not in entry}
+    known = {entry["name"]: entry["vulns"] for entry in findings if "vulns" in entry and "skip_reason" not in entry}
     lines = [
         f"{name}: {one['id']}, fixed in {', '.join(one['fix_versions']) or 'no version yet'}"
         for name, vulnerabilities in sorted(known.items())

@@ -133,12 +133,12 @@ def _values(node: Any, defaults: Mapping[str, Any], lines: list[str], prefix: st
 
 def _comment(lines: list[str], at: int) -> tuple[list[str], list[str]]:
     """Return the words and the `@schema` lines of the comment that ends above line `at`."""
-    found: list[str] = []
+    comment: list[str] = []
     while at > 0 and lines[at - 1].lstrip().startswith("#"):
         at -= 1
-        found.insert(0, lines[at].strip().removeprefix("#").strip())
-    marks = [line.removeprefix(_MARK) for line in found if line.startswith(_MARK)]
-    return [line for line in found if not line.startswith(_MARK)], marks
+        comment.insert(0, lines[at].strip().removeprefix("#").strip())
+    marks = [line.removeprefix(_MARK) for line in comment if line.startswith(_MARK)]
+    return [line for line in comment if not line.startswith(_MARK)], marks
 
 
 def values_schema() -> str:
@@ -172,23 +172,23 @@ def _named(name: str) -> dict[str, Any]:
 
 def settings_schema() -> dict[str, Any]:
     """Return the schema of `config`: that of the settings, without `required` and references."""
-    whole = Settings.model_json_schema()
-    schema: dict[str, Any] = _inlined(whole, whole["$defs"])
+    root = Settings.model_json_schema()
+    schema: dict[str, Any] = _inlined(root, root["$defs"])
     return schema
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
     if "$ref" in schema:
         return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    found = {name: schema[name] for name in (*_COPIED_KEYWORDS, *_BOUNDS) if name in schema}
+    inlined = {name: schema[name] for name in (*_COPIED_KEYWORDS, *_BOUNDS) if name in schema}
     if "properties" in schema:
-        found["properties"] = {name: _inlined(inner, definitions) for name, inner in schema["properties"].items()}
+        inlined["properties"] = {name: _inlined(inner, definitions) for name, inner in schema["properties"].items()}
     for name in ("items", "additionalProperties"):
-        if isinstance(found.get(name), dict):
-            found[name] = _inlined(found[name], definitions)
-    if "anyOf" in found:  # an optional setting: TOML has no null
-        (found,) = (_inlined(inner, definitions) for inner in found["anyOf"] if inner != {"type": "null"})
-    return found
+        if isinstance(inlined.get(name), dict):
+            inlined[name] = _inlined(inlined[name], definitions)
+    if "anyOf" in inlined:  # an optional setting: TOML has no null
+        (inlined,) = (_inlined(inner, definitions) for inner in inlined["anyOf"] if inner != {"type": "null"})
+    return inlined
 
 
 def chart_readme() -> str:

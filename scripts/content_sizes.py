@@ -44,8 +44,8 @@ class Row:
 
 def successes() -> Mapping[str, Mapping[str, Any]]:
     """Return the envelopes of all recorded answers in JSON with results or a page, by name."""
-    found = ((recording.name, _envelope(recording)) for recording in load_recordings().values())
-    return {name: envelope for name, envelope in found if envelope is not None}
+    envelopes = ((recording.name, _envelope(recording)) for recording in load_recordings().values())
+    return {name: envelope for name, envelope in envelopes if envelope is not None}
 
 
 def _envelope(recording: Recording) -> Mapping[str, Any] | None:

@@ -71,15 +71,15 @@ def main() -> int:
     paths = sorted(PACKAGE.rglob("*.py"))
     functions = [function for path in paths for function in measure(path)]
     files = {str(path.relative_to(PACKAGE)): len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
-    found = figures(functions, files)
+    totals = figures(functions, files)
     out = sys.stdout.write
     out(f"{len(paths)} files, {sum(files.values())} lines, {len(functions)} functions\n")
     for name, aim in AIMS.items():
-        out(f"{name:38} {found[name]:5}   aim: at most {aim}\n")
+        out(f"{name:38} {totals[name]:5}   aim: at most {aim}\n")
     longest = max(functions, key=lambda function: function.lines)
     out(f"longest function: {longest.where} ({longest.lines})\n")
     out(f"longest file: {max(files, key=lambda name: files[name])}\n")
-    return int("--check" in sys.argv and any(found[name] > aim for name, aim in AIMS.items()))
+    return int("--check" in sys.argv and any(totals[name] > aim for name, aim in AIMS.items()))
 
 
 if __name__ == "__main__":

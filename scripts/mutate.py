@@ -51,9 +51,9 @@ class Run:
 def problems(mutations: Sequence[Mutation]) -> Iterator[str]:
     """Yield the mistakes in the list itself."""
     for mutation in mutations:
-        found = _read(ROOT / PACKAGE / mutation.file).count(mutation.old)
-        if found != 1 or mutation.old == mutation.new:
-            yield f"{mutation.file} holds {found} times: {mutation.old}"
+        occurrences = _read(ROOT / PACKAGE / mutation.file).count(mutation.old)
+        if occurrences != 1 or mutation.old == mutation.new:
+            yield f"{mutation.file} holds {occurrences} times: {mutation.old}"
         module, _, test = mutation.test.partition("::")
         if f"def {test}(" not in _read(ROOT / module):
             yield f"{mutation.file}: no such test: {mutation.test}"

@@ -48,14 +48,14 @@ _OTHER = "any"
 
 def actions() -> dict[str, tuple[str, str]]:
     """Return level and meaning of each action, by its name."""
-    found: dict[str, tuple[str, str]] = {}
+    result: dict[str, tuple[str, str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         for name, level, message in _of_module(ast.parse(path.read_text(encoding="utf-8"))):
-            known = found.get(name, (_OTHER, ""))
+            known = result.get(name, (_OTHER, ""))
             levels = known[0] if level in (_OTHER, *known[0].split(", ")) else f"{known[0]}, {level}"
             levels = levels.removeprefix(f"{_OTHER}, ")
-            found[name] = (levels, MEANINGS.get(name) or known[1] or _sentence(message))
-    return dict(sorted(found.items()))
+            result[name] = (levels, MEANINGS.get(name) or known[1] or _sentence(message))
+    return dict(sorted(result.items()))
 
 
 def _of_module(module: ast.Module) -> Iterator[tuple[str, str, str]]:
@@ -69,9 +69,9 @@ def _of_module(module: ast.Module) -> Iterator[tuple[str, str, str]]:
 
 
 def _actions_in(node: ast.AST) -> Iterator[str]:
-    for found in ast.walk(node):
-        if isinstance(found, ast.Dict):
-            for key, value in zip(found.keys, found.values, strict=True):
+    for child in ast.walk(node):
+        if isinstance(child, ast.Dict):
+            for key, value in zip(child.keys, child.values, strict=True):
                 if isinstance(key, ast.Constant) and key.value == "action" and isinstance(value, ast.Constant):
                     yield str(value.value)
 

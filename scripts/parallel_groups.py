@@ -39,7 +39,7 @@ async def _step(world: World, worker: Worker, calls: int) -> tuple[float, int]:
 
 async def _measure(stack: EmbeddedStack, sizes: list[int], rounds: int) -> list[dict[str, Any]]:
     await prepare_database(stack.postgres.dsn(), _DATABASE, kernel_schema())
-    found: dict[tuple[int, str], list[tuple[float, int]]] = {}
+    measured: dict[tuple[int, str], list[tuple[float, int]]] = {}
     async with Caller.connect(stack.postgres.dsn(_DATABASE), stack.nats.url) as caller:
         await caller.furnish(PROJECT, AGENT, [search_tool()])
         world = World(stack, caller, _DATABASE)
@@ -51,9 +51,9 @@ async def _measure(stack: EmbeddedStack, sizes: list[int], rounds: int) -> list[
                     await _step(world, worker, 1)  # opens connections
                     for calls in sizes:
                         figures = await _step(world, worker, calls)
-                        found.setdefault((calls, "0" if settings else "default"), []).append(figures)
+                        measured.setdefault((calls, "0" if settings else "default"), []).append(figures)
                 await asyncio.to_thread(executor.stop)
-    return [_row(calls, delay, figures) for (calls, delay), figures in sorted(found.items())]
+    return [_row(calls, delay, figures) for (calls, delay), figures in sorted(measured.items())]
 
 
 def _row(calls: int, delay: str, figures: list[tuple[float, int]]) -> dict[str, Any]:

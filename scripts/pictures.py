@@ -122,10 +122,10 @@ def _prometheus(program: str, target: int) -> Iterator[str]:
 def _series(url: str, query: str, began: float, ended: float) -> list[dict[str, Any]]:
     for name, value in (("$__rate_interval", _RATE_INTERVAL), ("$namespace", _LABELS["namespace"])):
         query = query.replace(name, value)
-    asked = urllib.parse.urlencode({"query": query, "start": began, "end": ended, "step": STEP_S})
-    with urllib.request.urlopen(f"{url}/api/v1/query_range?{asked}", timeout=30) as answer:  # noqa: S310 - on loopback
-        found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-    return found
+    parameters = urllib.parse.urlencode({"query": query, "start": began, "end": ended, "step": STEP_S})
+    with urllib.request.urlopen(f"{url}/api/v1/query_range?{parameters}", timeout=30) as answer:  # noqa: S310 - on loopback
+        result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+    return result
 
 
 def _draw(url: str, began: float, ended: float) -> None:
@@ -148,8 +148,8 @@ def _draw(url: str, began: float, ended: float) -> None:
     figure.savefig(OUT / "dashboard.png", dpi=90)
 
 
-def _draw_series(axes: Any, found: list[dict[str, Any]], began: float) -> None:
-    for series in found:
+def _draw_series(axes: Any, result: list[dict[str, Any]], began: float) -> None:
+    for series in result:
         points = [(at - began, float(value)) for at, value in series["values"] if value != "NaN"]
         named = [value for name, value in series["metric"].items() if name not in _UNNAMED]
         if points:

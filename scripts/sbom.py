@@ -19,7 +19,7 @@ TARGET = ROOT / "dist" / "openapi-tool.cdx.json"
 def sbom() -> dict[str, Any]:
     """Return the document."""
     itself = f"pkg:pypi/openapi-tool@{openapi_tool.__version__}"
-    found = [_component(package) for package in packages()]
+    components = [_component(package) for package in packages()]
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
@@ -36,8 +36,8 @@ def sbom() -> dict[str, Any]:
                 "licenses": [{"expression": "Apache-2.0"}],
             }
         },
-        "components": found,
-        "dependencies": [{"ref": itself, "dependsOn": [component["bom-ref"] for component in found]}],
+        "components": components,
+        "dependencies": [{"ref": itself, "dependsOn": [component["bom-ref"] for component in components]}],
     }
 
 

@@ -36,11 +36,11 @@ def budgets(
         replicas = await gather_stats(client, _REPLIES_S)
         if not replicas:
             fail("no replica answers on openapi_tool.stats: none runs, or its user lacks permission", _NO_REPLICA)
-        found = combined(replicas, project)
+        accounts = combined(replicas, project)
         if as_json:
-            print_json({"budgets": found})
-        elif found:
-            output().print(_table(found))
+            print_json({"budgets": accounts})
+        elif accounts:
+            output().print(_table(accounts))
         else:
             print_status("no account was used since the replicas started")
 
@@ -50,14 +50,14 @@ def budgets(
 
 def combined(replicas: Sequence[Mapping[str, Any]], project: str | None = None) -> list[dict[str, Any]]:
     """Return each account once, with the highest use that a replica reports; with `project` only those of it."""
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    accounts: dict[tuple[str, ...], dict[str, Any]] = {}
     for replica in replicas:
         for account in replica.get("budgets") or ():
             key = tuple(str(account.get(name)) for name in _ACCOUNT)
-            known = found.get(key)
+            known = accounts.get(key)
             if project in (None, account.get("project")) and (known is None or _share(known) < _share(account)):
-                found[key] = dict(account)
-    return [found[key] for key in sorted(found)]
+                accounts[key] = dict(account)
+    return [accounts[key] for key in sorted(accounts)]
 
 
 def _share(account: Mapping[str, Any]) -> float:

@@ -131,12 +131,12 @@ def _addresses(protocol: ProtocolVersion | None) -> tuple[_Addresses, Redactor]:
 
 def _of_dev_stack(protocol: ProtocolVersion | None) -> _Addresses:
     try:
-        found = running_dev(protocol)
+        stack = running_dev(protocol)
     except DevError as error:
         raise DevError(f"{error}; start one with `openapi-tool dev`, or set PG_DSN and NATS_SERVERS") from None
-    where = parse_url(found.nats_servers, SCHEMES).where
-    bus = BusOptions([found.nats_servers], NAME, where=where)
-    return _Addresses(found.pg_dsn, parse_dsn(found.pg_dsn).where, bus, found.protocol)
+    where = parse_url(stack.nats_servers, SCHEMES).where
+    bus = BusOptions([stack.nats_servers], NAME, where=where)
+    return _Addresses(stack.pg_dsn, parse_dsn(stack.pg_dsn).where, bus, stack.protocol)
 
 
 @dataclass(frozen=True, slots=True)

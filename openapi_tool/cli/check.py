@@ -72,22 +72,25 @@ def check(
             _print_json({"settings": Outcome("\n".join(error.problems))}, [])
             raise typer.Exit(USAGE) from None
         settings_failed(error)
-    found = {"settings": Outcome(), **asyncio.run(_outcomes(bootstrap, project or _own_project(bootstrap), upstream))}
-    failed = any(one.problem for one in found.values())
+    outcomes = {
+        "settings": Outcome(),
+        **asyncio.run(_outcomes(bootstrap, project or _own_project(bootstrap), upstream)),
+    }
+    failed = any(one.problem for one in outcomes.values())
     remarks = [*bootstrap.settings.remarks, *ignored_variables(os.environ)]
     if as_json:
-        _print_json(found, remarks)
+        _print_json(outcomes, remarks)
     else:
         for remark in remarks:
             print_status(f"openapi-tool: {remark}")
-        for name, one in found.items():
+        for name, one in outcomes.items():
             print_line(f"{name}: {one}")
     if failed:
         raise typer.Exit(_FAILED)
 
 
-def _print_json(found: Mapping[str, Outcome], remarks: Sequence[str]) -> None:
-    checks, details = ({name: getattr(one, part) for name, one in found.items()} for part in ("problem", "details"))
+def _print_json(outcomes: Mapping[str, Outcome], remarks: Sequence[str]) -> None:
+    checks, details = ({name: getattr(one, part) for name, one in outcomes.items()} for part in ("problem", "details"))
     print_json({"ok": not any(checks.values()), "checks": checks, "details": details, "remarks": list(remarks)})
 
 
@@ -146,7 +149,7 @@ async def _nats(bootstrap: Bootstrap) -> list[str]:
             return [encryption, f"stream {stream}", await _durable(client, Durable(stream, durable.name), durable)]
 
 
-async def _durable(client: BusClient, durable: Durable, wanted: DurableOptions) -> str:
+async def _durable(client: BusClient, durable: Durable, options: DurableOptions) -> str:
     """Return what becomes of the durable. Raises nats.errors.Error, _Unusable if it delivers nothing."""
     try:
         state = await observe(client, durable, ServerClock())
@@ -154,7 +157,7 @@ async def _durable(client: BusClient, durable: Durable, wanted: DurableOptions) 
         return f"durable {durable.name} is created at the start"
     if state.paused_until:
         raise _Unusable(f"durable {durable.name} is paused until {state.paused_until}; resume it: no call runs before")
-    differs = state.filters != (wanted.filter_subject,) or state.max_deliver != UNLIMITED
+    differs = state.filters != (options.filter_subject,) or state.max_deliver != UNLIMITED
     waiting = f"durable {durable.name}, {state.pending} pending"
     return f"{waiting}; its settings are changed at the start" if differs else waiting
 
@@ -183,11 +186,11 @@ async def _definitions(bootstrap: Bootstrap, project: str) -> list[str]:
     pool, version = bootstrap.pool, bootstrap.version
     async with ToolRows.open(pool.dsn, pool.timeout_s, version) as rows:
         judged = [(row["tool_name"], judge(row, check, version)) for row in await rows.definitions(project)]
-    unusable = [f"{name}: {'; '.join(found['problems'])}" for name, found in judged if found["is"] == "unusable"]
+    unusable = [f"{name}: {'; '.join(verdict['problems'])}" for name, verdict in judged if verdict["is"] == "unusable"]
     if unusable:
         raise _Unusable("; ".join(unusable))
-    ours = sum(found["is"] != "not ours" for _, found in judged)
-    return [f"{ours} definition{'' if ours == 1 else 's'}"]
+    count = sum(verdict["is"] != "not ours" for _, verdict in judged)
+    return [f"{count} definition{'' if count == 1 else 's'}"]
 
 
 def _transport(*, encrypted: bool) -> str:

@@ -55,17 +55,17 @@ def list_(
     Exit codes: 0, or 2 if NATS cannot be reached or the settings are invalid.
     """
     newest: deque[DeadLetter] = deque(maxlen=limit or _DEFAULT_LIMIT)
-    seen = 0
+    total = 0
 
     async def gather(bootstrap: Bootstrap, client: BusClient) -> None:
-        nonlocal seen
+        nonlocal total
         async for letter in _letters(bootstrap, client, abandoned=abandoned):
             clean = without_secrets(letter, bootstrap.redactor)
             if project is not None and clean.identity()["project_id"] != project:
                 continue
             if protocol is not None and clean.version != protocol:
                 continue
-            seen += 1
+            total += 1
             if as_json and limit is None:
                 print_json(_as_object(clean))
             else:
@@ -77,8 +77,8 @@ def list_(
             print_json(_as_object(letter))
         return
     _show_table(reversed(newest))
-    if seen > len(newest):
-        print_status(f"{counted(seen - len(newest), 'older one', 'not shown')}; --limit shows more")
+    if total > len(newest):
+        print_status(f"{counted(total - len(newest), 'older one', 'not shown')}; --limit shows more")
 
 
 def _show_table(letters: Iterable[DeadLetter]) -> None:
@@ -100,8 +100,8 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a dead letter in full. Exit codes: 0, 2 there is no such id."""
-    found = _as_object(_chosen(_run(_read(letter), protocol, abandoned=_abandoned(letter)), letter))
-    print_json(found, None if as_json else 2)
+    value = _as_object(_chosen(_run(_read(letter), protocol, abandoned=_abandoned(letter)), letter))
+    print_json(value, None if as_json else 2)
 
 
 @app.command(short_help="Publish commands again and delete their records.")
@@ -191,9 +191,11 @@ async def _letters(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) 
         await kernel.aclose()
 
 
-def _chosen(letters: list[DeadLetter], wanted: str) -> DeadLetter:
-    found = next((letter for letter in letters if letter.id == wanted), None)
-    return found or fail(f"there is no dead letter {wanted!r}; `openapi-tool deadletters list` prints the ids", USAGE)
+def _chosen(letters: list[DeadLetter], letter_id: str) -> DeadLetter:
+    match = next((letter for letter in letters if letter.id == letter_id), None)
+    return match or fail(
+        f"there is no dead letter {letter_id!r}; `openapi-tool deadletters list` prints the ids", USAGE
+    )
 
 
 def _as_object(letter: DeadLetter) -> dict[str, Any]:

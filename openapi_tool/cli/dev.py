@@ -172,9 +172,9 @@ def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Ker
     from openapi_tool.local.demo import demo_tools  # noqa: PLC0415 - see _run
     from openapi_tool.local.stack import EmbeddedStack, kernel_schema  # noqa: PLC0415 - see _run
 
-    with ExitStack() as held:
-        folder = held.enter_context(kept_folder(options.keep)) if options.keep else None
-        state = held.enter_context(claimed_state())
+    with ExitStack() as exits:
+        folder = exits.enter_context(kept_folder(options.keep)) if options.keep else None
+        state = exits.enter_context(claimed_state())
         hold = [descriptor for descriptor in (folder, state) if descriptor is not None]
         stack = EmbeddedStack(
             settings.key_names, keep=options.keep, pg_port=options.pg_port, nats_port=options.nats_port, hold=hold
@@ -183,7 +183,7 @@ def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Ker
             stack.delete_at_end(state_path())
         kernel, version = _Kernel(stack, options.protocol), options.protocol
         prepare_kernel = partial(prepare, version=version, schema=kernel_schema(version), tools=demo_tools(version))
-        executor = held.enter_context(running(stack, kernel.database, prepare_kernel, settings.environment))
+        executor = exits.enter_context(running(stack, kernel.database, prepare_kernel, settings.environment))
         if state is not None:
             announce(state, kernel.dsn, stack.nats.url, version)
         yield kernel, executor, "" if state is not None else " ".join(kernel.variables) + " "

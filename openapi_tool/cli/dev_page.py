@@ -59,8 +59,8 @@ async def dev_page(ask: Ask, port: int, statistics: DevStatistics) -> AsyncItera
     """Serve the page on loopback; yields its URL. Raises OSError if it cannot listen."""
     following = asyncio.create_task(statistics.follow(ask), name="page")
     try:
-        async with health_server("127.0.0.1", port, Health(), statistics) as found:
-            yield f"http://127.0.0.1:{found}/"
+        async with health_server("127.0.0.1", port, Health(), statistics) as bound_port:
+            yield f"http://127.0.0.1:{bound_port}/"
     finally:
         following.cancel()
         await asyncio.wait([following])

@@ -55,8 +55,8 @@ def dev_settings(
         build_bootstrap(settings, passed)
     except SettingsError as error:
         settings_failed(error)
-    given = given_values()
-    unused = [name for name in _names(given) if not _takes_effect(name, upstream)]
+    configured = given_values()
+    unused = [name for name in _names(configured) if not _takes_effect(name, upstream)]
     unused += [_CA] if environment.get(_CA) and _CA not in passed else []
     if upstream is Upstream.DOUBLE:
         stack_settings["OPENAPI_TOOL__URL_POLICY__ALLOW"] = ",".join((RECORDED_HOSTS, *settings.url_policy.allow))
@@ -69,7 +69,7 @@ def dev_settings(
         f"{PREFIX}{section}".upper(): json.dumps(
             {key: value for key, value in values.items() if f"{section}.{key}" not in unused}
         )
-        for section, values in given.items()
+        for section, values in configured.items()
     }
     return DevSettings({**sections, **passed, **stack_settings}, tuple(sorted({*KEY_NAMES, *allowed})), tuple(remarks))
 
@@ -80,8 +80,8 @@ def _passed(environment: Mapping[str, str], allowed: Iterable[str]) -> dict[str,
     return {name: environment[name] for name in names if environment.get(name)}
 
 
-def _names(given: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return sorted(f"{section}.{key}" for section, values in given.items() for key in values)
+def _names(configured: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return sorted(f"{section}.{key}" for section, values in configured.items() for key in values)
 
 
 def _takes_effect(name: str, upstream: Upstream) -> bool:

@@ -69,7 +69,7 @@ _RUNS = TypeAdapter(list[_Run])
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CallRecords:
     """Stored data of a call."""
 
     rows: CallRows
@@ -102,7 +102,7 @@ def inspect(
     if not _is_storable(tool_call_id):
         fail(f"TOOL_CALL_ID: {short(tool_call_id)!r} holds what no row can, so no call has it", USAGE)
 
-    async def gather(bootstrap: Bootstrap, client: BusClient) -> Found:
+    async def gather(bootstrap: Bootstrap, client: BusClient) -> CallRecords:
         rows = await call_rows(bootstrap.pool.dsn, bootstrap.pool.version, project, tool_call_id)
         moments = [row["created_at"] for row in (*rows.inbox, *rows.edges)]
         since = min(moments) if moments else None
@@ -114,16 +114,18 @@ def inspect(
             client, bootstrap.durable, project, tool_call_id, lambda letter: without_secrets(letter, redactor)
         )
         doorbells = await _doorbells(client, bootstrap, project, rows)
-        return Found(rows, commands, letters, doorbells)
+        return CallRecords(rows, commands, letters, doorbells)
 
-    found = with_nats(
+    records = with_nats(
         gather, protocol, permissions_command="openapi-tool nats permissions --for inspect", database=True
     )
-    if not (found.commands or found.dead_letters or found.rows.inbox or found.rows.edges or found.rows.cards):
+    if not (records.commands or records.dead_letters or records.rows.inbox or records.rows.edges or records.rows.cards):
         fail(f"project {project!r} has no call {tool_call_id!r}, or its command and rows are gone", USAGE)
-    events, verdict = sorted(_events(found), key=lambda event: event.at), conclusion(found)
+    events, verdict = sorted(_events(records), key=lambda event: event.at), conclusion(records)
     if as_json:
-        print_json({"tool_call_id": tool_call_id, "project_id": project, "verdict": verdict, **_as_json(found, events)})
+        print_json(
+            {"tool_call_id": tool_call_id, "project_id": project, "verdict": verdict, **_as_json(records, events)}
+        )
         return
     _draw(tool_call_id, events, verdict)
 
@@ -140,8 +142,8 @@ def _is_storable(text: str) -> bool:
     return bool(text) and storable_text(text) == text
 
 
-def _as_json(found: Found, events: list[Event]) -> dict[str, Any]:
-    shown = {"events": [asdict(event) for event in events], **asdict(found)}
+def _as_json(records: CallRecords, events: list[Event]) -> dict[str, Any]:
+    shown = {"events": [asdict(event) for event in events], **asdict(records)}
     for card in shown["rows"]["cards"]:
         card["attempts"] = orjson.loads(card["attempts"] or "null")
     return orjson.loads(orjson.dumps(shown, default=json_default))  # type: ignore[no-any-return]
@@ -157,23 +159,23 @@ def _draw(tool_call_id: str, events: list[Event], verdict: str) -> None:
     print_line(f"=> {verdict}")
 
 
-def _events(found: Found) -> Iterator[Event]:
-    for row in found.rows.inbox:
+def _events(records: CallRecords) -> Iterator[Event]:
+    for row in records.rows.inbox:
         yield from _row_events(row)
-    for edge in found.rows.edges:
+    for edge in records.rows.edges:
         about = f"by {edge['source_agent_id']}, depth {edge['recursion_depth']}, trace {edge['trace_id']}"
         yield Event(edge["created_at"], f"{edge['edge_phase']} edge", about)
-    for command in found.commands:
+    for command in records.commands:
         yield Event(command.published_at, "command", f"message {command.sequence} on {command.subject}")
         for run in _runs(command):
             what = f"run {run.event.replace('_', ' ')}"
             yield Event(datetime.fromtimestamp(run.at, UTC), what, f"delivery {run.delivery}, executor {run.executor}")
-    for doorbell in found.doorbells:
+    for doorbell in records.doorbells:
         yield Event(doorbell.published_at, "doorbell", f"message {doorbell.sequence} on {doorbell.subject}")
-    for letter in found.dead_letters:
+    for letter in records.dead_letters:
         at = datetime.fromisoformat(letter["published_at"])
         yield Event(at, "dead letter", f"{letter['number']}, {letter['reason']}, delivery {letter['attempt']}")
-    for card in found.rows.cards:
+    for card in records.rows.cards:
         yield from _card_events(card)
 
 
@@ -217,23 +219,23 @@ def _attempts(card: Mapping[str, Any]) -> list[_Attempt]:
         return []
 
 
-def conclusion(found: Found) -> str:
+def conclusion(records: CallRecords) -> str:
     """Return in one sentence how the call ended, or why it has no result."""
-    result, report = found.card("tool.result"), found.row("tool_result")
+    result, report = records.card("tool.result"), records.row("tool_result")
     if result is not None and report is None:
         return "a result card without an inbox row: the next delivery of the command reports it"
     if result is not None and report is not None:
         error = f" ({result['error_code']})" if result["error_code"] else ""
         claimed = report["status"] not in ("pending", "deferred")
         waits = "the worker claimed it" if claimed else f"the worker has not claimed it: its row is {report['status']}"
-        silent = "" if claimed or found.doorbells else ", and the stream has no doorbell of it"
+        silent = "" if claimed or records.doorbells else ", and the stream has no doorbell of it"
         return f"answered with {result['status']}{error}; {waits}{silent}"
-    if found.dead_letters:
-        letter = found.dead_letters[-1]
+    if records.dead_letters:
+        letter = records.dead_letters[-1]
         return f"no result: dead-lettered as {letter['reason']}: {letter['message']}"
-    if not found.commands:
+    if not records.commands:
         return "no result: the stream holds no command of this call, so the kernel never sent it or it expired"
-    return f"no result: {_waiting(found.commands[-1])}"
+    return f"no result: {_waiting(records.commands[-1])}"
 
 
 def _waiting(command: CommandState) -> str:

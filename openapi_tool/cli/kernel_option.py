@@ -49,23 +49,23 @@ def kernel_bootstrap(protocol: ProtocolVersion | None, *, database: bool = True)
 def _servers(protocol: ProtocolVersion | None, *, database: bool) -> Mapping[str, Any]:
     """Return the missing connection settings, in the form of flags."""
     try:
-        given = given_values()
+        configured = given_values()
     except (SourceUnreadable, UnreadableVariable):
         return {}  # `load_settings` reports the mistake
-    if _is_given(given, "postgres", "dsn"):
+    if _is_given(configured, "postgres", "dsn"):
         return {}
-    if not _is_given(given, "nats", "servers") and (found := _running_dev(protocol)):
+    if not _is_given(configured, "nats", "servers") and (stack := _running_dev(protocol)):
         return {
-            "postgres": {"dsn": found.pg_dsn},
-            "nats": {"servers": found.nats_servers},
-            "protocol": {"version": found.protocol},
+            "postgres": {"dsn": stack.pg_dsn},
+            "nats": {"servers": stack.nats_servers},
+            "protocol": {"version": stack.protocol},
         }
     return {} if database else NO_DATABASE
 
 
-def _is_given(given: Mapping[str, Any], section: str, key: str) -> bool:
+def _is_given(configured: Mapping[str, Any], section: str, key: str) -> bool:
     """Return whether a setting is given; True also if its section is not a mapping, which `load_settings` reports."""
-    values = given.get(section, {})
+    values = configured.get(section, {})
     return not isinstance(values, Mapping) or key in values
 
 

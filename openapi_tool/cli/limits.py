@@ -57,12 +57,12 @@ def limits(
 
 def combined(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return one entry per key and endpoint: the highest value for shared figures, sums for those of one replica."""
-    found: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = {}
+    parts: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = {}
     for replica in replicas:
         for one in replica.get("upstream_limits") or ():
             key = str(one.get("variable")), str(one.get("endpoint"))
-            found.setdefault(key, []).append((str(replica.get("instance")), one))
-    return [_entry(key, found[key]) for key in sorted(found)]
+            parts.setdefault(key, []).append((str(replica.get("instance")), one))
+    return [_entry(key, parts[key]) for key in sorted(parts)]
 
 
 def _entry(key: tuple[str, str], parts: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
@@ -87,13 +87,13 @@ def _entry(key: tuple[str, str], parts: Sequence[tuple[str, Mapping[str, Any]]])
 
 def blocked(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the keys that the upstream refuses, each as reported by the replica that will retry it last."""
-    found: dict[str, dict[str, Any]] = {}
+    keys: dict[str, dict[str, Any]] = {}
     for one in sorted(
         (one for replica in replicas for one in replica.get("upstream_keys") or ()),
         key=lambda one: one.get("tried_again_s") or 0,
     ):
-        found[str(one.get("variable"))] = {name: one.get(name) for name in _KEY_FIELDS}
-    return [found[variable] for variable in sorted(found)]
+        keys[str(one.get("variable"))] = {name: one.get(name) for name in _KEY_FIELDS}
+    return [keys[variable] for variable in sorted(keys)]
 
 
 def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:

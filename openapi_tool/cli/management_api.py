@@ -50,13 +50,13 @@ class ManagementApi:
 
     async def rows(self, project_id: str) -> list[dict[str, Any]]:
         """Return the definitions of a project, fetched page by page. Raises RegistryError."""
-        found: list[dict[str, Any]] = []
+        stored: list[dict[str, Any]] = []
         while True:
-            query = {"limit": _PAGE_SIZE, "offset": len(found)}
+            query = {"limit": _PAGE_SIZE, "offset": len(stored)}
             page = _items(await self._request("GET", _path(project_id), {HTTPStatus.OK}, params=query))
-            found += [stored_row(row) for row in page]
+            stored += [stored_row(row) for row in page]
             if len(page) < _PAGE_SIZE:
-                return sorted(found, key=lambda row: str(row["tool_name"]))
+                return sorted(stored, key=lambda row: str(row["tool_name"]))
 
     async def row(self, project_id: str, tool_name: str) -> dict[str, Any] | None:
         """Return a definition, or None. Raises RegistryError, also if there is no such project."""
@@ -123,10 +123,10 @@ def _json(answer: httpx.Response) -> Any:
 def _items(answer: httpx.Response) -> list[Any]:
     """Return the rows of a page: a list, or an object that contains one."""
     body = _json(answer)
-    found = (
+    items = (
         body if isinstance(body, list) else next((item for item in dict(body).values() if isinstance(item, list)), [])
     )
-    return [row for row in found if isinstance(row, dict)]
+    return [row for row in items if isinstance(row, dict)]
 
 
 def _reason(answer: httpx.Response) -> str:

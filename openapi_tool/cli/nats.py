@@ -138,12 +138,12 @@ async def _durable(bootstrap: Bootstrap, client: BusClient, *, restore: bool) ->
     try:
         if restore:
             return await hand_to_kernel(client, bootstrap.durable)
-        found = await durable_shown(client, bootstrap.durable)
+        state = await durable_shown(client, bootstrap.durable)
     except StillPulled as refusal:
         fail(f"{refusal}: stop every replica of the executor first, then try again", _REFUSED)
     except DurableMissing as missing:
         fail(f"{missing}: no executor has used it yet, or nats.durable names another", USAGE)
-    return found, found
+    return state, state
 
 
 def _shown(needed: Permissions, form: Format) -> str:

@@ -50,12 +50,12 @@ def lint(
     Exit codes: 0 no errors, 1 errors, 2 a file cannot be read.
     """
     problems = lint_files(files, config)
-    for found in problems:
+    for located in problems:
         if as_json:
-            print_json(found.as_object())
+            print_json(located.as_object())
         else:
-            print_line(str(found))
-    errors = sum(not found.problem.warning for found in problems)
+            print_line(str(located))
+    errors = sum(not located.problem.warning for located in problems)
     found_all = (file_count(files), "file"), (errors, "error"), (len(problems) - errors, "warning")
     print_status(", ".join(counted(*each) for each in found_all), quiet=as_json)
     if errors or (strict and problems):

@@ -101,8 +101,8 @@ def _of_version(row: dict[str, Any], version: str | None) -> dict[str, Any]:
 def _projects(named: Sequence[str], file: Path | None) -> list[str]:
     lines = file.read_text(encoding="utf-8").splitlines() if file else []
     listed = [line.partition("#")[0].strip() for line in lines]
-    found = list(dict.fromkeys(name for name in (*named, *listed) if name))
-    return found or fail("name a project: --project P or --projects-file FILE", USAGE)
+    projects = list(dict.fromkeys(name for name in (*named, *listed) if name))
+    return projects or fail("name a project: --project P or --projects-file FILE", USAGE)
 
 
 async def _apply(

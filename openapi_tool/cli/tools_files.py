@@ -102,9 +102,9 @@ def load_definitions(files: Sequence[Path]) -> list[Definition]:
     """Return the definitions of files. Prints all problems; exits with 1 if one is an error."""
     sources = _sources(files)
     problems = _lint(sources, settings_without_database())
-    for found in problems:
-        print_status(str(found))
-    if any(not found.problem.warning for found in problems):
+    for problem in problems:
+        print_status(str(problem))
+    if any(not problem.problem.warning for problem in problems):
         raise typer.Exit(LINT_FAILED)
     return [_definition(source.document) for _, source in sources]
 
@@ -112,18 +112,18 @@ def load_definitions(files: Sequence[Path]) -> list[Definition]:
 def _lint(
     sources: Sequence[tuple[str, Source]], settings: Settings, *, configured: bool = False
 ) -> list[LocatedProblem]:
-    limits, found = lint_limits(settings, configured=configured), _duplicate_names(sources)
+    limits, located = lint_limits(settings, configured=configured), _duplicate_names(sources)
     for name, source in sources:
         problems = source_problems(source, limits, settings.url_policy)
-        found += (LocatedProblem(name, *source.position(problem.path), problem) for problem in problems)
+        located += (LocatedProblem(name, *source.position(problem.path), problem) for problem in problems)
     order = {name: place for place, (name, _) in enumerate(sources)}
-    return sorted(found, key=lambda item: (order[item.file], item.line, item.column, item.problem.warning))
+    return sorted(located, key=lambda item: (order[item.file], item.line, item.column, item.problem.warning))
 
 
 def _duplicate_names(sources: Sequence[tuple[str, Source]]) -> list[LocatedProblem]:
     """Return a problem for each definition that has the name of an earlier one."""
     first: dict[str, str] = {}
-    found = []
+    located = []
     for file, source in sources:
         document = source.document if isinstance(source.document, dict) else {}
         key = "tool_name" if "tool_name" in document else "name"
@@ -131,10 +131,10 @@ def _duplicate_names(sources: Sequence[tuple[str, Source]]) -> list[LocatedProbl
         name = document.get(key)
         if isinstance(name, str) and name in first:
             message = f"is the name of the definition at {first[name]}, too; a project has each name once"
-            found.append(LocatedProblem(file, line, column, Problem((key,), message)))
+            located.append(LocatedProblem(file, line, column, Problem((key,), message)))
         elif isinstance(name, str):
             first[name] = f"{file}:{line}"
-    return found
+    return located
 
 
 def _definition(document: Any) -> Definition:
@@ -155,8 +155,8 @@ def file_count(paths: Sequence[Path]) -> int:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
-    return found or fail(f"{path}: holds no file whose name ends in {' or '.join(_SUFFIXES)}; name a folder with one")
+    files = sorted(file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
+    return files or fail(f"{path}: holds no file whose name ends in {' or '.join(_SUFFIXES)}; name a folder with one")
 
 
 def _read(file: Path) -> list[Source]:

@@ -210,8 +210,8 @@ async def _registry(place: Place) -> AsyncIterator[Registry]:
         settings = load_settings().of_version(place.protocol)
         version: str = settings.protocol.version
     else:
-        found = _running_dev(place.protocol)
-        settings, version = load_settings({"postgres": {"dsn": found.pg_dsn}}), found.protocol
+        stack = _running_dev(place.protocol)
+        settings, version = load_settings({"postgres": {"dsn": stack.pg_dsn}}), stack.protocol
     try:
         async with ToolRows.open(database_dsn(settings, os.environ), settings.postgres.timeout_s, version) as rows:
             yield rows

@@ -84,7 +84,7 @@ def enable(
     Exit codes: 0, 1 it is not disabled, 2 invalid options or settings, or NATS cannot be reached.
     """
     switch = _switch(name, project, reason, by, all_projects=all_projects)
-    before, after = _with_store(lambda client: change_switches(client, lambda found: found.enabled(switch)), protocol)
+    before, after = _with_store(lambda client: change_switches(client, lambda state: state.enabled(switch)), protocol)
     if len(before.all) == len(after.all):
         fail(f"{_named(switch)} is not disabled; openapi-tool tools disabled lists what is", _NOT_DISABLED)
     if as_json:

@@ -87,9 +87,9 @@ def locked(path: Path) -> Iterator[int]:
 @contextmanager
 def claimed_state() -> Iterator[int | None]:
     """Yield the locked state file; None if another dev stack has the lock, or the file cannot be used."""
-    with ExitStack() as held:
+    with ExitStack() as exits:
         try:
-            descriptor = held.enter_context(locked(state_path()))
+            descriptor = exits.enter_context(locked(state_path()))
         except OSError:
             yield None
         else:
@@ -116,10 +116,10 @@ def write(descriptor: int, text: str) -> None:
 @contextmanager
 def kept_folder(folder: Path) -> Iterator[int]:
     """Create the folder for kept data if it is missing, lock it, and yield the descriptor. Raises DevError."""
-    with ExitStack() as held:
+    with ExitStack() as exits:
         try:
             _create(folder)
-            descriptor = held.enter_context(locked(folder / _LOCK_FILE))
+            descriptor = exits.enter_context(locked(folder / _LOCK_FILE))
         except BlockingIOError:
             pid = (folder / _LOCK_FILE).read_text(encoding="ascii")
             raise DevError(f"{folder} is in use by another dev (process {pid})") from None
@@ -152,18 +152,18 @@ def running_dev(version: str | None = None) -> StackAddress:
     path = state_path()
     try:
         with os.fdopen(_open_private(path, os.O_RDONLY), encoding="utf-8") as file:
-            found = StackAddress(**json.load(file))
+            address = StackAddress(**json.load(file))
     except FileNotFoundError:
         raise DevError("no dev stack is running") from None
     except OSError as error:
         raise DevError(f"the state of the dev stack cannot be read: {error}") from None
     except (ValueError, TypeError):
         raise DevError(f"no dev stack is up: {path} says nothing yet") from None
-    if not _runs(found.pid):
-        raise DevError(f"no dev stack is running: {path} is of process {found.pid}, which has ended")
-    if version not in (None, found.protocol):
-        raise DevError(f"the running dev stack is of protocol {found.protocol}, not of {version}")
-    return found
+    if not _runs(address.pid):
+        raise DevError(f"no dev stack is running: {path} is of process {address.pid}, which has ended")
+    if version not in (None, address.protocol):
+        raise DevError(f"the running dev stack is of protocol {address.protocol}, not of {version}")
+    return address
 
 
 def _runs(pid: int) -> bool:
@@ -315,10 +315,10 @@ def _subject(version: str, tool: Mapping[str, Any], values: Mapping[str, str]) -
     for name, value in values.items():
         subject = subject.replace(f"{{{name}}}", value)
     try:
-        found = parse_command_subject(subject).version
+        parsed = parse_command_subject(subject).version
     except Unanswerable:
-        found = None
-    if found != version or not _SUBJECT.fullmatch(subject):
+        parsed = None
+    if parsed != version or not _SUBJECT.fullmatch(subject):
         raise DevError(f"{tool['tool_name']!r} cannot be called: {subject!r} is no subject of a {version} tool command")
     return subject
 

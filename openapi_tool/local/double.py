@@ -266,12 +266,12 @@ def _padded(text: str, size: int) -> str:
 
 def _with_echo(text: str, request: web.Request) -> str:
     """Return the answer with the request's headers in it, including the key, as some gateways do in errors."""
-    seen = json.dumps(json.dumps(dict(request.headers)))[1:-1]
+    headers = json.dumps(json.dumps(dict(request.headers)))[1:-1]
     envelope = json.loads(text)
     data = envelope.get("data")
     if isinstance(data, dict):
         data["content"] = f"{data.get('content', '')}\n{dict(request.headers)}"
-    return json.dumps({**envelope, "readableMessage": f"Error: headers were {seen}"})
+    return json.dumps({**envelope, "readableMessage": f"Error: headers were {headers}"})
 
 
 async def _partial_response(request: web.Request, body: bytes, *, stall: bool) -> web.StreamResponse:

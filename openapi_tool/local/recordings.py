@@ -113,8 +113,8 @@ def parse_request(host: str, method: str, target: str, headers: Mapping[str, str
     if host == READER and path != "/":
         fields["url"] = unquote(target[1:])
     elif query:
-        for given, value in parse_qsl(query, keep_blank_values=True, strict_parsing=True):
-            name = _ALIASES.get(given, given)
+        for alias, value in parse_qsl(query, keep_blank_values=True, strict_parsing=True):
+            name = _ALIASES.get(alias, alias)
             fields[name] = f"{fields[name]},{value}" if name in fields else value
     if host == SEARCH and path not in _SEARCH_PATHS:
         fields["q"] = unquote(path[1:])

@@ -20,13 +20,13 @@ SCHEMES = (*_TCP, *_WEB_SOCKET, *_HTTP)
 
 def _check_server_url(url: str) -> str:
     try:
-        found = parse_url(url, (*_TCP, *_WEB_SOCKET))
+        parsed = parse_url(url, (*_TCP, *_WEB_SOCKET))
     except ValueError as problem:
         raise ValueError(
             f"{problem}; must look like nats://host:4222, with an IPv6 address in brackets; set a user or password "
             "with one of / ? # @ : [ ] as nats.user and nats.password"
         ) from None
-    if found.path or found.query:
+    if parsed.path or parsed.query:
         raise ValueError("must end with the host or its port: nats://host:4222")
     return url
 

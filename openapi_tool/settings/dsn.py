@@ -71,7 +71,7 @@ def _parsed(text: str, rest: str) -> Dsn:
         options = {name: value for name, value in options.items() if name not in ("host", "port")}
     user, _, password = login.partition(":")
     secrets = (password, unquote(password), *(options.get(name, "") for name in _PASSWORDS))
-    found = Dsn(
+    dsn = Dsn(
         shown=f"postgresql://{'***@' if login else ''}{hosts}/{path}",
         hosts=parse_hosts(hosts, decode=True) or _hosts_of(options),
         user=unquote(user) or options.get("user"),
@@ -80,9 +80,9 @@ def _parsed(text: str, rest: str) -> Dsn:
         query=options,
         credentials=tuple(dict.fromkeys(filter(None, secrets))),
     )
-    if any("\0" in part for part in (found.user, found.database, found.password, *options.values()) if part):
+    if any("\0" in part for part in (dsn.user, dsn.database, dsn.password, *options.values()) if part):
         raise ValueError("holds a NUL character")
-    return found
+    return dsn
 
 
 def _check_with_urllib(text: str) -> None:
@@ -121,14 +121,14 @@ def _host(text: str, *, decode: bool) -> Host:
     """Parse one host. Raises ValueError."""
     if text.startswith("/") and not decode:
         return text, None
-    found = _HOST.fullmatch(text)
-    if not found or not text:
+    match = _HOST.fullmatch(text)
+    if not match or not text:
         raise ValueError("a host is missing, or an IPv6 address is outside brackets")
-    name = found["v6"] or found["name"]
+    name = match["v6"] or match["name"]
     name = unquote(name) if decode else name
-    if found["v6"]:
+    if match["v6"]:
         check_v6(name)
     elif not name.startswith("/"):
         checked_address(name)
-    port = unquote(found["port"] or "") if decode else found["port"]
+    port = unquote(match["port"] or "") if decode else match["port"]
     return name, checked_port(port) if port else None

@@ -60,9 +60,9 @@ class SettingsError(Exception):
 def load_settings(flags: Mapping[str, Any] | None = None) -> Settings:
     """Load the settings from all sources. Raises SettingsError with every mistake."""
     problems = [*_unknown_variables(os.environ), *_misread_variables(os.environ)]
-    settings, found = _validated(flags or {})
+    settings, mistakes = _validated(flags or {})
     if settings is None or problems:
-        raise SettingsError([*problems, *found])
+        raise SettingsError([*problems, *mistakes])
     return settings
 
 
@@ -83,10 +83,10 @@ def _validated(flags: Mapping[str, Any]) -> tuple[Settings | None, list[str]]:
 
 def given_values() -> dict[str, dict[str, Any]]:
     """Return what files and environment set, by section, as written. Call it after `load_settings`."""
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for source in (*reversed(file_sources(Settings)), EnvSettingsSource(Settings)):
-        given = _merged(given, source())
-    return given
+        values = _merged(values, source())
+    return values
 
 
 def _merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -132,10 +132,10 @@ class EgressSettings(Section):
         if proxy is None:
             return proxy
         try:
-            found = parse_url(proxy.get_secret_value(), ("http",))
+            parsed = parse_url(proxy.get_secret_value(), ("http",))
         except ValueError as problem:
             raise ValueError(f"{problem}; {_PROXY_FORM}, and {ESCAPE}") from None
-        if found.port is None or found.path not in ("", "/") or found.query:
+        if parsed.port is None or parsed.path not in ("", "/") or parsed.query:
             raise ValueError(_PROXY_FORM)
         return proxy
 
@@ -341,7 +341,7 @@ class Settings(BaseSettings):
         return [
             *([("session.key", key.get_secret_value())] if key else []),
             *((name, part) for name, url in urls for part in parse_url(url, SCHEMES).credentials),
-            *(found for one in self.kernels for found in _connection_secrets(one.nats, one.postgres)),
+            *(secret for one in self.kernels for secret in _connection_secrets(one.nats, one.postgres)),
         ]
 
     def shown(self) -> dict[str, Any]:

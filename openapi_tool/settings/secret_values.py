@@ -33,7 +33,11 @@ def secret_values(
         *secrets.values().items(),
         *settings.secret_values(),
         *((option.where, option.value) for options in driver_options for option in options.passwords()),
-        *(found for one in settings.kernels for found in _of_files(one.nats.credentials_file, one.nats.nkey_seed_file)),
+        *(
+            secret
+            for one in settings.kernels
+            for secret in _of_files(one.nats.credentials_file, one.nats.nkey_seed_file)
+        ),
         *_collector_secrets(environment),
     ]
 

@@ -65,18 +65,18 @@ def skipping(variable: str) -> Iterator[None]:
 
 def file_sources(settings_class: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
     """Return short names, our file and the kernel's file as sources, none for an empty one. Raises SourceUnreadable."""
-    found = (_short_names(os.environ), _read(CONFIG_VARIABLE), from_kernel(_read(KERNEL_CONFIG_VARIABLE)))
-    return tuple(InitSettingsSource(settings_class, values) for values in found if values)
+    files = (_short_names(os.environ), _read(CONFIG_VARIABLE), from_kernel(_read(KERNEL_CONFIG_VARIABLE)))
+    return tuple(InitSettingsSource(settings_class, values) for values in files if values)
 
 
 def origin(path: Sequence[str], flags: Mapping[str, Any]) -> str:
     """Return the variable or file that gave a setting, as words; empty for a flag or a default."""
     if _contains(flags, path):
         return ""
-    given = {name.upper() for name, value in os.environ.items() if value.strip()}
+    names = {name.upper() for name, value in os.environ.items() if value.strip()}
     variables = (PREFIX + "__".join(path[:length]).upper() for length in range(len(path), 0, -1))
     short = (name for name, setting in SHORT_NAMES.items() if setting == tuple(path[:2]))
-    if variable := next((name for name in (*variables, *short) if name in given), None):
+    if variable := next((name for name in (*variables, *short) if name in names), None):
         return variable
     files = {
         CONFIG_VARIABLE: _read(CONFIG_VARIABLE),
@@ -139,8 +139,8 @@ def _add_api_keys(config: Mapping[str, Any], values: dict[str, Any]) -> None:
         envs |= _key_of(_get(config, section))
     services: dict[str, dict[str, Any]] = {}
     for section in _KERNEL_SERVICES:
-        found = _get(config, section)
-        for target, service in found.items() if isinstance(found, dict) else ():
+        section_services = _get(config, section)
+        for target, service in section_services.items() if isinstance(section_services, dict) else ():
             services.setdefault(target, {}).update(_key_of(_get({"service": service}, "service.envs")))
     own = _get(values, "tools.jina") or {}
     if envs and isinstance(own.get("envs", {}), dict):

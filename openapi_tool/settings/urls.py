@@ -60,22 +60,22 @@ def parse_url(text: str, schemes: Collection[str]) -> ServerUrl:
 
     Raises ValueError for a text that programs parse differently; its message contains no part of the text.
     """
-    found = _URL.fullmatch(text)
-    if not found or found["scheme"].lower() not in schemes:
+    match = _URL.fullmatch(text)
+    if not match or match["scheme"].lower() not in schemes:
         raise ValueError("is not a URL of this kind")
-    port = None if found["port"] is None else checked_port(found["port"])
+    port = None if match["port"] is None else checked_port(match["port"])
     try:
         urlsplit(text)  # drivers call it, and it refuses more than our pattern
     except ValueError:
         raise ValueError("is not a URL of this kind") from None
     return ServerUrl(
-        scheme=found["scheme"].lower(),
-        host=_checked_host(found["host"]),
+        scheme=match["scheme"].lower(),
+        host=_checked_host(match["host"]),
         port=port,
-        path=found["path"] or "",
-        user=found["user"],
-        password=found["password"],
-        query=found["query"] or "",
+        path=match["path"] or "",
+        user=match["user"],
+        password=match["password"],
+        query=match["query"] or "",
     )
 
 

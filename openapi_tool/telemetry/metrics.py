@@ -154,4 +154,4 @@ def project_label(project_id: str | None) -> str:
     return name if name in _listed else ""
 
 
-ALL: tuple[Metric, ...] = tuple(found for found in list(globals().values()) if isinstance(found, Metric))
+ALL: tuple[Metric, ...] = tuple(metric for metric in list(globals().values()) if isinstance(metric, Metric))

@@ -62,8 +62,8 @@ class PeriodicExport:
     def collected(self) -> MetricsData:
         """Return the current values of all metrics."""
         now = time.time_ns()
-        found = [self._converted(metric, now) for metric in ALL if any(True for _ in metric.children())]
-        scope = ScopeMetrics(InstrumentationScope("openapi_tool", __version__), found, "")
+        metrics = [self._converted(metric, now) for metric in ALL if any(True for _ in metric.children())]
+        scope = ScopeMetrics(InstrumentationScope("openapi_tool", __version__), metrics, "")
         return MetricsData([ResourceMetrics(self._resource, [scope], "")])
 
     def _converted(self, metric: instruments.Metric, now: int) -> Metric:

@@ -56,9 +56,9 @@ class RecentWarnings(logging.Handler):
         """Record the package's own warnings from now on, and discard older ones."""
         self._redactor = redactor
         self._warned.clear()
-        ours = logging.getLogger(__name__.partition(".")[0])
-        ours.removeHandler(self)
-        ours.addHandler(self)
+        logger = logging.getLogger(__name__.partition(".")[0])
+        logger.removeHandler(self)
+        logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Count a record."""

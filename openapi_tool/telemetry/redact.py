@@ -83,8 +83,8 @@ class Redactor:
         """Return the first `chars` characters of `text` with secrets masked, also those that the cut would halve."""
         if len(text) <= chars:
             return self.text(text)
-        found = self._found(text[: chars + self._reach])
-        spans = [span for part in found for span in part if span[0] < chars]
+        slices = self._found(text[: chars + self._reach])
+        spans = [span for part in slices for span in part if span[0] < chars]
         masked, done = self._piece(text, 0, spans)
         return masked + text[done:chars]
 

@@ -93,12 +93,12 @@ def _number(gauge: Gauge) -> float:
 
 def _kernels() -> list[dict[str, Any]]:
     """Return the commands at the durable of each kernel, by its protocol."""
-    found: dict[str, dict[str, Any]] = {}
+    kernels: dict[str, dict[str, Any]] = {}
     for name, gauge in _DURABLE_GAUGES.items():
         for labels, child in gauge.children():
             version = labels["version"]
-            found.setdefault(version, {"protocol": version})[name] = round(child.number)
-    return list(found.values())
+            kernels.setdefault(version, {"protocol": version})[name] = round(child.number)
+    return list(kernels.values())
 
 
 def _rates(calls: Sequence[CallFacts], window_s: float) -> dict[str, Any]:

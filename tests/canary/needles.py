@@ -144,7 +144,7 @@ def planted(canaries: Mapping[str, Canary]) -> bool:
     for name, canary in canaries.items():
         for encoding, encode in ENCODINGS.items():
             leaks = {part: b"x" * 100 + encode(part).encode() + b"y" * 100 for part in canary.parts}
-            found = search({name: canary}, leaks)
-            if not {Hit(name, part, encoding) for part in canary.parts} <= set(found):
+            matches = search({name: canary}, leaks)
+            if not {Hit(name, part, encoding) for part in canary.parts} <= set(matches):
                 return False
     return True

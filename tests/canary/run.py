@@ -287,14 +287,14 @@ async def _until_lettered(scene: Scene, number: int) -> None:
 
 
 def _health(port: int) -> dict[str, bytes]:
-    found = {}
+    outputs = {}
     for path in ("/metrics", "/readyz", "/livez"):
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
-                found[path] = answer.read()
+                outputs[path] = answer.read()
         except urllib.error.HTTPError as error:
-            found[path] = error.read()
-    return found
+            outputs[path] = error.read()
+    return outputs
 
 
 async def _rows(caller: Caller) -> dict[str, bytes]:
@@ -303,30 +303,34 @@ async def _rows(caller: Caller) -> dict[str, bytes]:
         "select format('%I.%I', schemaname, tablename) from pg_tables "
         "where schemaname not in ('pg_catalog', 'information_schema')"
     )
-    found = {}
+    outputs = {}
     for (table,) in tables:
         if table != "resource.tools":
             own = "where metadata ->> 'type' <> 'tool.call'" if table.endswith(".cards") else ""
             rows = await caller.database.fetch(f"select t::text from {table} as t {own}")  # noqa: S608 - a catalogue's
-            found[f"table {table}"] = "\n".join(row[0] for row in rows).encode()
-    return found
+            outputs[f"table {table}"] = "\n".join(row[0] for row in rows).encode()
+    return outputs
 
 
 async def _messages(scene: Scene) -> dict[str, bytes]:
     """Return every stream except the kernel's commands, the decoded bodies of dead letters, and the doorbells."""
-    jetstream, found = scene.caller.client.jetstream(), {}
+    jetstream, outputs = scene.caller.client.jetstream(), {}
     for stream in await jetstream.streams_info():
         name, state = str(stream.config.name), stream.state
         if name != STREAM:
-            found[f"stream {name}"] = b""
+            outputs[f"stream {name}"] = b""
             for number in range(max(1, state.first_seq), state.last_seq + 1):  # an empty stream begins at 0
                 with suppress(NotFoundError):  # a bucket keeps only the last value of a key
                     message = await jetstream.get_msg(name, number)
-                    found[f"stream {name}"] += f"{message.subject} {message.headers} ".encode() + (message.data or b"")
+                    outputs[f"stream {name}"] += f"{message.subject} {message.headers} ".encode() + (
+                        message.data or b""
+                    )
     letters = await dead_letters(scene.caller)
-    found["bodies of dead letters"] = b"\n".join(base64.b64decode(letter["data_base64"]) for letter in letters)
-    found["doorbells"] = "\n".join(f"{bell.subject} {bell.headers} {bell.data!r}" for bell in scene.doorbells).encode()
-    return found
+    outputs["bodies of dead letters"] = b"\n".join(base64.b64decode(letter["data_base64"]) for letter in letters)
+    outputs["doorbells"] = "\n".join(
+        f"{bell.subject} {bell.headers} {bell.data!r}" for bell in scene.doorbells
+    ).encode()
+    return outputs
 
 
 STATUSES = (200, 302, 400, 401, 402, 422, 429, 451, 503)
@@ -383,10 +387,10 @@ async def _real_leak(scene: Scene) -> bool:
 
 def main() -> int:
     """Run the canary once."""
-    found = asyncio.run(canary())
-    sys.stdout.write(json.dumps(found) + "\n")
-    bad = found["hits"] or found["sent_for_refused"]
-    return int(bool(bad) or not found["planted_leak_found"] or not found["secrets_received"])
+    report = asyncio.run(canary())
+    sys.stdout.write(json.dumps(report) + "\n")
+    bad = report["hits"] or report["sent_for_refused"]
+    return int(bool(bad) or not report["planted_leak_found"] or not report["secrets_received"])
 
 
 if __name__ == "__main__":

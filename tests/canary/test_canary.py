@@ -12,12 +12,12 @@ MASKED = ("log", "console log", "spans", "table public.cards", "bodies of dead l
 
 @requirement("secrets.output")
 async def test_no_secret_is_in_any_output_whatever_goes_wrong() -> None:
-    found = await canary((200, 422), COMMANDS, ("slash",))
-    assert (found["hits"], found["where"]) == (0, [])
-    assert found["planted_leak_found"]
-    assert found["secrets_received"]
-    assert found["sent_for_refused"] == 0
-    assert [name for name in MASKED if not found["masked"][name]] == [], "no secret was masked there"
+    report = await canary((200, 422), COMMANDS, ("slash",))
+    assert (report["hits"], report["where"]) == (0, [])
+    assert report["planted_leak_found"]
+    assert report["secrets_received"]
+    assert report["sent_for_refused"] == 0
+    assert [name for name in MASKED if not report["masked"][name]] == [], "no secret was masked there"
 
 
 def test_the_search_finds_a_secret_however_it_is_written() -> None:

@@ -85,26 +85,28 @@ class Upstream:
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:
-        came = Received(request.host, request.raw_path, request.raw_headers, await request.read(), self.silent)
-        self.received.append(came)
-        fails = "fails.example" in f"{came.target}{came.body!r}"
+        received = Received(request.host, request.raw_path, request.raw_headers, await request.read(), self.silent)
+        self.received.append(received)
+        fails = "fails.example" in f"{received.target}{received.body!r}"
         status = _FAILED if fails else self.status
         headers = {"X-Echo": request.headers.get("Authorization", ""), "Retry-After": "0", "Set-Cookie": "k=v"}
-        text = self._text(came, status)
+        text = self._text(received, status)
         return web.Response(status=status, text=text, content_type="application/json", headers=headers)
 
-    def _text(self, came: Received, status: int) -> str:
-        seen = str(came)
-        known = [canary for canary in self._canaries if status != _OK or canary.value in seen]
+    def _text(self, received: Received, status: int) -> str:
+        request = str(received)
+        known = [canary for canary in self._canaries if status != _OK or canary.value in request]
         encoded = " ; ".join(self._rotated([text for canary in known for text in encoded_forms(canary)]))
-        echo = "" if self.silent else f"{encoded} {seen} {json.dumps(seen)} {b64encode(seen.encode()).decode()}"
+        echo = (
+            "" if self.silent else f"{encoded} {request} {json.dumps(request)} {b64encode(request.encode()).decode()}"
+        )
         if self.html:
             return f"<html>{echo}</html>"
         page: dict[str, Any] = dict.fromkeys(_FIELDS, echo) | {"links": {echo: echo}, "images": [[echo, echo]]}
         for canary in self._numbers if echo else ():
             page |= dict.fromkeys(("publishedTime", "date", "numPages"), int(canary.value)) if canary in known else {}
         messages = dict.fromkeys(_WORDS, f"SomeError: {echo}")
-        is_search = came.host.startswith("s.")
+        is_search = received.host.startswith("s.")
         return json.dumps({"code": status, "data": [page] if is_search else page, "meta": {}, **messages})
 
     def _rotated(self, texts: list[str]) -> list[str]:

@@ -77,8 +77,8 @@ class Pod:
         return text.replace(ROOT, str(self._folder))
 
     def _secret(self, entry: Mapping[str, Any]) -> str:
-        wanted = entry["valueFrom"]["secretKeyRef"]
-        return self._objects["secret"][wanted["name"]][wanted["key"]]
+        reference = entry["valueFrom"]["secretKeyRef"]
+        return self._objects["secret"][reference["name"]][reference["key"]]
 
     def _write_volumes(self) -> None:
         volumes = {volume["name"]: volume for volume in self.spec["volumes"]}

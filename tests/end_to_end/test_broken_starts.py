@@ -73,9 +73,9 @@ async def reason(
     caplog.set_level(logging.INFO, "openapi_tool")
     health = await begun(dsn, servers, attempts, **login)
     logged = warnings(caplog)
-    found = health.as_json()["dependencies"][dependency]["reason"]
-    assert logged == [f"{dependency} is unavailable: {found}"]
-    return str(found)
+    message = health.as_json()["dependencies"][dependency]["reason"]
+    assert logged == [f"{dependency} is unavailable: {message}"]
+    return str(message)
 
 
 @contextmanager
@@ -98,30 +98,30 @@ def address_of(dsn: str) -> str:
 
 @requirement("start.reasons")
 @pytest.mark.parametrize(
-    ("address", "says"),
+    ("address", "expected"),
     [(UNREACHABLE, "connection refused"), ("no.such.host.invalid", "the host's name cannot be resolved")],
 )
 async def test_a_database_that_cannot_be_reached(
-    stack: EmbeddedStack, caplog: pytest.LogCaptureFixture, address: str, says: str
+    stack: EmbeddedStack, caplog: pytest.LogCaptureFixture, address: str, expected: str
 ) -> None:
-    found = await reason(POSTGRES, f"postgresql://user@{address}/kernel", stack.nats.url, caplog)
+    message = await reason(POSTGRES, f"postgresql://user@{address}/kernel", stack.nats.url, caplog)
     where = address if ":" in address else f"{address}:5432"
-    assert found == f"PostgreSQL at {where} (database kernel): {says}; {CHECK_DSN}"
+    assert message == f"PostgreSQL at {where} (database kernel): {expected}; {CHECK_DSN}"
 
 
 @requirement("start.reasons")
 async def test_a_missing_database_or_table(stack: EmbeddedStack, caplog: pytest.LogCaptureFixture) -> None:
     where = address_of(stack.postgres.dsn())
-    found = await reason(POSTGRES, stack.postgres.dsn("nowhere"), stack.nats.url, caplog)
-    assert found.startswith(f'PostgreSQL at {where} (database nowhere): database "nowhere" does not exist')
-    assert found.endswith("check the database's name in postgres.dsn (PG_DSN)")
+    message = await reason(POSTGRES, stack.postgres.dsn("nowhere"), stack.nats.url, caplog)
+    assert message.startswith(f'PostgreSQL at {where} (database nowhere): database "nowhere" does not exist')
+    assert message.endswith("check the database's name in postgres.dsn (PG_DSN)")
     caplog.clear()
     await prepare_database(stack.postgres.dsn(), "without_tables", None)
-    found = await reason(POSTGRES, stack.postgres.dsn("without_tables"), stack.nats.url, caplog)
-    assert found.startswith(f"PostgreSQL at {where} (database without_tables): missing: table ")
-    assert "resource.project_agents" in found
-    assert "check that it is the kernel's database" in found
-    assert "sql grants" not in found
+    message = await reason(POSTGRES, stack.postgres.dsn("without_tables"), stack.nats.url, caplog)
+    assert message.startswith(f"PostgreSQL at {where} (database without_tables): missing: table ")
+    assert "resource.project_agents" in message
+    assert "check that it is the kernel's database" in message
+    assert "sql grants" not in message
 
 
 @requirement("start.reasons", "dialects.recognised")
@@ -130,10 +130,10 @@ async def test_a_database_of_the_other_version(
 ) -> None:
     """Reported in one line, like other causes: the start waits until database or settings are corrected."""
     dsn = stack.postgres.dsn(v1r3_database)
-    found = await reason(POSTGRES, dsn, stack.nats.url, caplog)
+    message = await reason(POSTGRES, dsn, stack.nats.url, caplog)
     where = f"PostgreSQL at {address_of(dsn)} (database {v1r3_database})"
-    assert found.startswith(f"{where}: this is a database of protocol v1r3, but v1r4 is configured for it. ")
-    assert found.endswith("set protocol.version, or name each database in the section of its own version")
+    assert message.startswith(f"{where}: this is a database of protocol v1r3, but v1r4 is configured for it. ")
+    assert message.endswith("set protocol.version, or name each database in the section of its own version")
 
 
 @requirement("start.reasons")
@@ -159,9 +159,9 @@ async def test_a_nats_server_at_the_address_of_postgresql(
     stack: EmbeddedStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = stack.nats.url.partition("://")[2]
-    found = await reason(POSTGRES, f"postgresql://user@{address}/kernel", stack.nats.url, caplog)
-    assert found.startswith(f"PostgreSQL at {address} (database kernel): it does not speak PostgreSQL's protocol")
-    assert found.endswith(CHECK_DSN)
+    message = await reason(POSTGRES, f"postgresql://user@{address}/kernel", stack.nats.url, caplog)
+    assert message.startswith(f"PostgreSQL at {address} (database kernel): it does not speak PostgreSQL's protocol")
+    assert message.endswith(CHECK_DSN)
 
 
 @requirement("start.reasons")
@@ -169,11 +169,11 @@ async def test_no_server_or_postgresql_at_the_address_of_nats(
     stack: EmbeddedStack, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     dsn = stack.postgres.dsn(database)
-    found = await reason(NATS, dsn, f"nats://{UNREACHABLE}", caplog)
-    assert found == f"NATS at {UNREACHABLE}: connection refused; {CHECK_SERVERS}"
+    message = await reason(NATS, dsn, f"nats://{UNREACHABLE}", caplog)
+    assert message == f"NATS at {UNREACHABLE}: connection refused; {CHECK_SERVERS}"
     caplog.clear()
-    found = await reason(NATS, dsn, f"nats://{address_of(dsn)}", caplog, attempts=1)
-    assert found == f"NATS at {address_of(dsn)}: no answer in time: is it a NATS server? {CHECK_SERVERS}"
+    message = await reason(NATS, dsn, f"nats://{address_of(dsn)}", caplog, attempts=1)
+    assert message == f"NATS at {address_of(dsn)}: no answer in time: is it a NATS server? {CHECK_SERVERS}"
 
 
 @requirement("start.reasons")
@@ -188,8 +188,8 @@ async def test_each_server_that_cannot_be_reached_is_named(caplog: pytest.LogCap
 @requirement("start.reasons")
 async def test_nats_without_jetstream(stack: EmbeddedStack, database: str, caplog: pytest.LogCaptureFixture) -> None:
     with bare_nats() as address:
-        found: Any = await reason(NATS, stack.postgres.dsn(database), f"nats://{address}", caplog)
-    assert found.startswith(f"NATS: JetStream is not enabled on {address}, or not for this account")
+        message: Any = await reason(NATS, stack.postgres.dsn(database), f"nats://{address}", caplog)
+    assert message.startswith(f"NATS: JetStream is not enabled on {address}, or not for this account")
 
 
 @requirement("start.reasons")
@@ -199,17 +199,17 @@ async def test_a_login_that_nats_refuses(
 ) -> None:
     """The server closes after its refusal, so later attempts may see a reset only; both reasons were logged in turn."""
     with bare_nats("--user", "u", "--pass", "the-password") as address:
-        found = await reason(NATS, stack.postgres.dsn(database), f"nats://{address}", caplog, **login)
-    assert found.startswith(f"NATS at {address}: the login is refused (Authorization Violation); check nats.user")
+        message = await reason(NATS, stack.postgres.dsn(database), f"nats://{address}", caplog, **login)
+    assert message.startswith(f"NATS at {address}: the login is refused (Authorization Violation); check nats.user")
     assert "the-password" not in caplog.text
 
 
 @requirement("start.reasons")
 async def test_a_login_that_postgresql_refuses(stack: EmbeddedStack, caplog: pytest.LogCaptureFixture) -> None:
     address = address_of(stack.postgres.dsn())
-    found = await reason(POSTGRES, f"postgresql://nobody:not-it@{address}/kernel", stack.nats.url, caplog)
-    assert found.startswith(f"PostgreSQL at {address} (database kernel): password authentication failed")
-    assert found.endswith("check user and password in postgres.dsn (PG_DSN)")
+    message = await reason(POSTGRES, f"postgresql://nobody:not-it@{address}/kernel", stack.nats.url, caplog)
+    assert message.startswith(f"PostgreSQL at {address} (database kernel): password authentication failed")
+    assert message.endswith("check user and password in postgres.dsn (PG_DSN)")
     assert "not-it" not in caplog.text
 
 
@@ -220,9 +220,9 @@ async def test_a_role_without_grants(stack: EmbeddedStack, database: str, caplog
     await connection.execute("drop role if exists ungranted; create role ungranted login password 'x'")
     await connection.close()
     address = address_of(dsn)
-    found = await reason(POSTGRES, f"postgresql://ungranted:x@{address}/{database}", stack.nats.url, caplog)
-    assert found.startswith(f"PostgreSQL at {address} (database {database}): permission denied for schema ")
-    assert found.endswith("grant what `openapi-tool sql grants` prints")
+    message = await reason(POSTGRES, f"postgresql://ungranted:x@{address}/{database}", stack.nats.url, caplog)
+    assert message.startswith(f"PostgreSQL at {address} (database {database}): permission denied for schema ")
+    assert message.endswith("grant what `openapi-tool sql grants` prints")
 
 
 @requirement("start.reasons")

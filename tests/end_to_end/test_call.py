@@ -491,7 +491,7 @@ def test_ctrl_c_during_the_import_prints_no_traceback() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         (
             ["tools", "list", "--db", "--project", "p"],
@@ -513,9 +513,9 @@ def test_ctrl_c_during_the_import_prints_no_traceback() -> None:
     ],
 )
 @requirement("cli.ends")
-def test_every_unreachable_server_has_the_same_exit_code(arguments: list[str], says: str) -> None:
+def test_every_unreachable_server_has_the_same_exit_code(arguments: list[str], expected: str) -> None:
     unreachable = {"PG_DSN": "postgresql://127.0.0.1:1/x", "NATS_SERVERS": "nats://127.0.0.1:1"}
     done = run([*COMMAND, *arguments], env=BARE | unreachable)
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
-    assert says in line
+    assert expected in line

@@ -162,7 +162,7 @@ async def test_dev_prints_calls_and_leaves_nothing_behind(
     start_dev: StartDev, environment: dict[str, str], spaced: Path
 ) -> None:
     dev = await start_dev()
-    found = await dev.up()
+    variables = await dev.up()
     pasted = next(line for line in dev.output.splitlines() if " call jina_search " in line)
     words = shlex.split(pasted)
 
@@ -179,7 +179,7 @@ async def test_dev_prints_calls_and_leaves_nothing_behind(
     assert refused.returncode == 1
     await dev.line("! jina_search failed", "bad_request: ", "q: is not an argument")
 
-    async with Caller.open(found["PG_DSN"], servers=found["NATS_SERVERS"]) as caller:
+    async with Caller.open(variables["PG_DSN"], servers=variables["NATS_SERVERS"]) as caller:
         await caller.listen("cg.v1r4.*.*.cmd.agent.*.wakeup")
         placed = await caller.place(PROJECT, AGENT, "jina_read", {"url": "https://unheard.of/"}, suffix="read")
         assert (await caller.answer(placed, 10)).card["content"]["status"] == "success"
@@ -201,8 +201,8 @@ async def test_a_kernel_of_the_older_protocol_is_simulated_and_found(
     start_dev: StartDev, environment: dict[str, str], tmp_path: Path
 ) -> None:
     dev = await start_dev("--protocol", "v1r3")
-    found = await dev.up()
-    assert found["OPENAPI_TOOL__PROTOCOL__VERSION"] == "v1r3"
+    variables = await dev.up()
+    assert variables["OPENAPI_TOOL__PROTOCOL__VERSION"] == "v1r3"
     called = await asyncio.to_thread(call, environment, "jina_search", "--args", json.dumps(SEARCH))
     assert called.returncode == 0, called.stderr
     assert "1. Result 1 for hello world" in called.stdout
@@ -254,10 +254,10 @@ async def test_settings_of_file_and_environment_take_effect(
     dev = await start_dev()
     unused = "nats.password, nats.user, postgres.dsn, SSL_CERT_FILE"
     assert (await dev.line("Not used")) == f"Not used by this stack, which has its own: {unused}"
-    found = await dev.up()
+    variables = await dev.up()
     async with httpx.AsyncClient(trust_env=False) as client:
         assert (await client.get(f"http://127.0.0.1:{port}/livez")).status_code == 200
-    async with Caller.open(found["PG_DSN"], servers=found["NATS_SERVERS"]) as caller:
+    async with Caller.open(variables["PG_DSN"], servers=variables["NATS_SERVERS"]) as caller:
         durable = await caller.client.jetstream().consumer_info("cg_cmd_v1r4", "tool_jina_openapi_cmd_v1r4")
         assert durable.config.ack_wait == 5
         await caller.listen("cg.v1r4.*.*.cmd.agent.*.wakeup")
@@ -348,11 +348,11 @@ def test_dev_reads_the_kernels_config_and_reports_ignored_keys(monkeypatch: pyte
 async def test_kept_data_is_used_again(start_dev: StartDev, environment: dict[str, str], spaced: Path) -> None:
     keep = spaced / "kept data"
     dev = await start_dev("--keep", str(keep))
-    found = await dev.up()
+    variables = await dev.up()
     second = await start_dev("--keep", str(keep))
     assert await second.ended() == 2
     assert f"in use by another dev (process {dev.process.pid})" in second.output
-    async with Caller.open(found["PG_DSN"], servers=found["NATS_SERVERS"]) as caller:
+    async with Caller.open(variables["PG_DSN"], servers=variables["NATS_SERVERS"]) as caller:
         await caller.database.execute("update resource.tools set description = 'edited'")
         _slow_down(dev)
         placed = await caller.place(PROJECT, AGENT, "jina_search", {"query": "no recording answers this"})
@@ -363,7 +363,7 @@ async def test_kept_data_is_used_again(start_dev: StartDev, environment: dict[st
 
     again = await start_dev("--keep", str(keep))
     found_again = await again.up()
-    assert _password(found_again) == _password(found)
+    assert _password(found_again) == _password(variables)
     async with Caller.open(found_again["PG_DSN"], servers=found_again["NATS_SERVERS"]) as caller:
         assert (await caller.read_answer(placed)).card["content"]["status"] == "success"
         assert await caller.database.fetchval("select distinct description from resource.tools") == "edited"
@@ -387,17 +387,17 @@ def _slow_down(dev: Dev) -> None:
     urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request).close()
 
 
-def _password(found: dict[str, str]) -> str:
-    return found["PG_DSN"].split("@")[0]
+def _password(variables: dict[str, str]) -> str:
+    return variables["PG_DSN"].split("@")[0]
 
 
 @requirement("cli.dev")
 async def test_dev_names_a_server_that_ended_unexpectedly(start_dev: StartDev, spaced: Path) -> None:
     with locked(spaced / state_path().name):  # so this is the second one, which `call` does not find
         dev = await start_dev()
-        found = await dev.up()
+        variables = await dev.up()
     (prefix,) = {line.split(" call ")[0] for line in dev.output.splitlines() if " call " in line}
-    assert f"PG_DSN={found['PG_DSN']} NATS_SERVERS={found['NATS_SERVERS']} " in prefix
+    assert f"PG_DSN={variables['PG_DSN']} NATS_SERVERS={variables['NATS_SERVERS']} " in prefix
     parts, folder = dev.parts(), dev.folder()
     next(part for part in parts if "nats-server" in part.name()).kill()
     async with asyncio.timeout(20):
@@ -517,12 +517,12 @@ async def output_of(command: str, folder: Path, environment: dict[str, str]) -> 
 
 @requirement("cli.dev")
 def test_without_a_dev_stack_tools_say_how_to_choose_a_kernel(state: Path) -> None:
-    for flags, says in (
+    for flags, expected in (
         ([], "give exactly one of --api URL and --db, or start `openapi-tool dev`: no dev stack is running"),
         (["--db", "--api", "http://127.0.0.1:1"], "give exactly one of --api URL and --db"),
     ):
         refused = CliRunner().invoke(app, ["tools", "list", "--project", "p", *flags])
-        assert (refused.exit_code, refused.stderr) == (2, f"openapi-tool: {says}\n")
+        assert (refused.exit_code, refused.stderr) == (2, f"openapi-tool: {expected}\n")
 
 
 @requirement("cli.dev")
@@ -602,7 +602,7 @@ def test_only_one_dev_stack_is_found_and_only_by_its_user(state: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "says"),
+    ("command", "expected"),
     [
         (["top", "--once"], "NATS at 127.0.0.1:1: connection refused"),
         (["deadletters", "list"], "NATS at 127.0.0.1:1: connection refused"),
@@ -612,18 +612,18 @@ def test_only_one_dev_stack_is_found_and_only_by_its_user(state: Path) -> None:
 )
 @requirement("cli.dev")
 def test_commands_without_servers_in_the_settings_use_the_running_dev(
-    state: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], says: str
+    state: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], expected: str
 ) -> None:
     for name in ("PG_DSN", "NATS_SERVERS"):
         monkeypatch.delenv(name, raising=False)
     with claimed_state() as descriptor:
         assert descriptor is not None
         announce(descriptor, "postgresql://user@127.0.0.1:2/dev", "nats://127.0.0.1:1")
-        found = CliRunner().invoke(app, command)
+        unnamed = CliRunner().invoke(app, command)
         named = CliRunner().invoke(app, command, env={"PG_DSN": "postgresql://127.0.0.1:3/own"})
-    assert (found.exit_code, named.exit_code) == (2, 2)
-    assert says in found.stderr
-    assert says not in named.stderr
+    assert (unnamed.exit_code, named.exit_code) == (2, 2)
+    assert expected in unnamed.stderr
+    assert expected not in named.stderr
 
 
 @requirement("cli.dev")
@@ -651,8 +651,8 @@ def test_a_state_file_that_others_could_have_made_is_refused(
     state_path().write_text(names(os.getpid()), encoding="utf-8")
     with pytest.raises(DevError, match="not a file of this user"):
         running_dev()
-    with ExitStack() as held:
-        assert held.enter_context(claimed_state()) is None
+    with ExitStack() as exits:
+        assert exits.enter_context(claimed_state()) is None
 
 
 @requirement("cli.dev", "page")

@@ -69,8 +69,8 @@ class Scene:
         except OSError:
             return {}
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-        ours = [sample for sample in samples if sample.name.startswith("openapi_tool_")]
-        return {_series(sample.name, sample.labels): sample.value for sample in ours}
+        own = [sample for sample in samples if sample.name.startswith("openapi_tool_")]
+        return {_series(sample.name, sample.labels): sample.value for sample in own}
 
     async def place(self, arguments: Mapping[str, Any] = HELLO) -> PlacedCall:
         """Send a call."""

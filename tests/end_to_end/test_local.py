@@ -114,9 +114,9 @@ def test_no_process_or_file_remains_however_the_parent_ends(number: signal.Signa
 
 @requirement("local.stack")
 def test_the_stack_comes_up_while_the_usual_ports_are_taken_and_stops_cleanly() -> None:
-    with ExitStack() as held:
+    with ExitStack() as exits:
         for port in (4222, 5432, 443):
-            taken = held.enter_context(socket.socket())
+            taken = exits.enter_context(socket.socket())
             try:
                 taken.bind(("127.0.0.1", port))
                 taken.listen()

@@ -192,7 +192,7 @@ async def test_the_commands_of_the_documents_succeed(
 
 
 @requirement("docs.run")
-@each(("place", "command"), [found for found in COMMANDS if re.fullmatch(DRY_RUN, found[1]) and not reason(found[1])])
+@each(("place", "command"), [entry for entry in COMMANDS if re.fullmatch(DRY_RUN, entry[1]) and not reason(entry[1])])
 def test_the_rules_of_the_makefile_exist(place: str, command: str) -> None:
     assert shutil.which("make"), place
     words = shlex.split(command.partition(" && ")[0], comments=True)
@@ -201,7 +201,7 @@ def test_the_rules_of_the_makefile_exist(place: str, command: str) -> None:
 
 
 @requirement("docs.run")
-@each(("place", "command"), [found for found in COMMANDS if re.fullmatch(HELP_ONLY, found[1])])
+@each(("place", "command"), [entry for entry in COMMANDS if re.fullmatch(HELP_ONLY, entry[1])])
 def test_programs_know_their_arguments(place: str, command: str) -> None:
     _, _, module, *arguments = shlex.split(command, comments=True)
     help_text = _help_of(module)
@@ -226,12 +226,12 @@ def test_every_reason_belongs_to_a_command_of_a_document() -> None:
 
 def _lints(text: str) -> None:
     """Lint a definition, or what is to be added to the options of one."""
-    found = yaml.safe_load(text)
-    if "tool_name" not in found:
-        found = {**search_tool(), "after_execution": "suspend", "options": {"jina": {"mode": "search"}, **found}}
+    document = yaml.safe_load(text)
+    if "tool_name" not in document:
+        document = {**search_tool(), "after_execution": "suspend", "options": {"jina": {"mode": "search"}, **document}}
     secrets = {"ALLOWED_ENV": "DOCS_READER_KEY,DOCS_TENANT", "ENV_PARAMETERS": "tenant_token"}
     settings = {f"OPENAPI_TOOL__SECRETS__{name}": value for name, value in secrets.items()}
-    result = CliRunner().invoke(app, ["tools", "lint", "-"], input=yaml.safe_dump(found), env=settings)
+    result = CliRunner().invoke(app, ["tools", "lint", "-"], input=yaml.safe_dump(document), env=settings)
     assert result.exit_code == 0, result.output
 
 
@@ -332,8 +332,8 @@ def test_every_other_snippet_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         if not isinstance(how, str):
             how(block.text)
     for name, begin in HANDLED:
-        found = [block for block in others if block.place.startswith(f"{name}:") and _begins(block, begin)]
-        assert found, f"no document has this: {name} {begin}"
+        blocks = [block for block in others if block.place.startswith(f"{name}:") and _begins(block, begin)]
+        assert blocks, f"no document has this: {name} {begin}"
 
 
 @requirement("docs.run")
@@ -356,7 +356,7 @@ async def test_a_nats_server_accepts_the_permissions_of_other_users(stack: Embed
 
 # Commands within a sentence.
 
-INLINE = [(str(file.relative_to(ROOT)), found) for file in DOCUMENTS for found in _INLINE.findall(file.read_text())]
+INLINE = [(str(file.relative_to(ROOT)), snippet) for file in DOCUMENTS for snippet in _INLINE.findall(file.read_text())]
 
 
 @requirement("docs.run")

@@ -417,16 +417,16 @@ def test_the_executor_needs_no_network_but_loopback(tmp_path: Path) -> None:
 
 @requirement("cli.dev")
 @pytest.mark.parametrize(
-    ("rule", "says"),
+    ("rule", "expected"),
     [
         ({"status": 429}, "these fields: match, key, answer, delay_s, statuses, retry_after, "),
         ({"answer": "s-none"}, "no recording is named 's-none'"),
     ],
 )
 def test_an_invalid_rule_of_the_double_is_refused_with_a_message(
-    stack: EmbeddedStack, rule: dict[str, Any], says: str
+    stack: EmbeddedStack, rule: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(HTTPError) as refused:
         stack.upstream.rules(rule)
     assert refused.value.code == 400
-    assert says in refused.value.read().decode()
+    assert expected in refused.value.read().decode()

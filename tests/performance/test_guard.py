@@ -28,14 +28,14 @@ MAX_INSTRUCTIONS = 3.1
 
 
 async def measured() -> ScenarioResult:
-    [found], _ = await bench(PROFILES["quick"], DEFAULT_RUNS["quick"], extras=False)
-    return found
+    [result], _ = await bench(PROFILES["quick"], DEFAULT_RUNS["quick"], extras=False)
+    return result
 
 
 @requirement("performance")
 async def test_a_call_sends_few_messages_and_one_request() -> None:
-    [found], _ = await bench([replace(CPU, calls=300, warm=50)], 1, extras=False)
-    executor = found.medians("executor")
+    [result], _ = await bench([replace(CPU, calls=300, warm=50)], 1, extras=False)
+    executor = result.medians("executor")
     assert executor["nats_sent"] <= 4
     assert executor["requests"] == 1
 
@@ -79,15 +79,15 @@ async def test_many_pods_share_the_calls_and_send_few_messages() -> None:
 
 
 async def test_an_executor_without_a_part_can_be_measured() -> None:
-    [found], _ = await bench([replace(CPU, calls=20, warm=10)], 1, extras=False, without="aiohttp")
-    assert found.medians("executor")["requests"] == 1
+    [result], _ = await bench([replace(CPU, calls=20, warm=10)], 1, extras=False, without="aiohttp")
+    assert result.medians("executor")["requests"] == 1
 
 
 @requirement("limits.shared", "limits.window")
 async def test_replicas_with_wrong_clocks_share_a_limit_without_a_429() -> None:
     """More is demanded than the limit, and the double refuses nothing."""
-    found = (await run(["clocks"], Size(seconds=5, limit=REQUESTS_PER_MINUTE, sharing=2, projects=10)))["clocks"]
-    assert found["answered_429"] == 0
-    assert REQUESTS_PER_MINUTE / 10 < found["served"] <= found["most_in_60_s"] <= REQUESTS_PER_MINUTE
-    assert found["least_of_share"] > 0
-    assert found["could_have_been_served"] < 1
+    figures = (await run(["clocks"], Size(seconds=5, limit=REQUESTS_PER_MINUTE, sharing=2, projects=10)))["clocks"]
+    assert figures["answered_429"] == 0
+    assert REQUESTS_PER_MINUTE / 10 < figures["served"] <= figures["most_in_60_s"] <= REQUESTS_PER_MINUTE
+    assert figures["least_of_share"] > 0
+    assert figures["could_have_been_served"] < 1

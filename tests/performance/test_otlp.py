@@ -38,8 +38,12 @@ def test_limits_are_compared_with_the_rounds() -> None:
     for figure, value in changes.items():
         bad = {**dict.fromkeys(KINDS, even), "hanging": {**even, figure: value}}
         assert [kind for kind, ok in holds(_measured(bad)).items() if not ok] == ["hanging"], figure
-    dear = {**dict.fromkeys(KINDS, even), "unsampled": {**even, "cpu_ms": 1.04}, "sampled": {**even, "cpu_ms": 1.21}}
-    assert [kind for kind, ok in holds(_measured(dear)).items() if not ok] == ["unsampled", "sampled"]
+    expensive = {
+        **dict.fromkeys(KINDS, even),
+        "unsampled": {**even, "cpu_ms": 1.04},
+        "sampled": {**even, "cpu_ms": 1.21},
+    }
+    assert [kind for kind, ok in holds(_measured(expensive)).items() if not ok] == ["unsampled", "sampled"]
 
 
 def _measured(a_round: dict[str, Figures]) -> Measured:
@@ -49,8 +53,8 @@ def _measured(a_round: dict[str, Figures]) -> Measured:
 @pytest.mark.alone
 @requirement("performance", "traces")
 async def test_every_kind_is_measured() -> None:
-    found = summary(await measure(1, 40, warm=40))
-    kinds = found["kinds"]
+    result = summary(await measure(1, 40, warm=40))
+    kinds = result["kinds"]
     assert isinstance(kinds, dict)
     assert list(kinds) == list(KINDS)
     assert all(kind["calls_per_s"] > 0 for kind in kinds.values())

@@ -112,8 +112,8 @@ QUIET = {
 @functools.cache
 def rules() -> list[dict[str, Any]]:
     (rule,) = objects_of({"monitoring": {"rules": True}})["PrometheusRule"]
-    found: list[dict[str, Any]] = rule["spec"]["groups"][0]["rules"]
-    return found
+    parsed: list[dict[str, Any]] = rule["spec"]["groups"][0]["rules"]
+    return parsed
 
 
 def firing_alerts(series: Mapping[str, str], folder: Path, minute: int) -> set[str]:

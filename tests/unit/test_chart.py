@@ -59,15 +59,15 @@ FIRST_NAMES = {
 features = pytest.mark.parametrize("feature", FEATURES, ids=[document["feature"] for document in FEATURES])
 
 
-def matches(expected: Any, found: Any) -> bool:
+def matches(expected: Any, actual: Any) -> bool:
     """Return whether everything expected is there; an expected item of a list may be anywhere in it."""
     if isinstance(expected, dict):
-        return isinstance(found, dict) and all(
-            key in found and matches(value, found[key]) for key, value in expected.items()
+        return isinstance(actual, dict) and all(
+            key in actual and matches(value, actual[key]) for key, value in expected.items()
         )
     if isinstance(expected, list):
-        return isinstance(found, list) and all(any(matches(item, other) for other in found) for item in expected)
-    return bool(expected == found)
+        return isinstance(actual, list) and all(any(matches(item, other) for other in actual) for item in expected)
+    return bool(expected == actual)
 
 
 def pod_specs(documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -80,13 +80,13 @@ def pod_specs(documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def deployment(values: dict[str, Any] | None = None) -> dict[str, Any]:
-    (found,) = objects_of(values)["Deployment"]
-    return found
+    (manifest,) = objects_of(values)["Deployment"]
+    return manifest
 
 
 def container(values: dict[str, Any] | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = deployment(values)["spec"]["template"]["spec"]["containers"][0]
-    return found
+    result: dict[str, Any] = deployment(values)["spec"]["template"]["spec"]["containers"][0]
+    return result
 
 
 @features
@@ -275,8 +275,8 @@ def limit_of(**sections: Any) -> str:
 )
 @requirement("memory.limit")
 def test_the_memory_limit_of_the_pod_follows_from_the_settings(config: dict[str, Any]) -> None:
-    found = container({"config": config})["resources"]
-    assert found == {"limits": {"memory": limit_of(**config)}, "requests": {"cpu": "250m", "memory": "128Mi"}}
+    resources = container({"config": config})["resources"]
+    assert resources == {"limits": {"memory": limit_of(**config)}, "requests": {"cpu": "250m", "memory": "128Mi"}}
 
 
 def test_an_explicit_memory_limit_is_used() -> None:
@@ -338,8 +338,8 @@ def test_every_value_is_described() -> None:
     assert [value.path for value in every(values()) if not value.description] == []
 
 
-def every(found: Iterable[Value]) -> Iterator[Value]:
-    for value in found:
+def every(values: Iterable[Value]) -> Iterator[Value]:
+    for value in values:
         yield value
         yield from every(value.children)
 
@@ -363,8 +363,8 @@ def nested(path: str, value: Any) -> dict[str, Any]:
     """Return `value` at a path."""
     for key in reversed(path.split(".")):
         value = {key: value}
-    found: dict[str, Any] = value
-    return found
+    inner: dict[str, Any] = value
+    return inner
 
 
 @requirement("chart.refused")
@@ -428,18 +428,18 @@ def test_names_and_labels_are_strings_whatever_they_look_like(release: str) -> N
         assert [(path, text) for path, text in strings(document) if not isinstance(text, str)] == []
 
 
-def strings(found: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def strings(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield what Kubernetes wants as strings: names, keys of Secrets, labels, annotations, values of variables."""
-    if isinstance(found, dict):
-        for key, value in found.items():
-            wanted = path.endswith((".labels", ".annotations", ".matchLabels", ".nodeSelector", ".data", ".metadata"))
-            wanted = wanted or key in ("name", "value", "key", "path", "secretName", "account")
-            wanted = wanted or key.endswith(("ClassName", "AccountName"))
-            if wanted and not isinstance(value, dict | list):
+    if isinstance(node, dict):
+        for key, value in node.items():
+            is_name = path.endswith((".labels", ".annotations", ".matchLabels", ".nodeSelector", ".data", ".metadata"))
+            is_name = is_name or key in ("name", "value", "key", "path", "secretName", "account")
+            is_name = is_name or key.endswith(("ClassName", "AccountName"))
+            if is_name and not isinstance(value, dict | list):
                 yield f"{path}.{key}", value
             yield from strings(value, f"{path}.{key}")
-    if isinstance(found, list):
-        for item in found:
+    if isinstance(node, list):
+        for item in node:
             yield from strings(item, path)
 
 
@@ -472,14 +472,14 @@ def test_alerts_match_the_pods_of_this_release_however_long_its_name(length: int
 @requirement("chart.metrics")
 def test_two_releases_have_two_dashboards() -> None:
     values = {"monitoring": {"dashboard": True}}
-    found = [
+    parsed = [
         document["data"]
         for release in ("one", "two")
         for document in rendered(values, name=release)
         if document["metadata"]["name"].endswith("-dashboard")
     ]
-    assert len({file for data in found for file in data}) == 2
-    dashboards = [json.loads(text) for data in found for text in data.values()]
+    assert len({file for data in parsed for file in data}) == 2
+    dashboards = [json.loads(text) for data in parsed for text in data.values()]
     for key in ("uid", "title", "panels"):
         assert dashboards[0][key] != dashboards[1][key]
     assert all(len(dashboard["uid"]) <= 40 for dashboard in dashboards)
@@ -529,9 +529,9 @@ def test_the_job_gets_only_the_secrets_that_it_needs() -> None:
 @requirement("chart.refused")
 def test_no_manifest_contains_what_looks_like_a_key(values: dict[str, Any]) -> None:
     key = f"jina_{'0a' * 16}"
-    given = json.loads(json.dumps(values).replace("KEY", key))
+    with_key = json.loads(json.dumps(values).replace("KEY", key))
     with pytest.raises(helm_python.HelmError, match="looks like a") as refused:
-        objects_of(given)
+        objects_of(with_key)
     assert key not in str(refused.value)
 
 
@@ -561,7 +561,7 @@ CROSS = [
 
 
 @requirement("chart.refused")
-@each("config", [{section: {key: value}} for section, key, found in CROSS for value in found])
+@each("config", [{section: {key: value}} for section, key, refused in CROSS for value in refused])
 def test_the_chart_refuses_numbers_that_the_executor_refuses_and_no_others(config: dict[str, Any]) -> None:
     try:
         Settings.model_validate({**POSTGRES, **config})

@@ -42,9 +42,9 @@ def test_every_unusable_dependency_is_reported_at_once() -> None:
 @requirement("cli.check")
 def test_json_has_the_same_outcomes() -> None:
     result = CliRunner().invoke(app, ["check", "--json"], env={**UNREACHABLE, "JINA_API_KEY": None})
-    found = json.loads(result.stdout)
-    assert (result.exit_code, found["ok"], found["remarks"]) == (1, False, [])
-    assert [name for name, problem in found["checks"].items() if problem] == ["postgres", "nats", "JINA_API_KEY"]
+    output = json.loads(result.stdout)
+    assert (result.exit_code, output["ok"], output["remarks"]) == (1, False, [])
+    assert [name for name, problem in output["checks"].items() if problem] == ["postgres", "nats", "JINA_API_KEY"]
 
 
 @requirement("cli.check")
@@ -63,8 +63,8 @@ def test_invalid_settings_are_reported_without_connecting(variable: str, value: 
     assert (result.exit_code, result.stdout) == (2, "")
     as_json = CliRunner().invoke(app, ["check", "--json"], env=environment)
     assert (as_json.exit_code, as_json.stderr) == (2, "")
-    found = json.loads(as_json.stdout)
-    assert (found["ok"], f"openapi-tool: {found['checks']['settings']}\n") == (False, result.stderr)
+    output = json.loads(as_json.stdout)
+    assert (output["ok"], f"openapi-tool: {output['checks']['settings']}\n") == (False, result.stderr)
 
 
 DURABLE = "durable_that_is_checked"
@@ -104,9 +104,9 @@ async def test_usable_dependencies_are_described(environment: Mapping[str, str])
         f"nats: ok; without TLS; stream {STREAM}; durable {DURABLE}, 0 pending",
         "JINA_API_KEY: ok",
     ]
-    found = json.loads((await checked({**environment, "OPENAPI_TOOL__NATS__DURABLE": "new"}, "--json")).stdout)
-    assert found["ok"]
-    assert found["details"]["nats"][-1] == "durable new is created at the start"
+    output = json.loads((await checked({**environment, "OPENAPI_TOOL__NATS__DURABLE": "new"}, "--json")).stdout)
+    assert output["ok"]
+    assert output["details"]["nats"][-1] == "durable new is created at the start"
 
 
 @requirement("cli.check")
@@ -126,10 +126,10 @@ async def test_a_definition_whose_calls_would_fail_is_named(environment: Mapping
     result = await checked(environment, "--project", "proj_a", "--project", "proj_b")
     assert result.exit_code == 1
     assert "definitions of proj_b: ok; 1 definition" in result.stdout
-    says = "bad_search: options.jina.params.num: must be an integer from 1 to 20"
-    assert f"definitions of proj_a: {says}" in result.stdout
+    problem = "bad_search: options.jina.params.num: must be an integer from 1 to 20"
+    assert f"definitions of proj_a: {problem}" in result.stdout
     own = {"OPENAPI_TOOL__PROTOCOL__PROJECT": "proj_a"}
-    assert f"definitions of proj_a: {says}" in (await checked({**environment, **own})).stdout
+    assert f"definitions of proj_a: {problem}" in (await checked({**environment, **own})).stdout
 
 
 @requirement("cli.check")

@@ -57,15 +57,15 @@ def address(host: Host) -> object:
 
 def assert_read_alike(dsn: str) -> Dsn:
     """Check that the driver parses an accepted string alike; return it parsed."""
-    found = parse_dsn(dsn)
+    parsed = parse_dsn(dsn)
     with environment(PGUSER=USER, PGDATABASE=DATABASE):
         addresses, parameters = driver(dsn)
-    if found.hosts:
-        assert [address(host) for host in found.hosts] == addresses
-    assert parameters.user == (found.user or USER)
-    assert parameters.password == found.password
-    assert parameters.database == (DATABASE if found.database is None else found.database)
-    return found
+    if parsed.hosts:
+        assert [address(host) for host in parsed.hosts] == addresses
+    assert parameters.user == (parsed.user or USER)
+    assert parameters.password == parsed.password
+    assert parameters.database == (DATABASE if parsed.database is None else parsed.database)
+    return parsed
 
 
 # fmt: off
@@ -120,9 +120,9 @@ REFUSED = [
 @each("dsn", ACCEPTED)
 @requirement("settings.errors")
 def test_a_dsn_is_parsed_as_by_the_driver(dsn: str) -> None:
-    found = assert_read_alike(dsn)
-    assert not found.password or found.password in found.credentials
-    assert not any(secret in found.shown for secret in found.credentials if len(secret) > 1)
+    parsed = assert_read_alike(dsn)
+    assert not parsed.password or parsed.password in parsed.credentials
+    assert not any(secret in parsed.shown for secret in parsed.credentials if len(secret) > 1)
 
 
 @each("dsn", REFUSED)
@@ -145,14 +145,14 @@ def test_the_error_lists_the_characters_to_percent_encode() -> None:
 @requirement("settings.errors")
 def test_any_password_of_a_dsn_is_parsed_whole_or_refused(password: str) -> None:
     try:
-        found = assert_read_alike(f"postgresql://u:{password}@h/db")
+        parsed = assert_read_alike(f"postgresql://u:{password}@h/db")
     except ValueError:
         assert any(
             char in "/?#@[]" or not char.isprintable() or char.isspace() or not char.isascii() for char in password
         )
         return
-    assert (found.password or "") == unquote(password)
-    assert (found.user, found.hosts, found.database) == ("u", (("h", None),), "db")
+    assert (parsed.password or "") == unquote(password)
+    assert (parsed.user, parsed.hosts, parsed.database) == ("u", (("h", None),), "db")
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
@@ -175,9 +175,9 @@ def test_percent_encoded_parts_of_a_dsn_are_accepted(
     places = ",".join(name + (f":{port}" if port else "") for name, port in hosts)
     pairs = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items())
     encoded = [quote(text, safe="") for text in (user, password, database)]
-    found = assert_read_alike(f"postgresql://{encoded[0]}:{encoded[1]}@{places}/{encoded[2]}?{pairs}".rstrip("?"))
-    assert (found.user, found.password, found.database) == (user, password, database)
-    assert len(found.hosts) == len(hosts)
+    parsed = assert_read_alike(f"postgresql://{encoded[0]}:{encoded[1]}@{places}/{encoded[2]}?{pairs}".rstrip("?"))
+    assert (parsed.user, parsed.password, parsed.database) == (user, password, database)
+    assert len(parsed.hosts) == len(hosts)
 
 
 PIECES = [
@@ -275,9 +275,9 @@ def test_options_that_the_driver_refuses_are_reported(dsn: str, variables: dict[
     with environment(**variables):
         with pytest.raises((ValueError, OSError, IndexError)):
             driver(dsn)
-        found = problems(dsn)
-    assert [problem.startswith(f"{named}: ") for problem in found] == [True]
-    assert not any(value in problem for value in variables.values() for problem in found if len(value) > 3)
+        reported = problems(dsn)
+    assert [problem.startswith(f"{named}: ") for problem in reported] == [True]
+    assert not any(value in problem for value in variables.values() for problem in reported if len(value) > 3)
 
 
 @pytest.mark.parametrize(("dsn", "variables"), GOOD_ENVIRONMENT)
@@ -341,8 +341,8 @@ def test_an_unreadable_service_file_is_reported(tmp_path: Path, content: bytes) 
 def test_a_service_is_parsed_as_by_the_driver(tmp_path: Path) -> None:
     (tmp_path / ".pg_service.conf").write_text("[mine]\nsslmode=nonsense\nport=x\n")
     with environment():
-        found = list(DriverOptions(parse_dsn("postgresql:///db?service=mine"), os.environ, tmp_path).problems())
-    assert ["sslmode" in found[0], "port" in found[1]] == [True, True]
+        reported = list(DriverOptions(parse_dsn("postgresql:///db?service=mine"), os.environ, tmp_path).problems())
+    assert ["sslmode" in reported[0], "port" in reported[1]] == [True, True]
 
 
 # URLs of servers in the settings: read as the drivers read them, or refused without a trace of what they hold.
@@ -354,12 +354,12 @@ SCHEMES = ("nats", "tls", "http", "https")
 
 def assert_read_alike_urls(url: str) -> ServerUrl:
     """The standard library, which the drivers use, must read an accepted URL alike."""
-    found, parts = parse_url(url, SCHEMES), urlsplit(url)
-    assert found.scheme == parts.scheme
-    assert found.host.strip("[]").lower() == parts.hostname
-    assert (found.port, found.path, found.query) == (parts.port, parts.path, parts.query)
-    assert (found.user, found.password) == (parts.username, parts.password)
-    return found
+    parsed, parts = parse_url(url, SCHEMES), urlsplit(url)
+    assert parsed.scheme == parts.scheme
+    assert parsed.host.strip("[]").lower() == parts.hostname
+    assert (parsed.port, parsed.path, parsed.query) == (parts.port, parts.path, parts.query)
+    assert (parsed.user, parsed.password) == (parts.username, parts.password)
+    return parsed
 
 
 # fmt: off
@@ -385,8 +385,8 @@ REFUSED_URLS = [
 @each("url", ACCEPTED_URLS)
 @requirement("settings.errors")
 def test_a_url_is_parsed_as_by_the_drivers(url: str) -> None:
-    found = assert_read_alike_urls(url)
-    assert not any(secret in found.shown for secret in found.credentials if len(secret) > 1)
+    parsed = assert_read_alike_urls(url)
+    assert not any(secret in parsed.shown for secret in parsed.credentials if len(secret) > 1)
 
 
 @each("url", REFUSED_URLS)
@@ -402,10 +402,10 @@ def test_an_ambiguous_url_is_refused_and_not_shown(url: str) -> None:
 @requirement("settings.errors")
 def test_any_password_of_a_url_is_parsed_whole_or_refused(password: str) -> None:
     try:
-        found = assert_read_alike_urls(f"nats://u:{password}@h:4222")
+        parsed = assert_read_alike_urls(f"nats://u:{password}@h:4222")
     except ValueError:
         return
-    assert (found.user, found.password, found.host, found.port) == ("u", password, "h", 4222)
+    assert (parsed.user, parsed.password, parsed.host, parsed.port) == ("u", password, "h", 4222)
 
 
 PIECES_URLS = [
@@ -447,7 +447,7 @@ def test_the_repr_of_a_url_shows_no_password() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "url", "says"),
+    ("variable", "url", "expected"),
     [
         ("NATS_SERVERS", f"nats://u:{CANARY_URLS}/x@h:4222", "nats.user and nats.password"),
         ("NATS_SERVERS", f"nats://h:4222/{CANARY_URLS}", "must end with the host or its port"),
@@ -466,13 +466,13 @@ def test_the_repr_of_a_url_shows_no_password() -> None:
 )
 @requirement("settings.errors")
 def test_each_setting_names_the_remedy_for_a_wrong_url(
-    variable: str, url: str, says: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, url: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PG_DSN", "postgresql://h/db")
     monkeypatch.setenv(variable, url)
     with pytest.raises(SettingsError) as wrong:
         load_settings()
-    assert says in str(wrong.value)
+    assert expected in str(wrong.value)
     assert CANARY_URLS not in str(wrong.value)
 
 

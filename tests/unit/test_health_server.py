@@ -87,10 +87,10 @@ async def test_the_text_of_metrics_is_cached(port: int, monkeypatch: pytest.Monk
 
 @requirement("health")
 async def test_a_probe_is_answered_despite_many_half_sent_requests(port: int) -> None:
-    async with AsyncExitStack() as held:
+    async with AsyncExitStack() as exits:
         readers = []
         for _ in range(1_200):
-            reader, writer = await held.enter_async_context(connection(port))
+            reader, writer = await exits.enter_async_context(connection(port))
             writer.write(HALF)
             readers.append(reader)
         assert b'"live": true' in await response_to(port, PROBE)
@@ -111,9 +111,9 @@ async def test_open_connections_never_exceed_the_limit(port: int) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module._Connection, "connection_made", count)  # noqa: SLF001
-        async with AsyncExitStack() as held:
+        async with AsyncExitStack() as exits:
             for _ in range(3 * MAX_CONNECTIONS):
-                await held.enter_async_context(connection(port))
+                await exits.enter_async_context(connection(port))
             assert b'"live": true' in await response_to(port, PROBE)
             is_open = [transport for transport in taken if not transport.is_closing()]  # type: ignore[attr-defined]
             assert len(taken) == 3 * MAX_CONNECTIONS + 1

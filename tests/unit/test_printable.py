@@ -196,8 +196,8 @@ def test_results_of_apply_are_escaped(capsys: pytest.CaptureFixture[str]) -> Non
 
 @requirement("terminal.text")
 def test_problems_of_lint_are_escaped(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    found = tools_files.LocatedProblem(HOSTILE, 1, 2, Problem((HOSTILE,), HOSTILE))
-    monkeypatch.setattr("openapi_tool.cli.tools.lint_files", lambda *_, **__: [found])
+    located = tools_files.LocatedProblem(HOSTILE, 1, 2, Problem((HOSTILE,), HOSTILE))
+    monkeypatch.setattr("openapi_tool.cli.tools.lint_files", lambda *_, **__: [located])
     file = tmp_path / "x.yaml"
     file.write_text("")
     assert_text(printed("tools", "lint", str(file)))

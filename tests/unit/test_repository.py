@@ -64,11 +64,11 @@ def test_every_dependency_is_explained() -> None:
 @requirement("logs.call", "metrics")
 def test_every_action_and_metric_has_a_meaning_and_is_in_the_operations_page() -> None:
     page = operations.PAGE.read_text(encoding="utf-8")
-    found = operations.actions()
+    documented = operations.actions()
     source = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
-    assert set(re.findall(r'"action": "([a-z_.]+)"', source)) == found.keys()
-    assert operations.MEANINGS.keys() - found.keys() == set()
-    for name, (_, meaning) in found.items():
+    assert set(re.findall(r'"action": "([a-z_.]+)"', source)) == documented.keys()
+    assert operations.MEANINGS.keys() - documented.keys() == set()
+    for name, (_, meaning) in documented.items():
         assert len(meaning) > 10, name
         assert not re.search(r"%[.\d]*[a-z]|\w….$", meaning), name
         assert f"| `{name}` |" in page
@@ -207,9 +207,9 @@ def test_the_image_installs_only_what_the_lock_pins() -> None:
 
 @requirement("supply.locked")
 def test_every_package_of_the_lock_is_read() -> None:
-    found = list(packages())
-    assert [package.name for package in found] == re.findall(r"^([a-z0-9][\w.-]*)", LOCK.read_text(), re.MULTILINE)
-    assert sum(len(package.hashes) for package in found) == LOCK.read_text().count("--hash=sha256:")
+    listed = list(packages())
+    assert [package.name for package in listed] == re.findall(r"^([a-z0-9][\w.-]*)", LOCK.read_text(), re.MULTILINE)
+    assert sum(len(package.hashes) for package in listed) == LOCK.read_text().count("--hash=sha256:")
 
 
 @requirement("supply.locked")
@@ -251,7 +251,7 @@ def test_the_sbom_names_every_file_of_the_lock_and_nothing_of_the_machine() -> N
 
 
 @pytest.mark.parametrize(
-    ("found", "expected", "says"),
+    ("findings", "code", "message"),
     [
         ([looked_up("a"), looked_up("b")], CLEAN, "2 packages, nothing known"),
         ([looked_up("a"), looked_up("b", FOUND)], VULNERABLE, "b: PYSEC-1, fixed in 2.0"),
@@ -263,11 +263,11 @@ def test_the_sbom_names_every_file_of_the_lock_and_nothing_of_the_machine() -> N
 )
 @requirement("supply.locked")
 def test_an_audit_is_clean_only_if_every_package_was_looked_up(
-    found: list[dict[str, Any]], expected: int, says: str
+    findings: list[dict[str, Any]], code: int, message: str
 ) -> None:
-    code, text = verdict(found, {"a", "b"})
-    assert code == expected
-    assert says in text
+    exit_code, text = verdict(findings, {"a", "b"})
+    assert exit_code == code
+    assert message in text
 
 
 @pytest.mark.parametrize("output", ["", "Traceback", "[]", '{"dependencies": []}', "{}"])

@@ -447,7 +447,7 @@ def test_help_works_for_every_command_and_version_for_the_program(words: tuple[s
 
 @requirement("cli.help")
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "expected"),
     [
         (("tools", "export", "--format", "bogus"), "Invalid value for '--format': 'bogus' is not one of 'openai', "),
         (("usage", "--project", "p", "--by", "colour"), "Invalid value for '--by': 'colour' is not one of 'tool', "),
@@ -457,10 +457,10 @@ def test_help_works_for_every_command_and_version_for_the_program(words: tuple[s
         (("tools", "lint", "--version"), "put --version before the command: openapi-tool --version\n"),
     ],
 )
-def test_a_wrong_option_is_refused_in_plain_words(words: tuple[str, ...], says: str) -> None:
+def test_a_wrong_option_is_refused_in_plain_words(words: tuple[str, ...], expected: str) -> None:
     refused = CliRunner().invoke(app, words)
     assert refused.exit_code == 2
-    assert f"Error: {says}" in refused.stderr
+    assert f"Error: {expected}" in refused.stderr
 
 
 @requirement("cli.help")

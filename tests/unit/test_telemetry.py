@@ -434,14 +434,14 @@ def test_recent_warnings_are_grouped_by_action_masked_and_truncated(monkeypatch:
     warnings, now = RecentWarnings(), 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     warnings.install(REDACTOR)
-    ours = logging.getLogger("openapi_tool.somewhere")
+    logger = logging.getLogger("openapi_tool.somewhere")
     try:
-        ours.info("not shown", extra={"action": "quiet"})
-        ours.warning("shown by its present state", extra={"action": "health.changed"})
+        logger.info("not shown", extra={"action": "quiet"})
+        logger.warning("shown by its present state", extra={"action": "health.changed"})
         for number in range(3):
-            ours.warning("number %s of %s", number, SECRET, extra={"action": "loud", "project_id": "p"})
+            logger.warning("number %s of %s", number, SECRET, extra={"action": "loud", "project_id": "p"})
         now += 1
-        ours.error("x" * 1_000)
+        logger.error("x" * 1_000)
         unknown, loud = warnings.snapshot()
         assert (loud["action"], loud["count"], loud["ago_s"], loud["project_id"]) == ("loud", 3, 1.0, "p")
         assert loud["message"].startswith("number 2 of ")
@@ -449,10 +449,10 @@ def test_recent_warnings_are_grouped_by_action_masked_and_truncated(monkeypatch:
         assert (unknown["action"], len(unknown["message"])) == ("log", 300)
         now += 599.5
         assert [warning["action"] for warning in warnings.snapshot()] == ["log"], "ten minutes have passed"
-        ours.warning("again", extra={"action": "loud"})
+        logger.warning("again", extra={"action": "loud"})
         assert warnings.snapshot()[0]["count"] == 1
         for number in range(200):
-            ours.warning("many", extra={"action": f"many.{number}"})
+            logger.warning("many", extra={"action": f"many.{number}"})
         assert len(warnings.snapshot()) == 100
     finally:
         logging.getLogger("openapi_tool").removeHandler(warnings)
