@@ -142,7 +142,7 @@ def main() -> None:
         counts = runner.run(instructions(arguments.calls, settings))
     for name, count in Counter(counts["executor"]).most_common(arguments.lines):
         sys.stdout.write(f"{count / arguments.calls:8.0f}  {name}\n")
-    per_call = {kind: round(sum(each.values()) / arguments.calls) for kind, each in counts.items()}
+    per_call = {kind: round(sum(counters.values()) / arguments.calls) for kind, counters in counts.items()}
     ratio = round(per_call["executor"] / per_call["floor"], 3)
     sys.stdout.write(json.dumps({"instructions_per_call": per_call, "ratio": ratio}) + "\n")
 

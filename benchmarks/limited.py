@@ -64,7 +64,7 @@ async def clocks(world: World) -> Figures:
     """The clocks of the replicas are 5 s apart."""
     number = world.size.sharing
     shifts = [_CLOCKS_S * (at / max(1, number - 1) - 0.5) for at in range(number)]
-    return await _run(world, each=[{SHIFT_VARIABLE: str(shift)} for shift in shifts])
+    return await _run(world, per_replica=[{SHIFT_VARIABLE: str(shift)} for shift in shifts])
 
 
 async def plenty(world: World) -> Figures:
@@ -98,7 +98,7 @@ def _settings(world: World) -> dict[str, str]:
     }
 
 
-async def _run(world: World, act: Act | None = None, each: Sequence[Mapping[str, str]] = ()) -> Figures:
+async def _run(world: World, act: Act | None = None, per_replica: Sequence[Mapping[str, str]] = ()) -> Figures:
     """Return the counters of the double, and the shares of the replicas in the last 60 s.
 
     `could_have_been_served` is the part of the requests refused early that the limit would have allowed: all that it
@@ -107,7 +107,7 @@ async def _run(world: World, act: Act | None = None, each: Sequence[Mapping[str,
     size, changed_at = world.size, 0.0
     demand = Demand(int(_OVERLOAD * size.limit * size.seconds / MINUTE_S), _OVERLOAD * size.limit / MINUTE_S, _PROJECTS)
     async with (
-        world.serving(size.sharing, _settings(world), each) as replicas,
+        world.serving(size.sharing, _settings(world), per_replica) as replicas,
         Traffic.connect(world.harness.nats.url) as traffic,
     ):
         placed = await place(world.database, Ask(delay_ms=_DELAY_MS, projects=_PROJECTS), demand.count, "jina")

@@ -24,9 +24,9 @@ _MB = 1_000_000
 def cpu_seconds(pid: int) -> float:
     """Return user and system time of a process and its children, also ended ones."""
     process, spent = psutil.Process(pid), 0.0
-    for one in (process, *process.children(recursive=True)):
+    for child in (process, *process.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
-            times = one.cpu_times()
+            times = child.cpu_times()
             spent += times.user + times.system
     ended = process.cpu_times()
     return spent + ended.children_user + ended.children_system
@@ -40,7 +40,7 @@ def exact_cpu_seconds(pid: int) -> float:
 
 def resident_bytes(processes: Sequence[ExecutorProcess]) -> int:
     """Return the resident memory of the largest process."""
-    return max(int(psutil.Process(each.process.pid).memory_info().rss) for each in processes)
+    return max(int(psutil.Process(executor.process.pid).memory_info().rss) for executor in processes)
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ async def read(harness: Harness, kind: str, processes: Sequence[ExecutorProcess]
     """Read all counters."""
     cpu = {name: cpu_seconds(pid) for name, pid in harness.servers().items()}
     cpu["load"] = time.process_time()
-    cpu["subject"] = sum(exact_cpu_seconds(each.process.pid) for each in processes)
+    cpu["subject"] = sum(exact_cpu_seconds(executor.process.pid) for executor in processes)
     sent, received = await harness.messages(kind)
     upstream = await harness.upstream_counters()
     return Reading(cpu, sent, received, upstream["connections"], upstream["requests"], time.perf_counter())

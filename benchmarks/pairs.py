@@ -72,7 +72,7 @@ def environments_of(arguments: argparse.Namespace) -> dict[str, dict[str, str]]:
 
 def pairs_of(assignments: Sequence[str]) -> dict[str, str]:
     """Return the variables in `NAME=VALUE` assignments."""
-    return {name: value for name, _, value in (each.partition("=") for each in assignments)}
+    return {name: value for name, _, value in (assignment.partition("=") for assignment in assignments)}
 
 
 def main() -> None:

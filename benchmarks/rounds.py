@@ -38,8 +38,8 @@ class ScenarioResult:
     def medians(self, kind: str) -> Figures:
         """Return the median of every figure over all rounds; for the longest latency its maximum."""
         rounds = self.rounds.get(kind, [])
-        middle = {name: statistics.median(each[name] for each in rounds) for name in (rounds[0] if rounds else ())}
-        return middle | {_LONGEST: max(each[_LONGEST] for each in rounds)} if rounds else middle
+        middle = {name: statistics.median(figures[name] for figures in rounds) for name in next(iter(rounds), ())}
+        return middle | {_LONGEST: max(figures[_LONGEST] for figures in rounds)} if rounds else middle
 
     def ratios(self) -> Figures:
         """Return executor / floor: the median over rounds of the ratio within a round."""

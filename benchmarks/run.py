@@ -123,7 +123,7 @@ def main() -> None:
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         **more,
-        "scenarios": {each.scenario.name: as_json(each) for each in results},
+        "scenarios": {scenario.scenario.name: as_json(scenario) for scenario in results},
     }
     show(results, more)
     if not quick:

@@ -85,7 +85,7 @@ PROFILES: dict[Profile, tuple[Scenario, ...]] = {
     "quick": (replace(CPU, calls=400),),
     "standard": _STANDARD,
     "full": (
-        *(replace(each, calls=2_000) if each is SINGLE else each for each in _STANDARD),
+        *(replace(scenario, calls=2_000) if scenario is SINGLE else scenario for scenario in _STANDARD),
         WAITING,
         *REPLICAS,
         SHALLOW,

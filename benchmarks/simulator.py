@@ -205,8 +205,8 @@ def figures(scene: Scene) -> dict[str, Any]:
     modest = [project for project in range(scene.projects) if not scene.greedy(project)]
     served = [len(waits) for waits in simulation.waits]
     left = scene.capacity * scene.seconds - sum(scene.demand(project) * scene.seconds for project in modest)
-    each = left / sum(scene.weight(project) for project in greedy)
-    shares = sorted(served[project] / each / scene.weight(project) for project in greedy)
+    per_weight = left / sum(scene.weight(project) for project in greedy)
+    shares = sorted(served[project] / per_weight / scene.weight(project) for project in greedy)
     waits = sorted(wait for project in modest for wait in simulation.waits[project])
     expired = sum(simulation.expired[project] for project in modest)
     result = {

@@ -81,13 +81,13 @@ class World:
 
     @asynccontextmanager
     async def serving(
-        self, replicas: int, settings: Mapping[str, str], each: Sequence[Mapping[str, str]] = ()
+        self, replicas: int, settings: Mapping[str, str], per_replica: Sequence[Mapping[str, str]] = ()
     ) -> AsyncIterator[list[ExecutorProcess]]:
         """Start replicas on an empty world, with settings of all and of `each`; kill those in the list at the end."""
         await self.harness.clean(self.database)
         await furnish(self.database, self.size.projects)
-        own = [{**self.common, **settings, **one} for one in each or [{}] * replicas]
-        started = [self.harness.process("executor", one) for one in own]
+        own = [{**self.common, **settings, **own_settings} for own_settings in per_replica or [{}] * replicas]
+        started = [self.harness.process("executor", own_settings) for own_settings in own]
         try:
             await start_all(started)
             yield started
@@ -159,8 +159,8 @@ async def weighted(world: World) -> Figures:
 async def _shares(world: World, weights: Sequence[float], settings: Mapping[str, str]) -> Figures:
     """Return each project's answered calls relative to its share: the least, the most and the standard deviation."""
     [outcome] = await world.measure(world.too_much(len(weights)), settings=settings)
-    each = outcome.answered.total() / sum(weights)
-    shares = [outcome.answered[project_id(number)] / (each * weight) for number, weight in enumerate(weights)]
+    per_weight = outcome.answered.total() / sum(weights)
+    shares = [outcome.answered[project_id(number)] / (per_weight * weight) for number, weight in enumerate(weights)]
     return {
         "answered": outcome.answered.total(),
         "of_capacity": round(outcome.answered.total() / world.size.per_second / world.size.seconds, 3),
@@ -176,8 +176,8 @@ async def held(world: World) -> Figures:
     `heartbeats_share` is the CPU that holding them takes, as a share of one core; `lease_writes` are the changes of the
     lease bucket until all are answered.
     """
-    one = {f"{_PREFIX}EXECUTOR__CONCURRENCY": "1", f"{_PREFIX}EXECUTOR__DRAIN_TIMEOUT_S": "1"}
-    async with world.serving(1, one) as [first], Traffic.connect(world.harness.nats.url) as traffic:
+    settings = {f"{_PREFIX}EXECUTOR__CONCURRENCY": "1", f"{_PREFIX}EXECUTOR__DRAIN_TIMEOUT_S": "1"}
+    async with world.serving(1, settings) as [first], Traffic.connect(world.harness.nats.url) as traffic:
         blocker = await place(world.database, Ask(delay_ms=_BLOCKED_MS), 1, "jina")
         waiting = await place(world.database, Ask(delay_ms=_DELAY_MS), _MAX_HELD, "jina")
         await traffic.queue(blocker)

@@ -79,16 +79,16 @@ async def at_once(
     for _ in range(rounds):
         placed = [await place(database, scenario.ask, scenario.calls, kind, analyze=False) for kind in processes]
         await asyncio.sleep(QUIET_S)
-        before = {kind: exact_cpu_seconds(each.process.pid) for kind, each in processes.items()}
+        before = {kind: exact_cpu_seconds(process.process.pid) for kind, process in processes.items()}
         await load.closed(list(chain.from_iterable(zip(*placed, strict=True))), scenario.in_flight)
         await asyncio.sleep(QUIET_S)
         results.append(
             {
                 kind: {
-                    CPU_MS: (exact_cpu_seconds(each.process.pid) - before[kind]) * 1000 / scenario.calls,
-                    RSS_MB: resident_bytes([each]) / _MB,
+                    CPU_MS: (exact_cpu_seconds(process.process.pid) - before[kind]) * 1000 / scenario.calls,
+                    RSS_MB: resident_bytes([process]) / _MB,
                 }
-                for kind, each in processes.items()
+                for kind, process in processes.items()
             }
         )
     return results
@@ -96,18 +96,18 @@ async def at_once(
 
 def ratios(rounds: Sequence[Mapping[str, Figures]], kind: str, base: str, figure: str) -> list[float]:
     """Return a figure of each round, divided by that of `base` in the same round."""
-    return [each[kind][figure] / each[base][figure] for each in rounds]
+    return [figures[kind][figure] / figures[base][figure] for figures in rounds]
 
 
 def medians(rounds: Sequence[Mapping[str, Figures]], kind: str) -> Figures:
     """Return the median of each figure."""
-    return {name: round(statistics.median(each[kind][name] for each in rounds), 3) for name in rounds[0][kind]}
+    return {name: round(statistics.median(figures[kind][name] for figures in rounds), 3) for name in rounds[0][kind]}
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return an interval that holds the median with at least 95 %, whatever the distribution; all if there are few."""
     ordered, count = sorted(values), len(values)
-    beyond = [2 * sum(math.comb(count, each) for each in range(cut + 1)) / 2**count for cut in range(count // 2)]
+    beyond = [2 * sum(math.comb(count, below) for below in range(cut + 1)) / 2**count for cut in range(count // 2)]
     cut = max(0, sum(share <= 1 - CONFIDENCE for share in beyond) - 1)
     return ordered[cut], ordered[count - 1 - cut]
 

@@ -194,7 +194,7 @@ def snapshots(bootstrap: Bootstrap) -> Snapshots:
         "cache.max_bytes": settings.cache.max_bytes,
         "tools.max_timeout_s": settings.tools.max_timeout_s,
     }
-    durables = [one.durable.name for one in (bootstrap, *bootstrap.others)]
+    durables = [kernel.durable.name for kernel in (bootstrap, *bootstrap.others)]
     return Snapshots(INSTANCE, bootstrap.health, limits, durables)
 
 

@@ -34,9 +34,9 @@ def verdict(findings: Sequence[dict[str, Any]], names: set[str]) -> tuple[int, s
     """Return exit code and message; each of `names` must have been looked up."""
     known = {entry["name"]: entry["vulns"] for entry in findings if "vulns" in entry and "skip_reason" not in entry}
     lines = [
-        f"{name}: {one['id']}, fixed in {', '.join(one['fix_versions']) or 'no version yet'}"
+        f"{name}: {vulnerability['id']}, fixed in {', '.join(vulnerability['fix_versions']) or 'no version yet'}"
         for name, vulnerabilities in sorted(known.items())
-        for one in vulnerabilities
+        for vulnerability in vulnerabilities
     ]
     missing = names - known.keys()
     if missing:

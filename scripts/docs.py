@@ -53,9 +53,9 @@ def conformance() -> str:
         "a test of an unknown requirement.",
     ]
     source = ""
-    for one in sorted(REQUIREMENTS, key=lambda one: one.source):
-        if one.source != source:
-            source = one.source
+    for requirement in sorted(REQUIREMENTS, key=lambda requirement: requirement.source):
+        if requirement.source != source:
+            source = requirement.source
             lines += [
                 "",
                 f"## {source[0].upper()}{source[1:]}",
@@ -63,7 +63,8 @@ def conformance() -> str:
                 "| id | requirement | tests |",
                 "| --- | --- | --- |",
             ]
-        lines.append(f"| `{one.id}` | {one.text} | {', '.join(f'`{module}`' for module in sorted(modules[one.id]))} |")
+        tests = ", ".join(f"`{module}`" for module in sorted(modules[requirement.id]))
+        lines.append(f"| `{requirement.id}` | {requirement.text} | {tests} |")
     return "\n".join(lines) + "\n"
 
 

@@ -166,7 +166,7 @@ def main() -> int:
     if wrong:
         _print("\n".join([*wrong, "the list of mutations is wrong: tests/mutations.py\n"]))
         return 1
-    chosen = [one for one in MUTATIONS if arguments.only in f"{one.file} {one.test}"]
+    chosen = [mutation for mutation in MUTATIONS if arguments.only in f"{mutation.file} {mutation.test}"]
     if not chosen:
         _print(f"no mutation holds {arguments.only!r}\n")
         return 1

@@ -66,10 +66,10 @@ def _share(account: Mapping[str, Any]) -> float:
 
 def _table(accounts: Sequence[Mapping[str, Any]]) -> Rows:
     table = Rows(*_HEADS, title="budgets")
-    for one in accounts:
-        used = f"{_share(one):.0%}" + (" (last known)" if one.get("offline") else "")
-        amounts = (_left(one, "requests"), _left(one, "tokens"), used, one.get("renews_at") or "-")
-        table.add(*(one.get(name) for name in _ACCOUNT), *amounts)
+    for account in accounts:
+        used = f"{_share(account):.0%}" + (" (last known)" if account.get("offline") else "")
+        amounts = (_left(account, "requests"), _left(account, "tokens"), used, account.get("renews_at") or "-")
+        table.add(*(account.get(name) for name in _ACCOUNT), *amounts)
     return table
 
 

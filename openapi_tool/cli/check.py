@@ -76,15 +76,15 @@ def check(
         "settings": Outcome(),
         **asyncio.run(_outcomes(bootstrap, project or _own_project(bootstrap), upstream)),
     }
-    failed = any(one.problem for one in outcomes.values())
+    failed = any(outcome.problem for outcome in outcomes.values())
     remarks = [*bootstrap.settings.remarks, *ignored_variables(os.environ)]
     if as_json:
         _print_json(outcomes, remarks)
     else:
         for remark in remarks:
             print_status(f"openapi-tool: {remark}")
-        for name, one in outcomes.items():
-            print_line(f"{name}: {one}")
+        for name, outcome in outcomes.items():
+            print_line(f"{name}: {outcome}")
     if failed:
         raise typer.Exit(_FAILED)
 

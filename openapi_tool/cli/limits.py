@@ -59,27 +59,27 @@ def combined(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return one entry per key and endpoint: the highest value for shared figures, sums for those of one replica."""
     parts: dict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = {}
     for replica in replicas:
-        for one in replica.get("upstream_limits") or ():
-            key = str(one.get("variable")), str(one.get("endpoint"))
-            parts.setdefault(key, []).append((str(replica.get("instance")), one))
+        for limit in replica.get("upstream_limits") or ():
+            key = str(limit.get("variable")), str(limit.get("endpoint"))
+            parts.setdefault(key, []).append((str(replica.get("instance")), limit))
     return [_entry(key, parts[key]) for key in sorted(parts)]
 
 
 def _entry(key: tuple[str, str], parts: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
     waiting: Counter[str] = Counter()
-    for _, one in parts:
-        waiting.update(one.get("waiting_by_project") or {})
+    for _, part in parts:
+        waiting.update(part.get("waiting_by_project") or {})
     first = parts[0][1]
     return {
         "variable": key[0],
         "endpoint": key[1],
         **{name: first.get(name) for name in _LIMITS},
-        **{name: max(one.get(name) or 0 for _, one in parts) for name in ("used", "used_tokens", "paused_s")},
-        "running": sum(one.get("running") or 0 for _, one in parts),
-        "refused": sum(one.get("refused") or 0 for _, one in parts),
+        **{name: max(part.get(name) or 0 for _, part in parts) for name in ("used", "used_tokens", "paused_s")},
+        "running": sum(part.get("running") or 0 for _, part in parts),
+        "refused": sum(part.get("refused") or 0 for _, part in parts),
         "replicas": {
-            name: {"sent_per_minute": one.get("sent"), "at_hand": one.get("at_hand"), "offline": one.get("offline")}
-            for name, one in parts
+            name: {"sent_per_minute": part.get("sent"), "at_hand": part.get("at_hand"), "offline": part.get("offline")}
+            for name, part in parts
         },
         "waiting": dict(waiting.most_common()),
     }
@@ -88,11 +88,11 @@ def _entry(key: tuple[str, str], parts: Sequence[tuple[str, Mapping[str, Any]]])
 def blocked(replicas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the keys that the upstream refuses, each as reported by the replica that will retry it last."""
     keys: dict[str, dict[str, Any]] = {}
-    for one in sorted(
-        (one for replica in replicas for one in replica.get("upstream_keys") or ()),
-        key=lambda one: one.get("tried_again_s") or 0,
+    for entry in sorted(
+        (entry for replica in replicas for entry in replica.get("upstream_keys") or ()),
+        key=lambda entry: entry.get("tried_again_s") or 0,
     ):
-        keys[str(one.get("variable"))] = {name: one.get(name) for name in _KEY_FIELDS}
+        keys[str(entry.get("variable"))] = {name: entry.get(name) for name in _KEY_FIELDS}
     return [keys[variable] for variable in sorted(keys)]
 
 
@@ -102,20 +102,20 @@ def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     table = Rows(*_HEADS, title="limits")
     shares = Rows("key", "endpoint", "replica", "requests/min", "permits at hand", "without NATS")
     waiting = Rows("key", "endpoint", "project", "waiting")
-    for one in entries:
-        names = one["variable"], one["endpoint"]
-        limit = _limit(one["requests_per_minute"]) + (" (found by 429)" if one["found_by_429"] else "")
-        values = (one["used"], _limit(one["tokens_per_minute"]), one["used_tokens"], _limit(one["concurrent"]))
-        rest = (one["running"], one["paused_s"], sum(one["waiting"].values()))
+    for entry in entries:
+        names = entry["variable"], entry["endpoint"]
+        limit = _limit(entry["requests_per_minute"]) + (" (found by 429)" if entry["found_by_429"] else "")
+        values = (entry["used"], _limit(entry["tokens_per_minute"]), entry["used_tokens"], _limit(entry["concurrent"]))
+        rest = (entry["running"], entry["paused_s"], sum(entry["waiting"].values()))
         table.add(*names, limit, *values, *rest)
-        for name, part in one["replicas"].items():
+        for name, part in entry["replicas"].items():
             offline = "yes" if part["offline"] else ""
             shares.add(*names, name, part["sent_per_minute"], part["at_hand"], offline)
-        for project, calls in one["waiting"].items():
+        for project, calls in entry["waiting"].items():
             waiting.add(*names, project, calls)
     refused = Rows("key", "state", "status", "for s", "tried again in s", title="refused keys")
-    for one in keys:
-        refused.add(*(one[name] for name in _KEY_FIELDS))
+    for entry in keys:
+        refused.add(*(entry[name] for name in _KEY_FIELDS))
     return Group(*([refused] if keys else []), table, shares, waiting)
 
 

@@ -56,8 +56,8 @@ def lint(
         else:
             print_line(str(located))
     errors = sum(not located.problem.warning for located in problems)
-    found_all = (file_count(files), "file"), (errors, "error"), (len(problems) - errors, "warning")
-    print_status(", ".join(counted(*each) for each in found_all), quiet=as_json)
+    counts = (file_count(files), "file"), (errors, "error"), (len(problems) - errors, "warning")
+    print_status(", ".join(counted(*count) for count in counts), quiet=as_json)
     if errors or (strict and problems):
         raise typer.Exit(LINT_FAILED)
 

@@ -196,7 +196,7 @@ class Double:
     def _recording(self, content: RequestContent, rule: Rule) -> Recording:
         """Return the recording of the same request, else the rule's, else a fallback's."""
         recording = recorded_answers().get(content) or recorded_answers().get(content.without_time_limits())
-        named = (one.answer for one in (rule, *self._fallbacks) if one.answer and one.match in content.subject)
+        named = (each.answer for each in (rule, *self._fallbacks) if each.answer and each.match in content.subject)
         if recording is None and (name := next(named, None)):
             recording = load_recordings()[name]
         if recording is None:
@@ -237,7 +237,7 @@ async def _rules_in(request: web.Request) -> list[Rule]:
     try:
         rules = [Rule(**rule) for rule in await request.json()]
     except (TypeError, ValueError) as error:
-        known = ", ".join(one.name for one in fields(Rule) if one.name != "recent")
+        known = ", ".join(field.name for field in fields(Rule) if field.name != "recent")
         text = f"must be a JSON list of objects with these fields: {known} ({error})\n"
         raise web.HTTPBadRequest(text=text) from None
     unknown = [rule.answer for rule in rules if rule.answer is not None and rule.answer not in load_recordings()]

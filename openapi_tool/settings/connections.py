@@ -99,9 +99,9 @@ class NatsSettings(Section):
             raise ValueError(
                 "only one of user, token, credentials_file and nkey_seed_file may be set; unset the others"
             )
-        for one, other in (("user", "password"), ("cert_file", "key_file")):
-            if (getattr(self, one) is None) != (getattr(self, other) is None):
-                raise ValueError(f"{one} and {other} go together; set both, or neither")
+        for first, second in (("user", "password"), ("cert_file", "key_file")):
+            if (getattr(self, first) is None) != (getattr(self, second) is None):
+                raise ValueError(f"{first} and {second} go together; set both, or neither")
         return self
 
 

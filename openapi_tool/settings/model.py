@@ -237,7 +237,7 @@ class Settings(BaseSettings):
     def _kernels_differ(self) -> Settings:
         if self.dialects.v1r3 is not None and self.protocol.version == "v1r3":
             raise ValueError("dialects.v1r3 cannot be set beside protocol.version = v1r3; remove one of them")
-        if len({one.durable for one in self.kernels}) < len(self.kernels):
+        if len({kernel.durable for kernel in self.kernels}) < len(self.kernels):
             raise ValueError("dialects.v1r3.nats.durable must differ from nats.durable")
         return self
 
@@ -245,7 +245,7 @@ class Settings(BaseSettings):
     def _lower_max_lost_runs(self) -> Settings:
         """Lower max_lost_runs to what fits into a worker's wait: an early failure is better than none in time."""
         wait_s = self.executor.worker_timeout_s - self.executor.commit_margin_s
-        ack_wait_s = max(one.nats.ack_wait_s for one in self.kernels)
+        ack_wait_s = max(kernel.nats.ack_wait_s for kernel in self.kernels)
         fitting = max(1, math.ceil(wait_s / ack_wait_s) - 1)
         if fitting < self.executor.max_lost_runs:
             self._remarks.append(
@@ -341,7 +341,7 @@ class Settings(BaseSettings):
         return [
             *([("session.key", key.get_secret_value())] if key else []),
             *((name, part) for name, url in urls for part in parse_url(url, SCHEMES).credentials),
-            *(secret for one in self.kernels for secret in _connection_secrets(one.nats, one.postgres)),
+            *(secret for kernel in self.kernels for secret in _connection_secrets(kernel.nats, kernel.postgres)),
         ]
 
     def shown(self) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def secret_values(
         *((option.where, option.value) for options in driver_options for option in options.passwords()),
         *(
             secret
-            for one in settings.kernels
-            for secret in _of_files(one.nats.credentials_file, one.nats.nkey_seed_file)
+            for kernel in settings.kernels
+            for secret in _of_files(kernel.nats.credentials_file, kernel.nats.nkey_seed_file)
         ),
         *_collector_secrets(environment),
     ]

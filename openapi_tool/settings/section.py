@@ -51,7 +51,7 @@ class Section(BaseModel):
 
 def fields_of(kind: Any) -> Mapping[str, FieldInfo]:
     """Return the fields of a section by name, for a model (also an optional one) or a dataclass, else none."""
-    kind = next((one for one in get_args(kind) if hasattr(one, "model_fields")), kind)
+    kind = next((part for part in get_args(kind) if hasattr(part, "model_fields")), kind)
     is_dataclass = isinstance(kind, type) and dataclasses.is_dataclass(kind)
     return _fields_of_dataclass(kind) if is_dataclass else getattr(kind, "model_fields", {})
 

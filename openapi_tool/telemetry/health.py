@@ -127,7 +127,7 @@ class Health:
             for name, dependency in kernel.dependencies.items()
         }
         offset_s = None if self.clock_offset_s is None else round(self.clock_offset_s, 3)
-        limits = [{name: one[name] for name in one if name != "waiting_by_project"} for one in self.limits()]
+        limits = [{name: limit[name] for name in limit if name != "waiting_by_project"} for limit in self.limits()]
         outage = self.budget_outage()
         return {
             "ready": self.ready,

@@ -79,7 +79,7 @@ class RecentWarnings(logging.Handler):
         """Return the warnings of the last ten minutes, the newest first."""
         now = time.monotonic()
         recent = [(action, warned) for action, warned in list(self._warned.items()) if now - warned.at <= WINDOW_S]
-        newest = sorted(recent, key=lambda each: -each[1].at)
+        newest = sorted(recent, key=lambda item: -item[1].at)
         return [warned.as_dict(action, now, self._masked) for action, warned in newest]
 
 

@@ -344,7 +344,7 @@ def _sent(scene: Scene) -> dict[str, bytes]:
     heads = [line for head in scene.proxy.heads for line in head.splitlines()]
     return {
         "upstream urls": "\n".join(request.target for request in received).encode(),
-        "upstream": b"\n\n".join(each.elsewhere(keys, fields) for each in received if not each.silent),
+        "upstream": b"\n\n".join(request.elsewhere(keys, fields) for request in received if not request.silent),
         "proxy": b"\n".join(line for line in heads if not line.lower().startswith(b"proxy-authorization:")),
     }
 

@@ -81,7 +81,7 @@ class Fleet:
 
     async def stop(self) -> None:
         """Drain all executors, which report their use."""
-        codes = await asyncio.gather(*(asyncio.to_thread(one.stop) for one in self.executors))
+        codes = await asyncio.gather(*(asyncio.to_thread(executor.stop) for executor in self.executors))
         assert set(codes) == {0}
 
     async def log(self) -> list[dict[str, Any]]:
@@ -114,10 +114,10 @@ async def fleet(
     names = [f"budgets-{world.database[-6:]}-{number}" for number in range(REPLICAS)]
     executors = [stack.executor(name, world.database, settings, module="tests.chaos.fail_points") for name in names]
     try:
-        await asyncio.gather(*(asyncio.to_thread(one.start) for one in executors))
+        await asyncio.gather(*(asyncio.to_thread(executor.start) for executor in executors))
         yield Fleet(world, executors, points)
     finally:
-        await asyncio.gather(*(asyncio.to_thread(one.stop) for one in executors))
+        await asyncio.gather(*(asyncio.to_thread(executor.stop) for executor in executors))
     for executor in executors:
         assert "Traceback" not in executor.log_text(), executor.log_text()
 
@@ -210,7 +210,7 @@ async def test_usage_and_budgets_equal_the_doubles_count_while_executors_are_kil
     cards = [(await world.caller.read_answer(call)).card for call in placed]
     deaths = three.deaths()
     assert len(deaths) == len(POINTS)
-    missing = [one for number, card in enumerate(cards) for one in uncounted(number, card, log, deaths)]
+    missing = [request for number, card in enumerate(cards) for request in uncounted(number, card, log, deaths)]
     now = datetime.now(UTC)
     total, *_ = await usage(world.dsn, "v1r4", PROJECT, now - timedelta(hours=1), now, "tool.openapi", By.TOOL)
     counted = len(log) - len(missing), tokens(log) - tokens(missing)
@@ -233,15 +233,15 @@ def uncounted(
 ) -> Sequence[Mapping[str, Any]]:
     """Return the requests of a call that its result does not count; its executor was killed after each of them."""
     text = re.compile(rf"call{number}x")
-    sent = [one for one in log if text.search(urllib.parse.unquote(one["target"]) + one["body"])]
+    sent = [request for request in log if text.search(urllib.parse.unquote(request["target"]) + request["body"])]
     about = card["metadata"]["tool_output"]
     requests = (about if "usage" in about else card["content"]["result"])["usage"]["requests"]
     assert requests <= len(sent), card
     missing, counted = sent[: len(sent) - requests], sent[len(sent) - requests :]
     next_at = counted[0]["at"] if counted else card["created_at"].timestamp()
-    assert all(any(one["at"] - ARRIVAL_S <= death <= next_at for death in deaths) for one in missing), (
+    assert all(any(request["at"] - ARRIVAL_S <= death <= next_at for death in deaths) for request in missing), (
         requests,
-        [(one["at"], one["body"]) for one in sent],
+        [(request["at"], request["body"]) for request in sent],
         deaths,
     )
     return missing
@@ -249,8 +249,8 @@ def uncounted(
 
 def tokens(log: Iterable[Mapping[str, Any]]) -> int:
     """Return what the double charged for these requests."""
-    answered = [one for one in log if one.get("status") == 200 and one.get("whole")]
-    return sum(SEARCH_TOKENS if one["host"].startswith("s.") else PAGE_TOKENS for one in answered)
+    answered = [request for request in log if request.get("status") == 200 and request.get("whole")]
+    return sum(SEARCH_TOKENS if request["host"].startswith("s.") else PAGE_TOKENS for request in answered)
 
 
 @requirement("switches")
@@ -275,7 +275,7 @@ async def test_no_request_begins_two_seconds_after_a_tool_was_disabled(
         load.cancel()
         with suppress(asyncio.CancelledError):
             await load
-        begun = [one["at"] - disabled_at for one in await three.log()]
+        begun = [request["at"] - disabled_at for request in await three.log()]
         logs = [executor.log_text() for executor in three.executors]
     assert min(begun) < 0 < before
     assert max(begun) < 2

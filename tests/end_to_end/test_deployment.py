@@ -79,7 +79,7 @@ class Cluster:
 
     def pod(self, kind: str) -> Pod:
         objects = objects_of(self.values)
-        config_maps = {each["metadata"]["name"]: each["data"] for each in objects["ConfigMap"]}
+        config_maps = {config_map["metadata"]["name"]: config_map["data"] for config_map in objects["ConfigMap"]}
         (owner,) = objects[kind]
         template = owner if kind == "Pod" else owner["spec"]["template"]
         return Pod(self.stack, f"pod-{uuid.uuid4().hex[:8]}", template, self.secrets, config_maps)

@@ -143,13 +143,13 @@ def test_every_pod_satisfies_the_restricted_profile(feature: dict[str, Any]) -> 
 @requirement("chart.values")
 def test_every_path_is_in_a_mount(feature: dict[str, Any]) -> None:
     for spec in pod_specs(rendered(feature["values"])):
-        (each,) = spec["containers"]
+        (container,) = spec["containers"]
         volumes = {volume["name"]: volume for volume in spec["volumes"]}
         files = {"/etc/openapi-tool/config/openapi-tool.toml"}
-        for mount in each["volumeMounts"]:
+        for mount in container["volumeMounts"]:
             items = volumes[mount["name"]].get("secret", {}).get("items", [])
             files |= {f"{mount['mountPath']}/{item['path']}" for item in items}
-        named = {entry["value"] for entry in each["env"] if entry.get("value", "").startswith("/")}
+        named = {entry["value"] for entry in container["env"] if entry.get("value", "").startswith("/")}
         assert named <= files
 
 
