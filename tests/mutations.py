@@ -519,8 +519,8 @@ OPERATORS = (
     ),
     Mutation(
         "cli/inspect.py",
-        "    if found.dead_letters:\n",
-        "    if not found:\n",
+        "    if records.dead_letters:\n",
+        "    if not records:\n",
         "tests/wire/test_inspect.py::test_inspect_shows_the_reason_of_a_dead_letter",
     ),
     Mutation(
