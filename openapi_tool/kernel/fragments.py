@@ -14,7 +14,6 @@ from openapi_tool.protocol.cards import MAX_CONTENT_BYTES
 from openapi_tool.protocol.records import CardRecord, DefinitionRecord, EarlierResult, RequestEdgeRecord
 from openapi_tool.tools.bounds import MAX_ROW_BYTES
 
-_MAX_COMPRESSION = 256  # LZ4 reaches 255
 MAX_HEADER_BYTES = 64 * 1024
 """Limit in bytes of a turn's headers and of a card's metadata; NATS allows no more in headers."""
 
@@ -25,20 +24,49 @@ _MAX_STORED_BYTES = 256 * 1024  # of an earlier result, in its stored (compresse
 NEWEST_ROWS = 1_000
 """Limit of the rows that are searched where no index finds the one row: an agent's inbox, the results of a step."""
 
+_SMALL_BYTES, _MAX_UNCOUNTED_BYTES = 1_024, 16_384
+_MAX_DIGITS = 500  # a float has at most 324 decimal places
 _MAX_EDGES = 100  # of a call, of which the oldest is used; the kernel writes two
 
 
 def fits(column: str, max_bytes: int) -> str:
-    """Return the SQL condition that the text of a jsonb column has at most `max_bytes` bytes.
+    """Return the SQL condition that the text of a jsonb column has at most `max_bytes` bytes; null if it is not read.
 
-    The stored, possibly compressed size is known without unpacking the value, and decides most cases; only a value
-    between both bounds is converted to text. Every column is measured before it is read: 24 concurrent calls with
-    30 MB each took 1 GB of memory in the executor.
+    Every column is measured before it is read: 24 concurrent calls with 30 MB each took 1 GB of memory in the executor.
     """
+    text_fits = f"octet_length({column}::text) <= {max_bytes}"
     return (
-        f"case when pg_column_size({column}) <= {max_bytes // _MAX_COMPRESSION} then true "
-        f"else pg_column_size({column}) <= {max_bytes} and octet_length({column}::text) <= {max_bytes} end"
+        f"case when pg_column_size({column}) > {max_bytes} then false when {_is_small(column)} then {text_fits} "
+        f"when {_unpacked(column)} > {max_bytes} then false when {_has_large_number(column)} then null "
+        f"else {text_fits} end"
     )
+
+
+def _is_small(column: str) -> str:
+    """Return the SQL condition that a value becomes at most 13 MB of text, which PostgreSQL measures in 50 ms."""
+    return f"(pg_column_compression({column}) is null and pg_column_size({column}) <= {_SMALL_BYTES})"
+
+
+def _unpacked(column: str) -> str:
+    """Return the SQL of a jsonb value's size without compression, which may hide 250 times as much."""
+    return f"pg_column_size(jsonb_path_query_first({column}, 'strict $'))"
+
+
+def _has_large_number(column: str) -> str:
+    """Return the SQL condition that a number is too large to be read. 1e131071 takes 12 bytes, and 131 kB as text."""
+    large = f"@ >= 1e{_MAX_DIGITS} || @ <= -1e{_MAX_DIGITS}"
+    return f"""jsonb_path_exists({column}, 'strict $.** ? (@.type() == "number" && ({large}))')"""
+
+
+def _has_long_number(column: str) -> str:
+    """Return the SQL condition that a number is too large, or has too many of at most 16,383 decimal places.
+
+    Only the writer of a definition can choose them: the kernel writes floats. Places are counted by a subquery, in a
+    value with space for more than 22 MB of them.
+    """
+    numbers = f"""jsonb_path_query_array({column}, 'strict $.** ? (@.type() == "number")')"""
+    long = f"exists (select from jsonb_array_elements({numbers}) as n where scale(n::numeric) > {_MAX_DIGITS})"
+    return f"{_has_large_number(column)} or case when {_unpacked(column)} > {_MAX_UNCOUNTED_BYTES} then {long} end"
 
 
 _CALL_CARD = f"""
@@ -56,21 +84,23 @@ _CALL_CARD = f"""
 """  # noqa: S608 - constants only
 
 # A definition is measured in the same way, but by the sum of two columns. Uncompressed jsonb may be larger than its
-# text: by at most _JSONB_OVERHEAD for a definition within the bounds, so more is refused without unpacking.
-_JSONB_OVERHEAD = 65_536
+# text, by less than 64 kB for a definition within the bounds.
+_MAX_JSONB_BYTES = MAX_ROW_BYTES + 65_536
 _DEFINITION = f"""
     select
         tool_name, left(after_execution, 16) as after_execution, fits.fits,
         case when fits.fits then parameters end as parameters, case when fits.fits then options end as options,
-        case when fits.fits then jsonb_typeof(parameters) = 'object' and jsonb_typeof(options) = 'object' end as objects
+        fits.fits is not false and jsonb_typeof(parameters) = 'object' and jsonb_typeof(options) = 'object' as objects
     from resource.tools
     cross join lateral (
         select case
-            when stored.size <= {MAX_ROW_BYTES // _MAX_COMPRESSION} then true
-            when stored.size > {MAX_ROW_BYTES + _JSONB_OVERHEAD} then false
+            when pg_column_size(parameters) + pg_column_size(options) > {_MAX_JSONB_BYTES} then false
+            when not {_is_small("parameters")} and {_unpacked("parameters")} > {_MAX_JSONB_BYTES} then false
+            when not {_is_small("options")} and {_unpacked("options")} > {_MAX_JSONB_BYTES} then false
+            when not {_is_small("parameters")} and ({_has_long_number("parameters")}) then null
+            when not {_is_small("options")} and ({_has_long_number("options")}) then null
             else octet_length(parameters::text) + octet_length(options::text) <= {MAX_ROW_BYTES}
         end as fits
-        from (select pg_column_size(parameters) + pg_column_size(options) as size) as stored
     ) as fits
 """  # noqa: S608 - constants only
 

@@ -8,10 +8,10 @@ from typing import Any
 import asyncpg
 
 from openapi_tool.kernel.failures import translate_connection_errors, translate_statement_errors
+from openapi_tool.kernel.fragments import MAX_HEADER_BYTES, fits
 from openapi_tool.kernel.inspection import refuse_other_version
 from openapi_tool.kernel.statements import STATEMENTS
 
-_MAX_BYTES = 65_536  # of stored metadata whose attempts are read
 _TIMEOUT_S = 10.0
 
 _EDGES = """
@@ -24,7 +24,7 @@ _CARDS = f"""
 select card_id, metadata ->> 'type' as type, metadata ->> 'author_id' as author_id,
     metadata ->> 'function_name' as function_name, left(content ->> 'status', 32) as status,
     left(content #>> '{{error,code}}', 64) as error_code, left(content #>> '{{error,message}}', 500) as error_message,
-    case when pg_column_size(metadata) < {_MAX_BYTES} then (metadata #> '{{tool_output,attempts}}')::text end
+    case when {fits("metadata", MAX_HEADER_BYTES)} then (metadata #> '{{tool_output,attempts}}')::text end
         as attempts,
     created_at
 from cards

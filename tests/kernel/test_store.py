@@ -332,6 +332,56 @@ async def test_a_too_large_definition_is_not_read(caller: Caller, store: KernelS
             assert len(tool.after_execution or "") == 16
 
 
+LONG_NUMBERS = {
+    "large": ("1e131071", 400),
+    "negative": ("-1e131071", 400),
+    "many decimal places": ("1." + "0" * 16_383, 1_400),
+    "small": ("1e-16383", 1_400),
+    "few": ("1e131071", 50),
+}
+
+
+@requirement("definition.bounds", "answer.precheck")
+@pytest.mark.parametrize("name", LONG_NUMBERS)
+async def test_numbers_that_are_short_only_as_stored_are_not_read(
+    caller: Caller, store: KernelStore, name: str
+) -> None:
+    """2,000 times 1e131071 take 579 bytes as stored and 262 MB as text."""
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    command, (number, times) = command_of(call), LONG_NUMBERS[name]
+    await _save_earlier_result(caller, call)
+    for column in ("parameters", "options"):
+        await caller.add_tool(PROJECT, search_tool())
+        await _add_numbers(caller, f"resource.tools set {column} = {column}", number, times)
+        tool = (await store.load(command)).tool
+        assert tool is not None
+        assert (tool.parameters, tool.options) == (None, None)
+        assert (tool.oversized, tool.unreadable) == ((True, False) if name == "few" else (False, True))
+    for column in ("cards set content = content", "cards set metadata = metadata"):
+        await _add_numbers(caller, column, number, times)
+    await _add_numbers(caller, "state.agent_inbox set context_headers = context_headers", number, times)
+    records = await store.load(command)
+    assert records.card is not None
+    assert records.waiting_turn is not None
+    assert records.earlier is not None
+    assert (records.card.content, records.card.metadata, records.waiting_turn.context_headers) == (None, {}, {})
+    assert records.earlier.author_id is None
+
+
+@requirement("definition.bounds")
+async def test_every_float_of_a_definition_is_read(caller: Caller, store: KernelStore) -> None:
+    call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
+    await caller.add_tool(PROJECT, {**search_tool(), "options": {"floats": [5e-324, 1.7976931348623157e308, 0.1, -0]}})
+    tool = (await store.load(command_of(call))).tool
+    assert tool is not None
+    assert tool.options == {"floats": [5e-324, 1.7976931348623157e308, 0.1, 0]}
+
+
+async def _add_numbers(caller: Caller, update: str, number: str, times: int) -> None:
+    numbers = "select jsonb_agg($1::text::numeric) from generate_series(1, $2)"
+    await caller.database.execute(f"update {update} || jsonb_build_object('n', ({numbers}))", number, times)
+
+
 @requirement("answer.precheck")
 async def test_no_row_of_a_call_is_read_beyond_its_size_limit(caller: Caller, store: KernelStore) -> None:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
