@@ -12,11 +12,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from openapi_tool import __version__, process_memory
+from openapi_tool import __version__, process_resources
 from openapi_tool.assembly import Parts, Shared, assemble, open_shared, snapshots
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.jina.transport import Resolver
-from openapi_tool.open_files import raise_limit, shortage
+from openapi_tool.process_resources import raise_limit, shortage
 from openapi_tool.reload import Reloader
 from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import ignored_variables
@@ -66,7 +66,7 @@ async def _serve(
     stop, reload = _stop_on_signals(), _reload_on_signal()
     async with AsyncExitStack() as stack:
         await _serve_health(stack, bootstrap)
-        process_memory.give_large_memory_back()
+        process_resources.give_large_memory_back()
         shared = open_shared(stack, bootstrap, resolver)
         reloader = Reloader(bootstrap, read, environment, use_keys=shared.limits.limiter.keys.set_secrets)
         process = _Process(stop, stack, shared, reloader)
@@ -105,7 +105,7 @@ async def _serve_kernel(bootstrap: Bootstrap, process: _Process) -> None:
         return
     process.serving.append(parts)
     process.reloader.add(parts.runner)
-    process_memory.collect_garbage_rarely()
+    process_resources.collect_garbage_rarely()
     parts.consumer.start()
     log.info("serving", extra={"action": "service.started", "durable": bootstrap.durable.name})
     try:

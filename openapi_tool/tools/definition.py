@@ -138,7 +138,7 @@ def parse_definition(record: DefinitionRecord) -> ToolDefinition:
     if record.oversized:
         raise unusable(record.tool_name, [f"it is larger than {MAX_ROW_BYTES:,} bytes"])
     if record.unreadable:  # set by kernel/v1r4.py: valid JSON for PostgreSQL, but not for the parser here
-        raise unusable(record.tool_name, ["it is nested too deeply, or contains a number that is too large to parse"])
+        raise unusable(record.tool_name, ["it is nested too deeply, or contains a number that is too long to parse"])
     try:
         content = orjson.dumps([record.tool_name, record.after_execution, record.parameters, record.options])
     except TypeError:  # more than 254 levels or 64 bits; row_problems names the place and does not need the JSON

@@ -19,7 +19,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from openapi_tool.open_files import shortage
+from openapi_tool.process_resources import shortage
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry import health_server as module
 from openapi_tool.telemetry.calls import RECENT, CallFacts
@@ -209,7 +209,7 @@ LIMIT = """
 import logging
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 300))
-from openapi_tool.open_files import raise_limit
+from openapi_tool.process_resources import raise_limit
 print(raise_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 

@@ -1,12 +1,16 @@
-"""Limit of open files, and the demand of the settings."""
+"""What a process that serves for weeks takes of the system: open files and memory."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import resource
 
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.health_server import MAX_CONNECTIONS
 
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _LARGE_BYTES = -3, -1, 4 * 2**20  # mallopt(3)
 _RESERVE = 128
 """Descriptors for everything else: NATS, traces, DNS, files, pipes."""
 
@@ -37,3 +41,22 @@ def shortage(settings: Settings, limit: int) -> str | None:
         f"this process may open {limit} files and its settings may need {needed} ({demand}): "
         "raise the limit (ulimit -Hn) or lower egress.max_connections"
     )
+
+
+def give_large_memory_back() -> None:
+    """Make glibc allocate blocks of 4 MB and more with mmap, so that freeing returns them to the system.
+
+    By default glibc raises that threshold to the largest block ever freed, and responses of 10 MB then fragment the
+    heap. Other C libraries do not.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        library.mallopt(_M_TRIM_THRESHOLD, 4 * _LARGE_BYTES)
+
+
+def collect_garbage_rarely() -> None:
+    """Exclude long-lived objects from garbage collection and run it less often: calls create hardly any cycles."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
