@@ -7,7 +7,7 @@ and $8 are the tool's name as received and unmangled (tools/tool_names.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from openapi_tool.protocol.cards import MAX_CONTENT_BYTES
@@ -25,7 +25,7 @@ NEWEST_ROWS = 1_000
 """Limit of the rows that are searched where no index finds the one row: an agent's inbox, the results of a step."""
 
 _SMALL_BYTES, _MAX_UNCOUNTED_BYTES = 1_024, 16_384
-_MAX_DIGITS = 500  # a float has at most 324 decimal places
+_MAX_DIGITS, _LONG_DIGITS = 4_300, 500  # Python converts at most 4,300 digits
 _MAX_EDGES = 100  # of a call, of which the oldest is used; the kernel writes two
 
 
@@ -58,15 +58,19 @@ def _has_large_number(column: str) -> str:
     return f"""jsonb_path_exists({column}, 'strict $.** ? (@.type() == "number" && ({large}))')"""
 
 
-def _has_long_number(column: str) -> str:
-    """Return the SQL condition that a number is too large, or has too many of at most 16,383 decimal places.
+def _has_many_long_numbers(columns: Sequence[str], max_bytes: int) -> str:
+    """Return the SQL condition that numbers alone take more than `max_bytes` bytes of text.
 
-    Only the writer of a definition can choose them: the kernel writes floats. Places are counted by a subquery, in a
-    value with space for more than 22 MB of them.
+    They can have 16,383 decimal places, if the kernel did not write them: it writes floats. They are counted, by a
+    subquery, only in values with space for more than 28 MB of text.
     """
-    numbers = f"""jsonb_path_query_array({column}, 'strict $.** ? (@.type() == "number")')"""
-    long = f"exists (select from jsonb_array_elements({numbers}) as n where scale(n::numeric) > {_MAX_DIGITS})"
-    return f"{_has_large_number(column)} or case when {_unpacked(column)} > {_MAX_UNCOUNTED_BYTES} then {long} end"
+    numbers = " || ".join(
+        f"""jsonb_path_query_array({column}, 'strict $.** ? (@.type() == "number")')""" for column in columns
+    )
+    is_long = f"scale(n::numeric) >= {_LONG_DIGITS} or abs(n::numeric) >= 1e{_LONG_DIGITS}"
+    count = f"select count(*) from jsonb_array_elements({numbers}) as n where {is_long}"  # noqa: S608 - columns
+    unpacked = " + ".join(map(_unpacked, columns))
+    return f"case when {unpacked} > {_MAX_UNCOUNTED_BYTES} then ({count}) > {max_bytes // _LONG_DIGITS} end"
 
 
 _CALL_CARD = f"""
@@ -83,9 +87,8 @@ _CALL_CARD = f"""
     ) as measured
 """  # noqa: S608 - constants only
 
-# A definition is measured in the same way, but by the sum of two columns. Uncompressed jsonb may be larger than its
-# text, by less than 64 kB for a definition within the bounds.
-_MAX_JSONB_BYTES = MAX_ROW_BYTES + 65_536
+# A definition is measured in the same way, but by the sum of two columns. Uncompressed jsonb may be four times as large
+# as its text (12 bytes for "0, "); within the bounds of a definition it is larger by less than 64 kB.
 _DEFINITION = f"""
     select
         tool_name, left(after_execution, 16) as after_execution, fits.fits,
@@ -94,11 +97,12 @@ _DEFINITION = f"""
     from resource.tools
     cross join lateral (
         select case
-            when pg_column_size(parameters) + pg_column_size(options) > {_MAX_JSONB_BYTES} then false
-            when not {_is_small("parameters")} and {_unpacked("parameters")} > {_MAX_JSONB_BYTES} then false
-            when not {_is_small("options")} and {_unpacked("options")} > {_MAX_JSONB_BYTES} then false
-            when not {_is_small("parameters")} and ({_has_long_number("parameters")}) then null
-            when not {_is_small("options")} and ({_has_long_number("options")}) then null
+            when pg_column_size(parameters) + pg_column_size(options) > {MAX_ROW_BYTES + 65_536} then false
+            when not {_is_small("parameters")} and {_unpacked("parameters")} > {4 * MAX_ROW_BYTES} then false
+            when not {_is_small("options")} and {_unpacked("options")} > {4 * MAX_ROW_BYTES} then false
+            when not {_is_small("parameters")} and {_has_large_number("parameters")} then null
+            when not {_is_small("options")} and {_has_large_number("options")} then null
+            when {_has_many_long_numbers(("parameters", "options"), MAX_ROW_BYTES)} then false
             else octet_length(parameters::text) + octet_length(options::text) <= {MAX_ROW_BYTES}
         end as fits
     ) as fits

@@ -356,7 +356,7 @@ async def test_numbers_that_are_short_only_as_stored_are_not_read(
         tool = (await store.load(command)).tool
         assert tool is not None
         assert (tool.parameters, tool.options) == (None, None)
-        assert (tool.oversized, tool.unreadable) == ((True, False) if name == "few" else (False, True))
+        assert (tool.oversized, tool.unreadable) == ((False, True) if name in ("large", "negative") else (True, False))
     for column in ("cards set content = content", "cards set metadata = metadata"):
         await _add_numbers(caller, column, number, times)
     await _add_numbers(caller, "state.agent_inbox set context_headers = context_headers", number, times)
