@@ -21,7 +21,6 @@ from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.content import Masks, usage_of
 from openapi_tool.jina.endpoints import endpoint_of
 from openapi_tool.jina.failures import NOTHING_SECRET
-from openapi_tool.jina.meter import Meter
 from openapi_tool.jina.parameter_mapping import (
     ResolvedParameters,
     resolve_parameters,
@@ -43,7 +42,7 @@ from openapi_tool.telemetry.redact import Redactor, of_call
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.result import ToolOutput, Usage
+from openapi_tool.tools.result import Meter, ToolOutput, Usage
 
 _ONE_REQUEST = Usage(requests=1)
 _ADJUSTABLE = frozenset({"count", "max_tokens", "target_selector"})  # the model may give another value

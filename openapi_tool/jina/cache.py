@@ -14,7 +14,6 @@ from cachetools import TTLCache
 
 from openapi_tool.cooperative import SMALL, Steps, TimeSlicer
 from openapi_tool.jina.byte_semaphore import MemoryGrant, memory_of
-from openapi_tool.jina.meter import Meter
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.options import CacheOptions
 from openapi_tool.protocol.errors import ToolTimeout
@@ -23,7 +22,7 @@ from openapi_tool.telemetry import metrics
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition
-from openapi_tool.tools.result import NO_USAGE, Item, ToolOutput, items_chars, texts
+from openapi_tool.tools.result import NO_USAGE, Item, Meter, ToolOutput, items_chars, texts
 
 _ENTRY_OVERHEAD_BYTES = 600  # of an entry beside its response: key, links, dictionary slots
 _COMMIT_COPIES = 5  # of a text until it is committed: JSON, jsonb encoding, buffers of driver and transport

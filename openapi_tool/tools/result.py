@@ -35,6 +35,22 @@ class Usage:
 NO_USAGE = Usage()
 
 
+class Meter:
+    """Counts the usage of requests until a result takes it, so that each is reported in exactly one result."""
+
+    def __init__(self) -> None:
+        self.usage = NO_USAGE
+
+    def add(self, usage: Usage) -> None:
+        """Count more."""
+        self.usage += usage
+
+    def take(self) -> Usage:
+        """Return the count and reset it."""
+        taken, self.usage = self.usage, NO_USAGE
+        return taken
+
+
 class Item(NamedTuple):
     """One result or page of an output, or a remark of ours.
 

@@ -14,7 +14,6 @@ from pydantic import SecretStr
 
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, MemoryGrant
 from openapi_tool.jina.cache import ResponseCache, cache_key
-from openapi_tool.jina.meter import Meter
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.options import CacheOptions
 from openapi_tool.protocol.errors import ToolTimeout, UpstreamUnavailable
@@ -22,7 +21,7 @@ from openapi_tool.protocol.records import DefinitionRecord
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.definition import ToolDefinition, parse_definition
-from openapi_tool.tools.result import Item, ToolOutput, Usage
+from openapi_tool.tools.result import Item, Meter, ToolOutput, Usage
 from openapi_tool.tools.session import SessionScope
 from tests.requirements import requirement
 
