@@ -154,6 +154,7 @@ class CommandConsumer:
     async def stop(self, grace_s: float) -> None:
         """Stop fetching, hand back waiting commands, let calls finish for `grace_s` seconds, hand back the others.
 
+        Calls that wait for a permit and have sent nothing are handed back at once.
         If the heartbeat task dies, the grace period ends early: the server would redeliver calls that still run here.
         Raises BackgroundTaskEnded in that case, after everything is handed back.
         """
@@ -170,6 +171,7 @@ class CommandConsumer:
                 "grace_s": grace_s,
             },
         )
+        self._hand_back_unsent()
         await self._wait_for_calls(heartbeat, grace_s)
         handed_back, oldest_s = self.running, self._oldest_running_s()
         await self._cancel_all()
@@ -184,6 +186,12 @@ class CommandConsumer:
         with suppress(TimeoutError):
             async with asyncio.timeout(_HAND_BACK_TIMEOUT_S):
                 await self._intake.returns.flush()
+
+    def _hand_back_unsent(self) -> None:
+        unsent = self._slots.unsent()
+        for task, work in self._running.items():
+            if work.delivery.stream_sequence in unsent:
+                task.cancel()
 
     async def _wait_for_calls(self, heartbeat: asyncio.Task[None], grace_s: float) -> None:
         with suppress(TimeoutError):
@@ -236,7 +244,9 @@ class CommandConsumer:
                 await asyncio.sleep(_RETRY_S)
 
     def wake(self) -> None:
-        """Run or fetch commands after a change: a call ended, or the fetch mode changed."""
+        """Run or fetch commands after a change: a call ended or parked, or the fetch mode changed."""
+        if self._draining:
+            self._hand_back_unsent()
         self._run_next()
         if self._pull is not None:
             self._pull.wake()

@@ -29,6 +29,8 @@ class Slots:
         self._in_use: Counter[str] = Counter()  # slots of each project
         self._released: set[int] = set()
         self._parked: set[int] = set()
+        self._waiting: set[int] = set()  # parked, or too many are
+        self._sent: set[int] = set()
         self._requests: dict[int, int] = {}
         self.wake: Callable[[], None] = lambda: None
 
@@ -67,13 +69,25 @@ class Slots:
         """Return the slot of a running call."""
         return CallSlot(self, sequence)
 
+    def unsent(self) -> set[int]:
+        """Return the calls that wait for a permit and have sent no request yet."""
+        return self._waiting - self._sent
+
+    def sending(self, sequence: int) -> None:
+        """Note that a running call sends a request."""
+        self._sent.add(sequence)
+
     def park(self, sequence: int) -> None:
         """Take the slot from a running call until it resumes."""
+        self._waiting.add(sequence)
         if len(self._parked) < self._max_parked:
             self._give_up_slot(sequence, self._parked)
+        else:
+            self.wake()  # a drain hands it back
 
     def resume(self, sequence: int) -> None:
         """Give a parked call its slot back at once, even if none is free; then no command begins until one is."""
+        self._waiting.discard(sequence)
         if sequence in self._parked:
             self._parked.discard(sequence)
             self._in_use[self._projects[sequence]] += 1
@@ -81,6 +95,7 @@ class Slots:
     def ended(self, sequence: int) -> int:
         """Forget a call; return its number of upstream requests."""
         self.resume(sequence)
+        self._sent.discard(sequence)
         project = self._projects.pop(sequence)
         if sequence in self._released:
             self._released.discard(sequence)
@@ -121,3 +136,7 @@ class CallSlot:
         self._waiting -= 1
         if not self._waiting:
             self._slots.resume(self._sequence)
+
+    def sending(self) -> None:
+        """Note that the call sends a request."""
+        self._slots.sending(self._sequence)

@@ -217,6 +217,7 @@ class JinaBackend:
             )
             attempt = Attempt(time.monotonic(), sent.method, sent.host, meter.usage.requests)
             grant.record_attempt(attempt)
+            need.slot.sending()
             meter.add(_ONE_REQUEST)
             requests.inc()
             try:

@@ -20,6 +20,9 @@ class Slot(Protocol):
     def resume(self) -> None:
         """Take a slot again."""
 
+    def sending(self) -> None:
+        """Note that the call sends a request: from now on a drain waits for it."""
+
 
 class NoSlot:
     """Slot of a call that has none."""
@@ -28,6 +31,9 @@ class NoSlot:
         """Do nothing."""
 
     def resume(self) -> None:
+        """Do nothing."""
+
+    def sending(self) -> None:
         """Do nothing."""
 
 

@@ -263,6 +263,31 @@ def test_waiting_commands_are_handed_back_while_calls_cannot_be_finished(run: Ru
     run(check())
 
 
+@requirement("run.stop", "limits.waiting")
+def test_drain_hands_back_calls_that_wait_for_their_first_permit(run: Run) -> None:
+    async def check() -> None:
+        scene, handling = scene_with(concurrency=3)
+        slots = scene.consumer._slots  # noqa: SLF001 - the requests of the calls, which nothing sends here
+        for number in (1, 2, 3):
+            scene.offer(scene.bus.message(number))
+        await turns(5)
+        slots.of(1).park()
+        slots.of(2).sending()
+        slots.of(2).park()
+        drain = asyncio.create_task(scene.consumer.stop(60))
+        await turns(50)
+        assert len(naks(scene)) == 1
+        slots.of(3).park()
+        await turns(50)
+        assert len(naks(scene)) == 2
+        assert not drain.done()
+        handling.go.set()
+        await drain
+        assert len(naks(scene)) == 2
+
+    run(check())
+
+
 @requirement("run.stop")
 def test_drain_hands_back_waiting_commands_at_once_and_lets_calls_finish(run: Run) -> None:
     async def check() -> None:

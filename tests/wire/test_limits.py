@@ -122,6 +122,21 @@ async def test_a_drain_gives_unused_permits_back(idle_world: World) -> None:
     assert sum(one.requests for one in record.replicas.values()) == 0
 
 
+@requirement("run.stop", "limits.waiting")
+async def test_a_drain_hands_back_calls_that_wait_for_permits(idle_world: World) -> None:
+    world = idle_world
+    world.stack.upstream.rules({"delay_s": 1.0, "answer": "s-post-json"})
+    calls = [await world.place() for _ in range(4)]
+    async with world.executor(grace_s=20, limits={"search_concurrent": 1}):
+        for call in calls:
+            await world.caller.publish(call)
+        await asyncio.to_thread(world.stack.upstream.requests, 1)
+    assert len(await upstream(world)) == 1, "those that wait for a permit would have sent theirs before the end"
+    async with executors(world, 1):
+        await world.settled(_DEADLINE_S)
+    assert errors([await world.caller.read_answer(call) for call in calls]) == []
+
+
 async def stored(world: World) -> Record:
     _, value = await RecordStore(world.caller.client, 1, LIMITS).read(RECORD)
     return ledger.decode(value)

@@ -124,7 +124,7 @@ class World:
                 await asyncio.sleep(0.005)
 
     @asynccontextmanager
-    async def executor(self, **sections: Any) -> AsyncIterator[CommandConsumer]:
+    async def executor(self, *, grace_s: float = 1.0, **sections: Any) -> AsyncIterator[CommandConsumer]:
         """Run the parts of `serve` in this event loop; `sections` replaces sections of the settings."""
         settings = Settings(
             **{
@@ -150,7 +150,7 @@ class World:
             parts = self.parts = await assemble(stack, bootstrap, open_shared(stack, bootstrap, resolver))
             parts.consumer.start()
             yield parts.consumer
-            await parts.consumer.stop(1.0)
+            await parts.consumer.stop(grace_s)
 
 
 def _all_settled(info: ConsumerInfo, last_sequence: int) -> bool:
