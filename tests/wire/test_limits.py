@@ -123,11 +123,14 @@ async def test_a_drain_gives_unused_permits_back(idle_world: World) -> None:
 
 
 @requirement("run.stop", "limits.waiting")
-async def test_a_drain_hands_back_calls_that_wait_for_permits(idle_world: World) -> None:
+async def test_a_drain_hands_back_calls_that_wait_for_permits(
+    idle_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = idle_world
+    monkeypatch.setattr(world, "grace_s", 20.0)
     world.stack.upstream.rules({"delay_s": 1.0, "answer": "s-post-json"})
     calls = [await world.place() for _ in range(4)]
-    async with world.executor(grace_s=20, limits={"search_concurrent": 1}):
+    async with world.executor(limits={"search_concurrent": 1}):
         for call in calls:
             await world.caller.publish(call)
         await asyncio.to_thread(world.stack.upstream.requests, 1)

@@ -52,7 +52,10 @@ class Outcome:
 
 @dataclass(slots=True, repr=False)
 class World:
-    """The kernel's side, the double, and all doorbells and advisories; `parts` are those of the last executor."""
+    """The kernel's side, the double, and all doorbells and advisories; `parts` are those of the last executor.
+
+    A drain waits for `grace_s`.
+    """
 
     stack: EmbeddedStack
     caller: Caller
@@ -60,6 +63,7 @@ class World:
     doorbells: list[Msg] = field(default_factory=list)
     advisories: list[dict[str, Any]] = field(default_factory=list)
     parts: Parts | None = None
+    grace_s: float = 1.0
 
     @property
     def dsn(self) -> str:
@@ -124,7 +128,7 @@ class World:
                 await asyncio.sleep(0.005)
 
     @asynccontextmanager
-    async def executor(self, *, grace_s: float = 1.0, **sections: Any) -> AsyncIterator[CommandConsumer]:
+    async def executor(self, **sections: Any) -> AsyncIterator[CommandConsumer]:
         """Run the parts of `serve` in this event loop; `sections` replaces sections of the settings."""
         settings = Settings(
             **{
@@ -150,7 +154,7 @@ class World:
             parts = self.parts = await assemble(stack, bootstrap, open_shared(stack, bootstrap, resolver))
             parts.consumer.start()
             yield parts.consumer
-            await parts.consumer.stop(grace_s)
+            await parts.consumer.stop(self.grace_s)
 
 
 def _all_settled(info: ConsumerInfo, last_sequence: int) -> bool:
