@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ STOP_S = 10.0
 _POLL_S = 0.01
 _LOG_TAIL_CHARS = 2000
 _PORTS: Sequence[int] = range(20_000, 32_768)
-_PORTS_TO_TRY = 100
+_PORTS_TO_TRY = 200
+_returned_ports: deque[int] = deque(maxlen=1_000)
+_random = random.SystemRandom()  # forked processes choose differently
 
 
 class ServerFailed(Exception):
@@ -116,12 +119,15 @@ class ServerProcess:
 def free_port() -> int:
     """Return a loopback port that is free now; another process may take it before it is used.
 
-    It is below the ports that systems give to outgoing connections, any of which could take it. Raises OSError.
+    It is below the ports that systems give to outgoing connections, any of which could take it, and is not returned
+    again soon: the caller may use it later. Raises OSError.
     """
-    for port in random.sample(_PORTS, _PORTS_TO_TRY):
+    for port in _random.choices(_PORTS, k=_PORTS_TO_TRY):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
+            if port not in _returned_ports:
+                _returned_ports.append(port)
+                return port
     raise OSError(errno.EADDRINUSE, "no free port found")
 
 
