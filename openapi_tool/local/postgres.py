@@ -29,10 +29,7 @@ _SETTINGS = {
 }
 _INITDB_OPTIONS = (
     *("-A", "scram-sha-256", "--no-sync", "--no-instructions", "-E", "UTF8", "--locale=C"),
-    *(
-        "-c",
-        "scram_iterations=1",
-    ),  # more slow down guessing, which random passwords do not need, and each login by 10 ms
+    *("-c", "scram_iterations=1"),  # more would slow down guesses, useless here, and each login by 10 ms
 )
 _NOBODY = 65534  # conventional id of the user nobody
 _PORTS_TO_TRY = 3

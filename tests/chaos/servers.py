@@ -142,7 +142,7 @@ class Standby(PostgresServer):
         self._primary = primary
         self._password = str(urlsplit(primary.dsn()).password)
 
-    def _fill(self, data: Path, password: Path) -> None:
+    def _initialize(self, data: Path, password: Path) -> None:
         del password
         options = ["--write-recovery-conf", "--wal-method=stream", "--checkpoint=fast", "--no-sync"]
         self._run([self._bin / "pg_basebackup", "-d", self._primary.dsn(), "-D", data, *options])
