@@ -69,7 +69,7 @@ async def test_two_kernels_in_one_process_lose_nothing_of_either() -> None:
 @requirement("chaos.nothing_lost", "limits.window")
 async def test_under_a_limit_and_a_flood_nothing_is_lost_and_the_limit_holds() -> None:
     options = Options(
-        calls=120, per_second=12, replicas=2, every_s=(0.1, 0.3), kinds=("kill", "drain_full"), profile="limits",
+        calls=120, per_second=12, replicas=2, every_s=(3.0, 4.0), kinds=("kill", "drain_full"), profile="limits",
         hit_all_within_s=60,
     )  # fmt: skip
     with EmbeddedStack() as stack:
