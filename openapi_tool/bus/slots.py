@@ -74,11 +74,17 @@ class Slots:
         return self._waiting - self._sent
 
     def sending(self, sequence: int) -> None:
-        """Note that a running call sends a request."""
-        self._sent.add(sequence)
+        """Note that a call sends a request; one that has ended is left out, as in `park`."""
+        if sequence in self._projects:
+            self._sent.add(sequence)
 
     def park(self, sequence: int) -> None:
-        """Take the slot from a running call until it resumes."""
+        """Take the slot from a running call until it resumes.
+
+        A shared request may outlive the call that started it: a call that has ended has no slot to give up.
+        """
+        if sequence not in self._projects:
+            return
         self._waiting.add(sequence)
         if len(self._parked) < self._max_parked:
             self._give_up_slot(sequence, self._parked)

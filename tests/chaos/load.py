@@ -118,7 +118,7 @@ class Load:
         await self.send(query, "call", SLOW_S if slow else QUICK_S)
 
     async def flood(self, calls: int) -> None:
-        """Place so many calls of another project, as fast as rows can be saved."""
+        """Place this number of calls of another project, as fast as rows can be saved."""
         for _ in range(calls):
             await self.send(f"quick flood {next(self._numbers)}", "flood", QUICK_S, project=FLOODER)
 
