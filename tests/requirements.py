@@ -107,6 +107,7 @@ REQUIREMENTS = (
     Requirement("fuzz.corpora", "design", "No input found by fuzzing causes an unexpected error or takes a second."),
     Requirement("run.concurrency", "design", "Calls run concurrently up to the limit, without waiting for a batch to fill."),
     Requirement("intake", "design", "Slots are shared fairly by project, then by agent: a backlog delays only its own project."),
+    Requirement("intake.lease", "design", "A command that no replica has run needs no lease; one that was run needs one."),
     Requirement("intake.full", "design", "A backlog larger than max_ack_pending does not stop the delivery of commands behind it."),
     Requirement("fair.weights", "design", "Projects share slots and held commands by weight, charged with their upstream requests; an idle share goes to others."),
     Requirement("fair.projects", "design", "Database connections and TLS handshakes are shared fairly by project: none waits behind another's queue."),

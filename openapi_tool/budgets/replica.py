@@ -14,7 +14,7 @@ import orjson
 
 from openapi_tool.budgets.allowance import Allowance
 from openapi_tool.budgets.ledger import NOTHING, Amount, amount
-from openapi_tool.limits.store import Store
+from openapi_tool.limits.permits import Store
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.shielding import in_background
 from openapi_tool.telemetry import metrics

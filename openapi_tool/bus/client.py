@@ -105,6 +105,7 @@ class BusClient(Client):
         self._setting = setting
         self._on_trouble = on_trouble
         self._error_log_backoff = LogBackoff()
+        self._denial_log_backoff = LogBackoff()
         self.reported_error: Exception | None = None
         self._login = LoginRefusal()
         self._domain = domain
@@ -200,7 +201,9 @@ class BusClient(Client):
             return
         kind, subject = denied.groups()
         subject = self._fail_requests(subject) if kind == "publish" else self._fail_all_requests(subject)
-        log.error("NATS: %s", Denied(subject, self._listed_by), extra={"action": "nats.denied", "subject": subject})
+        refusal = Denied(subject, self._listed_by)
+        if self._denial_log_backoff.should_log(subject, time.monotonic()):
+            log.error("NATS: %s", refusal, extra={"action": "nats.denied", "subject": subject})
 
     def _back_off(self) -> None:
         """Double the wait before the next attempt to connect for the first time."""

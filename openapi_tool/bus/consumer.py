@@ -234,6 +234,7 @@ class CommandConsumer:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._pull.run())
                     group.create_task(self._look_ahead.run())
+                    group.create_task(self._intake.returns.follow(self._client, durable.stream, durable.name))
             except* (ConsumerGone, nats.errors.Error, OSError) as errors:
                 error = errors.exceptions[0]
                 self.durable_error = str(error)

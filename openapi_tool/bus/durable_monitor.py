@@ -1,4 +1,4 @@
-"""Check connection and durable once a second, and restore settings of the durable."""
+"""Check connection and durable once a second, restore the durable's settings, and adapt its limit to a backlog."""
 
 from __future__ import annotations
 
@@ -6,16 +6,24 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import nats.errors
 
 from openapi_tool.bus.ack_floor import AckFloor, save_ack_floor
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.durable_capacity import DurableCapacity
 from openapi_tool.bus.durable_state import DurableMissing, DurableState, NotAnswered, observe
 from openapi_tool.bus.server_clock import ServerClock
-from openapi_tool.bus.streams import UNLIMITED, Durable, DurableOptions, reset_durable, restore_settings
+from openapi_tool.bus.streams import (
+    UNLIMITED,
+    Durable,
+    DurableOptions,
+    change_max_ack_pending,
+    reset_durable,
+    restore_settings,
+)
+from openapi_tool.options import MAX_ACK_PENDING
 from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.health import CONSUMER, NATS, Health
 
@@ -31,6 +39,7 @@ _FAILURES_BEFORE_RECONNECT = 3
 _MAX_SILENCE_S = 15.0
 _RESTORE_RETRY_S = 60.0  # until the next attempt to restore settings that are still wrong
 _SAVE_FLOOR_INTERVAL_S = 10.0
+_WARN_FULL_EVERY_S = 60.0
 
 
 class Consumer(Protocol):
@@ -232,3 +241,55 @@ def _export(state: DurableState, version: str) -> None:
 
 def _settings(state: DurableState) -> tuple[object, ...]:
     return state.filters, state.max_deliver, state.ack_wait_s, state.max_ack_pending
+
+
+class DurableCapacity:
+    """Adapts the durable's `max_ack_pending` to the backlog: at least `minimum`, at most MAX_ACK_PENDING.
+
+    Commands that were handed back with a delay count as unacknowledged. Once they reach the limit, the server delivers
+    no further command, so a backlog of one project would block those of all others behind it (ADR 6).
+    """
+
+    def __init__(self, client: BusClient, minimum: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._minimum = minimum
+        self._clock = clock
+        self._warned_at = -math.inf
+
+    async def adapt(self, durable: Durable, state: DurableState) -> None:
+        """Raise the limit to twice the backlog if it is reached; lower it to `minimum` once the backlog is gone."""
+        backlog = state.ack_pending + state.pending
+        full = state.pending > 0 and 0 < state.max_ack_pending <= state.ack_pending
+        if full:
+            raised = min(2 * backlog, MAX_ACK_PENDING)
+            if raised <= state.max_ack_pending or not await self._change(durable, state, raised):
+                self._warn(state)
+        elif state.max_ack_pending > self._minimum >= 2 * backlog:
+            await self._change(durable, state, self._minimum)
+
+    async def _change(self, durable: Durable, state: DurableState, limit: int) -> bool:
+        try:
+            await change_max_ack_pending(self._client, durable, limit)
+        except (nats.errors.Error, OSError) as error:
+            log.warning(
+                "cannot change the durable's max_ack_pending: %s", error, extra={"action": "durable.capacity_refused"}
+            )
+            return False
+        log.info(
+            "changed the durable's max_ack_pending to fit the backlog",
+            extra={"action": "durable.capacity", "before": state.max_ack_pending, "max_ack_pending": limit}
+            | {"pending": state.pending, "unacknowledged": state.ack_pending},
+        )
+        return True
+
+    def _warn(self, state: DurableState) -> None:
+        """Log once a minute that the limit is reached: nothing else would show that delivery has stopped."""
+        if self._clock() - self._warned_at < _WARN_FULL_EVERY_S:
+            return
+        self._warned_at = self._clock()
+        log.warning(
+            "%s commands wait or were handed back, the maximum of the durable, and it cannot be raised: commands of "
+            "other projects behind them are not delivered",
+            state.ack_pending,
+            extra={"action": "durable.full", "pending": state.pending, "max_ack_pending": state.max_ack_pending},
+        )

@@ -10,6 +10,7 @@ from openapi_tool.bus import (
     dead_letters,
     leases,
     parked_results,
+    returns,
     session_key_store,
     stats,
     switch_store,
@@ -61,6 +62,7 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
     so it is not stored in NATS.
     """
     stream = stream or command_stream(options.version)[0]
+    notices = returns.notice_subject(stream, options.name)
     return Permissions(
         (
             f"{_API}.STREAM.NAMES",
@@ -75,6 +77,7 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
             dead_letters.SUBJECT,
             dead_letters.SUBJECTS,
             stats.ANSWERS,
+            notices,
             *_created_stream(dead_letters.STREAM),
             *_bucket(leases.BUCKET, leases.KEYS),
             *_bucket(parked_results.BUCKET, parked_results.KEYS),
@@ -89,7 +92,7 @@ def executor_permissions(options: DurableOptions, *, stream: str | None, session
             ),
             _direct_get(session_key_store.BUCKET, switch_store.KEY),
         ),
-        (f"{INBOX}.>", stats.SUBJECT, f"{LIMITS.changes}.>", f"{BUDGETS.changes}.>"),
+        (f"{INBOX}.>", stats.SUBJECT, notices, f"{LIMITS.changes}.>", f"{BUDGETS.changes}.>"),
     )
 
 

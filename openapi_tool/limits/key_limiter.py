@@ -18,8 +18,7 @@ from openapi_tool.limits.key_group import Granted, KeyGroup
 from openapi_tool.limits.key_record import STATES
 from openapi_tool.limits.keys import Keys
 from openapi_tool.limits.ledger import BLOCK_S, Use
-from openapi_tool.limits.permits import Need, Permit
-from openapi_tool.limits.store import MAX_WRITE_ATTEMPTS, Store
+from openapi_tool.limits.permits import MAX_WRITE_ATTEMPTS, Need, Permit, Store
 from openapi_tool.protocol.errors import RateLimited, ToolError, Unavailable
 from openapi_tool.shielding import in_background
 from openapi_tool.telemetry import metrics

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from openapi_tool.limits import key_record
 from openapi_tool.limits.key_record import STATES, KeyRecord
-from openapi_tool.limits.store import MAX_WRITE_ATTEMPTS, Store
+from openapi_tool.limits.permits import MAX_WRITE_ATTEMPTS, Store
 from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.shielding import in_background
 from openapi_tool.telemetry import metrics

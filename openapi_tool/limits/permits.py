@@ -1,4 +1,4 @@
-"""Permits of upstream requests: the interface of the rate limiter (`Permits`, implemented by `limiter`)."""
+"""Interfaces of the rate limiter: the permits of upstream requests (`limiter`), the store of its records."""
 
 from __future__ import annotations
 
@@ -110,3 +110,19 @@ class Unlimited:
     async def acquire(self, need: Need) -> Permit:
         """Return a permit at once."""
         return _Unlimited(need.key)
+
+
+MAX_WRITE_ATTEMPTS = 8  # of a compare-and-set
+
+
+class Store(Protocol):
+    """Records that all replicas share, by name (`bus/shared_records.py`); every method raises Unavailable."""
+
+    async def read(self, name: str) -> tuple[int, bytes | None]:
+        """Return revision and value of a record; 0 and None if there is none."""
+
+    async def write(self, name: str, value: bytes, revision: int) -> int | None:
+        """Replace a record that still has this revision, and notify the other replicas.
+
+        Return the new revision, None if another replica was faster.
+        """

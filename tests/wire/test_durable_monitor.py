@@ -18,7 +18,7 @@ import pytest
 from nats.js import JetStreamContext
 
 from openapi_tool.bootstrap import build_bootstrap
-from openapi_tool.bus import durable_capacity, durable_monitor
+from openapi_tool.bus import durable_monitor
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.connection import connected
 from openapi_tool.bus.durable_monitor import DurableMonitor
@@ -239,11 +239,11 @@ async def test_a_durable_limit_that_cannot_be_raised_logs_a_warning_once_a_minut
         raise nats.errors.Error
 
     await full(watched, 2, 1)
-    monkeypatch.setattr(durable_capacity, "change_max_ack_pending", refused)
+    monkeypatch.setattr(durable_monitor, "change_max_ack_pending", refused)
     for _ in range(3):
         await watched.monitor.check()
     monkeypatch.undo()
-    monkeypatch.setattr(durable_capacity, "MAX_ACK_PENDING", 2)
+    monkeypatch.setattr(durable_monitor, "MAX_ACK_PENDING", 2)
     await watched.monitor.check()
     assert actions(caplog).count("durable.full") == 1
     assert (await watched.info()).config.max_ack_pending == 2

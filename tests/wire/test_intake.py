@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.durable_monitor import DurableMonitor
 from openapi_tool.bus.held import FetchMode
 from openapi_tool.bus.pull_consumer import PullConsumer
+from openapi_tool.bus.returns import notice_subject
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.streams import DurableOptions
 from openapi_tool.local.caller import STREAM
@@ -174,6 +175,43 @@ async def test_a_flood_beyond_max_ack_pending_does_not_stop_other_projects(idle_
         assert (len(served), info.num_redelivered) == (305, 0)
         await monitor.check()
         assert (await bench.info(lambda _: True)).config.max_ack_pending == 100
+
+
+@requirement("intake.lease")
+async def test_commands_that_one_replica_hands_back_unrun_need_no_lease_at_another(idle_world: World) -> None:
+    async with AsyncExitStack() as draining, running(idle_world, FetchMode.UNLIMITED) as other:
+        first = await draining.enter_async_context(running(idle_world, FetchMode.UNLIMITED))
+        await first.info(lambda info: info.num_waiting == 2)
+        other.set(FetchMode.NONE)
+        await first.info(lambda info: info.num_waiting == 1)
+        await first.publish(40)
+        await first.info(lambda info: info.delivered.consumer_seq == 40 and len(first.handled) == 8)
+        other.release.set()
+        other.set(FetchMode.UNLIMITED)
+        await draining.aclose()
+        await other.info(lambda info: info.ack_floor.stream_seq == 40)
+        assert (len(first.handled), [delivery.attempt for delivery in other.handled]) == (8, [1] * 32)
+    with pytest.raises((NoKeysError, BucketNotFoundError)):
+        await (await idle_world.caller.client.jetstream().key_value("openapi_tool_leases")).keys()
+
+
+@requirement("intake.lease")
+async def test_a_command_that_was_run_needs_a_lease_whatever_a_notice_says(idle_world: World) -> None:
+    async with running(idle_world, FetchMode.UNLIMITED) as bench:
+        await bench.info(lambda info: info.num_waiting == 1)
+        subject = notice_subject(STREAM, DURABLE)
+        for body in (b"[[1,0]]", b"[[1,1.0]]", b'[["1",1]]', b"[[1,1,1]]", b"{}", b"[", b"[[1,1]]" * 2_000, b"\xff"):
+            await bench.client.publish(subject, body)
+        await bench.client.publish(f"{subject}.other", b"[[1,1]]")
+        await bench.publish(1)
+        await bench.info(lambda _: len(bench.handled) == 1)
+        bench.set(FetchMode.NONE)
+        bench.consumer.stalled(OPTIONS.ack_wait_s)
+        message = next(iter(bench.consumer._running.values())).message  # noqa: SLF001
+        await message.nak()
+        async with running(idle_world, FetchMode.UNLIMITED) as other:
+            await other.info(lambda _: len(other.handled) == 1)
+            assert other.handled[0].attempt == 2
 
 
 @requirement("intake")

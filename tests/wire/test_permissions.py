@@ -122,8 +122,8 @@ async def logged(caplog: pytest.LogCaptureFixture, action: str) -> logging.LogRe
 
 
 UNUSED = {
-    False: ["$JS.API.DIRECT.GET.", "$JS.API.CONSUMER.RESET."],
-    True: ["$JS.API.STREAM.MSG.GET.", "$JS.API.STREAM.CREATE.KV_", "$JS.API.CONSUMER.RESET."],
+    False: ["$JS.API.DIRECT.GET.", "$JS.API.CONSUMER.RESET.", "openapi_tool.returned."],
+    True: ["$JS.API.STREAM.MSG.GET.", "$JS.API.STREAM.CREATE.KV_", "$JS.API.CONSUMER.RESET.", "openapi_tool.returned."],
 }
 FOR_OLD_STREAMS = {"openapi_tool.dead_letter"}
 
