@@ -32,6 +32,11 @@ MAX_PATTERNS = 20
 MAX_PATTERN_CHARS = 500
 """Characters of one regular expression; `tools.schema` limits its compiled size."""
 
+MAX_PATTERN_CLASSES, MAX_CLASSES = 40, 100
+r"""Uses of `\d`, `\s`, `\w` and their opposites in one regular expression, and in all. jsonschema-rs rewrites them first,
+in quadratic time: 250 took 160 ms."""
+_CLASSES = r"\d, \D, \s, \S, \w and \W"
+
 MAX_MULTIPLES = 20
 """Uses of `multipleOf`: a check takes over 1 µs for each value, so 930 of them took a second for one list."""
 
@@ -89,6 +94,10 @@ def _schema_problems(schema: object) -> Iterator[Problem]:
         for pattern in _patterns(value):
             if len(pattern) > MAX_PATTERN_CHARS:
                 yield Problem((*path, "pattern"), f"has more than {MAX_PATTERN_CHARS} characters; shorten it")
+            if _class_uses(pattern) > MAX_PATTERN_CLASSES:
+                yield Problem((*path, "pattern"), f"uses {_CLASSES} more than {MAX_PATTERN_CLASSES} times; shorten it")
+    if sum(map(_class_uses, found)) > MAX_CLASSES:
+        yield Problem(("parameters",), f"uses {_CLASSES} more than {MAX_CLASSES} times; take some out")
     if len(found) > MAX_PATTERNS:
         yield Problem(("parameters",), f"holds more than {MAX_PATTERNS} regular expressions; take some out")
     if multiples > MAX_MULTIPLES:
@@ -99,6 +108,10 @@ def _schema_problems(schema: object) -> Iterator[Problem]:
 def _patterns(value: dict[str, JsonValue]) -> list[str]:
     pattern, by_name = value.get("pattern"), value.get("patternProperties")
     return [*([pattern] if isinstance(pattern, str) else []), *(by_name if isinstance(by_name, dict) else [])]
+
+
+def _class_uses(pattern: str) -> int:
+    return sum(pattern.count(f"\\{letter}") for letter in "dDsSwW")
 
 
 def _options_problems(options: object) -> Iterator[Problem]:

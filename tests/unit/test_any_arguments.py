@@ -362,7 +362,8 @@ def test_the_documented_bounds_are_those_of_the_code() -> None:
     documented = re.findall(r"\| ([0-9][0-9,]*)(?:, ([0-9]+))?(?: bytes)? \|", section)
     assert [int(number.replace(",", "")) for pair in documented for number in pair if number] == [
         *(bounds.MAX_ROW_BYTES, bounds.MAX_VALUES, bounds.MAX_DEPTH, MAX_PROPERTIES, MAX_ENUM_VALUES),
-        *(bounds.MAX_PATTERNS, bounds.MAX_PATTERN_CHARS, bounds.MAX_MULTIPLES, bounds.MAX_NAMES),
+        *(bounds.MAX_PATTERNS, bounds.MAX_PATTERN_CHARS, bounds.MAX_PATTERN_CLASSES, bounds.MAX_CLASSES),
+        *(bounds.MAX_MULTIPLES, bounds.MAX_NAMES),
     ]
     assert all(f"`{word}`" in section for word in REFUSED_KEYWORDS)
 

@@ -66,6 +66,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         of_query({"pattern": "(a{1000}){60}"}),
         "query.pattern: is no supported regular expression",
     ),
+    "a pattern of many classes": (of_query({"pattern": r"\S" * 41}), "query.pattern: uses \\d, \\D, \\s"),
+    "patterns of many classes": (
+        {"properties": {f"n{n}": {"pattern": r"\w" * 40} for n in range(3)}},
+        "\\w and \\W more than 100 times",
+    ),
     "a pattern that looks around": (of_query({"pattern": "^((a+)+)\\2(?=c)$"}), "with look-around or back-references"),
     "patterns of names": ({"patternProperties": {"(a{1000}){60}": {}}}, "is no supported regular expression"),
     "unevaluated properties": (
