@@ -33,8 +33,8 @@ MAX_PATTERN_CHARS = 500
 """Characters of one regular expression; `tools.schema` limits its compiled size."""
 
 MAX_PATTERN_CLASSES, MAX_CLASSES = 40, 100
-r"""Uses of `\d`, `\s`, `\w` and their opposites in one regular expression, and in all. jsonschema-rs rewrites them first,
-in quadratic time: 250 took 160 ms."""
+r"""Uses of `\d`, `\s`, `\w` and their opposites in one regular expression, and in all. jsonschema-rs rewrites them in
+quadratic time: 250 took 160 ms."""
 _CLASSES = r"\d, \D, \s, \S, \w and \W"
 
 MAX_MULTIPLES = 20
