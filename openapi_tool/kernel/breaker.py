@@ -42,8 +42,7 @@ _MAX_DOUBLINGS = 10
 class _Outcome:
     """Outcome of the latest attempt; `reason` is empty if it succeeded.
 
-    `number` orders attempts by their begin. `suspected` means that the latest call met contention; the next one that
-    does opens the breaker.
+    `number` orders attempts by their begin. `suspected`: it met contention, and a second such one opens the breaker.
     """
 
     number: int = 0

@@ -44,7 +44,7 @@ MIGRATIONS = f"{_OPERATOR}check that it is the kernel's database of the configur
 OTHER_VERSION = f"{_OPERATOR}set protocol.version, or name each database in the section of its own version"
 _POOLER = f"{_OPERATOR}a pooler in transaction mode is in between; set postgres.prepared_statements = false"
 _LOST_STATEMENT = ("26000", "42P05")
-_CONTENTION = ("40", "55P03", "57014")
+_CONTENTION = ("40", "55P03", "57014")  # conflict, lock, timeout
 _READ_ONLY, _DENIED, _NO_DATABASE = "25006", "42501", "3D000"
 DSN_SETTING = "postgres.dsn (PG_DSN)"
 _CHECK = f"check {DSN_SETTING}"

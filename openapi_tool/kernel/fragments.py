@@ -1,8 +1,8 @@
-"""Parts of the statements and of the row mapping that all protocol versions share (protocol sections 3, 4, 6).
+"""SQL and row mapping that all protocol versions share (protocol sections 3, 4, 6).
 
-The tables `cards`, `resource.tools` and `resource.project_agents` have the same columns in all of them. In LOAD, $1 is
-the project, $2 to $5 are card, tool call, agent and turn of the command, null if missing, $6 depends on the version, $7
-and $8 are the tool's name as received and unmangled (tools/tool_names.py).
+In LOAD (`v1r4.py`, `v1r3.py`), which reads all about a call, $1 is the project, $2 to $5 are card, tool call, agent
+and turn of the command, null if missing, $6 depends on the version, $7 and $8 are the tool's name as received and
+unmangled.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ _MAX_STORED_BYTES = 256 * 1024  # of an earlier result, in its stored (compresse
 NEWEST_ROWS = 1_000
 """Limit of the rows that are searched where no index finds the one row: an agent's inbox, the results of a step."""
 
-_SMALL_BYTES, _MAX_UNCOUNTED_BYTES = 1_024, 16_384
-_MAX_DIGITS, _LONG_DIGITS = 4_300, 500  # Python converts at most 4,300 digits
+_SMALL_BYTES = 1_024
+_MAX_UNCOUNTED_BYTES = 16_384  # of an uncompressed value; its text has at most 28 MB
+_MAX_DIGITS = 4_300  # Python converts no more
+_LONG_DIGITS = 500  # of a number that is counted against the size of a definition
 _MAX_EDGES = 100  # of a call, of which the oldest is used; the kernel writes two
 
 
 def fits(column: str, max_bytes: int) -> str:
-    """Return the SQL condition that the text of a jsonb column has at most `max_bytes` bytes; null if it is not read.
+    """Return the SQL condition that the text of a jsonb column has at most `max_bytes` bytes; null if it is unreadable.
 
     Every column is measured before it is read: 24 concurrent calls with 30 MB each took 1 GB of memory in the executor.
     """
@@ -43,17 +45,17 @@ def fits(column: str, max_bytes: int) -> str:
 
 
 def _is_small(column: str) -> str:
-    """Return the SQL condition that a value becomes at most 13 MB of text, which PostgreSQL measures in 50 ms."""
+    """Return the SQL condition that a value's text has at most 13 MB, which PostgreSQL measures in 50 ms."""
     return f"(pg_column_compression({column}) is null and pg_column_size({column}) <= {_SMALL_BYTES})"
 
 
 def _unpacked(column: str) -> str:
-    """Return the SQL of a jsonb value's size without compression, which may hide 250 times as much."""
+    """Return the SQL of a jsonb value's uncompressed size, up to 250 times the stored one."""
     return f"pg_column_size(jsonb_path_query_first({column}, 'strict $'))"
 
 
 def _has_large_number(column: str) -> str:
-    """Return the SQL condition that a number is too large to be read. 1e131071 takes 12 bytes, and 131 kB as text."""
+    """Return the SQL condition that Python cannot read a number. 1e131071 takes 12 bytes, and 131 kB as text."""
     large = f"@ >= 1e{_MAX_DIGITS} || @ <= -1e{_MAX_DIGITS}"
     return f"""jsonb_path_exists({column}, 'strict $.** ? (@.type() == "number" && ({large}))')"""
 
@@ -61,8 +63,8 @@ def _has_large_number(column: str) -> str:
 def _has_many_long_numbers(columns: Sequence[str], max_bytes: int) -> str:
     """Return the SQL condition that numbers alone take more than `max_bytes` bytes of text.
 
-    They can have 16,383 decimal places, if the kernel did not write them: it writes floats. They are counted, by a
-    subquery, only in values with space for more than 28 MB of text.
+    They can have 16,383 decimal places, if the kernel did not write them: it writes floats. The subquery that counts
+    them runs only for values of more than `_MAX_UNCOUNTED_BYTES`.
     """
     numbers = " || ".join(
         f"""jsonb_path_query_array({column}, 'strict $.** ? (@.type() == "number")')""" for column in columns
@@ -87,13 +89,14 @@ _CALL_CARD = f"""
     ) as measured
 """  # noqa: S608 - constants only
 
-# A definition is measured in the same way, but by the sum of two columns. Uncompressed jsonb may be four times as large
-# as its text (12 bytes for "0, "); within the bounds of a definition it is larger by less than 64 kB.
+# A definition is measured in the same way, but by the sum of two columns. With at most MAX_VALUES values (tools/bounds)
+# jsonb is less than 64 kB larger than its text; with any number, at most four times as large (12 bytes for "0, ").
 _DEFINITION = f"""
     select
-        tool_name, left(after_execution, 16) as after_execution, fits.fits,
-        case when fits.fits then parameters end as parameters, case when fits.fits then options end as options,
-        fits.fits is not false and jsonb_typeof(parameters) = 'object' and jsonb_typeof(options) = 'object' as objects
+        tool_name, left(after_execution, 16) as after_execution, measured.fits,
+        case when measured.fits then parameters end as parameters, case when measured.fits then options end as options,
+        measured.fits is not false and jsonb_typeof(parameters) = 'object' and jsonb_typeof(options) = 'object'
+            as objects
     from resource.tools
     cross join lateral (
         select case
@@ -105,10 +108,11 @@ _DEFINITION = f"""
             when {_has_many_long_numbers(("parameters", "options"), MAX_ROW_BYTES)} then false
             else octet_length(parameters::text) + octet_length(options::text) <= {MAX_ROW_BYTES}
         end as fits
-    ) as fits
+    ) as measured
 """  # noqa: S608 - constants only
 
-_NEEDS_REPORT = f"reported.inbox_id is null and pg_column_size(content) <= {_MAX_STORED_BYTES}"
+# The content of an earlier result is read only to complete its missing report.
+_READS_CONTENT = f"reported.inbox_id is null and pg_column_size(content) <= {_MAX_STORED_BYTES}"
 
 # `limit 1`, even if a key is unique: PostgreSQL then plans each subquery as an index look-up. Without it, a plan made
 # while a table is small joins all rows of the project, and a session keeps its plan while the table grows.
@@ -143,8 +147,9 @@ left join lateral (
     limit 1
 ) as a on true
 """  # noqa: S608 - constants only
-"""Joins of LOAD: card `c`, ids `k`, definition `t`, roster row `a`."""
+"""Joins of LOAD: card `c`, ids `k` (the command's, else those of a tool.call card), definition `t`, roster row `a`."""
 
+# Compares the hash, too, as the kernel's indexes are on hashes.
 REQUEST_EDGE = f"""
 left join lateral (
     select edge_id, recursion_depth from (
@@ -164,10 +169,10 @@ left join lateral (
         card_id, deleted_at, tool_call_id = k.tool_call_id as of_call,
         case when {fits("metadata", MAX_HEADER_BYTES)} then left(metadata ->> 'author_id', {MAX_NAME_CHARS}) end
             as author,
-        case when {_NEEDS_REPORT} then left(content ->> 'status', {MAX_NAME_CHARS}) end as status,
-        case when {_NEEDS_REPORT} then left(content ->> 'after_execution', {MAX_NAME_CHARS}) end as after
+        case when {_READS_CONTENT} then left(content ->> 'status', {MAX_NAME_CHARS}) end as status,
+        case when {_READS_CONTENT} then left(content ->> 'after_execution', {MAX_NAME_CHARS}) end as after
     from cards
-    where tenant_id = $1 and md5(tool_call_id) = md5(k.tool_call_id)  -- alone, as in the unique index
+    where tenant_id = $1 and md5(tool_call_id) = md5(k.tool_call_id)  -- only the hash, as in the unique index
         and metadata ->> 'type' = 'tool.result'
     limit 1
 ) as r on true
@@ -202,7 +207,7 @@ select extract(epoch from now() - max(created_at))::float8 from (
     where metadata ->> 'agent_turn_id' = $2 and metadata ->> 'step_id' = $3 and metadata ->> 'type' = 'tool.result'
         and tenant_id = $1 and deleted_at is null
     limit {NEWEST_ROWS}
-) as answers
+) as results
 """  # noqa: S608 - constants only
 
 ARTIFACT = """

@@ -1,4 +1,4 @@
-"""Interface of a dialect's SQL: statements over the kernel's tables for one protocol version."""
+"""Interface of the SQL of one protocol version."""
 
 from __future__ import annotations
 

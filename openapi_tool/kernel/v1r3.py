@@ -101,7 +101,7 @@ with card as (
 
 
 def call_values(command: Command) -> tuple[Any, ...]:
-    """Return the parameters of LOAD; $1 is the project."""
+    """Return the parameters of LOAD."""
     identity, tool_name = command.identity, command.tool_name
     return (
         identity.project_id,

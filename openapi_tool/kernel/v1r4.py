@@ -15,6 +15,7 @@ from openapi_tool.tools.tool_names import unmangled
 VERSION = "v1r4"
 INBOX_COLUMN = "context_headers"
 
+# The waiting turn is the call's anchor, else the turn's newest row.
 LOAD = f"""
 select
 {COLUMNS},
@@ -92,7 +93,7 @@ inbox as (
 select count(*) from inbox
 """
 
-# Check turn and request edge again: either may have been deleted since the load.
+# Turn or request edge may have been deleted since the load.
 _ACCEPTED = """
     exists (select from state.agent_inbox where inbox_id = $17 and project_id = $1)
     and exists (select from state.execution_edges where edge_id = $18 and project_id = $1)
@@ -121,7 +122,7 @@ with card as (
 
 
 def call_values(command: Command) -> tuple[Any, ...]:
-    """Return the parameters of LOAD; $1 is the project."""
+    """Return the parameters of LOAD."""
     identity, tool_name = command.identity, command.tool_name
     return (
         identity.project_id,
