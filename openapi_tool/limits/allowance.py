@@ -1,6 +1,6 @@
 """One replica's part of a limit: permits at hand, unreported uses, and its share while the store is unavailable.
 
-Pure like `ledger`: no I/O, server time in seconds.
+The permits at hand are the rest of a block of the shared record. Pure like `ledger`: no I/O, server time in seconds.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from itertools import accumulate
 
 from openapi_tool.limits import ledger
 from openapi_tool.limits.ledger import (
-    COUNTED_S,
     REQUESTS,
     TOKENS,
+    USE_COUNTS_S,
     WINDOW_S,
     Rates,
     Record,
@@ -27,22 +27,22 @@ from openapi_tool.limits.ledger import (
 )
 
 _AHEAD_S = 3.2
-"""Seconds of demand for which permits are taken in advance."""
+"""Seconds of demand to take permits for."""
 
 REFILL_AT_ONCE_BELOW = 0.4
 REFILL_BELOW = 0.75
-"""Fractions of the permits ahead below which more are taken: at once, and after a pause."""
+"""Fractions of `Allowance.ahead`. With fewer permits at hand more are taken: at once, and after a pause."""
 
 REFILL_PAUSE_S = 1.0, 2.0
-"""Range of the random pause: equal replicas would write at the same time and conflict."""
+"""Range of the random pause: replicas that write at the same time conflict."""
 
 _RATE_S = 5.0  # time constant of the moving average of demand
-_MAX_SENT = 120  # seconds with requests to remember
+_MAX_SENT = 120  # seconds with requests, one entry each
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Record to be written. It contains the oldest `uses` of the replica's unreported uses."""
+    """Record to be written, this replica's entry in it, and the number of (the oldest) unreported uses in it."""
 
     record: Record
     mine: Replica
@@ -75,11 +75,11 @@ class Allowance:
 
     @property
     def limited(self) -> bool:
-        """True if settings or a 429 limit anything."""
+        """True if anything is limited."""
         return self.rates.limited or self.record.adaptive is not None
 
     def in_force(self, now: float) -> Rates:
-        """Return the limits in force."""
+        """Return the limits in force: configured, or adaptive after a 429."""
         return self.record.effective(self.rates, now)
 
     def paused_s(self, now: float) -> float:
@@ -87,7 +87,7 @@ class Allowance:
         return max(0.0, self.record.paused_until - now)
 
     def use_fallback(self, now: float) -> None:
-        """Continue without the store: divide the limit by the number of replicas seen in the last 60 s."""
+        """Continue without the store: divide the limit by the replicas seen in the last 60 s."""
         self.fallback_replicas = self.fallback_replicas or self.record.replicas_seen(now)
 
     def record_sent(self, now: float) -> None:
@@ -100,7 +100,7 @@ class Allowance:
     def take(self, now: float) -> Use | None:
         """Use a permit if there is one; return the use for `settle`."""
         rates = self.in_force(now)
-        if self.paused_s(now) or not self._has(rates, now):
+        if self.paused_s(now) or not self._has_permit(rates, now):
             return None
         self.record_sent(now)
         use = Use(now, 1, self.tokens_per_request)
@@ -124,7 +124,8 @@ class Allowance:
             if self.fallback_replicas:
                 self._fallback_uses.append(correction)
 
-    def _has(self, rates: Rates, now: float) -> bool:
+    def _has_permit(self, rates: Rates, now: float) -> bool:
+        """Update the permits at hand; return whether they allow a request."""
         if self.fallback_replicas:
             self.at_hand = self._fallback_share(rates, now)
             self._max_concurrent = (rates.concurrent or 0) // self.fallback_replicas or 1
@@ -138,7 +139,7 @@ class Allowance:
 
     def _fallback_share(self, rates: Rates, now: float) -> dict[str, int]:
         """Return this replica's permits during an outage: those free at the last read, divided by the replicas."""
-        while self._fallback_uses and self._fallback_uses[0].at + COUNTED_S <= now:
+        while self._fallback_uses and self._fallback_uses[0].at + USE_COUNTS_S <= now:
             self._fallback_uses.popleft()
         share: dict[str, int] = {}
         for resource, limit in ((REQUESTS, rates.requests), (TOKENS, rates.tokens)):
@@ -153,16 +154,16 @@ class Allowance:
         self._demand_at = now
 
     def ahead(self, now: float) -> int:
-        """Return how many permits to hold for the demand of the next 3.2 s, rounded down."""
+        """Return how many permits to hold for the demand of the next 3.2 s."""
         rate = self.demand * math.exp(-max(0.0, now - self._demand_at) / _RATE_S)
         return int(rate * _AHEAD_S)
 
-    def is_low(self, now: float, share: float) -> bool:
-        """Return whether less than this fraction of the permits ahead is left."""
-        rates, enough = self.in_force(now), self.ahead(now) * share
+    def is_low(self, now: float, fraction: float) -> bool:
+        """Return whether fewer permits than this fraction of `ahead` are at hand."""
+        rates, enough = self.in_force(now), self.ahead(now) * fraction
         if not self.demand:
             return False
-        if rates.requests is not None:
+        if rates.requests is not None:  # decides alone: if only tokens run out, waiting calls start a refill
             return self.at_hand[REQUESTS] < enough or now >= self._block_expires_at
         return rates.tokens is not None and (
             self.at_hand[TOKENS] < enough * self.tokens_per_request or now >= self._block_expires_at
@@ -176,12 +177,12 @@ class Allowance:
         """Apply this replica's report to a stored record; with `leave` (shutdown) give the block back and take none."""
         record = ledger.decode(stored)
         keep = dict(self.at_hand) if now < self._block_expires_at and not leave else {}
-        more = 0 if leave else max(waiting, self.ahead(now) - keep.get(REQUESTS, 0), 0)
-        want = {REQUESTS: more, TOKENS: max(0, more * self.tokens_per_request - keep.get(TOKENS, 0))}
-        # A limit newer than our last report has to count what was sent before it.
+        want_running = 0 if leave else max(waiting, self.ahead(now) - keep.get(REQUESTS, 0), 0)
+        want = {REQUESTS: want_running, TOKENS: max(0, want_running * self.tokens_per_request - keep.get(TOKENS, 0))}
+        # A new adaptive limit also counts what this replica sent before.
         is_new_limit = record.adaptive is not None and record.adaptive.since != self._adaptive_since
-        sent = tuple(Use(at, int(count), 0) for at, count in self._sent if is_new_limit and at + COUNTED_S > now)
-        report = Report(tuple(self._uses), keep, want, self.running, 0 if leave else more, sent)
+        sent = tuple(Use(at, int(count), 0) for at, count in self._sent if is_new_limit and at + USE_COUNTS_S > now)
+        report = Report(tuple(self._uses), keep, want, self.running, want_running, sent)
         mine = ledger.apply_report(record, self.name, report, self.rates, now)
         return Planned(record, mine, len(self._uses))
 
@@ -250,7 +251,7 @@ class Forecast:
 
 
 class _ResourceForecast:
-    """Forecast of one resource. Assumes that blocks come back unused when they expire, which is the earliest case."""
+    """Forecast of one resource, whose permits become free as uses and blocks expire, but no faster than its pace."""
 
     def __init__(self, record: Record, resource: str, limit: int, each: int, now: float) -> None:
         window = record.window(resource)
@@ -258,7 +259,7 @@ class _ResourceForecast:
         free += [(replica.until, replica.block(resource)) for replica in record.replicas.values()]
         free = sorted((at, amount) for at, amount in free if at > now)
         self._limit, self._each = limit, each
-        self._times = [at - now for at, _ in free]
+        self._times = [at - now for at, _ in free] or [USE_COUNTS_S]
         self._sums = list(accumulate(amount for _, amount in free))
         self._free = limit - (self._sums[-1] if self._sums else 0)
         self._credit = window.credit(limit, now)
@@ -266,8 +267,8 @@ class _ResourceForecast:
     def wait_s(self, count: float) -> float:
         wanted = count * self._each
         paced_s = (wanted - self._credit) * WINDOW_S / self._limit
-        cycles, rest = divmod(wanted, self._limit) if wanted > self._limit else (0, wanted)
+        # Beyond the limit, whole windows have to pass.
+        windows, rest = divmod(wanted, self._limit) if wanted > self._limit else (0, wanted)
         missing = rest - self._free
-        at = bisect_left(self._sums, missing) if missing > 0 else -1
-        freed_s = 0.0 if at < 0 else self._times[min(at, len(self._times) - 1)] if self._times else COUNTED_S
-        return max(0.0, paced_s, freed_s + cycles * COUNTED_S)
+        freed_s = self._times[min(bisect_left(self._sums, missing), len(self._times) - 1)] if missing > 0 else 0.0
+        return max(0.0, paced_s, freed_s + windows * USE_COUNTS_S)

@@ -34,7 +34,7 @@ _REPORT_INTERVAL_S = 20.0
 _POLL_S = 0.25  # between steps while calls wait
 _RETRY_S, _RETRY_WITHOUT_LIMIT_S = 1.0, 60.0  # after an outage of the store, with and without a limit
 _TOO_MANY_REQUESTS = 429
-_KEY_STATUSES = (401, 402, _TOO_MANY_REQUESTS)  # of the key, not of the request only
+_KEY_STATUSES = (401, 402, _TOO_MANY_REQUESTS)  # they concern the key
 _NEWEST_WEIGHT = 0.2  # of the newest request in the moving averages of tokens and duration
 _ROUNDING_S = 1e-6
 _INITIAL_REQUEST_S = 1.0  # average duration before any request has ended
@@ -71,7 +71,7 @@ class _Permit:
 class KeyLimiter:
     """Limiter of one key and endpoint: its permits at hand, and the task that takes more and grants them.
 
-    `weight` is its part of a pool's load. If the key is blocked, it serves one call once `trial` is set, else none.
+    `weight` is its part of a pool's load. A blocked key serves only one call, once `trial` is set.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class KeyLimiter:
         self._task = in_background(self._run(), f"limits of {variable}")
         self._stored: tuple[int, bytes | None] | None = None
         self._unconfirmed: Planned | None = None
-        self._next_change = self._next_refill = 0.0
-        self._changed_at = -_REPORT_INTERVAL_S
+        self._next_write_at = self._next_refill_at = 0.0
+        self._written_at = -_REPORT_INTERVAL_S
         self._unwritten_429s: list[float | None] = []  # their Retry-After in seconds
         self._mean_request_s = _INITIAL_REQUEST_S
         group.limiters.append(self)
@@ -191,7 +191,7 @@ class KeyLimiter:
             return
         need.refused_by |= {self.variable}
         if any(limiter.variable not in need.refused_by and not limiter.paused_s for limiter in self.group.usable()):
-            error.repeats, error.retry_after = max(1, error.repeats), 0.0  # with another key of the pool
+            error.repeats, error.retry_after = max(1, error.repeats), 0.0  # retry with another key
 
     def end_request(self, use: Use | None, tokens: int | None) -> None:
         """Settle the use of a request; `tokens` is its cost, None if unknown."""
@@ -253,17 +253,17 @@ class KeyLimiter:
             return None
         if self.waiting or self.allowance.is_low(self._now(), REFILL_BELOW):
             return _POLL_S
-        return min(BLOCK_S, max(_POLL_S, self._changed_at + _REPORT_INTERVAL_S - self._now()))
+        return min(BLOCK_S, max(_POLL_S, self._written_at + _REPORT_INTERVAL_S - self._now()))
 
     def _is_due(self, now: float) -> bool:
         allowance = self.allowance
         if not allowance.limited:
             return False
-        if allowance.fallback_replicas or allowance.holds_unused(now) or now - self._changed_at >= _REPORT_INTERVAL_S:
+        if allowance.fallback_replicas or allowance.holds_unused(now) or now - self._written_at >= _REPORT_INTERVAL_S:
             return True
-        share = REFILL_BELOW if now >= self._next_refill else REFILL_AT_ONCE_BELOW
-        wanted = allowance.is_low(now, share) or self._share_of_waiting() > 0
-        return wanted and now >= self._next_change and allowance.free_in_s(now) <= _ROUNDING_S
+        fraction = REFILL_BELOW if now >= self._next_refill_at else REFILL_AT_ONCE_BELOW
+        wanted = allowance.is_low(now, fraction) or self._share_of_waiting() > 0
+        return wanted and now >= self._next_write_at and allowance.free_in_s(now) <= _ROUNDING_S
 
     def _grant(self) -> None:
         now = self._now()
@@ -329,16 +329,16 @@ class KeyLimiter:
                 return
             await self._read()
             if allowance.revision and self._stored is not None and allowance.is_written(planned, self._stored[1]):
-                return
+                return  # the write had succeeded
 
     def _adopt_written(self, planned: Planned, revision: int, now: float) -> None:
         if self.allowance.fallback_replicas:
             log.info("limits are shared again", extra={"action": "limits.shared", **self._log_fields()})
         self.allowance.confirm(planned, revision)
-        self._changed_at = now
-        self._next_refill = now + random.uniform(*REFILL_PAUSE_S)  # noqa: S311
+        self._written_at = now
+        self._next_refill_at = now + random.uniform(*REFILL_PAUSE_S)  # noqa: S311
         spacing_s = max(_MIN_WRITE_INTERVAL_S, planned.record.contenders(now, self.allowance.name) / _MAX_WRITES_PER_S)
-        self._next_change = now + spacing_s * random.uniform(0.75, 1.25) if planned.mine.want else now  # noqa: S311
+        self._next_write_at = now + spacing_s * random.uniform(0.75, 1.25) if planned.mine.want else now  # noqa: S311
 
     async def _write_refusal(self) -> None:
         """Write 429s to the shared record; if no limit is configured, lower the adaptive one."""
@@ -347,11 +347,12 @@ class KeyLimiter:
         for _ in range(MAX_WRITE_ATTEMPTS):
             revision, stored = self._stored or (0, None)
             record, now = ledger.decode(stored), self._now()
-            before = record.paused_until, record.adaptive and record.adaptive.limit
+            paused_before, limit_before = record.paused_until, record.adaptive and record.adaptive.limit
             ledger.pause(record, longest, now)
             if self.allowance.rates.requests is None:
                 ledger.lower_adaptive(record, now)
-            if record.paused_until - before[0] < _POLL_S and before[1] == (record.adaptive and record.adaptive.limit):
+            limit = record.adaptive and record.adaptive.limit
+            if record.paused_until - paused_before < _POLL_S and limit == limit_before:
                 return  # another replica has written it
             value = ledger.encode(record)
             written = await self._store.write(self.record_name, value, revision)

@@ -28,7 +28,7 @@ Change = Callable[[KeyRecord], bool]
 
 
 def record_name(variable: str, value: str) -> str:
-    """Return the name of a key's record, with 32 bits of a hash of the value: a rotated key has another record."""
+    """Return the name of a key's record: with a hash of the value, so that a rotated key has another record."""
     digest = hashlib.blake2b(value.encode(), digest_size=_HASH_BYTES, person=b"openapi_tool_key")
     return f"{PREFIX}{variable}.{digest.hexdigest()}"
 
@@ -36,9 +36,9 @@ def record_name(variable: str, value: str) -> str:
 class Keys:
     """State of the keys of this process. `blocked` has the records of the blocked ones by variable.
 
-    `name` is the replica's. `clock` is the NATS server's, in seconds since the epoch; `now` calls it. `failure` returns
-    the error of a call whose key is refused with a status. `on_state_change` is called with the variable of a key that
-    was blocked or unblocked.
+    `name` is the replica's. `clock` (later `now`) is the NATS server's, in seconds since the epoch. `failure` returns
+    the error of a call whose key is refused with a five-digit status. `on_state_change` is called with the variable of
+    a key that was blocked or unblocked.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Keys:
     async def claim_trial(self, variable: str) -> bool:
         """Return whether this call may try a blocked key again: one call of all replicas, every 3 minutes."""
         now, name = self.now(), self._name_of(variable)
-        if not key_record.claim_trial(self.blocked[variable], now):  # before any await: one of our calls
+        if not key_record.claim_trial(self.blocked[variable], now):  # before any `await`, for one call of this process
             return False
         try:
             return await self._apply(name, partial(key_record.claim_trial, now=now)) or variable not in self.blocked

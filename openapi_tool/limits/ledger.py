@@ -1,9 +1,10 @@
 """Shared record of one key and endpoint: a sliding window of permits, changed by compare-and-set (ADR 9).
 
-Pure: no I/O; every time is the server's, in seconds since the epoch. A replica takes permits in blocks. A block counts
-against the limit as a whole from the moment it is written; at the replica's next report its used permits count from
-their times of sending, and the unused ones are free again. So at any time every request of the last 60 s is counted,
-also those of a replica that crashed.
+A replica takes permits in blocks. From the moment it is written, a block counts against the limit as a whole. At the
+replica's next report its used permits count from the times of their requests, and the unused ones are free again. So
+every request of the last 60 s is counted at any time, also those of a replica that crashed.
+
+Pure: no I/O; every time is the server's, in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -19,18 +20,17 @@ import orjson
 VERSION = 2
 WINDOW_S = 60.0
 MARGIN_S = 0.5
-"""Seconds for differences of the replicas' clocks and of the times from sending to arrival at the upstream."""
+"""Seconds for differences between clocks, and between the latencies of requests to the upstream."""
 
-COUNTED_S = WINDOW_S + MARGIN_S
-"""Seconds for which a permit counts after its use."""
+USE_COUNTS_S = WINDOW_S + MARGIN_S
+"""Seconds for which a used permit counts against the limit."""
 
 BUCKET_S = 0.5
 BLOCK_S = 4.0
 """Seconds within which a block must be used."""
 
 _BURST_SHARE = 1 / 6
-"""Fraction of a limit that an idle key may use at once. The rest is paced: a window used up in a second would allow no
-call for the next 59."""
+"""Fraction of a limit that an idle key may use at once. A window used up in a second would allow no call for 59 s."""
 
 _MIN_BURST = 10
 _ROUNDING = 1e-6
@@ -49,7 +49,7 @@ _PAUSE_S = 2.0
 
 ADAPTIVE_S = 3600.0
 _STEP_S = 10.0  # minimum time between changes of the adaptive limit
-_STEPS = 20  # the limit rises by 1/20
+_RAISE_DIVISOR = 20  # it rises by 1/20
 _MIN_STEP = 2
 _MIN_ADAPTIVE = 10
 """Minimum adaptive limit: a 429 of a hardly used key was caused by other users of the key."""
@@ -73,7 +73,7 @@ class Rates:
 
 @dataclass(slots=True)
 class Window:
-    """Uses of a resource by time bucket, and the time until which its pace is used up."""
+    """Uses of a resource by time bucket, and its token bucket (pace), which is full again at `paced_until`."""
 
     used: dict[int, int] = field(default_factory=dict)
     paced_until: float = 0.0
@@ -88,15 +88,15 @@ class Window:
         self.used = {bucket: amount for bucket, amount in self.used.items() if expires(bucket) > now}
 
     def credit(self, limit: int, now: float) -> float:
-        """Return how much the pace allows now; below 1 while it is used up."""
+        """Return what is in the token bucket; below 1 if requests have to wait."""
         return (now - max(self.paced_until, now)) * limit / WINDOW_S + _burst(limit)
 
     def pace(self, limit: int, amount: int, now: float) -> None:
-        """Advance the pace by a use; a negative amount takes it back."""
+        """Take an amount from the token bucket; put a negative one back."""
         self.paced_until = max(self.paced_until, now) + amount * WINDOW_S / limit
 
     def end_burst(self, limit: int, now: float) -> None:
-        """Leave one second's worth of the burst: the window is used up, and what it frees must last."""
+        """Leave permits for one second in the token bucket: the window is used up, and what it frees must last."""
         remaining = min(_burst(limit), max(1.0, limit / WINDOW_S))
         self.paced_until = max(self.paced_until, now + (_burst(limit) - remaining) * WINDOW_S / limit)
 
@@ -107,7 +107,7 @@ def _burst(limit: int) -> float:
 
 def expires(bucket: int) -> float:
     """Return the time from which the uses of a bucket no longer count."""
-    return bucket * BUCKET_S + COUNTED_S
+    return bucket * BUCKET_S + USE_COUNTS_S
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class Replica:
 
     def counts(self, now: float) -> bool:
         """Return whether its block counts against a limit."""
-        return self.requests + self.tokens > 0 and self.until + COUNTED_S > now
+        return self.requests + self.tokens > 0 and self.until + USE_COUNTS_S > now
 
     def block(self, resource: str) -> int:
         """Return the permits of its block."""
@@ -167,7 +167,7 @@ class Record:
         """Return what counts against the limit: uses and whole blocks."""
         used = sum(amount for bucket, amount in self.window(resource).used.items() if expires(bucket) > now)
         return used + sum(
-            replica.block(resource) for replica in self.replicas.values() if replica.until + COUNTED_S > now
+            replica.block(resource) for replica in self.replicas.values() if replica.until + USE_COUNTS_S > now
         )
 
     def effective(self, rates: Rates, now: float) -> Rates:
@@ -247,8 +247,8 @@ def apply_report(record: Record, name: str, report: Report, rates: Rates, now: f
     in_force = record.effective(rates, now)
     unmet = 0
     for resource, limit in ((REQUESTS, in_force.requests), (TOKENS, in_force.tokens)):
-        short = _take(record, name, report, resource, limit, now)
-        unmet = max(unmet, short if resource == REQUESTS else math.ceil(short / _per_request(report)))
+        missing = _take(record, name, report, resource, limit, now)
+        unmet = max(unmet, missing if resource == REQUESTS else math.ceil(missing / _tokens_per_request(report)))
     mine.concurrent, waiting = _take_concurrent(record, name, report, in_force.concurrent, now)
     mine.want = max(unmet, waiting)
     mine.seen, mine.until = round(now, 3), round(now + BLOCK_S, 3)
@@ -257,7 +257,7 @@ def apply_report(record: Record, name: str, report: Report, rates: Rates, now: f
     return mine
 
 
-def _per_request(report: Report) -> float:
+def _tokens_per_request(report: Report) -> float:
     return max(1.0, report.want.get(TOKENS, 0) / max(1, report.want.get(REQUESTS, 0)))
 
 
@@ -273,7 +273,7 @@ def _take(record: Record, name: str, report: Report, resource: str, limit: int |
     setattr(mine, resource, 0)
     if limit is None:
         return 0
-    window.pace(limit, min(0, keep + used - before), now)  # give back unused ones; corrections do not change the pace
+    window.pace(limit, min(0, keep + used - before), now)  # put unused ones back, but no corrections
     want, free = report.want.get(resource, 0), limit - record.counted(resource, now) - keep
     taken = 0
     if record.paused_until <= now:
@@ -352,7 +352,7 @@ def _add_to_adaptive(record: Record, mine: Replica, report: Report, now: float) 
 def _raise_adaptive(record: Record, unmet: int, now: float) -> None:
     adaptive = record.adaptive
     if adaptive is not None and unmet and now - max(adaptive.changed, record.paused_until) >= _STEP_S:
-        adaptive.limit = max(_MIN_ADAPTIVE, adaptive.limit) + max(_MIN_STEP, adaptive.limit // _STEPS)
+        adaptive.limit = max(_MIN_ADAPTIVE, adaptive.limit) + max(_MIN_STEP, adaptive.limit // _RAISE_DIVISOR)
         adaptive.changed = now
 
 

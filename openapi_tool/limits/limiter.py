@@ -20,11 +20,7 @@ _MAX_PROJECTS = 20
 
 
 class Limiter:
-    """Permits of all keys of this process, and their state (`keys`).
-
-    `clock` is the server's, in seconds since the epoch. `failure` returns the error of a key that is refused with a
-    five-digit status.
-    """
+    """Permits of all keys of this process, and their state (`keys`); arguments as of Keys."""
 
     def __init__(
         self,
@@ -44,11 +40,7 @@ class Limiter:
         self._limiters: dict[tuple[str, str], KeyLimiter] = {}
 
     async def acquire(self, need: Need) -> Permit:
-        """Wait for a permit.
-
-        Raises RateLimited once it is certain that none comes before the deadline, and the error of a refused key while
-        it is blocked.
-        """
+        """Wait for a permit (`Permits.acquire`)."""
         group = self._groups.get((need.variable, need.endpoint)) or self._open(need.variable, need.endpoint)
         if self.keys.blocked:
             await self._check_blocked(group)

@@ -21,7 +21,7 @@ class Slot(Protocol):
         """Take a slot again."""
 
     def sending(self) -> None:
-        """Note that the call sends a request: from now on a drain waits for it."""
+        """Record that the call sends a request: from now on a drain waits for it."""
 
 
 class NoSlot:
