@@ -1,4 +1,7 @@
-"""Account of a budget in one replica: requests reserve from its block or, if it is too small, in the shared record."""
+"""Account of a budget in one replica.
+
+Requests reserve from the replica's block (a part of the budget taken in advance) or, if it is too small, in the record.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,8 @@ _OWNER_TEXT = {
     "project_month": "of this project for this month",
 }
 _MAX_WRITE_ATTEMPTS = 16  # of a compare-and-set
-_POLL_S = 0.25
-_NEARLY_USED_PERCENT = 90
+_RETRY_S = 0.25  # after conflicts, or while other replicas may return blocks
+_NEARLY_USED_PERCENT = 90  # from which the model is told; the operator is told at 80
 
 
 class AccountId(NamedTuple):
@@ -57,11 +60,11 @@ class AccountId(NamedTuple):
 class _Waiter:
     need: Amount
     future: asyncio.Future[None]
-    short_since: float | None = None
+    uncovered_since: float | None = None
 
 
 class Account:
-    """Part of an account in this process. `name` is the KV key; `changed` is called after each write of the record."""
+    """Part of an account in one replica. `name` is the KV key; `changed` is called after each write of the record."""
 
     def __init__(
         self,
@@ -77,16 +80,16 @@ class Account:
         self._replica, self._changed = replica, changed
         self._store, self._now, self._outage = replica.store, replica.now, replica.outage
         self._waiting: list[_Waiter] = []
-        self._stored: tuple[int, bytes | None] | None = None
+        self._stored: tuple[int, bytes | None] | None = None  # revision and value
         self._write_outcome_unknown = False
         self._rerun_requested = False
         self._task: asyncio.Task[None] | None = None
-        self._logged = self._is_unreadable = False
+        self._refusal_logged = self._unreadable_logged = False
 
     def take(self, need: Amount, now: float) -> bool:
         """Reserve an amount from the block of this replica; return False if the block is too small.
 
-        Here and below, `need` is 0 for a resource without a limit. It stays so if limits change before it is settled.
+        Here and below, `need` is 0 for a resource that had no limit at the time of the reservation.
         """
         allowance = self.allowance
         if self._waiting or not allowance.take(need, now):
@@ -131,7 +134,7 @@ class Account:
             self._task = in_background(self._run(), "budget")
 
     def tick(self, now: float) -> None:
-        """Report if a report is due."""
+        """Report what is due."""
         if self.allowance.offline or self.allowance.is_due(now):
             self.wake()
 
@@ -188,7 +191,7 @@ class Account:
             waiting = list(self._waiting)
             needs = tuple(waiter.need for waiter in waiting)
             planned = self.allowance.plan(stored, needs, self._now(), journals=journals, leave=leave)
-            # No record for a refusal alone: refused sessions must not fill the store.
+            # Refused sessions must not fill the store.
             if stored is None and needs and self.allowance.drop_if_empty(planned):
                 self._decide(waiting, planned)
                 return
@@ -202,7 +205,7 @@ class Account:
                 self._decide(waiting, planned)
                 self._changed(self)
                 return
-        asyncio.get_running_loop().call_later(_POLL_S, self.wake)
+        asyncio.get_running_loop().call_later(_RETRY_S, self.wake)
 
     async def _read(self) -> None:
         revision, value = await self._store.read(self.name)
@@ -214,8 +217,8 @@ class Account:
         """Return a stored record, or the last known one if this version cannot read it."""
         if not value or ledger.is_readable(value):
             return value
-        if not self._is_unreadable:
-            self._is_unreadable = True
+        if not self._unreadable_logged:
+            self._unreadable_logged = True
             log.warning(
                 "the record of a budget of project %s cannot be read; its last known state is used",
                 self.id.project,
@@ -244,20 +247,20 @@ class Account:
             self._warn()
 
     def _may_be_returned(self, waiter: _Waiter, now: float) -> bool:
-        """Return whether other replicas may still return idle blocks: they have `RETURN_S` to do so."""
+        """Return whether other replicas may still return idle blocks."""
         allowance = self.allowance
-        waiter.short_since = now if waiter.short_since is None else waiter.short_since
+        waiter.uncovered_since = now if waiter.uncovered_since is None else waiter.uncovered_since
         covers = ledger.may_be_returned(allowance.record, allowance.name, waiter.need, allowance.limit, now)
-        return covers and now - waiter.short_since < RETURN_S
+        return covers and now - waiter.uncovered_since < RETURN_S
 
     def _fits_now(self, now: float) -> bool:
-        """Return whether the record covers a waiting request. If not, a wake-up would only write again."""
+        """Return whether the record covers a waiting request; else a write could grant nothing."""
         record, limit = self.allowance.record, self.allowance.limit
         remaining = limit.remaining(record.used.plus(record.held(now)))
         return any(remaining.covers(waiter.need) for waiter in self._waiting)
 
     def _wake_later(self) -> None:
-        asyncio.get_running_loop().call_later(_POLL_S, self._wake_if_waiting)
+        asyncio.get_running_loop().call_later(_RETRY_S, self._wake_if_waiting)
 
     def _wake_if_waiting(self) -> None:
         if self._waiting:
@@ -304,8 +307,8 @@ class Account:
         )
 
     def _log_first_refusal(self, detail: dict[str, Any]) -> None:
-        if not self._logged:
-            self._logged = True
+        if not self._refusal_logged:
+            self._refusal_logged = True
             log.warning(
                 "the budget %s of project %s is used up", detail["budget"], self.id.project,
                 extra={"action": "budget.exceeded", **self._log_fields(), **detail},
@@ -314,7 +317,7 @@ class Account:
     def _warn(self) -> None:
         metrics.BUDGET_WARNINGS.labels(self.id.scope).inc()
         log.warning(
-            "80 %% of a budget of project %s are used",
+            "80 %% of a budget of project %s are used",  # ledger._WARN_PERCENT
             self.id.project,
             extra={"action": "budget.low", **self._log_fields(), **self.left()},
         )
@@ -355,7 +358,7 @@ class Account:
         return f"[The budget {of} is nearly used up: {' and '.join(named)} are left{renews}.]"
 
     @property
-    def share(self) -> float:
+    def used_fraction(self) -> float:
         """Used fraction of the budget; above 1 if more was used."""
         pairs = zip(self.allowance.limit, self.allowance.taken, strict=True)
         return max((taken / max(1, limit) for limit, taken in pairs if limit is not None), default=0.0)
@@ -369,7 +372,7 @@ class Account:
             **self.left(),
             "requests_used": used.requests,
             "tokens_used": used.tokens,
-            "share": round(self.share, 4),
+            "share": round(self.used_fraction, 4),
             "offline": self.allowance.offline,
             "at": datetime.fromtimestamp(self._now(), UTC).isoformat(timespec="seconds"),
         }

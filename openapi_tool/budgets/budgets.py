@@ -171,7 +171,7 @@ class Budgets:
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the most used accounts that this replica knows, those of projects first."""
         ranked = (account for accounts in self._most_used.values() for account in accounts.values())
-        accounts = sorted(ranked, key=lambda each: (each.id.who != "", -each.share))
+        accounts = sorted(ranked, key=lambda each: (each.id.who != "", -each.used_fraction))
         return [account.snapshot() for account in accounts[:_MAX_LISTED]]
 
     def outage(self) -> str:
@@ -179,8 +179,8 @@ class Budgets:
         return self._outage.reason
 
     def most_used(self, scope: str) -> float:
-        """Return the largest used share of the accounts of a scope."""
-        return max((account.share for account in self._most_used[scope].values()), default=0.0)
+        """Return the largest used fraction of the accounts of a scope."""
+        return max((account.used_fraction for account in self._most_used[scope].values()), default=0.0)
 
     async def aclose(self) -> None:
         """Report what was used, give all blocks back, and stop."""
@@ -263,5 +263,5 @@ class Budgets:
         found = self._most_used[account.id.scope]
         found[account.name] = account
         if len(found) > 2 * _MAX_RANKED:
-            largest = heapq.nlargest(_MAX_RANKED, found.values(), key=lambda each: each.share)
+            largest = heapq.nlargest(_MAX_RANKED, found.values(), key=lambda each: each.used_fraction)
             self._most_used[account.id.scope] = {each.name: each for each in largest}

@@ -362,12 +362,12 @@ def test_an_estimate_is_the_mean_of_the_tool_and_a_nearly_used_budget_is_reporte
 def test_a_scrape_reads_a_bounded_number_of_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be 20,000 accounts; the most used one is among those that are read."""
     read = 0
-    share = Account.share
+    fraction = Account.used_fraction
 
     def counted(account: Account) -> float:
         nonlocal read
         read += 1
-        found: float = share.__get__(account)
+        found: float = fraction.__get__(account)
         return found
 
     async def work() -> None:
@@ -377,7 +377,7 @@ def test_a_scrape_reads_a_bounded_number_of_accounts(monkeypatch: pytest.MonkeyP
         sessions = [CALLER._replace(session=str(number)) for number in range(600)]
         for session in [*sessions, *[sessions[7]] * 9]:
             await pod.call(session)
-        monkeypatch.setattr(Account, "share", property(counted))
+        monkeypatch.setattr(Account, "used_fraction", property(counted))
         read = 0
         assert pod.budgets.most_used("session") == 1.0
         assert read <= 200
