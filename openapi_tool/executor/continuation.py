@@ -138,15 +138,15 @@ class Continuation:
             return RenderedResult(framed(parts) + cost), None
         truncated = truncate(items, limit)
         shown = framed(truncated.parts) + cost
-        missing = _missing(truncated)
+        missing = _left_out(truncated)
         if not output.may_store:
-            note = f"[{missing} They are not kept.{_shorter_result_advice(definition)}]"
-            return RenderedResult(f"{shown}\n\n{note}", truncated=True), None
+            last = f"[{missing} They are not kept.{_shorter_result_advice(definition)}]"
+            return RenderedResult(f"{shown}\n\n{last}", truncated=True), None
         stored = yield from stored_text(items, truncated.stored_items)
         artifact = Artifact(stored.card_id, stored.chars, stored.sha256, "")
         if cannot_continue:
-            note = f"[{missing} This tool cannot show them.{_shorter_result_advice(definition)}]"
-            return RenderedResult(f"{shown}\n\n{note}", truncated=True, artifact_ref=artifact.reference), stored
+            last = f"[{missing} This tool cannot show them.{_shorter_result_advice(definition)}]"
+            return RenderedResult(f"{shown}\n\n{last}", truncated=True, artifact_ref=artifact.reference), stored
         return self._with_cursor(shown, missing, artifact, truncated.next, definition, owner), stored
 
     async def resume(
@@ -212,7 +212,7 @@ class Continuation:
 
 
 def _storable(items: Sequence[Item]) -> Steps[Sequence[Item]]:
-    """Return items whose texts jsonb accepts. Small items are checked as one text, which is nearly always accepted."""
+    """Return items whose texts jsonb accepts; small items are checked as one text."""
     if items_chars(items) <= SMALL:
         text = "".join(chain.from_iterable(items))
         if storable_text(text) is text:
@@ -243,7 +243,8 @@ def _unseen_chars(stored_items: Sequence[StoredItem], place: Place | None) -> in
     return sum(max(0, item.end - max(item.shown, place.start)) for item in stored_items) if place else 0
 
 
-def _missing(truncated: Truncated) -> str:
+def _left_out(truncated: Truncated) -> str:
+    """Return a sentence about what was left out."""
     cut_items = sum(shown.left > 0 for shown in truncated.parts)
     unseen = sum(not shown.text for shown in truncated.parts if shown.left)
     where = f" in {counted(cut_items, 'item')}" if len(truncated.stored_items) > 1 else ""

@@ -131,7 +131,7 @@ class Pipeline:
             return DeadLetter(refusal.reason, refusal.message, refusal.terminate)
         except Unavailable as outage:
             metrics.REQUEUED.inc()
-            # Without the operator's remedy: the health report logs it once, this line for each requeued command.
+            # The health report logs the remedy once; this reason is logged for each command.
             return Requeue(self._options.executor.requeue_delay_s, reason=outage.problem)
         except Exception as defect:
             raise_if_cancelled(defect)

@@ -71,7 +71,7 @@ class Kernel(Artifacts, Protocol):
         """Load all records of a call in one round trip."""
 
     async def last_result_age_s(self, project_id: str, agent_turn_id: str, step_id: str) -> float | None:
-        """Return how many seconds ago the last call of a step was answered, None if none was."""
+        """Return the age of the step's newest result in seconds, None without one."""
 
     async def commit(self, card: Card, report: Report, artifact: ArtifactCard | None, *, retry: bool = False) -> bool:
         """Write result card, artifact, inbox row and edge in one transaction; return False if nothing was written.

@@ -1,4 +1,4 @@
-"""Search in the stored text of a long result, at no upstream cost: windows, passages, cursors to read on from each."""
+"""Search in the stored text of a long result, at no upstream cost; each passage found gets a cursor to read on from."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from openapi_tool.tools.truncation import (
     where_in,
 )
 
-_WINDOW_CHARS = 512 * 1024
+_WINDOW_CHARS = 512 * 1024  # read from the database at once
 _LOOK_BACK_CHARS = 64 * 1024
 """Characters before a passage that are searched for the start of its code block or table."""
 _FORCE_SLICING = SMALL + 1
@@ -70,7 +70,7 @@ def requested_search(definition: ToolDefinition, arguments: Arguments, cursor: s
     given = sorted(name for name in _SEARCH_ARGUMENTS & arguments.by_model if arguments.values[name] not in (None, ""))
     problems = [problem for name in given if (problem := _problem(name, arguments.values[name], cursor))]
     if cursor is None:
-        problems = problems[:1]
+        problems = problems[:1]  # all ask for the same: call without it first
     elif len(given) > 1:
         problems.append(f"{FIND}: cannot be given together with {QUESTION}; give one of them")
     if problems:
@@ -116,10 +116,10 @@ class StoredSearch:
             spans = await self._slicer.run(search.spans(), artifact.chars)
             passages = [await self._passage(text, stored_items, span) for span in spans]
         chars = sum(item.end - item.start for item in stored_items)
-        page = _Page(partial(self._cursor, owner, artifact.card_id), artifact, chars, passages, limit)
-        return page.places(phrase, cursor) if phrase else page.answers(cursor)
+        result = _SearchResult(partial(self._new_cursor, owner, artifact.card_id), artifact, chars, passages, limit)
+        return result.of_phrase(phrase, cursor) if phrase else result.of_question(cursor)
 
-    def _cursor(self, owner: CallOwner, card_id: str, start: int, opening: int | None = None) -> str:
+    def _new_cursor(self, owner: CallOwner, card_id: str, start: int, opening: int | None = None) -> str:
         return self._cursors.issue(owner.project_id, owner.agent_id, Position(card_id, start, opening))
 
     async def _passage(self, text: _Windows, stored_items: Sequence[StoredItem], span: Span) -> _Passage:
@@ -152,7 +152,7 @@ class _Windows:
         return await self._load(0)
 
     async def read(self, start: int, end: int) -> str:
-        """Return the text from `start` to `end`, or a whole window from `start` on if that is shorter."""
+        """Return the text from `start` to `end`, at most one window of it."""
         if not self._start <= start <= end <= self._start + len(self._text):
             await self._load(start)
         return self._text[start - self._start : end - self._start]
@@ -223,48 +223,48 @@ def _passage_start(window: str, at: int, before: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Page:
-    """Text of a search result; `cursor` issues a cursor for a position, `chars` is the length of the searched text."""
+class _SearchResult:
+    """Text of a search result; `chars` is the length of the searched text."""
 
-    cursor: Callable[..., str]
+    new_cursor: Callable[..., str]
     artifact: Artifact
     chars: int
     passages: Sequence[_Passage]
     limit: Limit
 
-    def places(self, phrase: Phrase, cursor: str) -> tuple[ToolOutput, RenderedResult]:
-        """Return the places of a phrase: those after the cursor or, if there are none, those before it."""
+    def of_phrase(self, phrase: Phrase, cursor: str) -> tuple[ToolOutput, RenderedResult]:
+        """Return the matches of a phrase: those after the cursor or, if there are none, those before it."""
         total = phrase.before + phrase.after
         if not total:
-            return self._nothing(
-                f"Not found in {self._text}. Try fewer or other words, in the language of the text, or {QUESTION} "
+            return self._no_match(
+                f"Not found in {self._searched}. Try fewer or other words, in the language of the text, or {QUESTION} "
                 f"in place of {FIND}",
                 cursor,
             )
         parts = self._parts(_PHRASE_NOTES_CHARS)
         left = (phrase.after or phrase.before) - len(parts)
-        first = f"[Found in {_count(total, 'place')} of {self._text}; {len(parts)} shown. {_READ_ON}"
+        first = f"[Found in {_count(total, 'place')} of {self._searched}; {len(parts)} shown. {_READ_ON}"
         if phrase.before and phrase.after:
-            first += f' {phrase.before:,} before your cursor: for those give cursor "{self.cursor(0)}" and {FIND}.'
-        following = self.cursor(self.passages[len(parts)].at) if left else None
+            first += f' {phrase.before:,} before your cursor: for those give cursor "{self.new_cursor(0)}" and {FIND}.'
+        following = self.new_cursor(self.passages[len(parts)].at) if left else None
         last = f'[{_count(left, "more place")}: call again with the same {FIND} and cursor "{following}".]'
         return self._shown(f"{first}]", parts, last if left else "", following, total)
 
-    def answers(self, cursor: str) -> tuple[ToolOutput, RenderedResult]:
+    def of_question(self, cursor: str) -> tuple[ToolOutput, RenderedResult]:
         """Return the passages that match a question best."""
         if not self.passages:
-            return self._nothing(
-                f"No word of the question is in {self._text}. Ask in the words and the language of the text", cursor
+            return self._no_match(
+                f"No word of the question is in {self._searched}. Ask in the words and the language of the text", cursor
             )
         parts = self._parts(_QUESTION_NOTES_CHARS)
-        first = f"[{_count(len(parts), 'passage')} of {self._text}, the best for the question first. {_READ_ON}]"
+        first = f"[{_count(len(parts), 'passage')} of {self._searched}, the best for the question first. {_READ_ON}]"
         return self._shown(first, parts)
 
     @property
-    def _text(self) -> str:
+    def _searched(self) -> str:
         return f"the {self.chars:,} characters kept of this result"
 
-    def _nothing(self, why: str, cursor: str) -> tuple[ToolOutput, RenderedResult]:
+    def _no_match(self, why: str, cursor: str) -> tuple[ToolOutput, RenderedResult]:
         return self._shown(f'[{why}; or read on with only cursor "{cursor.strip()}".]', [])
 
     def _parts(self, reserved_chars: int) -> list[Part]:
@@ -273,7 +273,7 @@ class _Page:
         tokens = self.limit.tokens - (INTRO_CHARS + reserved_chars) // AROUND_CHARS_PER_TOKEN
         parts: list[Part] = []
         for number, passage in enumerate(self.passages[:MAX_SHOWN], start=1):
-            heading = f'[{number}: {passage.where}; cursor "{self.cursor(passage.start, passage.opening)}"]'
+            heading = f'[{number}: {passage.where}; cursor "{self.new_cursor(passage.start, passage.opening)}"]'
             around = len(heading) + len(passage.lines) + AROUND_CHARS
             space -= around
             tokens -= around // AROUND_CHARS_PER_TOKEN
