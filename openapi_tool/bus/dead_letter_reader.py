@@ -55,13 +55,13 @@ async def abandoned_commands(
     client: Client,
     options: DurableOptions,
     recorded: Collection[int],
-    answered: Callable[[Delivery], Awaitable[bool]],
+    has_result: Callable[[Delivery], Awaitable[bool]],
 ) -> list[DeadLetter]:
     """Return the commands below the durable's ack floor that have neither a result nor a dead letter.
 
     JetStream never redelivers a command that used up its deliveries (`max_deliver` of another executor's durable).
-    `recorded` are the stream sequences of commands with a dead letter; `answered` returns whether a result
-    exists. Raises nats.errors.Error.
+    `recorded` are the stream sequences of commands with a dead letter; `has_result` returns whether a
+    result exists. Raises nats.errors.Error.
     """
     jetstream = client.jetstream()
     stream = await jetstream.find_stream_name_by_subject(options.filter_subject)
@@ -72,7 +72,7 @@ async def abandoned_commands(
         if floor is None or number > floor.stream_seq:
             break
         delivery = delivery_of(message)
-        if number not in recorded and not await answered(delivery):
+        if number not in recorded and not await has_result(delivery):
             found.append(_abandoned(delivery))
     return found
 

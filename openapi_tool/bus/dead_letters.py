@@ -38,8 +38,8 @@ _TIMEOUT_S = 5.0
 _LAST_DELIVERY = 5
 """During an outage the command is requeued until this delivery; then it is settled without a record."""
 
-_CONCURRENT = 8
-"""Limit of records that are built and stored concurrently, shared fairly by projects: a flood must not starve calls."""
+_MAX_CONCURRENT = 8
+"""Limit of records that are stored concurrently, shared fairly by projects: a flood must not starve calls."""
 
 _STORE_FAILED = 10077  # the stream is full
 _TOO_LARGE = 10054
@@ -57,7 +57,7 @@ class DeadLetters:
         self._client = client
         self._redactor = redactor
         self._replicas = replicas
-        self._permits = FairSemaphore(_CONCURRENT)
+        self._permits = FairSemaphore(_MAX_CONCURRENT)
         self._subject_per_project = True
         self._inspected = False
 

@@ -1,4 +1,4 @@
-"""Check connection and durable once a second, restore the durable's settings, and adapt its limit to a backlog."""
+"""Check connection and durable once a second, restore the durable's settings, and adapt `max_ack_pending`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import nats.errors
 
 from openapi_tool.bus.ack_floor import AckFloor, save_ack_floor
 from openapi_tool.bus.client import BusClient
-from openapi_tool.bus.durable_state import DurableMissing, DurableState, NotAnswered, observe
+from openapi_tool.bus.durable_state import DurableMissing, DurableState, ErrorReply, observe
 from openapi_tool.bus.server_clock import ServerClock
 from openapi_tool.bus.streams import (
     UNLIMITED,
@@ -30,13 +30,12 @@ from openapi_tool.telemetry.health import CONSUMER, NATS, Health
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 1.0
-_START_INTERVAL_S = 0.1
-"""Check interval until the durable is found or created, so that a start does not take a second longer."""
+_START_INTERVAL_S = 0.1  # until the durable is found or created
 
 _FAILURES_BEFORE_RECONNECT = 3
-"""Failed checks before a reconnect. It may not help, so the next follow after 2, 4, 8, … times as many."""
+"""Failed checks before a reconnect; the next reconnects follow after 2, 4, 8, … times as many."""
 
-_MAX_SILENCE_S = 15.0
+_MAX_SILENCE_S = 15.0  # after 12.5 s PullConsumer has sent another request
 _RESTORE_RETRY_S = 60.0  # until the next attempt to restore settings that are still wrong
 _SAVE_FLOOR_INTERVAL_S = 10.0
 _WARN_FULL_EVERY_S = 60.0
@@ -118,10 +117,10 @@ class DurableMonitor:
             self._record("", self._problem(state))
             await self._follow_up(durable, state)
         except DurableMissing as error:
-            self._saved_floor = 0
+            self._saved_floor = 0  # a new durable has its own
             self._record("", f"the durable {durable.name} is missing")
             self._consumer.ensure_durable_again(str(error))
-        except (NotAnswered, nats.errors.NoRespondersError) as error:
+        except (ErrorReply, nats.errors.NoRespondersError) as error:
             self._record("", f"JetStream cannot answer: {error}")
         except (nats.errors.Error, OSError) as error:
             await self._no_answer(error)
@@ -168,8 +167,8 @@ class DurableMonitor:
         await self._save_floor(durable, state)
         if state.ack_wait_s > 0:
             self._consumer.use_ack_wait(state.ack_wait_s)
-        seen, self._last_state = self._last_state, state
-        changed = seen is None or _settings(seen) != _settings(state)
+        previous, self._last_state = self._last_state, state
+        changed = previous is None or _settings(previous) != _settings(state)
         if changed or time.monotonic() - self._checked_settings_at >= _RESTORE_RETRY_S:
             self._checked_settings_at = time.monotonic()
             self._log_differences(state, changed=changed)
@@ -257,7 +256,7 @@ class DurableCapacity:
         self._warned_at = -math.inf
 
     async def adapt(self, durable: Durable, state: DurableState) -> None:
-        """Raise the limit to twice the backlog if it is reached; lower it to `minimum` once the backlog is gone."""
+        """Raise the limit to twice the backlog if it is reached; lower it to `minimum` once that is enough again."""
         backlog = state.ack_pending + state.pending
         full = state.pending > 0 and 0 < state.max_ack_pending <= state.ack_pending
         if full:

@@ -26,8 +26,8 @@ class DurableMissing(nats.errors.Error):
     """The durable or its stream does not exist."""
 
 
-class NotAnswered(nats.errors.Error):
-    """JetStream answered with an error, for example that it has no leader."""
+class ErrorReply(nats.errors.Error):
+    """JetStream replied with an error, such as that it has no leader, or with an invalid message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class DurableState:
 async def observe(client: BusClient, durable: Durable, clock: ServerClock) -> DurableState:
     """Return the state of the durable, and pass the server's time to `clock`.
 
-    Raises DurableMissing, NotAnswered, or without a reply within REPLY_TIMEOUT_S another nats.errors.Error or OSError.
+    Raises DurableMissing, ErrorReply, or without a reply within REPLY_TIMEOUT_S another nats.errors.Error or OSError.
     """
     requested_at = time.monotonic()
     reply = await client.request(f"$JS.API.CONSUMER.INFO.{durable.stream}.{durable.name}", b"", timeout=REPLY_TIMEOUT_S)
     replied_at = time.monotonic()
     answer = _decoded(reply.data)
     if error := answer.get("error"):
-        kind = DurableMissing if error.get("code") == _NOT_FOUND else NotAnswered
+        kind = DurableMissing if error.get("code") == _NOT_FOUND else ErrorReply
         raise kind(f"{error.get('description')} ({error.get('err_code')})")
     if timestamp := answer.get("ts"):  # absent before nats-server 2.10
         clock.observe(_seconds(timestamp), requested_at, replied_at)
@@ -73,7 +73,7 @@ def _decoded(data: bytes) -> Mapping[str, Any]:
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        raise NotAnswered("the reply is not a JSON object")
+        raise ErrorReply("the reply is not a JSON object")
     return answer
 
 
@@ -81,7 +81,7 @@ def _seconds(timestamp: object) -> float:
     try:
         return datetime.fromisoformat(str(timestamp)).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise NotAnswered("the reply's timestamp `ts` cannot be parsed") from None
+        raise ErrorReply("the reply's timestamp `ts` cannot be parsed") from None
 
 
 def _state(answer: Mapping[str, Any]) -> DurableState:

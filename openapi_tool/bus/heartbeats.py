@@ -24,11 +24,11 @@ _DUE_SHARE = 0.45
 _CHECK_SHARE = 1 / 12
 """Fraction of AckWait between two checks for due heartbeats."""
 
-_LIMIT_SHARE = 1 / 10
+_TIMEOUT_SHARE = 1 / 10
 """Timeout of one heartbeat as a fraction of AckWait: 0.45 + 2 * (1/12 + 1/10) is less than 1."""
 
-_AT_ONCE = 64
-"""Concurrent heartbeats. Hundreds are due together after a stall; sent one by one, the last would be too late."""
+_MAX_CONCURRENT = 64
+"""Hundreds of heartbeats are due together after a stall; sent one by one, the last would be too late."""
 
 
 class Heartbeats:
@@ -49,12 +49,12 @@ class Heartbeats:
         due_before = self._clock() - self.ack_wait_s * _DUE_SHARE
         due = [work for work in running if work.last_progress_ack <= due_before and not work.message.is_acked]
         due.sort(key=lambda work: work.last_progress_ack)
-        at_once = asyncio.Semaphore(_AT_ONCE)
-        await asyncio.gather(*(self._beat(work, at_once) for work in due))
+        permits = asyncio.Semaphore(_MAX_CONCURRENT)
+        await asyncio.gather(*(self._beat(work, permits) for work in due))
 
-    async def _beat(self, work: Held, at_once: asyncio.Semaphore) -> None:
+    async def _beat(self, work: Held, permits: asyncio.Semaphore) -> None:
         try:
-            async with asyncio.timeout(self.ack_wait_s * _LIMIT_SHARE), at_once:
+            async with asyncio.timeout(self.ack_wait_s * _TIMEOUT_SHARE), permits:
                 sent_at = self._clock()
                 await work.message.in_progress()
                 if work.lease is not None:

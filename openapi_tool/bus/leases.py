@@ -75,7 +75,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Ownership of a redelivered command; `lost` runs of it never ended."""
+    """Ownership of a redelivered command, of which `lost` runs never ended."""
 
     key: str
     lost: int
@@ -140,11 +140,11 @@ class Leases:
         await self._change(lease.key, _without_owner)
 
     async def hand_back(self, delivery: Delivery, *, forgive: bool) -> None:
-        """Release the lease of a command whose run ends without settling it; `forgive` takes it off the lost runs."""
+        """Release the lease of a command that is not settled; `forgive` takes its run off the lost ones."""
 
         def free(record: Record) -> Record:
-            counted = _without_owner(replace(record, lost=max(0, record.lost - forgive)))
-            return self._with_event(counted, RunEvent.HANDED_BACK, delivery.attempt)
+            released = _without_owner(replace(record, lost=max(0, record.lost - forgive)))
+            return self._with_event(released, RunEvent.HANDED_BACK, delivery.attempt)
 
         await self._change(_key(delivery), free)
 

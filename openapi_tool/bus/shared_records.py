@@ -37,7 +37,7 @@ OnChange = Callable[[str, int, bytes], None]
 
 MAX_VALUE_BYTES = 256 * 1024
 _TIMEOUT_S = 2.0
-_MAX_DIGITS = 20
+_MAX_DIGITS = 20  # of a revision
 _NAME_BYTES = 5  # of a replica in the records of limits, which contain up to 1,000 names
 _SUFFIX_BYTES = 3
 
@@ -97,11 +97,7 @@ class SharedRecords:
 
 
 class SharedLimits:
-    """Limiter of this process, and its store.
-
-    `clock` is the server's, in seconds since the epoch; `failure` returns the error of a key that is refused with a
-    five-digit status.
-    """
+    """Limiter of this process, and its store; arguments as of Keys."""
 
     def __init__(self, options: LimitOptions, clock: Callable[[], float], failure: Callable[[int], ToolError]) -> None:
         self._records = SharedRecords(LIMITS)

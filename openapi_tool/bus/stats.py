@@ -98,7 +98,7 @@ class _Work(_StrictModel):
     waiting: Annotated[list[int], _MAX_HELD] = []
 
 
-class _Answer(_StrictModel):
+class _Statistics(_StrictModel):
     """Fields that commands compute with, so their types are checked; other fields are only displayed."""
 
     instance: Annotated[str, Field(max_length=256)]
@@ -153,9 +153,9 @@ async def _answer_requests(client: Client, snapshot: Callable[[], Mapping[str, A
 
 
 async def gather_stats(client: Client, within_s: float) -> list[dict[str, Any]]:
-    """Return the statistics of all replicas that answer within `within_s` seconds, by instance.
+    """Return the statistics of all replicas that answer within `within_s` seconds, sorted by instance.
 
-    If several answers have the same name, the first counts; `answers` is their number. Raises nats.errors.Error.
+    Of several answers of one instance the first counts; its field `answers` is their number. Raises nats.errors.Error.
     """
     inbox = f"{SUBJECT}.{secrets.token_hex(8)}"
     answers = await client.subscribe(inbox)
@@ -194,7 +194,7 @@ def _problem(value: Mapping[str, Any]) -> str | None:
     if not _is_nested_at_most(value, _MAX_DEPTH):
         return f"it is nested more than {_MAX_DEPTH} deep"
     try:
-        _Answer.model_validate(value)
+        _Statistics.model_validate(value)
     except ValidationError as error:
         [first, *_] = error.errors(include_url=False, include_input=False)
         return f"{'.'.join(map(str, first['loc']))[:_MAX_CHARS]}: {first['msg']}"
