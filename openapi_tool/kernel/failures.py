@@ -39,9 +39,9 @@ KINDS: dict[str, Kind] = {
 """Kind by SQLSTATE (five characters), else by its class (first two)."""
 
 _OPERATOR = "An operator must correct this: "
-GRANTS = f"{_OPERATOR}grant what `openapi-tool sql grants` prints"
-MIGRATIONS = f"{_OPERATOR}check that it is the kernel's database of the configured version, with all its migrations"
-OTHER_VERSION = f"{_OPERATOR}set protocol.version, or name each database in the section of its own version"
+GRANT_PRIVILEGES = f"{_OPERATOR}grant what `openapi-tool sql grants` prints"
+RUN_MIGRATIONS = f"{_OPERATOR}check that it is the kernel's database of the configured version, with all its migrations"
+SET_VERSION = f"{_OPERATOR}set protocol.version, or name each database in the section of its own version"
 _POOLER = f"{_OPERATOR}a pooler in transaction mode is in between; set postgres.prepared_statements = false"
 _LOST_STATEMENT = ("26000", "42P05")
 _CONTENTION = ("40", "55P03", "57014")  # conflict, lock, timeout
@@ -156,7 +156,7 @@ def located(problem: str, where: str, setting: str = DSN_SETTING) -> str:
 def _remedy(sqlstate: str | None) -> str:
     if sqlstate == _NO_DATABASE:
         return f"{_OPERATOR}check the database's name in {DSN_SETTING}"
-    return GRANTS if sqlstate == _DENIED else MIGRATIONS
+    return GRANT_PRIVILEGES if sqlstate == _DENIED else RUN_MIGRATIONS
 
 
 _CONNECTION, _STATEMENT = _Translation(_as_unavailable), _Translation(_statement_error)

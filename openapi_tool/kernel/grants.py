@@ -80,4 +80,4 @@ where not coalesce(has_any_column_privilege(to_regclass(name), privilege), false
 """  # noqa: S608 - constants only
 
 
-MISSING = _missing()
+MISSING_GRANTS = _missing()

@@ -11,7 +11,7 @@ from openapi_tool.protocol.report import Report
 
 
 class GuardedStore:
-    """KernelStore that reports its loads and commits to a circuit breaker; same methods, same errors."""
+    """KernelStore with a circuit breaker; same methods, same errors."""
 
     def __init__(self, store: KernelStore, breaker: CircuitBreaker) -> None:
         self._store = store

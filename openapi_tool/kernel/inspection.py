@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from openapi_tool.kernel.failures import GRANTS, MIGRATIONS, OTHER_VERSION, ReadOnly
-from openapi_tool.kernel.grants import MISSING
+from openapi_tool.kernel.failures import GRANT_PRIVILEGES, RUN_MIGRATIONS, SET_VERSION, ReadOnly
+from openapi_tool.kernel.grants import MISSING_GRANTS
 from openapi_tool.kernel.statements import STATEMENTS, Statements
 from openapi_tool.protocol.errors import NeedsOperator
 
-_ACCESS = f"select ({MISSING}) as missing, current_setting('transaction_read_only') = 'on' as read_only"
+_ACCESS = f"select ({MISSING_GRANTS}) as missing, current_setting('transaction_read_only') = 'on' as read_only"
 
 # Read from the catalogue, as every role may, to distinguish a missing table from a missing grant.
 _MISSING_TABLES = """
@@ -63,7 +63,7 @@ class UniqueIndex:
 
 
 # Without them a call could get two results. Compared by columns, since the kernel may choose any names.
-NEEDED = (
+NEEDED_INDEXES = (
     UniqueIndex("cards", frozenset({"tenant_id", "tool_call_id"}), "metadata->>'type'='tool.result'"),
     UniqueIndex("state.agent_inbox", frozenset({"project_id", "message_type", "correlation_id"})),
     UniqueIndex("state.execution_edges", frozenset({"project_id", "correlation_id", "primitive", "edge_phase"})),
@@ -74,9 +74,9 @@ async def check_access(connection: asyncpg.Connection, timeout_s: float | None =
     """Check privileges, tables and that the database is writable, in one statement. Raises Unavailable."""
     row = await connection.fetchrow(_ACCESS, timeout=timeout_s)
     if row["missing"] and (absent := await connection.fetchval(_MISSING_TABLES, timeout=timeout_s)):
-        raise NeedsOperator(f"PostgreSQL: missing: table {absent}", MIGRATIONS)
+        raise NeedsOperator(f"PostgreSQL: missing: table {absent}", RUN_MIGRATIONS)
     if row["missing"]:
-        raise NeedsOperator(f"PostgreSQL: missing: {row['missing']}", GRANTS)
+        raise NeedsOperator(f"PostgreSQL: missing: {row['missing']}", GRANT_PRIVILEGES)
     if row["read_only"]:
         raise ReadOnly
 
@@ -95,8 +95,8 @@ async def inspect(connection: asyncpg.Connection, statements: Statements, timeou
         raise
     rows = await connection.fetch(_UNIQUE_INDEXES, timeout=timeout_s)
     existing = {unique_index(row["name"], row["keys"], row["predicate"]) for row in rows}
-    if missing := [str(index) for index in NEEDED if index not in existing]:
-        raise NeedsOperator(f"PostgreSQL: missing: unique index on {'; '.join(missing)}", MIGRATIONS)
+    if missing := [str(index) for index in NEEDED_INDEXES if index not in existing]:
+        raise NeedsOperator(f"PostgreSQL: missing: unique index on {'; '.join(missing)}", RUN_MIGRATIONS)
 
 
 async def refuse_other_version(
@@ -109,7 +109,7 @@ async def refuse_other_version(
     if len(versions) == 1 and expected not in versions:
         raise NeedsOperator(
             f"PostgreSQL: this is a database of protocol {versions.pop()}, but {expected} is configured for it",
-            OTHER_VERSION,
+            SET_VERSION,
         )
 
 
@@ -119,5 +119,5 @@ def unique_index(table: str, keys: Iterable[str], predicate: str) -> UniqueIndex
 
 
 def _normalized(expression: str) -> str:
-    """Return an expression without `_DECORATION`. Only NOT NULL is lower-cased, since case matters in literals."""
+    """Return an expression without `_DECORATION`. Case matters in literals, so only NOT NULL is lower-cased."""
     return _DECORATION.sub("", expression).replace("ISNOTNULLAND", "isnotnulland")

@@ -163,12 +163,12 @@ class KernelStore:
             async with asyncio.timeout(timeout_s):
                 await self._permits.take(project_id)
                 try:
-                    return await self._connection_of_pool()
+                    return await self._from_pool()
                 except BaseException:
                     self._permits.give(project_id)
                     raise
 
-    async def _connection_of_pool(self) -> asyncpg.Connection:
+    async def _from_pool(self) -> asyncpg.Connection:
         """Return a connection; if the server refuses another one, wait for one of the pool to become idle."""
         while True:
             try:

@@ -48,8 +48,7 @@ order by created_at limit 10
 
 HAS_RESULT, LAST_RESULT_AGE, ARTIFACT = fragments.HAS_RESULT, fragments.LAST_RESULT_AGE, fragments.ARTIFACT
 
-# The request edge may be missing and is filled in. A snapshot does not show an edge that another transaction commits
-# meanwhile, so the unique index decides.
+# A missing request edge is added. Another transaction may add it at the same time: then the unique index decides.
 _REPORT = """
 request as (
     insert into state.execution_edges (

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from openapi_tool.kernel.inspection import NEEDED, unique_index
+from openapi_tool.kernel.inspection import NEEDED_INDEXES, unique_index
 from openapi_tool.kernel.store import KernelStore, PoolOptions
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.stack import EmbeddedStack
@@ -106,10 +106,10 @@ async def test_an_index_is_identified_by_its_columns_not_by_its_name(
 @requirement("postgres.failures")
 def test_an_index_on_more_rows_or_fewer_columns_does_not_match() -> None:
     where = "tool_call_id IS NOT NULL AND (metadata ->> 'type'::text) = 'tool.result'::text"
-    assert unique_index("cards", ["tenant_id", "md5(tool_call_id)"], where) == NEEDED[0]
-    assert unique_index("cards", ["tenant_id", "md5(tool_call_id)"], "") != NEEDED[0]
-    assert unique_index("cards", ["tenant_id"], where) != NEEDED[0]
-    assert unique_index("cards", ["tenant_id", "tool_call_id"], where.replace(".result", ".call")) != NEEDED[0]
+    assert unique_index("cards", ["tenant_id", "md5(tool_call_id)"], where) == NEEDED_INDEXES[0]
+    assert unique_index("cards", ["tenant_id", "md5(tool_call_id)"], "") != NEEDED_INDEXES[0]
+    assert unique_index("cards", ["tenant_id"], where) != NEEDED_INDEXES[0]
+    assert unique_index("cards", ["tenant_id", "tool_call_id"], where.replace(".result", ".call")) != NEEDED_INDEXES[0]
 
 
 @requirement("postgres.failures")
