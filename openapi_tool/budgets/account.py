@@ -115,7 +115,7 @@ class Account:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
             granted = waiter.future.done() and not waiter.future.cancelled() and waiter.future.exception() is None
-            if granted and not reserved:  # granted while the call was cancelled
+            if granted and not reserved:  # the call was cancelled meanwhile
                 self.allowance.settle(need, NOTHING, self._now())
 
     def settle(self, need: Amount, actual: Amount) -> None:
@@ -284,25 +284,25 @@ class Account:
         metrics.BUDGET_REFUSALS.labels(self.id.scope).inc()
         limit, taken = self.allowance.limit, self.allowance.taken
         requests = limit.requests is not None and taken.requests + need.requests > limit.requests
-        kind, most, used, more = (
+        kind, maximum, used, needed = (
             ("requests", limit.requests, taken.requests, need.requests)
             if requests or limit.tokens is None
             else ("tokens", limit.tokens, taken.tokens, need.tokens)
         )
-        of = _OWNER_TEXT[self.id.scope] + (" with this tool" if self.id.tool else "")
+        owner = _OWNER_TEXT[self.id.scope] + (" with this tool" if self.id.tool else "")
         renews = f"It renews at {self.period.renews}." if self.period.renews else "It does not renew."
         until = "before that" if self.period.renews else "in this session"
         detail = {
             "budget": f"{self.id.scope}_{kind}",
-            "limit": most,
+            "limit": maximum,
             "used": used,
-            "needed": more,
+            "needed": needed,
             "renews_at": self.period.renews or None,
         }
         self._log_first_refusal(detail)
         return BudgetExceeded(
-            f"The budget {of} does not cover this call, so nothing was sent: {used:,} of {most:,} {kind} are used or "
-            f"reserved, and it needs {more:,}. {renews} Do not call again {until}; go on with what you have.",
+            f"The budget {owner} does not cover this call, so nothing was sent: {used:,} of {maximum:,} {kind} are "
+            f"used or reserved, and it needs {needed:,}. {renews} Do not call again {until}; go on with what you have.",
             detail=detail,
         )
 
@@ -353,9 +353,9 @@ class Account:
             for kind in Limit._fields
             if getattr(limit, kind) is not None
         )
-        of = _OWNER_TEXT[self.id.scope] + (" with this tool" if self.id.tool else "")
+        owner = _OWNER_TEXT[self.id.scope] + (" with this tool" if self.id.tool else "")
         renews = f"; it renews at {self.period.renews}" if self.period.renews else ""
-        return f"[The budget {of} is nearly used up: {' and '.join(named)} are left{renews}.]"
+        return f"[The budget {owner} is nearly used up: {' and '.join(named)} are left{renews}.]"
 
     @property
     def used_fraction(self) -> float:

@@ -113,7 +113,7 @@ class Allowance:
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether nothing is held and all is reported."""
+        """Return whether nothing is held or unreported."""
         held = self._has_unwritten_change or (self.reserved, self.idle.positive()) != (NOTHING, NOTHING)
         return not held and self.total == self._reported
 
@@ -121,6 +121,7 @@ class Allowance:
         return self.idle.positive() != NOTHING and now - self.used_at >= IDLE_S
 
     def _ahead(self, now: float) -> Amount:
+        """Return the size of the next block."""
         if now - self.used_at >= IDLE_S:
             return NOTHING
         demand = self._demand * math.exp(-max(0.0, now - self.used_at) / _AHEAD_S)
@@ -198,11 +199,11 @@ class Allowance:
             return
         record = self.record
         remaining = self.limit.of(self.limit.remaining(record.used.plus(record.held(now)))).positive()
-        part = remaining.times(1 / (1 + record.replicas(now, excluding=self.name)))
+        share = remaining.times(1 / (1 + record.replicas(now, excluding=self.name)))
         if now < self._lease_ends_at:
-            self.idle = self.idle.plus(part)
+            self.idle = self.idle.plus(share)
         else:  # the record does not count what this replica holds
-            self.idle = part.minus(self.reserved).minus(self.limit.of(self.spent))
+            self.idle = share.minus(self.reserved).minus(self.limit.of(self.spent))
         self.offline, self._lease_ends_at, self._low_mark = True, math.inf, NOTHING
 
     @property

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from openapi_tool.budgets.account import SCOPES, Account, AccountId
 from openapi_tool.budgets.ledger import NOTHING, Amount, Limit
 from openapi_tool.budgets.periods import ALWAYS, Period, Periods
-from openapi_tool.budgets.replica import AccountStore, Journal, Outage, Replica, digest
+from openapi_tool.budgets.replica import AccountStore, Journal, Outage, Replica, record_key
 from openapi_tool.options import BudgetLimits, BudgetOptions, time_zone
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.shielding import in_background
@@ -30,29 +30,29 @@ _EXPIRED: tuple[float, list[Account]] = 0.0, []
 
 
 class Spender(NamedTuple):
-    """Caller that is charged; `project` as in AccountId, `lower` are the budgets of the tool's definition."""
+    """Caller that is charged; `project` as in AccountId, `tool_limits` are the budgets of the tool's definition."""
 
     project: str
     agent: str
     session: str
     tool: str
-    lower: BudgetLimits | None = None
+    tool_limits: BudgetLimits | None = None
 
 
 class Charge:
     """Accounts that the requests of one call are charged to, narrowest first."""
 
-    __slots__ = ("_accounts", "_budgets", "_is_used", "_spender")
+    __slots__ = ("_accounts", "_budgets", "_has_reserved", "_spender")
 
     def __init__(self, budgets: Budgets, spender: Spender, accounts: Sequence[Account]) -> None:
         self._budgets, self._spender, self._accounts = budgets, spender, accounts
-        self._is_used = False
+        self._has_reserved = False
 
     async def reserve(self, min_tokens: int, deadline: Deadline) -> Reservation:
         """Reserve the estimated cost of a request, at least `min_tokens`. Raises BudgetExceeded, ToolTimeout."""
         need = Amount(1, self._budgets.estimate(self._spender, min_tokens))
         reservation = Reservation(need, [])
-        budgets, self._is_used = self._budgets, True
+        budgets, self._has_reserved = self._budgets, True
         now = budgets.clock()
         try:
             for account in self._accounts:
@@ -69,7 +69,7 @@ class Charge:
 
     async def written(self) -> None:
         """Wait until the uses of the call are in the journal, or the write has failed."""
-        if self._is_used:
+        if self._has_reserved:
             await self._budgets.journal.written()
 
     def record_cost(self, tokens: int) -> None:
@@ -115,8 +115,7 @@ class Reservation:
 class Budgets:
     """Budgets of this process, named `replica`. `clock` is the server's, in seconds since the epoch.
 
-    `limited` is True if the settings have any budget. `active` are the accounts, by name, that hold something or must
-    report.
+    `limited`: the settings have a budget. `active`: the accounts, by name, that hold something or must report.
     """
 
     def __init__(self, replica: str, options: BudgetOptions, store: AccountStore, clock: Callable[[], float]) -> None:
@@ -126,6 +125,7 @@ class Budgets:
         self._replica = Replica(replica, store, clock, self._outage, self.journal)
         self.active: dict[str, Account] = {}
         self._most_used: dict[str, dict[str, Account]] = {scope: {} for scope in SCOPES}
+        # Expiry and accounts by project, agent and session.
         self._charged: dict[tuple[str, str, str], tuple[float, list[Account]]] = {}
         self._to_check: Iterator[tuple[tuple[AccountId, str], Account]] = iter(())
         self._periods = Periods(time_zone(options.time_zone))
@@ -138,7 +138,7 @@ class Budgets:
 
     def charge(self, spender: Spender) -> Charge | None:
         """Return the accounts that a call is charged to, None without any budget."""
-        project, agent, session, tool, lower = spender
+        project, agent, session, tool, tool_limits = spender
         now, key = self.clock(), (project, agent, session)
         until, accounts = self._charged.get(key, _EXPIRED)
         if now >= until:
@@ -146,8 +146,8 @@ class Budgets:
             if len(self._charged) >= _MAX_ACCOUNTS:
                 self._charged.clear()
             self._charged[key] = min((account.period.end for account in accounts), default=math.inf), accounts
-        if lower is not None:
-            accounts = [*accounts, *self._open(spender, lower, tool, now)]
+        if tool_limits is not None:
+            accounts = [*accounts, *self._open(spender, tool_limits, tool, now)]
         return Charge(self, spender, accounts) if accounts else None
 
     def estimate(self, spender: Spender, min_tokens: int) -> int:
@@ -207,7 +207,7 @@ class Budgets:
         key = account_id, period.name
         account = self._accounts.get(key)
         if account is None:
-            name = digest(*account_id, period.name)
+            name = record_key(*account_id, period.name)
             account = Account(name, account_id, limit, period, self._replica, self._rank)
             self._accounts[key] = self._by_name[name] = account
             self._rank(account)
@@ -257,7 +257,7 @@ class Budgets:
                 self._most_used[account.id.scope].pop(account.name, None)
 
     def _rank(self, account: Account) -> None:
-        """Keep an account among the most used ones of its scope, without sorting all accounts."""
+        """Add an account to the most used ones of its scope; drop the least used if there are too many."""
         if self._by_name.get(account.name) is not account:  # dropped, but used by an older call
             return
         found = self._most_used[account.id.scope]

@@ -246,8 +246,8 @@ def _add_missing(record: Record, share: Share, total: Amount) -> None:
     record.used, share.total = record.used.plus(missing), share.total.plus(missing)
 
 
-def encode(record: Record, about: Mapping[str, str]) -> bytes:
-    """Return the stored form; `about` describes the account for people who read the bucket."""
+def encode(record: Record, labels: Mapping[str, str]) -> bytes:
+    """Return the stored form; `labels` describe the account to people who read the bucket."""
     shares = {
         name: {
             "reserved": list(share.reserved),
@@ -258,7 +258,7 @@ def encode(record: Record, about: Mapping[str, str]) -> bytes:
         }
         for name, share in record.shares.items()
     }
-    stored = {"version": VERSION, "about": about, "used": list(record.used), "shares": shares, "warned": record.warned}
+    stored = {"version": VERSION, "about": labels, "used": list(record.used), "shares": shares, "warned": record.warned}
     return orjson.dumps(stored)
 
 

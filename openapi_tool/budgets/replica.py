@@ -151,13 +151,13 @@ class Replica:
     journal: Journal
 
 
-def digest(*parts: str) -> str:
+def record_key(*parts: str) -> str:
     """Return a KV key: a hash, because ids may contain any characters."""
     return f"budget.{hashlib.blake2b(json.dumps(parts).encode(), digest_size=20).hexdigest()}"
 
 
 def _journal_key(replica: str) -> str:
-    return digest("journal", replica)
+    return record_key("journal", replica)
 
 
 def _resolve(future: asyncio.Future[None] | None) -> None:

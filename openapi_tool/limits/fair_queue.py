@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _BACKLOG_S = 2.0
-"""Seconds of waiting after which a project is expected to send more calls."""
+"""Seconds after which a project that waits is expected to send more calls."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +61,7 @@ class FairQueue(Generic[T]):
         waiter = waiting.popleft()
         self._projects.move_to_end(name)
         project.agents.move_to_end(agent)
-        self._removed(waiter)
+        self._deduct(waiter)
         return waiter
 
     def discard(self, waiter: Waiter[T]) -> None:
@@ -70,7 +70,7 @@ class FairQueue(Generic[T]):
         waiting = project.agents.get(waiter.flow[1]) if project else None
         if waiting and waiter in waiting:
             waiting.remove(waiter)
-            self._removed(waiter)
+            self._deduct(waiter)
 
     def waiters(self) -> list[Waiter[T]]:
         """Return all calls by project."""
@@ -100,7 +100,7 @@ class FairQueue(Generic[T]):
                     position += 1
         return found
 
-    def _removed(self, waiter: Waiter[T]) -> None:
+    def _deduct(self, waiter: Waiter[T]) -> None:
         name, agent = waiter.flow
         project = self._projects[name]
         project.length -= 1

@@ -160,16 +160,17 @@ class KeyLimiter:
         self.waiting.add(waiter, now)
         self.group.wake()
         need.slot.park()
-        granted = None
+        received = False
         try:
             async with need.deadline.limit():
-                granted = limiter, use, trial = await future
+                limiter, use, trial = await future
+            received = True
         except TimeoutError:
             raise self._rate_limited(self._mean_request_s) from None
         finally:
             self.waiting.discard(waiter)
             need.slot.resume()
-            if granted is None and future.done() and not future.cancelled() and future.exception() is None:
+            if not received and future.done() and not future.cancelled() and future.exception() is None:
                 limiter, use, _ = future.result()  # granted while the call was cancelled
                 limiter.end_request(use, None)
         return _Permit(limiter, use, need, limiter.key(need), trial=trial)

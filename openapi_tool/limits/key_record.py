@@ -20,7 +20,7 @@ RETRY_S = 180.0
 """Seconds after which one call may try a blocked key again."""
 
 _SECOND_REFUSAL_S = 600.0
-"""Maximum seconds between the two refusals that block a key."""
+"""Maximum seconds between two refusals that block a key."""
 
 
 @dataclass(slots=True)

@@ -85,7 +85,7 @@ class Keys:
         return self.blocked[variable].retry_at <= self.now()
 
     async def claim_trial(self, variable: str) -> bool:
-        """Return whether this call may try a blocked key again: one call of all replicas, every 3 minutes."""
+        """Return whether this call may try a blocked key again; of all replicas one call may every 3 minutes."""
         now, name = self.now(), self._name_of(variable)
         if not key_record.claim_trial(self.blocked[variable], now):  # before any `await`, for one call of this process
             return False

@@ -310,10 +310,10 @@ def test_limits_that_change_during_a_call_leave_nothing_reserved() -> None:
         both = BudgetLimits(agent_day_requests=100, agent_day_tokens=50_000)
 
         async def call(before: BudgetLimits, after: BudgetLimits) -> None:
-            charge = budgets.charge(CALLER._replace(lower=before))
+            charge = budgets.charge(CALLER._replace(tool_limits=before))
             assert charge is not None
             reservation = await charge.reserve(10_000, Deadline.after(5))
-            budgets.charge(CALLER._replace(lower=after))
+            budgets.charge(CALLER._replace(tool_limits=after))
             reservation.sent(10_000)
 
         for before, after in ((requests, both), (both, requests), (requests, both)):
