@@ -37,7 +37,7 @@ INBOX = "_INBOX.openapi_tool"
 _TOKEN_BYTES = 16
 _FLUSH_TIMEOUT_S = 10  # nats-py's default
 _ACK_DELAY_S = 0.01
-"""Longest time that an acknowledgement waits to be sent together with a publication: each write costs CPU."""
+"""Seconds that an acknowledgement waits to be sent together with a publication: each write costs CPU."""
 
 LISTED_BY = "openapi-tool nats permissions"
 """Command that prints the permissions that the NATS user of `serve` needs."""
@@ -123,8 +123,8 @@ class BusClient(Client):
         )
         self._ps = Parser(handlers)  # type: ignore[assignment] # the same interface
         self._awaiting_reply: dict[asyncio.Future[Msg], str] = {}
-        self._inbox_denied_at: int | None = None
-        self._acks: asyncio.TimerHandle | None = None
+        self._inbox_denied_at: int | None = None  # count of reconnects
+        self._ack_timer: asyncio.TimerHandle | None = None
 
     async def request(self, subject: str, *request: Any, **options: Any) -> Msg:
         """Send a request and return the reply. Raises nats.errors.Error, Denied without permission."""
@@ -169,11 +169,11 @@ class BusClient(Client):
         self._pending_data_size += len(command)
         self.stats["out_msgs"] += 1
         message._ackd = True  # noqa: SLF001
-        if self._acks is None:
-            self._acks = asyncio.get_running_loop().call_later(_ACK_DELAY_S, self._send_acks)
+        if self._ack_timer is None:
+            self._ack_timer = asyncio.get_running_loop().call_later(_ACK_DELAY_S, self._send_acks)
 
     def _send_acks(self) -> None:
-        self._acks = None
+        self._ack_timer = None
         if self._pending and self.is_connected and self._flush_queue is not None and self._flush_queue.empty():
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())  # wakes nats-py's flusher
 
@@ -223,7 +223,7 @@ class BusClient(Client):
                 stream.transport.abort()
 
     def drop(self, subscription: Subscription) -> None:
-        """Remove a subscription locally, even if the server cannot be reached.
+        """Remove a subscription, even without a connection.
 
         nats-py keeps a subscription whose drain failed, and would subscribe again after the next reconnect.
         """
@@ -384,7 +384,7 @@ class BusClient(Client):
 
 
 def routed(subject: str, domain: str | None) -> str:
-    """Return a subject of the JetStream API or a KV bucket with its domain prefix, any other subject unchanged.
+    """Return a subject of the JetStream API or of KV with the prefix of its domain, any other subject unchanged.
 
     A leaf node does not forward `$JS.API` and `$KV` to another domain (NATS ADR-15).
     """

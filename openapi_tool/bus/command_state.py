@@ -25,8 +25,8 @@ from openapi_tool.protocol.subject import command_filter, doorbell_filter
 MAX_SEARCHED = 100_000
 """Maximum number of messages of the command stream to search."""
 _REPLY_TIMEOUT_S = 0.5
-_BEFORE = timedelta(seconds=60)  # clocks of database and NATS differ
-_AFTER = timedelta(hours=1)  # a doorbell is published with the report, and again by redeliveries of the command
+_MAX_CLOCK_SKEW = timedelta(seconds=60)  # clocks of database and NATS differ
+_MAX_DOORBELL_DELAY = timedelta(hours=1)  # after the report; redeliveries of the command publish it again
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ async def commands_of(
     subject = command_filter(options.version, project_id, "*", target)
     deliveries: list[Delivery] = []
     searched = 0
-    async for message in stream_messages(client, stream, subject, since and since - _BEFORE):
+    async for message in stream_messages(client, stream, subject, since and since - _MAX_CLOCK_SKEW):
         searched += 1
         delivery = delivery_of(message)
         claimed = claimed_identity(delivery.subject, delivery.headers, delivery.data)
@@ -98,12 +98,12 @@ async def doorbells_of(
     doorbells: list[Doorbell] = []
     searched = 0
     subject = doorbell_filter(options.version, project_id)
-    async for message in stream_messages(client, stream, subject, reported_at - _BEFORE):
+    async for message in stream_messages(client, stream, subject, reported_at - _MAX_CLOCK_SKEW):
         searched += 1
         published_at = message.metadata.timestamp
         if (message.headers or {}).get(TRACEPARENT) == traceparent:
             doorbells.append(Doorbell(message.metadata.sequence.stream, message.subject, published_at))
-        if searched >= MAX_SEARCHED or published_at > reported_at + _AFTER:
+        if searched >= MAX_SEARCHED or published_at > reported_at + _MAX_DOORBELL_DELAY:
             break
     return doorbells
 
@@ -157,7 +157,7 @@ async def dead_letters_of(
 ) -> list[dict[str, Any]]:
     """Return reason, message and times of the call's dead letters, masked by `clean`. Raises nats.errors.Error.
 
-    The stream of dead letters may be that of kernels of several protocol versions, with equal ids.
+    The stream may have dead letters of kernels of several protocol versions, with equal ids.
     """
     letters = []
     async for letter in dead_letters(client):

@@ -37,15 +37,14 @@ class LogBackoff:
 class LoginRefusal:
     """Last refused login, reported as the reason of the closed connection that follows it.
 
-    After a refusal the server closes the socket, which nats-py may report as a second error of the same attempt.
-    Without this class the health report would alternate between the refusal and the less useful "connection closed".
+    After a refusal the server closes the socket, which nats-py may report as a second, less useful error.
     """
 
     def __init__(self) -> None:
         self._refusal: Exception | None = None
 
     def reason_of(self, error: Exception) -> Exception:
-        """Return the refusal of the login if `error` is just the closing that follows it, else the error itself."""
+        """Return the refusal of the login if `error` is the closed connection after it, else the error itself."""
         if _refuses_login(error):
             self._refusal = error
         elif not isinstance(error, _CLOSED):

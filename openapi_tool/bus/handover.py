@@ -49,8 +49,8 @@ async def durable_shown(client: Client, options: DurableOptions) -> DurableShown
 async def hand_to_kernel(client: Client, options: DurableOptions) -> tuple[DurableShown, DurableShown]:
     """Set the durable to the settings that the kernel's own executor needs; return its state before and after.
 
-    With ours a command that has a result, but whose acknowledgement was lost, is redelivered every few seconds forever.
-    The kernel's executor fails on it each time, and its later calls time out.
+    With our settings a command that has a result, but whose acknowledgement was lost, is redelivered every few seconds
+    forever. The kernel's executor fails on it each time, and its later calls time out.
 
     Raises StillPulled while an executor consumes from it, DurableMissing, or another nats.errors.Error.
     """

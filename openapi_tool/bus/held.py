@@ -38,7 +38,7 @@ class FetchMode(Enum):
 class Held:
     """A received command; times are on the monotonic clock, in seconds.
 
-    `started_at` is the start of its run, `last_progress_ack` the last heartbeat sent; before, both are the time of its
+    `started_at` is the start of its run, `last_progress_ack` the last heartbeat; until then both are the time of its
     delivery. `flow` is (project, agent) for fair scheduling, `size` its memory in bytes. Flags:
     `stale`: the server may have redelivered the command elsewhere.
     `forgive_on_hand_back`: handing it back takes this run off the count of lost runs.

@@ -121,9 +121,9 @@ def inspect_permissions(options: DurableOptions, *, stream: str | None) -> Permi
             f"{_API}.CONSUMER.INFO.{stream}.{options.name}",
             *_temporary_consumer(f"{stream}.*.{options.filter_subject}", stream),
             *(
-                _temporary_consumer(f"{stream}.*.{one}", stream)[0]
-                for one in [_all_projects(options)]
-                if one != options.filter_subject
+                _temporary_consumer(f"{stream}.*.{subject}", stream)[0]
+                for subject in [_all_projects(options)]
+                if subject != options.filter_subject
             ),
             _temporary_consumer(f"{stream}.*.{doorbell_filter(options.version, '*')}", stream)[0],
             *_temporary_consumer(f"{dead_letters.STREAM}.*", dead_letters.STREAM),

@@ -15,10 +15,10 @@ from openapi_tool.bus.held import Held
 
 _EQUAL_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 
-_MIN_COST = 0.1  # requests that a command is charged at least
+_MIN_COST = 0.1  # of a command, in requests
 _MAX_STALE_ENTRIES = 64  # of a heap, besides one per flow
 _MAX_IDLE_FLOWS = 4_096
-"""Flows (projects or agents) without a waiting command whose charge is remembered, at each level."""
+"""Flows (projects or agents) without a waiting command that are remembered with their charge, at each level."""
 
 
 def _any_project(_: str) -> bool:
@@ -77,7 +77,7 @@ class FairScheduler:
     def next(self, may_begin: Callable[[str], bool] = _any_project) -> Held | None:
         """Remove and return the command that runs next; None if no project with a waiting one may begin another."""
         work = self._projects.pop(may_begin) if self._length else None
-        return work and self._removed(work)
+        return work and self._deduct(work)
 
     def finished(self, work: Held, cost: float) -> None:
         """Charge project and agent with the cost of a command beyond the one request that `next` has charged.
@@ -90,7 +90,7 @@ class FairScheduler:
 
     def evict(self) -> Held:
         """Remove and return the newest command of the largest agent in the largest project, by memory and weight."""
-        return self._removed(self._projects.drop())
+        return self._deduct(self._projects.drop())
 
     def would_evict(self, project: str) -> bool:
         """Return whether a project has the most memory per weight."""
@@ -98,9 +98,9 @@ class FairScheduler:
 
     def withdraw(self) -> list[Held]:
         """Remove and return all waiting commands, in the order in which they would have run."""
-        return [self._removed(work) for work in iter(self._projects.pop, None)]
+        return [self._deduct(work) for work in iter(self._projects.pop, None)]
 
-    def _removed(self, work: Held) -> Held:
+    def _deduct(self, work: Held) -> Held:
         self._length -= 1
         self.size -= work.size
         return work
@@ -178,7 +178,7 @@ class _FairQueue:
         if due is None or (work := due[0].queue.pop()) is None:
             return None
         flow, name = due
-        self._virtual_time = max(self._virtual_time, flow.start)  # earlier if it was passed over
+        self._virtual_time = max(self._virtual_time, flow.start)  # a flow that was passed over starts earlier
         flow.size -= work.size
         flow.start += flow.step
         if flow.size:

@@ -36,15 +36,15 @@ class ServerClock:
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque()
         self._offset_s: float | None = None
-        self._warned_of_none = False
+        self._warned_unknown = False
         self._warned = False
 
     def time(self) -> float:
         """Return the server's time in seconds since the epoch."""
         if self._offset_s is not None:
             return time.monotonic() + self._offset_s
-        if not self._warned_of_none:
-            self._warned_of_none = True
+        if not self._warned_unknown:
+            self._warned_unknown = True
             log.warning("the time of NATS is not known yet; using the local clock", extra={"action": "clock.local"})
         return time.time()
 

@@ -1,4 +1,4 @@
-"""Session key in a KV bucket: created by the first executor, shared by all."""
+"""Session key in KV: created by the first executor, shared by all."""
 
 from __future__ import annotations
 

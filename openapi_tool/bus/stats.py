@@ -33,7 +33,7 @@ MAX_REPLICAS = 500
 _RESUBSCRIBE_AFTER_S = 60.0  # after an error
 _MAX_PER_SECOND = 20
 """Limit of answered requests: more than people and dashboards send, and too few to slow down calls."""
-_MAX_CHARS, _MAX_DEPTH = 100, 12
+_MAX_PATH_CHARS, _MAX_DEPTH = 100, 12
 
 _Name = Annotated[str, Field(max_length=1_024)]
 _MAX_ROWS, _MAX_HELD = Field(max_length=200), Field(max_length=10_000)
@@ -175,7 +175,7 @@ async def gather_stats(client: Client, within_s: float) -> list[dict[str, Any]]:
 
 
 def _decoded(data: bytes) -> dict[str, Any]:
-    """Decode an answer. Return its name and `unreadable` if a value has a wrong type, {} for any other message.
+    """Decode an answer; return only its name and `unreadable` if a value has a wrong type, {} for any other message.
 
     Such answers come from replicas of another version, or from any client with permission to publish here.
     """
@@ -197,7 +197,7 @@ def _problem(value: Mapping[str, Any]) -> str | None:
         _Statistics.model_validate(value)
     except ValidationError as error:
         [first, *_] = error.errors(include_url=False, include_input=False)
-        return f"{'.'.join(map(str, first['loc']))[:_MAX_CHARS]}: {first['msg']}"
+        return f"{'.'.join(map(str, first['loc']))[:_MAX_PATH_CHARS]}: {first['msg']}"
     return None
 
 

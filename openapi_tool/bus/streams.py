@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _REPLY_TIMEOUT_S = 5.0
 _DAY_S = 24 * 3600
 _MAX_WAITING = 4_096
-"""Pull requests that may be open, one per executor. The server's default is 512 and cannot be changed later."""
+"""Maximum of open pull requests, one per executor. The server's default is 512; it cannot be changed later."""
 
 UNLIMITED = -1
 

@@ -89,7 +89,7 @@ class SwitchMonitor:
             self._log_failure(str(outage))
 
     async def load(self) -> None:
-        """Read once. Raises Unavailable in an outage; a missing permission or a wrong record is logged only."""
+        """Read once. Raises Unavailable in an outage; only logs a missing permission or a wrong record."""
         try:
             stored = await load_switches(self._client)
         except (Denied, SwitchRecordInvalid) as error:

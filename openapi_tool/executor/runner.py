@@ -94,7 +94,7 @@ class ToolRunner:
         self._switches = switches
 
     def call_context(self, project_id: str) -> CallContext:
-        """Return a context for a call, to leave once its result is stored."""
+        """Return a context for a call; leave it once the result is stored."""
         context: CallContext = self._backend.call_context(project_id)
         return context
 

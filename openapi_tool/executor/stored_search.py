@@ -191,7 +191,7 @@ def _passage_steps(
     item = stored_items[number - 1]
     begin = _passage_start(window, span.at - first, span.before)
     max_chars = span.at + span.chars - first - begin
-    shown = window[begin : begin + max_chars + 1]
+    shown = window[begin : begin + max_chars + 1]  # one more: the text continues
     opening = opening_of(window[:begin], window[begin : begin + 1])
     yield
     lines = "" if opening is None else opening_lines(window[opening:][:OPENING_CHARS])
