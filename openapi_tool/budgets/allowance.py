@@ -34,13 +34,13 @@ RENEW_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Record to be written; it contains all uses up to `total`."""
+    """Record to be written, with all uses up to `total`; `growth` is added to the block once it is written."""
 
     record: Record
     grant: Grant
     needs: tuple[Amount, ...]
     total: Amount
-    block: Amount
+    growth: Amount
     at: float
 
 
@@ -71,7 +71,7 @@ class Allowance:
         return True
 
     def record_demand(self, need: Amount, now: float) -> None:
-        """Count a request for the size of the next block."""
+        """Count a request for the size of the next block (decaying sum)."""
         elapsed = max(0.0, now - self.used_at)
         self._demand = self._demand * math.exp(-elapsed / _AHEAD_S) + 1
         self._last_need = need
@@ -148,8 +148,8 @@ class Allowance:
         grant = ledger.apply_report(record, self.name, report, self.limit, now, journals)
         self.idle = self.idle.minimum(grant.idle)
         self._has_unwritten_change = True  # the stored record may count more than the smaller block
-        block = grant.idle.minus(self.idle)
-        return Planned(record, grant, needs, report.total, block, now)
+        growth = grant.idle.minus(self.idle)
+        return Planned(record, grant, needs, report.total, growth, now)
 
     def drop_if_empty(self, planned: Planned) -> bool:
         """Drop a change that contains only a refusal; return whether it did. Called if there is no record yet."""
@@ -159,11 +159,11 @@ class Allowance:
         return is_empty
 
     def confirm(self, planned: Planned, revision: int) -> None:
-        """Adopt a written change: granted needs become reserved, and the block can be used."""
+        """Adopt a written change: granted needs become reserved, and the block grows."""
         for need, granted in zip(planned.needs, planned.grant.granted, strict=True):
             if granted:
                 self.reserved = self.reserved.plus(need)
-        self.idle = self.idle.plus(planned.block)
+        self.idle = self.idle.plus(planned.growth)
         self._low_mark = planned.grant.idle.times(_LOW_SHARE)
         self._reported = planned.total
         self._unreported_since = self._reported_at = planned.at

@@ -33,7 +33,7 @@ _WARN_PERCENT = 80
 
 UNLIMITED = 2**62
 MAX_AMOUNT = 2**53
-"""Largest amount in a record; sums of what all replicas hold stay far below `UNLIMITED`."""
+"""Largest amount in a record; the sums of all replicas stay far below `UNLIMITED`."""
 
 
 _new = tuple.__new__  # saves a Python frame; each call makes several amounts

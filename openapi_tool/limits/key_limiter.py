@@ -29,7 +29,7 @@ _MIN_WRITE_INTERVAL_S, _MAX_WRITES_PER_S = 0.5, 4.0
 """Limits of writes to a record without free permits: by one replica, and by all together."""
 
 _REPORT_INTERVAL_S = 20.0
-"""Seconds between reports of a replica that sends nothing; after 60 s without one the others forget it."""
+"""Seconds between reports of a replica that sends nothing; the others forget it after 60 s."""
 
 _POLL_S = 0.25  # between steps while calls wait
 _RETRY_S, _RETRY_WITHOUT_LIMIT_S = 1.0, 60.0  # after an outage of the store, with and without a limit
@@ -71,7 +71,7 @@ class _Permit:
 class KeyLimiter:
     """Limiter of one key and endpoint: its permits at hand, and the task that takes more and grants them.
 
-    `weight` is its part of a pool's load. A blocked key serves only one call, once `trial` is set.
+    In a pool `load` is its requests divided by `weight`. A blocked key serves only one call, once `trial` is set.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ MARGIN_S = 0.5
 USE_COUNTS_S = WINDOW_S + MARGIN_S
 """Seconds for which a used permit counts against the limit."""
 
-BUCKET_S = 0.5
+BUCKET_S = 0.5  # of the window
 BLOCK_S = 4.0
 """Seconds within which a block must be used."""
 
@@ -38,7 +38,7 @@ _ROUNDING = 1e-6
 _CONTENDER_S = 4.0
 """Seconds for which a replica's unmet demand counts; then a killed one loses its share."""
 
-REPLICA_S = 60.0
+REPLICA_S = 60.0  # from its last report until a replica is forgotten
 MAX_REPLICAS = 1_000
 """Replicas in a record. Beyond that the least recently seen ones without permits are removed: they still get permits,
 but their demand does not lower the shares of others."""
@@ -112,11 +112,11 @@ def expires(bucket: int) -> float:
 
 @dataclass(slots=True)
 class Replica:
-    """Share of one replica: its block, valid until `until`, its unmet demand, and the requests that it may have open.
+    """Share of one replica: a block of `requests` and `tokens`, valid until `until`; `concurrent` requests may be open.
 
-    `served` counts its permits since it began to want more than it has; a replica that is ahead of the others takes
-    none. `serial` numbers its reports, so that one whose outcome is unknown is not counted twice. `adaptive_since` is
-    the start of the adaptive limit to which it has added its own requests.
+    `want` is its unmet demand, `seen` its last report. `served` counts its permits since it began to want more than it
+    has; a replica that is ahead of the others takes none. `serial` numbers its reports, so that one with an unknown
+    outcome is not counted twice. `adaptive_since` is the start of the adaptive limit that counts its own requests.
     """
 
     seen: float = 0.0
@@ -194,7 +194,7 @@ class Record:
         ]
 
     def forget(self, now: float) -> None:
-        """Drop everything that no longer counts."""
+        """Drop what no longer counts."""
         for resource in RESOURCES:
             self.window(resource).forget(now)
         active = {
@@ -338,7 +338,7 @@ def lower_adaptive(record: Record, now: float) -> None:
 
 
 def _add_to_adaptive(record: Record, mine: Replica, report: Report, now: float) -> None:
-    """Count the requests that a replica sent before the adaptive limit existed, and raise the limit by half of them."""
+    """Count the requests that a replica sent before the adaptive limit; it becomes half of those of all replicas."""
     adaptive = record.adaptive
     if adaptive is None or mine.adaptive_since == adaptive.since:
         return
