@@ -1,7 +1,6 @@
 """Heartbeats of held commands, sent before their AckWait or lease ends.
 
-A heartbeat is due after 0.45 of AckWait; due ones are checked for every 1/12 of AckWait. A failed one is retried at the
-next check. Several tries fit into the rest of AckWait, even if each hangs until its timeout.
+A failed one is retried at the next check. Several tries fit into AckWait, even if each hangs until its timeout.
 """
 
 from __future__ import annotations

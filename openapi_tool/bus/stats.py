@@ -32,7 +32,7 @@ ANSWERS = f"{SUBJECT}.*"
 MAX_REPLICAS = 500
 _RESUBSCRIBE_AFTER_S = 60.0  # after an error
 _MAX_PER_SECOND = 20
-"""Limit of answered requests: more than people and dashboards send, and too few to slow down calls."""
+"""Limit of answered requests: more than dashboards send, too few to slow down calls."""
 _MAX_PATH_CHARS, _MAX_DEPTH = 100, 12
 
 _Name = Annotated[str, Field(max_length=1_024)]

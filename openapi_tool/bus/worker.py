@@ -33,7 +33,7 @@ _SUSPECT_RUNS = 2
 
 _SUSPECTS_SHARE = 1 / 4
 """Fraction of the slots for suspects: if one kills the executor, few other suspects run beside it and count a further
-lost run. Not fewer slots: executors die for other reasons, too, and then all suspects must still run soon."""
+lost run. Not less: executors die for other reasons, too, and all suspects must run soon."""
 
 _SUSPECT_RETRY_S = 0.5
 """Redelivery delay in seconds of a suspect for which no slot is free."""

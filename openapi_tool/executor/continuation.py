@@ -88,8 +88,8 @@ def _requires(definition: ToolDefinition, name: str) -> bool:
     return isinstance(required, list) and name in required
 
 
-def _schema_takes_cursor(definition: ToolDefinition) -> bool:
-    """Return whether the definition's schema allows a call with nothing but a cursor."""
+def _schema_allows_cursor(definition: ToolDefinition) -> bool:
+    """Return whether the definition's schema allows a call with only a cursor."""
     return not schema_problems(cursor_schema(definition, definition.hidden), {CURSOR: _SAMPLE_CURSOR})
 
 
@@ -130,7 +130,7 @@ class Continuation:
         cost = _cost_note(output, self._cost_note_tokens) + note
         limit = self._limit(definition, max_result_tokens).minus(len(cost))
         parts = uncut_parts(items, limit)
-        cannot_continue = parts is None and takes_cursor(definition) and not _schema_takes_cursor(definition)
+        cannot_continue = parts is None and takes_cursor(definition) and not _schema_allows_cursor(definition)
         if cannot_continue:
             limit = Limit(self._max_uncontinued_chars, _UNCONTINUED_FACTOR * limit.tokens).minus(len(cost))
             parts = uncut_parts(items, limit)
@@ -154,6 +154,7 @@ class Continuation:
     ) -> tuple[ToolOutput, RenderedResult]:
         """Return the part at `cursor`, without an upstream request. Raises NotFound, Unavailable."""
         position = self._cursors.read(owner.project_id, owner.agent_id, cursor)
+        # Twice the limit: what was shown of later items is skipped.
         artifact = await self._load_part(owner, position.card_id, position.start, 2 * self._max_chars)
         opening = ""
         if position.opening is not None:

@@ -35,9 +35,9 @@ _KEYS = {
     By.ERROR: "error_code",
 }
 
-# The ids of this service's cards are UUIDs of version 7, so a range of ids is a range of time. A text result
-# has all figures in its metadata, `truncated` among them; `output` is then null, so that no large content is read. A
-# card of an earlier version may lack any field, whose value is then null, not 0.
+# The ids of this service's cards are UUIDs of version 7, so a range of ids is a range of time. A text result has all
+# figures in its metadata, among them `truncated`; `output` is then null, so that no large content is read. A field that
+# a card of an earlier version lacks is null, not 0.
 _CALLS = """
 with calls as materialized (
     select tool_call_id, created_at, metadata ->> 'function_name' as function_name,
