@@ -74,7 +74,7 @@ def ours(envelope: Mapping[str, Any]) -> str:
         output = search_output(envelope, "a query", with_pages=with_pages)
     else:
         output = page_output(envelope)
-    return framed([Part(item.text, item.heading) for item in output.items])
+    return framed([Part(item.text, item.caption) for item in output.items])
 
 
 def theirs(envelope: Mapping[str, Any]) -> str:

@@ -167,7 +167,7 @@ class Continuation:
         shown = framed(part.parts if artifact.items is not None else [without_frames(old) for old in part.parts])
         missing = f"{counted(_unseen_chars(stored_items, part.next), 'character', 'left')}."
         state = {"card_id": artifact.card_id, "from": position.start, "to": part.end, "chars": artifact.chars}
-        output = ToolOutput((Item(heading=shown),), state)
+        output = ToolOutput((Item(caption=shown),), state)
         return output, self._with_cursor(shown, missing, artifact, part.next, definition, owner)
 
     async def find(

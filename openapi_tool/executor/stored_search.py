@@ -28,8 +28,8 @@ from openapi_tool.tools.text_search import (
 )
 from openapi_tool.tools.tokens import estimate_tokens, fitting_chars
 from openapi_tool.tools.truncation import (
-    AROUND_CHARS,
-    AROUND_CHARS_PER_TOKEN,
+    FRAME_CHARS,
+    FRAME_CHARS_PER_TOKEN,
     MIN_CHARS,
     OPENING_CHARS,
     Limit,
@@ -270,14 +270,14 @@ class _SearchResult:
     def _parts(self, reserved_chars: int) -> list[Part]:
         """Return the first passages that the limit allows, at least one."""
         space = self.limit.chars - INTRO_CHARS - reserved_chars
-        tokens = self.limit.tokens - (INTRO_CHARS + reserved_chars) // AROUND_CHARS_PER_TOKEN
+        tokens = self.limit.tokens - (INTRO_CHARS + reserved_chars) // FRAME_CHARS_PER_TOKEN
         parts: list[Part] = []
         for number, passage in enumerate(self.passages[:MAX_SHOWN], start=1):
             heading = f'[{number}: {passage.where}; cursor "{self.new_cursor(passage.start, passage.opening)}"]'
-            around = len(heading) + len(passage.lines) + AROUND_CHARS
+            around = len(heading) + len(passage.lines) + FRAME_CHARS
             space -= around
-            tokens -= around // AROUND_CHARS_PER_TOKEN
-            if parts and (space < MIN_CHARS or tokens < MIN_CHARS // AROUND_CHARS_PER_TOKEN):
+            tokens -= around // FRAME_CHARS_PER_TOKEN
+            if parts and (space < MIN_CHARS or tokens < MIN_CHARS // FRAME_CHARS_PER_TOKEN):
                 break
             max_chars = max(min(space, fitting_chars(passage.text, tokens)), MIN_CHARS)
             text = passage.text[: boundary(passage.text, max_chars)]
@@ -299,7 +299,7 @@ class _SearchResult:
             **({} if total is None else {"places": total}),
         }
         rendered = RenderedResult(shown, following is not None, self.artifact.reference, following)
-        return ToolOutput((Item(heading=shown),), state), rendered
+        return ToolOutput((Item(caption=shown),), state), rendered
 
 
 def _count(number: int, noun: str) -> str:

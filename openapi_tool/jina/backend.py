@@ -18,9 +18,9 @@ from openapi_tool.jina.batch import batch_items, batch_output, item_arguments, w
 from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, MemoryGrant, most_memory
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.content import Masks, usage_of
+from openapi_tool.jina.content import RenderContext, usage_of
 from openapi_tool.jina.endpoints import endpoint_of
-from openapi_tool.jina.failures import NOTHING_SECRET
+from openapi_tool.jina.failures import NO_SECRETS
 from openapi_tool.jina.parameter_mapping import (
     ResolvedParameters,
     resolve_parameters,
@@ -77,7 +77,7 @@ class JinaBackend:
         self,
         client: JinaClient,
         options: JinaBackendOptions,
-        redactor: Redactor = NOTHING_SECRET,
+        redactor: Redactor = NO_SECRETS,
         slicer: TimeSlicer | None = None,
         sleep: Sleep = asyncio.sleep,
         permits: Permits | None = None,
@@ -234,8 +234,8 @@ class JinaBackend:
             min_s = endpoint.timeouts.min_s(resolved.parameters)
             sleep = _without_slot(self._sleep, grant.slot)
             envelope = await with_retries(fetch, self._options.retry, deadline, min_s, sleep)
-            masks = Masks(_response_redactor(arguments, need.key), self._redactor, offers, resolved.names)
-            rendering = endpoint.render(envelope, resolved.parameters, masks)
+            context = RenderContext(_response_redactor(arguments, need.key), self._redactor, offers, resolved.names)
+            rendering = endpoint.render(envelope, resolved.parameters, context)
             del envelope
             output = await self._slicer.run(rendering, grant.body_bytes)
         except ToolError as error:

@@ -79,13 +79,13 @@ def batch_output(
         raise _all_failed(items, errors)
     succeeded = sum(item in good for item in items)
     shown = (
-        [Item(heading=f"{succeeded} of {len(items)} succeeded; the errors of the others are below.")] if errors else []
+        [Item(caption=f"{succeeded} of {len(items)} succeeded; the errors of the others are below.")] if errors else []
     )
     for item, outcome in outcomes.items():
         label = f"{_numbers(items, item)} of {len(items)}"
-        heading = f"## {label}: {redactor.head(one_line(item), _SHOWN_CHARS)}"
+        caption = f"## {label}: {redactor.head(one_line(item), _SHOWN_CHARS)}"
         first, *others = (item._replace(label=label) for item in _items(outcome))
-        shown += [first._replace(heading=f"{heading}\n{first.heading}".rstrip()), *others]
+        shown += [first._replace(caption=f"{caption}\n{first.caption}".rstrip()), *others]
     results = [_entry(redactor.text(item), outcomes[item]) for item in items]
     return ToolOutput(
         tuple(shown),
@@ -104,7 +104,7 @@ def _numbers(items: Sequence[str], item: str) -> str:
 def _items(outcome: ToolOutput | ToolError) -> tuple[Item, ...]:
     if isinstance(outcome, ToolOutput):
         return outcome.items
-    return (Item(heading=f"Failed ({outcome.code}): {outcome.message}"),)
+    return (Item(caption=f"Failed ({outcome.code}): {outcome.message}"),)
 
 
 def _entry(item: str, outcome: ToolOutput | ToolError) -> dict[str, Any]:

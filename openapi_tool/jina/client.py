@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from openapi_tool.cooperative import SMALL, TimeSlicer
 from openapi_tool.jina.answer_json import count_values, parse
 from openapi_tool.jina.byte_semaphore import MemoryGrant, memory_of
-from openapi_tool.jina.failures import NOTHING_SECRET, ONCE, SOME, is_empty_search, upstream_failure
+from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME, is_empty_search, upstream_failure
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.transport import PROJECT, CertificateRefused
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, ToolTimeout, UpstreamUnavailable
@@ -44,7 +44,7 @@ class JinaClient:
         self,
         transport: httpx.AsyncBaseTransport,
         max_response_bytes: int,
-        redactor: Redactor = NOTHING_SECRET,
+        redactor: Redactor = NO_SECRETS,
         slicer: TimeSlicer | None = None,
         pace_s: float = _PACE_S,
     ) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 
 from openapi_tool.cooperative import SMALL, Steps, at_once
 from openapi_tool.frozen import frozen
-from openapi_tool.jina.failures import NOTHING_SECRET, quoted
+from openapi_tool.jina.failures import NO_SECRETS, quoted
 from openapi_tool.jina.inline_images import is_inline, without_inline_images
 from openapi_tool.jina.remarks import (
     Offers,
+    barrier_type,
     cut_page,
     cut_result,
     is_cut,
@@ -26,7 +27,6 @@ from openapi_tool.jina.remarks import (
     page_warnings,
     result_warning,
     upstream_warning_type,
-    wall,
     warning,
 )
 from openapi_tool.protocol.errors import UpstreamRejected, UpstreamUnavailable
@@ -58,19 +58,19 @@ _PLAIN = (str, int, float)  # a constant: `isinstance` with `str | int | float` 
 
 
 @frozen
-class Masks:
-    """Redactor of a response (secrets sent with its call), and redactor of errors (all secrets).
+class RenderContext:
+    """Context of a response: `redactor` masks the secrets sent with its call, `error_redactor` all secrets.
 
     `offers` returns whether a remedy may name an argument. `names` maps parameters to the model's names for them.
     """
 
-    answer: Redactor
-    error: Redactor
+    redactor: Redactor
+    error_redactor: Redactor
     offers: Offers = offers_all
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-NOTHING_KNOWN = Masks(of_call(()), NOTHING_SECRET)
+NO_CONTEXT = RenderContext(of_call(()), NO_SECRETS)
 
 
 def search_output(
@@ -86,16 +86,17 @@ def search_steps(
     *,
     with_pages: bool = False,
     max_tokens: int | None = None,
-    masks: Masks = NOTHING_KNOWN,
+    context: RenderContext = NO_CONTEXT,
 ) -> Steps[ToolOutput]:
-    """Do as `search_output`, in steps, with secrets masked."""
-    output = yield from _search_steps(envelope, query, masks, max_tokens if with_pages else None, with_pages=with_pages)
+    """Like `search_output`, in steps, with secrets masked."""
+    max_tokens = max_tokens if with_pages else None
+    output = yield from _search_steps(envelope, query, context, max_tokens, with_pages=with_pages)
     del envelope
-    return (yield from _masked(output, masks.answer))
+    return (yield from _masked(output, context.redactor))
 
 
 def _search_steps(
-    envelope: Mapping[str, Any], query: str, masks: Masks, max_tokens: int | None, *, with_pages: bool
+    envelope: Mapping[str, Any], query: str, context: RenderContext, max_tokens: int | None, *, with_pages: bool
 ) -> Steps[ToolOutput]:
     results = envelope.get("data")
     if results is None:
@@ -103,38 +104,38 @@ def _search_steps(
     if not isinstance(results, list) or not all(isinstance(item, dict) for item in results):
         raise UpstreamUnavailable("The search answered in an unexpected shape; try again later.")
     if not results:
-        return _no_results(query, usage_of(envelope), masks, with_pages=with_pages)
-    page = _Page(masks.answer)
+        return _no_results(query, usage_of(envelope), context, with_pages=with_pages)
+    reader = _FieldReader(context.redactor)
     shown = results[:_MAX_RESULTS]
-    items, kinds, facts = yield from _result_items(shown, page, with_pages=with_pages)
+    items, warning_types, facts = yield from _result_items(shown, reader, with_pages=with_pages)
     if len(results) > len(shown):
-        items.append(Item(heading=f"[{counted(len(results) - len(shown), 'more result', 'left out')}.]"))
+        items.append(Item(caption=f"[{counted(len(results) - len(shown), 'more result', 'left out')}.]"))
     if max_tokens and (cut := [place for place, item in enumerate(shown) if is_cut(_tokens(item), max_tokens)]):
         for place in cut:
             items[place] = items[place]._replace(after=cut_result(max_tokens))
             facts[place]["cut_at_tokens"] = max_tokens
-    if any(kinds):
-        items += _result_warnings(kinds, facts, masks.offers)
+    if any(warning_types):
+        items += _result_warnings(warning_types, facts, context.offers)
     state = {"results": facts}
     return ToolOutput(tuple(items), state, usage_of(envelope))
 
 
-def _result_warnings(kinds: list[tuple[str, ...]], facts: list[dict[str, Any]], offers: Offers) -> Iterator[Item]:
+def _result_warnings(per_result: list[tuple[str, ...]], facts: list[dict[str, Any]], offers: Offers) -> Iterator[Item]:
     """Add the types of warnings to the facts of each result; yield a warning per type, with result numbers."""
-    for types, result in zip(kinds, facts, strict=True):
+    for types, result in zip(per_result, facts, strict=True):
         if types:
             result["warnings"] = list(types)
-    for kind in dict.fromkeys(chain.from_iterable(kinds)):
-        numbers = [number for number, types in enumerate(kinds, start=1) if kind in types]
-        yield Item(heading=result_warning(kind, numbers, offers))
+    for kind in dict.fromkeys(chain.from_iterable(per_result)):
+        numbers = [number for number, types in enumerate(per_result, start=1) if kind in types]
+        yield Item(caption=result_warning(kind, numbers, offers))
 
 
-def _no_results(query: str, usage: Usage, masks: Masks, *, with_pages: bool) -> ToolOutput:
+def _no_results(query: str, usage: Usage, context: RenderContext, *, with_pages: bool) -> ToolOutput:
     """Return the output of a search without results; with page content it may have timed out (jina-api 2.2)."""
-    text = f"No results for {masks.answer.head(one_line(query), 200)!r}. {other_search(masks.names)}"
+    text = f"No results for {context.redactor.head(one_line(query), 200)!r}. {other_search(context.names)}"
     if with_pages:
         text += " If there should be some, search without page content: pages that load slowly are left out."
-    return ToolOutput((Item(heading=text),), {"results": []}, usage)
+    return ToolOutput((Item(caption=text),), {"results": []}, usage)
 
 
 def _masked(output: ToolOutput, redactor: Redactor) -> Steps[ToolOutput]:
@@ -154,37 +155,34 @@ def _masked(output: ToolOutput, redactor: Redactor) -> Steps[ToolOutput]:
 
 
 def _result_items(
-    results: list[Mapping[str, Any]], page: _Page, *, with_pages: bool
+    results: list[Mapping[str, Any]], reader: _FieldReader, *, with_pages: bool
 ) -> Steps[tuple[list[Item], list[tuple[str, ...]], list[dict[str, Any]]]]:
-    """Render the results; return items, types of warnings for the model, and facts for a UI, one of each per result.
-
-    A warning that repeats that of an earlier result refers to its number.
-    """
+    """Render the results; return items, warning types for the model, and facts for a UI, one of each per result."""
     first_with: dict[tuple[str, ...], int] = {}
-    items, kinds, state = [], [], []
+    items, warning_types, state = [], [], []
     for number, item in enumerate(results, start=1):
-        facts = page.facts(item, _RESULT_FACTS)
+        facts = reader.facts(item, _RESULT_FACTS)
         state.append({field: facts[field] for field in _STATE_FACTS if field in facts})
         title = one_line(str(facts.pop("title", "")))
         if "imageUrl" in facts and is_inline(str(facts["imageUrl"])):
             del facts["imageUrl"]
-        warnings = page.warnings(item)
+        warnings = reader.warnings(item)
         if warnings and (same := first_with.setdefault(warnings, number)) != number:
-            warnings = (f"as for {same}",)
+            warnings = (f"as for {same}",)  # the number of an earlier result with the same ones
         lines = [
             f"{number}. {title or '(no title)'}",
             *(one_line(f"{_LABELS[field]}{fact}") for field, fact in facts.items()),
             *(f"Warning: {warning}" for warning in warnings),
-            page.line(item.get("description"), _MAX_DESCRIPTION_CHARS),
-            *page.site_links(item),
+            reader.line(item.get("description"), _MAX_DESCRIPTION_CHARS),
+            *reader.site_links(item),
         ]
         yield
-        if bodies := list(page.bodies(item)):
+        if bodies := list(reader.bodies(item)):
             bodies = yield from without_inline_images(bodies)
-        has_kinds = with_pages or bodies or item.get("warning")
-        kinds.append(page.kinds(item, with_text=with_pages) if has_kinds else ())
-        items.append(Item("\n".join(filter(None, lines)), BLOCK_GAP.join([*bodies, *(yield from page.lists(item))])))
-    return items, kinds, state
+        has_types = with_pages or bodies or item.get("warning")
+        warning_types.append(reader.warning_types(item, with_text=with_pages) if has_types else ())
+        items.append(Item("\n".join(filter(None, lines)), BLOCK_GAP.join([*bodies, *(yield from reader.lists(item))])))
+    return items, warning_types, state
 
 
 def page_output(envelope: Mapping[str, Any], max_tokens: int | None = None) -> ToolOutput:
@@ -196,60 +194,62 @@ def page_output(envelope: Mapping[str, Any], max_tokens: int | None = None) -> T
 
 
 def page_steps(
-    envelope: Mapping[str, Any], max_tokens: int | None = None, masks: Masks = NOTHING_KNOWN
+    envelope: Mapping[str, Any], max_tokens: int | None = None, context: RenderContext = NO_CONTEXT
 ) -> Steps[ToolOutput]:
-    """Do as `page_output`, in steps, with secrets masked."""
-    output = yield from _page_steps(envelope, max_tokens, masks)
+    """Like `page_output`, in steps, with secrets masked."""
+    output = yield from _page_steps(envelope, max_tokens, context)
     del envelope  # frees the original text, which may be four times as large as the response
-    return (yield from _masked(output, masks.answer))
+    return (yield from _masked(output, context.redactor))
 
 
-def _page_steps(envelope: Mapping[str, Any], max_tokens: int | None, masks: Masks) -> Steps[ToolOutput]:
+def _page_steps(envelope: Mapping[str, Any], max_tokens: int | None, context: RenderContext) -> Steps[ToolOutput]:
     item = envelope.get("data")
     if not isinstance(item, dict):
         raise UpstreamUnavailable("The reader answered in an unexpected shape; try again later.")
-    page = _Page(masks.answer)
-    parts = yield from without_inline_images(list(page.bodies(item)))
-    lists = yield from page.lists(item)
-    warnings, kinds = page.warnings(item), page.kinds(item, with_text=True)
+    reader = _FieldReader(context.redactor)
+    parts = yield from without_inline_images(list(reader.bodies(item)))
+    lists = yield from reader.lists(item)
+    warnings, warning_types = reader.warnings(item), reader.warning_types(item, with_text=True)
     if not parts and not lists and _text(item.get("warning")).strip():
-        raise _nothing_to_read(warnings, kinds, usage_of(envelope).tokens, masks)
+        raise _nothing_to_read(warnings, warning_types, usage_of(envelope).tokens, context)
     head = [
-        f"Title: {page.line(item.get('title')) or '(none)'}",
-        f"URL: {page.line(item.get('url'), _MAX_URL_CHARS)}",
-        *(f"Published: {page.line(published)}" for published in _if_given(item.get("publishedTime"))),
-        *(f"Pages: {page.line(count)}" for count in _if_given(item.get("numPages"))),
+        f"Title: {reader.line(item.get('title')) or '(none)'}",
+        f"URL: {reader.line(item.get('url'), _MAX_URL_CHARS)}",
+        *(f"Published: {reader.line(published)}" for published in _if_given(item.get("publishedTime"))),
+        *(f"Pages: {reader.line(count)}" for count in _if_given(item.get("numPages"))),
         *(f"Warning: {warning}" for warning in warnings),
-        *([f"Description: {text}"] if (text := page.description(item, parts)) else []),
+        *([f"Description: {text}"] if (text := reader.description(item, parts)) else []),
     ]
-    state = page.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
+    state = reader.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
     body = BLOCK_GAP.join([*parts, *lists])
-    answer = Item("\n".join(head), body, page_warnings(kinds, masks.offers) if kinds else "")
+    answer = Item("\n".join(head), body, page_warnings(warning_types, context.offers) if warning_types else "")
     usage = usage_of(envelope)
-    if kinds:
-        state["warnings"] = list(kinds)
+    if warning_types:
+        state["warnings"] = list(warning_types)
     if max_tokens and is_cut(usage.tokens, max_tokens):
-        answer = answer._replace(after=cut_page(max_tokens, masks.offers))
+        answer = answer._replace(after=cut_page(max_tokens, context.offers))
         state["cut_at_tokens"] = max_tokens
     return ToolOutput((answer,), state, usage)
 
 
-def _nothing_to_read(warnings: tuple[str, ...], kinds: tuple[str, ...], tokens: int, masks: Masks) -> UpstreamRejected:
+def _nothing_to_read(
+    warnings: tuple[str, ...], types: tuple[str, ...], tokens: int, context: RenderContext
+) -> UpstreamRejected:
     """Return the error of a page with warnings only; the upstream charges for it."""
-    wait = "wait for it with wait_for_selector, " if masks.offers("wait_for_selector") else ""
+    wait = "wait for it with wait_for_selector, " if context.offers("wait_for_selector") else ""
     parts = [
         f"The page has nothing to read; check the address, {wait}or use another page.",
-        *(warning(kind, masks.offers) for kind in kinds if kind != "empty"),
+        *(warning(kind, context.offers) for kind in types if kind != "empty"),
     ]
     if warnings:
-        parts.append(f"The service says: {quoted(masks.error.head(' '.join(warnings), _MAX_CHARS))}")
+        parts.append(f"The service says: {quoted(context.error_redactor.head(' '.join(warnings), _MAX_CHARS))}")
     failure = UpstreamRejected(" ".join(parts))
     failure.tokens = tokens
     return failure
 
 
-class _Page:
-    """Reads fields of a page or a result, each cut to its limit; a secret at the cut is masked, not halved."""
+class _FieldReader:
+    """Reads fields of a page or search result, each cut to its limit; a secret at the cut is masked, not halved."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
@@ -280,7 +280,7 @@ class _Page:
         return facts
 
     def warnings(self, item: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the lines of the warning except the upstream's own, such as an error of the page (jina-api 3.1)."""
+        """Return the free-text lines of the warning, such as an error of the page; for others see `warning_types`."""
         text = _text(item.get("warning"))
         if not text:
             return ()
@@ -289,11 +289,11 @@ class _Page:
         left = len(lines) - _MAX_WARNINGS
         return (*shown, f"({counted(left, 'more line')})") if left > 0 else shown
 
-    def kinds(self, item: Mapping[str, Any], *, with_text: bool) -> tuple[str, ...]:
+    def warning_types(self, item: Mapping[str, Any], *, with_text: bool) -> tuple[str, ...]:
         """Return the types of the warnings for the model; `with_text` means that page text was requested."""
         text = _text(item.get("content")) or _text(item.get("text"))
         if text and not text.isspace():
-            kind = wall(_text(item.get("title")), text)
+            kind = barrier_type(_text(item.get("title")), text)
         else:
             kind = None if not with_text or any(map(item.get, _OTHER_BODIES)) else "empty"
         warning = _text(item.get("warning"))
@@ -301,7 +301,7 @@ class _Page:
             return (kind,) if kind else ()
         from_upstream = map(upstream_warning_type, warning[:_MAX_WARNING_CHARS].splitlines()[:_MAX_WARNINGS])
         found = dict.fromkeys(filter(None, (kind, *from_upstream)))
-        if kind == "empty":
+        if kind == "empty":  # implies "not_loaded": one warning is enough
             found.pop("not_loaded", None)
         return tuple(found)
 

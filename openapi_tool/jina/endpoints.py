@@ -13,7 +13,7 @@ from typing import Any
 
 from openapi_tool.cooperative import Steps
 from openapi_tool.jina import parameters as tables
-from openapi_tool.jina.content import Masks, page_steps, search_steps
+from openapi_tool.jina.content import RenderContext, page_steps, search_steps
 from openapi_tool.jina.failures import FAILURES, SEARCH_FAILURES, FailureTable
 from openapi_tool.jina.parameters import MODEL_FORMATS, WITH_CONTENT, Parameter, by_name
 from openapi_tool.jina.upstream_timeouts import READER_TIMEOUTS, SEARCH_TIMEOUTS, Parameters, Timeouts
@@ -33,7 +33,7 @@ _MIN_PAGE_TOKENS = {
 }
 """Minimum tokens of a page that is read with a parameter."""
 
-Renderer = Callable[[Mapping[str, Any], Parameters, Masks], Steps[ToolOutput]]
+Renderer = Callable[[Mapping[str, Any], Parameters, RenderContext], Steps[ToolOutput]]
 """Renders a response envelope, given the parameters of its request, with secrets masked."""
 
 
@@ -81,14 +81,14 @@ class Endpoint:
         return by_name(self.parameters)
 
 
-def _render_search(envelope: Mapping[str, Any], parameters: Parameters, masks: Masks) -> Steps[ToolOutput]:
+def _render_search(envelope: Mapping[str, Any], parameters: Parameters, context: RenderContext) -> Steps[ToolOutput]:
     with_pages = parameters.get("respondWith") != "no-content"
     query, max_tokens = str(parameters.get("q", "")), parameters.get("maxTokens")
-    return search_steps(envelope, query, with_pages=with_pages, max_tokens=max_tokens, masks=masks)
+    return search_steps(envelope, query, with_pages=with_pages, max_tokens=max_tokens, context=context)
 
 
-def _render_page(envelope: Mapping[str, Any], parameters: Parameters, masks: Masks) -> Steps[ToolOutput]:
-    return page_steps(envelope, parameters.get("maxTokens"), masks)
+def _render_page(envelope: Mapping[str, Any], parameters: Parameters, context: RenderContext) -> Steps[ToolOutput]:
+    return page_steps(envelope, parameters.get("maxTokens"), context)
 
 
 def _min_search_tokens(parameters: Parameters) -> int:

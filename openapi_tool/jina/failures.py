@@ -16,7 +16,7 @@ from openapi_tool.protocol.errors import ToolError
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.result import one_line
 
-NOTHING_SECRET = Redactor(where="error")
+NO_SECRETS = Redactor(where="error")
 
 ONCE, SOME = 1, 3
 """Maximum retries of a request: `ONCE` after an accidental failure, `SOME` if the service is busy."""
@@ -154,7 +154,7 @@ def upstream_failure(
     http_status: int,
     body: Any,
     retry_after: str | None,
-    redactor: Redactor = NOTHING_SECRET,
+    redactor: Redactor = NO_SECRETS,
     table: FailureTable = FAILURES,
     names: Mapping[str, str] | None = None,
 ) -> ToolError:

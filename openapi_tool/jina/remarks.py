@@ -14,11 +14,11 @@ from openapi_tool.jina.parameters import MIN_MAX_TOKENS
 _DEFAULT_COUNT, _BASE_TOKENS = 10, 10_000
 """Default number of results of a search, and its minimum charge for each ten of them (jina-api section 5)."""
 _FILTERS = ("site", "exclude_sites", "after", "filetype", "intitle", "ext", "loc", "location", "gl", "hl")
-"""Parameters that restrict a search; without them it may find something."""
-_TOLERANCE_DIVISOR = 50  # the upstream counts a cut text again, up to 1/50 above the limit (jina-api 1.3)
+"""Parameters that restrict a search; without them it may find more."""
+_TOLERANCE_DIVISOR = 50  # the upstream charges a cut text at up to 1/50 above the limit (jina-api 1.3)
 
-_MAX_WALL_CHARS = 1_000
-"""Maximum length of a wall: a bot check or login in place of content."""
+_MAX_BARRIER_CHARS = 1_000
+"""Maximum length of a barrier: a bot check or login instead of content."""
 _MAX_LOGIN_CHARS, _MAX_NOTICE_CHARS, _MAX_FORM_CHARS, _MAX_SHELL_CHARS = 600, 400, 300, 60
 
 WARNINGS: Mapping[str, str] = {
@@ -111,8 +111,8 @@ inicia ses|登录|ログイン|войдите|passwor|mot de passe|contraseña|�
 """)
 """Each phrase below contains one of these; nearly every page contains none, which saves 3/4 of the time."""
 
-WALLS = (
-    ("captcha", _MAX_WALL_CHARS, _phrases(_CAPTCHA)),
+BARRIERS = (
+    ("captcha", _MAX_BARRIER_CHARS, _phrases(_CAPTCHA)),
     ("login", _MAX_LOGIN_CHARS, _phrases(_LOGIN)),
     ("login", _MAX_FORM_CHARS, _phrases(_LOGIN_FORM)),
     ("javascript", _MAX_NOTICE_CHARS, _phrases(_JAVASCRIPT)),
@@ -120,15 +120,15 @@ WALLS = (
 _CAPTCHA_TITLES = ("just a moment", "attention required! | cloudflare", "access denied", "robot or human?")
 
 
-def wall(title: str, text: str) -> str | None:
-    """Return the warning type of a page without content (wall, unloaded shell), else None."""
-    if len(text) > _MAX_WALL_CHARS:
+def barrier_type(title: str, text: str) -> str | None:
+    """Return the warning type of a page that shows a barrier or a loading text instead of content, else None."""
+    if len(text) > _MAX_BARRIER_CHARS:
         return None
     text = text.strip().lower().replace(_APOSTROPHE, "'")
     if len(text) <= _MAX_SHELL_CHARS and text.lstrip("#*![ ").startswith(_LOADING):
         return "empty"
     if any(map(text.__contains__, STEMS)):
-        for kind, chars, phrases in WALLS:
+        for kind, chars, phrases in BARRIERS:
             if len(text) <= chars and any(map(text.__contains__, phrases)):
                 return kind
     is_notice = len(text) <= _MAX_NOTICE_CHARS and len(title) <= _MAX_NOTICE_CHARS

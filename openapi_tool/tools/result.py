@@ -52,16 +52,16 @@ class Meter:
 
 
 class Item(NamedTuple):
-    """One result or page of an output, or a remark of ours.
+    """One result or page of an output, or a remark of this service.
 
     `head` (title, address, snippet) and `body` are web content. Heads have priority: all are shown before
-    any body. `heading` is our text before them; `after` is our text after their end, in the part that shows the end.
+    any body. `caption` is the service's text before them, `after` its text after their end.
     `label`, such as `3 of 4`, names the item of a batch in later parts.
     """
 
     head: str = ""
     body: str = ""
-    heading: str = ""
+    caption: str = ""
     after: str = ""
     label: str = ""
 
@@ -114,7 +114,7 @@ def items_chars(items: Iterable[Item]) -> int:
 def texts(items: Iterable[Item]) -> Iterator[str]:
     """Return the texts of items that are not empty, in order."""
     for item in items:
-        yield from filter(None, (item.heading, item.head, item.body, item.after))
+        yield from filter(None, (item.caption, item.head, item.body, item.after))
 
 
 @frozen

@@ -1,7 +1,7 @@
 """Truncation and pagination of results (tool-design section 3).
 
-Lengths and positions are in characters. A part begins where the one before ends. An item has a heading of ours, and a
-text of the upstream: its head (title, address, facts), then its body.
+Lengths and positions are in characters. A part begins where the one before ends. An item has a caption, written by
+this service, and web content: its head (title, address, facts), then its body.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from openapi_tool.cooperative import Steps
 from openapi_tool.frozen import frozen
 from openapi_tool.protocol.cards import StoredText, new_id
 from openapi_tool.protocol.jsontext import dumps
-from openapi_tool.tools.frame import CUT_CHARS, HEADING_CHARS, INTRO_CHARS, MARK_CHARS, Part
+from openapi_tool.tools.frame import CAPTION_CHARS, CUT_CHARS, INTRO_CHARS, MARK_CHARS, Part
 from openapi_tool.tools.result import BLOCK_GAP, Item, texts
 from openapi_tool.tools.tokens import estimate_tokens, fitting_chars
 
@@ -25,15 +25,15 @@ NOTE_CHARS = 500
 
 _BOUNDARIES = ("\n\n", "\n", ". ", " ")
 _MIN_FILL = 0.7  # fraction of the limit: an earlier boundary is not used
-_PIECE_CHARS = 128 * 1024  # of a text that is encoded in one step
+_PIECE_CHARS = 128 * 1024  # encoded in one step
 MIN_CHARS = 150
 """Minimum space for an item, enough for title and address; with less it is left out."""
-AROUND_CHARS = MARK_CHARS + HEADING_CHARS + CUT_CHARS
+FRAME_CHARS = MARK_CHARS + CAPTION_CHARS + CUT_CHARS
 """Maximum characters of frame lines around a part."""
-AROUND_CHARS_PER_TOKEN = 3
-"""Characters per token in these lines and in notes."""
-_ASCII_CHARS_PER_TOKEN = 2  # at least, unless a text is all punctuation
-_MAX_HEAD_CHARS = 500  # of a head that counts when items are left out for lack of space
+FRAME_CHARS_PER_TOKEN = 3
+"""Characters per token in frame lines and notes."""
+_MIN_ASCII_CHARS_PER_TOKEN = 2  # unless a text is all punctuation
+_MIN_HEAD_CHARS = 500  # an item is left out if there is no space for this much of its head
 _MAX_TITLE_CHARS = 120
 _MAX_LINE_CHARS = 200
 OPENING_CHARS = 3 * _MAX_LINE_CHARS
@@ -88,48 +88,50 @@ class Limit:
 def uncut_parts(items: Sequence[Item], limit: Limit) -> tuple[Part, ...] | None:
     """Return the items uncut, each as one part; None if they exceed `limit`."""
     chars = INTRO_CHARS + sum(item.chars + MARK_CHARS for item in items)
-    chars += sum(len(own) + HEADING_CHARS for item in items for own in (item.heading, item.after) if own)
+    chars += sum(len(own) + CAPTION_CHARS for item in items for own in (item.caption, item.after) if own)
     if chars > limit.chars or not _fits_tokens(items, chars, limit.tokens):
         return None
-    return tuple(Part(item.text, item.heading, after=item.after) for item in items)
+    return tuple(Part(item.text, item.caption, after=item.after) for item in items)
 
 
 def _fits_tokens(items: Sequence[Item], chars: int, max_tokens: int) -> bool:
-    """Return whether items of `chars` characters have at most `max_tokens`; short ASCII texts need no estimate."""
-    if chars <= _ASCII_CHARS_PER_TOKEN * max_tokens and all(text.isascii() for text in texts(items)):
-        return True
-    around = chars - sum(map(len, texts(items)))
-    return around // AROUND_CHARS_PER_TOKEN + sum(map(estimate_tokens, texts(items))) <= max_tokens
+    """Return whether items have at most `max_tokens`; `chars` is their length with frames."""
+    if chars <= _MIN_ASCII_CHARS_PER_TOKEN * max_tokens and all(text.isascii() for text in texts(items)):
+        return True  # the estimate costs CPU
+    frame_chars = chars - sum(map(len, texts(items)))
+    return frame_chars // FRAME_CHARS_PER_TOKEN + sum(map(estimate_tokens, texts(items))) <= max_tokens
 
 
 def truncate(items: Sequence[Item], limit: Limit) -> Truncated:
-    """Cut items that are too long together, so that the result, with frames and note, is within `limit`.
+    """Cut items so that together, with frames and note, they are within `limit`.
 
     First all heads get max-min fair shares of the space, then all bodies: short ones are shown whole, longer ones share
     the rest. If there is no space for every head, the last items are left out.
     """
     left_out = _left_out(items, limit)
-    around = sum(_frame_chars(item) for place, item in enumerate(items) if place not in left_out)
-    space = max(2, limit.chars - NOTE_CHARS - around)
-    space_tokens = max(2, limit.tokens - (NOTE_CHARS + around) // AROUND_CHARS_PER_TOKEN)
-    headings = _fit_headings(
-        ["" if n in left_out else item.heading for n, item in enumerate(items)], space, space_tokens
+    frame_chars = sum(_frame_chars(item) for index, item in enumerate(items) if index not in left_out)
+    space = max(2, limit.chars - NOTE_CHARS - frame_chars)  # captions get half of it, so at least 1
+    space_tokens = max(2, limit.tokens - (NOTE_CHARS + frame_chars) // FRAME_CHARS_PER_TOKEN)
+    captions = _fit_captions(
+        ["" if n in left_out else item.caption for n, item in enumerate(items)], space, space_tokens
     )
     count = min(left_out, default=len(items))
-    shown = _item_shares(items[:count], space - sum(map(len, headings))) + [0] * (len(items) - count)
-    shown = _within_tokens(items, shown, space_tokens - sum(map(estimate_tokens, headings)))
-    ends = [_end(item, most) for item, most in zip(items, shown, strict=True)]
+    shares = _item_shares(items[:count], space - sum(map(len, captions))) + [0] * (len(items) - count)
+    shares = _within_tokens(items, shares, space_tokens - sum(map(estimate_tokens, captions)))
+    ends = [_end(item, share) for item, share in zip(items, shares, strict=True)]
     parts: list[Part] = []
     stored_items: list[StoredItem] = []
-    at = 0
-    for item, heading, end in zip(items, headings, ends, strict=True):
-        at += len(item.heading) + len(BLOCK_GAP) if item.heading else 0
-        text, body = item.part(end), item.chars - len(item.body)  # no line of a head opens a code block
-        opening = opening_of(text[body:], item.part(end + 1)[end:]) if end < item.chars else None
-        parts.append(Part(text, heading, left=item.chars - end, after=item.after))
+    at = 0  # position in the stored text, which `stored_text` joins from `texts(items)`
+    for item, caption, end in zip(items, captions, ends, strict=True):
+        at += len(item.caption) + len(BLOCK_GAP) if item.caption else 0
+        text, body_at = item.part(end), item.chars - len(item.body)  # no line of a head opens a code block
+        opening = opening_of(text[body_at:], item.part(end + 1)[end:]) if end < item.chars else None
+        parts.append(Part(text, caption, left=item.chars - end, after=item.after))
         if item.chars:
-            where = None if opening is None else at + body + opening
-            stored_items.append(StoredItem(at, at + end, at + item.chars, where, _title(item), item.label, item.after))
+            opening = None if opening is None else at + body_at + opening
+            stored_items.append(
+                StoredItem(at, at + end, at + item.chars, opening, _title(item), item.label, item.after)
+            )
             at += item.chars + len(BLOCK_GAP)
         at += len(item.after) + len(BLOCK_GAP) if item.after else 0
     return Truncated(tuple(parts), tuple(stored_items), sum(part.left for part in parts))
@@ -137,30 +139,30 @@ def truncate(items: Sequence[Item], limit: Limit) -> Truncated:
 
 def _frame_chars(item: Item) -> int:
     """Return the characters of marks and line ends around an item, and of the remark after it."""
-    notes = (HEADING_CHARS if item.heading else 0) + (len(item.after) + HEADING_CHARS if item.after else 0)
+    notes = (CAPTION_CHARS if item.caption else 0) + (len(item.after) + CAPTION_CHARS if item.after else 0)
     return notes + (MARK_CHARS + CUT_CHARS if item.chars else 0)
 
 
 def _left_out(items: Sequence[Item], limit: Limit) -> frozenset[int]:
     """Return the indexes of the items that are left out, because earlier heads take all space."""
-    chars, tokens = limit.chars - NOTE_CHARS, limit.tokens - NOTE_CHARS // AROUND_CHARS_PER_TOKEN
-    for place, item in enumerate(items):
-        head = item.part(min(len(item.head), _MAX_HEAD_CHARS) or MIN_CHARS)
+    chars, tokens = limit.chars - NOTE_CHARS, limit.tokens - NOTE_CHARS // FRAME_CHARS_PER_TOKEN
+    for index, item in enumerate(items):
+        head = item.part(min(len(item.head), _MIN_HEAD_CHARS) or MIN_CHARS)
         chars -= _frame_chars(item) + max(len(head), min(item.chars, MIN_CHARS))
-        tokens -= -(-_frame_chars(item) // AROUND_CHARS_PER_TOKEN) + estimate_tokens(head)
-        if place and (chars < 0 or tokens < 0):
-            return frozenset(number for number in range(place, len(items)) if items[number].chars)
+        tokens -= -(-_frame_chars(item) // FRAME_CHARS_PER_TOKEN) + estimate_tokens(head)
+        if index and (chars < 0 or tokens < 0):  # captions alone stay: they are shortened
+            return frozenset(later for later in range(index, len(items)) if items[later].chars)
     return frozenset()
 
 
-def _fit_headings(headings: Sequence[str], space: int, tokens: int) -> list[str]:
-    """Return headings that take no more than half of the space."""
-    max_chars = max_min_shares(list(map(len, headings)), space // 2)
-    max_tokens = max_min_shares(list(map(estimate_tokens, headings)), tokens // 2)
-    limits = zip(headings, max_chars, max_tokens, strict=True)
+def _fit_captions(captions: Sequence[str], space: int, tokens: int) -> list[str]:
+    """Return captions, shortened to no more than half of the space."""
+    max_chars = max_min_shares(list(map(len, captions)), space // 2)
+    max_tokens = max_min_shares(list(map(estimate_tokens, captions)), tokens // 2)
+    limits = zip(captions, max_chars, max_tokens, strict=True)
     ends = [min(chars, fitting_chars(text, tokens)) for text, chars, tokens in limits]
     return [
-        text if end >= len(text) else f"{text[: max(0, end - 1)]}…" for text, end in zip(headings, ends, strict=True)
+        text if end >= len(text) else f"{text[: max(0, end - 1)]}…" for text, end in zip(captions, ends, strict=True)
     ]
 
 
@@ -177,32 +179,34 @@ def _item_shares(items: Sequence[Item], space: int) -> list[int]:
     return [head + body for head, body in zip(heads, bodies, strict=True)]
 
 
-def _within_tokens(items: Sequence[Item], shown: Sequence[int], space: int) -> list[int]:
+def _within_tokens(items: Sequence[Item], shares: Sequence[int], space: int) -> list[int]:
     """Return the shares in characters, reduced if together they have more tokens than `space`."""
-    parts = [item.part(chars) for item, chars in zip(items, shown, strict=True)]
+    parts = [item.part(chars) for item, chars in zip(items, shares, strict=True)]
     sizes = [estimate_tokens(part) for part in parts]
     if sum(sizes) <= space:
-        return list(shown)
+        return list(shares)
     heads = [part[: len(item.head)] for item, part in zip(items, parts, strict=True)]
     head_sizes = list(map(estimate_tokens, heads))
     for_heads = max_min_shares(head_sizes, max(0, space))
     bodies = [max(0, size - head) for size, head in zip(sizes, head_sizes, strict=True)]
     for_bodies = max_min_shares(bodies, max(0, space - sum(for_heads)))
     ends = [fitting_chars(part, head + body) for part, head, body in zip(parts, for_heads, for_bodies, strict=True)]
-    is_whole = [most >= size for most, size in zip(for_heads, head_sizes, strict=True)]
-    return [max(end, len(head) * fits) for end, head, fits in zip(ends, heads, is_whole, strict=True)]
+    # tokens of head and body do not add up exactly: never cut a head that fits
+    whole = [len(head) * (most >= size) for head, most, size in zip(heads, for_heads, head_sizes, strict=True)]
+    return list(map(max, ends, whole))
 
 
 def max_min_shares(sizes: Sequence[int], space: int) -> list[int]:
     """Return max-min fair shares of `space`: small sizes in full, equal shares for the others."""
-    given = [0] * len(sizes)
-    for count, place in zip(range(len(sizes), 0, -1), sorted(range(len(sizes)), key=sizes.__getitem__), strict=True):
-        given[place] = min(sizes[place], space // count)
-        space -= given[place]
-    return given
+    shares = [0] * len(sizes)
+    for count, index in zip(range(len(sizes), 0, -1), sorted(range(len(sizes)), key=sizes.__getitem__), strict=True):
+        shares[index] = min(sizes[index], space // count)
+        space -= shares[index]
+    return shares
 
 
 def _end(item: Item, limit: int) -> int:
+    """Return where to cut an item: at a boundary, but not within a head that fits."""
     if limit >= item.chars:
         return item.chars
     end, head = boundary(item.part(limit + 1), limit), len(item.head)
@@ -224,7 +228,10 @@ def boundary(text: str, limit: int) -> int:
 
 
 def opening_of(text: str, following: str, inherited: str = "") -> int | None:
-    """Return the start of the code block or table in which a text ends; -1 if it is the `inherited` one."""
+    """Return the start of the code block or table in which a text ends, None outside of one.
+
+    `inherited`: first lines of the one in which the text begins, if any; -1 if the text ends in it, too.
+    """
     opened = _FENCE.match(inherited)
     fence = (-1, opened[1]) if opened else None
     for line in _FENCE.finditer(text):
@@ -306,8 +313,9 @@ def later_part(stored_items: Sequence[StoredItem], place: Place, window: str, op
     """
     parts: list[Part] = []
     space, at = limit.chars - NOTE_CHARS, place.start
-    tokens = limit.tokens - NOTE_CHARS // AROUND_CHARS_PER_TOKEN
+    tokens = limit.tokens - NOTE_CHARS // FRAME_CHARS_PER_TOKEN
     for number, item in enumerate(stored_items, start=1):
+        # the item of `place` from there on, later ones from where the first result cut them
         begin = place.start if item.start <= place.start else max(item.shown, place.start)
         if begin >= item.end:
             continue
@@ -319,18 +327,18 @@ def later_part(stored_items: Sequence[StoredItem], place: Place, window: str, op
         position = where_in(
             item, begin, number if len(stored_items) > 1 else None, len(stored_items), lines.count("\n")
         )
-        heading = f"[Continued: {position}.]"
-        notes = len(heading) + len(item.after)
-        space -= notes + len(lines) + AROUND_CHARS
+        caption = f"[Continued: {position}.]"
+        notes = len(caption) + len(item.after)
+        space -= notes + len(lines) + FRAME_CHARS
         if not text or (parts and space < MIN_CHARS):
             return LaterPart(tuple(parts), at, Place(begin, opening_at))
-        tokens -= (notes + AROUND_CHARS) // AROUND_CHARS_PER_TOKEN + estimate_tokens(lines)
-        if parts and tokens < MIN_CHARS // AROUND_CHARS_PER_TOKEN:
+        tokens -= (notes + FRAME_CHARS) // FRAME_CHARS_PER_TOKEN + estimate_tokens(lines)
+        if parts and tokens < MIN_CHARS // FRAME_CHARS_PER_TOKEN:
             return LaterPart(tuple(parts), at, Place(begin, opening_at))
         size = boundary(text, max(min(space, fitting_chars(text[: max(space, 0)], tokens)), MIN_CHARS))
         space, at = space - size, begin + size
         tokens -= estimate_tokens(text[:size])
-        parts.append(Part(text[:size], heading, lines, item.end - at, item.after))
+        parts.append(Part(text[:size], caption, lines, item.end - at, item.after))
         if at < item.end:
             found = opening_of(text[:size], text[size : size + 1], opening)
             return LaterPart(

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from openapi_tool.cooperative import at_once
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
-from openapi_tool.jina.content import Masks
+from openapi_tool.jina.content import RenderContext
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.protocol.errors import ToolError
@@ -31,7 +31,7 @@ from tests.frames import framed_items
 from tests.fuzz.source import Source, assert_storable
 
 SECRET = "a-key-of-the-fuzzer"
-_MASKS = Masks(of_call([SECRET]), Redactor([SECRET]))
+_CONTEXT = RenderContext(of_call([SECRET]), Redactor([SECRET]))
 _REQUEST = UpstreamRequest("POST", "r.jina.ai", "/", {"Accept": "application/json"}, b"{}")
 _PARAMETERS = {"q": "a query", "respondWith": "no-content"}
 _STATUSES = (200, 200, 200, 422, 429, 400, 402, 403, 409, 451, 500, 503, 524, 302)
@@ -80,7 +80,7 @@ def check(data: bytes) -> None:
     try:
         request = replace(_REQUEST, failures=endpoint.failures)
         envelope = _fetched(request, _STATUSES[status], {name: text for name, text in headers.items() if text}, body)
-        output = at_once(endpoint.render(envelope, _PARAMETERS, _MASKS))
+        output = at_once(endpoint.render(envelope, _PARAMETERS, _CONTEXT))
     except ToolError as error:
         assert SECRET not in error.message
         assert_storable(failure(error, 1).result)
@@ -102,7 +102,7 @@ def _envelope(source: Source) -> Any:
 
 def _fetched(request: UpstreamRequest, status: int, headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
     answer = httpx.Response(status, headers=httpx.Headers(dict(headers), encoding="utf-8"), stream=_Body(body))
-    client = JinaClient(httpx.MockTransport(lambda _: answer), _MAX_BYTES, _MASKS.error)
+    client = JinaClient(httpx.MockTransport(lambda _: answer), _MAX_BYTES, _CONTEXT.error_redactor)
     fetching = client.fetch(
         request, SecretStr(SECRET), Deadline.after(5), ByteSemaphore(10 * _MAX_BYTES).for_call().grant()
     )

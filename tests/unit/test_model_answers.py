@@ -22,7 +22,7 @@ from openapi_tool.jina.content import page_output, search_output
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.inline_images import without_inline_images
 from openapi_tool.jina.parameter_mapping import resolve_parameters, with_max_tokens
-from openapi_tool.jina.remarks import STEMS, WALLS, WARNINGS, cheaper, wall
+from openapi_tool.jina.remarks import BARRIERS, STEMS, WARNINGS, barrier_type, cheaper
 from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.local.recordings import load_recordings
 from openapi_tool.protocol.errors import BadRequest, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
@@ -617,7 +617,7 @@ def test_case_12_a_wall_is_a_typed_warning_and_a_page_that_mentions_one_is_not(p
     output = page_of(page["text"], page["title"])
     assert output.state.get("warnings") == (None if page["warns"] is None else [page["warns"]])
     says = f"[Warning: {WARNINGS[page['warns']]}]" if page["warns"] else ""
-    assert output.items[0].heading == says  # outside of the frame, so a page cannot fake it
+    assert output.items[0].caption == says  # outside of the frame, so a page cannot fake it
     found = search_output(
         {"data": [{"title": "x", "content": "x"}, {"title": page["title"], "content": page["text"]}]}, "q"
     )
@@ -631,16 +631,16 @@ def test_case_12_no_recorded_page_is_taken_for_a_wall_but_the_one_that_is_loadin
     found = {}
     for name, envelope in successes().items():
         for page in envelope["data"] if isinstance(envelope["data"], list) else [envelope["data"]]:
-            if page.get("content") and (kind := wall(page.get("title") or "", page["content"])):
+            if page.get("content") and (kind := barrier_type(page.get("title") or "", page["content"])):
                 found[name] = (kind, page["content"])
     assert set(found.values()) <= {("empty", "Loading...")}
 
 
 @requirement("content.reader")
 def test_case_12_every_phrase_of_a_wall_has_one_of_the_stems_that_are_searched_first() -> None:
-    phrases = [phrase for _, _, several in WALLS for phrase in several]
+    phrases = [phrase for _, _, several in BARRIERS for phrase in several]
     assert [phrase for phrase in phrases if not any(stem in phrase for stem in STEMS)] == []
-    assert [wall("", phrase) for phrase in phrases] == [kind for kind, _, several in WALLS for _ in several]
+    assert [barrier_type("", phrase) for phrase in phrases] == [kind for kind, _, several in BARRIERS for _ in several]
 
 
 @requirement("content.reader")
@@ -755,8 +755,8 @@ def test_case_16_the_facts_of_a_result_say_what_they_are() -> None:
 def test_case_16_n_of_m_counts_what_was_given() -> None:
     good, bad = ToolOutput((Item("x"),)), UpstreamUnavailable("It is down.")
     output = batch_output(["a", "b", "a", "c"], {"a": good, "b": bad, "c": good}, of_call(()))
-    headings = [item.heading.partition("\n")[0] for item in output.items]
-    assert headings == [
+    captions = [item.caption.partition("\n")[0] for item in output.items]
+    assert captions == [
         "3 of 4 succeeded; the errors of the others are below.",
         "## 1 and 3 of 4: a",
         "## 2 of 4: b",
@@ -806,7 +806,7 @@ def test_case_15_whatever_a_page_says_stays_in_its_frame(attack: str) -> None:
     }
     hostile["siteLinks"] = [{"title": said, "link": said, "snippet": said}]
     for output in (page_output({"data": hostile}), search_output({"data": [hostile, hostile]}, "q", with_pages=True)):
-        content = framed([Part(item.text, item.heading) for item in output.items])
+        content = framed([Part(item.text, item.caption) for item in output.items])
         inside = framed_items(content)
         assert inside == [item.text for item in output.items if item.text]
         for frame in inside:
