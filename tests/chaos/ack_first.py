@@ -1,4 +1,4 @@
-"""A broken build, for the checker to find: it acknowledges a command before it has an answer."""
+"""Defective build for a test of the checker: it acknowledges a command before it has a result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from openapi_tool.bus.worker import Worker
 from tests.chaos.fail_points import main
 
-_handle = Worker._own_and_handle  # noqa: SLF001 - breaking it is the purpose
+_handle = Worker._own_and_handle  # noqa: SLF001 - the defect
 
 
 async def _acknowledge_first(self: Worker, work: Any) -> Any:

@@ -1,18 +1,24 @@
-"""Looks at what a run left behind: tables, streams, the upstream's log. Imports nothing of the package.
+"""Checks what a run left: tables, streams, the upstream's log. Imports nothing of the package.
 
-The journal has one JSON object a line: `{"call": …}` for a command that was sent, `{"crash": seconds}`
-for a process that was stopped dead (with `dead_s` for one that wakes up again), `{"fault": kind, "began":
-seconds, "ended": seconds}` for whatever was done, `{"given_up": sequence, "cause": word, "at": seconds}` for a dead
-letter that an executor logged as given up; outages and answers of `/readyz` are in `periods`.
+The journal has one JSON object per line, with times in seconds since the epoch:
 
-A call is answered when it has exactly one result card, one inbox row and one report edge that belong together, or a
-dead letter. Where nobody could be answered and the stream of dead letters was full, the executor's log line about the
-letter that it gave up counts as one: storing a letter never keeps a command from being settled. A call is lost when its
-command reached the stream and it is not answered in time: within `deadline_s` seconds from its placement, not counting
-those that an outage covers. The late ones of the lost are listed, too. A call is doubled when it has more than one
-card, row or edge, refused when it got a dead letter alone although it could be answered, or a failure although its time
-was not up, and asked too late when the upstream received a request for it after `DEADLINE_S`. (Calls are refused with
-good reason where the upstream fails, and those of a flood by their limit.)
+- `{"call": …}`: a command that was sent;
+- `{"crash": time}`: a process was killed, or, with `dead_s`, frozen for as long;
+- `{"fault": kind, "began": time, "ended": time}`: a fault was injected;
+- `{"discarded": sequence, "cause": word, "at": time}`: an executor logged that it discarded a dead letter;
+- outages and responses of `/readyz`: see `periods`.
+
+A call is
+
+- answered if it has one result card, one inbox row and one report edge that belong together, or a dead letter. If its
+  result cannot reach any turn, and the stream of dead letters was full, the log line about the discarded letter counts
+  as one, since a full stream must not keep a command from being settled;
+- lost if its command reached the stream, but it was not answered within `deadline_s` of its placement, outages not
+  counted; `late` lists those that were answered later;
+- doubled if it has more than one card, row or edge;
+- refused if it got only a dead letter although a turn waited, or a failure although it had time left (as it must where
+  the upstream fails, or a limit refuses calls of a flood);
+- requested too late if the upstream received a request for it after `DEADLINE_S`.
 """
 
 from __future__ import annotations
@@ -55,16 +61,16 @@ _BATCH, _MINUTE_S = 500, 60.0
 _READ_AGAIN_S, _READ_WITHIN_S = 0.5, 20.0
 _OK = 200
 _SLOWEST = 3
-_FULL_TERM_S = 25.0
-"""A call that ends in failure earlier than this had time left: the executor's own deadline is 27 s."""
+_EARLY_FAILURE_S = 25.0
+"""A call that fails earlier is refused: it had time left, as the executor's own deadline is 27 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """Journal of a run: calls by their id, processes that stopped (from, to), faults, outages, `/readyz`.
+    """Parsed journal of a run: `calls` by id, `crashes` as (from, to), faults, outages, responses of `/readyz`.
 
-    `letters` are dead letters that a fault has removed, by their call, with the time at which they were written.
-    `discarded` are log lines of executors about dead letters that they could not store.
+    `letters`: when dead letters that a fault has removed were written, by call. `discarded`: executors' log lines about
+    dead letters that they could not store.
     """
 
     calls: Mapping[str, Mapping[str, Any]]
@@ -78,9 +84,9 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Seconds from the first of some crashes to the answer of a call, and the events meanwhile.
+    """Seconds from the first crash during a call to its result, and the faults during this time.
 
-    The call's own upstream time is taken off, and so is the time that a never-answering upstream held it.
+    `delay_s` excludes `upstream_s` and `held_s`, for which the upstream held a request without ever responding.
     """
 
     tool_call_id: str
@@ -88,7 +94,7 @@ class Delay:
     upstream_s: float
     held_s: float
     crashes: int
-    meanwhile: list[str]
+    faults: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,7 @@ async def check(
     version: str = MAIN,
     per_minute: float = math.inf,
 ) -> dict[str, Any]:
-    """The findings of a run about the kernel of one version; lists of ids name calls."""
+    """Return the findings about one kernel of a run; lists contain ids of calls."""
     journal = read_journal(path)
     calls = journal.calls
     queries = {call["query"] for call in calls.values()}
@@ -117,14 +123,14 @@ async def check(
     most = most_in_a_minute(request["at"] for request in requests)
     requests = [request for request in requests if _query(request) in queries]
     rows = await _rows(dsn)
-    bells = await messages(nats_urls, f"cg_cmd_{version}", "cmd.agent")
-    rung = Counter(_rung_for(bell, version) for bell in bells)
+    doorbells = await messages(nats_urls, f"cg_cmd_{version}", "cmd.agent")
+    turns = Counter(_doorbell_key(doorbell, version) for doorbell in doorbells)
     letters = await messages(nats_urls, DEAD_LETTERS, "")
-    answered = {call_id for call_id in calls if whole(rows[call_id])}
+    answered = {call_id for call_id in calls if is_complete(rows[call_id])}
     sent = {call_id for call_id, call in calls.items() if call["published"]}
-    discarded = given_up(journal)
-    lettered = {**discarded, **dead_lettered(letters), **journal.letters}
-    answered_at = {call_id: at for call_id, at in lettered.items() if call_id in calls}
+    discarded = discarded_letters(journal)
+    dead = {**discarded, **dead_lettered(letters), **journal.letters}
+    answered_at = {call_id: at for call_id, at in dead.items() if call_id in calls}
     answered_at |= {call_id: rows[call_id]["rows"][0]["at"] for call_id in answered}
     late = late_calls(journal, answered_at, deadline_s)
     return {
@@ -132,36 +138,36 @@ async def check(
         "answered": len(answered),
         "lost": sorted((sent - set(answered_at)) | late),
         "late": sorted(late),
-        "lost_meanwhile": dict(meanwhile(journal, (sent - set(answered_at)) | late)),
+        "faults_during_lost_calls": dict(faults_during(journal, (sent - set(answered_at)) | late)),
         "doubled": sorted(call_id for call_id in calls if any(len(found) > 1 for found in rows[call_id].values())),
         "refused": sorted(call_id for call_id in answered_at if refused(calls[call_id], rows[call_id])),
         "most_requests_in_60_s": most,
         "over_limit": max(0, most - per_minute),
-        "asked_too_late": sorted(asked_too_late(calls, requests)),
+        "requested_too_late": sorted(requested_too_late(calls, requests)),
         "statuses": dict(Counter(rows[call_id]["cards"][0]["status"] for call_id in answered)),
         "upstream_2xx_per_call": _per_call(calls, sent, requests, whole_only=True),
         "upstream_requests_per_call": _per_call(calls, sent, requests, whole_only=False),
         **_delays_after_crashes(delays(journal, rows, _held(requests))),
         "max_delay_s": _longest(_latency(calls[call_id], rows[call_id]) for call_id in answered),
-        "doorbells_missing": sum(calls[call_id]["doorbell"] not in rung for call_id in answered),
-        "doorbells_repeated": rung.total() - len(rung),
+        "doorbells_missing": sum(calls[call_id]["doorbell"] not in turns for call_id in answered),
+        "doorbells_repeated": turns.total() - len(turns),
         "dead_letters": dict(Counter(json.loads(letter.data)["reason"] for letter in letters)),
-        "dead_letters_given_up": len(discarded),
+        "dead_letters_discarded": len(discarded),
         "outages": [_in_outage(outage, requests) for outage in journal.outages],
         "readiness": readiness(reactions(journal.outages, journal.probes)),
         "unready_otherwise_s": unready_otherwise(journal.outages, journal.probes),
     }
 
 
-def _rung_for(bell: Message, version: str) -> str | None:
-    """The turn of a doorbell; in v1r3, whose doorbells name none, its trace."""
+def _doorbell_key(doorbell: Message, version: str) -> str | None:
+    """Return the turn of a doorbell; in v1r3, whose doorbells name none, its trace."""
     if version == MAIN:
-        return bell.headers.get("CG-Turn-Id")
-    return bell.headers.get("traceparent", "--").split("-")[1]
+        return doorbell.headers.get("CG-Turn-Id")
+    return doorbell.headers.get("traceparent", "--").split("-")[1]
 
 
 def read_journal(path: Path) -> Journal:
-    """The lines of a journal, sorted by what they are about."""
+    """Parse a journal."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return Journal(
         {line["call"]["tool_call_id"]: line["call"] for line in lines if "call" in line},
@@ -170,18 +176,18 @@ def read_journal(path: Path) -> Journal:
         outages(lines),
         probes(lines),
         {line["dead_letter"]: line["at"] for line in lines if "dead_letter" in line},
-        [line for line in lines if "given_up" in line],
+        [line for line in lines if "discarded" in line],
     )
 
 
-def given_up(journal: Journal) -> dict[str, float]:
-    """Return when executors discarded dead letters, by call: those of commands whose result can reach no turn.
+def discarded_letters(journal: Journal) -> dict[str, float]:
+    """Return when executors discarded the dead letters of unanswerable commands, by call.
 
-    Only those count that were discarded because the stream was full, while a fault kept it full.
+    Only those count that were discarded for a full stream while a fault kept it full.
     """
     full = [outage for outage in journal.outages if outage.why == f"{DEAD_LETTERS} full"]
     at = {
-        line["given_up"]: line["at"]
+        line["discarded"]: line["at"]
         for line in journal.discarded
         if line["cause"] == "full" and any(outage.began <= line["at"] <= outage.over for outage in full)
     }
@@ -193,7 +199,7 @@ def given_up(journal: Journal) -> dict[str, float]:
 
 
 def late_calls(journal: Journal, answered_at: Mapping[str, float], deadline_s: float) -> set[str]:
-    """Calls that waited too long for the answer that they got."""
+    """Return the calls that were answered after `deadline_s`."""
     return {
         call_id
         for call_id, call in journal.calls.items()
@@ -201,8 +207,8 @@ def late_calls(journal: Journal, answered_at: Mapping[str, float], deadline_s: f
     }
 
 
-def meanwhile(journal: Journal, call_ids: Iterable[str]) -> Counter[str]:
-    """Return how many calls met each kind of fault before their deadline."""
+def faults_during(journal: Journal, call_ids: Iterable[str]) -> Counter[str]:
+    """Return the number of calls during which each kind of fault was injected, up to their deadline."""
     return Counter(
         fault["fault"]
         for placed_at in (journal.calls[call_id]["placed_at"] for call_id in call_ids)
@@ -221,11 +227,11 @@ def most_in_a_minute(times: Iterable[float]) -> int:
     return most
 
 
-def asked_too_late(calls: Mapping[str, Mapping[str, Any]], requests: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Calls for which the upstream was asked when their turn had been answered by the watchdog."""
+def requested_too_late(calls: Mapping[str, Mapping[str, Any]], requests: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the calls with an upstream request after the watchdog reported a timeout to their turn."""
     by_query = {call["query"]: call_id for call_id, call in calls.items() if call["published"]}
-    asked = [(by_query.get(_query(request)), request["at"]) for request in requests]
-    return {call_id for call_id, at in asked if call_id and at - calls[call_id]["placed_at"] > DEADLINE_S}
+    sent = [(by_query.get(_query(request)), request["at"]) for request in requests]
+    return {call_id for call_id, at in sent if call_id and at - calls[call_id]["placed_at"] > DEADLINE_S}
 
 
 def _query(request: Mapping[str, Any]) -> Any:
@@ -233,7 +239,7 @@ def _query(request: Mapping[str, Any]) -> Any:
 
 
 def dead_lettered(letters: Iterable[Message]) -> dict[str, float]:
-    """Return when dead letters were written, by the id of their call; a command without identity has it as its body."""
+    """Return when dead letters were written, by call id, which is the body of a command without headers."""
     found = {}
     for letter in letters:
         record = json.loads(letter.data)
@@ -246,13 +252,20 @@ def refused(call: Mapping[str, Any], rows: Mapping[str, list[dict[str, Any]]]) -
     """Return whether an answerable call got only a dead letter, or a failure before its deadline."""
     if call["kind"] not in ("call", "duplicate"):
         return False
-    return not whole(rows) or (rows["cards"][0]["status"] != "success" and _latency(call, rows) < _FULL_TERM_S)
+    if not is_complete(rows):
+        return True
+    return bool(rows["cards"][0]["status"] != "success" and _latency(call, rows) < _EARLY_FAILURE_S)
 
 
 def _in_outage(outage: Outage, requests: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the deliveries of the durable and the upstream requests during an outage."""
-    asked = sum(outage.since <= request["at"] < outage.until for request in requests)
-    return {"why": outage.why, "seconds": round(outage.seconds, 1), "fetched": outage.fetched, "asked": asked}
+    sent = sum(outage.since <= request["at"] < outage.until for request in requests)
+    return {
+        "why": outage.why,
+        "seconds": round(outage.seconds, 1),
+        "deliveries": outage.deliveries,
+        "upstream_requests": sent,
+    }
 
 
 def _delays_after_crashes(found: Iterable[Delay]) -> dict[str, Any]:
@@ -289,7 +302,7 @@ async def _rows(dsn: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
 
 
 async def messages(urls: Sequence[str], stream: str, part: str) -> list[Message]:
-    """Every message of a stream whose subject holds `part`; none where there is no stream."""
+    """Return all messages of a stream whose subject contains `part`; none if the stream does not exist."""
     client = await nats.connect(list(urls))
     try:
         jetstream = client.jetstream()
@@ -321,8 +334,8 @@ async def _read_all(jetstream: JetStreamContext, stream: str) -> list[Msg]:
     return found
 
 
-def whole(rows: Mapping[str, list[dict[str, Any]]]) -> bool:
-    """One card, one row that names it, one edge."""
+def is_complete(rows: Mapping[str, list[dict[str, Any]]]) -> bool:
+    """Return whether a call has one card, one row that refers to it, and one edge."""
     return all(len(found) == 1 for found in rows.values()) and rows["rows"][0]["card_id"] == rows["cards"][0]["card_id"]
 
 
@@ -337,9 +350,9 @@ def _latency(call: Mapping[str, Any], rows: Mapping[str, list[dict[str, Any]]]) 
 def delays(
     journal: Journal, rows: Mapping[str, Any], held: Mapping[str, Sequence[tuple[float, float]]]
 ) -> Iterable[Delay]:
-    """For every call that waited while processes died; `held` as from and to, by query."""
+    """Yield the delay of every call that waited during a crash; `held` has spans (from, to) by query."""
     for call_id, call in journal.calls.items():
-        if not whole(rows[call_id]) or call["kind"] == "killer":
+        if not is_complete(rows[call_id]) or call["kind"] == "poison":
             continue
         placed_at, answered_at = call["placed_at"], rows[call_id]["rows"][0]["at"]
         crashes = [crash for crash in journal.crashes if placed_at <= crash[0] < answered_at]
@@ -348,16 +361,16 @@ def delays(
         first, dead_until = min(at for at, _ in crashes), max(until for _, until in crashes)
         held_s = covered(held.get(call["query"], ()), dead_until, answered_at)
         delay_s = answered_at - first - call["upstream_s"] - held_s
-        meanwhile = [
+        during = [
             f"{fault['fault']} {fault['began'] - first:+.1f} s"
             for fault in journal.faults
             if fault["began"] < answered_at and fault["ended"] > placed_at
         ]
-        yield Delay(call_id, round(delay_s, 2), call["upstream_s"], round(held_s, 2), len(crashes), meanwhile)
+        yield Delay(call_id, round(delay_s, 2), call["upstream_s"], round(held_s, 2), len(crashes), during)
 
 
 def _held(requests: Iterable[Mapping[str, Any]]) -> Mapping[str, Sequence[tuple[float, float]]]:
-    """From when to when the upstream held requests that it would never answer, by their query."""
+    """Return the spans in which the upstream held requests without ever responding, by query."""
     found = defaultdict(list)
     for request in requests:
         if request.get("hung") and "ended_at" in request:
@@ -368,6 +381,6 @@ def _held(requests: Iterable[Mapping[str, Any]]) -> Mapping[str, Sequence[tuple[
 def _per_call(
     calls: Mapping[str, Any], sent: set[str], requests: Iterable[Mapping[str, Any]], *, whole_only: bool
 ) -> float:
-    good = sum(not whole_only or (request.get("status") == _OK and request["whole"]) for request in requests)
-    asked = sum(calls[call_id]["kind"] in ("call", "duplicate") for call_id in sent)
-    return round(good / asked, 4) if asked else 0.0
+    counted = sum(not whole_only or (request.get("status") == _OK and request["whole"]) for request in requests)
+    expected = sum(calls[call_id]["kind"] in ("call", "duplicate") for call_id in sent)
+    return round(counted / expected, 4) if expected else 0.0

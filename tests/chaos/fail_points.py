@@ -1,8 +1,8 @@
 """`serve` with fail points: places in the path of a call where the process kills itself on request.
 
-The request is a file named like a point, in the folder that `FOLDER_VARIABLE` names. The first process that reaches
-the point removes the file and dies of SIGKILL. A call whose arguments hold `KILLER` kills every executor that is
-about to run it. `LEASE_VARIABLE` shortens the time after which a replica counts as dead for budgets.
+The request is a file in the folder that `FOLDER_VARIABLE` names; its name is the point. The first process that reaches
+the point deletes the file and kills itself by SIGKILL. A call whose arguments contain `KILLER` kills every executor
+that runs it. `LEASE_VARIABLE` shortens the time after which a replica counts as dead for budgets.
 """
 
 from __future__ import annotations
@@ -37,41 +37,41 @@ def main() -> None:
 
 
 def install(folder: Path) -> None:
-    """Wrap the methods that a call goes through, so that they look for requests in `folder`."""
+    """Wrap the methods on the path of a call with fail points that look for requests in `folder`."""
     patched: Mapping[tuple[type, str], tuple[str | None, str]] = {
         (JinaBackend, "run"): ("before_upstream", "after_upstream"),
         (KernelStore, "commit"): (None, "after_commit"),
         (WakeupPublisher, "publish"): (None, "after_doorbell"),
     }
     for (owner, name), (before, after) in patched.items():
-        setattr(owner, name, _dying_around(folder, getattr(owner, name), before, after))
-    JinaBackend.run = _killed(folder, JinaBackend.run)  # type: ignore[assignment,method-assign]
+        setattr(owner, name, _with_fail_points(folder, getattr(owner, name), before, after))
+    JinaBackend.run = _with_killer(folder, JinaBackend.run)  # type: ignore[assignment,method-assign]
 
 
-def _dying_around(
+def _with_fail_points(
     folder: Path, method: Callable[..., Awaitable[Any]], before: str | None, after: str | None
 ) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(method)
-    async def dying(*arguments: Any, **named: Any) -> Any:
-        _reach(folder, before)
+    async def wrapped(*arguments: Any, **named: Any) -> Any:
+        _die_if_requested(folder, before)
         result = await method(*arguments, **named)
-        _reach(folder, after)
+        _die_if_requested(folder, after)
         return result
 
-    return dying
+    return wrapped
 
 
-def _killed(folder: Path, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _with_killer(folder: Path, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(method)
-    async def killed(self: Any, definition: Any, arguments: Any, *more: Any) -> Any:
+    async def wrapped(self: Any, definition: Any, arguments: Any, *more: Any) -> Any:
         if KILLER in str(arguments):
             _die(folder, "killer")
         return await method(self, definition, arguments, *more)
 
-    return killed
+    return wrapped
 
 
-def _reach(folder: Path, point: str | None) -> None:
+def _die_if_requested(folder: Path, point: str | None) -> None:
     if point is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""The standard profile: everything that is done to a run, each fault with how often it hit a running call."""
+"""Faults of the standard profile. Each returns the number of running calls that it hit."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from tests.chaos.fail_points import DEATHS, POINTS
 from tests.chaos.harness import RECORDING, Fault, Profile, Run
 from tests.chaos.load import Journal
 
-STOPPED_S = 8.0
+FROZEN_S = 8.0
+"""Longer than AckWait, so that the commands of a frozen replica are delivered again."""
 _POLL_S = 0.05
 _POLLS = 60
-_AWAY_S = 1.0
-_BURST = 20
+_MAX_DOWNTIME_S = 1.0
+_BURST = 20  # more responses than requests of a second
 
 
 async def kill(run: Run) -> int:
     replica, running = await run.busy_replica()
-    run.journal.note(crash=time.time())
+    run.journal.record(crash=time.time())
     replica.process.signal(signal.SIGKILL)
     return running
 
 
 def kill_at(point: str) -> Callable[[Run], Awaitable[int]]:
-    """Kill the next process that reaches `point`; that process writes the time."""
+    """Kill the next process that reaches `point` (`fail_points.py`, which writes its time to DEATHS)."""
 
     async def kill_there(run: Run) -> int:
         request = run.folder / point
@@ -52,29 +53,29 @@ def kill_at(point: str) -> Callable[[Run], Awaitable[int]]:
 
 
 async def terminate(run: Run) -> int:
-    """SIGTERM, and a new replica in its place once it has drained."""
+    """Drain a replica by SIGTERM; `keep_replicas_alive` starts it again."""
     replica, running = await run.busy_replica()
-    replica.leave_alone = True
+    replica.under_fault = True
     await asyncio.to_thread(replica.process.stop)
-    replica.leave_alone = False
+    replica.under_fault = False
     return running
 
 
 async def freeze(run: Run) -> int:
-    """SIGSTOP for longer than AckWait; the zombie then wakes up. One at a time: somebody has to do the work."""
-    if any(replica.leave_alone for replica in run.replicas):
+    """Freeze a replica by SIGSTOP. One at a time, so that the others can run the calls."""
+    if any(replica.under_fault for replica in run.replicas):
         return 0
     replica, running = await run.busy_replica()
-    replica.leave_alone = True
-    run.journal.note(crash=time.time(), dead_s=STOPPED_S)
+    replica.under_fault = True
+    run.journal.record(crash=time.time(), dead_s=FROZEN_S)
     replica.process.signal(signal.SIGSTOP)
 
     async def wake() -> None:
-        await asyncio.sleep(STOPPED_S)
+        await asyncio.sleep(FROZEN_S)
         replica.process.signal(signal.SIGCONT)
-        replica.leave_alone = False
+        replica.under_fault = False
 
-    run.later(wake())
+    run.start_task(wake())
     return running
 
 
@@ -89,7 +90,7 @@ async def restart_postgres(run: Run) -> int:
 async def _restart(run: Run, server: NatsServer | PostgresServer) -> int:
     running = await run.running()
     await asyncio.to_thread(server.stop)
-    await asyncio.sleep(run.random.random() * _AWAY_S)
+    await asyncio.sleep(run.random.random() * _MAX_DOWNTIME_S)
     await asyncio.to_thread(server.start)
     return running
 
@@ -105,24 +106,24 @@ async def end_backends(run: Run) -> int:
     return running
 
 
-_ROUNDS = 5
-"""Longest wait for a request, in times the fault's seconds: after a 429 calls are held back."""
+_MAX_ROUNDS = 5
+"""Maximum duration of the fault, in multiples of `seconds`: after a 429 no request may be sent for a while."""
 
 
 def upstream_fault(seconds: float, **rule: Any) -> Callable[[Run], Awaitable[int]]:
-    """The double answers every request this way for a while; hits are counted from its log at the end."""
+    """Return a fault: the double answers every request by `rule` for `seconds`. The hits are its requests."""
 
-    async def answer_so(run: Run) -> int:
+    async def inject(run: Run) -> int:
         before, hits = len(await asyncio.to_thread(run.stack.upstream.requests)), 0
         await run.rules({**rule, "statuses": list(rule.get("statuses", ()))})
-        for _ in range(_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             await asyncio.sleep(seconds)
             if hits := len(await asyncio.to_thread(run.stack.upstream.requests)) - before:
                 break
         await run.rules()
         return hits
 
-    return answer_so
+    return inject
 
 
 async def duplicate(run: Run) -> int:
@@ -133,8 +134,8 @@ async def duplicate(run: Run) -> int:
 
 async def poison(run: Run) -> int:
     for load in run.loads:
-        await load.rubbish()
-        await load.killer(run.random.getrandbits(32))
+        await load.publish_malformed()
+        await load.publish_poison(run.random.getrandbits(32))
     return 1
 
 
@@ -156,14 +157,14 @@ FAULTS: Mapping[str, Fault] = {
 
 
 def schedule(order: random.Random, every_s: tuple[float, float], kinds: Sequence[str]) -> Iterator[tuple[float, str]]:
-    """Seconds to wait and what to do then, for ever; each kind as often as the others."""
+    """Yield pauses in seconds and the kind of the next fault, without end, all kinds equally often."""
     while True:
         for kind in order.sample(kinds, len(kinds)):
             yield order.uniform(*every_s), kind
 
 
 class Standard(Profile):
-    """Clean deaths, restarts and a hostile upstream, in random order; a call may take as long as it takes."""
+    """Kills, restarts and upstream errors in random order; results may be late."""
 
     endless = True
     deadline_s = math.inf
@@ -173,17 +174,17 @@ class Standard(Profile):
         return FAULTS
 
 
-def note_deaths(folder: Path, journal: Journal) -> None:
-    """Take the moments that dying processes wrote down into the journal."""
+def record_kills(folder: Path, journal: Journal) -> None:
+    """Copy the times at which processes were killed at fail points to the journal."""
     deaths = folder / DEATHS
     for line in deaths.read_text().splitlines() if deaths.exists() else []:
-        journal.note(crash=float(line.split()[0]))
+        journal.record(crash=float(line.split()[0]))
 
 
-def note_given_up(logs: Iterable[str], journal: Journal) -> None:
-    """Take the dead letters that executors logged as given up into the journal."""
+def record_discarded(logs: Iterable[str], journal: Journal) -> None:
+    """Copy the dead letters that executors logged as discarded to the journal."""
     for line in "".join(logs).splitlines():
         if "dead_letters.discarded" in line:
             logged = json.loads(line)
             at = datetime.fromisoformat(logged["time"]).timestamp()
-            journal.note(given_up=logged["stream_sequence"], cause=logged["cause"], at=at)
+            journal.record(discarded=logged["stream_sequence"], cause=logged["cause"], at=at)

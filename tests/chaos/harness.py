@@ -32,30 +32,33 @@ RECORDING = "s-post-json"
 EXECUTOR = "tests.chaos.fail_points"
 _POLL_S = 0.05
 _POLLS = 60
-_ASK_S = 2.0
+_NATS_TIMEOUT_S = 2.0
 
 
 @dataclass(slots=True)
 class Replica:
-    """One executor, and where its metrics are."""
+    """One executor, and the port of its health server.
+
+    `under_fault`: a fault has stopped it, so it gets no other fault and is not restarted.
+    """
 
     process: ExecutorProcess
     port: int
-    leave_alone: bool = False
+    under_fault: bool = False
 
     @property
     def alive(self) -> bool:
         return self.process.process.alive
 
     async def running(self) -> int:
-        """Calls that run in it now; 0 where it does not say."""
+        """Return the number of calls that it runs, 0 if it does not respond."""
         try:
             return int(await asyncio.to_thread(self.metric, "openapi_tool_calls_running"))
         except OSError:
             return 0
 
     def metric(self, name: str) -> float:
-        """One of its metrics, 0 where it has none of this name. Raises OSError."""
+        """Return one of its metrics, 0 if it has none of this name. Raises OSError."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=0.5) as answer:
             found = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
         return float(found[1]) if found else 0.0
@@ -63,22 +66,22 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Addresses of the kernel's servers; executors get `settings` (environment variables) besides the usual ones.
+    """Addresses of the kernel's servers.
 
-    The kernel makes its command stream with so many `copies`.
+    Executors get `settings` (environment variables) besides the usual ones. The command stream has `stream_replicas`.
     """
 
     dsn: str
     nats_urls: Sequence[str]
     settings: Mapping[str, str] = field(default_factory=dict)
-    copies: int = 1
+    stream_replicas: int = 1
 
 
 @dataclass(slots=True)
 class Run:
-    """The servers, replicas and load of a run; `outage_s` is how long a fault keeps calls from being finished.
+    """The servers, replicas and load of a run; `outage_s` is the duration of an outage.
 
-    `older` is the load of a second kernel, which the same replicas serve.
+    `older` is the load of a second kernel, of protocol v1r3, which the same replicas serve.
     """
 
     stack: EmbeddedStack
@@ -99,7 +102,7 @@ class Run:
         return [self.load, *([self.older] if self.older else [])]
 
     async def place(self, calls: int, per_second: float) -> None:
-        """Place so many calls in each kernel."""
+        """Place `calls` calls in each kernel."""
         await asyncio.gather(*(load.run(calls, per_second) for load in self.loads))
 
     def normal_rules(self) -> list[dict[str, Any]]:
@@ -112,8 +115,8 @@ class Run:
         await asyncio.to_thread(self.stack.upstream.rules, *more, *self.normal_rules())
 
     async def busy_replica(self) -> tuple[Replica, int]:
-        """A replica with a call in it, if one gets any soon, and how many."""
-        chosen = self.random.choice([replica for replica in self.replicas if not replica.leave_alone])
+        """Return a random replica and its number of running calls, once it has any, or 0 after 3 s."""
+        chosen = self.random.choice([replica for replica in self.replicas if not replica.under_fault])
         for _ in range(_POLLS):
             if running := await chosen.running():
                 return chosen, running
@@ -121,7 +124,7 @@ class Run:
         return chosen, 0
 
     async def running(self) -> int:
-        """Calls that run in any replica, once there are some, if there are any soon."""
+        """Return the number of running calls of all replicas, once there are any, or 0 after 3 s."""
         for _ in range(_POLLS):
             if running := sum([await replica.running() for replica in self.replicas]):
                 return running
@@ -129,11 +132,11 @@ class Run:
         return 0
 
     async def keep_replicas_alive(self) -> None:
-        """Start again whatever died, as a cluster would."""
+        """Restart replicas that ended, as Kubernetes would."""
         while True:
             for replica in self.replicas:
-                if not replica.alive and not replica.leave_alone:
-                    with contextlib.suppress(ServerFailed):  # it may die of the next fault before it is up
+                if not replica.alive and not replica.under_fault:
+                    with contextlib.suppress(ServerFailed):  # the next fault may kill it while it starts
                         await asyncio.to_thread(replica.process.start)
             await asyncio.sleep(_POLL_S)
 
@@ -145,13 +148,14 @@ class Run:
     async def delivered(self) -> int | None:
         """Return the number of deliveries of the durable, None if NATS does not answer at once."""
         try:
-            async with asyncio.timeout(_ASK_S), nats_client(self.site.nats_urls) as client:
+            async with asyncio.timeout(_NATS_TIMEOUT_S), nats_client(self.site.nats_urls) as client:
                 info = await client.jetstream().consumer_info(COMMANDS, DURABLE)
         except (nats.errors.Error, OSError, TimeoutError):
             return None
         return info.delivered.consumer_seq if info.delivered else None
 
-    def later(self, work: Any) -> None:
+    def start_task(self, work: Any) -> None:
+        """Run a coroutine in the background until the end of the run."""
         task = asyncio.ensure_future(work)
         self.background.add(task)
         task.add_done_callback(self.background.discard)
@@ -159,9 +163,10 @@ class Run:
 
 @asynccontextmanager
 async def nats_client(urls: Sequence[str]) -> AsyncIterator[Client]:
-    """A connection that does not outlive an outage. Raises nats.errors.Error, OSError, TimeoutError.
+    """Yield a connection that fails in an outage instead of reconnecting.
 
-    `nats.connect` leaves a socket open where the server accepts and then says nothing; `close` ends that, too.
+    `nats.connect` would leak a socket if the server accepts but never responds; `close` ends that, too.
+    Raises nats.errors.Error, OSError, TimeoutError.
     """
     client = Client()
     try:
@@ -172,57 +177,57 @@ async def nats_client(urls: Sequence[str]) -> AsyncIterator[Client]:
 
 
 async def _ignore(_: Exception) -> None:
-    """An outage is what was asked for; the client need not report it."""
+    """Ignore errors of the connection: outages are intended."""
 
 
 Fault = Callable[[Run], Awaitable[int]]
-"""Does something to a run; how many running calls it hit, or whether it hit anything."""
+"""Injects a fault into a run; returns the number of running calls that it hit, or 1 if it cannot count them."""
 
 
 async def outage(run: Run, why: str, broken: AbstractAsyncContextManager[Any], seconds: float | None = None) -> int:
-    """Keep something `broken` for `seconds` (by default `run.outage_s`), so that no call can be finished meanwhile.
+    """Enter `broken`, which keeps calls from being finished, for `seconds` (by default `run.outage_s`).
 
-    The period goes into the journal, from which the checker judges deadlines and readiness.
+    The period is recorded in the journal: the checker needs it to judge deadlines and readiness.
     """
     running, began = await run.running(), time.time()
     async with broken:
         since, before = time.time(), await run.delivered()
         await asyncio.sleep(run.outage_s if seconds is None else seconds)
         after, until = await run.delivered(), time.time()
-    fetched = None if before is None or after is None else after - before
-    run.journal.note(outage=why, began=began, since=since, until=until, over=time.time(), fetched=fetched)
+    deliveries = None if before is None or after is None else after - before
+    run.journal.record(outage=why, began=began, since=since, until=until, over=time.time(), deliveries=deliveries)
     return running
 
 
-async def torment(run: Run, times: Iterable[tuple[float, str]], faults: Mapping[str, Fault]) -> None:
-    """One fault after another."""
+async def inject_faults(run: Run, times: Iterable[tuple[float, str]], faults: Mapping[str, Fault]) -> None:
+    """Inject the faults one after another, and count those that hit a running call."""
     for wait_s, kind in times:
         await asyncio.sleep(wait_s)
         began = time.time()
         hit = await faults[kind](run)
-        run.journal.note(fault=kind, began=began, ended=time.time())
+        run.journal.record(fault=kind, began=began, ended=time.time())
         count = run.faults.setdefault(kind, {"fired": 0, "hit": 0})
         count["fired"] += 1
         count["hit"] += bool(hit)
 
 
-class Absent(Exception):
+class NotInstalled(Exception):
     """A program that a profile needs is not installed."""
 
 
 class Profile(ABC):
-    """Servers beside the embedded stack's, and the faults of a run in the order in which they are fired."""
+    """Kind of run: the servers besides the embedded stack's, and the faults in the order of their injection."""
 
     replicas = 3
     executor = EXECUTOR
     rest_s = 8.0
-    """Seconds between faults; more than a reaction may take where faults are judged by it."""
+    """Seconds between faults; more than `REACTION_S` if readiness is judged."""
 
     endless = False
-    """Faults come in random order until the load ends, instead of each once."""
+    """Inject faults in random order until the load ends, instead of each once."""
 
     deadline_s = DEADLINE_S
-    judged: Sequence[str] = ("lost", "doubled", "doorbells_missing", "refused", "asked_too_late", "readiness")
+    judged: Sequence[str] = ("lost", "doubled", "doorbells_missing", "refused", "requested_too_late", "readiness")
     """Findings that fail a run."""
 
     per_minute = math.inf
@@ -232,12 +237,12 @@ class Profile(ABC):
         self.stack = stack
 
     async def open(self, exits: AsyncExitStack) -> Site:
-        """Start what the stack has not; `exits` ends it. Raises Absent where a program is not installed."""
+        """Start further servers, which `exits` stops. Raises NotInstalled."""
         del exits
         return Site(self.stack.postgres.dsn(DATABASE), [self.stack.nats.url])
 
     def settings(self, number: int) -> Mapping[str, str]:
-        """Environment variables of one replica only."""
+        """Return the environment variables of one replica only."""
         del number
         return {}
 
@@ -247,4 +252,4 @@ class Profile(ABC):
 
     @abstractmethod
     def faults(self) -> Mapping[str, Fault]:
-        """Return what is done to a run, by name."""
+        """Return the faults by name."""

@@ -1,6 +1,6 @@
-"""A chaos profile: replicas share the limit of a key, and one project floods them.
+"""Chaos profile: replicas share the limit of a key, and one project floods them.
 
-The flood goes on for as long as the load of the other profiles, whose project is the quiet one here.
+The flood continues as long as the standard load, whose project is the quiet one here.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from tests.chaos.load import PROJECT
 
 PER_MINUTE = 2_400
 _WEIGHT = 4.0
-"""Of the quiet project: its share stays above its load when crashes have lost permits."""
+"""Weight of the quiet project: its share stays above its load even if crashes lose permits."""
 
 _HELD = 100
-"""Commands that a replica holds; fewer than a burst has for it, so that commands go back with a delay."""
+"""Maximum held commands of a replica: fewer than its part of a burst, so that it hands some back."""
 
 _BURST, _EVERY_S = 600, 12.0
-_MUCH, _POLL_S, _POLLS = 60, 0.1, 150
+_MIN_HELD = 60  # commands of a replica that is full enough to be drained
+_POLL_S, _POLLS = 0.1, 150
 _PREFIX = "OPENAPI_TOOL__"
 
 
@@ -49,7 +50,7 @@ class Limited(Profile):
         return {name: faults.FAULTS[name] for name in (*names, *more)} | {"drain_full": drain_full}
 
     async def place(self, run: Run, calls: int, per_second: float) -> None:
-        """Place calls, and bursts of the flood as long as that takes."""
+        """Place calls, and bursts of the flood meanwhile."""
         flood = asyncio.create_task(_flood(run))
         try:
             await run.place(calls, per_second)
@@ -66,10 +67,10 @@ async def _flood(run: Run) -> None:
 
 
 async def drain_full(run: Run) -> int:
-    """SIGTERM to a replica that holds many commands; how many it held, once one holds many."""
+    """Drain a replica that holds many commands by SIGTERM; return their number, 0 if none holds enough within 15 s."""
     for _ in range(_POLLS):
         held, replica = max([(await _held(replica), number) for number, replica in enumerate(run.replicas)])
-        if held >= _MUCH:
+        if held >= _MIN_HELD:
             await _drain(run, run.replicas[replica], held)
             return held
         await asyncio.sleep(_POLL_S)
@@ -77,15 +78,15 @@ async def drain_full(run: Run) -> int:
 
 
 async def _drain(run: Run, replica: Replica, held: int) -> None:
-    replica.leave_alone, began = True, time.monotonic()
+    replica.under_fault, began = True, time.monotonic()
     code = await asyncio.to_thread(replica.process.stop)
-    run.journal.note(drained=held, seconds=round(time.monotonic() - began, 2), code=code)
-    replica.leave_alone = False
+    run.journal.record(drained=held, seconds=round(time.monotonic() - began, 2), code=code)
+    replica.under_fault = False
 
 
 async def _held(replica: Replica) -> int:
-    """Return the commands that a replica holds, 0 where it does not say or is not to be touched."""
-    if replica.leave_alone:
+    """Return the number of commands that a replica holds, 0 if it does not respond or is under a fault."""
+    if replica.under_fault:
         return 0
     try:
         return int(await asyncio.to_thread(replica.metric, "openapi_tool_commands_held"))

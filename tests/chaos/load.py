@@ -1,4 +1,4 @@
-"""Calls at a steady rate, whatever happens to the servers, and a journal of every command that was sent."""
+"""Load: places calls at a steady rate, also during outages, and records every command in a journal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOOL = {
     "target_subject": "cg.v1r4.{project_id}.{channel_id}.cmd.tool.jina.search",
     "options": {"jina": {"mode": "search"}},
 }
-_AGAIN_S = 0.2
+_RETRY_S = 0.2
 _CONNECT_S = 5.0
 _CONSUME_S = 1.0
 _CONSUME = (
@@ -39,11 +39,11 @@ _CONSUME = (
     "where message_type = 'tool_result' and status = 'pending' and {} = any($1)"
 )
 _WORKER, _WAKEUPS_AT_ONCE = "chaos_worker", 100
-_NUMBERS_APART = 1_000_000
-"""Between the calls of two kernels, so that no query of one is a query of the other."""
+_NUMBER_OFFSET = 1_000_000
+"""Added to the numbers of the second kernel's calls, so that no two kernels have the same query."""
 
-_PATIENT = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.25, "ping_interval": 1, "connect_timeout": 1}
-"""The kernel's own connection must notice a frozen server soon, or hardly a call is placed while it lasts."""
+_CONNECT_OPTIONS = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.25, "ping_interval": 1, "connect_timeout": 1}
+"""Notice a frozen server within seconds; otherwise hardly any call is placed while it is frozen."""
 _OUTAGES = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
@@ -56,17 +56,17 @@ _OUTAGES = (
 
 @dataclass(slots=True)
 class Journal:
-    """One JSON object a line: what was sent, what died."""
+    """Journal of a run, one JSON object per line; `checker.py` lists them."""
 
     path: Path
 
-    def note(self, **fields: Any) -> None:
+    def record(self, **fields: Any) -> None:
         with self.path.open("a") as journal:
             journal.write(json.dumps(fields) + "\n")
 
     def sent(self, call: PlacedCall, kind: str, query: str, upstream_s: float, *, sequence: int) -> None:
-        """Note a command with its sequence in the stream, 0 where the stream did not say that it has it."""
-        self.note(
+        """Record a command with its sequence in the stream, 0 if the stream did not confirm it."""
+        self.record(
             call={
                 "tool_call_id": call.tool_call_id,
                 "doorbell": call.doorbell_key,
@@ -81,7 +81,7 @@ class Journal:
 
 
 class Load:
-    """A kernel of a run, of one protocol version: places calls, and goes on after every outage."""
+    """The kernel of one protocol version: places calls, and continues after every outage."""
 
     def __init__(
         self, dsn: str, nats_urls: Sequence[str], journal: Journal, random_: random.Random, version: str = MAIN
@@ -94,18 +94,18 @@ class Load:
         self._stack = AsyncExitStack()
         self._caller: Caller | None = None
         self._connecting = asyncio.Lock()
-        self._numbers = count(0 if version == MAIN else _NUMBERS_APART)
+        self._numbers = count(0 if version == MAIN else _NUMBER_OFFSET)
         self.sent = 0
 
     async def prepare(self, replicas: int = 1) -> None:
-        """Make the command stream with so many `replicas`, and the rows that every call needs."""
+        """Create the command stream with this many replicas, and the rows that every call needs."""
         caller = await self._connected()
         await caller.make_stream(replicas=replicas)
         for project in (PROJECT, FLOODER):
             await caller.furnish(project, AGENT, [TOOL])
 
     async def run(self, calls: int, per_second: float) -> None:
-        """Place so many calls, each at its time, however long the ones before it take."""
+        """Place `calls` calls at the given rate, even if earlier ones are slow to place."""
         began = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for number in range(calls):
@@ -118,27 +118,28 @@ class Load:
         await self.send(query, "call", SLOW_S if slow else QUICK_S)
 
     async def flood(self, calls: int) -> None:
-        """Place this number of calls of another project, as fast as rows can be saved."""
+        """Place calls of another project, as fast as rows can be saved."""
         for _ in range(calls):
             await self.send(f"quick flood {next(self._numbers)}", "flood", QUICK_S, project=FLOODER)
 
     async def duplicate(self, number: int) -> None:
-        """One call whose command comes twice, the second time at some moment of the first one's life."""
+        """Publish the command of one call twice, the second time at a random moment of the first run."""
         call = await self.send(f"quick twice {number}", "duplicate", QUICK_S)
         await asyncio.sleep(self._random.random() * 2 * QUICK_S)
         await self._publish(call, None)
 
-    async def killer(self, number: int) -> None:
-        await self.send(f"{KILLER} {number}", "killer", 0.0)
+    async def publish_poison(self, number: int) -> None:
+        """Place a call that kills every executor that runs it."""
+        await self.send(f"{KILLER} {number}", "poison", 0.0)
 
-    async def rubbish(self) -> None:
-        """A command whose body is no JSON, and one that nobody can be answered for; in v1r3 the first is one, too."""
+    async def publish_malformed(self) -> None:
+        """Publish an unanswerable command, and in v1r4 one whose body is no JSON (in v1r3 unanswerable, too)."""
         if self.version == MAIN:
-            await self.send("never asked", "rubbish", 0.0, data=b"{broken")
-        await self.unanswerable()
+            await self.send("never asked", "malformed", 0.0, data=b"{broken")
+        await self.publish_unanswerable()
 
-    async def unanswerable(self) -> None:
-        """A command without headers, for which only a dead letter can be written; its body says which it is."""
+    async def publish_unanswerable(self) -> None:
+        """Publish a command without headers, which becomes a dead letter; its body holds the id of the call."""
         call = await self._placed("never asked")
         sequence = await self._publish(call, json.dumps([call.tool_call_id]).encode(), headers={})
         self._journal.sent(call, "unanswerable", "never asked", 0.0, sequence=sequence)
@@ -148,9 +149,9 @@ class Load:
         while True:
             await asyncio.sleep(_CONSUME_S)
             with contextlib.suppress(*_OUTAGES):
-                await self._consume_for_a_while()
+                await self._consume_until_outage()
 
-    async def _consume_for_a_while(self) -> None:
+    async def _consume_until_outage(self) -> None:
         connection = await asyncpg.connect(self._dsn, timeout=_CONNECT_S)
         try:
             jetstream = (await self._connected()).client.jetstream()
@@ -175,26 +176,26 @@ class Load:
         return call
 
     async def _placed(self, query: str, project: str = PROJECT) -> PlacedCall:
-        """Rows of a call; again under new ids where the database broke off."""
+        """Write the rows of a call; retry with new ids if the database fails."""
         while True:
             try:
                 caller = await self._connected()
                 return await caller.place(project, AGENT, "jina_search", {"query": query}, publish=False)
             except _OUTAGES:
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)
 
     async def _publish(self, call: PlacedCall, data: bytes | None, headers: dict[str, str] | None = None) -> int:
-        """The command's sequence in the stream; 0 where the stream did not say that it has it, although it may."""
+        """Publish a command and return its sequence in the stream, 0 if the stream did not confirm it."""
         try:
             return await (await self._connected()).publish(call, data=data, headers=headers)
         except _OUTAGES:
             return 0
 
     async def _connected(self) -> Caller:
-        """A caller whose database is there; the ones before it keep their bus until the end."""
+        """Return a caller with an open database connection; earlier callers stay open until `close`."""
         async with self._connecting:
             if self._caller is None or self._caller.database.is_closed():
-                opening = Caller.open(self._dsn, self.version, servers=self._nats_urls, **_PATIENT)
+                opening = Caller.open(self._dsn, self.version, servers=self._nats_urls, **_CONNECT_OPTIONS)
                 self._caller = await self._stack.enter_async_context(opening)
             return self._caller
 
@@ -206,7 +207,7 @@ async def _consume_woken(
     connection: asyncpg.Connection, worker: JetStreamContext.PullSubscription, version: str
 ) -> None:
     column = "agent_turn_id" if version == MAIN else "trace_id"
-    with contextlib.suppress(nats.errors.TimeoutError):  # nothing was rung
+    with contextlib.suppress(nats.errors.TimeoutError):  # no doorbell
         wakeups = await worker.fetch(_WAKEUPS_AT_ONCE, timeout=_CONSUME_S)
         woken = [doorbell_key(wakeup) for wakeup in wakeups]
         await connection.execute(_CONSUME.format(column), woken, timeout=_CONNECT_S)

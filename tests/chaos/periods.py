@@ -1,7 +1,7 @@
-"""Periods in which no call can be finished, and what `/readyz` of every replica said meanwhile. Pure.
+"""Outages, in which no call can be finished, and the responses of `/readyz` of every replica. Pure.
 
-The journal has `{"outage": why, "began": s, "since": s, "until": s, "over": s, "fetched": n}` for every such period and
-`{"probe": replica, "at": s, "ready": bool}` for every answer of `/readyz`, in seconds since the epoch.
+The journal has `{"outage": why, "began": s, "since": s, "until": s, "over": s, "deliveries": n}` for every outage and
+`{"probe": replica, "at": s, "ready": bool}` for every response of `/readyz`, in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from itertools import pairwise
 from typing import Any
 
 DEADLINE_S = 30.0
-"""Seconds for which the kernel's worker waits for a turn's results; then its watchdog answers the call."""
+"""Seconds for which the kernel's worker waits for a turn's results; then its watchdog reports a timeout."""
 
 JUDGED_FROM_S = 10.0
 REACTION_S = 6.0
-"""A period longer than `JUDGED_FROM_S` must be seen in `/readyz` within `REACTION_S`, its end as well."""
+"""`/readyz` must show the start and the end of an outage longer than `JUDGED_FROM_S` within `REACTION_S`."""
 
 Span = tuple[float, float]
 
@@ -26,7 +26,7 @@ class Outage:
     """A period in which no call could be finished.
 
     A fault takes time to take effect and to be undone: calls surely fail from `since` to `until`, and may fail from
-    `began` to `over`. `fetched` counts deliveries of the durable in between, None where NATS could not be asked.
+    `began` to `over`. `deliveries` counts those of the durable in between, None if NATS did not respond.
     """
 
     why: str
@@ -34,7 +34,7 @@ class Outage:
     since: float
     until: float
     over: float
-    fetched: int | None = None
+    deliveries: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -43,7 +43,7 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The answer of a replica's `/readyz` to a request that was sent at `at`; none at all counts as not ready."""
+    """Response of a replica's `/readyz` to a request that was sent at `at`; no response counts as not ready."""
 
     replica: int
     at: float
@@ -52,9 +52,9 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """Seconds for which a replica was ready after the start of a period, and not ready after its end.
+    """Seconds until a replica was unready after the start of an outage, and until it was ready after its end.
 
-    `ready_after_s` is None where it did not become ready before the next period or the end of the run.
+    `ready_after_s` is None if it did not become ready before the next outage or the end of the run.
     """
 
     outage: str
@@ -68,9 +68,9 @@ class Reaction:
 
 
 def outages(lines: Iterable[Mapping[str, Any]]) -> list[Outage]:
-    """The periods in a journal's lines, by their beginning."""
+    """Return the outages in a journal's lines, in order."""
     found = [
-        Outage(line["outage"], line["began"], line["since"], line["until"], line["over"], line["fetched"])
+        Outage(line["outage"], line["began"], line["since"], line["until"], line["over"], line["deliveries"])
         for line in lines
         if "outage" in line
     ]
@@ -78,12 +78,12 @@ def outages(lines: Iterable[Mapping[str, Any]]) -> list[Outage]:
 
 
 def probes(lines: Iterable[Mapping[str, Any]]) -> list[Probe]:
-    """The answers of `/readyz` in a journal's lines."""
+    """Return the responses of `/readyz` in a journal's lines."""
     return [Probe(line["probe"], line["at"], line["ready"]) for line in lines if "probe" in line]
 
 
 def covered(spans: Iterable[Span], since: float, until: float) -> float:
-    """Seconds between `since` and `until` that any of the spans covers."""
+    """Return the seconds between `since` and `until` that any of the spans covers."""
     seconds = 0.0
     for began, ended in sorted(spans):
         seconds += max(0.0, min(ended, until) - max(began, since))
@@ -92,16 +92,16 @@ def covered(spans: Iterable[Span], since: float, until: float) -> float:
 
 
 def waited(periods: Sequence[Outage], placed_at: float, answered_at: float) -> float:
-    """Seconds that a call waited for its answer, without those that outages covered.
+    """Return the seconds that a call waited for its result, without those that outages covered.
 
-    A call is late where this is more than `DEADLINE_S`: outages stop the clock, and nothing else does.
+    A call is late if they exceed `DEADLINE_S`: only outages stop the clock.
     """
     spans = [(outage.began, outage.over) for outage in periods]
     return answered_at - placed_at - covered(spans, placed_at, answered_at)
 
 
 def reactions(periods: Sequence[Outage], answers: Sequence[Probe]) -> list[Reaction]:
-    """Return the reaction of every replica to every period that is long enough."""
+    """Return the reaction of every replica to every outage longer than `JUDGED_FROM_S`."""
     replicas = sorted({probe.replica for probe in answers})
     began = [*(outage.began for outage in periods), float("inf")]
     return [
@@ -113,9 +113,9 @@ def reactions(periods: Sequence[Outage], answers: Sequence[Probe]) -> list[React
 
 
 def _reaction(outage: Outage, next_began: float, replica: int, answers: Sequence[Probe]) -> Reaction:
-    """The last wrong answer in the period counts, so that flapping is seen, and the first right one after it.
+    """Return a replica's reaction: until the last wrong response in the outage, so that flapping is seen.
 
-    A period without any answer was not observed, and counts as one in which all were wrong.
+    An outage without any response counts as if all of its responses were wrong.
     """
     during = [probe for probe in answers if outage.since <= probe.at < outage.until]
     wrong = [probe.at for probe in during if probe.ready] if during else [outage.until]
@@ -129,9 +129,9 @@ def _reaction(outage: Outage, next_began: float, replica: int, answers: Sequence
 
 
 def unready_otherwise(periods: Sequence[Outage], answers: Sequence[Probe]) -> float:
-    """Seconds for which a replica said not ready although calls could be finished; of all replicas the longest.
+    """Return the longest time for which a replica was unready outside of outages, in seconds.
 
-    A replica that is killed and starts again is rightly among them.
+    It includes the restart of a replica that was killed.
     """
     spans = [(outage.began, outage.over + REACTION_S) for outage in periods]
     longest = 0.0
@@ -143,7 +143,7 @@ def unready_otherwise(periods: Sequence[Outage], answers: Sequence[Probe]) -> fl
 
 
 def readiness(found: Sequence[Reaction]) -> dict[str, Any]:
-    """The slowest reaction of each kind, None as the slowest where a replica never became ready again."""
+    """Return the slowest reaction of each kind; None if a replica never became ready again."""
     ready = [reaction.ready_after_s for reaction in found]
     return {
         "judged": len(found),

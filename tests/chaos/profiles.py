@@ -1,7 +1,4 @@
-"""The chaos profiles besides the standard one: NATS cluster, administrator, clocks, PostgreSQL failover, PgBouncer.
-
-First three NATS servers as one cluster, the command stream on all three; leaders and the quorum are lost.
-"""
+"""Chaos profiles besides the standard one: NATS cluster, administrator, clocks, PostgreSQL failover, PgBouncer."""
 
 from __future__ import annotations
 
@@ -30,8 +27,8 @@ from tests.chaos.harness import (
     DATABASE,
     DURABLE,
     RECORDING,
-    Absent,
     Fault,
+    NotInstalled,
     Profile,
     Replica,
     Run,
@@ -44,17 +41,20 @@ from tests.chaos.shifted import JUMP_VARIABLE, OFFSET_VARIABLE
 from tests.support import ROLE, dsn_of
 
 LEASES, SESSIONS = "KV_openapi_tool_leases", "KV_openapi_tool"
+
+# Three NATS servers as one cluster, with the command stream on all of them; leaders and the quorum are lost.
+
 DOWN_S = 8.0
 """Longer than AckWait, so that commands are delivered again while the node is down."""
 
 LONG_DOWN_S = 35.0
-"""Longer than a worker waits: what only this node has must not be needed to answer."""
+"""Longer than a worker waits: calls must be answered without the data of this node."""
 
-_UP_S, _POLL_S, _ASK_S = 30.0, 0.1, 0.5
+_UP_S, _POLL_S, _REQUEST_TIMEOUT_S = 30.0, 0.1, 0.5
 
 
 class Cluster(Profile):
-    """Executors know all three servers; `nats.replicas` stays what it is by default."""
+    """Executors know all three servers; `nats.replicas` has its default."""
 
     rest_s = 4.0
 
@@ -72,9 +72,9 @@ class Cluster(Profile):
         del exits  # the stack's guard ends the nodes
         self._cluster = NatsCluster(self.stack)
         await self._cluster.start()
-        await until_led(self._cluster.urls, _can_make_a_stream)
+        await until_led(self._cluster.urls, _can_create_stream)
         settings = {"NATS_SERVERS": ",".join(self._cluster.urls)}
-        return Site(self.stack.postgres.dsn(DATABASE), self._cluster.urls, settings, copies=3)
+        return Site(self.stack.postgres.dsn(DATABASE), self._cluster.urls, settings, stream_replicas=3)
 
     def faults(self) -> Mapping[str, Fault]:
         streams = {"commands": COMMANDS, "durable": COMMANDS, "leases": LEASES, "sessions": SESSIONS}
@@ -94,20 +94,20 @@ class Cluster(Profile):
         }
 
     async def lose_leader(self, name: str, stream: str, how: str, down_s: float, run: Run) -> int:
-        """Take away the node that leads a stream or the durable, and an executor, whose calls need leases then."""
+        """Kill or freeze the leader of a stream or the durable, and kill an executor, whose calls then need leases."""
         leader = await self._leader(name, stream)
-        if leader is None:  # nobody has made the stream yet
+        if leader is None:  # not created yet
             return 0
         others = self.cluster.urls_without(leader)
         async with self._down(leader) if how == "kill" else self._frozen(leader):
             await self._led_again(run, f"{how} of the leader of {name}", others)
             hit = await faults.kill(run)
-            await run.load.unanswerable()
+            await run.load.publish_unanswerable()
             await asyncio.sleep(down_s)
         return hit
 
     async def lose_quorum(self, run: Run) -> int:
-        """Stop two of three."""
+        """Stop two of the three servers."""
         names = run.random.sample(sorted(self.cluster.nodes), 2)
 
         @asynccontextmanager
@@ -121,7 +121,7 @@ class Cluster(Profile):
         return await outage(run, "quorum of the NATS cluster lost", broken())
 
     async def freeze_all(self, run: Run) -> int:
-        """Stop all servers without a word: no connection ends."""
+        """Freeze all servers: no connection ends."""
 
         @asynccontextmanager
         async def broken() -> AsyncIterator[None]:
@@ -150,7 +150,7 @@ class Cluster(Profile):
         began = time.time()
         unled_until = await until_led(urls, _has_leaders)
         times = {"began": began, "since": began, "until": max(began, unled_until), "over": time.time()}
-        run.journal.note(outage=why, fetched=None, **times)
+        run.journal.record(outage=why, deliveries=None, **times)
 
     @asynccontextmanager
     async def _down(self, name: str) -> AsyncIterator[None]:
@@ -170,52 +170,51 @@ class Cluster(Profile):
 
 
 async def until_led(urls: list[str], led: Callable[[JetStreamContext], Awaitable[bool]]) -> float:
-    """Wait until a cluster says `led`; when it was last found without (seconds since the epoch), 0 if never.
+    """Wait until `led` holds. Return when it last did not, in seconds since the epoch, 0 if never.
 
     Raises TimeoutError.
     """
     unled_at = 0.0
     async with asyncio.timeout(_UP_S):
-        while not await _asked(urls, led):
+        while not await _is_led(urls, led):
             unled_at = time.time()
             await asyncio.sleep(_POLL_S)
     return unled_at
 
 
-async def _asked(urls: list[str], led: Callable[[JetStreamContext], Awaitable[bool]]) -> bool:
+async def _is_led(urls: list[str], led: Callable[[JetStreamContext], Awaitable[bool]]) -> bool:
     with contextlib.suppress(nats.errors.Error, nats.js.errors.Error, OSError, TimeoutError):
-        async with asyncio.timeout(4 * _ASK_S), nats_client(urls) as client:
-            return await led(client.jetstream(timeout=_ASK_S))
+        async with asyncio.timeout(4 * _REQUEST_TIMEOUT_S), nats_client(urls) as client:
+            return await led(client.jetstream(timeout=_REQUEST_TIMEOUT_S))
     return False
 
 
-async def _can_make_a_stream(jetstream: JetStreamContext) -> bool:
+async def _can_create_stream(jetstream: JetStreamContext) -> bool:
     await jetstream.add_stream(name="probe", subjects=["probe"], num_replicas=3)
     return await jetstream.delete_stream("probe")
 
 
 async def _has_leaders(jetstream: JetStreamContext) -> bool:
-    """Only a leader answers these questions."""
+    """Return whether durable and stream have leaders; only a leader responds to these requests."""
     durable, stream = await jetstream.consumer_info(COMMANDS, DURABLE), await jetstream.stream_info(COMMANDS)
     return all(info.cluster is not None and bool(info.cluster.leader) for info in (durable, stream))
 
 
-# Somebody changes what executors rely on in NATS: the durable, the buckets, the stream of dead letters.
+# An administrator changes what executors depend on in NATS: the durable, the buckets, the stream of dead letters.
 
 
-LEASES_ADMIN, SESSIONS_ADMIN = "KV_openapi_tool_leases", "KV_openapi_tool"
 OTHER_FILTER = "cg.v1r4.*.*.cmd.tool.other.>"
 _POLL_S_ADMIN = 0.25
 _REVOKED_S = 9.0
 _REDELIVERED_S = 8.0
-_LITTLE_PAUSE_S = 0.5
+_RESUME_MARGIN_S = 0.5
 _SHORT_ACK_WAIT_S = 1.0
 
 
 class Admin(Profile):
-    """One server. What executors have not put right in time is put right, so that one change does not hide another.
+    """One server. Each change is undone if executors have not undone it, so that it does not hide the next one.
 
-    A durable that is made again brings back what others lose, so it is deleted first.
+    The durable is deleted first: creating it again would redeliver what later changes lose.
     """
 
     def faults(self) -> Mapping[str, Fault]:
@@ -225,7 +224,7 @@ class Admin(Profile):
             "max_deliver": self.max_deliver,
             "filter": self.filter,
             "paused": self.paused,
-            "leases_full": partial(self.full, LEASES_ADMIN, faults.kill),
+            "leases_full": partial(self.full, LEASES, faults.kill),
             "letters_full": partial(self.full, DEAD_LETTERS, _unanswerable),
             "ack_wait": self.ack_wait,
             "buckets_deleted": self.buckets_deleted,
@@ -233,8 +232,8 @@ class Admin(Profile):
         }
 
     async def max_deliver(self, run: Run) -> int:
-        """Limit deliveries to three while calls cannot be loaded, so that commands are handed back again and again."""
-        before = (await _asked_admin(run, _durable)).config.max_deliver
+        """Limit deliveries to three while calls cannot be loaded, so that commands are handed back repeatedly."""
+        before = (await _on_jetstream(run, _durable)).config.max_deliver
 
         @asynccontextmanager
         async def limited() -> AsyncIterator[None]:
@@ -249,25 +248,25 @@ class Admin(Profile):
         return hit
 
     async def filter(self, run: Run) -> int:
-        """Let the durable listen to something else; executors put it back."""
+        """Change the filter of the durable; executors restore it."""
 
         async def wrong(jetstream: JetStreamContext) -> bool:
             return bool((await _durable(jetstream)).config.filter_subject == OTHER_FILTER)
 
-        before = (await _asked_admin(run, _durable)).config.filter_subject
+        before = (await _on_jetstream(run, _durable)).config.filter_subject
         change = partial(self._change, run, filter_subject=OTHER_FILTER)
-        return await self._until_put_back(run, "filter changed", change, wrong, before)
+        return await self._until_restored(run, "filter changed", change, wrong, before)
 
     async def durable_deleted(self, run: Run) -> int:
-        """Delete the durable; executors make it again."""
+        """Delete the durable; executors create it again."""
 
         async def wrong(jetstream: JetStreamContext) -> bool:
             return DURABLE not in {found.name for found in await jetstream.consumers_info(COMMANDS)}
 
-        delete = partial(_asked_admin, run, lambda jetstream: jetstream.delete_consumer(COMMANDS, DURABLE))
-        return await self._until_put_back(run, "durable deleted", delete, wrong)
+        delete = partial(_on_jetstream, run, lambda jetstream: jetstream.delete_consumer(COMMANDS, DURABLE))
+        return await self._until_restored(run, "durable deleted", delete, wrong)
 
-    async def _until_put_back(
+    async def _until_restored(
         self,
         run: Run,
         why: str,
@@ -275,68 +274,68 @@ class Admin(Profile):
         wrong: Callable[[JetStreamContext], Awaitable[bool]],
         before: str | None = None,
     ) -> int:
-        """Change something and wait for `outage_s` at most until executors have put it back; then do it for them."""
+        """Make a change and wait at most `outage_s` until executors have undone it; else restore filter `before`."""
         running, began = await run.running(), time.time()
         await change()
         since = until = time.time()
-        while time.time() < since + run.outage_s and await _asked_admin(run, wrong):
+        while time.time() < since + run.outage_s and await _on_jetstream(run, wrong):
             until = time.time()
             await asyncio.sleep(_POLL_S_ADMIN)
-        if before is not None and await _asked_admin(run, wrong):
+        if before is not None and await _on_jetstream(run, wrong):
             await self._change(run, filter_subject=before)
-        run.journal.note(outage=why, began=began, since=since, until=until, over=time.time(), fetched=None)
+        run.journal.record(outage=why, began=began, since=since, until=until, over=time.time(), deliveries=None)
         return running
 
     async def ack_wait(self, run: Run) -> int:
-        """Shorten the AckWait to less than the distance of heartbeats, as an executor with another setting would."""
-        before = (await _asked_admin(run, _durable)).config.ack_wait
+        """Shorten the AckWait to less than the interval of heartbeats, as an executor with another setting would."""
+        before = (await _on_jetstream(run, _durable)).config.ack_wait
         await self._change(run, ack_wait=_SHORT_ACK_WAIT_S)
         await asyncio.sleep(run.outage_s)
         await self._change(run, ack_wait=before)
         return await run.running()
 
     async def paused(self, run: Run) -> int:
-        """Pause the durable; it resumes when the time is over."""
+        """Pause the durable for the length of the outage."""
 
         @asynccontextmanager
         async def pause() -> AsyncIterator[None]:
-            until = datetime.now(UTC) + timedelta(seconds=run.outage_s + _LITTLE_PAUSE_S)
-            await _asked_admin(run, lambda jetstream: jetstream.pause_consumer(COMMANDS, DURABLE, until.isoformat()))
+            until = datetime.now(UTC) + timedelta(seconds=run.outage_s + _RESUME_MARGIN_S)
+            await _on_jetstream(run, lambda jetstream: jetstream.pause_consumer(COMMANDS, DURABLE, until.isoformat()))
             yield
             await asyncio.sleep((until - datetime.now(UTC)).total_seconds())
 
         return await outage(run, "durable paused", pause())
 
     async def buckets_deleted(self, run: Run) -> int:
-        """Delete both buckets, then freeze an executor: its calls need leases in others that have opened the bucket."""
-        deleted = [await _asked_admin(run, partial(_delete, stream)) for stream in (LEASES_ADMIN, SESSIONS_ADMIN)]
+        """Delete both buckets, then freeze an executor: the others, which had opened the bucket, need leases."""
+        deleted = [await _on_jetstream(run, partial(_delete, stream)) for stream in (LEASES, SESSIONS)]
         hit = await faults.freeze(run)
-        await asyncio.sleep(faults.STOPPED_S + _REDELIVERED_S)
+        await asyncio.sleep(faults.FROZEN_S + _REDELIVERED_S)
         return hit * any(deleted)
 
     async def letters_deleted(self, run: Run) -> int:
-        """Delete the stream of dead letters while one is due; those that it held were written, and count as such."""
+        """Delete the stream of dead letters, recording those in it as written; then cause another dead letter."""
         for call_id, at in dead_lettered(await messages(run.site.nats_urls, DEAD_LETTERS, "")).items():
-            run.journal.note(dead_letter=call_id, at=at)
-        deleted = await _asked_admin(run, partial(_delete, DEAD_LETTERS))
-        await run.load.unanswerable()
+            run.journal.record(dead_letter=call_id, at=at)
+        deleted = await _on_jetstream(run, partial(_delete, DEAD_LETTERS))
+        await run.load.publish_unanswerable()
         return int(deleted)
 
     async def full(self, stream: str, then: Fault, run: Run) -> int:
-        """Let a stream of ours take no more bytes, and do what needs it."""
+        """Limit a stream of the executor to 1 byte, and run `then`, a fault that needs it."""
 
         @asynccontextmanager
         async def filled() -> AsyncIterator[None]:
-            before = (await _asked_admin(run, lambda jetstream: jetstream.stream_info(stream))).config
+            before = (await _on_jetstream(run, lambda jetstream: jetstream.stream_info(stream))).config
             small = before.evolve(max_bytes=1, discard=DiscardPolicy.NEW)
-            await _asked_admin(run, lambda jetstream: jetstream.update_stream(small))
+            await _on_jetstream(run, lambda jetstream: jetstream.update_stream(small))
             await then(run)
             yield
-            await _asked_admin(run, lambda jetstream: jetstream.update_stream(before))
+            await _on_jetstream(run, lambda jetstream: jetstream.update_stream(before))
 
         try:
             return await outage(run, f"{stream} full", filled())
-        except NotFoundError:  # nobody has made it yet
+        except NotFoundError:  # not created yet
             return 0
 
     async def _change(self, run: Run, **changes: Any) -> None:
@@ -346,12 +345,12 @@ class Admin(Profile):
             config = (await _durable(jetstream)).config
             await jetstream.add_consumer(COMMANDS, config.evolve(**changes, name=DURABLE))
 
-        await _asked_admin(run, change)
+        await _on_jetstream(run, change)
 
 
-async def _asked_admin(run: Run, question: Callable[[JetStreamContext], Awaitable[Any]]) -> Any:
+async def _on_jetstream(run: Run, request: Callable[[JetStreamContext], Awaitable[Any]]) -> Any:
     async with nats_client(run.site.nats_urls) as client:
-        return await question(client.jetstream())
+        return await request(client.jetstream())
 
 
 async def _durable(jetstream: JetStreamContext) -> Any:
@@ -366,7 +365,7 @@ async def _delete(stream: str, jetstream: JetStreamContext) -> bool:
 
 
 async def _unanswerable(run: Run) -> int:
-    await run.load.unanswerable()
+    await run.load.publish_unanswerable()
     return 1
 
 
@@ -378,20 +377,20 @@ JUMPS = 3
 """The replica whose clock jumps."""
 
 BEHIND = 1
-"""The replica whose clock is behind; after a standstill it is the first to start."""
+"""The replica whose clock is behind; it starts first after all replicas were stopped."""
 
 BACKLOG_S = 36.0
-"""Longer than a worker waits: what was placed first must not be asked for any more."""
+"""Longer than a worker waits: the oldest calls must not send upstream requests any more."""
 
 _SLOW_S, _REDELIVERED_S_CLOCKS = 4.0, 7.5
 
 
 class Clocks(Profile):
-    """Every replica is started with its own offset; the servers' clocks are right."""
+    """Every replica has its own clock offset; the servers' clocks are right."""
 
     replicas = len(OFFSETS_S)
     executor = "tests.chaos.shifted"
-    rest_s = faults.STOPPED_S + 1
+    rest_s = faults.FROZEN_S + 1
 
     def __init__(self, stack: EmbeddedStack) -> None:
         super().__init__(stack)
@@ -413,12 +412,12 @@ class Clocks(Profile):
         }
 
     async def jump(self, run: Run) -> int:
-        """Move one clock on by an hour."""
+        """Set one clock forward by an hour."""
         self._jump.touch()
         return await run.replicas[JUMPS].running()
 
     async def kill_leased(self, run: Run) -> int:
-        """Kill one, and when its calls run elsewhere with a lease, kill the one whose clock has jumped, too."""
+        """Kill a replica, and once its calls run elsewhere with a lease, the one whose clock has jumped."""
         await asyncio.to_thread(
             run.stack.upstream.rules, {"answer": RECORDING, "delay_s": _SLOW_S}, *run.normal_rules()
         )
@@ -436,20 +435,20 @@ class Clocks(Profile):
         @asynccontextmanager
         async def broken() -> AsyncIterator[None]:
             for replica in run.replicas:
-                replica.leave_alone = True
+                replica.under_fault = True
             await asyncio.gather(*(asyncio.to_thread(replica.process.stop) for replica in run.replicas))
             yield
             await asyncio.to_thread(run.replicas[BEHIND].process.start)
             others = [replica for replica in run.replicas if not replica.alive]
             await asyncio.gather(*(asyncio.to_thread(replica.process.start) for replica in others))
             for replica in run.replicas:
-                replica.leave_alone = False
+                replica.under_fault = False
 
         return await outage(run, "no executor", broken(), BACKLOG_S)
 
 
 def _kill(run: Run, replica: Replica) -> None:
-    run.journal.note(crash=time.time())
+    run.journal.record(crash=time.time())
     replica.process.signal(signal.SIGKILL)
 
 
@@ -468,7 +467,7 @@ end $$
 
 
 class Failover(Profile):
-    """Executors reach the database through a switch; their open connections stay where they are when it moves."""
+    """Executors reach the database through a `Switch`, which keeps open connections when it moves."""
 
     def __init__(self, stack: EmbeddedStack) -> None:
         super().__init__(stack)
@@ -503,10 +502,10 @@ class Failover(Profile):
 
     async def read_only(self, run: Run) -> int:
         """Make new transactions of the primary read-only, those of open connections, too."""
-        return await outage(run, "primary read-only", self._changed(_read_only("on"), _read_only("off")))
+        return await outage(run, "primary read-only", self._altered(_read_only("on"), _read_only("off")))
 
     async def to_standby(self, run: Run) -> int:
-        """Lead connections to the standby for a while; those that were made then stay there."""
+        """Route new connections to the standby for a while; those opened meanwhile stay there."""
 
         @asynccontextmanager
         async def broken() -> AsyncIterator[None]:
@@ -517,37 +516,37 @@ class Failover(Profile):
         return await outage(run, "connections lead to the standby", broken())
 
     async def disk_full(self, run: Run) -> int:
-        """Imitate a full disk: every result is refused with 53100."""
+        """Simulate a full disk: every result is refused with 53100."""
         trigger = "create trigger no_space before insert on cards for each row execute function public.no_space()"
-        broken = self._changed([_NO_SPACE, trigger], ["drop function public.no_space() cascade"])
+        broken = self._altered([_NO_SPACE, trigger], ["drop function public.no_space() cascade"])
         return await outage(run, "disk full (53100)", broken)
 
     async def revoked(self, run: Run) -> int:
-        """Take a privilege away (42501)."""
-        broken = self._changed([f"revoke insert on cards from {ROLE}"], [f"grant insert on cards to {ROLE}"])
+        """Revoke a privilege (42501)."""
+        broken = self._altered([f"revoke insert on cards from {ROLE}"], [f"grant insert on cards to {ROLE}"])
         return await outage(run, "insert revoked (42501)", broken)
 
     async def renamed(self, run: Run) -> int:
         """Rename a column that only executors write (42703)."""
         rename = "alter table state.execution_edges rename column {} to {}"
-        broken = self._changed([rename.format("metadata", "meta")], [rename.format("meta", "metadata")])
+        broken = self._altered([rename.format("metadata", "meta")], [rename.format("meta", "metadata")])
         return await outage(run, "column renamed (42703)", broken)
 
     async def promotion(self, run: Run) -> int:
-        """Promote the standby, move the switch, leave the old primary running and read-only."""
+        """Promote the standby and move the switch; the old primary stays up, read-only."""
         running, began = await run.running(), time.time()
         await execute(self.primary.dsn(), *_read_only("on"))
         since = time.time()
-        await self._caught_up()
+        await self._wait_for_replay()
         await execute(self.standby.dsn(), "select pg_promote()")
         self.primary, self.standby = self.standby, self.primary
         until = time.time()
         self.executors.move(self.primary.port, drop=False)
         self.kernel.move(self.primary.port, drop=True)
-        run.journal.note(outage="promotion", began=began, since=since, until=until, over=time.time(), fetched=None)
+        run.journal.record(outage="promotion", began=began, since=since, until=until, over=time.time(), deliveries=None)
         return running
 
-    async def _caught_up(self) -> None:
+    async def _wait_for_replay(self) -> None:
         """Wait until the standby has replayed what the primary has written."""
         primary, standby = await asyncpg.connect(self.primary.dsn()), await asyncpg.connect(self.standby.dsn())
         try:
@@ -560,14 +559,14 @@ class Failover(Profile):
             await standby.close()
 
     @asynccontextmanager
-    async def _changed(self, there: list[str], back: list[str]) -> AsyncIterator[None]:
-        """Change the primary's database and change it back, whatever is read-only."""
+    async def _altered(self, change: list[str], undo: list[str]) -> AsyncIterator[None]:
+        """Change the primary's database and undo it, even while it is read-only by default."""
         dsn = f"{self.primary.dsn(DATABASE)}?default_transaction_read_only=off"
-        await execute(dsn, *there)
+        await execute(dsn, *change)
         try:
             yield
         finally:
-            await execute(dsn, *back)
+            await execute(dsn, *undo)
 
 
 class FailoverHosts(Failover):
@@ -588,11 +587,11 @@ def _read_only(value: str) -> list[str]:
 # PgBouncer in transaction mode between executors and PostgreSQL, with `postgres.prepared_statements` off.
 
 
-_AWAY_S, _PAUSE_S = 1.0, 3.0
+_RESTART_S, _PAUSE_S = 1.0, 3.0
 
 
 class Bouncer(Profile):
-    """The kernel reaches PostgreSQL directly; executors have more connections than PgBouncer has."""
+    """Executors use PgBouncer, whose pool is smaller than theirs; the kernel connects to PostgreSQL directly."""
 
     def __init__(self, stack: EmbeddedStack) -> None:
         super().__init__(stack)
@@ -606,7 +605,7 @@ class Bouncer(Profile):
 
     async def open(self, exits: AsyncExitStack) -> Site:
         if why := PgBouncer.missing():
-            raise Absent(why)
+            raise NotInstalled(why)
         self._bouncer = start_bouncer(self.stack)
         settings = {
             "PG_DSN": dsn_of(self.stack, DATABASE, at=f"127.0.0.1:{self.bouncer.port}"),
@@ -627,19 +626,19 @@ class Bouncer(Profile):
         }
 
     async def restart(self, run: Run) -> int:
-        """Stop and start it; the connections of its clients end."""
-        return await outage(run, "PgBouncer restarted", self._stopped(), _AWAY_S)
+        """Restart PgBouncer after a second; the connections of its clients end."""
+        return await outage(run, "PgBouncer restarted", self._stopped(), _RESTART_S)
 
     async def stopped(self, run: Run) -> int:
-        """The same, but it stays away."""
+        """Stop PgBouncer for the length of an outage."""
         return await outage(run, "PgBouncer stopped", self._stopped())
 
     async def pause(self, run: Run) -> int:
-        """PAUSE and RESUME: statements wait, no connection ends."""
+        """Pause PgBouncer: statements wait, no connection ends."""
         return await outage(run, "PgBouncer paused shortly", self._paused(), _PAUSE_S)
 
     async def long_pause(self, run: Run) -> int:
-        """The same for longer than a statement may take."""
+        """Pause PgBouncer for longer than a statement may take."""
         return await outage(run, "PgBouncer paused", self._paused())
 
     @asynccontextmanager
@@ -656,7 +655,7 @@ class Bouncer(Profile):
 
 
 def start_bouncer(stack: EmbeddedStack) -> PgBouncer:
-    """A PgBouncer before the stack's PostgreSQL. Raises ServerFailed."""
+    """Start a PgBouncer before the stack's PostgreSQL. Raises ServerFailed."""
     folder = stack.folder / "pgbouncer"
     folder.mkdir()
     bouncer = PgBouncer(folder, stack.guard, stack.postgres, [dsn_of(stack, DATABASE)])

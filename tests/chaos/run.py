@@ -1,6 +1,6 @@
-"""Three replicas while everything around them fails, then a check of what is left.
+"""Run replicas under load while faults are injected, then check what they left.
 
-The last line printed is one JSON object; the exit code is 0 only if every finding that the profile judges is good.
+The last line printed is one JSON object; the exit code is 0 only if no finding that the profile judges fails.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from openapi_tool.protocol.subject import default_durable
 from tests.chaos.checker import OLDER, check
 from tests.chaos.fail_points import FOLDER_VARIABLE
-from tests.chaos.faults import Standard, note_deaths, note_given_up, schedule
-from tests.chaos.harness import DATABASE, Absent, Profile, Replica, Run, torment
+from tests.chaos.faults import Standard, record_discarded, record_kills, schedule
+from tests.chaos.harness import DATABASE, NotInstalled, Profile, Replica, Run, inject_faults
 from tests.chaos.limited import Limited
 from tests.chaos.load import Journal, Load
 from tests.chaos.periods import REACTION_S
@@ -55,11 +55,11 @@ _PROBE_S, _PROBE_TIMEOUT = 0.25, aiohttp.ClientTimeout(total=1.0)
 class Options:
     """Options of a run; a seed gives the same schedule of faults again.
 
-    The load goes on until every fault of `kinds` was fired, for an endless profile at most `hit_all_within_s` more
-    seconds until each has hit a running call. Outages last `outage_s`; between faults are `rest_s` (by default the
-    profile's), in an endless profile `every_s` (from, to). `settle_s` is how long what is left may take after the
-    load. Journal and logs are copied to the folder `keep`. With `both` the replicas serve a second kernel, of protocol
-    v1r3, with a load of its own.
+    `calls`: at least this many are placed. The load continues until every fault of `kinds` was injected; in an endless
+    profile until each has hit a running call, for at most `hit_all_within_s`. `outage_s`: duration of an outage.
+    `rest_s`: pause between faults, by default the profile's; `every_s`: its range in an endless profile. `settle_s`:
+    maximum time for the remaining commands after the load. `keep`: folder for copies of journal and logs. `both`: the
+    replicas serve a second kernel, of protocol v1r3, with a load of its own.
     """
 
     calls: int = 1000
@@ -79,7 +79,7 @@ class Options:
 
 
 async def chaos(stack: EmbeddedStack, options: Options) -> dict[str, Any]:
-    """Run and check; the findings with the faults that were fired. Raises Absent, ValueError for an unknown fault."""
+    """Run, check, and return the findings and faults. Raises NotInstalled, ValueError for an unknown fault."""
     if options.both and options.profile != "standard":
         raise ValueError("only the standard profile has a second kernel")
     profile = PROFILES[options.profile](stack)
@@ -90,7 +90,7 @@ async def chaos(stack: EmbeddedStack, options: Options) -> dict[str, Any]:
         began = time.monotonic()
         await _with_faults(run, profile, options)
         if options.keep is not None:
-            _keep(run, options.keep)
+            _save_logs(run, options.keep)
         found = await findings(run, profile.deadline_s, profile.per_minute)
         older = await _older_findings(run) if run.older else None
     seconds = round(time.monotonic() - began)
@@ -106,19 +106,19 @@ async def chaos(stack: EmbeddedStack, options: Options) -> dict[str, Any]:
     }
 
 
-def _keep(run: Run, folder: Path) -> None:
+def _save_logs(run: Run, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file in (run.journal.path, *run.stack.folder.glob("*.log"), *run.stack.folder.glob("*/*.log")):
         shutil.copy(file, folder / file.relative_to(run.stack.folder).as_posix().replace("/", "-"))
 
 
 def failures(found: Mapping[str, Any], profile: Profile) -> list[str]:
-    """Names of the findings that fail the run."""
+    """Return the names of the findings that fail the run."""
     return [name for name in profile.judged if (found[name]["late"] if name == "readiness" else found[name])]
 
 
 async def prepare(profile: Profile, options: Options, exits: AsyncExitStack) -> Run:
-    """A database, replicas that are not yet started, and a load that is not yet placed."""
+    """Return a run whose database is ready, with replicas not yet started and a load not yet placed."""
     stack = profile.stack
     folder = stack.folder / f"chaos-{options.seed}-{time.monotonic_ns()}"
     folder.mkdir()
@@ -136,7 +136,7 @@ async def prepare(profile: Profile, options: Options, exits: AsyncExitStack) -> 
     stack.upstream.clear_requests()
     await run.rules()
     for one in run.loads:
-        await one.prepare(site.copies)
+        await one.prepare(site.stream_replicas)
     return run
 
 
@@ -152,18 +152,18 @@ async def _add_older_kernel(run: Run, options: Options) -> Mapping[str, str]:
 
 async def findings(run: Run, deadline_s: float, per_minute: float = math.inf) -> dict[str, Any]:
     """Return the findings of the checker."""
-    note_deaths(run.folder, run.journal)
-    note_given_up([replica.process.log_text() for replica in run.replicas], run.journal)
+    record_kills(run.folder, run.journal)
+    record_discarded([replica.process.log_text() for replica in run.replicas], run.journal)
     requests = await asyncio.to_thread(run.stack.upstream.requests)
     return await check(run.site.dsn, run.site.nats_urls, run.journal.path, requests, deadline_s, per_minute=per_minute)
 
 
 async def _older_findings(run: Run) -> dict[str, Any]:
-    """Return the findings of the checker for the second kernel, which met the same faults."""
+    """Return the findings of the checker for the second kernel, which had the same faults."""
     path = run.folder / f"journal-{OLDER}"
     lines = run.journal.path.read_text().splitlines(keepends=True)
     with path.open("a") as journal:
-        journal.writelines(line for line in lines if not line.startswith(('{"call"', '{"given_up"')))
+        journal.writelines(line for line in lines if not line.startswith(('{"call"', '{"discarded"')))
     requests = await asyncio.to_thread(run.stack.upstream.requests)
     dsn = run.stack.postgres.dsn(f"{DATABASE}_{OLDER}")
     return await check(dsn, run.site.nats_urls, path, requests, version=OLDER)
@@ -190,25 +190,25 @@ async def _with_faults(run: Run, profile: Profile, options: Options) -> None:
     await start(run)
     faults = profile.faults()
     kinds = options.kinds or tuple(faults)
-    tormentor = asyncio.create_task(torment(run, _times(profile, options, kinds), faults))
-    beside = [
+    injector = asyncio.create_task(inject_faults(run, _times(profile, options, kinds), faults))
+    helpers = [
         asyncio.create_task(run.keep_replicas_alive()),
         asyncio.create_task(probe(run.replicas, run.journal)),
         *(asyncio.create_task(load.consume()) for load in run.loads),
     ]
     try:
         await profile.place(run, options.calls, options.per_second)
-        await _go_on(run, profile, options, tormentor, kinds)
-        tormentor.cancel()
-        await asyncio.wait([tormentor, *run.background])
+        await _keep_up_load(run, profile, options, injector, kinds)
+        injector.cancel()
+        await asyncio.wait([injector, *run.background])
         await run.rules()
         await settled(run, options.settle_s)
     finally:
-        for task in (tormentor, *beside):
+        for task in (injector, *helpers):
             task.cancel()
-        await asyncio.wait([tormentor, *beside])
+        await asyncio.wait([injector, *helpers])
         await stop(run)
-    for task in (tormentor, *beside):
+    for task in (injector, *helpers):
         if not task.cancelled() and (error := task.exception()):
             raise error
 
@@ -220,17 +220,17 @@ def _times(profile: Profile, options: Options, kinds: tuple[str, ...]) -> Iterat
     return iter([(rest_s, kind) for kind in kinds])
 
 
-async def _go_on(
-    run: Run, profile: Profile, options: Options, tormentor: asyncio.Task[None], kinds: tuple[str, ...]
+async def _keep_up_load(
+    run: Run, profile: Profile, options: Options, injector: asyncio.Task[None], kinds: tuple[str, ...]
 ) -> None:
-    """Keep up the load until the faults have been fired, and for a rest in which the last one can be got over."""
+    """Continue the load until the faults have been injected, and then until replicas can be ready again."""
     give_up = time.monotonic() + options.hit_all_within_s
     second = round(options.per_second)
     if profile.endless:
         while run.hit != set(kinds) and time.monotonic() < give_up:
             await profile.place(run, second, options.per_second)
         return
-    while not tormentor.done():
+    while not injector.done():
         await profile.place(run, second, options.per_second)
     await profile.place(run, round((REACTION_S + 1) * options.per_second), options.per_second)
 
@@ -248,7 +248,7 @@ async def stop(run: Run) -> None:
 
 
 async def settled(run: Run, settle_s: float = 90.0) -> None:
-    """Wait until no command is left, `settle_s` at most, and for a while longer."""
+    """Wait at most `settle_s` until no command is left, then one more second for doorbells."""
     client = await nats.connect(list(run.site.nats_urls))
     give_up = time.monotonic() + settle_s
     try:
@@ -265,14 +265,14 @@ async def settled(run: Run, settle_s: float = 90.0) -> None:
 
 
 def main() -> None:
-    """Run, print the findings, exit with 0 only if nothing that the profile judges failed."""
-    logging.getLogger("nats").setLevel(logging.CRITICAL)  # its client says at length that a server is away
+    """Run, print the findings, and exit with 1 if one that the profile judges failed."""
+    logging.getLogger("nats").setLevel(logging.CRITICAL)  # its client logs every failed reconnect
     options = _options()
     try:
         with EmbeddedStack() as stack:
             found = asyncio.run(chaos(stack, options))
-    except Absent as absent:
-        sys.stdout.write(json.dumps({"profile": options.profile, "skipped": str(absent)}) + "\n")
+    except NotInstalled as missing:
+        sys.stdout.write(json.dumps({"profile": options.profile, "skipped": str(missing)}) + "\n")
         return
     counted = _counted(found) | ({OLDER: _counted(found[OLDER])} if OLDER in found else {})
     sys.stdout.write(json.dumps(counted) + "\n")
@@ -280,8 +280,8 @@ def main() -> None:
 
 
 def _counted(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The findings with numbers beside the lists of calls."""
-    lists = ("lost", "late", "doubled", "refused", "asked_too_late")
+    """Return the findings with the number of calls instead of each list, and the list as `NAME_calls`."""
+    lists = ("lost", "late", "doubled", "refused", "requested_too_late")
     counts = {name: len(found[name]) for name in lists}
     return {**found, **counts, **{f"{name}_calls": found[name] for name in lists}}
 
@@ -310,7 +310,7 @@ def _options() -> Options:
 
 
 async def probe(replicas: Sequence[Replica], journal: Journal) -> None:
-    """Poll `/readyz` of every replica until cancelled, and write each answer into the journal."""
+    """Poll `/readyz` of every replica until cancelled, and record each response."""
     async with aiohttp.ClientSession(timeout=_PROBE_TIMEOUT) as session, asyncio.TaskGroup() as group:
         for number, replica in enumerate(replicas):
             group.create_task(_probe_one(session, number, replica.port, journal))
@@ -320,12 +320,12 @@ async def _probe_one(session: aiohttp.ClientSession, number: int, port: int, jou
     while True:
         at = time.time()
         ready, why = await _readiness(session, f"http://127.0.0.1:{port}/readyz")
-        journal.note(probe=number, at=at, ready=ready, why=why)
+        journal.record(probe=number, at=at, ready=ready, why=why)
         await asyncio.sleep(max(0.0, at + _PROBE_S - time.time()))
 
 
 async def _readiness(session: aiohttp.ClientSession, url: str) -> tuple[bool, str]:
-    """The status of an answer, and its text where it is not ready; a process that does not answer is not ready."""
+    """Return whether a replica is ready, else the reason; one that does not respond is not ready."""
     try:
         async with session.get(url) as answer:
             return answer.ok, "" if answer.ok else await answer.text()

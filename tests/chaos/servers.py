@@ -23,7 +23,7 @@ _CHUNK = 65_536
 
 
 class Switch:
-    """Forwards connections to `target`, a port of loopback; `move` changes it for new connections."""
+    """TCP proxy to `target`, a port of loopback; `move` changes it for new connections."""
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -42,7 +42,7 @@ class Switch:
             self.move(self.target, drop=True)
 
     def move(self, target: int, *, drop: bool) -> None:
-        """Forward new connections to `target`; `drop` ends those that are open, else they stay where they are."""
+        """Forward new connections to `target`; `drop` ends open ones, which otherwise keep their target."""
         self.target = target
         if drop:
             for writer in self._open:
@@ -59,7 +59,7 @@ class Switch:
                 self._open.discard(forth)
                 forth.transport.abort()
         except OSError:
-            pass  # one side ended; the other learns it from its own connection
+            pass  # one side ended; the `finally` ends the other
         finally:
             self._open.discard(writer)
             writer.transport.abort()
@@ -96,7 +96,7 @@ max_client_conn = 200
 
 
 async def execute(dsn: str, *statements: str) -> None:
-    """Run statements one by one, each in a transaction of its own, as ALTER SYSTEM needs it."""
+    """Run statements, each in its own transaction, as ALTER SYSTEM requires."""
     connection = await asyncpg.connect(dsn)
     try:
         for statement in statements:
@@ -113,7 +113,7 @@ class NatsCluster:
         routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
         self.nodes: dict[str, NatsServer] = {
             f"node-{port}": stack.another_nats(f"node-{port}", _CLUSTER.format(port=port, routes=routes))
-            for port in ports  # a stack may have had another cluster before
+            for port in ports  # unique names: a stack may have had another cluster before
         }
 
     @property
@@ -165,7 +165,7 @@ class PgBouncer:
 
     @staticmethod
     def missing() -> str | None:
-        """Reason why it cannot be started here."""
+        """Return why it cannot be started here, None if it can."""
         return None if shutil.which(_PGBOUNCER) else f"{_PGBOUNCER} is not installed (Debian package pgbouncer)"
 
     def _write(self, path: Path, text: str) -> None:
@@ -175,17 +175,17 @@ class PgBouncer:
             os.chown(path, self._identity["user"], self._identity["group"])
 
     def start(self) -> None:
-        """Start it; a restart keeps its port. Raises ServerFailed."""
+        """Start, after a stop on the same port. Raises ServerFailed."""
         log = self._folder / "pgbouncer.log"
         self.process = ServerProcess("PgBouncer", [_PGBOUNCER, self._config], self._guard, log, identity=self._identity)
         self.process.start(lambda: accepts(self.port))
 
     def stop(self) -> None:
-        """Stop it at once, with the connections of its clients."""
+        """Stop at once and end the connections of clients."""
         if self.process is not None:
             self.process.stop()
 
     def signal(self, number: signal.Signals) -> None:
-        """SIGUSR1 is PAUSE, SIGUSR2 is RESUME."""
+        """Send a signal: SIGUSR1 is PAUSE, SIGUSR2 is RESUME."""
         if self.process is not None:
             self.process.signal(number)

@@ -1,6 +1,6 @@
-"""`serve` with a wall clock that is off by `OFFSET_VARIABLE` seconds, and by an hour more once it has jumped.
+"""`serve` with a wall clock that is off by `OFFSET_VARIABLE` seconds, and an hour ahead of that after its jump.
 
-It jumps when the file comes into being that `JUMP_VARIABLE` names. The monotonic clock stays as it is.
+It jumps when the file that `JUMP_VARIABLE` names is created. The monotonic clock is unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _offset_s() -> float:
 
 
 class _Datetime(type):
-    """All of `datetime` but the present; values are real ones, so that encoders know them."""
+    """`datetime` with a shifted `now`; its values are real ones, so that encoders accept them."""
 
     def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, datetime)
@@ -42,7 +42,7 @@ class _Datetime(type):
 
 
 class _Shifted(metaclass=_Datetime):
-    """Takes the place of `datetime` in the package's modules."""
+    """Replacement of `datetime` in the package's modules."""
 
 
 def shift() -> None:

@@ -1,4 +1,4 @@
-"""Under a steady load: what a restart costs, what a rolling restart delays, what half an hour leaves behind.
+"""Measurements under a steady load: recovery after restarts, rolling restarts, growth in half an hour.
 
 `python -m tests.chaos.steady restarts|rolling|soak` prints one JSON object.
 """
@@ -27,13 +27,13 @@ from tests.chaos.run import Options, findings, prepare, settled, start, stop
 PER_SECOND = 17.0
 _WARM_S = 15.0
 _WINDOW_S = 3
-_ENOUGH = 0.9
+_RECOVERED_SHARE = 0.9
 _SAMPLE_S = 10.0
-_SETTLING_S = 120.0
+_SOAK_WARM_UP_S = 120.0
 
 
 async def under_load(seconds: float, replicas: int, work: Callable[[Run], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-    """Do `work` while calls are placed; what it found, and what the checker did."""
+    """Do `work` while calls are placed; return its findings and those of the checker."""
     options = Options(calls=round(seconds * PER_SECOND), per_second=PER_SECOND, replicas=replicas)
     with EmbeddedStack() as stack:
         run = await prepare(Standard(stack), options, AsyncExitStack())
@@ -54,7 +54,7 @@ async def under_load(seconds: float, replicas: int, work: Callable[[Run], Awaita
 
 
 async def restarts(run: Run) -> dict[str, Any]:
-    """Seconds from the end of a restart until nine tenths of the rate are answered again."""
+    """Return the seconds from the end of a restart until 90 % of the rate are answered again."""
     found = {}
     for name, restart in {"postgres": restart_postgres, "nats": restart_nats}.items():
         await asyncio.sleep(_WARM_S)
@@ -75,13 +75,13 @@ async def _recovered(run: Run, back_at: float) -> float | None:
     await connection.close()
     for tenth in range(round((_WARM_S - _WINDOW_S) * 10)):
         since = tenth / 10
-        if sum(since <= row["at"] < since + _WINDOW_S for row in rows) >= _ENOUGH * PER_SECOND * _WINDOW_S:
+        if sum(since <= row["at"] < since + _WINDOW_S for row in rows) >= _RECOVERED_SHARE * PER_SECOND * _WINDOW_S:
             return since
     return None
 
 
 async def rolling(run: Run) -> dict[str, Any]:
-    """SIGTERM to one replica after the other, each started again once it has drained."""
+    """Drain one replica after the other by SIGTERM, and start it again; return the durations."""
     took = []
     for replica in run.replicas:
         await asyncio.sleep(5)
@@ -95,7 +95,7 @@ async def rolling(run: Run) -> dict[str, Any]:
 
 
 def soak(minutes: float) -> Callable[[Run], Awaitable[dict[str, Any]]]:
-    """Memory, open files and tasks of one replica, sampled after two minutes and to the end; memory by the minute."""
+    """Measure memory, open files and tasks of one replica from the third minute on; memory of every minute."""
 
     async def sample(run: Run) -> dict[str, Any]:
         [replica] = run.replicas
@@ -104,7 +104,7 @@ def soak(minutes: float) -> Callable[[Run], Awaitable[dict[str, Any]]]:
             await asyncio.sleep(_SAMPLE_S)
             tasks = await asyncio.to_thread(replica.metric, "openapi_tool_event_loop_tasks")
             samples.append((process.memory_info().rss, process.num_fds(), int(tasks)))
-        settled_in = samples[min(round(_SETTLING_S / _SAMPLE_S), len(samples) - 1) :]
+        settled_in = samples[min(round(_SOAK_WARM_UP_S / _SAMPLE_S), len(samples) - 1) :]
         names = ("resident_bytes", "open_files", "tasks")
         columns = dict(zip(names, zip(*settled_in, strict=True), strict=True))
         resident = columns["resident_bytes"]
@@ -116,7 +116,7 @@ def soak(minutes: float) -> Callable[[Run], Awaitable[dict[str, Any]]]:
 
 
 def main() -> None:
-    """Do one of the three and print what was found."""
+    """Do one measurement and print its findings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("what", choices=("restarts", "rolling", "soak"), help="what to do under the load")
     parser.add_argument("--minutes", type=float, default=30.0, help="length of a soak")

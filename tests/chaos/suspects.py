@@ -1,4 +1,4 @@
-"""Two executors are killed with many calls in flight: what becomes of those calls, with and without a culprit.
+"""Results of calls whose executor was killed twice while it ran them, with and without a poison call.
 
 `python -m tests.chaos.suspects [--poison]` prints one JSON object.
 """
@@ -27,11 +27,11 @@ from tests.chaos.harness import DATABASE, EXECUTOR, RECORDING
 from tests.chaos.load import AGENT, PROJECT, TOOL
 from tests.support import dsn_of, make_role
 
-CALLS, UPSTREAM_S, PATIENCE_S, POLL_S = 40, 3.0, 60.0, 0.1
+CALLS, UPSTREAM_S, TIMEOUT_S, POLL_S = 40, 3.0, 60.0, 0.1
 
 
 async def measure(*, poison: bool) -> dict[str, Any]:
-    """Kill the executor twice while all calls run (or let the culprit kill it), start it again, and count results."""
+    """Kill the executor twice while all calls run (or let a poison call kill it), restart it, count results."""
     with EmbeddedStack() as stack, TemporaryDirectory() as folder:
         await prepare_database(stack.postgres.dsn(), DATABASE, kernel_schema())
         await make_role(stack.postgres.dsn(DATABASE))
@@ -46,12 +46,12 @@ async def measure(*, poison: bool) -> dict[str, Any]:
                 queries[CALLS // 2] = f"{KILLER} at once"
             placed_at = time.monotonic()
             calls = [await caller.place(PROJECT, AGENT, "jina_search", {"query": query}) for query in queries]
-            reviving = asyncio.create_task(_keep_alive(executor))
+            restarting = asyncio.create_task(_keep_alive(executor))
             if not poison:
                 await _kill_twice(executor, lambda: len(stack.upstream.requests()))
             results, last_s = await _results(caller, calls, placed_at)
-            reviving.cancel()
-            await asyncio.wait([reviving])
+            restarting.cancel()
+            await asyncio.wait([restarting])
         await asyncio.to_thread(executor.stop)
         return {
             "calls": CALLS,
@@ -78,16 +78,16 @@ async def _keep_alive(executor: ExecutorProcess) -> None:
 
 async def _kill_twice(executor: ExecutorProcess, requests: Callable[[], int]) -> None:
     for run in (1, 2):
-        while await asyncio.to_thread(requests) < run * CALLS:  # noqa: ASYNC110 - the double tells nobody
+        while await asyncio.to_thread(requests) < run * CALLS:  # noqa: ASYNC110 - the double sends no event
             await asyncio.sleep(POLL_S)
         executor.signal(signal.SIGKILL)
 
 
 async def _results(caller: Caller, calls: list[PlacedCall], placed_at: float) -> tuple[Counter[str], float]:
-    """Results by status and code, and when the last one came."""
+    """Return the number of results by status or code, and the seconds until the last one."""
     ids = [call.tool_call_id for call in calls]
     last_s, found = 0.0, Counter[str]()
-    while found.total() < len(calls) and time.monotonic() - placed_at < PATIENCE_S:
+    while found.total() < len(calls) and time.monotonic() - placed_at < TIMEOUT_S:
         rows = await caller.database.fetch(
             "select coalesce(content -> 'error' ->> 'code', content ->> 'status') as outcome from cards "
             "where metadata ->> 'type' = 'tool.result' and tool_call_id = any($1)",

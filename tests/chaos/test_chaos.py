@@ -1,4 +1,4 @@
-"""The chaos suite's short run, and proof that its checker would notice."""
+"""Short runs of the chaos profiles, and tests of their checker."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from tests.chaos.checker import (
     Journal,
-    asked_too_late,
     delays,
-    given_up,
+    discarded_letters,
+    faults_during,
     late_calls,
-    meanwhile,
     most_in_a_minute,
     read_journal,
     refused,
+    requested_too_late,
 )
-from tests.chaos.faults import FAULTS, note_given_up, schedule
-from tests.chaos.harness import DATABASE, Absent
+from tests.chaos.faults import FAULTS, record_discarded, schedule
+from tests.chaos.harness import DATABASE, NotInstalled
 from tests.chaos.load import AGENT, PROJECT, TOOL
-from tests.chaos.load import Journal as Written
+from tests.chaos.load import Journal as JournalFile
 from tests.chaos.periods import DEADLINE_S, Outage, Probe, reactions, readiness, unready_otherwise, waited
 from tests.chaos.profiles import start_bouncer
 from tests.chaos.run import Options, chaos
@@ -79,14 +79,14 @@ async def test_under_a_limit_and_a_flood_nothing_is_lost_and_the_limit_holds() -
     assert {kind for kind, fault in findings["faults"].items() if fault["hit"]} == {"kill", "drain_full"}
 
 
-def test_requests_above_the_limit_of_a_minute_are_found() -> None:
+def test_most_in_a_minute_counts_every_window_of_60_s() -> None:
     assert most_in_a_minute([]) == 0
     assert most_in_a_minute([10.0, 69.9, 70.0, 0.0, 129.8]) == 3
     assert most_in_a_minute([0.0, 60.0]) == 1
 
 
 @requirement("chaos.nothing_lost")
-async def test_a_build_that_acknowledges_first_is_found_out() -> None:
+async def test_the_checker_detects_a_build_that_acknowledges_first() -> None:
     options = Options(
         calls=120,
         every_s=(0.3, 0.6),
@@ -99,7 +99,7 @@ async def test_a_build_that_acknowledges_first_is_found_out() -> None:
 
 
 @requirement("chaos.nothing_lost")
-def test_a_delay_counts_from_the_crash_without_what_the_upstream_held_after_it() -> None:
+def test_delay_after_a_crash_excludes_the_time_that_the_upstream_held_requests() -> None:
     call = {"kind": "call", "query": "quick 1", "upstream_s": 0.5, "placed_at": 100.0}
     rows = {"tc": {"cards": [{"card_id": "c"}], "rows": [{"card_id": "c", "at": 130.0}], "edges": [{}]}}
     held = {"quick 1": [(101.0, 112.0), (105.0, 114.0), (120.0, 123.0)], "quick 2": [(100.0, 130.0)]}
@@ -108,12 +108,12 @@ def test_a_delay_counts_from_the_crash_without_what_the_upstream_held_after_it()
     [frozen] = delays(Journal({"tc": call}, [(102.0, 110.0)], faults), rows, held)
     assert (killed.delay_s, killed.held_s, killed.crashes) == (28 - 0.5 - 15, 15.0, 1)
     assert (frozen.delay_s, frozen.held_s) == (28 - 0.5 - 7, 7.0)
-    assert killed.meanwhile == ["freeze +0.0 s"]
+    assert killed.faults == ["freeze +0.0 s"]
     [] = delays(Journal({"tc": call}, [(99.0, 99.0), (131.0, 131.0)], faults), rows, held)
 
 
 @requirement("chaos.nothing_lost")
-def test_a_seed_gives_the_same_schedule_again() -> None:
+def test_a_seed_determines_the_schedule_of_faults() -> None:
     def first(seed: int) -> list[tuple[float, str]]:
         return list(islice(schedule(random.Random(seed), (1, 2), tuple(FAULTS)), 40))  # noqa: S311 - no secret
 
@@ -121,15 +121,15 @@ def test_a_seed_gives_the_same_schedule_again() -> None:
     assert first(5) != first(6)
 
 
-# The checker of partial failures: forged journals in which something is wrong must be found.
+# The checker must detect what is wrong in forged journals.
 
 
-OUTAGE = {"outage": "read-only", "began": 99.0, "since": 100.0, "until": 115.0, "over": 116.0, "fetched": 7}
+OUTAGE = {"outage": "read-only", "began": 99.0, "since": 100.0, "until": 115.0, "over": 116.0, "deliveries": 7}
 CALL = {"tool_call_id": "tc", "doorbell": "t", "kind": "call", "query": "q", "placed_at": 100.0, "published": True}
 
 
 def _probes(*states: tuple[float, float, bool], replica: int = 0) -> list[dict[str, Any]]:
-    """Answers every quarter of a second; each state is from, to and what `/readyz` says."""
+    """Return a probe every quarter of a second; a state is from, to and the response of `/readyz`."""
     return [
         {"probe": replica, "at": since + quarter / 4, "ready": ready, "why": ""}
         for since, until, ready in states
@@ -145,7 +145,7 @@ def _readiness(folder: Path, lines: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 @requirement("chaos.nothing_lost")
-def test_a_replica_that_reacts_in_time_is_not_found(tmp_path: Path) -> None:
+def test_a_replica_that_reacts_in_time_is_not_late(tmp_path: Path) -> None:
     found = _readiness(tmp_path, [OUTAGE, *_probes((90, 105, True), (105, 120, False), (120, 130, True))])
     assert found == {"judged": 1, "slowest_unready_s": 4.75, "slowest_ready_s": 4.0, "late": []}
 
@@ -163,14 +163,14 @@ def test_a_replica_that_reacts_in_time_is_not_found(tmp_path: Path) -> None:
     ],
     ids=["unready too late", "never unready", "flapping", "ready too late", "never ready again", "not observed"],
 )
-def test_a_replica_whose_readiness_is_wrong_is_found(tmp_path: Path, states: list[tuple[float, float, bool]]) -> None:
+def test_a_replica_whose_readiness_is_wrong_is_late(tmp_path: Path, states: list[tuple[float, float, bool]]) -> None:
     good = _probes((90, 101, True), (101, 117, False), (117, 130, True), replica=1)
     [late] = _readiness(tmp_path, [OUTAGE, *good, *_probes(*states)])["late"]
     assert late.startswith("read-only: replica 0 ")
 
 
 @requirement("chaos.nothing_lost")
-def test_what_becomes_ready_only_after_the_next_outage_began_is_found(tmp_path: Path) -> None:
+def test_a_replica_that_is_ready_only_after_the_next_outage_is_late(tmp_path: Path) -> None:
     second = OUTAGE | {"outage": "second", "began": 118.0, "since": 118.0, "until": 120.0, "over": 120.0}
     found = _readiness(tmp_path, [second, OUTAGE, *_probes((90, 101, True), (101, 120, False), (120, 130, True))])
     assert found["judged"] == 1
@@ -178,13 +178,13 @@ def test_what_becomes_ready_only_after_the_next_outage_began_is_found(tmp_path: 
 
 
 @requirement("chaos.nothing_lost")
-def test_a_period_of_ten_seconds_is_not_judged(tmp_path: Path) -> None:
+def test_readiness_in_an_outage_of_ten_seconds_is_not_judged(tmp_path: Path) -> None:
     found = _readiness(tmp_path, [OUTAGE | {"until": 110.0}, *_probes((90, 130, True))])
     assert (found["judged"], found["late"]) == (0, [])
 
 
 @requirement("chaos.nothing_lost")
-def test_what_is_unready_although_calls_can_be_finished_is_reported() -> None:
+def test_unready_time_outside_of_outages_is_reported() -> None:
     outage = Outage("read-only", 99.0, 100.0, 115.0, 116.0)
     answers = [Probe(0, 90.0, ready=False), Probe(0, 93.0, ready=True), Probe(0, 100.0, ready=False)]
     answers += [Probe(0, 124.0, ready=True), Probe(1, 90.0, ready=True), Probe(1, 130.0, ready=True)]
@@ -192,7 +192,7 @@ def test_what_is_unready_although_calls_can_be_finished_is_reported() -> None:
 
 
 @requirement("chaos.nothing_lost")
-def test_an_outage_stops_the_clock_of_a_call_and_nothing_else_does(tmp_path: Path) -> None:
+def test_only_outages_stop_the_clock_of_a_call(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     again = OUTAGE | {"began": 110.0, "over": 120.0}
     path.write_text("\n".join(json.dumps(line) for line in ({"call": CALL}, OUTAGE, again)))
@@ -204,7 +204,7 @@ def test_an_outage_stops_the_clock_of_a_call_and_nothing_else_does(tmp_path: Pat
 
 
 @requirement("chaos.nothing_lost")
-def test_a_failure_before_the_time_was_up_and_a_dead_letter_alone_are_refusals() -> None:
+def test_calls_with_an_early_failure_or_only_a_dead_letter_are_refused() -> None:
     def answered(status: str, after_s: float) -> dict[str, list[dict[str, Any]]]:
         row = {"card_id": "c", "at": 100 + after_s}
         return {"cards": [{"card_id": "c", "status": status}], "rows": [row], "edges": [{}]}
@@ -217,10 +217,10 @@ def test_a_failure_before_the_time_was_up_and_a_dead_letter_alone_are_refusals()
 
 
 @requirement("chaos.nothing_lost")
-def test_a_request_after_the_watchdog_has_answered_is_found() -> None:
+def test_a_request_after_the_watchdog_reported_is_too_late() -> None:
     calls = {"tc": CALL, "other": CALL | {"tool_call_id": "other", "query": "r"}}
     requests = [{"body": '{"q": "q"}', "at": 130.5}, {"body": '{"q": "r"}', "at": 129.5}]
-    assert asked_too_late(calls, requests) == {"tc"}
+    assert requested_too_late(calls, requests) == {"tc"}
 
 
 @requirement("chaos.nothing_lost")
@@ -228,12 +228,12 @@ def test_lost_calls_are_counted_by_the_faults_that_they_met(tmp_path: Path) -> N
     path = tmp_path / "journal"
     faults = [{"fault": "early", "began": 98.0, "ended": 99.5}, {"fault": "met", "began": 120.0, "ended": 121.0}]
     path.write_text("\n".join(json.dumps(line) for line in ({"call": CALL}, *faults)))
-    assert meanwhile(read_journal(path), ["tc"]) == {"met": 1}
+    assert faults_during(read_journal(path), ["tc"]) == {"met": 1}
 
 
 FULL = OUTAGE | {"outage": "openapi_tool_dead_letters full"}
 UNANSWERABLE = CALL | {"kind": "unanswerable", "sequence": 7}
-GIVEN_UP = {
+DISCARDED = {
     "time": "1970-01-01T00:01:45.500+00:00",
     "action": "dead_letters.discarded",
     "cause": "full",
@@ -241,38 +241,39 @@ GIVEN_UP = {
 }
 
 
-def _given_up(folder: Path, call: dict[str, Any], *more: dict[str, Any], line: dict[str, Any]) -> dict[str, float]:
-    """Calls of which the checker takes it that nothing could be kept, when an executor logged this line."""
+def _discarded(folder: Path, call: dict[str, Any], *more: dict[str, Any], line: dict[str, Any]) -> dict[str, float]:
+    """Return the calls whose dead letter the checker considers discarded if an executor logged `line`."""
     path = folder / "journal"
-    path.write_text("".join(json.dumps(noted) + "\n" for noted in ({"call": call}, *more)))
-    note_given_up(["no JSON\n" + json.dumps({"action": "answered"}) + "\n" + json.dumps(line) + "\n"], Written(path))
-    return given_up(read_journal(path))
+    path.write_text("".join(json.dumps(recorded) + "\n" for recorded in ({"call": call}, *more)))
+    log = "\n".join(["no JSON", json.dumps({"action": "answered"}), json.dumps(line)])
+    record_discarded([log], JournalFile(path))
+    return discarded_letters(read_journal(path))
 
 
 @requirement("chaos.nothing_lost")
-def test_a_dead_letter_for_which_there_was_no_room_was_not_lost(tmp_path: Path) -> None:
-    assert _given_up(tmp_path, UNANSWERABLE, FULL, line=GIVEN_UP) == {"tc": 105.5}
+def test_a_dead_letter_discarded_for_a_full_stream_is_not_lost(tmp_path: Path) -> None:
+    assert _discarded(tmp_path, UNANSWERABLE, FULL, line=DISCARDED) == {"tc": 105.5}
 
 
 @requirement("chaos.nothing_lost")
 @pytest.mark.parametrize(
     ("call", "outage", "line"),
     [
-        (UNANSWERABLE | {"kind": "call"}, FULL, GIVEN_UP),
-        (UNANSWERABLE | {"sequence": 8}, FULL, GIVEN_UP),
-        (UNANSWERABLE, OUTAGE, GIVEN_UP),
-        (UNANSWERABLE, FULL, GIVEN_UP | {"cause": "unavailable"}),
-        (UNANSWERABLE, FULL, GIVEN_UP | {"time": "1970-01-01T00:02:05.000+00:00"}),
+        (UNANSWERABLE | {"kind": "call"}, FULL, DISCARDED),
+        (UNANSWERABLE | {"sequence": 8}, FULL, DISCARDED),
+        (UNANSWERABLE, OUTAGE, DISCARDED),
+        (UNANSWERABLE, FULL, DISCARDED | {"cause": "unavailable"}),
+        (UNANSWERABLE, FULL, DISCARDED | {"time": "1970-01-01T00:02:05.000+00:00"}),
     ],
     ids=["answerable", "another command", "nothing was full", "another cause", "after it was full"],
 )
-def test_a_dead_letter_that_is_given_up_for_no_good_reason_is_lost(
+def test_a_dead_letter_discarded_for_another_reason_is_lost(
     tmp_path: Path, call: dict[str, Any], outage: dict[str, Any], line: dict[str, Any]
 ) -> None:
-    assert _given_up(tmp_path, call, outage, line=line) == {}
+    assert _discarded(tmp_path, call, outage, line=line) == {}
 
 
-# Short forms of the chaos profiles, and proof that the checker would notice a late reaction.
+# Short forms of the chaos profiles.
 
 
 SHORT = Options(replicas=2, calls=8, per_second=4, outage_s=11, rest_s=1, settle_s=10)
@@ -285,35 +286,35 @@ SHORT_FORMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "clocks": ("clocks", ("kill",)),
     "admin": ("admin", ("durable_deleted", "paused")),
 }
-_NAMED_WITHIN_S, _POLL_S = 10.0, 0.1
+_LOG_TIMEOUT_S, _POLL_S = 10.0, 0.1
 
 
-def played(form: str) -> dict[str, Any] | Absent:
-    """Play a short form on servers of its own, in an event loop of its own."""
+def run_short_form(form: str) -> dict[str, Any] | NotInstalled:
+    """Run a short form on its own servers, in its own event loop."""
     profile, kinds = SHORT_FORMS[form]
     with EmbeddedStack() as stack:
         try:
             return asyncio.run(chaos(stack, replace(SHORT, profile=profile, kinds=kinds)))
-        except Absent as absent:
-            return absent
+        except NotInstalled as missing:
+            return missing
 
 
 @requirement("chaos.nothing_lost")
-def test_partial_failure_loses_nothing_and_readiness_tells_the_truth(subtests: pytest.Subtests) -> None:
-    """All at once: each waits for most of its time."""
+def test_partial_failures_lose_nothing_and_readiness_is_right(subtests: pytest.Subtests) -> None:
+    """Runs all short forms at once, as each waits most of its time."""
     with ThreadPoolExecutor(len(SHORT_FORMS)) as threads:
-        runs = dict(zip(SHORT_FORMS, threads.map(played, SHORT_FORMS), strict=True))
+        runs = dict(zip(SHORT_FORMS, threads.map(run_short_form, SHORT_FORMS), strict=True))
     for form, findings in runs.items():
         with subtests.test(form):
-            if isinstance(findings, Absent):
+            if isinstance(findings, NotInstalled):
                 pytest.skip(str(findings))
-            assert findings["failed"] == [], json.dumps(findings)  # a text is shown whole
+            assert findings["failed"] == [], json.dumps(findings)  # as text: pytest shortens other values
             assert findings["calls"] > 0
             assert all(fault["fired"] for fault in findings["faults"].values()), findings["faults"]
 
 
 @pytest.mark.skipif(PgBouncer.missing() is not None, reason=str(PgBouncer.missing()))
-async def test_prepared_statements_behind_pgbouncer_are_named_in_one_line() -> None:
+async def test_prepared_statements_behind_pgbouncer_are_reported_in_one_line() -> None:
     with EmbeddedStack() as stack:
         await prepare_database(stack.postgres.dsn(), DATABASE, kernel_schema())
         await make_role(stack.postgres.dsn(DATABASE))
@@ -324,7 +325,7 @@ async def test_prepared_statements_behind_pgbouncer_are_named_in_one_line() -> N
             for number in range(40):
                 await caller.place(PROJECT, AGENT, "jina_search", {"query": f"quick {number}"})
         for replica in replicas:
-            replica.process.start(lambda: True)  # what it cannot use may keep it from serving
+            replica.process.start(lambda: True)  # it may never become ready behind PgBouncer
         lines = await asyncio.gather(*(asyncio.to_thread(_lines_naming_the_setting, replica) for replica in replicas))
         logs = [replica.log_text() for replica in replicas]
     assert any(lines), logs
@@ -332,8 +333,8 @@ async def test_prepared_statements_behind_pgbouncer_are_named_in_one_line() -> N
 
 
 def _lines_naming_the_setting(replica: ExecutorProcess) -> int:
-    """Return the number of such lines as soon as there is one, 0 after a time limit."""
-    give_up = time.monotonic() + _NAMED_WITHIN_S
+    """Return the number of log lines that name the setting, once there is one, 0 after 10 s."""
+    give_up = time.monotonic() + _LOG_TIMEOUT_S
     while not (lines := replica.log_text().count("postgres.prepared_statements")) and time.monotonic() < give_up:
         time.sleep(_POLL_S)
     return lines
@@ -344,7 +345,7 @@ def _lines_naming_the_setting(replica: ExecutorProcess) -> int:
 
 @asynccontextmanager
 async def _echo(name: bytes) -> AsyncIterator[int]:
-    """A server that answers with its name; yields its port."""
+    """Start a server that answers every byte with its name; yield its port."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(1):
@@ -356,8 +357,8 @@ async def _echo(name: bytes) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def _ask(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bytes:
-    """The name of the server that answers, nothing where the connection has ended."""
+async def _server_name(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bytes:
+    """Return the name of the server at the other end, nothing if the connection has ended."""
     streams[1].write(b"?")
     async with asyncio.timeout(10):
         with contextlib.suppress(ConnectionError):
@@ -365,16 +366,16 @@ async def _ask(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> by
     return b""
 
 
-async def test_open_connections_stay_where_they_are_unless_they_are_dropped() -> None:
+async def test_a_switch_keeps_open_connections_unless_it_drops_them() -> None:
     async with AsyncExitStack() as exits:
         first, second = [await exits.enter_async_context(_echo(name)) for name in (b"1", b"2")]
         switch = await exits.enter_async_context(Switch(first).listening())
         old = await asyncio.open_connection("127.0.0.1", switch.port)
-        assert await _ask(old) == b"1"
+        assert await _server_name(old) == b"1"
         switch.move(second, drop=False)
         new = await asyncio.open_connection("127.0.0.1", switch.port)
-        assert (await _ask(old), await _ask(new)) == (b"1", b"2")
+        assert (await _server_name(old), await _server_name(new)) == (b"1", b"2")
         switch.move(first, drop=True)
-        assert (await _ask(old), await _ask(new)) == (b"", b"")
+        assert (await _server_name(old), await _server_name(new)) == (b"", b"")
         for _, writer in (old, new):
             writer.close()
