@@ -83,7 +83,7 @@ READERS: Mapping[str, Make] = {
     "a_text_alone": lambda: response(json.dumps(fill("x")).encode()),
     "blanks_alone": lambda: response(b" " * MAX_BYTES + b"{}"),
 }
-"""Pages that may be refused."""
+"""Pages for which a failure is acceptable, too."""
 
 READABLE: Mapping[str, Make] = {
     "brackets_in_its_text": lambda: page(content=fill("[")),
@@ -104,7 +104,7 @@ READABLE: Mapping[str, Make] = {
         b'{"code":200,"data":{"content":"' + b"c " * 4_900_000 + b'"}}', chunked=True
     ),
 }
-"""Pages that must be accepted, whatever their text is."""
+"""Pages that must be rendered."""
 
 SEARCHES: Mapping[str, Make] = {
     "empty_results_by_the_million": lambda: results(_items(b"{}")),
@@ -187,19 +187,19 @@ for _name, _make in SEARCHES.items():
 
 
 @CASES.case("12", lambda: reasons(150_000))
-async def reasons_that_are_slow_to_read(scene: Scene) -> None:
+async def error_messages_slow_to_parse(scene: Scene) -> None:
     for name in WORDS:
         assert_failed(await scene.read(f"https://example.com/attack-reason_{name}_150000"), *_FAILED)
 
 
 @CASES.case("12", lambda: reasons(MAX_BYTES - 1_000))
-async def reasons_of_ten_megabytes(scene: Scene) -> None:
+async def error_messages_of_ten_megabytes(scene: Scene) -> None:
     for name in WORDS:
         assert_failed(await scene.read(f"https://example.com/attack-reason_{name}_{MAX_BYTES - 1_000}"), *_FAILED)
 
 
 @CASES.case("12", fields)
-async def fields_of_refusals_that_are_large(scene: Scene) -> None:
+async def large_fields_in_error_responses(scene: Scene) -> None:
     for name in fields():
         assert_failed(await scene.read(f"https://example.com/attack-{name}"), *_FAILED)
 
@@ -242,7 +242,7 @@ def _token_answers() -> Mapping[str, bytes]:
 
 
 @CASES.case("smaller", _token_answers)
-async def tokens_that_nobody_can_charge(scene: Scene) -> None:
+async def invalid_token_counts(scene: Scene) -> None:
     for name in _token_answers():
         answer = await scene.read(f"https://example.com/attack-{name}")
         assert_succeeded(answer)
@@ -266,7 +266,7 @@ async def tokens_that_nobody_can_charge(scene: Scene) -> None:
         "chunks_of_nothing": _CHUNKED + b"1\r\n \r\n" * 500_000 + b"0\r\n\r\n",
     },
 )
-async def answers_that_are_odd_http(scene: Scene) -> None:
+async def odd_http_responses(scene: Scene) -> None:
     plain = ("half", "lengths", "headers_many", "header_long", "packed", "redirect", "cookie", "no_http")
     names = (*plain, "informational", "chunks_of_nothing")
     reader = await scene.define({"jina": {"mode": "reader"}, "suspend_timeout_seconds": 5})
@@ -280,7 +280,7 @@ async def answers_that_are_odd_http(scene: Scene) -> None:
     "14.5",
     lambda: {"unasked": page(content="asked"), "unasked.late": page(content="an answer to no request of this call")},
 )
-async def answers_to_no_request(scene: Scene) -> None:
+async def responses_without_a_request(scene: Scene) -> None:
     """Each arrives on an idle connection."""
     reader = await scene.define({"jina": {"mode": "reader"}})
     for number in range(10):
@@ -302,7 +302,7 @@ NEIGHBOUR = "proj_neighbour"
         "neighbour": page(content=fill("word ", 200_000)),
     },
 )
-async def memory_for_answers_that_hardly_arrive(scene: Scene) -> None:
+async def responses_that_reserve_memory_and_stall(scene: Scene) -> None:
     """Each declares 10 MB, sends 70 kB, then single bytes."""
     many = await scene.define({"jina": {"mode": "reader", "tool": "jina.read_many"}})
     await scene.caller.furnish(NEIGHBOUR, "agent", [{"tool_name": "read", "target_subject": "x", "options": READER}])
@@ -329,7 +329,7 @@ HINTS = b"HTTP/1.1 103 E\r\n\r\n" * 14_000
         "hints_after.endless": HINTS,
     },
 )
-async def informational_responses_without_end(scene: Scene) -> None:
+async def endless_informational_responses(scene: Scene) -> None:
     reader = await scene.define({"jina": {"mode": "reader"}, "suspend_timeout_seconds": 5})
     for name in ("hints", "hints_after"):
         arguments = {"url": f"https://example.com/attack-{name}/{{n}}", "timeout": 4}
@@ -349,7 +349,7 @@ HEAD_BATCHES = 30
         "heads": response(b"x", headers="".join(f"X-{number}: {'h' * 8_100}\r\n" for number in range(96)))[:-1],
     },
 )
-async def heads_of_answers_that_fill_the_memory(scene: Scene) -> None:
+async def response_headers_that_fill_the_memory(scene: Scene) -> None:
     """Each has nearly the maximum number of headers of nearly maximum length, and a body that does not arrive."""
     many = await scene.define({"jina": {"mode": "reader", "tool": "jina.read_many"}})
     batches = [
@@ -368,7 +368,7 @@ async def heads_of_answers_that_fill_the_memory(scene: Scene) -> None:
         "again.endless": page(content="an answer to no request of this call") * 500,
     },
 )
-async def answers_without_end(scene: Scene) -> None:
+async def endless_responses(scene: Scene) -> None:
     """The surplus is not read; while the next call waits, it cannot be distinguished from that call's response."""
     reader = await scene.define({"jina": {"mode": "reader"}, "suspend_timeout_seconds": 5})
     for answer in await scene.calls(8, reader, {"url": "https://example.com/attack-again/{n}", "timeout": 4}):

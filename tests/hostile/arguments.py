@@ -51,14 +51,14 @@ INTERNAL = (
 
 
 @CASES.case("11")
-async def addresses_that_are_slow_to_read(scene: Scene) -> None:
+async def addresses_slow_to_parse(scene: Scene) -> None:
     for address in SLOW_ADDRESSES:
         urls = [address[:_LONGEST] + str(number) for number in range(_ITEMS)]
         assert_failed(await scene.read({"urls": urls}), *_BAD)
 
 
 @CASES.case("11")
-async def addresses_that_are_long(scene: Scene) -> None:
+async def long_addresses(scene: Scene) -> None:
     assert_succeeded(await scene.read({"urls": [f"{LONG_ADDRESS}{number}" for number in range(_ITEMS)]}))
 
 
@@ -75,7 +75,7 @@ async def address_behind_the_reader_once(scene: Scene) -> None:
 
 
 @CASES.case("smaller")
-async def addresses_that_are_internal(scene: Scene) -> None:
+async def internal_addresses(scene: Scene) -> None:
     for address in INTERNAL:
         assert_failed(await scene.read(address), *_BAD)
     assert scene.sent() == b"", "something was asked for"
@@ -102,7 +102,7 @@ async def arguments_of_every_shape_at_once(scene: Scene) -> None:
 
 
 @CASES.case("own")
-async def queries_of_a_batch_that_is_too_long(scene: Scene) -> None:
+async def batch_of_too_many_queries(scene: Scene) -> None:
     many = await scene.define({"jina": {"mode": "search", "tool": "jina.search_many"}})
     assert_failed(await scene.call(many, {"queries": ["x"] * 9_000}), "bad_request")
     assert_failed(await scene.call(many, {"queries": [""] * 9_000}), "bad_request")
@@ -111,7 +111,7 @@ async def queries_of_a_batch_that_is_too_long(scene: Scene) -> None:
 
 
 @CASES.case("own")
-async def cursors_that_are_guessed(scene: Scene) -> None:
+async def guessed_cursors(scene: Scene) -> None:
     reader = await scene.define({"jina": {"mode": "reader"}})
     for cursor in ("", "A" * 44, "A" * 200_000, "=" * 44, "\U0001f600" * 100):
         assert_failed(await scene.call(reader, {"cursor": cursor}), "bad_request", "not_found")

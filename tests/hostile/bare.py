@@ -1,7 +1,7 @@
-"""`python -m tests.hostile.bare`: delay of small messages behind the largest ones, for a consumer that does nothing.
+"""`python -m tests.hostile.bare`: delay of small messages behind the largest ones, with a minimal consumer.
 
-Messages reach a durable consumer in the order of the stream. So a small one waits until those before it have come over
-the connection, whoever reads them; `make hostile` measures that time, too, in `large_headers_without_identity`.
+Messages reach a durable consumer in the order of the stream. So a small one waits for every client until those before
+it have come over the connection; `large_headers_without_identity` of `make hostile` includes this time.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tests.hostile.scene import hpub
 from tests.hostile.wire import LARGE_BYTES, LARGEST_HEADERS, MANY
 
 STREAM = DURABLE = "bare"
-SMALL_CALLS, EVERY_S, ROOM = 60, 0.05, 64
+SMALL_CALLS, EVERY_S, MAX_IN_FLIGHT = 60, 0.05, 64
 
 
 class Bare:
-    """Keeps a request for ROOM messages open and acknowledges each at once; `delays_s` are those of small ones."""
+    """Consumer with a request for MAX_IN_FLIGHT messages, acknowledged at once; `delays_s` are those of small ones."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._asked = 0
+        self._requested = 0
         self._inbox = client.new_inbox()
         self.delays_s: list[float] = []
         self.all_received = asyncio.Event()
@@ -41,7 +41,7 @@ class Bare:
         await self._top_up()
 
     async def _receive(self, message: Msg) -> None:
-        self._asked = self._asked - 1 if message.reply else 0
+        self._requested = self._requested - 1 if message.reply else 0
         if message.subject.endswith(".small"):
             self.delays_s.append(time.time() - float(message.data))
             if len(self.delays_s) == SMALL_CALLS:
@@ -51,9 +51,9 @@ class Bare:
         await self._top_up()
 
     async def _top_up(self) -> None:
-        missing = ROOM - self._asked
-        if missing * 2 >= ROOM:
-            self._asked += missing
+        missing = MAX_IN_FLIGHT - self._requested
+        if missing * 2 >= MAX_IN_FLIGHT:
+            self._requested += missing
             request = json.dumps({"batch": missing, "expires": 30_000_000_000}).encode()
             await self._client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{DURABLE}", request, self._inbox)
 

@@ -1,4 +1,4 @@
-"""Case: an attack, the upstream's responses to it, and the limits that it must not break."""
+"""Test case: an attack, the upstream's responses to it, and the limits that the executor must keep."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from openapi_tool.protocol.subject import VERSIONS
 from tests.hostile.scene import Scene
 
 MEMORY_BYTES = 512 * 1024 * 1024
-"""The chart's limit."""
+"""The memory limit of the chart."""
 
 LAG_S = 0.25
-"""Generous, since a busy or slow machine multiplies CPU time. The aim is 0.05 s; `make hostile` prints the measured
-value."""
+"""Limit of the event loop's lag; generous, since a slow machine multiplies CPU time. The aim is 0.05 s."""
 
 LOG_BYTES = 200_000
 LATENCY_S = 15.0
-"""Limit of the victim's slowest call; generous for the same reason. `make hostile` limits how much slower it gets."""
+"""Limit of the victim's slowest call; generous, too. `make hostile` limits how much slower it gets."""
 
 Attack = Callable[[Scene], Awaitable[None]]
 
@@ -26,8 +25,8 @@ Attack = Callable[[Scene], Awaitable[None]]
 class Case:
     """One attack. `answers` returns complete HTTP responses by name; it is called before any measurement.
 
-    `attack` raises where the attacker itself sees what it must not. It may be made more than once. `versions` are the
-    protocol versions that have what is attacked.
+    `attack` raises if the attacker sees what it must not; it may run repeatedly. `versions`: protocol versions to which
+    it applies.
     """
 
     name: str
@@ -55,7 +54,7 @@ class Cases(dict[str, Case]):
         latency_s: float = LATENCY_S,
         versions: Sequence[str] = VERSIONS,
     ) -> Callable[[Attack], Attack]:
-        """Return a decorator that adds a function as a case; `item` is its number in the list of findings."""
+        """Return a decorator that adds a function as a case; `item` is the number of its finding, or `own`."""
 
         def add(attack: Attack) -> Attack:
             name = attack.__name__

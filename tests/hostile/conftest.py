@@ -1,4 +1,4 @@
-"""One stage for all cases; a new executor after a case that spoilt the last one."""
+"""One stage for all cases; the executor is replaced after a case that failed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from openapi_tool.local.placed_call import V1R3
 from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import TEMPLATE
-from tests.hostile.play import forget, make_world, renew
+from tests.hostile.play import forget, make_world, replace_executor
 from tests.hostile.scene import Stage
 
 
@@ -36,7 +36,7 @@ def older_stage(stack: EmbeddedStack, v1r3_template: str) -> Iterator[Stage]:
 
 @pytest.fixture
 async def stage(shared_stage: Stage) -> Stage:
-    if shared_stage.spoilt:
-        await renew(shared_stage)
-    shared_stage.spoilt = True
+    if shared_stage.has_failed:
+        await replace_executor(shared_stage)
+    shared_stage.has_failed = True
     return shared_stage

@@ -65,7 +65,7 @@ async def branches_that_multiply(scene: Scene) -> None:
 
 
 @CASES.case("4")
-async def branches_that_forbid_what_is_not_evaluated(scene: Scene) -> None:
+async def branches_with_unevaluated_properties(scene: Scene) -> None:
     schema: Any = {"const": 1}
     for level in range(8):
         schema = {"unevaluatedProperties": False, "anyOf": [schema, {"properties": {f"p{level}": schema}}]}
@@ -77,7 +77,7 @@ async def branches_that_forbid_what_is_not_evaluated(scene: Scene) -> None:
 
 
 @CASES.case("4")
-async def branches_that_are_in_use_stay_valid(scene: Scene) -> None:
+async def usual_branches_stay_valid(scene: Scene) -> None:
     nullable = {"anyOf": [{"type": "string"}, {"type": "null"}]}
     schema = _object(
         {
@@ -103,7 +103,7 @@ async def numbers_that_grow(scene: Scene) -> None:
 
 
 @CASES.case("4")
-async def schema_that_is_deep(scene: Scene) -> None:
+async def deep_schema(scene: Scene) -> None:
     for levels in (200, 3_000):
         deep = '{"properties":{"query":' * levels + "{}" + "}}" * levels
         tool = await scene.define_text(parameters=deep)
@@ -111,7 +111,7 @@ async def schema_that_is_deep(scene: Scene) -> None:
 
 
 @CASES.case("4")
-async def options_that_are_deep(scene: Scene) -> None:
+async def deep_options(scene: Scene) -> None:
     for levels in (200, 3_000):
         deep = '{"jina":{"mode":"search","params":{"locale":' + "[" * levels + "]" * levels + "}}}"
         tool = await scene.define_text(deep)
@@ -156,7 +156,7 @@ async def schema_of_patterns_that_backtrack(scene: Scene) -> None:
 
 
 @CASES.case("4")
-async def arguments_that_are_slow_to_compare(scene: Scene) -> None:
+async def arguments_slow_to_compare(scene: Scene) -> None:
     rules = {"uniqueItems": True, "contains": {"const": 7}, "minContains": 9}
     tool = await scene.define(None, _object({"query": rules}))
     items = ",".join(f'{{"a":[{number},{{"b":{number % 7}}}]}}' for number in range(3_000))
@@ -172,20 +172,20 @@ async def arguments_that_break_every_rule(scene: Scene) -> None:
 
 
 @CASES.case("4")
-async def argument_names_without_end(scene: Scene) -> None:
+async def endless_argument_names(scene: Scene) -> None:
     tool = await scene.define()
     assert_failed(await scene.call(tool, {"n" * 200_000: 1, "query": "x"}), "bad_request")
     assert_failed(await scene.call(tool, {f"n{number}": 1 for number in range(9_000)} | {"query": "x"}), "bad_request")
 
 
 @CASES.case("4")
-async def row_of_a_large_text_that_packs_well(scene: Scene) -> None:
+async def row_of_a_large_compressible_text(scene: Scene) -> None:
     tool = await scene.define_text(json.dumps({"jina": _SEARCH, "note": "a" * scene.share(40_000_000)}))
     assert_failed(await scene.call(tool, {"query": "x"}), _OPERATORS)
 
 
 @CASES.case("4")
-async def row_of_a_large_text_that_does_not(scene: Scene) -> None:
+async def row_of_a_large_incompressible_text(scene: Scene) -> None:
     tool = await scene.define_text(json.dumps({"jina": _SEARCH, "note": secrets.token_hex(4_000_000)}))
     assert_failed(await scene.call(tool, {"query": "x"}), _OPERATORS)
 
@@ -197,7 +197,7 @@ async def row_of_a_large_schema(scene: Scene) -> None:
 
 
 @CASES.case("4")
-async def parameters_that_are_unknown_by_the_thousand(scene: Scene) -> None:
+async def thousands_of_unknown_parameters(scene: Scene) -> None:
     """Two calls: problems of a definition are logged once."""
     options = {"jina": _SEARCH | {"params": {f"unknown{number}": 1 for number in range(9_000)}}}
     tool = await scene.define(options)
@@ -206,7 +206,7 @@ async def parameters_that_are_unknown_by_the_thousand(scene: Scene) -> None:
 
 
 @CASES.case("4")
-async def parameters_that_are_unknown(scene: Scene) -> None:
+async def unknown_parameters(scene: Scene) -> None:
     """A few are ignored as usual, and logged once, not per parameter and call."""
     options = {"jina": _SEARCH | {"params": {f"unknown{number}": 1 for number in range(20)}}}
     tool = await scene.define(options)
@@ -216,14 +216,14 @@ async def parameters_that_are_unknown(scene: Scene) -> None:
 
 
 @CASES.case("4")
-async def parameters_that_are_refused_by_the_thousand(scene: Scene) -> None:
+async def thousands_of_refused_parameters(scene: Scene) -> None:
     for names in ("params", "headers"):
         given = {f"x-header-{number}": "v" for number in range(9_000)} | {"url": "x", "customHeader": "x"}
         await _refused(scene, {}, None, {"jina": _SEARCH | {names: given}})
 
 
 @CASES.case("4")
-async def names_of_options_by_the_thousand(scene: Scene) -> None:
+async def thousands_of_options(scene: Scene) -> None:
     for kind in ("defaults", "fixed"):
         await _refused(scene, {}, None, {"jina": _SEARCH, "args": {kind: {f"a{n}": n for n in range(9_000)}}})
     await _refused(scene, {}, None, {"jina": _SEARCH, "envs": {f"a{n}": "JINA_API_KEY" for n in range(9_000)}})
@@ -231,7 +231,7 @@ async def names_of_options_by_the_thousand(scene: Scene) -> None:
 
 
 @CASES.case("4")
-async def option_of_a_wrong_type_that_is_large(scene: Scene) -> None:
+async def large_option_of_a_wrong_type(scene: Scene) -> None:
     large = "x" * 100_000
     for jina in ({"mode": large}, {"mode": "search", "method": large}, {"mode": "search", "auth_env": large}):
         await _refused(scene, {}, None, {"jina": jina})

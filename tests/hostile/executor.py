@@ -1,9 +1,9 @@
 """`serve` with a probe of its event loop, whose results another process reads from shared memory.
 
-Lag is how long one turn of the loop took, in seconds: the lesser of the time on the clock and the CPU time of this
-process. A machine that is busy with other things lengthens the first only, a thread beside the loop the second only.
+Lag is the duration of one iteration of the loop in seconds: the lesser of wall-clock and CPU time. Other load of the
+machine lengthens only the first, another thread of the process only the second.
 
-The process may open as many descriptors as many systems let it by default, and no more.
+The process may open 1,024 descriptors, the default of many systems.
 """
 
 from __future__ import annotations

@@ -56,21 +56,21 @@ async def _calls_succeed(scene: Scene) -> None:
 
 
 @CASES.case("14")
-async def requests_that_are_half_sent(scene: Scene) -> None:
+async def incomplete_requests(scene: Scene) -> None:
     async with _connections(scene, SOCKETS, b"GET /readyz HTTP/1.1\r\nHost: "):
         await _calls_succeed(scene)
         await _ready(scene)
 
 
 @CASES.case("14")
-async def connections_that_say_nothing(scene: Scene) -> None:
+async def idle_connections(scene: Scene) -> None:
     async with _connections(scene, SOCKETS, b""):
         await _calls_succeed(scene)
         await _ready(scene)
 
 
 @CASES.case("14")
-async def requests_that_trickle(scene: Scene) -> None:
+async def slow_requests(scene: Scene) -> None:
     async with _connections(scene, 100, b"GET /readyz HTTP/1.1\r\n") as writers:
         for _ in range(20):
             for writer in writers:
@@ -91,7 +91,7 @@ async def headers_and_bodies_of_ten_megabytes(scene: Scene) -> None:
 
 
 @CASES.case("14")
-async def requests_in_a_pipeline(scene: Scene) -> None:
+async def pipelined_requests(scene: Scene) -> None:
     one = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
     async with _connections(scene, 8, one * 2_000):
         await _calls_succeed(scene)
@@ -99,7 +99,7 @@ async def requests_in_a_pipeline(scene: Scene) -> None:
 
 
 @CASES.case("14")
-async def metrics_asked_for_without_end(scene: Scene) -> None:
+async def endless_requests_for_metrics(scene: Scene) -> None:
     for _ in range(20):
         async with _connections(scene, 30, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"):
             await _ready(scene)
@@ -107,7 +107,7 @@ async def metrics_asked_for_without_end(scene: Scene) -> None:
 
 
 @CASES.case("14")
-async def requests_that_are_odd(scene: Scene) -> None:
+async def malformed_requests(scene: Scene) -> None:
     odd = (
         b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /readyz HTTP/9.9\r\n\r\n",

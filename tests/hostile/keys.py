@@ -56,7 +56,7 @@ def _assert_no_secret(scene: Scene, text: str | bytes, names: Iterable[str] = ()
 
 
 @CASES.case("6")
-async def keys_for_what_reaches_a_third_party(scene: Scene) -> None:
+async def keys_in_arguments_that_reach_a_third_party(scene: Scene) -> None:
     calls = [
         (await scene.define({"jina": jina, "envs": {name: "TENANT_TOKEN"}}), given)
         for jina, given in ((_READER, {"url": "https://example.com/"}), (_SEARCH, {"query": "x"}))
@@ -68,7 +68,7 @@ async def keys_for_what_reaches_a_third_party(scene: Scene) -> None:
 
 
 @CASES.case("6")
-async def keys_for_the_key_alone(scene: Scene) -> None:
+async def keys_only_in_the_authorization_header(scene: Scene) -> None:
     tool = await scene.define({"jina": _SEARCH, "envs": {"api_key": "SEARCH_API_KEY"}})
     assert_succeeded(await scene.call(tool, {"query": "a key of its own"}))
     assert f"Bearer {scene.stage.secrets['SEARCH_API_KEY']}".encode() in scene.sent()
@@ -76,7 +76,7 @@ async def keys_for_the_key_alone(scene: Scene) -> None:
 
 
 @CASES.case("6")
-async def keys_by_way_of_defaults_and_fixed_values(scene: Scene) -> None:
+async def keys_in_defaults_and_fixed_values(scene: Scene) -> None:
     """A name that `envs` may not hold, beside a template that would render it."""
     for args in ({"defaults": {"locale": "{JINA_API_KEY}"}}, {"fixed": {"site": "{api_key}"}}):
         tool = await scene.define({"jina": _SEARCH, "args": args})
@@ -97,7 +97,7 @@ async def settings_of_the_executor_as_keys(scene: Scene) -> None:
 
 
 @CASES.case("7", log_bytes=100_000)
-async def variables_that_nobody_allowed_as_keys(scene: Scene) -> None:
+async def variables_not_allowed_as_keys(scene: Scene) -> None:
     for name in UNLISTED:
         tool = await scene.define({"jina": _SEARCH, "envs": {"api_key": name}})
         assert_succeeded(await scene.call(tool, {"query": "x"}))
@@ -199,7 +199,7 @@ async def failures_that_repeat_every_secret(scene: Scene) -> None:
 
 
 @CASES.case("10")
-async def command_that_holds_every_secret(scene: Scene) -> None:
+async def command_with_every_secret(scene: Scene) -> None:
     """A dead letter contains none of them, whatever part of the command had it."""
     everything = " ".join(scene.stage.secrets.values())
     call = await scene.place("nothing", {}, publish=False)

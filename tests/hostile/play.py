@@ -1,4 +1,4 @@
-"""All cases by name; run of one case during the victim's calls; check of its limits."""
+"""All cases by name; running a case beside the victim's calls, and checking its limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openapi_tool.local.stack import EmbeddedStack
 from tests.hostile import answers, arguments, definitions, health, keys, rows, shares, terminal, wire
 from tests.hostile.case import Case
 from tests.hostile.scene import Scene, Stage, Vitals
-from tests.hostile.victim import Fate, Pace
+from tests.hostile.victim import CallOutcomes, Pace
 
 _VICTIMS_LOG_BYTES = 1_000
 
@@ -31,11 +31,11 @@ CASES: Mapping[str, Case] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class CaseResult:
     """The executor's vital signs, the outcomes of the victim's calls, and the number of attacks."""
 
     vitals: Vitals
-    fate: Fate
+    outcomes: CallOutcomes
     rounds: int
 
 
@@ -57,7 +57,7 @@ async def attacking(stage: Stage) -> AsyncIterator[Scene]:
         yield await Scene.open(stage, caller)
 
 
-async def renew(stage: Stage) -> None:
+async def replace_executor(stage: Stage) -> None:
     """Replace executor, stream and durable after a case that failed."""
     stage.executor.process.kill()
     await forget(stage)
@@ -72,45 +72,45 @@ async def forget(stage: Stage) -> None:
         await caller.make_stream()
 
 
-async def play(case: Case, stage: Stage, pace: Pace, most_rounds: int = 1) -> Played:
-    """Repeat the attack until the victim has placed all its calls, at most `most_rounds` times.
+async def play(case: Case, stage: Stage, pace: Pace, max_rounds: int = 1) -> CaseResult:
+    """Repeat the attack until the victim has placed all its calls, at most `max_rounds` times.
 
     Raises the exceptions of the attack.
     """
     prepare(case, stage)
     async with attacking(stage) as scene:
-        stage.victim.live(pace)
+        stage.victim.start(pace)
         until, rounds = time.monotonic() + pace.calls * pace.every_s, 0
         try:
-            while not rounds or (rounds < most_rounds and time.monotonic() < until):
+            while not rounds or (rounds < max_rounds and time.monotonic() < until):
                 rounds += 1
                 await scene.begin_round()
                 await case.attack(scene)
             await scene.settled()
         finally:
-            fate = await asyncio.to_thread(stage.victim.fate)
-    return Played(stage.vitals(), fate, rounds)
+            outcomes = await asyncio.to_thread(stage.victim.outcomes)
+    return CaseResult(stage.vitals(), outcomes, rounds)
 
 
 def prepare(case: Case, stage: Stage) -> None:
     """Write the upstream's answers of a case to their files."""
-    for name, whole in case.answers().items():
-        (stage.answers / name).write_bytes(whole)
+    for name, response in case.answers().items():
+        (stage.answers / name).write_bytes(response)
 
 
-def complaints(case: Case, played: Played) -> list[str]:
-    """Return a line for each limit that a case broke; that of the log applies per round."""
-    vitals, found = played.vitals, list(played.fate.lost)
+def broken_limits(case: Case, result: CaseResult) -> list[str]:
+    """Return a line for each limit that the case exceeded; that of the log applies per round."""
+    vitals, found = result.vitals, list(result.outcomes.lost)
     if not vitals.alive:
         found.append("the executor died")
     if vitals.peak_bytes > case.memory_bytes:
         found.append(f"{vitals.peak_bytes / 1e6:.0f} MB of memory, at most {case.memory_bytes / 1e6:.0f} are allowed")
     if vitals.lag_s > case.lag_s:
         found.append(f"the event loop stood still for {vitals.lag_s:.3f} s, at most {case.lag_s} are allowed")
-    slowest_s = max(played.fate.latencies_s, default=0.0)
+    slowest_s = max(result.outcomes.latencies_s, default=0.0)
     if slowest_s > case.latency_s:
         found.append(f"the victim waited for {slowest_s:.1f} s, at most {case.latency_s} are allowed")
-    most_log = case.log_bytes * played.rounds + _VICTIMS_LOG_BYTES * len(played.fate.latencies_s)
-    if vitals.log_bytes > most_log:
-        found.append(f"{vitals.log_bytes:,} bytes of log, at most {most_log:,} are allowed")
+    max_log = case.log_bytes * result.rounds + _VICTIMS_LOG_BYTES * len(result.outcomes.latencies_s)
+    if vitals.log_bytes > max_log:
+        found.append(f"{vitals.log_bytes:,} bytes of log, at most {max_log:,} are allowed")
     return found

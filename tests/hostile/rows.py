@@ -40,7 +40,7 @@ async def _sent_at_once(scene: Scene, call: PlacedCall) -> None:
 
 
 @CASES.case("own")
-async def card_whose_metadata_are_large(scene: Scene) -> None:
+async def card_with_large_metadata(scene: Scene) -> None:
     call = await _unsent(scene)
     await scene.caller.database.execute(
         "update cards set metadata = metadata || jsonb_build_object('parent_step_id', repeat('s', $2::int), 'note', "
@@ -52,7 +52,7 @@ async def card_whose_metadata_are_large(scene: Scene) -> None:
 
 
 @CASES.case("own", versions=["v1r4"])
-async def turn_whose_headers_are_large(scene: Scene) -> None:
+async def turn_with_large_headers(scene: Scene) -> None:
     call = await _unsent(scene)
     await scene.caller.database.execute(
         "update state.agent_inbox set context_headers = context_headers || "
@@ -64,7 +64,7 @@ async def turn_whose_headers_are_large(scene: Scene) -> None:
 
 
 @CASES.case("own")
-async def result_of_another_tool_that_is_large(scene: Scene) -> None:
+async def large_result_of_another_author(scene: Scene) -> None:
     """A command for a call that already has a large result by another author."""
     call = await _unsent(scene)
     await scene.caller.database.execute(
@@ -80,7 +80,7 @@ async def result_of_another_tool_that_is_large(scene: Scene) -> None:
 
 
 @CASES.case("own", latency_s=5.0, versions=["v1r4"])
-async def turns_that_are_among_many_rows(scene: Scene) -> None:
+async def missing_turns_among_many_rows(scene: Scene) -> None:
     """Many rows of one of the attacker's agents, and commands for a turn that is not among them."""
     agent = f"{AGENT}_of_many_rows"
     await scene.caller.database.execute(
@@ -98,7 +98,7 @@ async def turns_that_are_among_many_rows(scene: Scene) -> None:
 
 
 @CASES.case("own")
-async def names_that_are_said_to_be_applied(scene: Scene) -> None:
+async def metadata_with_many_applied_arguments(scene: Scene) -> None:
     call = await _unsent(scene)
     await scene.caller.database.execute(
         "update cards set metadata = metadata || jsonb_build_object('tool_args_defaults_applied', "
@@ -109,7 +109,7 @@ async def names_that_are_said_to_be_applied(scene: Scene) -> None:
 
 
 @CASES.case("own")
-async def workers_that_are_no_token(scene: Scene) -> None:
+async def workers_with_invalid_names(scene: Scene) -> None:
     for number, worker in enumerate(WORKERS):
         agent = f"{AGENT}_{number}"
         await scene.caller.database.execute(
@@ -124,7 +124,7 @@ async def workers_that_are_no_token(scene: Scene) -> None:
 
 
 @CASES.case("own", versions=["v1r4"])
-async def turns_whose_headers_are_odd(scene: Scene) -> None:
+async def turns_with_odd_headers(scene: Scene) -> None:
     for context in ODD_CONTEXTS:
         call = await _unsent(scene)
         await scene.caller.database.execute(
@@ -137,7 +137,7 @@ async def turns_whose_headers_are_odd(scene: Scene) -> None:
 
 
 @CASES.case("own")
-async def ids_that_the_database_cannot_hold(scene: Scene) -> None:
+async def ids_that_the_database_rejects(scene: Scene) -> None:
     tool = await scene.define()
     for name in ("CG-Agent-Id", "CG-Turn-Id", "CG-Step-Id", "CG-Tool-Call-Id", "tracestate", "CG-Turn-Epoch"):
         call = await scene.place(tool, _HELLO, publish=False)
@@ -151,7 +151,7 @@ async def ids_that_the_database_cannot_hold(scene: Scene) -> None:
 
 
 @CASES.case("own", versions=["v1r4"])
-async def ids_that_no_index_takes(scene: Scene) -> None:
+async def ids_too_long_for_an_index(scene: Scene) -> None:
     """Otherwise the database would reject each result after the upstream was paid for it."""
     tool = await scene.define()
     for number in range(MANY):
@@ -206,7 +206,7 @@ async def cursors_into_a_large_page(scene: Scene) -> None:
     lambda: {"drips": response(b"").replace(b"Length: 0", b"Length: %d" % MAX_BYTES) + b'{"data":{"content":"'},
     latency_s=4.0,  # half of what the attacker's calls take
 )
-async def answers_that_never_end(scene: Scene) -> None:
+async def responses_that_never_end(scene: Scene) -> None:
     """Each declares a large size, sends little, and holds the memory reserved for it."""
     tool = await scene.define({"jina": {"mode": "reader"}, "suspend_timeout_seconds": 40})
     calls = [
@@ -217,7 +217,7 @@ async def answers_that_never_end(scene: Scene) -> None:
 
 
 @CASES.case("own")
-async def headers_of_a_definition_that_hold_two(scene: Scene) -> None:
+async def header_values_with_line_breaks(scene: Scene) -> None:
     for name, value in (
         ("X-Locale", "de\r\nX-Leak: 1"),
         ("X-User-Agent", "a\nHost: evil.example"),
@@ -230,7 +230,7 @@ async def headers_of_a_definition_that_hold_two(scene: Scene) -> None:
 
 
 @CASES.case("own")
-async def times_that_are_none(scene: Scene) -> None:
+async def invalid_time_limits(scene: Scene) -> None:
     for seconds in ("1e308", "-1", "0", "1e-300", '"9"', "[]", "99999999999999999999"):
         options = f'{{"jina":{{"mode":"search","timeout_s":{seconds}}},"suspend_timeout_seconds":{seconds}}}'
         await scene.call(await scene.define_text(options), {"query": f"time {seconds}"})

@@ -20,7 +20,7 @@ from openapi_tool.local.caller import VERSION
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from openapi_tool.protocol.subject import VERSIONS
 from tests.hostile.case import Case
-from tests.hostile.play import CASES, Played, complaints, make_world, play, renew
+from tests.hostile.play import CASES, CaseResult, broken_limits, make_world, play, replace_executor
 from tests.hostile.scene import Stage
 from tests.hostile.victim import Pace
 from tests.support import make_role
@@ -61,23 +61,23 @@ async def measure(case: Case, stage: Stage, pace: Pace) -> Measured:
     found = Measured(case.item)
     found.alone_p50_ms, found.alone_p99_ms = _percentiles(await play(QUIET, stage, pace))
     try:
-        played = await play(case, stage, pace, MAX_ROUNDS)
+        result = await play(case, stage, pace, MAX_ROUNDS)
     except (AssertionError, OSError, ValueError, TimeoutError) as error:
         found.wrong.append(f"{type(error).__name__}: {str(error)[:300]}")
         return found
-    found.p50_ms, found.p99_ms = _percentiles(played)
-    found.peak_mb, found.lag_ms = round(played.vitals.peak_bytes / 1e6, 1), round(played.vitals.lag_s * 1000, 1)
-    found.log_kb, found.lost = round(played.vitals.log_bytes / 1e3, 1), len(played.fate.lost)
-    found.rounds = played.rounds
-    found.wrong += complaints(case, played)
+    found.p50_ms, found.p99_ms = _percentiles(result)
+    found.peak_mb, found.lag_ms = round(result.vitals.peak_bytes / 1e6, 1), round(result.vitals.lag_s * 1000, 1)
+    found.log_kb, found.lost = round(result.vitals.log_bytes / 1e3, 1), len(result.outcomes.lost)
+    found.rounds = result.rounds
+    found.wrong += broken_limits(case, result)
     if found.p99_ms > found.alone_p99_ms + MARGIN_MS:
         found.wrong.append(f"the victim's p99 grew by more than {MARGIN_MS:.0f} ms")
     return found
 
 
-def _percentiles(played: Played) -> tuple[float, float]:
+def _percentiles(result: CaseResult) -> tuple[float, float]:
     """Return median and 99th percentile in ms."""
-    latencies = [latency * 1000 for latency in played.fate.latencies_s] or [0.0, 0.0]
+    latencies = [latency * 1000 for latency in result.outcomes.latencies_s] or [0.0, 0.0]
     cuts = statistics.quantiles(latencies, n=100, method="inclusive")
     return round(cuts[49], 1), round(cuts[98], 1)
 
@@ -99,7 +99,7 @@ async def _measured(cases: Sequence[Case], pace: Pace, version: str) -> dict[str
                 one = found[case.name] = await measure(case, stage, pace)
                 _print_row(case.name, one)
                 if one.wrong:
-                    await renew(stage)
+                    await replace_executor(stage)
     return found
 
 

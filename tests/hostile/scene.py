@@ -45,7 +45,8 @@ class Vitals:
 class Stage:
     """All processes of a run. Call `begin` before and `vitals` after each case.
 
-    A `spoilt` executor is restarted. In a `short` run attacks have an eighth of the number and size of `make hostile`.
+    After a case that `has_failed` the executor is replaced. In a `short` run attacks have an eighth of the number and
+    size of `make hostile`.
     The kernel is of protocol `version`.
     """
 
@@ -62,7 +63,7 @@ class Stage:
         self.version = version
         self.stack = stack
         self.database = database
-        self.spoilt = False
+        self.has_failed = False
         self._exits = ExitStack()
         self._guard = Guard()
         self._exits.callback(self._guard.close)
@@ -106,7 +107,7 @@ class Stage:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment of the executor and of the command line."""
+        """Return the environment of the executor and of the command line."""
         return {
             "PG_DSN": dsn_of(self.stack, self.database),
             "NATS_SERVERS": self.stack.nats.url,
@@ -273,7 +274,7 @@ class Scene:
         return await self.caller.answer(await self.place(tool, arguments, **changes), answer_s)
 
     async def calls(self, number: int, tool: str, arguments: Any, answer_s: float = ANSWER_S) -> list[Answer]:
-        """Place `number` calls at once; `{n}` in a text argument is replaced by the call's number."""
+        """Place `number` calls at once; `{n}` in an argument becomes the call's number."""
         return await asyncio.gather(*(self.call(tool, _numbered(arguments), answer_s) for _ in range(number)))
 
     async def search(self, query: str, **jina: Any) -> Answer:
@@ -364,13 +365,13 @@ def _numbered(arguments: Any) -> Any:
 
 
 def content_of(answer: Answer) -> Mapping[str, Any]:
-    """The content of an answer's card."""
+    """Return the content of the result card."""
     content: Mapping[str, Any] = answer.card["content"]
     return content
 
 
 def assert_failed(answer: Answer, *codes: str) -> str:
-    """The message of a typed failure, which is short enough for a model."""
+    """Assert a typed failure with a message that is short enough for a model; return the message."""
     content = content_of(answer)
     assert content["status"] != "success", content
     error = content["error"]
@@ -381,7 +382,7 @@ def assert_failed(answer: Answer, *codes: str) -> str:
 
 
 def assert_succeeded(answer: Answer) -> str:
-    """The text of a success."""
+    """Assert a success; return its text."""
     content = content_of(answer)
     assert content["status"] == "success", content["error"]
     return str(content["result"])

@@ -20,7 +20,7 @@ _ANSWERS_A_SECOND = 20
 
 
 @CASES.case("own", latency_s=1.2)  # less than the attacker's calls take
-async def calls_that_take_long_in_every_slot(scene: Scene) -> None:
+async def slow_calls_in_every_slot(scene: Scene) -> None:
     """More calls than slots; a running call is not interrupted."""
     tool = await scene.define({"jina": {"mode": "search"}, "suspend_timeout_seconds": 60})
     for answer in await scene.calls(_SLOTS + 6, tool, {"query": "victim-1000 {n}"}):
@@ -28,7 +28,7 @@ async def calls_that_take_long_in_every_slot(scene: Scene) -> None:
 
 
 @CASES.case("own", log_bytes=1_000_000)  # lines of each call
-async def sessions_without_end_of_a_budget_that_refuses(scene: Scene) -> None:
+async def endless_sessions_without_budget(scene: Scene) -> None:
     """Each session has an account, at no cost to the attacker; the store is shared by all projects."""
     tool = await scene.define({"jina": {"mode": "search"}, "budget": {"session_requests": 0}})
     for answer in await scene.calls(scene.share(400), tool, {"query": "never billed", "session_id": "session {n}"}):
@@ -42,7 +42,7 @@ async def sessions_without_end_of_a_budget_that_refuses(scene: Scene) -> None:
 
 
 @CASES.case("own")
-async def questions_without_end_for_statistics(scene: Scene) -> None:
+async def endless_requests_for_statistics(scene: Scene) -> None:
     """From a client that may publish there; each reply has tens of kilobytes."""
     answers: list[float] = []
 
@@ -59,7 +59,7 @@ async def questions_without_end_for_statistics(scene: Scene) -> None:
     assert len(answers) <= _ANSWERS_A_SECOND * (time.monotonic() - began + 2)  # full and started seconds
     answers.clear()
     async with asyncio.timeout(ANSWER_S):
-        while not answers:  # a second later it answers again
+        while not answers:  # a second later it replies again
             await scene.caller.client.publish(STATISTICS, b"", inbox)
             await asyncio.sleep(0.1)
     await subscription.unsubscribe()

@@ -69,7 +69,7 @@ async def _cause_dead_letters(scene: Scene) -> None:
 
 
 @CASES.case("15")
-async def dead_letters_that_speak_to_the_terminal(scene: Scene) -> None:
+async def dead_letters_with_terminal_sequences(scene: Scene) -> None:
     await _cause_dead_letters(scene)
     (code, table), (list_code, _), (show_code, shown) = await asyncio.gather(
         command(scene, "deadletters", "list"),
@@ -83,7 +83,7 @@ async def dead_letters_that_speak_to_the_terminal(scene: Scene) -> None:
 
 
 @CASES.case("15")
-async def definitions_that_speak_to_the_terminal(scene: Scene) -> None:
+async def definitions_with_terminal_sequences(scene: Scene) -> None:
     for number, text in enumerate(TEXTS):
         await scene.define({"jina": {"mode": "search", "base_url": text}}, name=f"{number} {text}")
     code, shown = await command(scene, "tools", "list", "--db", "--project", PROJECT)
@@ -93,7 +93,7 @@ async def definitions_that_speak_to_the_terminal(scene: Scene) -> None:
 
 
 @CASES.case("14")
-async def dead_letters_that_stop_their_replay(scene: Scene) -> None:
+async def dead_letters_that_break_a_replay(scene: Scene) -> None:
     """Dead letters with headers that the NATS server would obey, then one without."""
     blocks = [
         f"NATS/1.0\r\n{name}: 0\r\n\r\n".encode() for name in ("Nats-Expected-Last-Subject-Sequence", "Nats-Msg-Id")

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from openapi_tool.local.caller import VERSION
-from tests.hostile.play import CASES, attacking, complaints, play
+from tests.hostile.play import CASES, attacking, broken_limits, play
 from tests.hostile.scene import ANSWER_S, Scene, Stage, hpub
 from tests.hostile.terminal import FORGED, TEXTS, assert_plain
 from tests.hostile.victim import Pace
@@ -18,10 +18,10 @@ ALONE = {
     "pages_of_ten_megabytes_at_once",
     "pages_of_many_values_at_once",
     "pages_without_a_length_at_once",
-    "heads_of_answers_that_fill_the_memory",
-    "calls_that_take_long_in_every_slot",
+    "response_headers_that_fill_the_memory",
+    "slow_calls_in_every_slot",
 }
-"""Attacks that need a whole core: beside another test their limits would measure that test."""
+"""Attacks that need a whole core: beside another test they would exceed limits because of it."""
 
 _PARAMETERS = [
     pytest.param(name, marks=pytest.mark.alone if name in ALONE else ())
@@ -32,30 +32,30 @@ _PARAMETERS = [
 
 @pytest.mark.parametrize("name", _PARAMETERS)
 @requirement("hostile.neighbour")
-async def test_a_hostile_project_stops_nobody(stage: Stage, name: str) -> None:
-    played = await play(CASES[name], stage, PACE)
-    assert complaints(CASES[name], played) == []
-    stage.spoilt = False
+async def test_attack_does_not_affect_another_project(stage: Stage, name: str) -> None:
+    result = await play(CASES[name], stage, PACE)
+    assert broken_limits(CASES[name], result) == []
+    stage.has_failed = False
 
 
 SHORT_OF_V1R3 = (
-    "ids_in_the_body_that_are_none",
-    "an_identity_in_headers_that_the_body_contradicts",
-    "subjects_that_are_no_utf8_in_any_token",
-    "bodies_that_are_hard_to_parse_and_name_nobody",
+    "invalid_ids_in_the_body",
+    "identity_in_headers_contradicts_the_body",
+    "subjects_without_utf8_in_each_token",
+    "bodies_hard_to_parse_without_identity",
     "ids_of_sixty_kilobytes",
-    "workers_that_are_no_token",
-    "card_whose_metadata_are_large",
-    "dead_letters_that_speak_to_the_terminal",
+    "workers_with_invalid_names",
+    "card_with_large_metadata",
+    "dead_letters_with_terminal_sequences",
 )
 """Attacks on code that only v1r3 uses; `make hostile HOSTILE="--protocol v1r3"` runs all attacks."""
 
 
 @requirement("hostile.neighbour")
-async def test_a_hostile_project_of_v1r3_stops_nobody(older_stage: Stage, subtests: pytest.Subtests) -> None:
+async def test_attack_in_v1r3_does_not_affect_another_project(older_stage: Stage, subtests: pytest.Subtests) -> None:
     for name in SHORT_OF_V1R3:
         with subtests.test(name):
-            assert complaints(CASES[name], await play(CASES[name], older_stage, PACE)) == []
+            assert broken_limits(CASES[name], await play(CASES[name], older_stage, PACE)) == []
 
 
 # The console log: no text of a project can forge a line.
@@ -65,10 +65,10 @@ CONSOLE = {"OPENAPI_TOOL__TELEMETRY__LOG_FORMAT": "console", "OPENAPI_TOOL__TELE
 
 
 @requirement("terminal.text")
-async def test_nothing_that_a_project_sends_forges_a_line_of_the_console_log(stage: Stage) -> None:
+async def test_texts_of_a_project_cannot_forge_a_line_of_the_console_log(stage: Stage) -> None:
     await asyncio.to_thread(stage.restart, CONSOLE)
     async with attacking(stage) as scene:
-        await _speak(scene)
+        await _send_texts(scene)
         await scene.settled()
     log = scene.log()
     assert "forged" in log, "nothing was tried"
@@ -76,7 +76,7 @@ async def test_nothing_that_a_project_sends_forges_a_line_of_the_console_log(sta
     assert_plain(log)
 
 
-async def _speak(scene: Scene) -> None:
+async def _send_texts(scene: Scene) -> None:
     """Send each text as the name of a tool, as an id, as a parameter, and in a subject."""
     for number, text in enumerate((f"x\n{FORGED}", *TEXTS)):
         tool = await scene.define({"jina": {"mode": "search", "params": {text: 1}}}, name=f"{number} {text}")

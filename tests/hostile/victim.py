@@ -37,7 +37,7 @@ class Pace:
 
 
 @dataclass(slots=True)
-class Fate:
+class CallOutcomes:
     """Seconds from publication to doorbell of each call, and a line for each lost or failed call."""
 
     latencies_s: list[float] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Fate:
 
 
 class VictimProcess:
-    """Client of the victim's process: `live` starts calls; `fate` stops and returns their outcomes."""
+    """Client of the victim's process."""
 
     def __init__(self, dsn: str, nats_url: str, version: str, guard: Guard) -> None:
         command = [sys.executable, "-m", __name__, "--dsn", dsn, "--nats", nats_url, "--protocol", version]
@@ -64,14 +64,14 @@ class VictimProcess:
         self._process.wait()
         self._pipe(self._process.stdout).close()
 
-    def live(self, pace: Pace) -> None:
+    def start(self, pace: Pace) -> None:
         """Start to place calls at this pace."""
         self._write_line(json.dumps(asdict(pace)))
 
-    def fate(self) -> Fate:
-        """Stop after at least the calls of the pace; wait for all of them. Blocks."""
+    def outcomes(self) -> CallOutcomes:
+        """Stop after at least the calls of the pace, wait for all of them, and return their outcomes. Blocks."""
         self._write_line(_STOP)
-        return Fate(**json.loads(self._read_line()))
+        return CallOutcomes(**json.loads(self._read_line()))
 
     def _write_line(self, line: str) -> None:
         pipe = self._pipe(self._process.stdin)
@@ -93,18 +93,18 @@ async def furnish(caller: Caller) -> None:
     await caller.listen(f"cg.{caller.version}.{PROJECT}.*.cmd.agent.*.wakeup")
 
 
-async def _live(caller: Caller, pace: Pace, stop: asyncio.Event) -> Fate:
+async def _place_calls(caller: Caller, pace: Pace, stop: asyncio.Event) -> CallOutcomes:
     """Place calls until `stop` is set, but at least as many as in `pace`; wait for all of them."""
-    fate, placed = Fate(), 0
+    outcomes, placed = CallOutcomes(), 0
     async with asyncio.TaskGroup() as group:
         while placed < pace.calls or not stop.is_set():
-            group.create_task(_call(caller, pace, fate))
+            group.create_task(_call(caller, pace, outcomes))
             placed += 1
             await asyncio.sleep(pace.every_s)
-    return fate
+    return outcomes
 
 
-async def _call(caller: Caller, pace: Pace, fate: Fate) -> None:
+async def _call(caller: Caller, pace: Pace, outcomes: CallOutcomes) -> None:
     query = f"victim-{pace.upstream_ms} {next(_NUMBERS)}"
     call = await caller.place(PROJECT, AGENT, "jina_search", {"query": query}, publish=False)
     began = time.time()
@@ -112,25 +112,25 @@ async def _call(caller: Caller, pace: Pace, fate: Fate) -> None:
     try:
         answer = await caller.answer(call, pace.patience_s)
     except TimeoutError:
-        fate.lost.append(f"{query}: no doorbell within {pace.patience_s} s")
+        outcomes.lost.append(f"{query}: no doorbell within {pace.patience_s} s")
         return
-    fate.latencies_s.append((answer.doorbell_at or 0.0) - began)
+    outcomes.latencies_s.append((answer.doorbell_at or 0.0) - began)
     content = answer.card.get("content", {})
     if content.get("status") != "success" or not answer.inbox_row or not answer.edge:
-        fate.lost.append(f"{query}: {content.get('status')} {content.get('error')}")
+        outcomes.lost.append(f"{query}: {content.get('status')} {content.get('error')}")
 
 
 async def _serve(dsn: str, nats_url: str, version: str) -> None:
-    """Follow the lines on standard input until it is closed."""
+    """Place calls as the lines on standard input say: a pace starts them, the next line stops them."""
     async with Caller.open(dsn, version, servers=nats_url) as caller:
         await furnish(caller)
         _print_line(_READY)
         while line := await asyncio.to_thread(sys.stdin.readline):
             stop = asyncio.Event()
-            living = asyncio.create_task(_live(caller, Pace(**json.loads(line)), stop))
+            placing = asyncio.create_task(_place_calls(caller, Pace(**json.loads(line)), stop))
             await asyncio.to_thread(sys.stdin.readline)
             stop.set()
-            _print_line(json.dumps(asdict(await living)))
+            _print_line(json.dumps(asdict(await placing)))
 
 
 def _print_line(line: str) -> None:

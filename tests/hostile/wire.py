@@ -73,7 +73,7 @@ async def _unanswered(scene: Scene, *changed: bytes, **changes: Any) -> PlacedCa
 
 
 @CASES.case("1")
-async def subject_that_is_no_utf8(scene: Scene) -> None:
+async def subject_without_utf8(scene: Scene) -> None:
     output = await scene.publish_raw(hpub(scene.subject.encode()[:-2] + b"\xff", None))
     assert b"-ERR" not in output
     letters = await scene.letters()
@@ -81,7 +81,7 @@ async def subject_that_is_no_utf8(scene: Scene) -> None:
 
 
 @CASES.case("1")
-async def subjects_that_are_no_utf8_in_any_token(scene: Scene) -> None:
+async def subjects_without_utf8_in_each_token(scene: Scene) -> None:
     version, project, channel = scene.caller.version.encode(), PROJECT.encode(), b"public"
     tokens = [b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf5\x80", b"a\x80b", b"\x01\x7f\xfe", b"\x1b[2J\xff"]
     subjects = [
@@ -95,7 +95,7 @@ async def subjects_that_are_no_utf8_in_any_token(scene: Scene) -> None:
 
 
 @CASES.case("1")
-async def subjects_that_are_no_utf8_in_a_flood(scene: Scene) -> None:
+async def flood_of_subjects_without_utf8(scene: Scene) -> None:
     frame = hpub(scene.subject.encode()[:-2] + b"\xff", None)
     assert b"-ERR" not in await scene.publish_raw(*([frame] * MANY))
     await scene.letters(MANY)
@@ -109,7 +109,7 @@ async def subject_of_control_characters(scene: Scene) -> None:
 
 
 @CASES.case("own")
-async def subjects_that_hold_white_space(scene: Scene) -> None:
+async def subjects_with_white_space(scene: Scene) -> None:
     """The server accepts characters that the client library reads as the end of the subject; a number follows."""
     ends = [b"\vx", b"\fx", b"\rx", b"\v1\v2", b"\f1\f$JS.ACK.x\f3", b"\v", b"\f"]
     assert b"-ERR" not in await scene.publish_raw(*(hpub(scene.subject.encode() + end, None) for end in ends))
@@ -124,7 +124,7 @@ async def subject_of_four_thousand_bytes(scene: Scene) -> None:
 
 
 @CASES.case("1")
-async def header_blocks_that_are_none(scene: Scene) -> None:
+async def malformed_header_blocks(scene: Scene) -> None:
     for block in ODD_BLOCKS:  # one connection for each: the server closes it if it refuses one
         await scene.publish_raw(hpub(scene.subject.encode(), block))
     await scene.settled()
@@ -132,26 +132,26 @@ async def header_blocks_that_are_none(scene: Scene) -> None:
 
 
 @CASES.case("1")
-async def header_that_is_no_utf8(scene: Scene) -> None:
+async def header_without_utf8(scene: Scene) -> None:
     call = await _unanswered(scene, b"X-\xff: \xfe", b"X-Note: \xff\xc3(")
     assert_succeeded(await scene.caller.answer(call, ANSWER_S))
 
 
 @CASES.case("1")
-async def headers_that_look_like_the_servers_own(scene: Scene) -> None:
+async def headers_that_imitate_the_server(scene: Scene) -> None:
     call = await _unanswered(scene, *(f"{name}: {value}".encode() for name, value in FORGED_STATUS.items()))
     assert_succeeded(await scene.caller.answer(call, ANSWER_S))
 
 
 @CASES.case("1")
-async def headers_twice_and_in_odd_case(scene: Scene) -> None:
+async def repeated_headers_and_odd_case(scene: Scene) -> None:
     more = [f"{name.upper()}: somebody-else".encode() for name in ("CG-Agent-Id", "CG-Project-Id", "CG-Tool-Call-Id")]
     call = await _unanswered(scene, *more)
     assert_succeeded(await scene.caller.answer(call, ANSWER_S))
 
 
 @CASES.case("1")
-async def headers_by_the_thousand(scene: Scene) -> None:
+async def thousands_of_headers(scene: Scene) -> None:
     call = await _unanswered(scene, *(b"X-%d: x" % number for number in range(5_000)))
     assert_failed(await scene.caller.answer(call, ANSWER_S), "bad_request")
 
@@ -176,7 +176,7 @@ async def large_headers_without_identity(scene: Scene) -> None:
 
 
 @CASES.case("2")
-async def large_headers_of_bytes_that_grow(scene: Scene) -> None:
+async def large_headers_that_grow_in_json(scene: Scene) -> None:
     """Bytes that take six in JSON, so that their record exceeds the server's limit."""
     block = b"NATS/1.0\r\nX-Large: " + b"\x01" * LARGEST_HEADERS + b"\r\n\r\n"
     frame = hpub(scene.subject.encode(), block, b"\xff" * KEPT_BYTES)
@@ -186,7 +186,7 @@ async def large_headers_of_bytes_that_grow(scene: Scene) -> None:
 
 
 @CASES.case("2", versions=["v1r4"])
-async def large_bodies_of_calls_that_can_be_answered(scene: Scene) -> None:
+async def large_bodies_of_valid_calls(scene: Scene) -> None:
     tool = await scene.define()
     calls = [await scene.place(tool, {"query": "x"}, publish=False) for _ in range(20)]
     for call in calls:
@@ -196,7 +196,7 @@ async def large_bodies_of_calls_that_can_be_answered(scene: Scene) -> None:
 
 
 @CASES.case("2", log_bytes=3_000_000)  # a line for each
-async def dead_letters_of_one_project_leave_room_for_others(scene: Scene) -> None:
+async def dead_letters_of_one_project_leave_space_for_others(scene: Scene) -> None:
     frame = hpub(scene.subject.encode(), None, b"{}")
     await scene.publish_raw(*([frame] * (1_000 + scene.share(2_000))))
     await scene.settled()
@@ -231,7 +231,7 @@ HARD_BODIES = (b"[" * 60_000, b'{"a":' * 10_000, b"9" * 60_000, b'"\\ud800' * 8_
 
 
 @CASES.case("1", versions=["v1r3"])
-async def bodies_that_are_hard_to_parse_and_name_nobody(scene: Scene) -> None:
+async def bodies_hard_to_parse_without_identity(scene: Scene) -> None:
     call = await scene.place(await scene.define(), {"query": "x"}, publish=False)
     bodies = [*HARD_BODIES, b"[" * LARGE_BYTES]
     await asyncio.gather(*(scene.caller.publish(call, data=body) for body in bodies))
@@ -239,7 +239,7 @@ async def bodies_that_are_hard_to_parse_and_name_nobody(scene: Scene) -> None:
 
 
 @CASES.case("1", versions=["v1r4"])
-async def bodies_that_are_hard_to_parse(scene: Scene) -> None:
+async def bodies_hard_to_parse(scene: Scene) -> None:
     tool, bodies = await scene.define(), HARD_BODIES
     calls = [await scene.place(tool, {"query": "x"}, publish=False) for _ in bodies]
     await asyncio.gather(*(scene.caller.publish(call, data=body) for call, body in zip(calls, bodies, strict=True)))
@@ -260,7 +260,7 @@ async def ids_of_sixty_kilobytes(scene: Scene) -> None:
 
 
 @CASES.case("own", versions=["v1r3"])
-async def ids_in_the_body_that_are_none(scene: Scene) -> None:
+async def invalid_ids_in_the_body(scene: Scene) -> None:
     """Each causes a dead letter, or a result as the call card permits; no upstream request."""
     tool = await scene.define()
     values: list[Any] = [None, True, [], {"a": 1}, "", " ", "\x00", "a\x00b", "\ud800", "x" * 60_000, 1e308, -1, 2**70]
@@ -273,7 +273,7 @@ async def ids_in_the_body_that_are_none(scene: Scene) -> None:
 
 
 @CASES.case("own", versions=["v1r3"])
-async def an_identity_in_headers_that_the_body_contradicts(scene: Scene) -> None:
+async def identity_in_headers_contradicts_the_body(scene: Scene) -> None:
     """Headers of the other version name another agent, turn and project; only the body counts."""
     forged = {"CG-Project-Id": "proj_other", "CG-Agent-Id": "other", "CG-Turn-Id": "other", "CG-Tool-Call-Id": "other"}
     call = await scene.place(await scene.define(), {"query": "hello world"}, publish=False)
@@ -286,7 +286,7 @@ async def an_identity_in_headers_that_the_body_contradicts(scene: Scene) -> None
 
 
 @CASES.case("14")
-async def the_servers_word_where_doorbells_are_acknowledged(scene: Scene) -> None:
+async def forged_status_messages_for_doorbells(scene: Scene) -> None:
     """Derive inboxes from doorbells, and send forged server messages there: no responders, request again."""
     replies: list[str] = []
 
