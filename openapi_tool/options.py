@@ -19,7 +19,6 @@ from pydantic.dataclasses import dataclass as validated
 _UNUSABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are no UTF-8
 _MAX_CHARS = 16_000
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-"""Name of an environment variable."""
 
 MAX_ACK_PENDING = 1_000_000
 MIN_MAX_TOKENS = 500

@@ -1,4 +1,4 @@
-"""What a process that serves for weeks takes of the system: open files and memory."""
+"""Limits of a long-running process: open files and memory."""
 
 from __future__ import annotations
 

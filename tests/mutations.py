@@ -573,7 +573,7 @@ OPERATORS = (
     ),
     Mutation(
         "bus/durable_monitor.py",
-        "    metrics.MAX_UNACKNOWLEDGED.follow(lambda: state.max_ack_pending, version)\n",
+        "    metrics.MAX_UNACKNOWLEDGED.set_function(lambda: state.max_ack_pending, version)\n",
         "",
         "tests/end_to_end/test_incidents.py::test_a_durable_at_its_maximum",
     ),

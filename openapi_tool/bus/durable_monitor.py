@@ -233,9 +233,9 @@ class DurableMonitor:
 
 
 def _export(state: DurableState, version: str) -> None:
-    metrics.PENDING.follow(lambda: state.pending, version)
-    metrics.UNACKNOWLEDGED.follow(lambda: state.ack_pending, version)
-    metrics.MAX_UNACKNOWLEDGED.follow(lambda: state.max_ack_pending, version)
+    metrics.PENDING.set_function(lambda: state.pending, version)
+    metrics.UNACKNOWLEDGED.set_function(lambda: state.ack_pending, version)
+    metrics.MAX_UNACKNOWLEDGED.set_function(lambda: state.max_ack_pending, version)
 
 
 def _settings(state: DurableState) -> tuple[object, ...]:

@@ -129,7 +129,7 @@ async def _outcome(work: Awaitable[list[str]], bootstrap: Bootstrap) -> Outcome:
 
 
 class _Unusable(Exception):
-    """A dependency that `serve` could not use; the message says why."""
+    """Dependency that `serve` could not use, and why."""
 
 
 async def _postgres(bootstrap: Bootstrap) -> list[str]:

@@ -98,9 +98,9 @@ def inspect(
     Exit codes: 0, 2 no such call in this project, invalid settings, NATS or PostgreSQL cannot be reached.
     """
     if not is_token(project):
-        fail(f"--project: {short(project)!r} is no project: it is empty or holds what no subject can", USAGE)
+        fail(f"--project: {short(project)!r} is no project id: it is empty or contains blanks or `.*>`", USAGE)
     if not _is_storable(tool_call_id):
-        fail(f"TOOL_CALL_ID: {short(tool_call_id)!r} holds what no row can, so no call has it", USAGE)
+        fail(f"TOOL_CALL_ID: {short(tool_call_id)!r} is no tool call id: it contains NUL or is not UTF-8", USAGE)
 
     async def gather(bootstrap: Bootstrap, client: BusClient) -> CallRecords:
         rows = await call_rows(bootstrap.pool.dsn, bootstrap.pool.version, project, tool_call_id)
@@ -193,7 +193,7 @@ def _row_events(row: Mapping[str, Any]) -> Iterator[Event]:
         return
     yield Event(row["created_at"], "inbox row", "committed")
     if row["processed_at"] is not None:
-        yield Event(row["processed_at"], "claim", f"the worker's row is {row['status']}")
+        yield Event(row["processed_at"], "claim", f"by the worker; the inbox row is {row['status']}")
 
 
 def _card_events(card: Mapping[str, Any]) -> Iterator[Event]:
@@ -249,7 +249,7 @@ def _waiting(command: CommandState) -> str:
     lease = command.lease or {}
     if lease.get("owner"):
         executors = [run.executor for run in _runs(command)] or [lease["owner"]]
-        return f"executor {executors[-1]} runs it; {lease.get('lost', 0)} runs were lost with their executor"
+        return f"executor {executors[-1]} runs it; lost runs so far: {lease.get('lost', 0)}"
     if command.ack_floor is not None and command.sequence <= command.ack_floor:
         return "its command is settled without a result; `openapi-tool deadletters list --abandoned` finds it"
     return _holder(command)
@@ -260,5 +260,5 @@ def _holder(command: CommandState) -> str:
     if command.holder is not None:
         return f"executor {command.holder} " + ("runs it" if command.running else "holds it until a slot is free")
     if command.answering:
-        return "it is delivered and not settled, and no replica that answers holds it: its redelivery is due"
-    return "it is delivered and not settled, and no replica answers: its redelivery is due"
+        return "it is delivered and not settled, and no replica that replied holds it: its redelivery is due"
+    return "it is delivered and not settled, and no replica replied: its redelivery is due"

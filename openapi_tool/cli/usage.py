@@ -50,7 +50,7 @@ def show_usage(
     if as_json and as_csv:
         fail("--json and --csv exclude each other; name one")
     if not is_token(project):
-        fail(f"--project: {short(project)!r} is no project: it is empty or holds what no subject can", USAGE)
+        fail(f"--project: {short(project)!r} is no project id: it is empty or contains blanks or `.*>`", USAGE)
     now = datetime.now(UTC)
     start, end = _moment(since, now, "--since"), _moment(until, now, "--until") if until else now
     if start >= end:

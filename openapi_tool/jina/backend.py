@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from openapi_tool.budgets.budgets import Budgets, Spender
 from openapi_tool.cooperative import TimeSlicer
 from openapi_tool.jina.batch import batch_items, batch_output, item_arguments, without_secrets
-from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, MemoryGrant, most_memory
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, MemoryGrant, max_call_memory
 from openapi_tool.jina.cache import ResponseCache, cache_key
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.content import RenderContext, usage_of
@@ -90,9 +90,9 @@ class JinaBackend:
         self._options = options
         self._redactor = redactor
         self._slicer = slicer or TimeSlicer()
-        self.semaphore = ByteSemaphore(options.body_budget_bytes, most_memory(client.max_response_bytes))
-        metrics.RESPONSE_BYTES.follow(lambda: self.semaphore.free_bytes)
-        metrics.RESPONSE_WAITING.follow(lambda: self.semaphore.waiting)
+        self.semaphore = ByteSemaphore(options.body_budget_bytes, max_call_memory(client.max_response_bytes))
+        metrics.RESPONSE_BYTES.set_function(lambda: self.semaphore.free_bytes)
+        metrics.RESPONSE_WAITING.set_function(lambda: self.semaphore.waiting)
         self._cache = ResponseCache(options.cache, self._slicer)
 
     def call_context(self, project_id: str) -> JinaCallContext:

@@ -51,7 +51,7 @@ def _bytes_per_byte(body: bytes | bytearray) -> int:
     return _FOUR_BYTES if any(mark in body for mark in (*_FOUR_BYTE_LEADS, *_SURROGATE_ESCAPES)) else _TWO_BYTES
 
 
-def most_memory(max_response_bytes: int) -> int:
+def max_call_memory(max_response_bytes: int) -> int:
     """Return the maximum memory of one call's responses in bytes."""
     return max_response_bytes * _FOUR_BYTES + MAX_VALUES * _BYTES_PER_VALUE
 

@@ -27,7 +27,7 @@ _OK = 200
 _BAD_GATEWAY, _STATUSES = 502, range(100, 600)
 _MAX_LENGTH_DIGITS = 19  # bounds the time of int()
 _PACE_BYTES, _PACE_S = 256 * 1024, 10.0
-"""Minimum rate of a large response: bytes within seconds (210 kbit/s). A stall of our own event loop is not counted."""
+"""Minimum rate of a large response: bytes within seconds (210 kbit/s). A stall of the event loop is not counted."""
 
 _LARGE_READS = 8
 """Chunks of large responses read in one iteration of the event loop; more would delay all other calls."""

@@ -168,7 +168,7 @@ def _result_items(
             del facts["imageUrl"]
         warnings = reader.warnings(item)
         if warnings and (same := first_with.setdefault(warnings, number)) != number:
-            warnings = (f"as for {same}",)  # the number of an earlier result with the same ones
+            warnings = (f"as for {same}",)  # an earlier result has the same
         lines = [
             f"{number}. {title or '(no title)'}",
             *(one_line(f"{_LABELS[field]}{fact}") for field, fact in facts.items()),
@@ -280,7 +280,7 @@ class _FieldReader:
         return facts
 
     def warnings(self, item: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the free-text lines of the warning, such as an error of the page; for others see `warning_types`."""
+        """Return the free-text lines of the warning, such as an error of the page."""
         text = _text(item.get("warning"))
         if not text:
             return ()
@@ -301,7 +301,7 @@ class _FieldReader:
             return (kind,) if kind else ()
         from_upstream = map(upstream_warning_type, warning[:_MAX_WARNING_CHARS].splitlines()[:_MAX_WARNINGS])
         found = dict.fromkeys(filter(None, (kind, *from_upstream)))
-        if kind == "empty":  # implies "not_loaded": one warning is enough
+        if kind == "empty":  # implies "not_loaded"
             found.pop("not_loaded", None)
         return tuple(found)
 

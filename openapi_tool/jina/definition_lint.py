@@ -167,7 +167,7 @@ class _SampleCalls:
 
     def _upstream_time(self, parameters: Mapping[str, Any]) -> Iterator[Problem]:
         """Yield a problem if the upstream's `timeout`, which applies to each of its stages, exceeds the call's time."""
-        left = min(self.limits.patience_s(self.document), self.limits.tools.max_timeout_s)
+        left = min(self.limits.max_call_s(self.document), self.limits.tools.max_timeout_s)
         longest = self.endpoint.timeouts.longest_s(parameters)
         if longest is None or longest <= left:
             return

@@ -127,7 +127,6 @@ ENDPOINTS: Mapping[str, Endpoint] = {
         ),
     )
 }
-"""Every endpoint by the name of its operation."""
 
 
 def endpoint_of(definition: ToolDefinition) -> Endpoint:

@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Sleep = Callable[[float], Awaitable[None]]
-"""Wait, in seconds."""
 
 
 async def with_retries(

@@ -147,8 +147,8 @@ class _Connector(aiohttp.TCPConnector):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._handshakes = handshakes = FairSemaphore(HANDSHAKES)
-        metrics.PERMITS_USED.follow(lambda: handshakes.used, "tls_handshakes")
-        metrics.PERMITS_WAITING.follow(lambda: handshakes.waiting, "tls_handshakes")
+        metrics.PERMITS_USED.set_function(lambda: handshakes.used, "tls_handshakes")
+        metrics.PERMITS_WAITING.set_function(lambda: handshakes.waiting, "tls_handshakes")
 
     async def _create_connection(
         self,

@@ -101,9 +101,9 @@ class KeyLimiter:
 
     def _export(self) -> None:
         labels, allowance = (self.variable, self.endpoint), self.allowance
-        metrics.LIMIT_USED.follow(lambda: allowance.record.counted(ledger.REQUESTS, self._now()), *labels)
-        metrics.LIMIT_WAITING.follow(lambda: len(self.reported_queue), *labels)
-        metrics.LIMIT_PAUSED.follow(lambda: self.paused_s, *labels)
+        metrics.LIMIT_USED.set_function(lambda: allowance.record.counted(ledger.REQUESTS, self._now()), *labels)
+        metrics.LIMIT_WAITING.set_function(lambda: len(self.reported_queue), *labels)
+        metrics.LIMIT_PAUSED.set_function(lambda: self.paused_s, *labels)
 
     @property
     def usable(self) -> bool:

@@ -2,19 +2,7 @@
 
 ExecutorError
 ├── ToolError                  answered: becomes the `error` of a tool.result card
-│   ├── BadRequest
-│   ├── NotFound
-│   ├── ToolMisconfigured
-│   ├── ToolNotAvailable
-│   ├── AuthFailed
-│   ├── RateLimited
-│   ├── BudgetExceeded
-│   ├── TargetRefused
-│   ├── UpstreamRejected
-│   ├── UpstreamUnavailable
-│   ├── ResponseTooLarge
-│   ├── ToolTimeout
-│   └── InternalError
+│   └── a class for each code: BadRequest, NotFound, …
 ├── Unanswerable               no result can reach a turn: terminated and dead-lettered
 │   └── ReportRefused          the kernel's report rules would refuse the result
 └── Unavailable                PostgreSQL or NATS is unavailable: requeued
@@ -91,7 +79,7 @@ class BadRequest(ToolError):
 
 
 class NotFound(ToolError):
-    """An object that the call names does not exist in its project."""
+    """Object of the call that does not exist in its project."""
 
     code = "not_found"
 

@@ -8,7 +8,6 @@ from openapi_tool.frozen import frozen
 from openapi_tool.protocol.errors import Unanswerable
 
 VERSIONS = ("v1r4", "v1r3")
-"""Versions of the protocol."""
 
 MAX_ID_BYTES = 512
 """Limit of ids in UTF-8; the kernel's have about 40 bytes. Project, agent, turn and step are in B-tree indexes, whose

@@ -100,7 +100,7 @@ def _merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
 
 
 def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield variables with our prefix and an unknown section; pydantic checks the keys inside a section."""
+    """Yield variables with the prefix and an unknown section; pydantic checks the keys inside a section."""
     known = _by_folded_name()
     for variable in sorted(environment):
         section = variable.removeprefix(PREFIX).split("__")[0].lower()
@@ -116,7 +116,7 @@ def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
 def _misread_variables(environment: Mapping[str, str]) -> Iterator[str]:
     """Yield variables that look like ours and set nothing: `OPENAPI_TOOL_EXECUTOR_CONCURRENCY`, an empty NATS_SERVERS.
 
-    Not those that Kubernetes sets for a Service of our name (`OPENAPI_TOOL_SERVICE_HOST`, `OPENAPI_TOOL_PORT`).
+    Not those that Kubernetes sets for a Service of this name (`OPENAPI_TOOL_SERVICE_HOST`, `OPENAPI_TOOL_PORT`).
     """
     yield from empty_servers(environment)
     known = _by_folded_name()
@@ -146,7 +146,7 @@ def _misspelt_config(variable: str) -> str | None:
 
 
 def ignored_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return a line for each variable that has our prefix, but is no setting and not similar to one."""
+    """Return a line for each variable that has the prefix, but is no setting and not similar to one."""
     known = _by_folded_name()
     return [
         f"{variable} is no setting and has no effect"
@@ -235,7 +235,7 @@ def _where(path: Sequence[str], flags: Mapping[str, Any]) -> str:
 
 
 def _reworded(item: Mapping[str, Any]) -> str:
-    """Return pydantic's message in our wording."""
+    """Return pydantic's message, reworded."""
     if item["type"] in ("bool_parsing", "bool_type"):
         return "must be true or false"
     if item["type"] == "string_pattern_mismatch":

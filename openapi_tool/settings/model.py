@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, field_
 from pydantic.dataclasses import dataclass
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from openapi_tool.jina.byte_semaphore import most_memory
+from openapi_tool.jina.byte_semaphore import max_call_memory
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options import (
     TERABYTE,
@@ -147,7 +147,7 @@ class EgressSettings(Section):
 
     @model_validator(mode="after")
     def _fits_the_largest_response(self) -> EgressSettings:
-        least = most_memory(self.max_response_bytes) + self.max_response_bytes
+        least = max_call_memory(self.max_response_bytes) + self.max_response_bytes
         if self.body_budget_bytes < least:
             raise ValueError(f"body_budget_bytes must be at least {least}, so that the largest response fits")
         return self
@@ -368,7 +368,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources in descending precedence: flags, long names, short names, our file, the kernel's file."""
+        """Return the sources by precedence: flags, long names, short names, the executor's file, the kernel's."""
         del dotenv_settings, file_secret_settings
         if isinstance(env_settings, EnvSettingsSource):  # each section searches all variables: pass ours only
             own = (item for item in env_settings.env_vars.items() if item[0].startswith(PREFIX.lower()))

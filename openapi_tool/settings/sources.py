@@ -64,7 +64,7 @@ def skipping(variable: str) -> Iterator[None]:
 
 
 def file_sources(settings_class: type[BaseSettings]) -> tuple[PydanticBaseSettingsSource, ...]:
-    """Return short names, our file and the kernel's file as sources, none for an empty one. Raises SourceUnreadable."""
+    """Return short names, the executor's file and the kernel's, unless empty. Raises SourceUnreadable."""
     files = (_short_names(os.environ), _read(CONFIG_VARIABLE), from_kernel(_read(KERNEL_CONFIG_VARIABLE)))
     return tuple(InitSettingsSource(settings_class, values) for values in files if values)
 
@@ -117,11 +117,11 @@ def _read(variable: str) -> dict[str, Any]:
 
 
 def from_kernel(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return our settings from the kernel's `config.toml`; ignore all other keys."""
+    """Return the executor's settings in the kernel's `config.toml`; ignore other keys."""
     values: dict[str, Any] = {}
     for key, path in KERNEL_KEYS.items():
         value = _get(config, key)
-        # The kernel's own executor runs one call at a time, so its config.toml has 1; as our concurrency it is too low.
+        # The kernel's own executor runs one call at a time, so its config.toml has 1, too low for this one.
         if value is not None and not (key == _INFLIGHT and value == 1):
             _put(values, path, value)
     _add_api_keys(config, values)

@@ -65,7 +65,7 @@ def parse_url(text: str, schemes: Collection[str]) -> ServerUrl:
         raise ValueError("is not a URL of this kind")
     port = None if match["port"] is None else checked_port(match["port"])
     try:
-        urlsplit(text)  # drivers call it, and it refuses more than our pattern
+        urlsplit(text)  # drivers call it, and it refuses more than the pattern
     except ValueError:
         raise ValueError("is not a URL of this kind") from None
     return ServerUrl(

@@ -143,7 +143,7 @@ class Health:
 async def monitor_loop_lag(on_lag: Callable[[float], None]) -> None:
     """Monitor event-loop lag until cancelled; call `on_lag` with the lag in seconds if it exceeds the threshold."""
     loop = asyncio.get_running_loop()
-    metrics.EVENT_LOOP_TASKS.follow(lambda: len(asyncio.all_tasks(loop)))
+    metrics.EVENT_LOOP_TASKS.set_function(lambda: len(asyncio.all_tasks(loop)))
     while True:
         before = time.monotonic()
         await asyncio.sleep(_TICK_S)

@@ -30,7 +30,6 @@ LIFE_S = 5.0
 MAX_REQUEST_BYTES = 128 * 1024
 """Limit of all bytes that a connection sends; the other limits allow a request of at most 70 kB."""
 METRICS_CACHE_S = 1.0
-"""Seconds for which the text of /metrics is cached."""
 _INTERNAL = (".localhost", ".local", ".internal", ".svc")
 _BACKLOG = 32  # below MAX_CONNECTIONS: connections accepted together never close each other before being read
 _LIMITS: dict[str, Any] = {"max_line_size": 2_048, "max_field_size": 2_048, "max_headers": 32, "lingering_time": 0}

@@ -127,8 +127,8 @@ class Gauge(Family[Value]):
         """Set the only child of a gauge without labels."""
         self._children[()].number = number
 
-    def follow(self, source: Callable[[], float], *values: str, of: str = "") -> None:
-        """Read the gauge from `source` at each export, which costs a call nothing.
+    def set_function(self, source: Callable[[], float], *values: str, of: str = "") -> None:
+        """Read the gauge from `source` at each export, which costs calls nothing.
 
         `of` names the part of the process, such as a kernel; a later source of the same part replaces the earlier one.
         """

@@ -75,7 +75,7 @@ class _Formatter(logging.Formatter):
         )
 
     def _library_text_masked(self, record: logging.LogRecord, text: str) -> str:
-        """Return a library's text masked and without details, and our own text as it is.
+        """Return a library's text masked and without details, and other text unchanged.
 
         `format` masks the whole record in any case. A library's text must be masked before, because `without_details`
         may cut it.
@@ -136,7 +136,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 def configure_logging(level: str, log_format: LogFormat, redactor: Redactor) -> None:
     """Send every record of this process to standard error through the redactor.
 
-    `level` is that of our own records; those of libraries are shown from WARNING on.
+    `level` is that of the package; records of libraries are shown from WARNING on.
     """
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # no line shows them
     handler = _Handler(sys.stderr)

@@ -84,4 +84,3 @@ class RecentWarnings(logging.Handler):
 
 
 RECENT_WARNINGS = RecentWarnings()
-"""The warnings of this process."""

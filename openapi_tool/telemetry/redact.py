@@ -17,7 +17,7 @@ MIN_SECRET_CHARS = 6
 """Shorter values occur in too many ordinary words to be masked; each is logged as a warning at the start."""
 
 _COMMON_WORDS = frozenset({"postgres", "postgresql", "password", "secret", "kernel", "executor", "openapi-tool"})
-"""Passwords of samples that are words of our messages. Masked, they would spoil these, and could be guessed."""
+"""Passwords of samples that are words of log messages. Masking them would spoil these and reveal the password."""
 
 _SLICE_CHARS = 64 * 1024
 """Characters searched in one step: 0.1 ms if no mark is found, up to 10 ms if patterns have to run."""
@@ -108,7 +108,7 @@ class Redactor:
         return value if isinstance(value, (dict, list)) and self._is_clean(value) else self._masked(value)
 
     def value_steps(self, value: Any) -> Steps[Any]:
-        """Do as `value`, in steps of a few milliseconds."""
+        """Like `value`, in steps of a few milliseconds."""
         try:
             text = orjson.dumps(value).decode()
         except (TypeError, ValueError):

@@ -292,7 +292,6 @@ CATALOGUE: Mapping[str, BuiltInTool] = catalogue(
         items="urls",
     ),
 )
-"""Every built-in tool by its canonical name."""
 
 IDENTIFIER = "jina-web"
 """Identifier of the tools in manifests. Clients store it in conversations, so keep it as an alias if it changes."""

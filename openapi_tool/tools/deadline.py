@@ -95,8 +95,8 @@ class TimeLimits:
         `suspend_timeout_s` and `timeout_s` are those of the definition. `tools.default_timeout_s` applies if it has
         neither. The deadline may be in the past; then the runner does not run the call.
         """
-        patience_s = self.worker_waits_s(suspend_timeout_s) - self.executor.commit_margin_s
-        left_s = min(patience_s, self.tools.max_timeout_s) - max(0.0, age_s)
+        wait_s = self.worker_waits_s(suspend_timeout_s) - self.executor.commit_margin_s
+        left_s = min(wait_s, self.tools.max_timeout_s) - max(0.0, age_s)
         unlimited = suspend_timeout_s is None and timeout_s is None
         return Deadline.after(left_s).shortened(self.tools.default_timeout_s if unlimited else None)
 

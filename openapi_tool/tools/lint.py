@@ -52,7 +52,7 @@ class LintLimits:
     configured: bool = False
     budgets: BudgetLimits = field(default_factory=BudgetLimits)
 
-    def patience_s(self, document: Mapping[str, JsonValue]) -> float:
+    def max_call_s(self, document: Mapping[str, JsonValue]) -> float:
         """Return the seconds that a call may take: the worker's wait minus `commit_margin_s`."""
         suspend = _number(object_at(document, "options").get("suspend_timeout_seconds"))
         return max(self.executor.worker_timeout_s, suspend or 0) - self.executor.commit_margin_s
@@ -283,10 +283,10 @@ def _time_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> Ite
     own = [((*section, name), jina.get(name)) for name in TIMEOUTS]
     own += [(("options", name), object_at(document, "options").get(name)) for name in TIMEOUTS]
     own += [((*_ARGS, group, "timeout"), object_at(args, group).get("timeout")) for group in ("defaults", "fixed")]
-    patience, commit = limits.patience_s(document), limits.executor.commit_margin_s
+    max_s, commit = limits.max_call_s(document), limits.executor.commit_margin_s
     longest_s = limits.tools.max_timeout_s
-    waits = f"the worker gives up after {patience + commit:g} s, and {commit:g} s of it are for the commit"
-    too_long = list(_too_long_limits(own, patience, longest_s, waits))
+    waits = f"the worker gives up after {max_s + commit:g} s, and {commit:g} s of it are for the commit"
+    too_long = list(_too_long_limits(own, max_s, longest_s, waits))
     yield from too_long
     if suspend is not None and not too_long and longest_s + limits.executor.worker_timeout_s < suspend <= MAX_SUSPEND_S:
         message = f"is longer than any call: tools.max_timeout_s ends them after {longest_s:g} s; shorten it"
@@ -303,11 +303,11 @@ def _budget_problems(document: Mapping[str, JsonValue], limits: LintLimits) -> I
 
 
 def _too_long_limits(
-    given: Iterable[tuple[Path, JsonValue]], patience_s: float, longest_s: float, waits: str
+    given: Iterable[tuple[Path, JsonValue]], max_s: float, longest_s: float, waits: str
 ) -> Iterator[Problem]:
     for path, value in given:
         seconds = _number(value)
-        if seconds is not None and seconds > patience_s:
+        if seconds is not None and seconds > max_s:
             yield Problem(path, f"cannot fit: {waits}; raise options.suspend_timeout_seconds")
         elif seconds is not None and seconds > longest_s:
             yield Problem(path, f"cannot fit: tools.max_timeout_s ends every call after {longest_s:g} s; shorten it")

@@ -1,6 +1,6 @@
 """JSON meta-schema of tool definitions, for the linter and for stored rows.
 
-Two keywords of our own: `errorMessage` is the message for a violation of the keywords beside it, as in ajv-errors;
+Two additional keywords: `errorMessage` is the message for a violation of the keywords beside it, as in ajv-errors;
 `warning` makes the violation a warning. The `$defs`:
 
 - `definition`: a definition's file (protocol sections 4 and 5), stricter than the parser of stored rows.

@@ -27,7 +27,6 @@ from openapi_tool.tools.problems import short
 
 TAG = "tag:"
 HOOKS_GROUP = "openapi_tool.hooks"
-"""Entry point group of hooks."""
 
 _UNDECIDED = "it could not be checked"
 

@@ -1,4 +1,4 @@
-"""Search in a stored text: places of a phrase, or the passages that fit a question best (tool-design section 3).
+"""Search in a stored text: matches of a phrase, or the passages that fit a question best (tool-design section 3).
 
 The text is searched in windows, item by item. Positions and lengths are in characters. Every step takes a
 millisecond or less, and time is linear in the length of the text.
@@ -20,7 +20,7 @@ from openapi_tool.tools.truncation import boundary
 
 MAX_PHRASE_CHARS, MAX_QUESTION_CHARS = 200, 500
 MAX_SHOWN = 8
-"""Maximum number of passages of one answer."""
+"""Maximum number of passages in a result."""
 
 _PASSAGE_CHARS = 600
 _BEFORE_CHARS, _AFTER_CHARS = 120, 400  # maximum of a passage before a match, and from it on
@@ -48,7 +48,7 @@ _K1, _B = 1.2, 0.75  # the usual parameters of BM25
 
 
 class Span(NamedTuple):
-    """A passage: at most `chars` characters from a match at `at` on, and at most `before` characters before it."""
+    """Passage: at most `chars` characters from a match at `at` on, and at most `before` characters before it."""
 
     at: int
     chars: int
@@ -69,10 +69,10 @@ class Search(Protocol):
 
 
 def folded(text: str) -> str:
-    """Return a text of the same length for comparison: case, kinds of white space and of quotes do not count."""
+    """Return a text of the same length for comparison, without differences of case, white space and quotes."""
     text = text.replace("İ", "i").lower()  # the one letter that becomes two in lower case
-    for char, same in _FOLDED_CHARS.items():
-        text = text.replace(char, same)
+    for char, plain in _FOLDED_CHARS.items():
+        text = text.replace(char, plain)
     return text
 
 
@@ -91,7 +91,7 @@ def _squeeze(text: str) -> tuple[str, list[int], list[int]]:
 class Phrase:
     """Search for a phrase. Matches from position `start` on are preferred to those before it.
 
-    `before` and `after` count the places before and after `start`; matches near each other are one place.
+    `before` and `after` count the matches before and after `start`; matches near each other count once.
     """
 
     def __init__(self, phrase: str, start: int) -> None:
@@ -106,15 +106,15 @@ class Phrase:
         """Search a window; see `Search`."""
         for begin in range(0, len(text), _SLICE_CHARS):
             part = folded(text[begin : begin + _SLICE_CHARS + self._overlap])
-            for found in self._places(part, max(0, self._min_next - at - begin)):
+            for found in self._matches(part, max(0, self._min_next - at - begin)):
                 self._add(at + begin + found)
             yield
         if last:
-            self._min_next = 0  # a match in the next item is a place of its own
+            self._min_next = 0  # a match in the next item counts again
         return len(text) if last else len(text) - self._overlap
 
-    def _places(self, text: str, start: int) -> Iterator[int]:
-        """Yield the places of the phrase in a folded text from `start` on that are not near the one before."""
+    def _matches(self, text: str, start: int) -> Iterator[int]:
+        """Yield the matches in a folded text from `start` on that are not near the one before."""
         ends, removed = list[int](), [0]
         if " " in self._phrase and "  " in text:
             text, ends, removed = _squeeze(text)
@@ -135,7 +135,7 @@ class Phrase:
             self._found[is_after].append(at)
 
     def spans(self) -> Steps[list[Span]]:
-        """Return the first places, one more than can be shown, in the order of the text."""
+        """Return the first matches, one more than can be shown, in the order of the text."""
         yield
         found = self._found[bool(self.after)]
         nexts = [*found[1:], math.inf]

@@ -30,8 +30,7 @@ MIN_CHARS = 150
 """Minimum space for an item, enough for title and address; with less it is left out."""
 FRAME_CHARS = MARK_CHARS + CAPTION_CHARS + CUT_CHARS
 """Maximum characters of frame lines around a part."""
-FRAME_CHARS_PER_TOKEN = 3
-"""Characters per token in frame lines and notes."""
+FRAME_CHARS_PER_TOKEN = 3  # in notes, too
 _MIN_ASCII_CHARS_PER_TOKEN = 2  # unless a text is all punctuation
 _MIN_HEAD_CHARS = 500  # an item is left out if there is no space for this much of its head
 _MAX_TITLE_CHARS = 120
@@ -95,9 +94,9 @@ def uncut_parts(items: Sequence[Item], limit: Limit) -> tuple[Part, ...] | None:
 
 
 def _fits_tokens(items: Sequence[Item], chars: int, max_tokens: int) -> bool:
-    """Return whether items have at most `max_tokens`; `chars` is their length with frames."""
+    """Return whether items have at most `max_tokens`; `chars` includes frames."""
     if chars <= _MIN_ASCII_CHARS_PER_TOKEN * max_tokens and all(text.isascii() for text in texts(items)):
-        return True  # the estimate costs CPU
+        return True  # without an estimate
     frame_chars = chars - sum(map(len, texts(items)))
     return frame_chars // FRAME_CHARS_PER_TOKEN + sum(map(estimate_tokens, texts(items))) <= max_tokens
 
@@ -121,7 +120,7 @@ def truncate(items: Sequence[Item], limit: Limit) -> Truncated:
     ends = [_end(item, share) for item, share in zip(items, shares, strict=True)]
     parts: list[Part] = []
     stored_items: list[StoredItem] = []
-    at = 0  # position in the stored text, which `stored_text` joins from `texts(items)`
+    at = 0  # position in the stored text, as `stored_text` joins it
     for item, caption, end in zip(items, captions, ends, strict=True):
         at += len(item.caption) + len(BLOCK_GAP) if item.caption else 0
         text, body_at = item.part(end), item.chars - len(item.body)  # no line of a head opens a code block
@@ -191,7 +190,7 @@ def _within_tokens(items: Sequence[Item], shares: Sequence[int], space: int) -> 
     bodies = [max(0, size - head) for size, head in zip(sizes, head_sizes, strict=True)]
     for_bodies = max_min_shares(bodies, max(0, space - sum(for_heads)))
     ends = [fitting_chars(part, head + body) for part, head, body in zip(parts, for_heads, for_bodies, strict=True)]
-    # tokens of head and body do not add up exactly: never cut a head that fits
+    # estimates do not add up exactly: never cut a head that fits
     whole = [len(head) * (most >= size) for head, most, size in zip(heads, for_heads, head_sizes, strict=True)]
     return list(map(max, ends, whole))
 
@@ -315,7 +314,7 @@ def later_part(stored_items: Sequence[StoredItem], place: Place, window: str, op
     space, at = limit.chars - NOTE_CHARS, place.start
     tokens = limit.tokens - NOTE_CHARS // FRAME_CHARS_PER_TOKEN
     for number, item in enumerate(stored_items, start=1):
-        # the item of `place` from there on, later ones from where the first result cut them
+        # later items from where the first result cut them
         begin = place.start if item.start <= place.start else max(item.shown, place.start)
         if begin >= item.end:
             continue

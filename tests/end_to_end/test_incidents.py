@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.bus.leases import BUCKET as LEASES
 from openapi_tool.cli import app
-from openapi_tool.jina.byte_semaphore import most_memory
+from openapi_tool.jina.byte_semaphore import max_call_memory
 from openapi_tool.local.caller import STREAM, Caller, PlacedCall
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.server import free_port
@@ -320,7 +320,10 @@ async def test_a_flood_of_one_project(scenes: Any) -> None:
 @requirement("chart.metrics", "cli.top")
 async def test_responses_that_fill_the_memory(scenes: Any) -> None:
     most_bytes = 1_000_000
-    limits = {"MAX_RESPONSE_BYTES": str(most_bytes), "BODY_BUDGET_BYTES": str(most_memory(most_bytes) + 2 * most_bytes)}
+    limits = {
+        "MAX_RESPONSE_BYTES": str(most_bytes),
+        "BODY_BUDGET_BYTES": str(max_call_memory(most_bytes) + 2 * most_bytes),
+    }
     async with scenes(**{f"OPENAPI_TOOL__EGRESS__{name}": value for name, value in limits.items()}) as scene:
         scene.stack.upstream.rules({"answer": "s-post-json", "body_bytes": 900_000, "drop": "stall"})
         for number in range(4):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from openapi_tool.jina.byte_semaphore import most_memory
+from openapi_tool.jina.byte_semaphore import max_call_memory
 from openapi_tool.local.caller import Caller
 from openapi_tool.local.stack import EmbeddedStack
 from tests.conftest import AGENT, PROJECT, StartExecutor, reader_tool
@@ -12,7 +12,7 @@ from tests.requirements import requirement
 from tests.support import memory_limit
 
 CALLS, PAGE_BYTES, MAX_BYTES = 64, 1_800_000, 2_000_000
-BUDGET_BYTES = most_memory(MAX_BYTES) + MAX_BYTES
+BUDGET_BYTES = max_call_memory(MAX_BYTES) + MAX_BYTES
 CONCURRENCY, CACHE_BYTES = 64, 4_000_000
 
 

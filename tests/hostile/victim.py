@@ -33,7 +33,7 @@ class Pace:
     every_s: float = 0.1
     calls: int = 6
     upstream_ms: int = 30
-    patience_s: float = 20.0
+    timeout_s: float = 20.0
 
 
 @dataclass(slots=True)
@@ -110,9 +110,9 @@ async def _call(caller: Caller, pace: Pace, outcomes: CallOutcomes) -> None:
     began = time.time()
     await caller.publish(call)
     try:
-        answer = await caller.answer(call, pace.patience_s)
+        answer = await caller.answer(call, pace.timeout_s)
     except TimeoutError:
-        outcomes.lost.append(f"{query}: no doorbell within {pace.patience_s} s")
+        outcomes.lost.append(f"{query}: no doorbell within {pace.timeout_s} s")
         return
     outcomes.latencies_s.append((answer.doorbell_at or 0.0) - began)
     content = answer.card.get("content", {})

@@ -282,7 +282,7 @@ async def test_the_command_accepts_durations_and_dates(caller: Caller, run: Run)
         (("--until", "soon"), "--until 'soon' is neither"),
         (("--since", "0001-01-01T00:00+14:00"), "--since '0001-01-01T00:00+14:00' is neither"),
         (("--until", "9999-12-31T23:59:59-14:00"), "--until '9999-12-31T23:59:59-14:00' is neither"),
-        (("--project", "a\udcff"), "--project: 'a\\udcff' is no project"),
+        (("--project", "a\udcff"), "--project: 'a\\udcff' is no project id"),
         (("--since", "1d", "--until", "2d"), "--since must be before --until"),
         (("--json", "--csv"), "--json and --csv exclude each other"),
     ],

@@ -19,7 +19,7 @@ from openapi_tool.bus import consumer as consumer_module
 from openapi_tool.bus.consumer import BackgroundTaskEnded, CommandConsumer
 from openapi_tool.executor import pipeline as pipeline_module
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
-from openapi_tool.jina.byte_semaphore import most_memory
+from openapi_tool.jina.byte_semaphore import max_call_memory
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options import CacheOptions, ExecutorOptions, RetryOptions, ToolOptions
@@ -157,7 +157,7 @@ class Pages(JinaBackend):
             CacheOptions(60, 10_000),
             ToolOptions(),
             UrlPolicy(),
-            most_memory(1_000_000) + 700_000,
+            max_call_memory(1_000_000) + 700_000,
         )
         super().__init__(JinaClient(httpx.MockTransport(answer), 1_000_000), options)
 

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from openapi_tool.jina.backend import JinaBackend, JinaBackendOptions
-from openapi_tool.jina.byte_semaphore import most_memory
+from openapi_tool.jina.byte_semaphore import max_call_memory
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options import CacheOptions, RetryOptions, ToolOptions
@@ -90,7 +90,7 @@ async def play(calls: Sequence[Call], answers: Sequence[Answer], cache_ttl_s: fl
         CacheOptions(cache_ttl_s, 100_000),
         ToolOptions(),
         UrlPolicy(),
-        most_memory(100_000) + 10 * LARGE_CHARS,
+        max_call_memory(100_000) + 10 * LARGE_CHARS,
     )
     scene = Scene(
         tools=JinaBackend(JinaClient(httpx.MockTransport(upstream.handle), 100_000), options), concurrency=100

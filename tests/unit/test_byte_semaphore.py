@@ -14,7 +14,7 @@ import uvloop
 from pydantic import SecretStr
 
 from openapi_tool.jina.answer_json import MAX_VALUES
-from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, MemoryGrant, memory_of, most_memory
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, MemoryGrant, max_call_memory, memory_of
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.options import CacheOptions
@@ -302,7 +302,7 @@ async def test_memory_is_held_until_the_last_user_exits() -> None:
 def test_memory_depends_on_the_widest_character(body: bytes, times: int) -> None:
     assert memory_of(body) == times * 100
     assert memory_of(body, 7) - memory_of(body) == 7 * 250
-    assert memory_of(body * 1_000, MAX_VALUES) <= most_memory(100_000)
+    assert memory_of(body * 1_000, MAX_VALUES) <= max_call_memory(100_000)
 
 
 @requirement("memory.limit")

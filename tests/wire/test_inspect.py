@@ -149,12 +149,12 @@ async def test_inspect_tolerates_attempts_written_by_another_author(world: World
 @each(
     ("call_id", "project", "message"),
     [
-        ("tc", "", "--project: '' is no project"),
-        ("tc", ">", "--project: '>' is no project"),
-        ("tc", "a b", "--project: 'a b' is no project"),
-        ("tc", "a\udcff", "--project: 'a\\udcff' is no project"),
-        ("\udcff", "p", "TOOL_CALL_ID: '\\udcff' holds what no row can"),
-        ("a\0b", "p", "TOOL_CALL_ID: 'a\\x00b' holds what no row can"),
+        ("tc", "", "--project: '' is no project id"),
+        ("tc", ">", "--project: '>' is no project id"),
+        ("tc", "a b", "--project: 'a b' is no project id"),
+        ("tc", "a\udcff", "--project: 'a\\udcff' is no project id"),
+        ("\udcff", "p", "TOOL_CALL_ID: '\\udcff' is no tool call id"),
+        ("a\0b", "p", "TOOL_CALL_ID: 'a\\x00b' is no tool call id"),
     ],
 )
 @requirement("cli.inspect")

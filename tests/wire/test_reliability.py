@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 from openapi_tool.bus.leases import BUCKET, Lease, Leases, LeaseTaken, lease_key
 from openapi_tool.bus.wakeup_publisher import WakeupPublisher
 from openapi_tool.jina.backend import JinaBackend
-from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, most_memory
+from openapi_tool.jina.byte_semaphore import ByteSemaphore, JinaCallContext, max_call_memory
 from openapi_tool.kernel.store import KernelStore
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Delivery
@@ -365,7 +365,7 @@ async def test_a_doorbell_that_failed_is_sent_by_the_next_delivery(
 async def test_responses_wait_for_memory_instead_of_exceeding_it(idle_world: World) -> None:
     world = idle_world
     world.stack.upstream.rules({"match": "example", "answer": "s-post-json", "body_bytes": 300_000})
-    egress = {"max_response_bytes": 400_000, "body_budget_bytes": most_memory(400_000) + 400_000}
+    egress = {"max_response_bytes": 400_000, "body_budget_bytes": max_call_memory(400_000) + 400_000}
     async with world.executor(egress=egress):
         calls = [await world.place({"query": f"example {number}"}) for number in range(6)]
         for call in calls:
@@ -392,7 +392,7 @@ async def test_memory_for_a_page_is_held_until_its_result_is_committed(
 
     monkeypatch.setattr(JinaBackend, "call_context", record_semaphore)
     monkeypatch.setattr(KernelStore, "commit", record_held)
-    whole = 256_000_000 - most_memory(10_000_000)
+    whole = 256_000_000 - max_call_memory(10_000_000)
     world.stack.upstream.rules({"answer": "r-post-json", "body_bytes": 300_000})
     await world.caller.add_tool(PROJECT, reader_tool())
     outcome = await world.send(await world.place({"url": "https://a.example/"}, "jina_reader", suffix="read"))
