@@ -1,4 +1,4 @@
-"""OTLP collectors that answer, hang or swallow connections, for `benchmarks.otlp`."""
+"""OTLP collectors that respond, hang or drop connections, for `benchmarks.otlp`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 @asynccontextmanager
 async def answering() -> AsyncIterator[int]:
-    """Run a collector as a process of its own, so that its CPU is not counted as the load's; yields its port."""
+    """Run a collector in its own process, so that its CPU is not counted as the load's; yield its port."""
     command = [sys.executable, "-m", "benchmarks.collector"]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
@@ -39,14 +39,14 @@ async def answering() -> AsyncIterator[int]:
 
 @contextmanager
 def hanging() -> Iterator[int]:
-    """Accept connections and requests, and never answer; yields the port."""
+    """Accept connections and requests, and never respond; yield the port."""
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
         yield listening.getsockname()[1]
 
 
 @contextmanager
 def black_hole() -> Iterator[int]:
-    """Drop every attempt to connect, as a firewall does: the queue of accepted connections is full; yields the port."""
+    """Drop every attempt to connect, as a firewall does, by a full accept queue; yield the port."""
     with ExitStack() as sockets:
         listening = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         port: int = listening.getsockname()[1]

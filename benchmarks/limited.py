@@ -29,19 +29,19 @@ _OVERLOAD, _PROJECTS, _DELAY_MS = 3, 10, 200
 _CALL_LIMIT_S = 20
 _PREFIX = "OPENAPI_TOOL__"
 _STEADY_PER_S, _HEADROOM = 50, 2
-_AFTER_S, _FOR_S = 5, 10
+_WINDOW_BEGINS_S, _WINDOW_S = 5, 10
 """Start of the window in which the rate after a change is measured, and its length, in seconds."""
 
 _CLOCKS_S = 5.0
 
 
 async def limit(world: World) -> Figures:
-    """Replicas share a limit; demand is three times as high."""
+    """Let replicas share a limit at a demand of three times it."""
     return await _run(world)
 
 
 async def kill(world: World) -> Figures:
-    """One of them is killed in the middle; `after_5_s` is the use of the limit from 5 s later on, for 10 s."""
+    """Kill a replica in the middle; `after_5_s` is the use of the limit from 5 s to 15 s after that."""
 
     async def kill_one(_: World, replicas: list[ExecutorProcess]) -> None:
         await asyncio.to_thread(replicas.pop().process.kill)
@@ -50,7 +50,7 @@ async def kill(world: World) -> Figures:
 
 
 async def start(world: World) -> Figures:
-    """Two more are started in the middle."""
+    """Start two more replicas in the middle."""
 
     async def start_two(world: World, replicas: list[ExecutorProcess]) -> None:
         for _ in range(2):
@@ -61,14 +61,14 @@ async def start(world: World) -> Figures:
 
 
 async def clocks(world: World) -> Figures:
-    """The clocks of the replicas are 5 s apart."""
+    """Set the clocks of the replicas 5 s apart."""
     number = world.size.sharing
     shifts = [_CLOCKS_S * (at / max(1, number - 1) - 0.5) for at in range(number)]
     return await _run(world, per_replica=[{SHIFT_VARIABLE: str(shift)} for shift in shifts])
 
 
 async def plenty(world: World) -> Figures:
-    """Calls at a steady rate for which the limit suffices; KV operations of the limits per call."""
+    """Place calls at a steady rate within the limit; return the KV operations per call."""
     size = world.size
     demand = Demand(int(_STEADY_PER_S * size.seconds), _STEADY_PER_S, _PROJECTS, wait=True)
     settings = _settings(world) | {
@@ -134,8 +134,8 @@ async def _run(world: World, act: Act | None = None, per_replica: Sequence[Mappi
     result["refused_early"] = sum(refused)
     result["could_have_been_served"] = round(unused / max(1, sum(refused)), 3)
     if act:
-        since = int(changed_at) + _AFTER_S
-        until = min(since + _FOR_S, int(began + size.seconds))
+        since = int(changed_at) + _WINDOW_BEGINS_S
+        until = min(since + _WINDOW_S, int(began + size.seconds))
         rate = _between(counted, since, until) / (until - since) if until > since else None
         result["after_5_s"] = rate and round(rate * MINUTE_S / size.limit, 3)
     return result

@@ -21,7 +21,7 @@ _STALLED_AFTER_S = 60.0
 
 
 class Unanswered(Exception):
-    """Some calls of a window got no result."""
+    """Some calls of a window have no result."""
 
 
 @dataclass(slots=True)

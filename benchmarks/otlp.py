@@ -1,4 +1,4 @@
-"""Cost of exporting spans: with a collector that answers, hangs or swallows connections, and unsampled.
+"""Cost of exporting spans: with a collector that responds, hangs or drops connections, and unsampled.
 
 `python -m benchmarks.otlp` runs one executor of each kind, on a target of its own. Throughput and p99 are measured one
 after the other, CPU of executors that run at the same time (`benchmarks.windows`); each is compared with `off`

@@ -1,7 +1,7 @@
 """Simulate the shares of projects over many replicas in virtual time: `python -m benchmarks.simulator`.
 
-Scheduler and redelivery delays are those of the executor. Modelled are the durable, which delivers in stream order and
-redeliveries first, the replicas' requests for commands, and calls that take one second. Prints a JSON object.
+Scheduler and redelivery delays are the executor's own code. The durable (stream order, redeliveries first), the
+replicas' requests for commands and calls of one second are modelled. Prints a JSON object.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Scene:
 
     @property
     def capacity(self) -> float:
-        """Calls per second of all replicas."""
+        """Return the calls per second of all replicas."""
         return self.replicas * self.slots / _CALL_S
 
     def demand(self, project: int) -> float:

@@ -62,7 +62,7 @@ class Size:
 
     @property
     def per_second(self) -> float:
-        """Calls per second that all replicas can run."""
+        """Return the calls per second that all replicas can run."""
         return self.replicas * _SLOTS * 1_000 / _DELAY_MS
 
 
@@ -76,14 +76,14 @@ class World:
 
     @property
     def common(self) -> dict[str, str]:
-        """Settings of all replicas."""
+        """Return the settings of all replicas."""
         return {f"{_PREFIX}EXECUTOR__CONCURRENCY": str(_SLOTS), f"{_PREFIX}TOOLS__MAX_TIMEOUT_S": "600"}
 
     @asynccontextmanager
     async def serving(
         self, replicas: int, settings: Mapping[str, str], per_replica: Sequence[Mapping[str, str]] = ()
     ) -> AsyncIterator[list[ExecutorProcess]]:
-        """Start replicas on an empty world, with settings of all and of `each`; kill those in the list at the end."""
+        """Start replicas on empty servers; kill those in the list at the end. `per_replica` adds settings for each."""
         await self.harness.clean(self.database)
         await furnish(self.database, self.size.projects)
         own = [{**self.common, **settings, **own_settings} for own_settings in per_replica or [{}] * replicas]
@@ -117,7 +117,7 @@ class World:
 
 
 async def backlog(world: World) -> Figures:
-    """Project 0 queues thousands of calls, project 1 makes one a second behind them."""
+    """Queue thousands of calls of project 0; place one a second of project 1 behind them."""
     queued, quiet = Demand(world.size.backlog), world.one_a_second()
     [alone] = await world.measure(quiet)
     [undisturbed] = await world.measure(queued)
@@ -127,7 +127,7 @@ async def backlog(world: World) -> Figures:
 
 
 async def flood(world: World) -> Figures:
-    """As `backlog`, behind three times the commands that the durable delivers without an acknowledgement."""
+    """Like `backlog`, with three times as many queued commands as the durable delivers unacknowledged."""
     queued, quiet = Demand(_OVERLOAD * world.size.max_ack_pending), world.one_a_second()
     settings = {f"{_PREFIX}NATS__MAX_ACK_PENDING": str(world.size.max_ack_pending)}
     [alone] = await world.measure(quiet, settings=settings)

@@ -24,7 +24,7 @@ from typing import Any
 
 from openapi_tool.local.caller import Caller, prepare_database
 from openapi_tool.local.demo import CALLS, demo_tools
-from openapi_tool.local.dev import ANY_ANSWER
+from openapi_tool.local.dev import FALLBACKS
 from openapi_tool.local.server import free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 
@@ -77,7 +77,7 @@ def _reduce_colours(picture: Path) -> None:
 
 async def _load(stack: EmbeddedStack) -> None:
     """Send calls at a steady rate; the upstream fails for a while."""
-    rules: tuple[Mapping[str, Any], ...] = ({**ANY_ANSWER[0], "delay_s": 0.3}, {**ANY_ANSWER[1], "delay_s": 0.15})
+    rules: tuple[Mapping[str, Any], ...] = ({**FALLBACKS[0], "delay_s": 0.3}, {**FALLBACKS[1], "delay_s": 0.15})
     stack.upstream.rules(*rules)
     async with Caller.connect(stack.postgres.dsn(DATABASE), stack.nats.url) as caller:
         await caller.furnish(PROJECT, AGENT, demo_tools())

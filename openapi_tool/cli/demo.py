@@ -100,7 +100,7 @@ def _table(journey: Journey) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    output = journey.about
+    output = journey.tool_output
     rows: dict[str, Any] = {
         "arguments": dict(journey.arguments),
         "command": journey.command["subject"],

@@ -48,7 +48,7 @@ class Journey:
     upstream_requests: Sequence[Mapping[str, Any]]
     status: str
     content: str
-    about: Mapping[str, Any]
+    tool_output: Mapping[str, Any]
     error: Mapping[str, Any] | None
     inbox_row: Mapping[str, Any]
     doorbell: Mapping[str, Any]
@@ -63,7 +63,7 @@ async def play(
     async with Caller.connect(stack.postgres.dsn(DATABASE), stack.nats.url, version) as caller:
         await caller.furnish(PROJECT, AGENT, demo_tools(version))
         journeys = [await _follow(caller, executor, *call) for call in CALLS[upstream]]
-        if cursor := journeys[-1].about.get("next_cursor"):
+        if cursor := journeys[-1].tool_output.get("next_cursor"):
             journeys.append(await _follow(caller, executor, "jina_read", {"cursor": cursor}))
         return journeys
 
@@ -106,7 +106,7 @@ def _journey(
         ],
         status=content["status"],
         content=result if isinstance(result, str) else "",
-        about=answer.card["metadata"]["tool_output"],
+        tool_output=answer.card["metadata"]["tool_output"],
         error=content["error"],
         inbox_row=answer.inbox_row,
         doorbell=answer.doorbell or {},

@@ -31,7 +31,7 @@ PROJECT, AGENT = "proj_dev", "agent_dev"
 MARK = "openapi-tool dev"
 """Marks what `dev` created: as comment on its database, and in the metadata of its stream."""
 
-ANY_ANSWER = ({"match": "://", "answer": "r-post-json"}, {"answer": "s-post-json"})
+FALLBACKS = ({"match": "://", "answer": "r-post-json"}, {"answer": "s-post-json"})
 """Fallbacks of the double for requests without a recording: a page for an address, else a list of results."""
 
 _STREAM_MARK = {"made_by": MARK}
@@ -158,7 +158,7 @@ def running_dev(version: str | None = None) -> StackAddress:
     except OSError as error:
         raise DevError(f"the state of the dev stack cannot be read: {error}") from None
     except (ValueError, TypeError):
-        raise DevError(f"no dev stack is up: {path} says nothing yet") from None
+        raise DevError(f"no dev stack is up: {path} is still empty") from None
     if not _runs(address.pid):
         raise DevError(f"no dev stack is running: {path} is of process {address.pid}, which has ended")
     if version not in (None, address.protocol):
@@ -181,7 +181,7 @@ async def prepare(stack: EmbeddedStack, version: str, schema: str, tools: Iterab
     The database is marked last, so that an incomplete one is created again. The double gets fallback rules for requests
     without a recording.
     """
-    stack.upstream.fallbacks(*ANY_ANSWER)
+    stack.upstream.fallbacks(*FALLBACKS)
     database = database_of(version)
     async with Caller.open(stack.postgres.dsn(), version, servers=stack.nats.url) as server:
         await server.make_stream(_STREAM_MARK)
@@ -240,11 +240,11 @@ class Target:
 
 async def find_target(caller: Caller, requested: RequestedCall) -> Target:
     """Check that project, agent, tool and stream exist. Raises DevError, which names the existing ones."""
-    made_here = await _comment(caller) == MARK
-    if not made_here and not requested.anywhere:
+    created_by_dev = await _comment(caller) == MARK
+    if not created_by_dev and not requested.anywhere:
         raise DevError(_not_of_dev("database"))
-    project_id = requested.project_id or _default(PROJECT, "--project", made_here=made_here)
-    agent_id = requested.agent_id or _default(AGENT, "--agent", made_here=made_here)
+    project_id = requested.project_id or _default(PROJECT, "--project", created_by_dev=created_by_dev)
+    agent_id = requested.agent_id or _default(AGENT, "--agent", created_by_dev=created_by_dev)
     tool = await _tool(caller, project_id, requested.tool_name)
     worker_target = await _worker_target(caller, project_id, agent_id)
     values = {"project_id": project_id, "channel_id": requested.channel_id, "agent_id": agent_id}
@@ -268,10 +268,10 @@ def _not_of_dev(part: str) -> str:
     )
 
 
-def _default(name: str, option: str, *, made_here: bool) -> str:
-    if made_here:
+def _default(name: str, option: str, *, created_by_dev: bool) -> str:
+    if created_by_dev:
         return name
-    raise DevError(f"{option} is needed, because this database was not made by `openapi-tool dev`")
+    raise DevError(f"{option} is needed, because this database was not created by `openapi-tool dev`")
 
 
 async def tools_of(caller: Caller, project_id: str) -> dict[str, Mapping[str, Any]]:
@@ -334,7 +334,7 @@ async def _stream(caller: Caller, subject: str) -> str:
     try:
         name: str = await caller.client.jetstream().find_stream_name_by_subject(subject)
     except NotFoundError:
-        raise DevError(f"no stream captures {subject}; the kernel, or an executor, makes it when it starts") from None
+        raise DevError(f"no stream captures {subject}; the kernel or an executor creates it at its start") from None
     return name
 
 

@@ -114,7 +114,7 @@ def _unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _misread_variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield variables that look like ours and set nothing: `OPENAPI_TOOL_EXECUTOR_CONCURRENCY`, an empty NATS_SERVERS.
+    """Yield variables that set nothing but look like it: `OPENAPI_TOOL_EXECUTOR_CONCURRENCY`, an empty NATS_SERVERS.
 
     Not those that Kubernetes sets for a Service of this name (`OPENAPI_TOOL_SERVICE_HOST`, `OPENAPI_TOOL_PORT`).
     """

@@ -597,7 +597,7 @@ def test_only_one_dev_stack_is_found_and_only_by_its_user(state: Path) -> None:
         assert first is not None
         assert second is None
         assert state.stat().st_mode & 0o777 == 0o600
-        with pytest.raises(DevError, match="says nothing yet"):
+        with pytest.raises(DevError, match="is still empty"):
             running_dev()
 
 

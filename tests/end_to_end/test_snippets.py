@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 
 from openapi_tool.cli import app
 from openapi_tool.local.caller import Caller
-from openapi_tool.local.dev import ANY_ANSWER
+from openapi_tool.local.dev import FALLBACKS
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.settings import Settings
 from openapi_tool.tools.policy import HOOKS_GROUP, Denial, PlannedCall
@@ -155,7 +155,7 @@ async def environment(
     stack: EmbeddedStack, caller: Caller, database: str, start_executor: StartExecutor
 ) -> AsyncIterator[dict[str, str]]:
     """Return the environment of a shell that reaches the servers of the test, with executor, projects and tools."""
-    stack.upstream.fallbacks(*ANY_ANSWER)
+    stack.upstream.fallbacks(*FALLBACKS)
     for project in ("my-project", "proj_dev"):
         await caller.add_project(project)
     reader = yaml.safe_load((ROOT / "config" / "tools" / "jina_read.yaml").read_text(encoding="utf-8"))

@@ -20,7 +20,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from openapi_tool.local.stack import EmbeddedStack
 from tests.hostile.scene import hpub
-from tests.hostile.wire import LARGE_BYTES, LARGEST_HEADERS, MANY
+from tests.hostile.wire import LARGE_BYTES, LARGE_COMMANDS, LARGEST_HEADERS
 
 STREAM = DURABLE = "bare"
 SMALL_CALLS, EVERY_S, MAX_IN_FLIGHT = 60, 0.05, 64
@@ -59,19 +59,19 @@ class Bare:
 
 
 def publish_large(url: str) -> None:
-    """Publish MANY large messages as fast as the server takes them."""
+    """Publish LARGE_COMMANDS large messages as fast as the server takes them."""
     host, _, port = url.removeprefix("nats://").rpartition(":")
     block = b"NATS/1.0\r\nX-Large: " + b"x" * LARGEST_HEADERS + b"\r\n\r\n"
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         connection.recv(4096)
         connection.sendall(b'CONNECT {"verbose":false,"headers":true}\r\n')
-        connection.sendall(hpub(f"{STREAM}.large".encode(), block, b"x" * LARGE_BYTES) * MANY + b"PING\r\n")
+        connection.sendall(hpub(f"{STREAM}.large".encode(), block, b"x" * LARGE_BYTES) * LARGE_COMMANDS + b"PING\r\n")
         while not connection.recv(4096).endswith(b"PONG\r\n"):
             pass
 
 
 async def measured(url: str) -> list[float]:
-    """Return the delays of small messages in seconds, some of them behind MANY large ones."""
+    """Return the delays of small messages in seconds, some of them behind LARGE_COMMANDS large ones."""
     client, sender = await nats.connect(url), await nats.connect(url)
     jetstream = client.jetstream()
     await jetstream.add_stream(name=STREAM, subjects=[f"{STREAM}.>"])

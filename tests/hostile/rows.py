@@ -15,7 +15,7 @@ from tests.hostile.upstream import response
 CASES = Cases()
 LARGE_CHARS = 30_000_000
 COMMANDS = 24
-MANY = 66  # more than there are slots
+ABOVE_SLOTS = 66  # more than there are slots
 _HELLO = {"query": "hello world"}
 
 WORKERS = ("*", ">", "a.b", "a b", "", "\u202e", "x" * 5_000, "worker\r\nPUB x 1", "w\u0000"[:1] * 300)
@@ -154,7 +154,7 @@ async def ids_that_the_database_rejects(scene: Scene) -> None:
 async def ids_too_long_for_an_index(scene: Scene) -> None:
     """Otherwise the database would reject each result after the upstream was paid for it."""
     tool = await scene.define()
-    for number in range(MANY):
+    for number in range(ABOVE_SLOTS):
         call = await scene.place(tool, {"query": "never billed"}, publish=False)
         await scene.caller.database.execute(
             "update cards set metadata = metadata - 'step_id' where card_id = $1", call.card_id

@@ -26,7 +26,7 @@ LARGE_BYTES = 790_000
 LARGEST_HEADERS = 65_000
 """JetStream's limit of headers is 64 KiB."""
 
-MANY = 90
+LARGE_COMMANDS = 90
 KEPT_BYTES = 64 * 1024
 
 ODD_BLOCKS = (
@@ -97,8 +97,8 @@ async def subjects_without_utf8_in_each_token(scene: Scene) -> None:
 @CASES.case("1")
 async def flood_of_subjects_without_utf8(scene: Scene) -> None:
     frame = hpub(scene.subject.encode()[:-2] + b"\xff", None)
-    assert b"-ERR" not in await scene.publish_raw(*([frame] * MANY))
-    await scene.letters(MANY)
+    assert b"-ERR" not in await scene.publish_raw(*([frame] * LARGE_COMMANDS))
+    await scene.letters(LARGE_COMMANDS)
 
 
 @CASES.case("1")
@@ -159,9 +159,9 @@ async def thousands_of_headers(scene: Scene) -> None:
 @CASES.case("2")
 async def large_commands_without_identity(scene: Scene) -> None:
     frame = hpub(scene.subject.encode(), None, b"x" * LARGE_BYTES)
-    assert b"-ERR" not in await scene.publish_raw(*([frame] * MANY))
+    assert b"-ERR" not in await scene.publish_raw(*([frame] * LARGE_COMMANDS))
     await scene.settled()
-    for letter in await scene.letters(MANY):
+    for letter in await scene.letters(LARGE_COMMANDS):
         assert len(orjson.dumps(letter)) < 2 * KEPT_BYTES, "the record is nearly as large as the command"
 
 
@@ -169,9 +169,9 @@ async def large_commands_without_identity(scene: Scene) -> None:
 async def large_headers_without_identity(scene: Scene) -> None:
     block = b"NATS/1.0\r\nX-Large: " + b"x" * LARGEST_HEADERS + b"\r\n\r\n"
     frame = hpub(scene.subject.encode(), block, b"x" * LARGE_BYTES)
-    assert b"-ERR" not in await scene.publish_raw(*([frame] * MANY))
+    assert b"-ERR" not in await scene.publish_raw(*([frame] * LARGE_COMMANDS))
     await scene.settled()
-    for letter in await scene.letters(MANY):
+    for letter in await scene.letters(LARGE_COMMANDS):
         assert len(orjson.dumps(letter)) < 2 * KEPT_BYTES, "the record is nearly as large as the command"
 
 
