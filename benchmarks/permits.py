@@ -18,11 +18,11 @@ from openapi_tool.tools.deadline import Deadline
 from openapi_tool.tools.secrets import Secrets
 
 _ROUNDS, _PERMITS_PER_ROUND, _PAUSE_S = 60, 100, 0.02
-_NO_LIMIT = 10_000_000
+_UNREACHED = 10_000_000
 _KINDS: dict[str, LimitOptions] = {
     "no limit": LimitOptions(),
     "requests": LimitOptions(search_requests_per_minute=1_000_000),
-    "requests, tokens": LimitOptions(search_requests_per_minute=1_000_000, search_tokens_per_minute=10**5 * _NO_LIMIT),
+    "requests, tokens": LimitOptions(search_requests_per_minute=1_000_000, search_tokens_per_minute=10**5 * _UNREACHED),
     "pool of two keys": LimitOptions(pools={"A": KeyPool(("A", "B"))}),
 }
 

@@ -19,7 +19,7 @@ from openapi_tool.local.executor import ExecutorProcess
 
 Figures = dict[str, float]
 COUNTED_CALLS = 300
-_QUIET_S = 0.3
+_QUIET_S = 0.3  # for acknowledgements of the calls before
 _LONGEST = "added_max_ms"
 
 
@@ -45,7 +45,7 @@ class ScenarioResult:
         """Return executor / floor: the median over rounds of the ratio within a round."""
         pairs = list(zip(self.rounds.get("floor", []), self.rounds.get("executor", []), strict=False))
         return {
-            name: statistics.median(ours[name] / floors[name] for floors, ours in pairs)
+            name: statistics.median(executors[name] / floors[name] for floors, executors in pairs)
             for name in (pairs[0][0] if pairs else ())
             if all(floors[name] for floors, _ in pairs)
         }

@@ -55,19 +55,19 @@ def combined(replicas: Sequence[Mapping[str, Any]], project: str | None = None) 
         for account in replica.get("budgets") or ():
             key = tuple(str(account.get(name)) for name in _ACCOUNT)
             known = accounts.get(key)
-            if project in (None, account.get("project")) and (known is None or _share(known) < _share(account)):
+            if project in (None, account.get("project")) and (known is None or _used(known) < _used(account)):
                 accounts[key] = dict(account)
     return [accounts[key] for key in sorted(accounts)]
 
 
-def _share(account: Mapping[str, Any]) -> float:
+def _used(account: Mapping[str, Any]) -> float:
     return float(account.get("share") or 0)
 
 
 def _table(accounts: Sequence[Mapping[str, Any]]) -> Rows:
     table = Rows(*_HEADS, title="budgets")
     for account in accounts:
-        used = f"{_share(account):.0%}" + (" (last known)" if account.get("offline") else "")
+        used = f"{_used(account):.0%}" + (" (last known)" if account.get("offline") else "")
         amounts = (_left(account, "requests"), _left(account, "tokens"), used, account.get("renews_at") or "-")
         table.add(*(account.get(name) for name in _ACCOUNT), *amounts)
     return table

@@ -36,7 +36,7 @@ from openapi_tool.tools.secrets import FILE_SUFFIX
 
 Check = Callable[[Bootstrap], Awaitable[list[str]]]
 
-_CHECK_S = 10.0
+_TIMEOUT_S = 10.0
 _FAILED = 1
 
 
@@ -120,10 +120,10 @@ async def _outcomes(bootstrap: Bootstrap, projects: Sequence[str], upstream: boo
 async def _outcome(work: Awaitable[list[str]], bootstrap: Bootstrap) -> Outcome:
     mask = bootstrap.redactor.text
     try:
-        async with asyncio.timeout(_CHECK_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             return Outcome("", list(map(mask, await work)))
     except TimeoutError:
-        return Outcome(f"no answer within {_CHECK_S:.0f} s")
+        return Outcome(f"no answer within {_TIMEOUT_S:.0f} s")
     except (Unavailable, RegistryError, _Unusable) as error:
         return Outcome(mask(located(str(error), bootstrap.pool.where, bootstrap.pool.setting)))
 
@@ -150,7 +150,7 @@ async def _nats(bootstrap: Bootstrap) -> list[str]:
 
 
 async def _durable(client: BusClient, durable: Durable, options: DurableOptions) -> str:
-    """Return what becomes of the durable. Raises nats.errors.Error, _Unusable if it delivers nothing."""
+    """Return the state of the durable. Raises nats.errors.Error, _Unusable if it delivers nothing."""
     try:
         state = await observe(client, durable, ServerClock())
     except DurableMissing:

@@ -18,7 +18,7 @@ MAX_BYTES = 9_900_000
 
 PAGES = 56
 """Concurrent calls: fewer than there are slots, since a project that fills all slots is another case."""
-PATIENCE_S = 110
+TIMEOUT_S = 110
 """Limit for calls that wait for each other's memory: 640 MB are processed within 256 MB, on a busy machine."""
 NEIGHBOUR_S = 5
 READER = {"jina": {"mode": "reader"}}
@@ -159,7 +159,7 @@ def assert_bounded(answer: Answer) -> None:
     assert len(json.dumps(answer.card, default=str, ensure_ascii=False)) < CARD_CHARS, "state or metadata are large"
 
 
-def _a_page(name: str, make: Make, *, readable: bool) -> None:
+def _add_page_case(name: str, make: Make, *, readable: bool) -> None:
     async def attack(scene: Scene) -> None:
         answer = await scene.read(f"https://example.com/attack-{name}")
         assert_bounded(answer)
@@ -170,7 +170,7 @@ def _a_page(name: str, make: Make, *, readable: bool) -> None:
     CASES.case("13", lambda: {name: make()})(attack)
 
 
-def _a_search(name: str, make: Make) -> None:
+def _add_search_case(name: str, make: Make) -> None:
     async def attack(scene: Scene) -> None:
         assert_bounded(await scene.search(f"attack-{name}"))
 
@@ -179,11 +179,11 @@ def _a_search(name: str, make: Make) -> None:
 
 
 for _name, _make in READERS.items():
-    _a_page(_name, _make, readable=False)
+    _add_page_case(_name, _make, readable=False)
 for _name, _make in READABLE.items():
-    _a_page(_name, _make, readable=True)
+    _add_page_case(_name, _make, readable=True)
 for _name, _make in SEARCHES.items():
-    _a_search(_name, _make)
+    _add_search_case(_name, _make)
 
 
 @CASES.case("12", lambda: reasons(150_000))
@@ -206,9 +206,9 @@ async def large_fields_in_error_responses(scene: Scene) -> None:
 
 @CASES.case("13", lambda: {"many_pages": page(content=fill("word \U0001f600 "))})
 async def pages_of_ten_megabytes_at_once(scene: Scene) -> None:
-    tool = await scene.define({"jina": {"mode": "reader"}, "suspend_timeout_seconds": PATIENCE_S})
+    tool = await scene.define({"jina": {"mode": "reader"}, "suspend_timeout_seconds": TIMEOUT_S})
     arguments = {"url": "https://example.com/attack-many_pages/{n}"}
-    for answer in await scene.calls(scene.share(PAGES), tool, arguments, PATIENCE_S):
+    for answer in await scene.calls(scene.scaled(PAGES), tool, arguments, TIMEOUT_S):
         assert_bounded(answer)
 
 
@@ -216,7 +216,7 @@ async def pages_of_ten_megabytes_at_once(scene: Scene) -> None:
 async def pages_of_many_values_at_once(scene: Scene) -> None:
     tool = await scene.define({"jina": {"mode": "reader"}})
     arguments = {"url": "https://example.com/attack-many_objects/{n}"}
-    for answer in await scene.calls(scene.share(PAGES) // 3, tool, arguments):
+    for answer in await scene.calls(scene.scaled(PAGES) // 3, tool, arguments):
         assert_bounded(answer)
 
 
@@ -224,7 +224,7 @@ async def pages_of_many_values_at_once(scene: Scene) -> None:
 async def pages_without_a_length_at_once(scene: Scene) -> None:
     tool = await scene.define({"jina": {"mode": "reader"}})
     arguments = {"url": "https://example.com/attack-chunked_pages/{n}"}
-    for answer in await scene.calls(scene.share(PAGES) // 3, tool, arguments):
+    for answer in await scene.calls(scene.scaled(PAGES) // 3, tool, arguments):
         assert_bounded(answer)
 
 
@@ -354,9 +354,9 @@ async def response_headers_that_fill_the_memory(scene: Scene) -> None:
     many = await scene.define({"jina": {"mode": "reader", "tool": "jina.read_many"}})
     batches = [
         [f"https://example.com/attack-heads/{batch}/{number}" for number in range(10)]
-        for batch in range(scene.share(HEAD_BATCHES))
+        for batch in range(scene.scaled(HEAD_BATCHES))
     ]
-    calls = [await scene.place(many, {"urls": urls, "timeout": scene.share(8)}) for urls in batches]
+    calls = [await scene.place(many, {"urls": urls, "timeout": scene.scaled(8)}) for urls in batches]
     for call in calls:
         assert_failed(await scene.caller.answer(call, ANSWER_S), "upstream_unavailable", "tool_timeout")
 

@@ -180,7 +180,7 @@ async def endless_argument_names(scene: Scene) -> None:
 
 @CASES.case("4")
 async def row_of_a_large_compressible_text(scene: Scene) -> None:
-    tool = await scene.define_text(json.dumps({"jina": _SEARCH, "note": "a" * scene.share(40_000_000)}))
+    tool = await scene.define_text(json.dumps({"jina": _SEARCH, "note": "a" * scene.scaled(40_000_000)}))
     assert_failed(await scene.call(tool, {"query": "x"}), _OPERATORS)
 
 

@@ -29,11 +29,11 @@ ODD_CONTEXTS = (
 )
 
 
-async def _unsent(scene: Scene) -> PlacedCall:
+async def _unpublished_call(scene: Scene) -> PlacedCall:
     return await scene.place(await scene.define(), _HELLO, publish=False)
 
 
-async def _sent_at_once(scene: Scene, call: PlacedCall) -> None:
+async def _publish_many(scene: Scene, call: PlacedCall) -> None:
     """Publish the same command many times, and wait until all are settled."""
     await asyncio.gather(*(scene.caller.publish(call) for _ in range(COMMANDS)))
     await scene.settled()
@@ -41,32 +41,32 @@ async def _sent_at_once(scene: Scene, call: PlacedCall) -> None:
 
 @CASES.case("own")
 async def card_with_large_metadata(scene: Scene) -> None:
-    call = await _unsent(scene)
+    call = await _unpublished_call(scene)
     await scene.caller.database.execute(
         "update cards set metadata = metadata || jsonb_build_object('parent_step_id', repeat('s', $2::int), 'note', "
         "repeat('n', $2::int)) where card_id = $1",
         call.card_id,
         LARGE_CHARS,
     )
-    await _sent_at_once(scene, call)
+    await _publish_many(scene, call)
 
 
 @CASES.case("own", versions=["v1r4"])
 async def turn_with_large_headers(scene: Scene) -> None:
-    call = await _unsent(scene)
+    call = await _unpublished_call(scene)
     await scene.caller.database.execute(
         "update state.agent_inbox set context_headers = context_headers || "
         "jsonb_build_object('X', repeat('x', $2::int)) where correlation_id = $1",
         call.tool_call_id,
         LARGE_CHARS,
     )
-    await _sent_at_once(scene, call)
+    await _publish_many(scene, call)
 
 
 @CASES.case("own")
 async def large_result_of_another_author(scene: Scene) -> None:
     """A command for a call that already has a large result by another author."""
-    call = await _unsent(scene)
+    call = await _unpublished_call(scene)
     await scene.caller.database.execute(
         "insert into cards (card_id, tenant_id, content, tool_call_id, metadata) values ($1, $2, "
         "jsonb_build_object('result', repeat('r', $3::int)), $4, jsonb_build_object('type', 'tool.result', "
@@ -76,7 +76,7 @@ async def large_result_of_another_author(scene: Scene) -> None:
         LARGE_CHARS,
         call.tool_call_id,
     )
-    await _sent_at_once(scene, call)
+    await _publish_many(scene, call)
 
 
 @CASES.case("own", latency_s=5.0, versions=["v1r4"])
@@ -89,9 +89,9 @@ async def missing_turns_among_many_rows(scene: Scene) -> None:
         "on conflict do nothing",
         PROJECT,
         agent,
-        scene.share(100_000),
+        scene.scaled(100_000),
     )
-    call = await _unsent(scene)
+    call = await _unpublished_call(scene)
     headers = dict(call.headers) | {"CG-Agent-Id": agent, "CG-Turn-Id": "turn_that_is_none"}
     await asyncio.gather(*(scene.caller.publish(call, headers=headers) for _ in range(200)))
     await scene.settled()
@@ -99,13 +99,13 @@ async def missing_turns_among_many_rows(scene: Scene) -> None:
 
 @CASES.case("own")
 async def metadata_with_many_applied_arguments(scene: Scene) -> None:
-    call = await _unsent(scene)
+    call = await _unpublished_call(scene)
     await scene.caller.database.execute(
         "update cards set metadata = metadata || jsonb_build_object('tool_args_defaults_applied', "
         "(select jsonb_agg('name' || n) from generate_series(1, 300000) n)) where card_id = $1",
         call.card_id,
     )
-    await _sent_at_once(scene, call)
+    await _publish_many(scene, call)
 
 
 @CASES.case("own")
@@ -126,7 +126,7 @@ async def workers_with_invalid_names(scene: Scene) -> None:
 @CASES.case("own", versions=["v1r4"])
 async def turns_with_odd_headers(scene: Scene) -> None:
     for context in ODD_CONTEXTS:
-        call = await _unsent(scene)
+        call = await _unpublished_call(scene)
         await scene.caller.database.execute(
             "update state.agent_inbox set context_headers = context_headers || $2 where correlation_id = $1",
             call.tool_call_id,
@@ -168,14 +168,14 @@ async def ids_too_long_for_an_index(scene: Scene) -> None:
 @CASES.case("own", log_bytes=150_000)
 async def ids_and_names_that_fill_the_log(scene: Scene) -> None:
     """50 kB of control characters, or of characters with long escapes, many times; 2.5 MB of commands."""
-    call = await _unsent(scene)
+    call = await _unpublished_call(scene)
     odd = "t" + "\x01" * 50_000
     lines = [f"{name}: {odd if name == 'CG-Turn-Id' else value}".encode() for name, value in call.headers.items()]
     block = b"\r\n".join([b"NATS/1.0", *lines, b"", b""])
     frame = hpub(call.subject.encode(), block, json.dumps(dict(call.body)).encode())
     await scene.publish_raw(*[frame] * COMMANDS)
     for _ in range(COMMANDS):
-        call = await _unsent(scene)
+        call = await _unpublished_call(scene)
         body = dict(call.body) | {"tool_name": "n" + "\u0080" * 20_000}
         await scene.caller.publish(call, data=json.dumps(body, ensure_ascii=False).encode())
     await scene.settled()

@@ -223,7 +223,7 @@ class Scene:
         self._letters_from = await self.last_letter()
         self._log_from = len(self.stage.log_text())
 
-    def share(self, number: int) -> int:
+    def scaled(self, number: int) -> int:
         """Return the number, or an eighth of it in a short run."""
         return number // 8 if self.stage.short else number
 

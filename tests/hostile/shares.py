@@ -31,7 +31,7 @@ async def slow_calls_in_every_slot(scene: Scene) -> None:
 async def endless_sessions_without_budget(scene: Scene) -> None:
     """Each session has an account, at no cost to the attacker; the store is shared by all projects."""
     tool = await scene.define({"jina": {"mode": "search"}, "budget": {"session_requests": 0}})
-    for answer in await scene.calls(scene.share(400), tool, {"query": "never billed", "session_id": "session {n}"}):
+    for answer in await scene.calls(scene.scaled(400), tool, {"query": "never billed", "session_id": "session {n}"}):
         assert_failed(answer, "budget_exceeded")
     assert b"never billed" not in scene.sent()
     try:
@@ -53,7 +53,7 @@ async def endless_requests_for_statistics(scene: Scene) -> None:
     began = time.monotonic()
     subscription = await scene.caller.client.subscribe(inbox, cb=hear)
     question = f"PUB {STATISTICS} {inbox} 0\r\n\r\n".encode()
-    await scene.publish_raw(*[question * 500] * scene.share(80))
+    await scene.publish_raw(*[question * 500] * scene.scaled(80))
     await scene.search("{n}")  # its command arrives after all requests
     await scene.caller.client.flush()
     assert len(answers) <= _ANSWERS_A_SECOND * (time.monotonic() - began + 2)  # full and started seconds

@@ -27,7 +27,7 @@ LARGEST_HEADERS = 65_000
 """JetStream's limit of headers is 64 KiB."""
 
 LARGE_COMMANDS = 90
-KEPT_BYTES = 64 * 1024
+RECORDED_BYTES = 64 * 1024
 
 ODD_BLOCKS = (
     b"NATS/1.0\r\n",
@@ -64,7 +64,7 @@ def _block(call: PlacedCall, *more: bytes) -> bytes:
     return b"\r\n".join([b"NATS/1.0", *lines, *more, b"", b""])
 
 
-async def _unanswered(scene: Scene, *changed: bytes, **changes: Any) -> PlacedCall:
+async def _publish_valid_call(scene: Scene, *changed: bytes, **changes: Any) -> PlacedCall:
     """Publish a valid call with additional headers."""
     call = await scene.place(await scene.define(), {"query": "hello world"}, publish=False, **changes)
     output = await scene.publish_raw(hpub(call.subject.encode(), _block(call, *changed), orjson.dumps(call.body)))
@@ -133,26 +133,26 @@ async def malformed_header_blocks(scene: Scene) -> None:
 
 @CASES.case("1")
 async def header_without_utf8(scene: Scene) -> None:
-    call = await _unanswered(scene, b"X-\xff: \xfe", b"X-Note: \xff\xc3(")
+    call = await _publish_valid_call(scene, b"X-\xff: \xfe", b"X-Note: \xff\xc3(")
     assert_succeeded(await scene.caller.answer(call, ANSWER_S))
 
 
 @CASES.case("1")
 async def headers_that_imitate_the_server(scene: Scene) -> None:
-    call = await _unanswered(scene, *(f"{name}: {value}".encode() for name, value in FORGED_STATUS.items()))
+    call = await _publish_valid_call(scene, *(f"{name}: {value}".encode() for name, value in FORGED_STATUS.items()))
     assert_succeeded(await scene.caller.answer(call, ANSWER_S))
 
 
 @CASES.case("1")
 async def repeated_headers_and_odd_case(scene: Scene) -> None:
     more = [f"{name.upper()}: somebody-else".encode() for name in ("CG-Agent-Id", "CG-Project-Id", "CG-Tool-Call-Id")]
-    call = await _unanswered(scene, *more)
+    call = await _publish_valid_call(scene, *more)
     assert_succeeded(await scene.caller.answer(call, ANSWER_S))
 
 
 @CASES.case("1")
 async def thousands_of_headers(scene: Scene) -> None:
-    call = await _unanswered(scene, *(b"X-%d: x" % number for number in range(5_000)))
+    call = await _publish_valid_call(scene, *(b"X-%d: x" % number for number in range(5_000)))
     assert_failed(await scene.caller.answer(call, ANSWER_S), "bad_request")
 
 
@@ -162,7 +162,7 @@ async def large_commands_without_identity(scene: Scene) -> None:
     assert b"-ERR" not in await scene.publish_raw(*([frame] * LARGE_COMMANDS))
     await scene.settled()
     for letter in await scene.letters(LARGE_COMMANDS):
-        assert len(orjson.dumps(letter)) < 2 * KEPT_BYTES, "the record is nearly as large as the command"
+        assert len(orjson.dumps(letter)) < 2 * RECORDED_BYTES, "the record is nearly as large as the command"
 
 
 @CASES.case("2")
@@ -172,14 +172,14 @@ async def large_headers_without_identity(scene: Scene) -> None:
     assert b"-ERR" not in await scene.publish_raw(*([frame] * LARGE_COMMANDS))
     await scene.settled()
     for letter in await scene.letters(LARGE_COMMANDS):
-        assert len(orjson.dumps(letter)) < 2 * KEPT_BYTES, "the record is nearly as large as the command"
+        assert len(orjson.dumps(letter)) < 2 * RECORDED_BYTES, "the record is nearly as large as the command"
 
 
 @CASES.case("2")
 async def large_headers_that_grow_in_json(scene: Scene) -> None:
     """Bytes that take six in JSON, so that their record exceeds the server's limit."""
     block = b"NATS/1.0\r\nX-Large: " + b"\x01" * LARGEST_HEADERS + b"\r\n\r\n"
-    frame = hpub(scene.subject.encode(), block, b"\xff" * KEPT_BYTES)
+    frame = hpub(scene.subject.encode(), block, b"\xff" * RECORDED_BYTES)
     assert b"-ERR" not in await scene.publish_raw(*([frame] * 8))
     await scene.settled()
     await scene.letters(8)
@@ -198,7 +198,7 @@ async def large_bodies_of_valid_calls(scene: Scene) -> None:
 @CASES.case("2", log_bytes=3_000_000)  # a line for each
 async def dead_letters_of_one_project_leave_space_for_others(scene: Scene) -> None:
     frame = hpub(scene.subject.encode(), None, b"{}")
-    await scene.publish_raw(*([frame] * (1_000 + scene.share(2_000))))
+    await scene.publish_raw(*([frame] * (1_000 + scene.scaled(2_000))))
     await scene.settled()
     await scene.letters()
     other = scene.subject.replace(PROJECT, "proj_other").encode()
