@@ -15,7 +15,7 @@ _RESERVE = 128
 """Descriptors for everything else: NATS, traces, DNS, files, pipes."""
 
 
-def raise_limit() -> int:
+def raise_file_limit() -> int:
     """Raise the soft limit of open files to the hard limit, and return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -25,7 +25,7 @@ def raise_limit() -> int:
     return hard
 
 
-def shortage(settings: Settings, limit: int) -> str | None:
+def file_limit_problem(settings: Settings, limit: int) -> str | None:
     """Return a message with demand and remedy if the settings may need more files than the limit, else None."""
     parts = {
         "egress.max_connections": settings.egress.max_connections,
@@ -43,7 +43,7 @@ def shortage(settings: Settings, limit: int) -> str | None:
     )
 
 
-def give_large_memory_back() -> None:
+def set_malloc_thresholds() -> None:
     """Make glibc allocate blocks of 4 MB and more with mmap, so that freeing returns them to the system.
 
     By default glibc raises that threshold to the largest block ever freed, and responses of 10 MB then fragment the

@@ -51,7 +51,7 @@ class Reloader:
 
     @property
     def files(self) -> list[Path]:
-        """The configuration file, and those with the values of keys."""
+        """Return the configuration file and the files with keys."""
         keys = (f"{variable}{FILE_SUFFIX}" for variable in sorted(self.bootstrap.secrets.allowed))
         named = (self.environment.get(variable) for variable in (CONFIG_VARIABLE, *keys))
         return [Path(name) for name in named if name]
@@ -86,14 +86,14 @@ class Reloader:
 
 async def watch(files: Sequence[Path], changed: asyncio.Event) -> None:
     """Set `changed` whenever files changed."""
-    watched = Watched(files)
+    watcher = FileWatcher(files)
     while files:
-        if await asyncio.to_thread(watched.changed):
+        if await asyncio.to_thread(watcher.changed):
             changed.set()
         await asyncio.sleep(_POLL_S)
 
 
-class Watched:
+class FileWatcher:
     """Detects changes of files by modification time, size and inode, also behind a link."""
 
     def __init__(self, files: Sequence[Path]) -> None:

@@ -16,7 +16,7 @@ from openapi_tool import __version__, process_resources
 from openapi_tool.assembly import Parts, Shared, assemble, open_shared, snapshots
 from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.jina.transport import Resolver
-from openapi_tool.process_resources import raise_limit, shortage
+from openapi_tool.process_resources import file_limit_problem, raise_file_limit
 from openapi_tool.reload import Reloader
 from openapi_tool.settings import PREFIX, Settings, SettingsError
 from openapi_tool.settings.loading import ignored_variables
@@ -53,8 +53,8 @@ def run(read: Callable[[], Settings], environment: Mapping[str, str], resolver: 
     RECENT_WARNINGS.install(bootstrap.redactor)
     list_projects(settings.telemetry.projects)
     _log_configuration(bootstrap, environment)
-    if too_few := shortage(settings, raise_limit()):
-        log.warning("%s", too_few, extra={"action": "open_files.short"})
+    if problem := file_limit_problem(settings, raise_file_limit()):
+        log.warning("%s", problem, extra={"action": "open_files.short"})
     with asyncio.Runner(loop_factory=_new_event_loop) as runner:
         runner.run(_serve(bootstrap, resolver, read, environment))
 
@@ -66,7 +66,7 @@ async def _serve(
     stop, reload = _stop_on_signals(), _reload_on_signal()
     async with AsyncExitStack() as stack:
         await _serve_health(stack, bootstrap)
-        process_resources.give_large_memory_back()
+        process_resources.set_malloc_thresholds()
         shared = open_shared(stack, bootstrap, resolver)
         reloader = Reloader(bootstrap, read, environment, use_keys=shared.limits.limiter.keys.set_secrets)
         process = _Process(stop, stack, shared, reloader)

@@ -260,5 +260,5 @@ def _holder(command: CommandState) -> str:
     if command.holder is not None:
         return f"executor {command.holder} " + ("runs it" if command.running else "holds it until a slot is free")
     if command.answering:
-        return "it is delivered and not settled, and no replica that replied holds it: its redelivery is due"
-    return "it is delivered and not settled, and no replica replied: its redelivery is due"
+        return "it is delivered and not settled, and none of the replicas that answer holds it: its redelivery is due"
+    return "it is delivered and not settled, and no replica answers: its redelivery is due"

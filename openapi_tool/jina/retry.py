@@ -27,13 +27,13 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 async def with_retries(
-    ask: Callable[[], Awaitable[T]],
+    attempt: Callable[[], Awaitable[T]],
     options: RetryOptions,
     deadline: Deadline,
     min_s: float = 0.0,
     sleep: Sleep = asyncio.sleep,
 ) -> T:
-    """Return the result of `ask`, retried as its ToolErrors allow; raise the last one rather than miss the deadline.
+    """Return the result of `attempt`, retried as its ToolErrors and the deadline allow; else raise the last error.
 
     Nothing is retried with less than `min_s` seconds left.
     """
@@ -46,7 +46,7 @@ async def with_retries(
         )
 
     wait = _wait(options)
-    return await retried(ask, on=ToolError, wait=wait, stop=should_stop, before_sleep=_log_retry, sleep=sleep)
+    return await retried(attempt, on=ToolError, wait=wait, stop=should_stop, before_sleep=_log_retry, sleep=sleep)
 
 
 @functools.lru_cache(maxsize=4)  # a service has one set of options

@@ -24,7 +24,7 @@ from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.server import ServerFailed, accepts, free_port
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
 from openapi_tool.protocol.subject import default_durable
-from openapi_tool.reload import Reloader, Watched
+from openapi_tool.reload import FileWatcher, Reloader
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry.health import DEPENDENCIES
 from openapi_tool.telemetry.redact import MASK, Redactor
@@ -378,7 +378,7 @@ def test_a_file_counts_as_changed_once_it_is_stable(tmp_path: Path) -> None:
     for file in files:
         file.write_text("of equal length")
     link.symlink_to(files[0])
-    watched = Watched([link, tmp_path / "missing"])
+    watched = FileWatcher([link, tmp_path / "missing"])
     assert not watched.changed()
     link.unlink()
     link.symlink_to(files[1])

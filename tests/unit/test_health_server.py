@@ -19,7 +19,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from openapi_tool.process_resources import shortage
+from openapi_tool.process_resources import file_limit_problem
 from openapi_tool.settings import Settings
 from openapi_tool.telemetry import health_server as module
 from openapi_tool.telemetry.calls import RECENT, CallFacts
@@ -209,8 +209,8 @@ LIMIT = """
 import logging
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 300))
-from openapi_tool.process_resources import raise_limit
-print(raise_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
+from openapi_tool.process_resources import raise_file_limit
+print(raise_file_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 
@@ -234,7 +234,7 @@ def test_the_soft_limit_of_open_files_is_raised_to_the_hard_limit() -> None:
 @requirement("health")
 def test_a_shortage_of_open_files_is_reported_with_the_numbers(limit: int, port: int, enough: bool) -> None:  # noqa: FBT001
     settings = Settings.model_validate({"postgres": {"dsn": "postgresql://h/db"}, "health": {"port": port}})
-    message = shortage(settings, limit)
+    message = file_limit_problem(settings, limit)
     assert (message is None) == enough
     if message:
         assert f"may open {limit} files" in message
