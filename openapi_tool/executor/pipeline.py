@@ -86,7 +86,7 @@ class PipelineOptions:
 
 @frozen
 class _Call:
-    """Call that will get a result: its delivery, caller, records, and the turn that takes the result."""
+    """Call that gets a result: its delivery, caller, records, and the turn that takes the result."""
 
     delivery: Delivery
     command: Command

@@ -124,12 +124,13 @@ class StoredSearch:
 
     async def _passage(self, text: _Windows, stored_items: Sequence[StoredItem], span: Span) -> _Passage:
         number, item = next((number, item) for number, item in enumerate(stored_items, start=1) if span.at < item.end)
-        first = max(item.start, span.at - _LOOK_BACK_CHARS)
-        window = await text.read(first, min(item.end, span.at + span.chars))
-        steps = _passage_steps(window, first, stored_items, number, span)
+        window_at = max(item.start, span.at - _LOOK_BACK_CHARS)
+        window = await text.read(window_at, min(item.end, span.at + span.chars))
+        steps = _passage_steps(window, window_at, stored_items, number, span)
         return await self._slicer.run(steps, _FORCE_SLICING)
 
     async def _scan(self, search: Search, text: _Windows, item: StoredItem) -> None:
+        """Search an item by windows."""
         at = item.start
         while at < item.end:
             window = await text.read(at, item.end)
@@ -185,33 +186,33 @@ class _Passage:
 
 
 def _passage_steps(
-    window: str, first: int, stored_items: Sequence[StoredItem], number: int, span: Span
+    window: str, window_at: int, stored_items: Sequence[StoredItem], number: int, span: Span
 ) -> Steps[_Passage]:
-    """Return a passage of the item with this number; `window` is the text around it, from `first` on."""
+    """Return a passage of the item with this number; `window` is the text from `window_at` on."""
     item = stored_items[number - 1]
-    begin = _passage_start(window, span.at - first, span.before)
-    max_chars = span.at + span.chars - first - begin
+    begin = _passage_start(window, span.at - window_at, span.before)
+    max_chars = span.at + span.chars - window_at - begin
     shown = window[begin : begin + max_chars + 1]  # one more: the text continues
     opening = opening_of(window[:begin], window[begin : begin + 1])
     yield
     lines = "" if opening is None else opening_lines(window[opening:][:OPENING_CHARS])
-    if len(stored_items) > 1 and item.title and first + begin > item.start:
+    if len(stored_items) > 1 and item.title and window_at + begin > item.start:
         title, _, _ = item.title.partition("\n")
         lines = f"{title}\n{lines}"
     return _Passage(
         at=span.at,
-        start=first + begin,
-        opening=None if opening is None else first + opening,
+        start=window_at + begin,
+        opening=None if opening is None else window_at + opening,
         text=shown[: boundary(shown, max_chars)].rstrip(),
         lines=lines,
         where=where_in(
-            item, first + begin, number if len(stored_items) > 1 else None, len(stored_items), lines.count("\n")
+            item, window_at + begin, number if len(stored_items) > 1 else None, len(stored_items), lines.count("\n")
         ),
     )
 
 
 def _passage_start(window: str, at: int, before: int) -> int:
-    """Return where a passage begins: at the line, sentence or word of the match, the first that is near enough."""
+    """Return where a passage begins: with the line, sentence or word of the match, whichever first is near enough."""
     earliest = max(0, at - before)
     if earliest == 0 and "\n" not in window[:at]:
         return 0
