@@ -22,7 +22,7 @@ from openapi_tool.tools.deadline import Deadline
 
 _TICK_S = 1.0
 _NEWEST_WEIGHT = 0.2  # of the newest request in a tool's moving average
-_MAX_MEANS = 10_000
+_MAX_MEANS = 10_000  # one per tool
 _MAX_ACCOUNTS = 20_000
 _CHECKED_PER_TICK = 2_000  # all accounts at once could block the event loop
 _MAX_LISTED = _MAX_RANKED = 100

@@ -40,7 +40,7 @@ _ACK_DELAY_S = 0.01
 """Seconds that an acknowledgement waits to be sent together with a publication: each write costs CPU."""
 
 LISTED_BY = "openapi-tool nats permissions"
-"""Command that prints the permissions that the NATS user of `serve` needs."""
+"""Command that prints the permissions that `serve` needs."""
 
 _DOMAIN_PREFIXES = ("$JS.API.", "$KV.")  # of subjects that depend on the JetStream domain
 

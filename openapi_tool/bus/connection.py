@@ -50,7 +50,7 @@ class BusOptions:
 
 @asynccontextmanager
 async def connected(options: BusOptions) -> AsyncIterator[BusClient]:
-    """Connect, and reconnect after any outage. An outage at the start is waited out.
+    """Connect, and reconnect after any outage; wait while NATS is unavailable at the start.
 
     Raises Unavailable if TLS is required and no server offers it, or with `once` if the attempt fails.
     """

@@ -41,7 +41,7 @@ _LAST_DELIVERY = 5
 _MAX_CONCURRENT = 8
 """Limit of records that are stored concurrently, shared fairly by projects: a flood must not starve calls."""
 
-_STORE_FAILED = 10077  # the stream is full
+_STORE_FAILED = 10077  # error code of a full stream
 _TOO_LARGE = 10054
 _PLAIN_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _HASH_CHARS = 32

@@ -94,7 +94,7 @@ def _claimed(subject: str, headers: Mapping[str, str], data: bytes) -> dict[str,
 
 
 def _trace(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the trace id of the command's header; the waiting turn's, which takes precedence, is not loaded yet."""
+    """Return the trace id of the command's header; the waiting turn's would take precedence, but is not loaded yet."""
     try:
         return {"trace_id": parse_traceparent(headers.get(TRACEPARENT, "")).trace_id}
     except ValueError:

@@ -142,21 +142,21 @@ class Leases:
     async def hand_back(self, delivery: Delivery, *, forgive: bool) -> None:
         """Release the lease of a command that is not settled; `forgive` takes its run off the lost ones."""
 
-        def free(record: Record) -> Record:
-            released = _without_owner(replace(record, lost=max(0, record.lost - forgive)))
-            return self._with_event(released, RunEvent.HANDED_BACK, delivery.attempt)
+        def released(record: Record) -> Record:
+            record = _without_owner(replace(record, lost=max(0, record.lost - forgive)))
+            return self._with_event(record, RunEvent.HANDED_BACK, delivery.attempt)
 
-        await self._change(_key(delivery), free)
+        await self._change(_key(delivery), released)
 
     async def settle(self, lease: Lease) -> None:
         """Release the lease of a settled command, unless another executor took it; its record stays for `inspect`."""
 
-        def free(record: Record) -> Record | None:
+        def released(record: Record) -> Record | None:
             if record.owner != self._owner:
                 return None
             return self._with_event(_without_owner(replace(record, lost=0)), RunEvent.SETTLED, lease.delivery)
 
-        await self._change(lease.key, free)
+        await self._change(lease.key, released)
 
     def _with_event(self, record: Record, event: RunEvent, delivery: int) -> Record:
         run = Run(event, delivery, INSTANCE, round(self._clock(), 3))

@@ -244,7 +244,7 @@ class _FairQueue:
         return None
 
     def _drop_stale_entries(self) -> None:
-        """Remove stale entries: evicted commands of ever new agents leave one each if their project never runs."""
+        """Remove stale entries: each evicted command of a new agent leaves one if its project never runs."""
         if len(self._due) > 2 * len(self._flows) + _MAX_STALE_ENTRIES:
             flows = self._flows
             self._due = [entry for entry in self._due if entry[2] in flows and flows[entry[2]].entry == entry[1]]

@@ -30,7 +30,7 @@ INSTANCE = f"{socket.gethostname()}-{os.getpid()}"
 SUBJECT = "openapi_tool.stats"
 ANSWERS = f"{SUBJECT}.*"
 MAX_REPLICAS = 500
-_RESUBSCRIBE_AFTER_S = 60.0  # after an error
+_RESUBSCRIBE_AFTER_S = 60.0
 _MAX_PER_SECOND = 20
 """Limit of answered requests: more than dashboards send, too few to slow down calls."""
 _MAX_PATH_CHARS, _MAX_DEPTH = 100, 12
@@ -148,7 +148,7 @@ async def _answer_requests(client: Client, snapshot: Callable[[], Mapping[str, A
                         await client.publish(message.reply, orjson.dumps(snapshot()))
         except (nats.errors.Error, OSError) as error:
             log.warning("cannot answer `openapi-tool top`: %s", error, extra={"action": "stats.not_answered"})
-            began += _RESUBSCRIBE_AFTER_S
+            began += _RESUBSCRIBE_AFTER_S  # sleep longer
         await asyncio.sleep(max(0.0, began + 1.0 - time.monotonic()))
 
 

@@ -4,8 +4,8 @@ Loads and commits have a state each; the breaker is open while the latest attemp
 retried commits serve as probes. Without any, a command may be fetched as a probe: first after 0.2 s, then with
 back-off up to every MAX_PROBE_INTERVAL_S seconds.
 
-Attempts may end in another order than they began. The one that began last counts: an attempt that hung through an
-outage does not show the state after it.
+The attempt that began last counts, not the one that ended last: one that hung through an outage does not show the
+state after it.
 
 A statement that failed at a lock or its timeout (Contended) may have failed because of its own rows only. So the first
 such call does not open the breaker; the second in a row does. While the breaker is open only because of contention,
@@ -42,7 +42,7 @@ _MAX_DOUBLINGS = 10
 class _Outcome:
     """Outcome of the latest attempt; `reason` is empty if it succeeded.
 
-    `number` orders attempts by their begin. `suspected`: it met contention, and a second such one opens the breaker.
+    `number` orders attempts by their start. `suspected`: it met contention; a second one in a row opens the breaker.
     """
 
     number: int = 0

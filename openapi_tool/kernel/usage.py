@@ -18,7 +18,7 @@ MAX_ROWS = 1_000
 
 
 class By(StrEnum):
-    """Keys by which usage is summed up."""
+    """Keys to sum up usage by."""
 
     TOOL = "tool"
     AGENT = "agent"

@@ -55,7 +55,7 @@ class KeyGroup:
         return lambda count: min((wait_s(count * share) for wait_s, share in parts), default=0.0)
 
     def wake(self) -> None:
-        """Make all limiters check whether they can grant permits."""
+        """Wake all limiters."""
         for limiter in self.limiters:
             limiter.wake()
 

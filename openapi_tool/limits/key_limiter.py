@@ -91,7 +91,7 @@ class KeyLimiter:
         self._wake = asyncio.Event()
         self._task = in_background(self._run(), f"limits of {variable}")
         self._stored: tuple[int, bytes | None] | None = None
-        self._unconfirmed: Planned | None = None
+        self._unconfirmed: Planned | None = None  # of unknown outcome
         self._next_write_at = self._next_refill_at = 0.0
         self._written_at = -_REPORT_INTERVAL_S
         self._unwritten_429s: list[float | None] = []  # their Retry-After in seconds
@@ -176,7 +176,7 @@ class KeyLimiter:
         return _Permit(limiter, use, need, limiter.key(need), trial=trial)
 
     def wake(self) -> None:
-        """Check at once whether permits can be granted or taken."""
+        """Check now whether permits can be granted or taken."""
         self._wake.set()
 
     def record_refusal(self, error: ToolError, need: Need, key: SecretStr) -> None:

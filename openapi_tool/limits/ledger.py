@@ -25,7 +25,7 @@ MARGIN_S = 0.5
 USE_COUNTS_S = WINDOW_S + MARGIN_S
 """Seconds for which a used permit counts against the limit."""
 
-BUCKET_S = 0.5  # of the window
+BUCKET_S = 0.5  # resolution of the window
 BLOCK_S = 4.0
 """Seconds within which a block must be used."""
 
@@ -116,7 +116,7 @@ class Replica:
 
     `want` is its unmet demand, `seen` its last report. `served` counts its permits since it began to want more than it
     has; a replica that is ahead of the others takes none. `serial` numbers its reports, so that one with an unknown
-    outcome is not counted twice. `adaptive_since` is the start of the adaptive limit that counts its own requests.
+    outcome is not counted twice. `adaptive_since` is the start of the last adaptive limit that it has reported to.
     """
 
     seen: float = 0.0
