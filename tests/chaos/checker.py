@@ -129,8 +129,8 @@ async def check(
     answered = {call_id for call_id in calls if is_complete(rows[call_id])}
     sent = {call_id for call_id, call in calls.items() if call["published"]}
     discarded = discarded_letters(journal)
-    dead = {**discarded, **dead_lettered(letters), **journal.letters}
-    answered_at = {call_id: at for call_id, at in dead.items() if call_id in calls}
+    dead_lettered_at = {**discarded, **dead_lettered(letters), **journal.letters}
+    answered_at = {call_id: at for call_id, at in dead_lettered_at.items() if call_id in calls}
     answered_at |= {call_id: rows[call_id]["rows"][0]["at"] for call_id in answered}
     late = late_calls(journal, answered_at, deadline_s)
     return {
@@ -279,6 +279,7 @@ def _delays_after_crashes(found: Iterable[Delay]) -> dict[str, Any]:
 
 
 async def _rows(dsn: str) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Return `cards`, inbox `rows` and `edges` of results, by call id."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: {"cards": [], "rows": [], "edges": []})
     connection = await asyncpg.connect(dsn)
     try:

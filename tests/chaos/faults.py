@@ -97,7 +97,7 @@ async def _restart(run: Run, server: NatsServer | PostgresServer) -> int:
 
 async def end_backends(run: Run) -> int:
     running = await run.running()
-    connection = await asyncpg.connect(run.site.dsn)
+    connection = await asyncpg.connect(run.addresses.dsn)
     await connection.execute(
         "select pg_terminate_backend(pid) from pg_stat_activity "
         "where application_name = 'openapi-tool' and datname = current_database()"

@@ -31,7 +31,7 @@ DATABASE, DURABLE = "chaos", default_durable("v1r4", "jina")
 RECORDING = "s-post-json"
 EXECUTOR = "tests.chaos.fail_points"
 _POLL_S = 0.05
-_POLLS = 60
+_POLLS = 60  # 3 s
 _NATS_TIMEOUT_S = 2.0
 
 
@@ -65,7 +65,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Addresses:
     """Addresses of the kernel's servers.
 
     Executors get `settings` (environment variables) besides the usual ones. The command stream has `stream_replicas`.
@@ -85,7 +85,7 @@ class Run:
     """
 
     stack: EmbeddedStack
-    site: Site
+    addresses: Addresses
     outage_s: float
     folder: Path
     replicas: list[Replica]
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def loads(self) -> list[Load]:
-        """The load of each kernel."""
+        """Return the load of each kernel."""
         return [self.load, *([self.older] if self.older else [])]
 
     async def place(self, calls: int, per_second: float) -> None:
@@ -106,12 +106,14 @@ class Run:
         await asyncio.gather(*(load.run(calls, per_second) for load in self.loads))
 
     def normal_rules(self) -> list[dict[str, Any]]:
+        """Return the rules of the double outside of faults: every request succeeds."""
         return [
             {"match": "slow", "answer": RECORDING, "delay_s": SLOW_S},
             {"answer": RECORDING, "delay_s": QUICK_S},
         ]
 
     async def rules(self, *more: Mapping[str, Any]) -> None:
+        """Set the rules of the double: `more`, then the normal ones."""
         await asyncio.to_thread(self.stack.upstream.rules, *more, *self.normal_rules())
 
     async def busy_replica(self) -> tuple[Replica, int]:
@@ -142,13 +144,13 @@ class Run:
 
     @property
     def hit(self) -> set[str]:
-        """Kinds of faults that have hit a running call."""
+        """Return the kinds of faults that have hit a running call."""
         return {kind for kind, count in self.faults.items() if count["hit"]}
 
     async def delivered(self) -> int | None:
         """Return the number of deliveries of the durable, None if NATS does not answer at once."""
         try:
-            async with asyncio.timeout(_NATS_TIMEOUT_S), nats_client(self.site.nats_urls) as client:
+            async with asyncio.timeout(_NATS_TIMEOUT_S), nats_client(self.addresses.nats_urls) as client:
                 info = await client.jetstream().consumer_info(COMMANDS, DURABLE)
         except (nats.errors.Error, OSError, TimeoutError):
             return None
@@ -236,10 +238,10 @@ class Profile(ABC):
     def __init__(self, stack: EmbeddedStack) -> None:
         self.stack = stack
 
-    async def open(self, exits: AsyncExitStack) -> Site:
+    async def open(self, exits: AsyncExitStack) -> Addresses:
         """Start further servers, which `exits` stops. Raises NotInstalled."""
         del exits
-        return Site(self.stack.postgres.dsn(DATABASE), [self.stack.nats.url])
+        return Addresses(self.stack.postgres.dsn(DATABASE), [self.stack.nats.url])
 
     def settings(self, number: int) -> Mapping[str, str]:
         """Return the environment variables of one replica only."""

@@ -27,12 +27,12 @@ from tests.chaos.harness import (
     DATABASE,
     DURABLE,
     RECORDING,
+    Addresses,
     Fault,
     NotInstalled,
     Profile,
     Replica,
     Run,
-    Site,
     nats_client,
     outage,
 )
@@ -68,13 +68,13 @@ class Cluster(Profile):
             raise AssertionError("the profile was not opened")
         return self._cluster
 
-    async def open(self, exits: AsyncExitStack) -> Site:
+    async def open(self, exits: AsyncExitStack) -> Addresses:
         del exits  # the stack's guard ends the nodes
         self._cluster = NatsCluster(self.stack)
         await self._cluster.start()
         await until_led(self._cluster.urls, _can_create_stream)
         settings = {"NATS_SERVERS": ",".join(self._cluster.urls)}
-        return Site(self.stack.postgres.dsn(DATABASE), self._cluster.urls, settings, stream_replicas=3)
+        return Addresses(self.stack.postgres.dsn(DATABASE), self._cluster.urls, settings, stream_replicas=3)
 
     def faults(self) -> Mapping[str, Fault]:
         streams = {"commands": COMMANDS, "durable": COMMANDS, "leases": LEASES, "sessions": SESSIONS}
@@ -238,9 +238,9 @@ class Admin(Profile):
         @asynccontextmanager
         async def limited() -> AsyncIterator[None]:
             await self._change(run, max_deliver=3)
-            await execute(run.site.dsn, f"revoke select on cards from {ROLE}")  # noqa: S608 - constants only
+            await execute(run.addresses.dsn, f"revoke select on cards from {ROLE}")  # noqa: S608 - constants only
             yield
-            await execute(run.site.dsn, f"grant select on cards to {ROLE}")
+            await execute(run.addresses.dsn, f"grant select on cards to {ROLE}")
 
         hit = await outage(run, "select revoked with max_deliver 3", limited(), _REVOKED_S)
         await asyncio.sleep(_REDELIVERED_S)
@@ -315,7 +315,7 @@ class Admin(Profile):
 
     async def letters_deleted(self, run: Run) -> int:
         """Delete the stream of dead letters, recording those in it as written; then cause another dead letter."""
-        for call_id, at in dead_lettered(await messages(run.site.nats_urls, DEAD_LETTERS, "")).items():
+        for call_id, at in dead_lettered(await messages(run.addresses.nats_urls, DEAD_LETTERS, "")).items():
             run.journal.record(dead_letter=call_id, at=at)
         deleted = await _on_jetstream(run, partial(_delete, DEAD_LETTERS))
         await run.load.publish_unanswerable()
@@ -349,7 +349,7 @@ class Admin(Profile):
 
 
 async def _on_jetstream(run: Run, request: Callable[[JetStreamContext], Awaitable[Any]]) -> Any:
-    async with nats_client(run.site.nats_urls) as client:
+    async with nats_client(run.addresses.nats_urls) as client:
         return await request(client.jetstream())
 
 
@@ -475,7 +475,7 @@ class Failover(Profile):
         self.standby: PostgresServer = stack.postgres
         self.executors = self.kernel = Switch(stack.postgres.port)
 
-    async def open(self, exits: AsyncExitStack) -> Site:
+    async def open(self, exits: AsyncExitStack) -> Addresses:
         folder = self.stack.folder / "standby"
         folder.mkdir()
         self.standby = Standby(folder, self.stack.guard, self.primary)
@@ -485,7 +485,7 @@ class Failover(Profile):
         self.kernel = await exits.enter_async_context(Switch(self.primary.port).listening())
         kernel = self.primary.dsn(DATABASE).replace(f":{self.primary.port}/", f":{self.kernel.port}/")
         nats_urls = [self.stack.nats.url]
-        return Site(f"{kernel}?default_transaction_read_only=off", nats_urls, {"PG_DSN": self._executor_dsn()})
+        return Addresses(f"{kernel}?default_transaction_read_only=off", nats_urls, {"PG_DSN": self._executor_dsn()})
 
     def _executor_dsn(self) -> str:
         return dsn_of(self.stack, DATABASE, at=f"127.0.0.1:{self.executors.port}")
@@ -603,7 +603,7 @@ class Bouncer(Profile):
             raise AssertionError("the profile was not opened")
         return self._bouncer
 
-    async def open(self, exits: AsyncExitStack) -> Site:
+    async def open(self, exits: AsyncExitStack) -> Addresses:
         if why := PgBouncer.missing():
             raise NotInstalled(why)
         self._bouncer = start_bouncer(self.stack)
@@ -611,8 +611,8 @@ class Bouncer(Profile):
             "PG_DSN": dsn_of(self.stack, DATABASE, at=f"127.0.0.1:{self.bouncer.port}"),
             "OPENAPI_TOOL__POSTGRES__PREPARED_STATEMENTS": "false",
         }
-        site = await super().open(exits)
-        return Site(site.dsn, site.nats_urls, settings)
+        addresses = await super().open(exits)
+        return Addresses(addresses.dsn, addresses.nats_urls, settings)
 
     def faults(self) -> Mapping[str, Fault]:
         return {

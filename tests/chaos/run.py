@@ -122,12 +122,12 @@ async def prepare(profile: Profile, options: Options, exits: AsyncExitStack) -> 
     stack = profile.stack
     folder = stack.folder / f"chaos-{options.seed}-{time.monotonic_ns()}"
     folder.mkdir()
-    site = await profile.open(exits)
+    addresses = await profile.open(exits)
     await prepare_database(stack.postgres.dsn(), DATABASE, kernel_schema())
     await make_role(stack.postgres.dsn(DATABASE))
     journal = Journal(folder / "journal")
-    load = Load(site.dsn, site.nats_urls, journal, _random(options))
-    run = Run(stack, site, options.outage_s, folder, [], load, journal, _random(options))
+    load = Load(addresses.dsn, addresses.nats_urls, journal, _random(options))
+    run = Run(stack, addresses, options.outage_s, folder, [], load, journal, _random(options))
     more = await _add_older_kernel(run, options) if options.both else {}
     run.replicas = [
         _replica(run, number, {**profile.settings(number), **more}, options.executor or profile.executor)
@@ -136,17 +136,17 @@ async def prepare(profile: Profile, options: Options, exits: AsyncExitStack) -> 
     stack.upstream.clear_requests()
     await run.rules()
     for one in run.loads:
-        await one.prepare(site.stream_replicas)
+        await one.prepare(addresses.stream_replicas)
     return run
 
 
 async def _add_older_kernel(run: Run, options: Options) -> Mapping[str, str]:
-    """A second kernel on the same servers; the settings by which the replicas serve it, too."""
+    """Add a second kernel on the same servers; return the settings by which the replicas serve it, too."""
     postgres, name = run.stack.postgres, f"{DATABASE}_{OLDER}"
     await prepare_database(postgres.dsn(), name, kernel_schema(OLDER))
     await make_role(postgres.dsn(name))
     journal = Journal(run.folder / f"journal-{OLDER}")
-    run.older = Load(postgres.dsn(name), run.site.nats_urls, journal, _random(options), OLDER)
+    run.older = Load(postgres.dsn(name), run.addresses.nats_urls, journal, _random(options), OLDER)
     return {"OPENAPI_TOOL__DIALECTS__V1R3__POSTGRES__DSN": dsn_of(run.stack, name)}
 
 
@@ -155,7 +155,9 @@ async def findings(run: Run, deadline_s: float, per_minute: float = math.inf) ->
     record_kills(run.folder, run.journal)
     record_discarded([replica.process.log_text() for replica in run.replicas], run.journal)
     requests = await asyncio.to_thread(run.stack.upstream.requests)
-    return await check(run.site.dsn, run.site.nats_urls, run.journal.path, requests, deadline_s, per_minute=per_minute)
+    return await check(
+        run.addresses.dsn, run.addresses.nats_urls, run.journal.path, requests, deadline_s, per_minute=per_minute
+    )
 
 
 async def _older_findings(run: Run) -> dict[str, Any]:
@@ -166,7 +168,7 @@ async def _older_findings(run: Run) -> dict[str, Any]:
         journal.writelines(line for line in lines if not line.startswith(('{"call"', '{"discarded"')))
     requests = await asyncio.to_thread(run.stack.upstream.requests)
     dsn = run.stack.postgres.dsn(f"{DATABASE}_{OLDER}")
-    return await check(dsn, run.site.nats_urls, path, requests, version=OLDER)
+    return await check(dsn, run.addresses.nats_urls, path, requests, version=OLDER)
 
 
 def _random(options: Options) -> random.Random:
@@ -180,7 +182,7 @@ def _replica(run: Run, number: int, own: Mapping[str, str], executor: str) -> Re
         "OPENAPI_TOOL__HEALTH__PORT": str(port),
         "OPENAPI_TOOL__SECRETS__ALLOWED_ENV": "SEARCH_API_KEY",
         "PG_DSN": dsn_of(run.stack, DATABASE),
-        **run.site.settings,
+        **run.addresses.settings,
         **own,
     }
     return Replica(run.stack.executor(f"{run.folder.name}-{number}", DATABASE, settings, module=executor), port)
@@ -214,6 +216,7 @@ async def _with_faults(run: Run, profile: Profile, options: Options) -> None:
 
 
 def _times(profile: Profile, options: Options, kinds: tuple[str, ...]) -> Iterator[tuple[float, str]]:
+    """Return pauses in seconds and the kind of the fault after each."""
     if profile.endless:
         return schedule(_random(options), options.every_s, kinds)
     rest_s = profile.rest_s if options.rest_s is None else options.rest_s
@@ -225,7 +228,7 @@ async def _keep_up_load(
 ) -> None:
     """Continue the load until the faults have been injected, and then until replicas can be ready again."""
     give_up = time.monotonic() + options.hit_all_within_s
-    second = round(options.per_second)
+    second = round(options.per_second)  # calls of a second
     if profile.endless:
         while run.hit != set(kinds) and time.monotonic() < give_up:
             await profile.place(run, second, options.per_second)
@@ -249,7 +252,7 @@ async def stop(run: Run) -> None:
 
 async def settled(run: Run, settle_s: float = 90.0) -> None:
     """Wait at most `settle_s` until no command is left, then one more second for doorbells."""
-    client = await nats.connect(list(run.site.nats_urls))
+    client = await nats.connect(list(run.addresses.nats_urls))
     give_up = time.monotonic() + settle_s
     try:
         for load in run.loads:

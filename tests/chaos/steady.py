@@ -66,7 +66,7 @@ async def restarts(run: Run) -> dict[str, Any]:
 
 
 async def _recovered(run: Run, back_at: float) -> float | None:
-    connection = await asyncpg.connect(run.site.dsn)
+    connection = await asyncpg.connect(run.addresses.dsn)
     rows = await connection.fetch(
         "select extract(epoch from created_at)::float8 - $1 as at from state.agent_inbox "
         "where message_type = 'tool_result'",
