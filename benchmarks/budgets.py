@@ -15,7 +15,7 @@ import sys
 
 import uvloop
 
-from benchmarks.calls import furnish
+from benchmarks.calls import set_up_projects
 from benchmarks.harness import Harness, start_all, stop_all
 from benchmarks.load import Load
 from benchmarks.rounds import settings_of
@@ -41,7 +41,7 @@ async def measure(rounds: int, calls: int) -> list[dict[str, Figures]]:
     async with Harness() as harness, Load.connect(harness.nats.url) as load:
         database = await harness.database()
         await harness.clean(database)
-        await furnish(database, scenario.ask.projects)
+        await set_up_projects(database, scenario.ask.projects)
         processes = {kind: harness.process("executor", _settings(kind, scenario)) for kind in KINDS}
         await start_all(list(processes.values()))
         try:

@@ -60,7 +60,7 @@ class Command:
     data: bytes
 
 
-async def furnish(database: asyncpg.Connection, projects: int) -> None:
+async def set_up_projects(database: asyncpg.Connection, projects: int) -> None:
     """Add projects, each with its own agent, search tool and reader tool."""
     ids = [project_id(number) for number in range(projects)]
     await database.executemany(

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import uvloop
 
-from benchmarks.calls import furnish
+from benchmarks.calls import set_up_projects
 from benchmarks.collector import answering, black_hole, hanging
 from benchmarks.harness import Harness, start_all, stop_all
 from benchmarks.load import Load
@@ -79,7 +79,7 @@ async def measure(rounds: int, calls: int, warm: int = WARM_CALLS) -> Measured:
 async def _with(harness: Harness, load: Load, ports: Mapping[str, int], rounds: int, scenario: Scenario) -> Measured:
     database = await harness.database()
     await harness.clean(database)
-    await furnish(database, scenario.ask.projects)
+    await set_up_projects(database, scenario.ask.projects)
     measured = Measured({kind: harness.process("executor", _settings(kind, scenario, ports)) for kind in KINDS})
     processes = list(measured.processes.values())
     await start_all(processes)

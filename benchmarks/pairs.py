@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 import uvloop
 
-from benchmarks.calls import furnish
+from benchmarks.calls import set_up_projects
 from benchmarks.harness import Harness, start_all, stop_all
 from benchmarks.load import Load
 from benchmarks.rounds import settings_of
@@ -43,7 +43,7 @@ async def measure(
     async with Harness() as harness, Load.connect(harness.nats.url) as load:
         database = await harness.database()
         await harness.clean(database)
-        await furnish(database, scenario.ask.projects)
+        await set_up_projects(database, scenario.ask.projects)
         processes = {kind: harness.process("executor", environments[kind]) for kind in KINDS}
         if other_python:
             processes[OTHER].process._command[0] = other_python  # noqa: SLF001 - only this benchmark mixes them

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import asyncpg
 
 from benchmarks import floor
-from benchmarks.calls import Ask, Command, furnish, place
+from benchmarks.calls import Ask, Command, place, set_up_projects
 from benchmarks.harness import TARGETS, Harness, start_all, stop_all
 from benchmarks.load import Load, Window
 from benchmarks.measure import figures, measured, resident_bytes
@@ -97,7 +97,7 @@ class Rounds:
     async def prepare(self, projects: int) -> None:
         """Empty tables and stream, and register projects, agents and tools."""
         await self._harness.clean(self.database)
-        await furnish(self.database, projects)
+        await set_up_projects(self.database, projects)
 
     def _processes(self, kind: str, scenario: Scenario) -> list[ExecutorProcess]:
         replicas = scenario.replicas

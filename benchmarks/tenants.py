@@ -25,7 +25,7 @@ import asyncpg
 import uvloop
 
 from benchmarks import shifted
-from benchmarks.calls import Ask, furnish, place, project_id
+from benchmarks.calls import Ask, place, project_id, set_up_projects
 from benchmarks.harness import Harness, start_all
 from benchmarks.limited import LIMITED
 from benchmarks.measure import exact_cpu_seconds
@@ -85,7 +85,7 @@ class World:
     ) -> AsyncIterator[list[ExecutorProcess]]:
         """Start replicas on empty servers; kill those in the list at the end. `per_replica` adds settings for each."""
         await self.harness.clean(self.database)
-        await furnish(self.database, self.size.projects)
+        await set_up_projects(self.database, self.size.projects)
         own = [{**self.common, **settings, **own_settings} for own_settings in per_replica or [{}] * replicas]
         started = [self.harness.process("executor", own_settings) for own_settings in own]
         try:

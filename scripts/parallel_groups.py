@@ -41,7 +41,7 @@ async def _measure(stack: EmbeddedStack, sizes: list[int], rounds: int) -> list[
     await prepare_database(stack.postgres.dsn(), _DATABASE, kernel_schema())
     measured: dict[tuple[int, str], list[tuple[float, int]]] = {}
     async with Caller.connect(stack.postgres.dsn(_DATABASE), stack.nats.url) as caller:
-        await caller.furnish(PROJECT, AGENT, [search_tool()])
+        await caller.set_up_project(PROJECT, AGENT, [search_tool()])
         world = World(stack, caller, _DATABASE)
         for number in range(rounds):
             for settings in _SETTINGS:

@@ -80,7 +80,7 @@ async def _load(stack: EmbeddedStack) -> None:
     rules: tuple[Mapping[str, Any], ...] = ({**FALLBACKS[0], "delay_s": 0.3}, {**FALLBACKS[1], "delay_s": 0.15})
     stack.upstream.rules(*rules)
     async with Caller.connect(stack.postgres.dsn(DATABASE), stack.nats.url) as caller:
-        await caller.furnish(PROJECT, AGENT, demo_tools())
+        await caller.set_up_project(PROJECT, AGENT, demo_tools())
         for number in range(RUN_S * PER_SECOND):
             if number == STORM_AT_S * PER_SECOND:
                 stack.upstream.rules(_STORM, *rules)

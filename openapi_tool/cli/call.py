@@ -23,7 +23,7 @@ from openapi_tool.cli.kernel_option import ProtocolOption, ProtocolVersion
 from openapi_tool.cli.nats_connection import connected_once
 from openapi_tool.entry import INTERRUPTED
 from openapi_tool.kernel.failures import DSN_SETTING, located, translate_connection_errors
-from openapi_tool.local.caller import ERRORS, Answer, Caller, PlacedCall, open_database
+from openapi_tool.local.caller import ERRORS, Caller, PlacedCall, ResultRows, open_database
 from openapi_tool.local.dev import DevError, RequestedCall, find_target, running_dev
 from openapi_tool.protocol.cards import as_model_reads
 from openapi_tool.protocol.errors import Unavailable
@@ -144,7 +144,7 @@ class _Outcome:
     """Outcome of a published call: its result, or the reason `why` there is none."""
 
     placed: PlacedCall
-    answer: Answer | None
+    answer: ResultRows | None
     times: Mapping[str, int | None]
     why: str = ""
 
@@ -205,7 +205,7 @@ async def _connected(addresses: _Addresses) -> AsyncIterator[Caller]:
 async def _outcome(caller: Caller, placed: PlacedCall, timeout_s: float) -> _Outcome:
     try:
         await interruptible(caller.publish(placed))
-        answer = await interruptible(caller.answer_or_row(placed, timeout_s))
+        answer = await interruptible(caller.result_or_row(placed, timeout_s))
         saved = await caller.card(placed.project_id, placed.tool_call_id, "tool.call")
     except ERRORS as error:
         why = f"none within {timeout_s:g} s" if type(error) is TimeoutError else f"{type(error).__name__}: {error}"

@@ -33,9 +33,9 @@ __all__ = [
     "ERRORS",
     "STREAM",
     "VERSION",
-    "Answer",
     "Caller",
     "PlacedCall",
+    "ResultRows",
     "new_call",
     "open_database",
     "prepare_database",
@@ -56,8 +56,8 @@ _CONNECT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Result of a call: rows as dictionaries, the doorbell's message, its arrival in seconds since the epoch."""
+class ResultRows:
+    """Rows of a result, its doorbell, and the arrival of the doorbell in seconds since the epoch."""
 
     card: Mapping[str, Any]
     inbox_row: Mapping[str, Any]
@@ -139,7 +139,7 @@ class Caller:
         for stream in await jetstream.streams_info():
             await jetstream.delete_stream(str(stream.config.name))
 
-    async def furnish(self, project_id: str, agent_id: str, tools: Iterable[Mapping[str, Any]]) -> None:
+    async def set_up_project(self, project_id: str, agent_id: str, tools: Iterable[Mapping[str, Any]]) -> None:
         """Add a project with an agent and tools."""
         await self.add_project(project_id)
         await self.add_agent(project_id, agent_id)
@@ -252,29 +252,29 @@ class Caller:
                 metadata,
             )
 
-    async def answer(self, call: PlacedCall, timeout_s: float) -> Answer:
+    async def result(self, call: PlacedCall, timeout_s: float) -> ResultRows:
         """Wait for the doorbell of a call and read its result. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
             doorbell_at, message = await self._doorbell(call.doorbell_key)
-        return await self.read_answer(call, _as_dict(message), doorbell_at)
+        return await self.read_result(call, _as_dict(message), doorbell_at)
 
-    async def answer_or_row(self, call: PlacedCall, timeout_s: float) -> Answer:
+    async def result_or_row(self, call: PlacedCall, timeout_s: float) -> ResultRows:
         """Wait for the result of a call; accept an inbox row that no doorbell follows soon. Raises TimeoutError."""
         doorbell = self._doorbell(call.doorbell_key)
         async with asyncio.timeout(timeout_s):
-            while not doorbell.done() and not (await self.read_answer(call)).inbox_row:
+            while not doorbell.done() and not (await self.read_result(call)).inbox_row:
                 await asyncio.wait([doorbell], timeout=_POLL_S)
         await asyncio.wait([doorbell], timeout=_DOORBELL_GRACE_S)
         if not doorbell.done():
-            return await self.read_answer(call)
+            return await self.read_result(call)
         doorbell_at, message = doorbell.result()
-        return await self.read_answer(call, _as_dict(message), doorbell_at)
+        return await self.read_result(call, _as_dict(message), doorbell_at)
 
-    async def read_answer(
+    async def read_result(
         self, call: PlacedCall, doorbell: Mapping[str, Any] | None = None, doorbell_at: float | None = None
-    ) -> Answer:
+    ) -> ResultRows:
         """Return the rows of a call as they are now; empty if missing."""
-        return Answer(
+        return ResultRows(
             card=await self.card(call.project_id, call.tool_call_id, "tool.result"),
             inbox_row=await self._row(
                 "select * from state.agent_inbox where project_id = $1 and correlation_id = $2 "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from openapi_tool.local.caller import VERSION, Answer, Caller, PlacedCall, prepare_database
+from openapi_tool.local.caller import VERSION, Caller, PlacedCall, ResultRows, prepare_database
 from openapi_tool.local.dev import log_entries
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack, kernel_schema
@@ -20,7 +20,7 @@ Upstream = Literal["double", "real"]
 
 PROJECT, AGENT, DATABASE = "proj_demo", "agent_demo", "demo"
 MAX_RESULT_CHARS = 2_000
-"""Low limit, so that an ordinary page is truncated and continued by cursor."""
+"""Low, so that an ordinary page is truncated."""
 
 _ANSWER_S = 60.0
 _SITE = "http://site.fixture.test:8099"
@@ -61,7 +61,7 @@ async def play(
 ) -> list[Journey]:
     """Register the tools, run the calls, and read the second part of the last one, whose page is long."""
     async with Caller.connect(stack.postgres.dsn(DATABASE), stack.nats.url, version) as caller:
-        await caller.furnish(PROJECT, AGENT, demo_tools(version))
+        await caller.set_up_project(PROJECT, AGENT, demo_tools(version))
         journeys = [await _follow(caller, executor, *call) for call in CALLS[upstream]]
         if cursor := journeys[-1].tool_output.get("next_cursor"):
             journeys.append(await _follow(caller, executor, "jina_read", {"cursor": cursor}))
@@ -83,7 +83,7 @@ async def _follow(caller: Caller, executor: ExecutorProcess, tool_name: str, arg
     with executor.process.log.open("rb") as log:
         log.seek(0, os.SEEK_END)
         call = await caller.place(PROJECT, AGENT, tool_name, arguments, suffix=tool_name)
-        answer = await caller.answer(call, _ANSWER_S)
+        answer = await caller.result(call, _ANSWER_S)
         return _journey(call, tool_name, arguments, answer, list(log_entries(log)))
 
 
@@ -91,7 +91,7 @@ def _journey(
     call: PlacedCall,
     tool_name: str,
     arguments: Mapping[str, Any],
-    answer: Answer,
+    answer: ResultRows,
     lines: Sequence[Mapping[str, Any]],
 ) -> Journey:
     content = answer.card["content"]
@@ -115,7 +115,7 @@ def _journey(
     )
 
 
-def _steps(call: PlacedCall, answer: Answer, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def _steps(call: PlacedCall, answer: ResultRows, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     requested, responded = (_logged(lines, action) for action in ("upstream.request", "upstream.response"))
     moments = {
         "upstream asked": requested[0] if requested else None,

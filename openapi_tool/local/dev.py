@@ -190,7 +190,7 @@ async def prepare(stack: EmbeddedStack, version: str, schema: str, tools: Iterab
         await server.database.execute(f"drop database if exists {database} with (force)")
         await prepare_database(stack.postgres.dsn(), database, schema)
         async with Caller.open(stack.postgres.dsn(database), servers=stack.nats.url) as caller:
-            await caller.furnish(PROJECT, AGENT, tools)
+            await caller.set_up_project(PROJECT, AGENT, tools)
         await server.database.execute(f"comment on database {database} is '{MARK}'")
 
 

@@ -90,7 +90,7 @@ class Scene:
     async def call(self, tool: str, arguments: Any, **changes: Any) -> None:
         """Place a call and wait for its result."""
         placed = await self.caller.place(PROJECT, AGENT, tool, arguments, **changes)
-        await self.caller.answer(placed, WAIT_S)
+        await self.caller.result(placed, WAIT_S)
 
     async def send_unanswerable(self) -> None:
         """Send a command whose result cannot reach any turn, with every secret in it."""
@@ -174,7 +174,7 @@ async def _prepare_database(stack: EmbeddedStack, password: Canary) -> None:
 
 async def _furnish(caller: Caller) -> None:
     await caller.make_stream()
-    await caller.furnish(PROJECT, AGENT, [*WORKING, *REFUSED])
+    await caller.set_up_project(PROJECT, AGENT, [*WORKING, *REFUSED])
     await caller.listen("cg.v1r4.*.*.cmd.agent.*.wakeup")
 
 

@@ -102,7 +102,7 @@ class Load:
         caller = await self._connected()
         await caller.make_stream(replicas=replicas)
         for project in (PROJECT, FLOODER):
-            await caller.furnish(project, AGENT, [TOOL])
+            await caller.set_up_project(project, AGENT, [TOOL])
 
     async def run(self, calls: int, per_second: float) -> None:
         """Place `calls` calls at the given rate, even if earlier ones are slow to place."""

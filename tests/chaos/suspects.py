@@ -39,7 +39,7 @@ async def measure(*, poison: bool) -> dict[str, Any]:
         settings = {"PG_DSN": dsn_of(stack, DATABASE), FOLDER_VARIABLE: folder, "OPENAPI_TOOL__CACHE__TTL_S": "0"}
         executor = stack.executor("executor", DATABASE, settings, module=EXECUTOR)
         async with Caller.connect(stack.postgres.dsn(DATABASE), stack.nats.url) as caller:
-            await caller.furnish(PROJECT, AGENT, [TOOL])
+            await caller.set_up_project(PROJECT, AGENT, [TOOL])
             await asyncio.to_thread(executor.start)
             queries = [f"slow {number}" for number in range(CALLS)]
             if poison:

@@ -321,7 +321,7 @@ async def test_prepared_statements_behind_pgbouncer_are_reported_in_one_line() -
         settings = {"PG_DSN": dsn_of(stack, DATABASE, at=f"127.0.0.1:{start_bouncer(stack).port}")}
         replicas = [stack.executor(f"replica-{number}", DATABASE, settings) for number in range(2)]
         async with Caller.connect(stack.postgres.dsn(DATABASE), stack.nats.url) as caller:
-            await caller.furnish(PROJECT, AGENT, [TOOL])
+            await caller.set_up_project(PROJECT, AGENT, [TOOL])
             for number in range(40):
                 await caller.place(PROJECT, AGENT, "jina_search", {"query": f"quick {number}"})
         for replica in replicas:

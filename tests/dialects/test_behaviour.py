@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from openapi_tool.bus.stats import gather_stats
-from openapi_tool.local.caller import Answer, Caller, PlacedCall
+from openapi_tool.local.caller import Caller, PlacedCall, ResultRows
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.server import free_port
 from openapi_tool.local.stack import EmbeddedStack
@@ -28,9 +28,9 @@ def kernel(kernels: Kernels, request: pytest.FixtureRequest) -> Caller:
     return kernels.callers[request.param]
 
 
-async def call_answer(kernel: Caller, arguments: Any = None, tool: str = "jina_search", **changes: Any) -> Answer:
+async def call_answer(kernel: Caller, arguments: Any = None, tool: str = "jina_search", **changes: Any) -> ResultRows:
     call = await kernel.place(PROJECT, AGENT, tool, KNOWN if arguments is None else arguments, **changes)
-    return await kernel.answer(call, 10)
+    return await kernel.result(call, 10)
 
 
 @requirement("dialects.behaviour")
@@ -71,21 +71,21 @@ async def test_an_invalid_call_gives_a_typed_error_and_no_request(
 @requirement("dialects.behaviour")
 async def test_a_repeated_command_is_answered_once(kernel: Caller, kernels: Kernels) -> None:
     call = await kernel.place(PROJECT, AGENT, "jina_search", KNOWN)
-    first = await kernel.answer(call, 10)
+    first = await kernel.result(call, 10)
     await kernel.publish(call)
     await logged(kernels.executor, "call.deduplicated")
-    assert (await kernel.read_answer(call)).card["card_id"] == first.card["card_id"]
+    assert (await kernel.read_result(call)).card["card_id"] == first.card["card_id"]
     assert len(await asyncio.to_thread(kernels.stack.upstream.requests)) == 1
 
 
 @requirement("dialects.behaviour")
 async def test_a_missing_report_is_written_again(kernel: Caller, kernels: Kernels) -> None:
     call = await kernel.place(PROJECT, AGENT, "jina_search", KNOWN)
-    first = await kernel.answer(call, 10)
+    first = await kernel.result(call, 10)
     await kernel.database.execute("delete from state.agent_inbox where message_type = 'tool_result'")
     await kernel.publish(call)
     await logged(kernels.executor, "call.deduplicated")
-    again = await kernel.read_answer(call)
+    again = await kernel.read_result(call)
     assert again.inbox_row["payload"] == first.inbox_row["payload"]
     assert len(await asyncio.to_thread(kernels.stack.upstream.requests)) == 1
 
@@ -102,7 +102,7 @@ async def test_the_result_of_another_author_is_left_alone(kernel: Caller, kernel
     )
     await kernel.publish(call)
     await logged(kernels.executor, "call.deduplicated")
-    answer = await kernel.read_answer(call)
+    answer = await kernel.read_result(call)
     assert (answer.card["card_id"], answer.inbox_row) == ("w", {})
     assert await asyncio.to_thread(kernels.stack.upstream.requests) == []
 
@@ -118,7 +118,7 @@ async def test_a_depth_at_the_limit_and_garbage_are_dead_letters(kernel: Caller,
         while len(letters := await dead_letters(kernel)) < 2:  # noqa: ASYNC110 - a stream has no event here
             await asyncio.sleep(0.05)
     assert "no_identity" in {letter["reason"] for letter in letters}
-    assert (await kernel.read_answer(call)).card == {}
+    assert (await kernel.read_result(call)).card == {}
     assert await asyncio.to_thread(kernels.stack.upstream.requests) == []
 
 
@@ -133,7 +133,7 @@ async def test_equal_project_call_and_sequence_of_two_kernels_share_nothing(kern
     placed = dict(zip(kernels.callers, (made[0], other), strict=True))
     sequences = [await one.publish(placed[version]) for version, one in kernels.callers.items()]
     assert len(set(sequences)) == 1
-    answers = [await one.answer(placed[version], 10) for version, one in kernels.callers.items()]
+    answers = [await one.result(placed[version], 10) for version, one in kernels.callers.items()]
     cards = [answer.card for answer in answers]
     assert [card["content"]["status"] for card in cards] == ["success", "success"]
     assert cards[0]["card_id"] != cards[1]["card_id"]
@@ -227,7 +227,7 @@ async def test_both_kernels_answer_many_concurrent_calls(kernels: Kernels) -> No
         for _ in range(50)
         for one in kernels.callers.values()
     ]
-    answers = await asyncio.gather(*(one.answer(call, 30) for one, call in placed))
+    answers = await asyncio.gather(*(one.result(call, 30) for one, call in placed))
     assert {answer.card["content"]["status"] for answer in answers} == {"success"}
     for one in kernels.callers.values():
         results = await one.database.fetchval("select count(*) from cards where metadata ->> 'type' = 'tool.result'")

@@ -141,7 +141,7 @@ async def test_three_processes_send_exactly_the_budget(stack: EmbeddedStack, wor
         shown = await asyncio.to_thread(
             CliRunner().invoke, app, ["budgets", "--project", PROJECT, "--json"], env=environment
         )
-    cards = [(await world.caller.read_answer(call)).card for call in placed]
+    cards = [(await world.caller.read_result(call)).card for call in placed]
     refused = [card["content"]["error"] for card in cards if card["content"]["error"]]
     assert {error["code"] for error in refused} == {"budget_exceeded"}
     assert (len(await three.log()), len(refused)) == (LIMIT, LIMIT)
@@ -207,7 +207,7 @@ async def test_usage_and_budgets_equal_the_doubles_count_while_executors_are_kil
         alive.cancel()
         await three.stop()
         log, account = await three.log(), await three.account()
-    cards = [(await world.caller.read_answer(call)).card for call in placed]
+    cards = [(await world.caller.read_result(call)).card for call in placed]
     deaths = three.deaths()
     assert len(deaths) == len(POINTS)
     missing = [request for number, card in enumerate(cards) for request in uncounted(number, card, log, deaths)]

@@ -353,7 +353,7 @@ async def test_the_example_call_is_answered_with_the_same_rows(
     start_executor()
 
     await caller.publish(call)
-    answer = await caller.answer(call, 10)
+    answer = await caller.result(call, 10)
 
     result, row, doorbell = example["result_card"], example["inbox_row"], example["doorbells"][0]
     response_edge = next(edge for edge in example["edges"] if edge["edge_phase"] == "response")

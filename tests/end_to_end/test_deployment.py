@@ -62,7 +62,7 @@ async def kernel_of(tls: Tls, dsn: str) -> AsyncIterator[Caller]:
     async with Caller.open(dsn, servers=tls.nats.url, **user) as kernel:
         await kernel.make_stream()
         await kernel.listen("cg.v1r4.*.*.cmd.agent.*.wakeup")
-        await kernel.furnish(PROJECT, AGENT, [search_tool()])
+        await kernel.set_up_project(PROJECT, AGENT, [search_tool()])
         yield kernel
         await kernel.delete_streams()
 
@@ -151,7 +151,7 @@ class Load:
         """Check that every call has one success; return the seconds that each took."""
         waits = []
         for call in self.calls:
-            answer = await self.kernel.answer(call, ANSWERED_S)
+            answer = await self.kernel.result(call, ANSWERED_S)
             assert answer.card["content"]["status"] == "success"
             waits.append((answer.doorbell_at or 0) - call.placed_at)
         return waits

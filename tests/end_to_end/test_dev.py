@@ -182,7 +182,7 @@ async def test_dev_prints_calls_and_leaves_nothing_behind(
     async with Caller.open(variables["PG_DSN"], servers=variables["NATS_SERVERS"]) as caller:
         await caller.listen("cg.v1r4.*.*.cmd.agent.*.wakeup")
         placed = await caller.place(PROJECT, AGENT, "jina_read", {"url": "https://unheard.of/"}, suffix="read")
-        assert (await caller.answer(placed, 10)).card["content"]["status"] == "success"
+        assert (await caller.result(placed, 10)).card["content"]["status"] == "success"
         await caller.publish(placed)
         await dev.line("↻", "already has a result", placed.tool_call_id[:11])
         await caller.publish(placed, headers={}, data=b"?")
@@ -265,7 +265,7 @@ async def test_settings_of_file_and_environment_take_effect(
         await caller.add_tool(PROJECT, {**reader_tool(), "tool_name": "docs", "options": own_key})
         for url in ("https://long.fixture.test/", "https://wiki.lan/"):
             placed = await caller.place(PROJECT, AGENT, "docs", {"url": url}, suffix="read")
-            answer = await caller.answer(placed, 10)
+            answer = await caller.result(placed, 10)
             assert answer.card["content"]["error"] is None
             assert len(answer.card["content"]["result"]) <= 2_000
 
@@ -365,7 +365,7 @@ async def test_kept_data_is_used_again(start_dev: StartDev, environment: dict[st
     found_again = await again.up()
     assert _password(found_again) == _password(variables)
     async with Caller.open(found_again["PG_DSN"], servers=found_again["NATS_SERVERS"]) as caller:
-        assert (await caller.read_answer(placed)).card["content"]["status"] == "success"
+        assert (await caller.read_result(placed)).card["content"]["status"] == "success"
         assert await caller.database.fetchval("select distinct description from resource.tools") == "edited"
         stream = await caller.client.jetstream().stream_info("cg_cmd_v1r4")
         assert stream.state.messages == 2, "command and doorbell of the first run"

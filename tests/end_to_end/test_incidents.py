@@ -83,7 +83,7 @@ class Scene:
         return call
 
     async def _has_result(self, call: PlacedCall) -> bool:
-        return (await self.caller.read_answer(call)).inbox_row is not None
+        return (await self.caller.read_result(call)).inbox_row is not None
 
     async def fires(self, *alerts: str, once: bool = False) -> None:
         """Wait until these alerts fire."""

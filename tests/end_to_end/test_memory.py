@@ -38,7 +38,7 @@ async def test_many_large_pages_at_once_are_answered_within_the_limit(
     for call in calls:
         await caller.publish(call)
     for call in calls:
-        assert (await caller.answer(call, 90)).card["content"]["status"] == "success"
+        assert (await caller.result(call, 90)).card["content"]["status"] == "success"
     limit = memory_limit(BUDGET_BYTES + CACHE_BYTES, CONCURRENCY)
     assert _peak_bytes(executor.process.pid) < limit
 

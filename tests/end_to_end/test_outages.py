@@ -119,7 +119,7 @@ async def _answered(served: Served, call: PlacedCall) -> dict[str, Any]:
     dsn = served.stack.postgres.dsn(served.executor.process.name)
     async with Caller.connect(dsn, served.stack.nats.url) as caller:
         give_up = time.monotonic() + _TIMEOUT_S
-        while not ((answer := await caller.read_answer(call)).inbox_row and answer.card):
+        while not ((answer := await caller.read_result(call)).inbox_row and answer.card):
             assert time.monotonic() < give_up, served.executor.process.log_tail()
         content: dict[str, Any] = answer.card["content"]
         return content
@@ -325,7 +325,7 @@ class Reloaded:
         """Return the content of the result of a new call."""
         call: PlacedCall = await self.caller.place(PROJECT, AGENT, "jina_search", {"query": "hello world", "count": 3})
         async with asyncio.timeout(RELOAD_TIMEOUT_S):
-            while not (answer := await self.caller.read_answer(call)).card:  # noqa: ASYNC110 - nor has a table
+            while not (answer := await self.caller.read_result(call)).card:  # noqa: ASYNC110 - nor has a table
                 await asyncio.sleep(0.05)
         content: dict[str, Any] = answer.card["content"]
         return content

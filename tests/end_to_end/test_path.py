@@ -14,7 +14,7 @@ from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
 from openapi_tool.bus.dead_letters import SUBJECTS
-from openapi_tool.local.caller import STREAM, Answer, Caller, PlacedCall
+from openapi_tool.local.caller import STREAM, Caller, PlacedCall, ResultRows
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.subject import default_durable
@@ -26,9 +26,9 @@ DURABLE = default_durable("v1r4", "jina")
 KNOWN = {"query": "hello world", "count": 3}
 
 
-async def answered(caller: Caller, arguments: Any, tool: str = "jina_search", suffix: str = "search") -> Answer:
+async def answered(caller: Caller, arguments: Any, tool: str = "jina_search", suffix: str = "search") -> ResultRows:
     call = await caller.place(PROJECT, AGENT, tool, arguments, suffix=suffix)
-    return await caller.answer(call, 10)
+    return await caller.result(call, 10)
 
 
 async def settled(caller: Caller) -> Any:
@@ -94,7 +94,7 @@ async def test_a_command_that_waited_too_long_is_not_begun(
     call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
     await asyncio.sleep(1.2)
     start_executor({**SHORT_TIMEOUTS, "OPENAPI_TOOL__EXECUTOR__COMMIT_MARGIN_S": "2"})
-    answer = await caller.answer(call, 10)
+    answer = await caller.result(call, 10)
     assert answer.card["content"]["status"] == "timeout"
     assert stack.upstream.requests() == []
 
@@ -132,13 +132,13 @@ async def test_a_duplicate_command_gets_one_result_and_two_doorbells(
     await caller.add_tool(PROJECT, search_tool())
     start_executor()
     call = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
-    first = await caller.answer(call, 10)
+    first = await caller.result(call, 10)
     doorbells = await caller.client.subscribe(str(first.doorbell and first.doorbell["subject"]))
     await caller.publish(call)
     again = await doorbells.next_msg(timeout=10)
     assert (again.headers or {})["traceparent"] == first.inbox_row["context_headers"]["traceparent"]
     await settled(caller)
-    assert (await caller.read_answer(call)).card == first.card
+    assert (await caller.read_result(call)).card == first.card
     assert len(stack.upstream.requests()) == 1
 
 
@@ -158,7 +158,7 @@ async def test_an_unreported_result_is_reported_without_another_upstream_request
     await _result_card(caller, call, "tool.openapi", content)
     start_executor()
     await caller.publish(call)
-    answer = await caller.answer(call, 10)
+    answer = await caller.result(call, 10)
     assert answer.inbox_row["payload"] == {
         "status": "success",
         "after_execution": "terminate",
@@ -177,7 +177,7 @@ async def test_another_authors_result_is_left_alone(
     start_executor()
     await caller.publish(call)
     await settled(caller)
-    assert (await caller.read_answer(call)).inbox_row == {}
+    assert (await caller.read_result(call)).inbox_row == {}
     assert await dead_letters(caller) == []
     assert stack.upstream.requests() == []
 
@@ -193,8 +193,8 @@ async def test_a_result_that_the_watchdog_wrote_during_the_call_wins(
     await asyncio.to_thread(stack.upstream.requests, at_least=1)
     await _result_card(caller, call, "worker.watchdog", {"__type__": "ToolResultContent", "status": "timeout"})
     await settled(caller)
-    assert (await caller.read_answer(call)).card["card_id"] == "earlier"
-    assert (await caller.read_answer(call)).inbox_row == {}
+    assert (await caller.read_result(call)).card["card_id"] == "earlier"
+    assert (await caller.read_result(call)).inbox_row == {}
 
 
 async def _result_card(caller: Caller, call: PlacedCall, author: str, content: Mapping[str, Any]) -> None:
@@ -222,7 +222,7 @@ async def test_calls_run_concurrently_up_to_the_limit(
             await asyncio.sleep(0.01)
     assert (len(stack.upstream.requests()), info.num_ack_pending) == (4, 8)  # the others wait
     for call in calls:
-        await caller.answer(call, 10)
+        await caller.result(call, 10)
     answered_first = min(entry["answered_at"] for entry in stack.upstream.requests())
     assert sum(entry["at"] < answered_first for entry in stack.upstream.requests()) == 4
 
@@ -248,7 +248,7 @@ async def test_two_replicas_share_the_load_and_answer_each_call_once(
     replicas = [start_executor({"OPENAPI_TOOL__EXECUTOR__CONCURRENCY": "4"}) for _ in range(2)]
     calls = [await caller.place(PROJECT, AGENT, "jina_search", KNOWN) for _ in range(40)]
     for call in calls:
-        await caller.answer(call, 20)
+        await caller.result(call, 20)
     await settled(caller)
     assert len(stack.upstream.requests()) == len(calls)
     answered_by = [replica.log_text().count('"call.answered"') for replica in replicas]
@@ -280,12 +280,12 @@ async def test_sigterm_finishes_running_calls_and_leaves_the_others(
     await asyncio.to_thread(stack.upstream.requests, at_least=2)
     executor.signal(signal.SIGTERM)
     assert await asyncio.to_thread(executor.process.wait, 10) == 0
-    written = [(await caller.read_answer(call)).inbox_row for call in calls]
+    written = [(await caller.read_result(call)).inbox_row for call in calls]
     assert sum(bool(row) for row in written) == 2
     assert len(stack.upstream.requests()) == 2
     start_executor()
     for call in calls:
-        await caller.answer(call, 15)
+        await caller.result(call, 15)
     assert len(stack.upstream.requests()) == 4
 
 
@@ -307,7 +307,7 @@ async def test_calls_that_exceed_the_drain_timeout_are_handed_back_at_once(
     assert await asyncio.to_thread(executor.stop) == 0
     stack.upstream.rules()
     start_executor()
-    assert (await caller.answer(call, 10)).card["content"]["status"] == "success"
+    assert (await caller.result(call, 10)).card["content"]["status"] == "success"
 
 
 @requirement("run.stop")
@@ -345,11 +345,11 @@ async def test_an_old_durable_gets_our_settings_and_continues_where_it_stopped(
     await message.ack_sync()
     second = await caller.place(PROJECT, AGENT, "jina_search", KNOWN)
     start_executor()
-    await caller.answer(second, 10)
+    await caller.result(second, 10)
     info = await jetstream.consumer_info(STREAM, DURABLE)
     assert (info.config.filter_subject, info.config.max_deliver) == ("cg.v1r4.*.*.cmd.tool.jina.>", -1)
     assert (info.config.ack_wait, info.config.max_ack_pending) == (6.0, 100_000)
-    assert (await caller.read_answer(first)).card == {}
+    assert (await caller.read_result(first)).card == {}
 
 
 def _kernel_executor_settings() -> Any:

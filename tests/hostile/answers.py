@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 
-from openapi_tool.local.caller import Answer
+from openapi_tool.local.caller import ResultRows
 from tests.hostile.case import Cases
 from tests.hostile.scene import ANSWER_S, Scene, assert_failed, assert_succeeded, content_of
 from tests.hostile.upstream import LATE, response
@@ -149,7 +149,7 @@ def fields() -> Mapping[str, bytes]:
     return found
 
 
-def assert_bounded(answer: Answer) -> None:
+def assert_bounded(answer: ResultRows) -> None:
     """Assert a typed failure, or a success within the limit of what a model is shown."""
     content = content_of(answer)
     if content["status"] != "success":
@@ -305,7 +305,9 @@ NEIGHBOUR = "proj_neighbour"
 async def responses_that_reserve_memory_and_stall(scene: Scene) -> None:
     """Each declares 10 MB, sends 70 kB, then single bytes."""
     many = await scene.define({"jina": {"mode": "reader", "tool": "jina.read_many"}})
-    await scene.caller.furnish(NEIGHBOUR, "agent", [{"tool_name": "read", "target_subject": "x", "options": READER}])
+    await scene.caller.set_up_project(
+        NEIGHBOUR, "agent", [{"tool_name": "read", "target_subject": "x", "options": READER}]
+    )
     await scene.caller.listen(f"cg.{scene.caller.version}.{NEIGHBOUR}.*.cmd.agent.*.wakeup")
     for batch in range(3):
         urls = [f"https://example.com/attack-held/{batch}/{number}" for number in range(HELD_PAGES)]
@@ -314,7 +316,7 @@ async def responses_that_reserve_memory_and_stall(scene: Scene) -> None:
     for number in range(5):
         url = f"https://example.com/attack-neighbour/{number}"
         call = await scene.caller.place(NEIGHBOUR, "agent", "read", {"url": url})
-        assert_succeeded(await scene.caller.answer(call, NEIGHBOUR_S))
+        assert_succeeded(await scene.caller.result(call, NEIGHBOUR_S))
 
 
 HINTS = b"HTTP/1.1 103 E\r\n\r\n" * 14_000
@@ -358,7 +360,7 @@ async def response_headers_that_fill_the_memory(scene: Scene) -> None:
     ]
     calls = [await scene.place(many, {"urls": urls, "timeout": scene.scaled(8)}) for urls in batches]
     for call in calls:
-        assert_failed(await scene.caller.answer(call, ANSWER_S), "upstream_unavailable", "tool_timeout")
+        assert_failed(await scene.caller.result(call, ANSWER_S), "upstream_unavailable", "tool_timeout")
 
 
 @CASES.case(

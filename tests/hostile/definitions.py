@@ -244,7 +244,7 @@ async def templates_that_multiply(scene: Scene) -> None:
         tool = await scene.define({"jina": _SEARCH, "args": {kind: {"site": "{step_id}" * 20_000}}})
         call = await scene.place(tool, {"query": "x"}, publish=False)
         await scene.caller.publish(call, headers={**call.headers, "CG-Step-Id": "s" * 60_000})
-        assert_failed(await scene.caller.answer(call, 20), _OPERATORS, "bad_request")
+        assert_failed(await scene.caller.result(call, 20), _OPERATORS, "bad_request")
 
 
 @CASES.case("5", memory_bytes=300_000_000)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from urllib.parse import quote
 
-from openapi_tool.local.caller import Answer
+from openapi_tool.local.caller import ResultRows
 from tests.hostile.case import Cases
 from tests.hostile.scene import Scene, assert_failed, assert_succeeded, content_of
 from tests.hostile.upstream import response
@@ -39,7 +39,7 @@ UNLISTED = ("PATH", "JINA_API_KEY_FILE", "JINA_API_KEY ", "jina_api_key", "SEARC
 """Variables that are not allowed; the tool's `auth_env` is used instead, as in the kernel's executor."""
 
 
-def _shown(answer: Answer) -> str:
+def _shown(answer: ResultRows) -> str:
     return json.dumps(answer.card, default=str)
 
 

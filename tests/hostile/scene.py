@@ -18,7 +18,7 @@ import psutil
 from nats.js.errors import NotFoundError
 
 from openapi_tool.bus.dead_letters import STREAM as DEAD_LETTERS
-from openapi_tool.local.caller import VERSION, Answer, Caller, PlacedCall
+from openapi_tool.local.caller import VERSION, Caller, PlacedCall, ResultRows
 from openapi_tool.local.executor import ExecutorProcess
 from openapi_tool.local.guard import Guard
 from openapi_tool.local.server import ServerProcess, free_port
@@ -209,7 +209,7 @@ class Scene:
     @classmethod
     async def open(cls, stage: Stage, caller: Caller) -> Scene:
         """Create an attacker with a project; reset all measurements."""
-        await caller.furnish(PROJECT, AGENT, [])
+        await caller.set_up_project(PROJECT, AGENT, [])
         scene = cls(stage, caller)
         await caller.listen(scene.doorbells)
         stage.begin()
@@ -258,7 +258,7 @@ class Scene:
         """Write the rows of a call and publish its command."""
         return await self.caller.place(PROJECT, AGENT, tool, arguments, **changes)
 
-    async def call_text(self, tool: str, arguments: str) -> Answer:
+    async def call_text(self, tool: str, arguments: str) -> ResultRows:
         """Place a call whose arguments are a JSON text; return its answer."""
         call = await self.place(tool, {}, publish=False)
         await self.caller.database.execute(
@@ -267,22 +267,22 @@ class Scene:
             arguments,
         )
         await self.caller.publish(call)
-        return await self.caller.answer(call, ANSWER_S)
+        return await self.caller.result(call, ANSWER_S)
 
-    async def call(self, tool: str, arguments: Any, answer_s: float = ANSWER_S, **changes: Any) -> Answer:
+    async def call(self, tool: str, arguments: Any, answer_s: float = ANSWER_S, **changes: Any) -> ResultRows:
         """Place a call; return its answer. Raises TimeoutError."""
-        return await self.caller.answer(await self.place(tool, arguments, **changes), answer_s)
+        return await self.caller.result(await self.place(tool, arguments, **changes), answer_s)
 
-    async def calls(self, number: int, tool: str, arguments: Any, answer_s: float = ANSWER_S) -> list[Answer]:
+    async def calls(self, number: int, tool: str, arguments: Any, answer_s: float = ANSWER_S) -> list[ResultRows]:
         """Place `number` calls at once; `{n}` in an argument becomes the call's number."""
         return await asyncio.gather(*(self.call(tool, _numbered(arguments), answer_s) for _ in range(number)))
 
-    async def search(self, query: str, **jina: Any) -> Answer:
+    async def search(self, query: str, **jina: Any) -> ResultRows:
         """Define a search tool and call it."""
         tool = await self.define({"jina": {"mode": "search", **jina}})
         return await self.call(tool, {"query": query})
 
-    async def read(self, arguments: Mapping[str, Any] | str, **options: Any) -> Answer:
+    async def read(self, arguments: Mapping[str, Any] | str, **options: Any) -> ResultRows:
         """Define a reader tool and call it."""
         given = {"url": arguments} if isinstance(arguments, str) else dict(arguments)
         many = {"tool": "jina.read_many"} if "urls" in given else {}
@@ -364,13 +364,13 @@ def _numbered(arguments: Any) -> Any:
     return {name: text.replace("{n}", number) if isinstance(text, str) else text for name, text in arguments.items()}
 
 
-def content_of(answer: Answer) -> Mapping[str, Any]:
+def content_of(answer: ResultRows) -> Mapping[str, Any]:
     """Return the content of the result card."""
     content: Mapping[str, Any] = answer.card["content"]
     return content
 
 
-def assert_failed(answer: Answer, *codes: str) -> str:
+def assert_failed(answer: ResultRows, *codes: str) -> str:
     """Assert a typed failure with a message that is short enough for a model; return the message."""
     content = content_of(answer)
     assert content["status"] != "success", content
@@ -381,7 +381,7 @@ def assert_failed(answer: Answer, *codes: str) -> str:
     return str(error["message"])
 
 
-def assert_succeeded(answer: Answer) -> str:
+def assert_succeeded(answer: ResultRows) -> str:
     """Assert a success; return its text."""
     content = content_of(answer)
     assert content["status"] == "success", content["error"]

@@ -82,5 +82,5 @@ async def _send_texts(scene: Scene) -> None:
         tool = await scene.define({"jina": {"mode": "search", "params": {text: 1}}}, name=f"{number} {text}")
         call = await scene.place(tool, {"query": text}, publish=False)
         await scene.caller.publish(call)
-        await scene.caller.answer(call, ANSWER_S)
+        await scene.caller.result(call, ANSWER_S)
     await scene.publish_raw(hpub(scene.subject.encode() + b".\x1b[2J" + FORGED.encode().replace(b" ", b"_"), None))

@@ -87,9 +87,9 @@ class VictimProcess:
         return pipe
 
 
-async def furnish(caller: Caller) -> None:
+async def set_up(caller: Caller) -> None:
     """Create the victim's project, agent and tool."""
-    await caller.furnish(PROJECT, AGENT, [search_tool()])
+    await caller.set_up_project(PROJECT, AGENT, [search_tool()])
     await caller.listen(f"cg.{caller.version}.{PROJECT}.*.cmd.agent.*.wakeup")
 
 
@@ -110,7 +110,7 @@ async def _call(caller: Caller, pace: Pace, outcomes: CallOutcomes) -> None:
     began = time.time()
     await caller.publish(call)
     try:
-        answer = await caller.answer(call, pace.timeout_s)
+        answer = await caller.result(call, pace.timeout_s)
     except TimeoutError:
         outcomes.lost.append(f"{query}: no doorbell within {pace.timeout_s} s")
         return
@@ -123,7 +123,7 @@ async def _call(caller: Caller, pace: Pace, outcomes: CallOutcomes) -> None:
 async def _serve(dsn: str, nats_url: str, version: str) -> None:
     """Place calls as the lines on standard input say: a pace starts them, the next line stops them."""
     async with Caller.open(dsn, version, servers=nats_url) as caller:
-        await furnish(caller)
+        await set_up(caller)
         _print_line(_READY)
         while line := await asyncio.to_thread(sys.stdin.readline):
             stop = asyncio.Event()

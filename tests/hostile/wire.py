@@ -134,26 +134,26 @@ async def malformed_header_blocks(scene: Scene) -> None:
 @CASES.case("1")
 async def header_without_utf8(scene: Scene) -> None:
     call = await _publish_valid_call(scene, b"X-\xff: \xfe", b"X-Note: \xff\xc3(")
-    assert_succeeded(await scene.caller.answer(call, ANSWER_S))
+    assert_succeeded(await scene.caller.result(call, ANSWER_S))
 
 
 @CASES.case("1")
 async def headers_that_imitate_the_server(scene: Scene) -> None:
     call = await _publish_valid_call(scene, *(f"{name}: {value}".encode() for name, value in FORGED_STATUS.items()))
-    assert_succeeded(await scene.caller.answer(call, ANSWER_S))
+    assert_succeeded(await scene.caller.result(call, ANSWER_S))
 
 
 @CASES.case("1")
 async def repeated_headers_and_odd_case(scene: Scene) -> None:
     more = [f"{name.upper()}: somebody-else".encode() for name in ("CG-Agent-Id", "CG-Project-Id", "CG-Tool-Call-Id")]
     call = await _publish_valid_call(scene, *more)
-    assert_succeeded(await scene.caller.answer(call, ANSWER_S))
+    assert_succeeded(await scene.caller.result(call, ANSWER_S))
 
 
 @CASES.case("1")
 async def thousands_of_headers(scene: Scene) -> None:
     call = await _publish_valid_call(scene, *(b"X-%d: x" % number for number in range(5_000)))
-    assert_failed(await scene.caller.answer(call, ANSWER_S), "bad_request")
+    assert_failed(await scene.caller.result(call, ANSWER_S), "bad_request")
 
 
 @CASES.case("2")
@@ -192,7 +192,7 @@ async def large_bodies_of_valid_calls(scene: Scene) -> None:
     for call in calls:
         await scene.caller.publish(call, data=b"[" * LARGE_BYTES)
     for call in calls:
-        assert_failed(await scene.caller.answer(call, ANSWER_S), "bad_request")
+        assert_failed(await scene.caller.result(call, ANSWER_S), "bad_request")
 
 
 @CASES.case("2", log_bytes=3_000_000)  # a line for each
@@ -244,7 +244,7 @@ async def bodies_hard_to_parse(scene: Scene) -> None:
     calls = [await scene.place(tool, {"query": "x"}, publish=False) for _ in bodies]
     await asyncio.gather(*(scene.caller.publish(call, data=body) for call, body in zip(calls, bodies, strict=True)))
     for call in calls:
-        assert_failed(await scene.caller.answer(call, ANSWER_S), "bad_request")
+        assert_failed(await scene.caller.result(call, ANSWER_S), "bad_request")
 
 
 @CASES.case("own")
@@ -278,7 +278,7 @@ async def identity_in_headers_contradicts_the_body(scene: Scene) -> None:
     forged = {"CG-Project-Id": "proj_other", "CG-Agent-Id": "other", "CG-Turn-Id": "other", "CG-Tool-Call-Id": "other"}
     call = await scene.place(await scene.define(), {"query": "hello world"}, publish=False)
     await scene.caller.publish(call, headers={**call.headers, **forged})
-    answer = await scene.caller.answer(call, ANSWER_S)
+    answer = await scene.caller.result(call, ANSWER_S)
     assert_succeeded(answer)
     assert answer.inbox_row["agent_id"] == AGENT
     assert answer.doorbell is not None

@@ -262,7 +262,7 @@ async def test_without_a_privilege_it_is_not_ready_and_waiting_calls_are_answere
     await asyncio.sleep(0.3)
     assert stack.upstream.requests() == []
     await caller.database.execute("grant select, insert on cards to openapi_tool")
-    assert (await caller.answer(call, 10)).card["content"]["status"] == "success"
+    assert (await caller.result(call, 10)).card["content"]["status"] == "success"
     assert len(stack.upstream.requests()) == 1
     assert executor.log_text().count("missing: ") == 1  # logged once, not at every check
 

@@ -237,7 +237,7 @@ async def test_a_commit_writes_card_row_and_edge_together(caller: Caller, store:
     call = await caller.place(PROJECT, AGENT, "jina_search", {}, publish=False)
     card, report = result_of(call, await store.load(command_of(call)))
     assert await store.commit(card, report)
-    answer = await caller.read_answer(call)
+    answer = await caller.read_result(call)
     assert answer.card["content"]["result"] == "hello"
     assert answer.inbox_row["payload"]["tool_result_card_id"] == card.card_id
     assert answer.edge["metadata"]["inbox_id"] == report.inbox_id
@@ -504,7 +504,7 @@ async def test_a_result_that_was_saved_but_not_reported_can_be_reported(caller: 
     await caller.database.execute("delete from state.execution_edges where primitive = 'report'")
     assert await store.report(card.card_id, report)
     assert not await store.report("no such card", replace(report, inbox_id="x", edge_id="y"))
-    assert (await caller.read_answer(call)).inbox_row["payload"]["tool_result_card_id"] == card.card_id
+    assert (await caller.read_result(call)).inbox_row["payload"]["tool_result_card_id"] == card.card_id
 
 
 async def test_ids_of_any_characters_and_length_are_stored_unchanged(caller: Caller, store: KernelStore) -> None:
@@ -515,7 +515,7 @@ async def test_ids_of_any_characters_and_length_are_stored_unchanged(caller: Cal
     await caller.database.execute("update state.execution_edges set correlation_id = $1", odd)
     call = replace(call, tool_call_id=odd, headers={**call.headers, "CG-Tool-Call-Id": odd})
     assert await store.commit(*result_of(call, await store.load(command_of(call))))
-    assert (await caller.read_answer(call)).inbox_row["context_headers"]["CG-Tool-Call-Id"] == odd
+    assert (await caller.read_result(call)).inbox_row["context_headers"]["CG-Tool-Call-Id"] == odd
 
 
 async def test_the_store_works_without_prepared_statements(stack: EmbeddedStack, database: str, caller: Caller) -> None:

@@ -92,7 +92,7 @@ async def test_a_commit_writes_card_row_and_edge_in_the_columns_of_the_version(
     card, report = result_of(call, records := await store.load(command_of(call)))
     artifact = artifact_card(ACTOR, identify(command_of(call).identity, records.card), records.card, TEXT, 60)
     assert await store.commit(card, report, artifact)
-    answer = await v1r3_caller.read_answer(call)
+    answer = await v1r3_caller.read_result(call)
     row = answer.inbox_row
     assert row["traceparent"] == report.context_headers["traceparent"]
     assert (row["tracestate"], row["trace_id"], row["recursion_depth"]) == ("a=b", report.trace_id, 0)

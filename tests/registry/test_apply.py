@@ -335,7 +335,7 @@ async def test_a_write_to_an_unknown_project_is_refused(
 
 @requirement("definition.apply")
 async def test_an_unparsable_row_hides_no_other(caller: Caller, tools: Tools) -> None:
-    await caller.furnish(
+    await caller.set_up_project(
         PROJECT, "agent_1", [{**search_tool(), "tool_name": name} for name in ("deep", "huge", "whole")]
     )
     for name, parameters in {"deep": "[" * 3_000 + "]" * 3_000, "huge": json.dumps({"a": "x" * 2_000_000})}.items():

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from openapi_tool.bus.dead_letter_record import DeadLetter, dead_letter
 from openapi_tool.cli import app, common, deadletters, demo, dev, tools_apply, tools_files, tools_registry
 from openapi_tool.cli import call as call_command
-from openapi_tool.local.caller import Answer, PlacedCall
+from openapi_tool.local.caller import PlacedCall, ResultRows
 from openapi_tool.local.demo import Journey
 from openapi_tool.telemetry.logs import ConsoleFormatter
 from openapi_tool.telemetry.printable import printable_json, printable_line, printable_lines
@@ -214,7 +214,7 @@ def test_output_of_call_is_escaped(monkeypatch: pytest.MonkeyPatch, status: str)
     error = {"code": STORED, "message": STORED}
     result = STORED.replace("openapi-tool: forged", "a second line")  # of the text that a model reads
     content = {"status": status, "result": result, "error": None if status == "success" else error}
-    outcome = call_command._Outcome(placed_call(), Answer({"content": content}, {}, {}, None, None), {"placed": 0})  # noqa: SLF001
+    outcome = call_command._Outcome(placed_call(), ResultRows({"content": content}, {}, {}, None, None), {"placed": 0})  # noqa: SLF001
 
     async def answered(*_: Any) -> Any:
         return outcome

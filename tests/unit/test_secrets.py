@@ -38,7 +38,7 @@ from openapi_tool.cli import app, call
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.request import UpstreamRequest
-from openapi_tool.local.caller import Answer
+from openapi_tool.local.caller import ResultRows
 from openapi_tool.protocol.errors import ToolError, ToolMisconfigured
 from openapi_tool.settings import Settings, SettingsError, load_settings
 from openapi_tool.settings.libpq import DriverOptions
@@ -444,7 +444,7 @@ def test_dead_letter_is_stored_without_our_secrets() -> None:
 def test_what_call_prints_is_masked(status: str, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the card was written by somebody who did not mask it."""
     content = {"status": status, "result": VALUE, "error": {"code": "x", "message": VALUE}}
-    answer = Answer({"content": content}, {"inbox": VALUE}, {}, {"headers": {"X": VALUE}}, 1.0)
+    answer = ResultRows({"content": content}, {"inbox": VALUE}, {}, {"headers": {"X": VALUE}}, 1.0)
     placed = SimpleNamespace(trace_id="trace", tool_call_id="call")
 
     async def answered(*_: object) -> object:

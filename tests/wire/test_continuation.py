@@ -159,7 +159,7 @@ async def test_the_same_cursor_in_another_project_is_unknown(world: World) -> No
     world.stack.upstream.rules(LONG)
     outcome = await read(world, URL)
     agent, cursor = agent_of(outcome), tool_output(outcome)["next_cursor"]
-    await world.caller.furnish("proj_other", agent, [reader_tool()])
+    await world.caller.set_up_project("proj_other", agent, [reader_tool()])
     call = await world.caller.place("proj_other", agent, "jina_reader", {"cursor": cursor}, publish=False)
     other = await world.send(call)
     assert other.content["error"]["code"] == "not_found"

@@ -464,14 +464,14 @@ async def test_durable_of_another_executor_is_taken_over_and_abandoned_commands_
         assert outcome.content["status"] == "success"
         settings = (await jetstream.consumer_info(STREAM, DURABLE)).config
         assert (settings.max_deliver, settings.ack_wait) == (-1, 6)
-        assert (await world.caller.read_answer(given_up)).card == {}
+        assert (await world.caller.read_result(given_up)).card == {}
         listed = lines(await deadletters("list", "--abandoned", "--json"))
         assert given_up.tool_call_id in [letter["headers"]["CG-Tool-Call-Id"] for letter in listed]
         named = [letter["reason"] for letter in listed if letter["headers"]["CG-Tool-Call-Id"] == stale.tool_call_id]
         assert named == ["stale_turn"]
         chosen = next(letter for letter in listed if letter["headers"]["CG-Tool-Call-Id"] == given_up.tool_call_id)
         lines(await deadletters("replay", chosen["id"], "--yes", "--json"))
-        assert (await world.caller.answer(given_up, 5)).card["content"]["status"] == "success"
+        assert (await world.caller.result(given_up, 5)).card["content"]["status"] == "success"
     assert given_up.tool_call_id not in (await deadletters("list", "--abandoned", "--json")).stdout
 
 

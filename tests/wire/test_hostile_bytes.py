@@ -338,7 +338,7 @@ async def test_body_fields_never_become_identity(world: World, fields: set[str],
     remaining = {name: value for name, value in call.headers.items() if name not in headers}
     await world.caller.publish(call, headers=remaining, data=json.dumps(body).encode())
     await world.settled()
-    untouched = await world.caller.read_answer(victim)
+    untouched = await world.caller.read_result(victim)
     assert (untouched.card, untouched.inbox_row, untouched.edge) == ({}, {}, {})
 
 

@@ -294,7 +294,7 @@ async def test_while_commits_fail_nothing_is_fetched_and_afterwards_all_is_answe
     assert len(await asyncio.to_thread(world.stack.upstream.requests)) == 1
     await world.caller.database.execute(repair)
     for call in (first, *others):
-        assert (await world.caller.answer(call, WITHIN_S)).card["content"]["status"] == "success"
+        assert (await world.caller.result(call, WITHIN_S)).card["content"]["status"] == "success"
     await readiness(port, lambda shown: shown["ready"])
     assert len(await asyncio.to_thread(world.stack.upstream.requests)) == 6
     assert executor.log_text().count("postgres is unavailable") == 1, executor.log_text()
@@ -352,11 +352,11 @@ async def test_a_call_whose_commit_times_out_repeatedly_stops_no_other_call(idle
         for _ in range(5):
             call = await world.place()
             await world.caller.publish(call)
-            assert (await world.caller.answer(call, 3.0)).card["content"]["status"] == "success"
+            assert (await world.caller.result(call, 3.0)).card["content"]["status"] == "success"
             assert consumer._mode() is FetchMode.UNLIMITED  # noqa: SLF001 - not visible elsewhere
             await asyncio.sleep(0.2)
         await world.caller.database.execute("drop function public.slow() cascade")
-        assert (await world.caller.answer(slow, WITHIN_S)).card["content"]["status"] == "success"
+        assert (await world.caller.result(slow, WITHIN_S)).card["content"]["status"] == "success"
     assert len(await asyncio.to_thread(world.stack.upstream.requests)) == 6
 
 

@@ -20,7 +20,7 @@ from openapi_tool.bus.stats import gather_stats
 from openapi_tool.entry import INTERRUPTED
 from openapi_tool.limits import ledger
 from openapi_tool.limits.ledger import Record
-from openapi_tool.local.caller import Answer
+from openapi_tool.local.caller import ResultRows
 from tests.requirements import requirement
 from tests.wire.test_inspect import run
 from tests.wire.world import World
@@ -47,15 +47,15 @@ async def delete_limits(world: World) -> None:
         await world.caller.client.jetstream().delete_key_value(LIMITS.bucket)
 
 
-async def sent(world: World, calls: int) -> list[Answer]:
+async def sent(world: World, calls: int) -> list[ResultRows]:
     placed = [await world.place() for _ in range(calls)]
     for call in placed:
         await world.caller.publish(call)
     await world.settled(_DEADLINE_S)
-    return [await world.caller.read_answer(call) for call in placed]
+    return [await world.caller.read_result(call) for call in placed]
 
 
-def errors(answers: list[Answer]) -> list[dict[str, Any]]:
+def errors(answers: list[ResultRows]) -> list[dict[str, Any]]:
     return [answer.card["content"]["error"] for answer in answers if answer.card["content"]["error"]]
 
 
@@ -137,7 +137,7 @@ async def test_a_drain_hands_back_calls_that_wait_for_permits(
     assert len(await upstream(world)) == 1, "those that wait for a permit would have sent theirs before the end"
     async with executors(world, 1):
         await world.settled(_DEADLINE_S)
-    assert errors([await world.caller.read_answer(call) for call in calls]) == []
+    assert errors([await world.caller.read_result(call) for call in calls]) == []
 
 
 async def stored(world: World) -> Record:

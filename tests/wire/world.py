@@ -18,7 +18,7 @@ from nats.js.errors import NotFoundError
 from openapi_tool.assembly import Parts, assemble, open_shared
 from openapi_tool.bootstrap import build_bootstrap
 from openapi_tool.bus.consumer import CommandConsumer
-from openapi_tool.local.caller import STREAM, Answer, Caller, PlacedCall
+from openapi_tool.local.caller import STREAM, Caller, PlacedCall, ResultRows
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.local.recordings import RECORDED_HOSTS
 from openapi_tool.local.stack import EmbeddedStack
@@ -36,7 +36,7 @@ SETTLED_S = 10.0
 class Outcome:
     """Rows and messages of one call, after its command was settled."""
 
-    answer: Answer
+    answer: ResultRows
     doorbells: list[Msg]
     dead_letters: list[dict[str, Any]]
     terminated: int
@@ -106,7 +106,7 @@ class World:
         await self.caller.client.flush()
         kinds = [advisory["type"].rpartition(".")[2] for advisory in self.advisories]
         return Outcome(
-            answer=await self.caller.read_answer(call),
+            answer=await self.caller.read_result(call),
             doorbells=list(self.doorbells),
             dead_letters=await dead_letters(self.caller),
             terminated=kinds.count("terminated"),
