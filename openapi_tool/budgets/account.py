@@ -40,7 +40,7 @@ _NEARLY_USED_PERCENT = 90  # from which the model is told; the operator is told 
 
 
 class AccountId(NamedTuple):
-    """Scope and owner of an account: `who` is an agent or session, empty for a project.
+    """Scope and owner of an account: `owner` is an agent or session, empty for a project.
 
     `tool` is the tool whose definition sets the budget, else empty. `project` is prefixed with the protocol version and
     a space for any kernel but the main one.
@@ -48,12 +48,13 @@ class AccountId(NamedTuple):
 
     scope: str
     project: str
-    who: str = ""
+    owner: str = ""
     tool: str = ""
 
     def labels(self) -> dict[str, str]:
         """Return the fields for display; a session's identity is cut to 12 characters."""
-        return self._asdict() | ({"who": f"{self.who[:12]}…"} if self.scope == "session" else {})
+        owner = f"{self.owner[:12]}…" if self.scope == "session" else self.owner
+        return {"scope": self.scope, "project": self.project, "who": owner, "tool": self.tool}
 
 
 @dataclass(slots=True, eq=False)
@@ -154,7 +155,7 @@ class Account:
         return allowance.is_quiet and not allowance.offline and not self._waiting and self._task is None
 
     async def aclose(self) -> None:
-        """Report all uses, and give the block back."""
+        """Report all uses; give the block back."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -323,8 +324,8 @@ class Account:
         )
 
     def _log_fields(self) -> dict[str, str]:
-        scope, project, who, tool = self.id
-        agent = {"agent_id": who} if scope == "agent_day" else {}
+        scope, project, owner, tool = self.id
+        agent = {"agent_id": owner} if scope == "agent_day" else {}
         return {"scope": scope, "project_id": project, **agent, "tool_name": tool}
 
     def left(self) -> dict[str, Any]:
@@ -346,7 +347,7 @@ class Account:
 
     @property
     def note(self) -> str:
-        """Text for the model about an account of which less than a tenth is left."""
+        """Text for the model if less than a tenth is left."""
         limit, left = self.allowance.limit, self.left()
         named = (
             f"{left[f'{kind}_left']:,} of {left[kind]:,} {kind}"

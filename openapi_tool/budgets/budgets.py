@@ -86,7 +86,7 @@ class Charge:
 
     @property
     def note(self) -> str:
-        """Text for the model: a line for each account of which less than a tenth is left."""
+        """Text for the model: a line for each account that is nearly used up."""
         return "".join(f"\n\n{account.note}" for account in self._accounts if account.is_nearly_used_up)
 
 
@@ -171,7 +171,7 @@ class Budgets:
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the most used accounts that this replica knows, those of projects first."""
         ranked = (account for accounts in self._most_used.values() for account in accounts.values())
-        accounts = sorted(ranked, key=lambda each: (each.id.who != "", -each.used_fraction))
+        accounts = sorted(ranked, key=lambda each: (each.id.owner != "", -each.used_fraction))
         return [account.snapshot() for account in accounts[:_MAX_LISTED]]
 
     def outage(self) -> str:
@@ -198,8 +198,8 @@ class Budgets:
         for scope in SCOPES:
             limit = Limit(*limits.of(scope))
             if limit != (None, None):
-                who = spender.session if scope == "session" else spender.agent if scope == "agent_day" else ""
-                found.append(self._account(AccountId(scope, spender.project, who, tool), limit, now))
+                owner = spender.session if scope == "session" else spender.agent if scope == "agent_day" else ""
+                found.append(self._account(AccountId(scope, spender.project, owner, tool), limit, now))
         return found
 
     def _account(self, account_id: AccountId, limit: Limit, now: float) -> Account:

@@ -39,7 +39,7 @@ def fits(column: str, max_bytes: int) -> str:
     text_fits = f"octet_length({column}::text) <= {max_bytes}"
     return (
         f"case when pg_column_size({column}) > {max_bytes} then false when {_is_small(column)} then {text_fits} "
-        f"when {_unpacked(column)} > {max_bytes} then false when {_has_large_number(column)} then null "
+        f"when {_uncompressed_bytes(column)} > {max_bytes} then false when {_has_large_number(column)} then null "
         f"else {text_fits} end"
     )
 
@@ -49,7 +49,7 @@ def _is_small(column: str) -> str:
     return f"(pg_column_compression({column}) is null and pg_column_size({column}) <= {_SMALL_BYTES})"
 
 
-def _unpacked(column: str) -> str:
+def _uncompressed_bytes(column: str) -> str:
     """Return the SQL of a jsonb value's uncompressed size, up to 250 times the stored one."""
     return f"pg_column_size(jsonb_path_query_first({column}, 'strict $'))"
 
@@ -71,8 +71,8 @@ def _has_many_long_numbers(columns: Sequence[str], max_bytes: int) -> str:
     )
     is_long = f"scale(n::numeric) >= {_LONG_DIGITS} or abs(n::numeric) >= 1e{_LONG_DIGITS}"
     count = f"select count(*) from jsonb_array_elements({numbers}) as n where {is_long}"  # noqa: S608 - columns
-    unpacked = " + ".join(map(_unpacked, columns))
-    return f"case when {unpacked} > {_MAX_UNCOUNTED_BYTES} then ({count}) > {max_bytes // _LONG_DIGITS} end"
+    total = " + ".join(map(_uncompressed_bytes, columns))
+    return f"case when {total} > {_MAX_UNCOUNTED_BYTES} then ({count}) > {max_bytes // _LONG_DIGITS} end"
 
 
 _CALL_CARD = f"""
@@ -101,8 +101,8 @@ _DEFINITION = f"""
     cross join lateral (
         select case
             when pg_column_size(parameters) + pg_column_size(options) > {MAX_ROW_BYTES + 65_536} then false
-            when not {_is_small("parameters")} and {_unpacked("parameters")} > {4 * MAX_ROW_BYTES} then false
-            when not {_is_small("options")} and {_unpacked("options")} > {4 * MAX_ROW_BYTES} then false
+            when not {_is_small("parameters")} and {_uncompressed_bytes("parameters")} > {4 * MAX_ROW_BYTES} then false
+            when not {_is_small("options")} and {_uncompressed_bytes("options")} > {4 * MAX_ROW_BYTES} then false
             when not {_is_small("parameters")} and {_has_large_number("parameters")} then null
             when not {_is_small("options")} and {_has_large_number("options")} then null
             when {_has_many_long_numbers(("parameters", "options"), MAX_ROW_BYTES)} then false

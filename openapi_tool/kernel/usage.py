@@ -12,7 +12,7 @@ from openapi_tool.kernel.failures import translate_connection_errors, translate_
 from openapi_tool.kernel.inspection import refuse_other_version
 from openapi_tool.kernel.statements import STATEMENTS
 
-_CONNECT_S, _STATEMENT_S = 10.0, 60.0
+_TIMEOUT_S, _STATEMENT_TIMEOUT_S = 10.0, 60.0
 
 MAX_ROWS = 1_000
 
@@ -115,10 +115,10 @@ async def usage(
     """
     values = (project_id, first_card_id(since), first_card_id(until), actor_id, MAX_ROWS + 1)
     with translate_connection_errors():
-        connection = await asyncpg.connect(dsn, timeout=_CONNECT_S, command_timeout=_STATEMENT_S)
+        connection = await asyncpg.connect(dsn, timeout=_TIMEOUT_S, command_timeout=_STATEMENT_TIMEOUT_S)
     try:
         with translate_statement_errors():
             await refuse_other_version(connection, STATEMENTS[version])
             return [dict(row) for row in await connection.fetch(statement(by), *values)]
     finally:
-        await connection.close(timeout=_CONNECT_S)
+        await connection.close(timeout=_TIMEOUT_S)
