@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 5
 _RECONNECT_WAIT_S = 0.5
-_PING_S = 10
-_CLOSE_S = 3.0
+_PING_INTERVAL_S = 10
+_CLOSE_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ async def connected(options: BusOptions) -> AsyncIterator[BusClient]:
 
 
 async def _close(client: BusClient) -> None:
-    """Close within `_CLOSE_S`: an unresponsive server may never accept the pending writes."""
+    """Close; an unresponsive server may never accept the pending writes."""
     try:
-        async with asyncio.timeout(_CLOSE_S):
+        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
             await client.close()
     except (nats.errors.Error, OSError) as error:
         log.info(
@@ -107,7 +107,7 @@ async def _connect(options: BusOptions, closing: asyncio.Event) -> BusClient:
         "allow_reconnect": not options.once,
         "max_reconnect_attempts": 1 if options.once else -1,
         "reconnect_time_wait": _RECONNECT_WAIT_S,
-        "ping_interval": _PING_S,
+        "ping_interval": _PING_INTERVAL_S,
         "inbox_prefix": options.inbox,
         "error_cb": client.on_error,
         "disconnected_cb": log_disconnect,

@@ -28,7 +28,8 @@ from openapi_tool.protocol.command import BodyDigest, Delivery
 
 UNREADABLE = "unreadable"
 _TIMEOUT_S = 5.0
-_BATCH, _BATCH_S = 100, 10.0
+_BATCH = 100
+_BATCH_TIMEOUT_S = 10.0
 _NANOSECONDS = 1_000_000_000
 _NEVER_REPLAYABLE = {
     "bad_subject": "its subject is not that of a command; no executor would receive it",
@@ -155,7 +156,7 @@ async def stream_messages(
         name=name,
         ack_policy=AckPolicy.NONE,
         filter_subject=subject,
-        inactive_threshold=_BATCH_S * 2,
+        inactive_threshold=_BATCH_TIMEOUT_S * 2,
         deliver_policy=DeliverPolicy.BY_START_TIME if since else DeliverPolicy.ALL,
         opt_start_time=since,
     )
@@ -168,10 +169,10 @@ async def stream_messages(
     try:
         while remaining > 0:
             batch = min(remaining, _BATCH)
-            request = {"batch": batch, "expires": int(_BATCH_S * _NANOSECONDS)}
+            request = {"batch": batch, "expires": int(_BATCH_TIMEOUT_S * _NANOSECONDS)}
             await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{name}", orjson.dumps(request), inbox)
             for _ in range(batch):
-                message = await replies.next_msg(timeout=_BATCH_S)
+                message = await replies.next_msg(timeout=_BATCH_TIMEOUT_S)
                 if not message.reply:
                     return  # a status message: the remaining messages expired or were deleted
                 remaining -= 1

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 EXPIRES_S = 30.0
 HEARTBEAT_S = 5.0
-_UNSUBSCRIBE_S = 2.0
+_UNSUBSCRIBE_TIMEOUT_S = 2.0
 _MAX_SILENCE_S = 2.5 * HEARTBEAT_S
 """Without a message or heartbeat for this long, assume that the server has lost the open request."""
 
@@ -199,7 +199,7 @@ async def unsubscribe(client: BusClient, subscription: Subscription) -> None:
     """End a subscription; messages already sent by the server are still received."""
     try:
         if client.is_connected:
-            async with asyncio.timeout(_UNSUBSCRIBE_S):
+            async with asyncio.timeout(_UNSUBSCRIBE_TIMEOUT_S):
                 await subscription.drain()  # type: ignore[no-untyped-call]
     except (nats.errors.Error, OSError) as error:
         log.info(

@@ -130,7 +130,7 @@ async def test_a_doorbell_that_would_end_the_connection_is_not_sent(
 @pytest.fixture
 def no_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable pings, which would detect a dead connection after half a minute, to test the end of the read loop."""
-    monkeypatch.setattr(connection, "_PING_S", 3600)
+    monkeypatch.setattr(connection, "_PING_INTERVAL_S", 3600)
 
 
 @pytest.mark.parametrize(
