@@ -48,12 +48,12 @@ async def instructions(calls: int = CALLS, settings: Mapping[str, str] = Mapping
         database = await harness.database()
         try:
             rounds = Rounds(harness, load, database)
-            return {kind: await _of(kind, harness, rounds, load, calls) for kind in TARGETS}
+            return {kind: await _measured(kind, harness, rounds, load, calls) for kind in TARGETS}
         finally:
             await database.close()
 
 
-async def _of(kind: str, harness: Harness, rounds: Rounds, load: Load, calls: int) -> Counts:
+async def _measured(kind: str, harness: Harness, rounds: Rounds, load: Load, calls: int) -> Counts:
     scenario = Scenario("instructions", CPU.shape, calls, CPU.ask, warm=WARM_CALLS)
     file = harness.stack.folder / f"instructions-{kind}.json"
     process = harness.process(kind, {**settings_of(kind, scenario), _FILE_VARIABLE: str(file)})
@@ -62,16 +62,16 @@ async def _of(kind: str, harness: Harness, rounds: Rounds, load: Load, calls: in
     try:
         await rounds.warm(kind, scenario)
         commands = await place(rounds.database, scenario.ask, calls, TARGETS[kind])
-        await asyncio.to_thread(_signalled, process, signal.SIGUSR1, file)
+        await asyncio.to_thread(_send_signal, process, signal.SIGUSR1, file)
         await load.closed(commands, scenario.in_flight)
-        await asyncio.to_thread(_signalled, process, signal.SIGUSR2, file)
+        await asyncio.to_thread(_send_signal, process, signal.SIGUSR2, file)
         counts: Counts = json.loads(file.read_text())
         return counts
     finally:
         await stop_all([process])
 
 
-def _signalled(process: ExecutorProcess, number: signal.Signals, file: Path) -> None:
+def _send_signal(process: ExecutorProcess, number: signal.Signals, file: Path) -> None:
     """Send a signal and wait until the process has handled it. Raises ServerFailed."""
     file.unlink(missing_ok=True)
     process.signal(number)
@@ -83,29 +83,29 @@ def _signalled(process: ExecutorProcess, number: signal.Signals, file: Path) -> 
 
 
 class _Counter:
-    """Trace function that counts; SIGUSR1 restarts at 0, SIGUSR2 writes the counts by function to a file."""
+    """Counter by `sys.settrace`; SIGUSR1 restarts at 0, SIGUSR2 writes the counts by function to a file."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._counts: Counter[CodeType] = Counter()
 
     def install(self) -> None:
-        signal.signal(signal.SIGUSR1, self._begin)
+        signal.signal(signal.SIGUSR1, self._restart)
         signal.signal(signal.SIGUSR2, self._write)
-        sys.settrace(self._enter)
+        sys.settrace(self._on_call)
 
-    def _enter(self, frame: FrameType, _event: str, _argument: object) -> Any:
+    def _on_call(self, frame: FrameType, _event: str, _argument: object) -> Any:
         if frame.f_code.co_filename == __file__:
-            return None
+            return None  # do not count the counter
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._count
+        return self._on_event
 
-    def _count(self, frame: FrameType, event: str, _argument: object) -> Any:
+    def _on_event(self, frame: FrameType, event: str, _argument: object) -> Any:
         if event == "opcode":
             self._counts[frame.f_code] += 1
-        return self._count
+        return self._on_event
 
-    def _begin(self, *_: object) -> None:
+    def _restart(self, *_: object) -> None:
         self._counts.clear()
         self._write()
 
@@ -127,7 +127,7 @@ def _short(path: str) -> str:
 
 
 def main() -> None:
-    """Measure; or, with the variable that names a module, run that module and count."""
+    """Measure. In a measured process, which `_MODULE_VARIABLE` marks, run its module and count."""
     if module := os.environ.get(_MODULE_VARIABLE):
         _Counter(Path(os.environ[_FILE_VARIABLE])).install()
         runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -118,17 +118,17 @@ class _Connection:
 
 
 def _connection(
-    kernel: Settings, place: str, environment: Mapping[str, str], problems: list[str]
+    kernel: Settings, prefix: str, environment: Mapping[str, str], problems: list[str]
 ) -> _Connection | None:
     """Return the connection settings of a kernel; after mistakes add them to `problems` and return None.
 
-    `place` precedes the names of settings.
+    `prefix` precedes the names of settings.
     """
     mistakes: list[str] = []
     driver_options = _driver_options(kernel, environment, mistakes)
     mistakes += _login_problems(kernel.nats)
     tls = _try_tls(lambda: _bus_tls(kernel.nats), "nats.ca_file, nats.cert_file or nats.key_file", mistakes)
-    problems += [f"{place}{problem}" for problem in mistakes]
+    problems += [f"{prefix}{problem}" for problem in mistakes]
     if mistakes or driver_options is None:
         return None
     return _Connection(_bus_options(kernel, tls), driver_options)
@@ -158,9 +158,9 @@ class Upstream:
 
 
 class _ScopedBackend:
-    """Backend for the calls of another kernel, where the same project id is another project.
+    """Backend for the calls of another kernel, where an equal project id names another project.
 
-    A blank, which no token of a subject can contain, distinguishes the name from every project id.
+    So its version and a blank, which no project id contains, precede the id.
     """
 
     def __init__(self, backend: JinaBackend, version: str) -> None:
@@ -323,14 +323,14 @@ def _bus_options(settings: Settings, tls: ssl.SSLContext | None) -> BusOptions:
 
 def _login(nats: NatsSettings) -> dict[str, str]:
     """Return the configured login under nats-py's option names."""
-    ways: dict[str, str | Path | None] = {
+    login: dict[str, str | Path | None] = {
         "user": nats.user,
         "password": nats.password.get_secret_value() if nats.password else None,
         "token": nats.token.get_secret_value() if nats.token else None,
         "user_credentials": nats.credentials_file,
         "nkeys_seed": nats.nkey_seed_file,
     }
-    return {name: str(value) for name, value in ways.items() if value}
+    return {name: str(value) for name, value in login.items() if value}
 
 
 def _pool_options(settings: Settings) -> PoolOptions:

@@ -11,8 +11,8 @@ from openapi_tool.settings import Settings
 from openapi_tool.telemetry.health_server import MAX_CONNECTIONS
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD, _LARGE_BYTES = -3, -1, 4 * 2**20  # mallopt(3)
-_RESERVE = 128
-"""Descriptors for everything else: NATS, traces, DNS, files, pipes."""
+_OTHER_FILES = 128
+"""Descriptors for NATS, traces, DNS, files, pipes."""
 
 
 def raise_file_limit() -> int:
@@ -31,7 +31,7 @@ def file_limit_problem(settings: Settings, limit: int) -> str | None:
         "egress.max_connections": settings.egress.max_connections,
         "postgres.pool_size": settings.postgres.pool_size,
         "health server": MAX_CONNECTIONS if settings.health.port else 0,
-        "reserve": _RESERVE,
+        "reserve": _OTHER_FILES,
     }
     needed = sum(parts.values())
     if limit == resource.RLIM_INFINITY or needed <= limit:
