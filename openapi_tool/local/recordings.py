@@ -1,6 +1,6 @@
 """Recorded requests to Jina's open-source server with its exact responses, looked up by request content.
 
-Each line of `data/jina/exchanges.jsonl` contains one exchange as text. GET and POST forms of the same content (host,
+Each line of `data/jina/exchanges.jsonl.xz` contains one exchange as text. GET and POST forms of the same content (host,
 subject, that is query or url, and options under their body names) have the same response. Requests are parsed
 independently of the executor's code, so that mistakes there are detected.
 """
@@ -8,6 +8,7 @@ independently of the executor's code, so that mistakes there are detected.
 from __future__ import annotations
 
 import json
+import lzma
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -173,8 +174,13 @@ def recorded_answers() -> Mapping[RequestContent, Recording]:
 
 @cache
 def _parsed() -> tuple[tuple[Recording, RequestContent | None], ...]:
-    lines = (files(__package__) / "data" / "jina" / "exchanges.jsonl").read_bytes().splitlines()
-    return tuple(_parse(exchange["name"], exchange["http"]) for exchange in map(json.loads, lines))
+    return tuple(_parse(exchange["name"], exchange["http"]) for exchange in exchanges())
+
+
+def exchanges() -> list[dict[str, str]]:
+    """Return all exchanges as stored: `name`, and the texts of request and response as `http`."""
+    stored = (files(__package__) / "data" / "jina" / "exchanges.jsonl.xz").read_bytes()
+    return [json.loads(line) for line in lzma.decompress(stored).splitlines()]
 
 
 def _parse(name: str, text: str) -> tuple[Recording, RequestContent | None]:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from openapi_tool.jina.egress import ALLOWED_HEADERS
 from openapi_tool.jina.endpoints import ENDPOINTS
 from openapi_tool.jina.parameter_mapping import resolve_parameters
 from openapi_tool.jina.request import UpstreamRequest, build_request
-from openapi_tool.local.recordings import Recording, load_recordings, parse_request
+from openapi_tool.local.recordings import Recording, exchanges, load_recordings, parse_request
 from openapi_tool.protocol.errors import BadRequest, ToolError, ToolMisconfigured, UpstreamRejected, UpstreamUnavailable
 from openapi_tool.tools.arguments import Arguments
 from openapi_tool.tools.result import ToolOutput
@@ -431,8 +430,7 @@ def words(recording: Recording) -> str:
 def test_every_recording_is_used_here_and_once() -> None:
     names = [*successes(), *FOUND_NOTHING, *(name for name, _, _ in REFUSED)]
     assert sorted(names) == sorted(load_recordings())
-    lines = (files("openapi_tool.local") / "data" / "jina" / "exchanges.jsonl").read_bytes().splitlines()
-    assert [json.loads(line)["name"] for line in lines] == sorted(names)
+    assert [exchange["name"] for exchange in exchanges()] == sorted(names)
 
 
 @requirement("upstream.recordings")
