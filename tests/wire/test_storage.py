@@ -43,7 +43,7 @@ from tests.chaos.servers import NatsCluster
 from tests.requirements import requirement
 from tests.support import delivery
 from tests.wire.test_bus import DSN, server
-from tests.wire.world import World, open_world
+from tests.wire.world import DURABLE, World, open_world
 
 LEASES, SESSIONS, PARKED = f"KV_{leases.BUCKET}", f"KV_{session_key_store.BUCKET}", f"KV_{parked_results.BUCKET}"
 STREAMS = {LEASES, SESSIONS, PARKED, dead_letters.STREAM}
@@ -363,5 +363,5 @@ def test_permissions_follow_domain_and_inbox(monkeypatch: pytest.MonkeyPatch) ->
     with_domain = printed()
     assert with_domain["publish"]["allow"] == [routed(subject, "hub") for subject in usual]
     assert not [subject for subject in with_domain["publish"]["allow"] if subject.startswith(("$JS.API", "$KV"))]
-    ours = [f"openapi_tool.{name}" for name in ("stats", "limits.>", "budgets.>")]
+    ours = [f"openapi_tool.{name}" for name in ("stats", f"returned.{STREAM}.{DURABLE}", "limits.>", "budgets.>")]
     assert with_domain["subscribe"]["allow"] == ["_INBOX.mine.>", *ours]
