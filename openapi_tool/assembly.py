@@ -101,7 +101,8 @@ def open_shared(stack: AsyncExitStack, bootstrap: Bootstrap, resolver: Resolver 
     for variable in bootstrap.secrets.allowed:
         metrics.KEYS_REFUSED.labels(variable)  # at 0 from the start, so that an alert sees the first refusal
     clock = ServerClock()
-    limits = SharedLimits(bootstrap.settings.limits, clock.time, key_failure)
+    settings = bootstrap.settings
+    limits = SharedLimits(settings.limits, clock.time, key_failure, settings.fairness.weights)
     limits.limiter.keys.set_secrets(bootstrap.secrets)
     budgets = SharedBudgets(INSTANCE, bootstrap.settings.budgets, clock.time)
     for scope in SCOPES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -97,11 +97,17 @@ class SharedRecords:
 
 
 class SharedLimits:
-    """Limiter of this process, and its store; arguments as of Keys."""
+    """Limiter of this process, and its store; arguments as of Keys, and the `weights` of projects."""
 
-    def __init__(self, options: LimitOptions, clock: Callable[[], float], failure: Callable[[int], ToolError]) -> None:
+    def __init__(
+        self,
+        options: LimitOptions,
+        clock: Callable[[], float],
+        failure: Callable[[int], ToolError],
+        weights: Mapping[str, float],
+    ) -> None:
         self._records = SharedRecords(LIMITS)
-        self.limiter = Limiter(secrets.token_hex(_NAME_BYTES), options, self._records, clock, failure)
+        self.limiter = Limiter(secrets.token_hex(_NAME_BYTES), options, self._records, clock, failure, weights)
 
     @asynccontextmanager
     async def connected(self, client: Client, replicas: int) -> AsyncIterator[None]:

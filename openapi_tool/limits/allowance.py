@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from openapi_tool.limits import ledger
+from openapi_tool.limits import encoding, ledger
 from openapi_tool.limits.ledger import (
+    MAX_PAUSE_S,
     REQUESTS,
     TOKENS,
     USE_COUNTS_S,
@@ -36,6 +37,14 @@ REFILL_BELOW = 0.75
 REFILL_PAUSE_S = 1.0, 2.0
 """Range of the random pause: replicas that write at the same time conflict."""
 
+MIN_TOKENS = {"search": 10_000}
+"""Minimum charge of a request by endpoint (jina-api section 5)."""
+
+_USUAL_TOKENS = 10_000  # of a request
+_NEWEST_WEIGHT = 0.2  # of the newest request in the moving average of tokens
+_MAX_GROWTH = 4
+"""A request counts with at most this multiple of the average, so that one page of millions of tokens stops nothing."""
+
 _RATE_S = 5.0  # time constant of the moving average of demand
 _MAX_SENT = 120  # seconds with requests, one entry each
 
@@ -52,11 +61,13 @@ class Planned:
 class Allowance:
     """Permits of one replica, named `name`, for one key and endpoint with configured limits `rates`.
 
-    `fallback_replicas` is the number of replicas that share the limit while the store is unavailable, else 0.
+    A request costs at least `min_tokens`. `fallback_replicas` is the number of replicas that share the limit while the
+    store is unavailable, else 0.
     """
 
-    def __init__(self, name: str, rates: Rates) -> None:
+    def __init__(self, name: str, rates: Rates, min_tokens: int = 1) -> None:
         self.name = name
+        self._min_tokens = min_tokens
         self.rates = rates
         self.record = Record()
         self.revision = 0
@@ -66,12 +77,13 @@ class Allowance:
         self.demand = 0.0
         self._demand_at = 0.0
         self._block_expires_at = 0.0
+        self._serial = 0
         self._uses: list[Use] = []
         self._fallback_uses: deque[Use] = deque()
         self._sent: deque[list[float]] = deque(maxlen=_MAX_SENT)  # [second, requests]
         self._adaptive_since = 0.0
         self._max_concurrent = 0
-        self.tokens_per_request = 0
+        self.tokens_per_request = 0 if rates.tokens is None else min(min_tokens, rates.tokens)
 
     @property
     def limited(self) -> bool:
@@ -84,11 +96,11 @@ class Allowance:
 
     def paused_s(self, now: float) -> float:
         """Return the seconds until a pause after a 429 ends."""
-        return max(0.0, self.record.paused_until - now)
+        return min(max(0.0, self.record.paused_until - now), MAX_PAUSE_S)
 
-    def use_fallback(self, now: float) -> None:
-        """Continue without the store: divide the limit by the replicas seen in the last 60 s."""
-        self.fallback_replicas = self.fallback_replicas or self.record.replicas_seen(now)
+    def use_fallback(self) -> None:
+        """Continue without the store: divide the limit by the replicas that were last seen there."""
+        self.fallback_replicas = self.fallback_replicas or self.record.replicas_seen(self.name)
 
     def record_sent(self, now: float) -> None:
         """Count a request, by second, for the adaptive limit that a later 429 may set."""
@@ -123,6 +135,14 @@ class Allowance:
             self._uses.append(correction)
             if self.fallback_replicas:
                 self._fallback_uses.append(correction)
+
+    def learn_cost(self, tokens: int) -> None:
+        """Adapt the estimate of a request's tokens to one that has ended."""
+        limit, mean = self.rates.tokens, self.tokens_per_request
+        if limit is not None and tokens:
+            counted = min(tokens, _MAX_GROWTH * max(mean, _USUAL_TOKENS))
+            mean = max(self._min_tokens, round(mean + _NEWEST_WEIGHT * (counted - mean)))
+            self.tokens_per_request = min(mean, limit)  # above it no request would be sent, nor lower it again
 
     def _has_permit(self, rates: Rates, now: float) -> bool:
         """Update the permits at hand; return whether they allow a request."""
@@ -173,22 +193,29 @@ class Allowance:
         """Return whether the block has expired with unused permits, to be given back."""
         return now >= self._block_expires_at and any(self.at_hand.values()) and not self.fallback_replicas
 
+    def can_release(self, now: float) -> bool:
+        """Return whether other replicas want concurrent requests and this one has some to spare."""
+        limited = self.in_force(now).concurrent is not None
+        return limited and self.running < self._max_concurrent and bool(self.record.others(now, self.name))
+
     def plan(self, stored: bytes | None, waiting: int, now: float, *, leave: bool = False) -> Planned:
         """Apply this replica's report to a stored record; with `leave` (shutdown) give the block back and take none."""
-        record = ledger.decode(stored)
+        record = encoding.decode(stored)
         keep = dict(self.at_hand) if now < self._block_expires_at and not leave else {}
         want_running = 0 if leave else max(waiting, self.ahead(now) - keep.get(REQUESTS, 0), 0)
         want = {REQUESTS: want_running, TOKENS: max(0, want_running * self.tokens_per_request - keep.get(TOKENS, 0))}
         # A new adaptive limit also counts what this replica sent before.
         is_new_limit = record.adaptive is not None and record.adaptive.since != self._adaptive_since
         sent = tuple(Use(at, int(count), 0) for at, count in self._sent if is_new_limit and at + USE_COUNTS_S > now)
-        report = Report(tuple(self._uses), keep, want, self.running, want_running, sent)
+        each = max(1, self.tokens_per_request)
+        self._serial += 1
+        report = Report(tuple(self._uses), keep, want, self.running, want_running, sent, each, self._serial)
         mine = ledger.apply_report(record, self.name, report, self.rates, now)
         return Planned(record, mine, len(self._uses))
 
     def is_written(self, planned: Planned, stored: bytes | None) -> bool:
         """Return whether a stored record contains a change whose write had an unknown outcome."""
-        mine = ledger.decode(stored).replicas.get(self.name)
+        mine = encoding.decode(stored).replicas.get(self.name)
         return mine is not None and mine.serial == planned.mine.serial
 
     def confirm(self, planned: Planned, revision: int) -> None:
@@ -201,7 +228,7 @@ class Allowance:
         for use in later:
             self.at_hand[REQUESTS] -= use.requests
             self.at_hand[TOKENS] -= use.tokens if use.requests else 0  # a correction does not change the block
-        self._block_expires_at, self._max_concurrent = mine.until, mine.concurrent
+        self._block_expires_at, self._max_concurrent = mine.until, mine.may_open
         self.fallback_replicas = 0
         self._fallback_uses.clear()
         self._adaptive_since = self.record.adaptive.since if self.record.adaptive else 0.0
@@ -211,15 +238,28 @@ class Allowance:
         if revision >= self.revision:
             self.record, self.revision = record, revision
 
-    def forecast(self, now: float) -> Callable[[float], float]:
-        """Return a function from a number of permits of this replica to the seconds until it has them."""
+    def forecast(self, now: float, request_s: float) -> Callable[[float], float]:
+        """Return a function from a number of permits of this replica to the seconds until it has them.
+
+        A request takes at least `request_s` seconds.
+        """
         free = Forecast(self.record, self.rates, max(1, self.tokens_per_request), now)
-        if self.fallback_replicas:
-            replicas = self.fallback_replicas
-            return lambda count: free.wait_s(count * replicas)
+        if replicas := self.fallback_replicas:
+            return lambda count: max(free.wait_s(count * replicas), self._open_in_s(count, replicas, request_s, now))
         # Shares are equal: until this replica has `count`, each other one gets as many, or all it wants.
         demands = [other.want for other in self.record.others(now, self.name)]
-        return lambda count: free.wait_s(count + sum(min(count, demand) for demand in demands))
+        return lambda count: max(
+            free.wait_s(count + sum(min(count, demand) for demand in demands)),
+            self._open_in_s(count, 1 + len(demands), request_s, now),
+        )
+
+    def _open_in_s(self, count: float, replicas: int, request_s: float, now: float) -> float:
+        """Return the seconds after which `count` more requests may have been opened at the earliest."""
+        limit = self.in_force(now).concurrent
+        if limit is None:
+            return 0.0
+        open_at_once = max(self._max_concurrent, limit // replicas, 1)
+        return max(0.0, math.ceil(count) - 1 - open_at_once + self.running) // open_at_once * request_s
 
     def sent_in_window(self, now: float) -> int:
         """Return the number of requests of the last 60 s."""
@@ -235,7 +275,7 @@ class Forecast:
 
     def __init__(self, record: Record, rates: Rates, tokens_per_request: int, now: float) -> None:
         in_force = record.effective(rates, now)
-        self._pause_s = max(0.0, record.paused_until - now)
+        self._pause_s = min(max(0.0, record.paused_until - now), MAX_PAUSE_S)
         self._parts = [
             _ResourceForecast(record, resource, limit, each, now)
             for resource, limit, each in (
@@ -262,7 +302,7 @@ class _ResourceForecast:
         self._times = [at - now for at, _ in free] or [USE_COUNTS_S]
         self._sums = list(accumulate(amount for _, amount in free))
         self._free = limit - (self._sums[-1] if self._sums else 0)
-        self._credit = window.credit(limit, now)
+        self._credit = window.credit(limit, now, each)
 
     def wait_s(self, count: float) -> float:
         wanted = count * self._each

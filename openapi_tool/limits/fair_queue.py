@@ -1,17 +1,22 @@
-"""Queue of calls that wait for a permit: round robin by project, within a project by agent, FIFO within an agent.
+"""Queue of calls that wait for a permit: by project and its weight, within a project by agent in turn, else FIFO.
 
 Pure like `ledger`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
+_MAX_TAGS = 1_000
 _BACKLOG_S = 2.0
 """Seconds after which a project that waits is expected to send more calls."""
 
@@ -27,17 +32,24 @@ class Waiter(Generic[T]):
 
 @dataclass(slots=True)
 class _Project(Generic[T]):
+    """Waiting calls of a project; the one with the lowest `tag` is served next, which raises it by 1/`weight`."""
+
     waiting_since: float
+    weight: float
+    tag: float
     agents: OrderedDict[str, deque[Waiter[T]]] = field(default_factory=OrderedDict)
     length: int = 0
 
 
 class FairQueue(Generic[T]):
-    """Waiting calls, in the order of fair queueing."""
+    """Waiting calls, in the order of weighted fair queueing; `weights` of projects are 1 by default."""
 
-    def __init__(self) -> None:
-        self._projects: OrderedDict[str, _Project[T]] = OrderedDict()
+    def __init__(self, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
+        self._weights = weights
+        self._projects: dict[str, _Project[T]] = {}
         self._length = 0
+        self._virtual_time = 0.0  # tag of the project that was served last
+        self._tags: dict[str, float] = {}  # of projects that were served and left, while ahead of the virtual time
 
     def __len__(self) -> int:
         return self._length
@@ -49,17 +61,21 @@ class FairQueue(Generic[T]):
     def add(self, waiter: Waiter[T], now: float) -> None:
         """Enqueue a call."""
         name, agent = waiter.flow
-        project = self._projects.setdefault(name, _Project(now))
+        project = self._projects.get(name)
+        if project is None:
+            tag = max(self._tags.pop(name, 0.0), self._virtual_time)
+            project = self._projects[name] = _Project(now, self._weights.get(name, 1.0), tag)
         project.agents.setdefault(agent, deque()).append(waiter)
         project.length += 1
         self._length += 1
 
     def pop(self) -> Waiter[T]:
-        """Remove and return the next call. Raises StopIteration if none waits."""
-        name, project = next(iter(self._projects.items()))
+        """Remove and return the next call. Raises ValueError if none waits."""
+        project = min(self._projects.values(), key=attrgetter("tag"))
+        self._virtual_time = project.tag
+        project.tag += 1 / project.weight
         agent, waiting = next(iter(project.agents.items()))
         waiter = waiting.popleft()
-        self._projects.move_to_end(name)
         project.agents.move_to_end(agent)
         self._deduct(waiter)
         return waiter
@@ -77,25 +93,25 @@ class FairQueue(Generic[T]):
         return [waiter for project in self._projects.values() for waiter in _in_order(project)]
 
     def certain_timeouts(self, wait_s: Callable[[float], float], now: float) -> list[tuple[Waiter[T], float]]:
-        """Return the calls that certainly get no permit in time, each with the seconds after which to retry.
+        """Return the calls that certainly get no permit in time, each with the seconds until it would get one.
 
         `wait_s` returns the seconds until a number of permits is free. A call gets a permit after the earlier calls of
-        its project and as many calls of every other project. A project that began to wait less than `_BACKLOG_S` ago
-        counts only with the calls that wait now: it may send no more.
+        its project and as many calls of every other project, by their weights. A project that began to wait less than
+        `_BACKLOG_S` ago counts only with the calls that wait now: it may send no more.
         """
         found: list[tuple[Waiter[T], float]] = []
         for name, project in self._projects.items():
-            others = [  # None: as many as needed
-                None if now - other.waiting_since >= _BACKLOG_S else other.length
+            others = [  # calls for each of this project, and their maximum
+                (other.weight / project.weight, math.inf if now - other.waiting_since >= _BACKLOG_S else other.length)
                 for key, other in self._projects.items()
                 if key != name
             ]
             position = 1
             for waiter in _in_order(project):
-                before = sum(position if length is None else min(position, length) for length in others)
+                before = sum(min(position * ratio, maximum) for ratio, maximum in others)
                 needed_s = wait_s(position + before)
                 if now + needed_s > waiter.latest:
-                    found.append((waiter, max(1.0, now + needed_s - waiter.latest)))
+                    found.append((waiter, max(1.0, needed_s)))
                 else:
                     position += 1
         return found
@@ -109,6 +125,11 @@ class FairQueue(Generic[T]):
             del project.agents[agent]
         if not project.length:
             del self._projects[name]
+            self._tags[name] = project.tag
+        if not self._projects:
+            self._tags.clear()  # nobody is behind anybody
+        elif len(self._tags) > _MAX_TAGS:
+            self._tags = {key: tag for key, tag in self._tags.items() if tag > self._virtual_time}
 
 
 def _in_order(project: _Project[T]) -> Iterator[Waiter[T]]:

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
+
+from pydantic import SecretStr
 
 from openapi_tool.limits.fair_queue import FairQueue
 from openapi_tool.limits.ledger import Use
+from openapi_tool.limits.permits import Need
 from openapi_tool.protocol.errors import ToolError
 
 if TYPE_CHECKING:
     from openapi_tool.limits.key_limiter import KeyLimiter
+
+TOO_MANY_REQUESTS = 429
+_KEY_STATUSES = (401, 402, TOO_MANY_REQUESTS)  # of the key, not of the request only
 
 Granted = tuple["KeyLimiter", Use, bool]
 """Permit of a waiting call: limiter of the key, use, and whether the call is the trial of a blocked key."""
 
 
 class KeyGroup:
-    """Limiters of one key, or of a pool's keys (`pooled`), and their waiting calls."""
+    """Limiters of one key, or of a pool's keys (`pooled`), and their waiting calls; `weights` are those of projects."""
 
-    def __init__(self, *, pooled: bool) -> None:
-        self.waiting: FairQueue[asyncio.Future[Granted]] = FairQueue()
+    def __init__(self, weights: Mapping[str, float], *, pooled: bool) -> None:
+        self.waiting: FairQueue[asyncio.Future[Granted]] = FairQueue(weights)
         self.limiters: list[KeyLimiter] = []
         self.pooled = pooled
         self._virtual_time = 0.0
@@ -51,7 +57,7 @@ class KeyGroup:
         """
         limiters = self.usable()
         total = sum(limiter.weight for limiter in limiters)
-        parts = [(limiter.allowance.forecast(now), limiter.weight / total) for limiter in limiters]
+        parts = [(limiter.allowance.forecast(now, limiter.request_s), limiter.weight / total) for limiter in limiters]
         return lambda count: min((wait_s(count * share) for wait_s, share in parts), default=0.0)
 
     def wake(self) -> None:
@@ -65,3 +71,34 @@ class KeyGroup:
             self.waiting.discard(waiter)
             if not waiter.item.done():
                 waiter.item.set_exception(copy.copy(error))
+
+
+class KeyPermit:
+    """Permit of one request with a key; `trial` if it tries a blocked one (see `Permit`)."""
+
+    __slots__ = ("_ended", "_limiter", "_need", "_trial", "_use", "key")
+
+    def __init__(self, limiter: KeyLimiter, use: Use | None, need: Need, key: SecretStr, *, trial: bool) -> None:
+        self._limiter, self._use, self._need, self._trial, self._ended = limiter, use, need, trial, False
+        self.key = key
+
+    def done(self, tokens: int) -> None:
+        """Settle a request that cost this many tokens."""
+        self._end(tokens)
+        if self._trial:
+            self._limiter.keys.record_success(self._limiter.variable)
+
+    def failed(self, error: ToolError) -> None:
+        """Settle a failed request; a refusal of its key pauses or blocks the key."""
+        self._end(error.tokens)
+        if error.http_status in _KEY_STATUSES:
+            self._limiter.record_refusal(error, self._need, self.key)
+
+    def cancelled(self) -> None:
+        """Settle a request without a response."""
+        self._end(None)
+
+    def _end(self, tokens: int | None) -> None:
+        if not self._ended:
+            self._ended = True
+            self._limiter.end_request(self._use, tokens)

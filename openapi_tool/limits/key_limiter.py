@@ -6,15 +6,16 @@ import asyncio
 import logging
 import math
 import random
+from collections import deque
 from contextlib import suppress
 from typing import Any
 
 from pydantic import SecretStr
 
-from openapi_tool.limits import ledger
+from openapi_tool.limits import encoding, ledger
 from openapi_tool.limits.allowance import REFILL_AT_ONCE_BELOW, REFILL_BELOW, REFILL_PAUSE_S, Allowance, Planned
 from openapi_tool.limits.fair_queue import FairQueue, Waiter
-from openapi_tool.limits.key_group import Granted, KeyGroup
+from openapi_tool.limits.key_group import TOO_MANY_REQUESTS, Granted, KeyGroup, KeyPermit
 from openapi_tool.limits.key_record import STATES
 from openapi_tool.limits.keys import Keys
 from openapi_tool.limits.ledger import BLOCK_S, Use
@@ -31,41 +32,13 @@ _MIN_WRITE_INTERVAL_S, _MAX_WRITES_PER_S = 0.5, 4.0
 _REPORT_INTERVAL_S = 20.0
 """Seconds between reports of a replica that sends nothing; the others forget it after 60 s."""
 
+_RELEASE_INTERVAL_S = 1.0  # between reports that give concurrent requests to replicas that want more
 _POLL_S = 0.25  # between steps while calls wait
 _RETRY_S, _RETRY_WITHOUT_LIMIT_S = 1.0, 60.0  # after an outage of the store, with and without a limit
-_TOO_MANY_REQUESTS = 429
-_KEY_STATUSES = (401, 402, _TOO_MANY_REQUESTS)  # they concern the key
-_NEWEST_WEIGHT = 0.2  # of the newest request in the moving averages of tokens and duration
 _ROUNDING_S = 1e-6
-_INITIAL_REQUEST_S = 1.0  # average duration before any request has ended
-_MIN_TOKENS = {"search": 10_000}
-"""Minimum charge of the upstream (jina-api section 5); the estimate before any request has ended."""
-
-
-class _Permit:
-    __slots__ = ("_ended", "_limiter", "_need", "_trial", "_use", "key")
-
-    def __init__(self, limiter: KeyLimiter, use: Use | None, need: Need, key: SecretStr, *, trial: bool) -> None:
-        self._limiter, self._use, self._need, self._trial, self._ended = limiter, use, need, trial, False
-        self.key = key
-
-    def done(self, tokens: int) -> None:
-        self._end(tokens)
-        if self._trial:
-            self._limiter.keys.record_success(self._limiter.variable)
-
-    def failed(self, error: ToolError) -> None:
-        self._end(error.tokens)
-        if error.http_status in _KEY_STATUSES:
-            self._limiter.record_refusal(error, self._need, self.key)
-
-    def cancelled(self) -> None:
-        self._end(None)
-
-    def _end(self, tokens: int | None) -> None:
-        if not self._ended:
-            self._ended = True
-            self._limiter.end_request(self._use, tokens)
+_INITIAL_REQUEST_S = 1.0  # duration of a request before any has ended
+_DURATIONS = 16
+"""Newest requests: a call takes at least as long as the shortest. By the average, slow calls would end quick ones."""
 
 
 class KeyLimiter:
@@ -79,8 +52,6 @@ class KeyLimiter:
     ) -> None:
         self.variable, self.endpoint = variable, endpoint
         self.allowance = allowance
-        rates = allowance.rates
-        self.allowance.tokens_per_request = _MIN_TOKENS.get(endpoint, 1) if rates.tokens is not None else 0
         self.group, self.waiting = group, group.waiting
         self.keys = keys
         self.weight, self.load = 1.0, 0.0
@@ -95,7 +66,7 @@ class KeyLimiter:
         self._next_write_at = self._next_refill_at = 0.0
         self._written_at = -_REPORT_INTERVAL_S
         self._unwritten_429s: list[float | None] = []  # their Retry-After in seconds
-        self._mean_request_s = _INITIAL_REQUEST_S
+        self._durations: deque[float] = deque(maxlen=_DURATIONS)
         group.limiters.append(self)
         self._export()
 
@@ -116,6 +87,11 @@ class KeyLimiter:
     def paused_s(self) -> float:
         """Return the seconds until a pause after a 429 ends."""
         return self.allowance.paused_s(self._now())
+
+    @property
+    def request_s(self) -> float:
+        """Return the shortest duration of a recent request in seconds."""
+        return min(self._durations, default=_INITIAL_REQUEST_S)
 
     @property
     def record_name(self) -> str:
@@ -139,7 +115,7 @@ class KeyLimiter:
         return self._permit(use, need)
 
     def _permit(self, use: Use | None, need: Need) -> Permit:
-        return _Permit(self, use, need, self.key(need), trial=self._take_trial())
+        return KeyPermit(self, use, need, self.key(need), trial=self._take_trial())
 
     def key(self, need: Need) -> SecretStr:
         """Return the key to send: the call's own, or that of a pool."""
@@ -154,26 +130,27 @@ class KeyLimiter:
 
         Raises RateLimited, and the error of a key that is blocked meanwhile.
         """
-        now = self._now()
+        now, left_s = self._now(), need.deadline.remaining()
+        patience_s = max(left_s - self.request_s, left_s / 2)
         future: asyncio.Future[Granted] = asyncio.get_running_loop().create_future()
-        waiter = Waiter(need.flow, now + need.deadline.remaining() - self._mean_request_s, future)
+        waiter = Waiter(need.flow, now + patience_s, future)
         self.waiting.add(waiter, now)
         self.group.wake()
         need.slot.park()
         received = False
         try:
-            async with need.deadline.limit():
+            async with asyncio.timeout(patience_s):
                 limiter, use, trial = await future
             received = True
         except TimeoutError:
-            raise self._rate_limited(self._mean_request_s) from None
+            raise self._rate_limited(max(1.0, self.group.wait_s(self._now())(len(self.waiting)))) from None
         finally:
             self.waiting.discard(waiter)
             need.slot.resume()
             if not received and future.done() and not future.cancelled() and future.exception() is None:
                 limiter, use, _ = future.result()  # granted while the call was cancelled
                 limiter.end_request(use, None)
-        return _Permit(limiter, use, need, limiter.key(need), trial=trial)
+        return KeyPermit(limiter, use, need, limiter.key(need), trial=trial)
 
     def wake(self) -> None:
         """Check now whether permits can be granted or taken."""
@@ -182,7 +159,7 @@ class KeyLimiter:
     def record_refusal(self, error: ToolError, need: Need, key: SecretStr) -> None:
         """Pause the key after a 429, or count its refusal: here at once, in other replicas after the next write."""
         error.key_variable = self.variable
-        if error.http_status == _TOO_MANY_REQUESTS:
+        if error.http_status == TOO_MANY_REQUESTS:
             ledger.pause(self.allowance.record, error.retry_after, self._now())
             self._unwritten_429s.append(error.retry_after)
             self.wake()
@@ -201,18 +178,19 @@ class KeyLimiter:
         allowance = self.allowance
         allowance.settle(use, tokens)
         if tokens is not None:
-            self._mean_request_s += _NEWEST_WEIGHT * (self._now() - use.at - self._mean_request_s)
-        if tokens and allowance.rates.tokens is not None:
-            mean = allowance.tokens_per_request + _NEWEST_WEIGHT * (tokens - allowance.tokens_per_request)
-            allowance.tokens_per_request = max(_MIN_TOKENS.get(self.endpoint, 1), round(mean))
+            self._durations.append(self._now() - use.at)
+            allowance.learn_cost(tokens)
         if self.waiting:
             self.group.wake()
 
     def on_change(self, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
         if self._stored is None or revision > self._stored[0]:
+            record = encoding.parse(value)
+            if record is None:
+                return
             self._stored = revision, value
-            self.allowance.adopt(ledger.decode(value), revision)
+            self.allowance.adopt(record, revision)
             if self.waiting or self.allowance.limited:
                 self.wake()
 
@@ -231,6 +209,9 @@ class KeyLimiter:
                 await self._step()
             except Unavailable as outage:
                 self._use_fallback_share(str(outage))
+            except Exception:  # a defect; if this task ended, every call with the key would wait until its deadline
+                log.exception("internal error in a rate limit", extra={"action": "limits.broken", **self._log_fields()})
+                self._stored = None
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._idle_s()):
                     await self._wake.wait()
@@ -261,6 +242,8 @@ class KeyLimiter:
         if not allowance.limited:
             return False
         if allowance.fallback_replicas or allowance.holds_unused(now) or now - self._written_at >= _REPORT_INTERVAL_S:
+            return True
+        if allowance.can_release(now) and now - self._written_at >= _RELEASE_INTERVAL_S:
             return True
         fraction = REFILL_BELOW if now >= self._next_refill_at else REFILL_AT_ONCE_BELOW
         wanted = allowance.is_low(now, fraction) or self._share_of_waiting() > 0
@@ -298,16 +281,20 @@ class KeyLimiter:
     def _rate_limited(self, retry_after_s: float) -> RateLimited:
         self.refusals += 1
         metrics.RATE_LIMITED.labels(self.endpoint).inc()
-        seconds = math.ceil(retry_after_s)
+        seconds = math.ceil(min(retry_after_s, ledger.MAX_PAUSE_S))
         return RateLimited(
-            f"The rate limit of this service is used up; nothing was sent. Call again in {seconds} s, or ask for less.",
+            f"The rate limit of this service is used up; nothing was sent. Call again in {seconds} s.",
             detail={"retry_after_s": seconds},
             retry_after=float(seconds),
         )
 
     async def _read(self) -> None:
-        self._stored = await self._store.read(self.record_name)
-        self.allowance.adopt(ledger.decode(self._stored[1]), self._stored[0])
+        revision, value = await self._store.read(self.record_name)
+        if self._stored is not None and encoding.parse(value) is None:
+            value = self._stored[1]  # the bucket was deleted, or the record damaged: what was sent still counts
+        self._stored = revision, value
+        self.allowance.revision = min(self.allowance.revision, revision)  # a new bucket counts from 1 again
+        self.allowance.adopt(encoding.decode(value), revision)
         if self._unconfirmed is not None and self.allowance.is_written(self._unconfirmed, self._stored[1]):
             self.allowance.confirm(self._unconfirmed, self._stored[0])
         self._unconfirmed = None
@@ -321,7 +308,7 @@ class KeyLimiter:
             revision, stored = self._stored or (0, None)
             now = self._now()
             planned = allowance.plan(stored, self._share_of_waiting(), now, leave=leave)
-            value = ledger.encode(planned.record)
+            value = encoding.encode(planned.record)
             self._unconfirmed = planned
             written = await self._store.write(self.record_name, value, revision)
             if written is not None:
@@ -347,7 +334,7 @@ class KeyLimiter:
         longest = max((seconds for seconds in refused if seconds is not None), default=None)
         for _ in range(MAX_WRITE_ATTEMPTS):
             revision, stored = self._stored or (0, None)
-            record, now = ledger.decode(stored), self._now()
+            record, now = encoding.decode(stored), self._now()
             paused_before, limit_before = record.paused_until, record.adaptive and record.adaptive.limit
             ledger.pause(record, longest, now)
             if self.allowance.rates.requests is None:
@@ -355,7 +342,7 @@ class KeyLimiter:
             limit = record.adaptive and record.adaptive.limit
             if record.paused_until - paused_before < _POLL_S and limit == limit_before:
                 return  # another replica has written it
-            value = ledger.encode(record)
+            value = encoding.encode(record)
             written = await self._store.write(self.record_name, value, revision)
             if written is not None:
                 self._stored = written, value
@@ -376,9 +363,9 @@ class KeyLimiter:
         )
 
     def _use_fallback_share(self, reason: str) -> None:
-        allowance, now = self.allowance, self._now()
+        allowance = self.allowance
         if allowance.limited and not allowance.fallback_replicas:
-            allowance.use_fallback(now)
+            allowance.use_fallback()
             log.warning(
                 "cannot share the limit of %s requests with the key of %s: %s; this replica uses 1/%s of it",
                 self.endpoint,

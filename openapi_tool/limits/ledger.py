@@ -10,12 +10,13 @@ Pure: no I/O; every time is the server's, in seconds since the epoch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from operator import attrgetter
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
 
-import orjson
+from pydantic import BeforeValidator, Field
+
+from openapi_tool.limits.concurrency import Demand, shares
 
 VERSION = 2
 WINDOW_S = 60.0
@@ -44,6 +45,7 @@ MAX_REPLICAS = 1_000
 but their demand does not lower the shares of others."""
 
 MAX_PAUSE_S = 120.0
+_MIN_PAUSE_S = 0.5  # also after a Retry-After of 0, or each waiting call would cause a 429
 _PAUSE_S = 2.0
 """Pause in seconds after a 429 without Retry-After."""
 
@@ -55,6 +57,9 @@ _MIN_ADAPTIVE = 10
 """Minimum adaptive limit: a 429 of a hardly used key was caused by other users of the key."""
 
 REQUESTS, TOKENS = RESOURCES = "requests", "tokens"
+
+Time = Annotated[float, Field(ge=0, le=1e12)]
+Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +80,8 @@ class Rates:
 class Window:
     """Uses of a resource by time bucket, and its token bucket (pace), which is full again at `paced_until`."""
 
-    used: dict[int, int] = field(default_factory=dict)
-    paced_until: float = 0.0
+    used: dict[Number, Number] = field(default_factory=dict)
+    paced_until: Time = 0.0
 
     def add(self, at: float, amount: int) -> None:
         """Count a use; a negative amount corrects an estimate."""
@@ -87,22 +92,23 @@ class Window:
         """Drop uses that no longer count."""
         self.used = {bucket: amount for bucket, amount in self.used.items() if expires(bucket) > now}
 
-    def credit(self, limit: int, now: float) -> float:
-        """Return what is in the token bucket; below 1 if requests have to wait."""
-        return (now - max(self.paced_until, now)) * limit / WINDOW_S + _burst(limit)
+    def credit(self, limit: int, now: float, unit: int = 1) -> float:
+        """Return what is in the token bucket; below `unit`, the need of a request, if requests have to wait."""
+        return (now - max(self.paced_until, now)) * limit / WINDOW_S + _burst(limit, unit)
 
     def pace(self, limit: int, amount: int, now: float) -> None:
         """Take an amount from the token bucket; put a negative one back."""
         self.paced_until = max(self.paced_until, now) + amount * WINDOW_S / limit
 
-    def end_burst(self, limit: int, now: float) -> None:
+    def end_burst(self, limit: int, now: float, unit: int) -> None:
         """Leave permits for one second in the token bucket: the window is used up, and what it frees must last."""
-        remaining = min(_burst(limit), max(1.0, limit / WINDOW_S))
-        self.paced_until = max(self.paced_until, now + (_burst(limit) - remaining) * WINDOW_S / limit)
+        burst = _burst(limit, unit)
+        remaining = min(burst, max(float(unit), limit / WINDOW_S))
+        self.paced_until = max(self.paced_until, now + (burst - remaining) * WINDOW_S / limit)
 
 
-def _burst(limit: int) -> float:
-    return max(float(min(limit, _MIN_BURST)), limit * _BURST_SHARE)
+def _burst(limit: int, unit: int) -> float:
+    return max(float(min(limit, max(_MIN_BURST, unit))), limit * _BURST_SHARE)
 
 
 def expires(bucket: int) -> float:
@@ -115,19 +121,21 @@ class Replica:
     """Share of one replica: a block of `requests` and `tokens`, valid until `until`; `concurrent` requests may be open.
 
     `want` is its unmet demand, `seen` its last report. `served` counts its permits since it began to want more than it
-    has; a replica that is ahead of the others takes none. `serial` numbers its reports, so that one with an unknown
-    outcome is not counted twice. `adaptive_since` is the start of the last adaptive limit that it has reported to.
+    has; a replica that is ahead of the others takes none. `serial` is that of its last report, to see whether one with
+    an unknown outcome was written. `adaptive_since` is the start of the last adaptive limit that it has reported to. Of
+    `concurrent` requests it may have only `may_open` open once some have ended; that is not stored.
     """
 
-    seen: float = 0.0
-    want: int = 0
-    until: float = 0.0
-    requests: int = 0
-    tokens: int = 0
-    concurrent: int = 0
-    served: int = 0
-    serial: int = 0
-    adaptive_since: float = 0.0
+    seen: Time = 0.0
+    want: Number = 0
+    until: Time = 0.0
+    requests: Number = 0
+    tokens: Number = 0
+    concurrent: Number = 0
+    served: Number = 0
+    serial: Number = 0
+    adaptive_since: Time = 0.0
+    may_open: Number = 0
 
     def counts(self, now: float) -> bool:
         """Return whether its block counts against a limit."""
@@ -142,21 +150,28 @@ class Replica:
 class Adaptive:
     """Limit of requests derived from 429s if none is configured; it ends an hour after the last 429."""
 
-    limit: int
-    since: float
-    changed: float
-    until: float
+    limit: Number
+    since: Time
+    changed: Time
+    until: Time
+
+
+STORED_FIELDS = Replica.__slots__[:-1]
+
+
+def _replica_fields(row: object) -> object:
+    return dict(zip(STORED_FIELDS, row, strict=True)) if isinstance(row, list) else row
 
 
 @dataclass(slots=True)
 class Record:
     """State of one key and endpoint."""
 
-    version: int = VERSION
-    paused_until: float = 0.0
+    version: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
+    paused_until: Time = 0.0
     requests: Window = field(default_factory=Window)
     tokens: Window = field(default_factory=Window)
-    replicas: dict[str, Replica] = field(default_factory=dict)
+    replicas: dict[str, Annotated[Replica, BeforeValidator(_replica_fields)]] = field(default_factory=dict)
     adaptive: Adaptive | None = None
 
     def window(self, resource: str) -> Window:
@@ -176,9 +191,13 @@ class Record:
             return Rates(max(_MIN_ADAPTIVE, self.adaptive.limit), rates.tokens, rates.concurrent)
         return rates
 
-    def replicas_seen(self, now: float) -> int:
-        """Return the number of replicas seen in the last 60 s, at least 1."""
-        return max(1, sum(replica.seen > now - REPLICA_S for replica in self.replicas.values()))
+    def replicas_seen(self, name: str) -> int:
+        """Return the number of replicas in the 60 s before the newest report, the one of this name included.
+
+        Not in the last 60 s: while the store refuses writes, replicas still run that can report nothing.
+        """
+        newest = max((replica.seen for replica in self.replicas.values()), default=0.0)
+        return len({name, *(key for key, replica in self.replicas.items() if replica.seen > newest - REPLICA_S)})
 
     def contenders(self, now: float, name: str) -> int:
         """Return the number of replicas that want permits, this one included."""
@@ -194,7 +213,8 @@ class Record:
         ]
 
     def forget(self, now: float) -> None:
-        """Drop what no longer counts."""
+        """Drop what no longer counts, and shorten a pause that is longer than a 429 can cause."""
+        self.paused_until = min(self.paused_until, now + MAX_PAUSE_S)
         for resource in RESOURCES:
             self.window(resource).forget(now)
         active = {
@@ -227,8 +247,8 @@ class Use:
 class Report:
     """Report of a replica: uses since its last report, permits that it keeps, and further ones that it wants.
 
-    `running` requests are open; it wants to open `want_running` more. `sent` are its requests of the last 60 s, for the
-    start of an adaptive limit.
+    `tokens_each` is the estimate of a request. `running` requests are open; it wants to open `want_running` more.
+    `sent` are its requests of the last 60 s, for the start of an adaptive limit. No two reports have one `serial`.
     """
 
     uses: tuple[Use, ...] = ()
@@ -237,6 +257,12 @@ class Report:
     running: int = 0
     want_running: int = 0
     sent: tuple[Use, ...] = ()
+    tokens_each: int = 1
+    serial: int = 0
+
+    def unit(self, resource: str) -> int:
+        """Return the amount that a request needs."""
+        return 1 if resource == REQUESTS else self.tokens_each
 
 
 def apply_report(record: Record, name: str, report: Report, rates: Rates, now: float) -> Replica:
@@ -248,22 +274,17 @@ def apply_report(record: Record, name: str, report: Report, rates: Rates, now: f
     unmet = 0
     for resource, limit in ((REQUESTS, in_force.requests), (TOKENS, in_force.tokens)):
         missing = _take(record, name, report, resource, limit, now)
-        unmet = max(unmet, missing if resource == REQUESTS else math.ceil(missing / _tokens_per_request(report)))
-    mine.concurrent, waiting = _take_concurrent(record, name, report, in_force.concurrent, now)
-    mine.want = max(unmet, waiting)
+        unmet = max(unmet, math.ceil(missing / report.unit(resource)))
+    mine.want = max(unmet, _take_concurrent(record, name, report, in_force, now))
     mine.seen, mine.until = round(now, 3), round(now + BLOCK_S, 3)
-    mine.serial += 1
+    mine.serial = report.serial
     _raise_adaptive(record, unmet, now)
     return mine
 
 
-def _tokens_per_request(report: Report) -> float:
-    return max(1.0, report.want.get(TOKENS, 0) / max(1, report.want.get(REQUESTS, 0)))
-
-
 def _take(record: Record, name: str, report: Report, resource: str, limit: int | None, now: float) -> int:
     """Settle the last block of a resource and take the next; return the number of wanted permits that are missing."""
-    mine, window = record.replicas[name], record.window(resource)
+    mine, window, unit = record.replicas[name], record.window(resource), report.unit(resource)
     used = 0
     for use in report.uses:
         if amount := getattr(use, resource):
@@ -277,52 +298,69 @@ def _take(record: Record, name: str, report: Report, resource: str, limit: int |
     want, free = report.want.get(resource, 0), limit - record.counted(resource, now) - keep
     taken = 0
     if record.paused_until <= now:
-        usable = max(0, min(free, int(window.credit(limit, now) + _ROUNDING)))
-        taken = min(want, _share(record, name, resource, limit, usable, now))
+        usable = max(0, min(free, int(window.credit(limit, now, unit) + _ROUNDING)))
+        taken = min(want, _share(record, name, limit / unit, usable, now, unit))
+    if keep + taken < unit:
+        taken = 0  # less than a request needs
     window.pace(limit, taken, now)
     setattr(mine, resource, keep + taken)
-    mine.served += taken if resource == REQUESTS else 0
-    if want > taken and free - taken < 1:
-        window.end_burst(limit, now)
+    mine.served += taken // unit
+    if want > taken and free - taken < unit:
+        window.end_burst(limit, now, unit)
     return want - taken
 
 
-def _share(record: Record, name: str, resource: str, limit: int, free: int, now: float) -> int:
-    """Return a replica's part of what is free.
+def _share(record: Record, name: str, per_window: float, free: int, now: float, unit: int) -> int:
+    """Return a replica's part of what is free; `per_window` is the limit in requests, each of which needs `unit`.
 
-    Each replica that wants more gets an equal part. That alone would favour a replica that always writes first, for
-    example because its clock is ahead. So a replica that is ahead of the others by more than a second's worth of its
-    share takes nothing, unless more than a second's worth is free.
+    Each replica that wants more gets an equal part, at least one request. That alone would favour a replica that always
+    writes first, for example because its clock is ahead. So a replica that is ahead of the others by more than a
+    second's worth of its share takes nothing, unless more than a second's worth is free.
     """
     others, mine = record.others(now, name), record.replicas[name]
     if not others:
         return free
-    if resource == REQUESTS:
-        least_served = min(replica.served for replica in others)
-        if not mine.want:
-            mine.served = max(mine.served, least_served)
-        per_second = limit / WINDOW_S
-        if mine.served - least_served > max(1.0, per_second / (1 + len(others))) and free < max(
-            per_second, 1 + len(others)
-        ):
-            return 0
-    return math.ceil(free / (1 + len(others)))
+    _start_equal(mine, others)
+    per_second = per_window / WINDOW_S
+    ahead = mine.served - min(replica.served for replica in others)
+    if ahead > max(1.0, per_second / (1 + len(others))) and free / unit < max(per_second, 1 + len(others)):
+        return 0
+    return max(min(unit, free), math.ceil(free / (1 + len(others))))
 
 
-def _take_concurrent(record: Record, name: str, report: Report, limit: int | None, now: float) -> tuple[int, int]:
-    """Return how many requests a replica may have open, and how many more it wants to open."""
-    target = report.running + report.want_running
+def _start_equal(mine: Replica, others: Sequence[Replica]) -> None:
+    """Let a replica that begins to want more count as served as the others, so that it does not catch up."""
+    if not mine.want:
+        mine.served = max(mine.served, min(replica.served for replica in others))
+
+
+def _take_concurrent(record: Record, name: str, report: Report, rates: Rates, now: float) -> int:
+    """Set how many requests a replica may have open; return how many more it wants.
+
+    Open ones above its share count until they end, and it begins no further one until then.
+    """
+    mine, limit = record.replicas[name], rates.concurrent
+    mine.concurrent = mine.may_open = 0
     if limit is None:
-        return 0, 0
-    others = sum(replica.concurrent for key, replica in record.replicas.items() if key != name)
-    free = max(0, limit - others - report.running)
-    allowed = report.running + min(report.want_running, math.ceil(free / record.contenders(now, name)))
-    return allowed, target - allowed
+        return 0
+    if rates.requests is rates.tokens is None:
+        mine.served += sum(use.requests for use in report.uses)
+    if others := record.others(now, name):
+        _start_equal(mine, others)
+    wanted = report.running + report.want_running
+    demands = {
+        key: Demand(replica.concurrent + (replica.want if replica in others else 0), replica.served)
+        for key, replica in record.replicas.items()
+    } | {name: Demand(wanted, mine.served)}
+    held = sum(replica.concurrent for replica in record.replicas.values())
+    mine.may_open = min(shares(limit, demands)[name], max(0, limit - held))
+    mine.concurrent = max(mine.may_open, report.running)
+    return wanted - mine.may_open
 
 
 def pause(record: Record, retry_after_s: float | None, now: float) -> None:
     """Pause all requests after a 429, for at most 120 s."""
-    wait_s = min(max(_PAUSE_S if retry_after_s is None else retry_after_s, 0.0), MAX_PAUSE_S)
+    wait_s = min(max(_PAUSE_S if retry_after_s is None else retry_after_s, _MIN_PAUSE_S), MAX_PAUSE_S)
     record.paused_until = max(record.paused_until, now + wait_s)
 
 
@@ -354,42 +392,3 @@ def _raise_adaptive(record: Record, unmet: int, now: float) -> None:
     if adaptive is not None and unmet and now - max(adaptive.changed, record.paused_until) >= _STEP_S:
         adaptive.limit = max(_MIN_ADAPTIVE, adaptive.limit) + max(_MIN_STEP, adaptive.limit // _RAISE_DIVISOR)
         adaptive.changed = now
-
-
-_REPLICA = attrgetter(*(field.name for field in fields(Replica)))
-
-
-def encode(record: Record) -> bytes:
-    """Return the stored form. Replicas are lists of their fields, to save bytes: a record may have 1,000 of them."""
-    value = {
-        "version": record.version,
-        "paused_until": record.paused_until,
-        "requests": record.requests,
-        "tokens": record.tokens,
-        "replicas": {name: _REPLICA(replica) for name, replica in record.replicas.items()},
-        "adaptive": record.adaptive,
-    }
-    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
-
-
-def decode(stored: bytes | None) -> Record:
-    """Return a stored record; an empty one for anything else, also for another version."""
-    try:
-        value: Any = orjson.loads(stored or b"null")
-        if value["version"] != VERSION:
-            return Record()
-        adaptive = value["adaptive"]
-        return Record(
-            VERSION,
-            float(value["paused_until"]),
-            _window(value["requests"]),
-            _window(value["tokens"]),
-            {str(name): Replica(*replica) for name, replica in value["replicas"].items()},
-            None if adaptive is None else Adaptive(**adaptive),
-        )
-    except (TypeError, ValueError, KeyError, AttributeError):
-        return Record()
-
-
-def _window(value: Mapping[str, Any]) -> Window:
-    return Window({int(bucket): int(amount) for bucket, amount in value["used"].items()}, float(value["paced_until"]))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from openapi_tool.limits import keys as key_state
-from openapi_tool.limits.allowance import Allowance
+from openapi_tool.limits.allowance import MIN_TOKENS, Allowance
+from openapi_tool.limits.fair_queue import NO_WEIGHTS
 from openapi_tool.limits.key_group import KeyGroup
 from openapi_tool.limits.key_limiter import KeyLimiter
 from openapi_tool.limits.keys import Keys
@@ -20,7 +21,10 @@ _MAX_PROJECTS = 20
 
 
 class Limiter:
-    """Permits of all keys of this process, and their state (`keys`); arguments as of Keys."""
+    """Permits of all keys of this process, and their state (`keys`).
+
+    Arguments as of Keys; `weights` are those of projects, by default 1.
+    """
 
     def __init__(
         self,
@@ -29,7 +33,9 @@ class Limiter:
         store: Store,
         clock: Callable[[], float],
         failure: Callable[[int], ToolError],
+        weights: Mapping[str, float] = NO_WEIGHTS,
     ) -> None:
+        self._weights = weights
         self.keys = Keys(name, store, clock, failure)
         self.keys.on_state_change = self._key_changed
         self._name = name
@@ -97,10 +103,12 @@ class Limiter:
     def _open(self, variable: str, endpoint: str) -> KeyGroup:
         members = self._pools.get(variable.upper(), (variable,))
         existing = self._limiters.get((members[0], endpoint))
-        group = self._groups[variable, endpoint] = existing.group if existing else KeyGroup(pooled=len(members) > 1)
+        group = self._groups[variable, endpoint] = (
+            existing.group if existing else KeyGroup(self._weights, pooled=len(members) > 1)
+        )
         if existing is None:
             for member in members:
-                allowance = Allowance(self._name, _rates(self._options, member, endpoint))
+                allowance = Allowance(self._name, _rates(self._options, member, endpoint), MIN_TOKENS.get(endpoint, 1))
                 limiter = KeyLimiter(member, endpoint, allowance, self._store, self.keys, group)
                 self._limiters[member, endpoint] = limiter
             _weigh(group.limiters)

@@ -31,11 +31,15 @@ NO_LIMITS = LimitOptions()
 
 @dataclass
 class Replicas:
-    """Limiters over one store in memory; `down` while it is unavailable; `now` is the time of all."""
+    """Limiters over one store in memory; `down` while it is unavailable, `full` while it can only be read.
+
+    `now` is the time of all.
+    """
 
     options: LimitOptions = NO_LIMITS
     now: float = 1_000_000.0
     down: bool = False
+    full: bool = False
     records: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     limiters: list[Limiter] = field(default_factory=list)
     sent: Counter[str] = field(default_factory=Counter)
@@ -61,8 +65,8 @@ class Replicas:
 
     async def write(self, name: str, value: bytes, revision: int) -> int | None:
         await asyncio.sleep(0)
-        if self.down:
-            raise Unavailable("the store is down")
+        if self.down or self.full:
+            raise Unavailable("the store is down or full")
         if self.records.get(name, (0, b""))[0] != revision:
             return None
         self.records[name] = revision + 1, value

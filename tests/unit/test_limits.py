@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import random
 import secrets
+from collections import Counter
 from dataclasses import dataclass, field
 
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from openapi_tool.bus.shared_records import MAX_VALUE_BYTES
-from openapi_tool.limits import ledger
+from openapi_tool.limits import encoding, ledger
 from openapi_tool.limits.allowance import Allowance, Planned
+from openapi_tool.limits.concurrency import Demand, shares
 from openapi_tool.limits.fair_queue import FairQueue, Waiter
 from openapi_tool.limits.ledger import MARGIN_S, REQUESTS, WINDOW_S, Rates, Record, Replica
 from tests.requirements import requirement
@@ -80,7 +83,7 @@ class World:
         pod.planned = None
         if revision != self.store.revision:
             return False
-        self.store.value, self.store.revision = ledger.encode(planned.record), revision + 1
+        self.store.value, self.store.revision = encoding.encode(planned.record), revision + 1
         if answered:
             pod.allowance.confirm(planned, self.store.revision)
         else:
@@ -91,7 +94,7 @@ class World:
         self.plan(pod)
         self.write(pod)
         for other in self.pods:
-            other.allowance.adopt(ledger.decode(self.store.value), self.store.revision)
+            other.allowance.adopt(encoding.decode(self.store.value), self.store.revision)
 
     def do(self, act: str, pod: Pod, number: int) -> None:
         if act == "send":
@@ -160,10 +163,10 @@ def test_replicas_use_the_limit_in_equal_shares_whatever_their_clocks() -> None:
     world = World(Rates(600))
     for error_s in (-0.2, -0.1, 0.1, 0.2):
         world.start(error_s)
-    shares = overload(world, 300)
-    assert sum(shares) >= 0.95 * 5 * 600
-    mean = sum(shares) / len(shares)
-    assert all(0.8 * mean <= share <= 1.2 * mean for share in shares)
+    sent = overload(world, 300)
+    assert sum(sent) >= 0.95 * 5 * 600
+    mean = sum(sent) / len(sent)
+    assert all(0.8 * mean <= share <= 1.2 * mean for share in sent)
     assert world.most_in_a_window() <= 600
 
 
@@ -179,8 +182,8 @@ def test_the_others_get_the_share_of_a_killed_replica_and_new_ones_get_theirs() 
     for _ in range(3):
         world.start()
     overload(world, 10)
-    shares = overload(world, 60)
-    assert max(shares) <= 1.2 * min(shares)
+    sent = overload(world, 60)
+    assert max(sent) <= 1.2 * min(sent)
     assert world.most_in_a_window() <= 600
 
 
@@ -191,7 +194,7 @@ def test_without_the_store_a_replica_uses_its_share_of_what_was_left() -> None:
         world.start()
     overload(world, 3)
     for pod in world.pods:
-        pod.allowance.use_fallback(world.now)
+        pod.allowance.use_fallback()
     for _ in range(400):
         world.now += STEP_S
         for pod in world.pods:
@@ -211,18 +214,41 @@ def test_a_limit_found_by_429s_is_halved_once_for_a_burst_and_grows_while_calls_
     assert found == [200, 100, 100, 50]
     assert record.effective(Rates(), START + 30 + ledger.ADAPTIVE_S).requests is None
     assert record.effective(Rates(7), START + 30).requests == 7
-    world = World(Rates(), Store(ledger.encode(record)), now=START + 30)
+    world = World(Rates(), Store(encoding.encode(record)), now=START + 30)
     world.start()
     overload(world, 60)
-    grown = ledger.decode(world.store.value).effective(Rates(), world.now).requests
+    grown = encoding.decode(world.store.value).effective(Rates(), world.now).requests
     assert grown is not None
     assert 50 < grown < 100
 
 
 @requirement("limits.window")
 def test_a_record_that_is_none_is_empty() -> None:
-    for stored in (None, b"", b"null", b"[]", b"{}", b'{"version": 1}', orjson.dumps({"version": 2}), b"\xff"):
-        assert ledger.decode(stored) == Record()
+    for stored in (None, b"", b"null", b"[]", b'{"version": 1}', b'{"version": 2, "paused_until": 1e999}', b"\xff"):
+        assert encoding.parse(stored) is None
+        assert encoding.decode(stored) == Record()
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        {"replicas": {"x": ["a"]}},
+        {"replicas": {"x": [1, 2, 3]}},
+        {"replicas": {"x": ["soon", 0, 0, 0, 0, 0, 0, 0, 0]}},
+        {"replicas": []},
+        {"requests": {"used": {"4000000000": 1e308}, "paced_until": 0}},
+        {"requests": {"used": {"soon": 1}, "paced_until": 0}},
+        {"tokens": None},
+        {"paused_until": -1},
+        {"adaptive": {"limit": "many", "since": 0, "changed": 0, "until": 0}},
+        {"adaptive": 1},
+    ],
+)
+@requirement("limits.window")
+def test_a_record_with_a_part_of_a_wrong_type_is_empty(torn: dict[str, object]) -> None:
+    whole = orjson.loads(encoding.encode(Record()))
+    assert encoding.parse(orjson.dumps(whole)) == Record()
+    assert encoding.parse(orjson.dumps(whole | torn)) is None
 
 
 @requirement("limits.window")
@@ -231,9 +257,9 @@ def test_a_record_keeps_a_thousand_replicas_and_every_block_that_counts() -> Non
     for number in range(2 * ledger.MAX_REPLICAS):
         one = record.replicas[secrets.token_hex(5)] = Replica(START + number / 100, 9_999, served=99_999, serial=99_999)
         one.requests, one.until = number % 2, one.seen + ledger.BLOCK_S
-    stored = ledger.encode(record)
+    stored = encoding.encode(record)
     assert len(stored) < MAX_VALUE_BYTES
-    assert ledger.decode(stored) == record
+    assert encoding.decode(stored) == record
     record.forget(START + 20)
     assert len(record.replicas) == ledger.MAX_REPLICAS
     assert sum(one.requests for one in record.replicas.values()) == ledger.MAX_REPLICAS
@@ -245,12 +271,32 @@ def test_tokens_are_settled_by_what_a_request_cost() -> None:
     allowance.tokens_per_request = 10_000
     for second in range(40):
         allowance.confirm(allowance.plan(stored, 1, START + second), second + 1)
-        stored = ledger.encode(allowance.record)
+        stored = encoding.encode(allowance.record)
         if (use := allowance.take(START + second)) is not None:
             allowance.settle(use, 30_000)
             sent += 1
     assert allowance.record.counted(ledger.TOKENS, START + 40) == sent * 30_000
     assert sent == 4  # after the fourth nothing is left
+
+
+@requirement("limits.shared", "limits.window")
+def test_replicas_share_a_limit_of_a_few_requests_worth_of_tokens() -> None:
+    """A part of the tokens that one request needs would help nobody."""
+    world = World(Rates(tokens=30_000))
+    for _ in range(4):
+        world.start()
+        world.pods[-1].allowance.tokens_per_request = 10_000
+    sent = overload(world, 1_200)
+    assert sum(sent) >= 0.9 * 20 * 3
+    assert max(sent) <= 1.5 * min(sent)
+    assert world.most_in_a_window() <= 3
+
+
+@requirement("limits.shared")
+def test_concurrent_requests_that_a_replica_does_not_want_go_to_the_others() -> None:
+    assert shares(10, {"a": Demand(1, 0), "b": Demand(20, 5), "c": Demand(20, 4)}) == {"a": 1, "b": 4, "c": 5}
+    assert shares(2, {"a": Demand(9, 2), "b": Demand(9, 1), "c": Demand(9, 1)}) == {"a": 0, "b": 1, "c": 1}
+    assert shares(9, {"a": Demand(2, 0)}) == {"a": 2}
 
 
 def waiter(project: str, agent: str, latest: float) -> Waiter[str]:
@@ -265,6 +311,33 @@ def test_permits_go_round_by_project_and_agent() -> None:
     order = [queue.pop().item for _ in range(len(queue))]
     assert order == ["a/x", "b/z", "c/z", "a/y", "a/x", "a/x"]
     assert queue.by_project() == {}
+
+
+@requirement("limits.waiting", "fair.weights")
+def test_permits_go_to_projects_by_their_weights() -> None:
+    queue: FairQueue[str] = FairQueue({"b": 2, "c": 4})
+    for name in "abc":
+        for _ in range(100):
+            queue.add(waiter(name, "x", START), START)
+    served = Counter(queue.pop().flow[0] for _ in range(140))
+    assert served == {"a": 20, "b": 40, "c": 80}
+    queue.add(waiter("d", "x", START), START)
+    assert "d" in [queue.pop().flow[0] for _ in range(7)], "a new project does not wait for those with a backlog"
+    given_up = queue.certain_timeouts(lambda count: count, START - 7 * 10)  # one permit a second, 10 turns
+    assert Counter(one.flow[0] for one, _ in given_up)["c"] < 20 - 5
+
+
+@requirement("limits.waiting", "fair.weights")
+def test_a_project_with_one_waiting_call_at_a_time_gets_no_more_than_its_weight() -> None:
+    queue: FairQueue[str] = FairQueue({"b": 3})
+    for _ in range(400):
+        queue.add(waiter("b", "x", START), START)
+    served: Counter[str] = Counter()
+    for _ in range(100):
+        if "a" not in queue.by_project():
+            queue.add(waiter("a", "x", START), START)
+        served[queue.pop().flow[0]] += 1
+    assert 24 <= served["a"] <= 26
 
 
 @requirement("limits.waiting")
@@ -287,7 +360,7 @@ def test_what_another_replica_did_not_use_comes_back() -> None:
     one, two = world.pods
     one.waiting = 5
     world.change(one)
-    assert ledger.decode(world.store.value).counted(REQUESTS, world.now) == 5
+    assert encoding.decode(world.store.value).counted(REQUESTS, world.now) == 5
     one.waiting = 0
     world.now += 3
     world.change(one)

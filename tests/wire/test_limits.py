@@ -18,7 +18,7 @@ from nats.js.errors import NotFoundError
 from openapi_tool.bus.shared_records import LIMITS, RecordStore
 from openapi_tool.bus.stats import gather_stats
 from openapi_tool.entry import INTERRUPTED
-from openapi_tool.limits import ledger
+from openapi_tool.limits import encoding, ledger
 from openapi_tool.limits.ledger import Record
 from openapi_tool.local.caller import ResultRows
 from tests.requirements import requirement
@@ -105,7 +105,7 @@ async def test_429s_set_an_adaptive_limit_if_none_is_configured(idle_world: Worl
         world.stack.upstream.rules({"statuses": [429], "retry_after": "0"})
         await sent(world, 1)
         _, value = await RecordStore(world.caller.client, 1, LIMITS).read(RECORD)
-    found = ledger.decode(value).adaptive
+    found = encoding.decode(value).adaptive
     assert found is not None
     assert found.limit == 15  # half of the requests that were sent
 
@@ -142,7 +142,7 @@ async def test_a_drain_hands_back_calls_that_wait_for_permits(
 
 async def stored(world: World) -> Record:
     _, value = await RecordStore(world.caller.client, 1, LIMITS).read(RECORD)
-    return ledger.decode(value)
+    return encoding.decode(value)
 
 
 @requirement("limits.window")
