@@ -199,7 +199,7 @@ class Keys:
             metrics.KEY_UNUSABLE.labels(variable, state).set(state == record.state)
         if record.state:
             log.warning(
-                "the key of %s is %s (%s): its calls are answered without a request; it is tried again in %.0f s",
+                "the key of %s is %s (%s): its calls use another key of its pool or fail; it is tried again in %.0f s",
                 variable,
                 record.state,
                 record.status,

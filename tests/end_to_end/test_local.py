@@ -160,10 +160,10 @@ def test_the_demo_shows_a_search_a_batch_and_a_long_page_in_two_parts(spaced: Pa
     assert len(batch["upstream_requests"]) >= 3
     assert "2 of 3 succeeded" in batch["content"]
     assert "Failed (upstream_rejected): " in batch["content"]
-    assert first["about"]["truncated"]
-    assert second["arguments"] == {"cursor": first["about"]["next_cursor"]}
+    assert first["tool_output"]["truncated"]
+    assert second["arguments"] == {"cursor": first["tool_output"]["next_cursor"]}
     assert second["upstream_requests"] == []
-    assert second["about"]["usage"] == {"tokens": 0, "requests": 0}
+    assert second["tool_output"]["usage"] == {"tokens": 0, "requests": 0}
     assert "double-" not in done.stdout + done.stderr
     assert list(spaced.iterdir()) == []
 

@@ -46,7 +46,7 @@ FIRE: dict[str, dict[str, str]] = {
     },
     "OpenapiToolKeyRefused": {'key_unusable{variable="JINA_API_KEY",state="invalid"}': "0x40 1x20"},
     "OpenapiToolLimitUsedUp": {'rate_limited_total{endpoint="search"}': "0+5x60"},
-    "OpenapiToolKeyPaused": {'limit_paused_seconds{variable="JINA_API_KEY",endpoint="search"}': "7x60"},
+    "OpenapiToolKeyPaused": {'limit_paused_seconds{variable="JINA_API_KEY",endpoint="search"}': "7 0 0 " * 20},
     "OpenapiToolUpstreamFails": {
         'upstream_request_seconds_count{error_code="rate_limited"}': "0+30x60",
         "upstream_request_seconds_count": "0+60x60",
