@@ -186,10 +186,10 @@ async def held(world: World) -> Figures:
         await traffic.queue(waiting)
         await asyncio.sleep(_WARM_S)
         holding = await _cpu_share(first, world.size.seconds / 2)
-        await asyncio.to_thread(first.stop)
         second = world.harness.process("executor", {f"{_PREFIX}TOOLS__MAX_TIMEOUT_S": "600"})
-        await asyncio.to_thread(second.start)
+        await asyncio.to_thread(second.start)  # before the first stops, as in a rolling update
         try:
+            await asyncio.to_thread(first.stop)
             await traffic.answers(waiting)
         finally:
             await asyncio.to_thread(second.process.kill)
