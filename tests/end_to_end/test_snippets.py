@@ -259,6 +259,14 @@ def _limits_a_project(text: str) -> None:
     assert settings.budgets.projects
 
 
+def _limits_keys(text: str) -> None:
+    given = {"postgres": {"dsn": "postgresql://h/db"}, "secrets": {"allowed_env": ("SEARCH_API_KEY",)}}
+    settings = Settings.model_validate(given | tomllib.loads(text))
+    assert settings.limits.of("SEARCH_API_KEY").search_requests_per_minute == 1_000
+    assert settings.limits.pools["JINA_API_KEY"].keys
+    assert settings.fairness.weights
+
+
 def _is_an_entry_point(text: str) -> None:
     assert tomllib.loads(text)["project"]["entry-points"][HOOKS_GROUP]
 
@@ -287,6 +295,7 @@ def _passes(text: str) -> None:
 
 HANDLED: dict[tuple[str, str], Callable[[str], None] | str] = {
     ("docs/tools.md", "[budgets]"): _limits_a_project,
+    ("docs/tools.md", "[limits]"): _limits_keys,
     ("ARCHITECTURE.md", "cg.v1r4."): _is_a_command,
     ("ARCHITECTURE.md", "cards "): "a drawing of rows; tests/kernel_conformance compares real ones",
     ("README.md", "cmd.tool.jina.*"): "a drawing",

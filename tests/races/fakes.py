@@ -108,6 +108,12 @@ class FakeBus:
         self.published.append((message.reply, b""))
         message._ackd = True  # noqa: SLF001 - as `Msg.ack` does
 
+    async def subscribe(self, _: str, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(drain=lambda: asyncio.sleep(0))
+
+    def drop(self, _: object) -> None:
+        """Do nothing."""
+
     async def request(self, subject: str, payload: bytes = b"", **_: object) -> None:
         await self.publish(subject, payload)
 
