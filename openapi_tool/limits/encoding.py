@@ -1,4 +1,4 @@
-"""Stored form of the shared record of a key and endpoint; whoever may write the bucket may store anything."""
+"""Stored form of the shared record of a key and endpoint. Any client that may write the bucket may store anything."""
 
 from __future__ import annotations
 
