@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from weakref import WeakMethod
 
 from pydantic import SecretStr
 
@@ -30,6 +31,7 @@ from openapi_tool.jina.parameter_mapping import (
 from openapi_tool.jina.remarks import cheaper
 from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.jina.retry import Sleep, with_retries
+from openapi_tool.jina.transport import on_connected
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.limits.permits import Need, Permit, Permits, Slot, Unlimited
 from openapi_tool.options import CacheOptions, RetryOptions, ToolOptions
@@ -288,6 +290,7 @@ class JinaBackend:
 async def _send_with_permit(permit: Permit, need: Need, send: Send) -> dict[str, Any]:
     """Send a request with the key of its permit, and report its cost or error to the permit."""
     need.key = permit.key
+    on_connected.set(WeakMethod(permit.connected))
     try:
         envelope = await send()
     except ToolError as error:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from ipaddress import ip_address
@@ -40,6 +41,12 @@ HANDSHAKES = 16
 """Maximum concurrent connection attempts; their TLS handshakes take up to 10 ms of one iteration of the event loop."""
 
 _project: ContextVar[str] = ContextVar("project", default="")
+
+on_connected: ContextVar[Callable[[], Callable[[], None] | None]] = ContextVar("on_connected", default=lambda: None)
+"""Weak reference to what is called once a connection for the task's request has been opened.
+
+A connection keeps the context of the task that opened it, and must not keep that task's call in memory.
+"""
 _CHUNK_BYTES = 64 * 1024
 _MAX_HEADER_BYTES, _MAX_HEADERS = 8_190, 100
 _RESPONSE_HEADERS = (b"content-encoding", b"content-length", b"retry-after")
@@ -157,7 +164,10 @@ class _Connector(aiohttp.TCPConnector):
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's
     ) -> ResponseHandler:
         async with self._handshakes.permit(_project.get()):
-            return await super()._create_connection(req, traces, timeout)
+            connection = await super()._create_connection(req, traces, timeout)
+        if connected := on_connected.get()():
+            connected()
+        return connection
 
 
 class AiohttpTransport(httpx.AsyncBaseTransport):

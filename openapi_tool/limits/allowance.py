@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from openapi_tool.limits import encoding, ledger
 from openapi_tool.limits.ledger import (
+    BUCKET_S,
     MAX_PAUSE_S,
     REQUESTS,
     TOKENS,
@@ -135,6 +136,17 @@ class Allowance:
             self._uses.append(correction)
             if self.fallback_replicas:
                 self._fallback_uses.append(correction)
+
+    def sent_late(self, use: Use, now: float) -> Use:
+        """Count a use from `now` on, if it was sent that much later than permitted; return the one for `settle`."""
+        if now - use.at < BUCKET_S:
+            return use
+        sent = Use(now, use.requests, use.tokens)
+        moved = Use(use.at, -use.requests, -use.tokens), sent
+        self._uses += moved
+        if self.fallback_replicas:
+            self._fallback_uses += moved
+        return sent
 
     def learn_cost(self, tokens: int) -> None:
         """Adapt the estimate of a request's tokens to one that has ended."""

@@ -76,11 +76,16 @@ class KeyGroup:
 class KeyPermit:
     """Permit of one request with a key; `trial` if it tries a blocked one (see `Permit`)."""
 
-    __slots__ = ("_ended", "_limiter", "_need", "_trial", "_use", "key")
+    __slots__ = ("__weakref__", "_ended", "_limiter", "_need", "_trial", "_use", "key")
 
     def __init__(self, limiter: KeyLimiter, use: Use | None, need: Need, key: SecretStr, *, trial: bool) -> None:
         self._limiter, self._use, self._need, self._trial, self._ended = limiter, use, need, trial, False
         self.key = key
+
+    def connected(self) -> None:
+        """Count the request from now on, if it waited for its connection."""
+        if self._use is not None and not self._ended:
+            self._use = self._limiter.allowance.sent_late(self._use, self._limiter.keys.now())
 
     def done(self, tokens: int) -> None:
         """Settle a request that cost this many tokens."""

@@ -66,6 +66,9 @@ class Permit(Protocol):
     def key(self) -> SecretStr:
         """Key that the request is sent with: that of the `Need`, or another of its pool."""
 
+    def connected(self) -> None:
+        """Note that the request is sent now only, because a connection had to be opened."""
+
     def done(self, tokens: int) -> None:
         """End the request; `tokens` is its cost."""
 
@@ -93,6 +96,9 @@ class Permits(Protocol):
 class _Unlimited:
     def __init__(self, key: SecretStr) -> None:
         self.key = key
+
+    def connected(self) -> None:
+        """Do nothing."""
 
     def done(self, tokens: int) -> None:
         """Do nothing."""

@@ -17,7 +17,7 @@ from aiohttp.client_proto import ResponseHandler
 
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import ALLOWED_HOSTS, EgressTransport, tls_context
-from openapi_tool.jina.transport import AiohttpTransport
+from openapi_tool.jina.transport import AiohttpTransport, on_connected
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.protocol.errors import UpstreamUnavailable
 from tests.requirements import requirement
@@ -109,6 +109,24 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]],
 
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@requirement("limits.window")
+def test_opening_a_connection_is_reported_before_its_request_is_answered(run: Run, tmp_path: Path) -> None:
+    async def script(peer: Peer) -> None:
+        events.append("received")
+        peer.send(answer("first"))
+        await peer.request()
+        peer.send(answer("second"))
+
+    async def check() -> None:
+        on_connected.set(lambda: lambda: events.append("connected"))
+        async with Upstream(tmp_path, script) as upstream:
+            assert (await upstream.request(), await upstream.request()) == ("first", "second")
+
+    events: list[str] = []
+    run(check())
+    assert events == ["connected", "received"], "the second request uses the same connection"
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,22 @@ async def test_a_replica_that_starts_while_the_store_refuses_writes_does_not_tak
         assert newest.snapshot()[0]["sent"] <= 60 / 3
 
 
+@requirement("limits.window")
+async def test_a_request_that_waited_for_its_connection_counts_from_when_it_was_sent() -> None:
+    async with replicas(1, LimitOptions(search_requests_per_minute=10)) as world:
+        [limiter] = world.limiters
+        permits = [await world.permit(limiter) for _ in range(10)]
+        world.now += 5
+        for permit in permits:
+            permit.connected()
+            permit.done(1)
+        world.now += 57  # 62 s since the permits, 57 s since the requests
+        with pytest.raises(RateLimited):
+            await world.permit(limiter, wait_s=1)
+        world.now += 5
+        (await world.permit(limiter)).done(1)
+
+
 @requirement("limits.waiting")
 async def test_slow_requests_of_one_project_do_not_end_the_wait_of_quick_ones() -> None:
     async with replicas(1, LimitOptions(search_requests_per_minute=60)) as world:
