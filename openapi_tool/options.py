@@ -234,6 +234,14 @@ TokensPerMinute = Annotated[
     int | None,
     Field(ge=1, le=TERABYTE, description="Maximum tokens of one key in any 60 s, estimated before each request."),
 ]
+SearchTokensPerMinute = Annotated[
+    int | None,
+    Field(
+        ge=10_000,
+        le=TERABYTE,
+        description="Maximum tokens of one key in any 60 s, estimated before each request; a search costs 10,000.",
+    ),
+]
 Concurrent = Annotated[
     int | None, Field(ge=1, le=100_000, description="Maximum concurrent upstream requests of one key.")
 ]
@@ -244,7 +252,7 @@ class KeyLimits(Options):
     """Limits of one key; what is not set is not limited."""
 
     search_requests_per_minute: RequestsPerMinute = None
-    search_tokens_per_minute: TokensPerMinute = None
+    search_tokens_per_minute: SearchTokensPerMinute = None
     search_concurrent: Concurrent = None
     reader_requests_per_minute: RequestsPerMinute = None
     reader_tokens_per_minute: TokensPerMinute = None
@@ -299,6 +307,10 @@ class LimitOptions(KeyLimits):
             if name.upper() in variables and name.upper() not in map(str.upper, pool.keys):
                 raise ValueError(f"pools.{name}: is a key of another pool; name it otherwise, or list its own key")
         return self
+
+    def pool_name(self, variable: str) -> str | None:
+        """Return the pool to which a key belongs, None if to none."""
+        return next((name for name, pool in self.pools.items() if variable.upper() in map(str.upper, pool.keys)), None)
 
     @property
     def pooled(self) -> tuple[str, ...]:

@@ -560,7 +560,7 @@ OPERATORS = (
         "tests/unit/test_telemetry.py::test_recent_warnings_are_grouped_by_action_masked_and_truncated",
     ),
     Mutation(
-        "executor/runner.py",
+        "limits/keys.py",
         "        metrics.KEYS_REFUSED.labels(variable).inc()\n",
         "",
         "tests/end_to_end/test_incidents.py::test_a_dead_key",

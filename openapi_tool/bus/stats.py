@@ -76,11 +76,14 @@ class _Warning(_StrictModel):
 
 
 class _Limit(_StrictModel):
+    pool: _Name | None = None
+    not_set: bool = False
     used: float | None = None
     used_tokens: float | None = None
     paused_s: float | None = None
     running: int | None = None
     refused: int | None = None
+    waiting: int | None = None
     waiting_by_project: dict[str, int] | None = None
 
 

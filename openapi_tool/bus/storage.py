@@ -13,6 +13,7 @@ from nats.js.errors import NotFoundError
 
 from openapi_tool.bus import dead_letters, leases, parked_results, session_key_store
 from openapi_tool.bus.client import BusClient, Denied
+from openapi_tool.bus.shared_records import BUDGETS, LIMITS
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.telemetry.health import JETSTREAM, Health
 
@@ -22,6 +23,22 @@ _CHECK_INTERVAL_S = 4.0
 _TIMEOUT_S = 2.0
 _MIN_FREE_BYTES = 1024
 _LEASES, _SESSIONS, _PARKED = f"KV_{leases.BUCKET}", f"KV_{session_key_store.BUCKET}", f"KV_{parked_results.BUCKET}"
+_STORED = (_LEASES, _SESSIONS, _PARKED, f"KV_{LIMITS.bucket}", f"KV_{BUDGETS.bucket}", dead_letters.STREAM)
+
+
+async def denied(client: BusClient) -> list[str]:
+    """Return for which streams and buckets of the executor this user lacks permission. Raises nats.errors.Error."""
+    return [str(refusal) for refusal in await asyncio.gather(*(_denied(client, name) for name in _STORED)) if refusal]
+
+
+async def _denied(client: BusClient, stream: str) -> Denied | None:
+    try:
+        await client.jetstream(timeout=_TIMEOUT_S).stream_info(stream)
+    except NotFoundError:
+        return None  # it is created when it is needed
+    except Denied as refusal:
+        return refusal
+    return None
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from openapi_tool.bootstrap import Bootstrap, build_bootstrap
 from openapi_tool.bus.connection import BusClient, connected, outage_as_unavailable
 from openapi_tool.bus.durable_state import DurableMissing, observe
 from openapi_tool.bus.server_clock import ServerClock
+from openapi_tool.bus.storage import denied
 from openapi_tool.bus.streams import UNLIMITED, Durable, DurableOptions, command_stream_of
 from openapi_tool.cli.common import USAGE, print_json, print_line, print_status
 from openapi_tool.cli.kernel_option import ProtocolOption
@@ -111,10 +112,16 @@ async def _outcomes(bootstrap: Bootstrap, projects: Sequence[str], upstream: boo
     outcomes = await asyncio.gather(*(_outcome(check(kernel), kernel) for check, kernel in checks.values()))
     missing = bootstrap.secrets.missing()
     keys = {
-        variable: Outcome(f"is not set; set it or {variable}{FILE_SUFFIX}" if variable in missing else "")
+        variable: Outcome(_key_missing(bootstrap, variable) if variable in missing else "")
         for variable in sorted(bootstrap.secrets.allowed)
     }
     return {**dict(zip(checks, outcomes, strict=True)), **keys}
+
+
+def _key_missing(bootstrap: Bootstrap, variable: str) -> str:
+    pool = bootstrap.settings.limits.pool_name(variable)
+    needed_by = f" (a key of limits.pools.{pool})" if pool else ""
+    return f"is not set{needed_by}; set it or {variable}{FILE_SUFFIX}"
 
 
 async def _outcome(work: Awaitable[list[str]], bootstrap: Bootstrap) -> Outcome:
@@ -139,11 +146,16 @@ async def _postgres(bootstrap: Bootstrap) -> list[str]:
 
 
 async def _nats(bootstrap: Bootstrap) -> list[str]:
-    """Connect and check the command stream and the durable. Raises Unavailable, _Unusable."""
+    """Connect and check the command stream, the durable, and the right to streams and buckets of the executor.
+
+    Raises Unavailable, _Unusable.
+    """
     durable = bootstrap.durable
     with outage_as_unavailable(bootstrap.bus.where):
         async with connected(replace(bootstrap.bus, once=True)) as client:
             encryption, stream = _transport(encrypted=client.encrypted), await command_stream_of(client, durable)
+            if refusals := await denied(client):
+                raise _Unusable("; ".join(refusals))
             if stream is None:
                 return [encryption, "the command stream is created at the start"]
             return [encryption, f"stream {stream}", await _durable(client, Durable(stream, durable.name), durable)]

@@ -19,7 +19,7 @@ from openapi_tool.cli.tables import Rows, output, redraw
 _NO_REPLICA = 1
 _REPLIES_S = 1.0
 _UPDATE_S = 2.0
-_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent", "found_by_429")
+_LIMITS = ("pool", "not_set", "requests_per_minute", "tokens_per_minute", "concurrent", "found_by_429")
 _KEY_FIELDS = ("variable", "state", "status", "for_s", "tried_again_s")
 _HEADS = ("key", "endpoint", "requests/min", "used", "tokens/min", "used", "at once", "running", "paused s", "waiting")
 
@@ -103,7 +103,7 @@ def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     shares = Rows("key", "endpoint", "replica", "requests/min", "permits at hand", "without NATS")
     waiting = Rows("key", "endpoint", "project", "waiting")
     for entry in entries:
-        names = entry["variable"], entry["endpoint"]
+        names = _key(entry), entry["endpoint"]
         limit = _limit(entry["requests_per_minute"]) + (" (found by 429)" if entry["found_by_429"] else "")
         values = (entry["used"], _limit(entry["tokens_per_minute"]), entry["used_tokens"], _limit(entry["concurrent"]))
         rest = (entry["running"], entry["paused_s"], sum(entry["waiting"].values()))
@@ -117,6 +117,11 @@ def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     for entry in keys:
         refused.add(*(entry[name] for name in _KEY_FIELDS))
     return Group(*([refused] if keys else []), table, shares, waiting)
+
+
+def _key(entry: Mapping[str, Any]) -> str:
+    pool = f" (pool {entry['pool']})" if entry["pool"] else ""
+    return f"{entry['variable']}{pool}{' (not set)' if entry['not_set'] else ''}"
 
 
 def _limit(value: object) -> str:

@@ -108,6 +108,7 @@ def _problems(replica: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: {replica['waiting']:g} commands wait for one of {replica.get('slots'):g} slots"
     if replica.get("waiting_for_memory"):
         yield f"{name}: {replica['waiting_for_memory']:g} responses wait for memory: raise egress.body_budget_bytes"
+    yield from _limit_problems(replica)
     for kernel in replica.get("kernels") or ():
         most, unsettled = kernel["max_unacknowledged"], kernel["unacknowledged"]
         if 0 < most <= unsettled:
@@ -120,6 +121,19 @@ def _problems(replica: Mapping[str, Any]) -> Iterator[str]:
     if abs(health.get("clock_offset_s") or 0) >= _CLOCK_OFFSET_S:
         yield f"{name}: the local clock is {health['clock_offset_s']:+.1f} s off that of NATS; synchronize it"
     yield from _warnings(replica)
+
+
+def _limit_problems(replica: Mapping[str, Any]) -> Iterator[str]:
+    name = replica.get("instance")
+    for limit in replica.get("upstream_limits") or ():
+        about = f"the {limit.get('endpoint')} limit of {limit.get('variable')}"
+        if limit.get("offline"):
+            yield f"{name}: {about} cannot be shared: see limits.not_shared in the log"
+        if limit.get("paused_s"):
+            requests = f"{limit.get('endpoint')} requests with {limit.get('variable')}"
+            yield f"{name}: the upstream answered 429: {requests} pause for {limit['paused_s']} s"
+        if limit.get("waiting"):
+            yield f"{name}: {counted(limit['waiting'], 'call')} wait for {about}: see openapi-tool limits"
 
 
 def _suspicious_replies(replica: Mapping[str, Any]) -> Iterator[str]:

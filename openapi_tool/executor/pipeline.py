@@ -167,7 +167,8 @@ class Pipeline:
         context = self._runner.call_context(identity.project_id)
         with self._tracer.span(span_name, link, log_ids) as span, context:
             span.facts = facts
-            facts.attempts = context.attempts  # the same list: the backend appends to it while the call runs
+            # The same lists: the backend appends to them while the call runs.
+            facts.attempts, facts.permit_waits = context.attempts, context.permit_waits
             context.agent, context.slot = identity.agent_id, self._slots.of(delivery.stream_sequence)
             result = await self._parked_result(call) or await self._run_to_result(call, context)
             # `attempts` ends at MAX_ATTEMPTS; `spent` lacks a shared request whose cost another call reported.

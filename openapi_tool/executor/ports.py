@@ -42,6 +42,10 @@ class CallContext(Protocol):
     def attempts(self) -> Sequence[Attempt]:
         """Upstream requests of the call so far, in the order in which they were sent."""
 
+    @property
+    def permit_waits(self) -> Sequence[tuple[float, float]]:
+        """Begins and ends of waits for a permit of the rate limit, on the monotonic clock in seconds."""
+
     def __enter__(self) -> Self:
         """Enter the context; may be nested."""
 

@@ -20,8 +20,6 @@ from openapi_tool.executor.stored_search import SearchRequest, requested_search
 from openapi_tool.frozen import frozen
 from openapi_tool.protocol.cards import StoredText, ToolCall
 from openapi_tool.protocol.errors import (
-    AuthFailed,
-    BudgetExceeded,
     InternalError,
     ToolError,
     ToolMisconfigured,
@@ -29,7 +27,6 @@ from openapi_tool.protocol.errors import (
     Unavailable,
 )
 from openapi_tool.shielding import raise_if_cancelled
-from openapi_tool.telemetry import metrics
 from openapi_tool.telemetry.logs import Once
 from openapi_tool.tools.arguments import Arguments, CallOwner, OperatorEnvs, SecretSource, prepare_arguments
 from openapi_tool.tools.deadline import Deadline
@@ -41,12 +38,6 @@ from openapi_tool.tools.session import SessionScope
 from openapi_tool.tools.switches import Switches
 
 log = logging.getLogger(__name__)
-
-_REFUSED_KEY_ADVICE = {
-    401: "it is not valid; set another one",
-    402: "its balance is used up; top it up or set another one",
-}
-_KEY_WARNING_INTERVAL_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +74,6 @@ class ToolRunner:
         self._continuation = continuation
         self._switches = Switches()
         self._logged = Once()
-        self._refused_keys: dict[tuple[str, int | None], float] = {}
 
     def use(self, authorizer: Authorizer, secret: SecretSource) -> None:
         """Replace policy and secrets for all calls that start from now on (SIGHUP)."""
@@ -171,11 +161,7 @@ class ToolRunner:
                 output, shown = await self._continuation.resume(cursor, definition, owner, max_result_tokens)
             return output, _with_repairs(shown, arguments), None
         context.recheck = partial(self._check_switch, owner.project_id, definition.tool_name)
-        try:
-            output = await self._backend.run(definition, arguments, deadline, context)
-        except (AuthFailed, BudgetExceeded) as refusal:  # HTTP 401; 402: the balance of the key is used up
-            self._log_refused_key(refusal.key_variable or arguments.key_variable, refusal)
-            raise
+        output = await self._backend.run(definition, arguments, deadline, context)
         note = context.budget.note if context.budget is not None else ""
         shown, full_text = await self._continuation.render(output, definition, owner, max_result_tokens, note)
         return output, _with_repairs(shown, arguments), full_text
@@ -208,22 +194,6 @@ class ToolRunner:
                     "project_id": owner.project_id,
                     "tool_name": short(tool_name),
                 },
-            )
-
-    def _log_refused_key(self, variable: str, refusal: ToolError) -> None:
-        """Warn of an invalid (401) or exhausted (402) key, once a minute per variable and status."""
-        if refusal.http_status not in _REFUSED_KEY_ADVICE:
-            return
-        metrics.KEYS_REFUSED.labels(variable).inc()
-        now, key = time.monotonic(), (variable, refusal.http_status)
-        if now - self._refused_keys.get(key, -_KEY_WARNING_INTERVAL_S) >= _KEY_WARNING_INTERVAL_S:
-            self._refused_keys[key] = now
-            log.warning(
-                "the upstream refused the key of %s (HTTP %s): %s",
-                variable,
-                refusal.http_status,
-                _REFUSED_KEY_ADVICE[refusal.http_status],
-                extra={"action": "key.refused", "variable": variable, "http_status": refusal.http_status},
             )
 
     def _log_key_fallback(self, owner: CallOwner, definition: ToolDefinition, reason: str) -> None:

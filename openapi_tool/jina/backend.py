@@ -33,6 +33,7 @@ from openapi_tool.jina.request import UpstreamRequest, build_request
 from openapi_tool.jina.retry import Sleep, with_retries
 from openapi_tool.jina.transport import on_connected
 from openapi_tool.jina.url_policy import UrlPolicy
+from openapi_tool.limits.keys import RefusedKeys
 from openapi_tool.limits.permits import Need, Permit, Permits, Slot, Unlimited
 from openapi_tool.options import CacheOptions, RetryOptions, ToolOptions
 from openapi_tool.protocol.attempts import Attempt
@@ -88,6 +89,7 @@ class JinaBackend:
         self._client = client
         self._permits = permits or Unlimited()
         self._budgets = budgets
+        self._refused_keys = RefusedKeys()
         self._sleep = sleep
         self._options = options
         self._redactor = redactor
@@ -259,7 +261,7 @@ class JinaBackend:
         """
         budget = grant.budget
         if budget is None:
-            return await _send_with_permit(await self._acquire(grant, need), need, send)
+            return await self._send_with_permit(await self._acquire(grant, need), need, send)
         reservation = await budget.reserve(min_tokens, need.deadline)
         try:
             permit = await self._acquire(grant, need)
@@ -267,7 +269,7 @@ class JinaBackend:
             reservation.unsent()
             raise
         try:
-            envelope = await _send_with_permit(permit, need, send)
+            envelope = await self._send_with_permit(permit, need, send)
         except BaseException as error:
             reservation.sent(error.tokens if isinstance(error, ToolError) else None)
             raise
@@ -278,7 +280,11 @@ class JinaBackend:
 
     async def _acquire(self, grant: MemoryGrant, need: Need) -> Permit:
         """Wait for a permit; then check again that the tool was not disabled meanwhile. Raises ToolError."""
-        permit = await self._permits.acquire(need)
+        begin = time.monotonic()
+        try:
+            permit = await self._permits.acquire(need)
+        finally:
+            grant.record_permit_wait(begin, time.monotonic())
         try:
             grant.recheck()
         except BaseException:
@@ -286,21 +292,21 @@ class JinaBackend:
             raise
         return permit
 
-
-async def _send_with_permit(permit: Permit, need: Need, send: Send) -> dict[str, Any]:
-    """Send a request with the key of its permit, and report its cost or error to the permit."""
-    need.key = permit.key
-    on_connected.set(WeakMethod(permit.connected))
-    try:
-        envelope = await send()
-    except ToolError as error:
-        permit.failed(error)
-        raise
-    except BaseException:
-        permit.cancelled()
-        raise
-    permit.done(usage_of(envelope).tokens)
-    return envelope
+    async def _send_with_permit(self, permit: Permit, need: Need, send: Send) -> dict[str, Any]:
+        """Send a request with the key of its permit, and report its cost or error to the permit."""
+        need.key = permit.key
+        on_connected.set(WeakMethod(permit.connected))
+        try:
+            envelope = await send()
+        except ToolError as error:
+            permit.failed(error)
+            self._refused_keys.record(error.key_variable or need.variable, error.http_status)
+            raise
+        except BaseException:
+            permit.cancelled()
+            raise
+        permit.done(usage_of(envelope).tokens)
+        return envelope
 
 
 async def _wait_for_all(tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -38,6 +38,7 @@ _FOUR_BYTE_LEADS = tuple(bytes([first]) for first in range(0xF0, 0xF5))  # of su
 _SURROGATE_ESCAPES = (rb"\ud", rb"\uD")
 _BYTES_PER_VALUE = 250
 """Memory of a value beside its text: the object, and its slot in a list or dictionary."""
+_MIN_WAIT_S = 0.001  # of a recorded wait
 
 
 def memory_of(body: bytes | bytearray, values: int = 0) -> int:
@@ -223,6 +224,7 @@ class JinaCallContext:
         self.body_bytes = 0
         self.spent = NO_USAGE
         self.attempts: list[Attempt] = []
+        self.permit_waits: list[tuple[float, float]] = []
         self.agent = ""
         self.number = next(_CALL_NUMBERS)
         self.slot: Slot = NO_SLOT
@@ -303,6 +305,11 @@ class MemoryGrant:
         self.http_status = None
         if len(self._call.attempts) < MAX_ATTEMPTS:
             self._call.attempts.append(attempt)
+
+    def record_permit_wait(self, begin: float, end: float) -> None:
+        """Record begin and end of the wait for a permit of the rate limit, if it took noticeable time."""
+        if end - begin >= _MIN_WAIT_S and len(self._call.permit_waits) < MAX_ATTEMPTS:
+            self._call.permit_waits.append((begin, end))
 
     async def hold(self, size: int) -> None:
         """Hold `size` bytes; wait if that is more than before."""

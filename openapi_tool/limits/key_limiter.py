@@ -75,6 +75,7 @@ class KeyLimiter:
         metrics.LIMIT_USED.set_function(lambda: allowance.record.counted(ledger.REQUESTS, self._now()), *labels)
         metrics.LIMIT_WAITING.set_function(lambda: len(self.reported_queue), *labels)
         metrics.LIMIT_PAUSED.set_function(lambda: self.paused_s, *labels)
+        metrics.LIMIT_NOT_SHARED.set_function(lambda: bool(allowance.fallback_replicas), *labels)
 
     @property
     def usable(self) -> bool:

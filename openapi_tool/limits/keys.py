@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -23,6 +24,11 @@ log = logging.getLogger(__name__)
 
 PREFIX = "key."
 _HASH_BYTES = 4
+_REFUSED_KEY_ADVICE = {
+    401: "it is not valid; set another one",
+    402: "its balance is used up; top it up or set another one",
+}
+_WARNING_INTERVAL_S = 60.0
 Change = Callable[[KeyRecord], bool]
 """Changes a record in place; returns False if it left it unchanged."""
 
@@ -209,3 +215,27 @@ class Keys:
         else:
             log.info("the key of %s is used again", variable, extra={"action": "key.unblocked", "variable": variable})
         self.on_state_change(variable)
+
+
+class RefusedKeys:
+    """Counts requests whose key the upstream refused, and warns of each key and status once a minute."""
+
+    def __init__(self) -> None:
+        self._warned_at: dict[tuple[str, int], float] = {}
+
+    def record(self, variable: str, status: int | None) -> None:
+        """Record that a request with the key of `variable` ended with this HTTP status."""
+        if status is None or status not in _REFUSED_KEY_ADVICE:
+            return
+        metrics.KEYS_REFUSED.labels(variable).inc()
+        now = time.monotonic()
+        if now - self._warned_at.get((variable, status), -_WARNING_INTERVAL_S) < _WARNING_INTERVAL_S:
+            return
+        self._warned_at[variable, status] = now
+        log.warning(
+            "the upstream refused the key of %s (HTTP %s): %s",
+            variable,
+            status,
+            _REFUSED_KEY_ADVICE[status],
+            extra={"action": "key.refused", "variable": variable, "http_status": status},
+        )

@@ -87,7 +87,15 @@ class Limiter:
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the state of every key and endpoint with a limit, for `openapi-tool limits` and /readyz."""
-        return [_snapshot(limiter) for limiter in self._limiters.values() if limiter.allowance.limited]
+        return [
+            {
+                **_snapshot(limiter),
+                "pool": self._options.pool_name(limiter.variable),
+                "not_set": limiter.group.pooled and self.keys.get(limiter.variable) is None,
+            }
+            for limiter in self._limiters.values()
+            if limiter.allowance.limited
+        ]
 
     async def aclose(self) -> None:
         """Give back unused permits and stop."""

@@ -190,7 +190,7 @@ def _invalid_json(environment: Mapping[str, str]) -> Iterator[str]:
             try:
                 json.loads(environment[variable])
             except ValueError:
-                yield f'{variable}: is not JSON; give an object such as {{"key": "value"}}'
+                yield f'{variable}: is not JSON; give an object such as {{"key": "value"}}, for a list ["A", "B"]'
 
 
 def _type_of(path: Sequence[str]) -> Any:
@@ -223,6 +223,8 @@ def _problem(item: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
         return f"{where}: is missing" + (f"; set {short}" if short else "")
     if item["type"] in ("dict_type", "model_type", "dataclass_type"):
         return f'{where}: must be an object, such as {{"key": "value"}}'
+    if item["type"] in ("tuple_type", "list_type"):
+        return f'{where}: must be a list, such as ["A", "B"]'
     if item["type"] == "too_short":
         return f"{where}: {_too_short(item['ctx'])}"
     return f"{where}: {_reworded(item)}"

@@ -22,7 +22,7 @@ CALL_FIELDS: ContextVar[Callable[[], Mapping[str, Any]]] = ContextVar("call_fiel
 Before a command is decoded, and in the other tasks of a kernel, it returns the protocol only.
 """
 
-_QUEUE, _LOAD, _UPSTREAM, _COMMIT = (metrics.PHASE_SECONDS.labels(phase) for phase in metrics.PHASES)
+_QUEUE, _LOAD, _PERMIT, _UPSTREAM, _COMMIT = (metrics.PHASE_SECONDS.labels(phase) for phase in metrics.PHASES)
 _MAX_RECENT = 1_024
 
 
@@ -31,8 +31,8 @@ class CallFacts:
     """Facts of one call. Times are on the monotonic clock, in seconds; None if the phase was not reached.
 
     `ids` are for log lines. `protocol` is the kernel's version. `age_s` is the age of the command in the stream at
-    `began`, when its handling began. `commit` and `wakeup` are begin and end of the commit and of the doorbell, whose
-    subject is `wakeup_subject`.
+    `began`, when its handling began. `permit_waits` are begins and ends of waits for a permit of the rate limit.
+    `commit` and `wakeup` are begin and end of the commit and of the doorbell, whose subject is `wakeup_subject`.
     """
 
     ids: Mapping[str, str]
@@ -48,6 +48,7 @@ class CallFacts:
     error_code: str | None = None
     tokens: int = 0
     attempts: Sequence[Attempt] = ()
+    permit_waits: Sequence[tuple[float, float]] = ()
     cached: bool = False
     truncated: bool = False
     commit: tuple[float, float] | None = None
@@ -59,6 +60,11 @@ class CallFacts:
     def seconds(self) -> float:
         """Seconds from the arrival of the command in the stream to the end of the call."""
         return self.ended - self.began + self.age_s
+
+    @property
+    def permit_s(self) -> float | None:
+        """Longest wait for a permit in seconds, None without one."""
+        return max((end - begin for begin, end in self.permit_waits), default=None)
 
     def fields(self) -> Mapping[str, Any]:
         """Return the fields of each log line of the call."""
@@ -78,7 +84,8 @@ def answered(facts: CallFacts) -> None:
     """Count, log and store an answered call."""
     now = facts.ended = time.monotonic()
     upstream_s = upstream_span(facts.attempts, now) if facts.attempts else None
-    _count(facts, upstream_s)
+    permit_s = facts.permit_s
+    _count(facts, permit_s, upstream_s)
     RECENT.append(facts)
     log.info(
         "answered",
@@ -89,6 +96,7 @@ def answered(facts: CallFacts) -> None:
             "error_code": facts.error_code,
             "duration_ms": round((now - facts.loaded) * 1000),
             "queue_ms": round(facts.age_s * 1000),
+            "permit_ms": None if permit_s is None else round(permit_s * 1000),
             "upstream_ms": None if upstream_s is None else round(upstream_s * 1000),
             "http_status": facts.http_status,
             "tokens": facts.tokens,
@@ -99,12 +107,14 @@ def answered(facts: CallFacts) -> None:
     )
 
 
-def _count(facts: CallFacts, upstream_s: float | None) -> None:
+def _count(facts: CallFacts, permit_s: float | None, upstream_s: float | None) -> None:
     project = project_label(facts.ids["project_id"])
     metrics.CALLS.labels(facts.tool, facts.status, facts.error_code or "", project).number += 1
     metrics.CALL_SECONDS.labels(facts.tool).observe(facts.seconds)
     _QUEUE.observe(facts.age_s)
     _LOAD.observe(facts.loaded - facts.began)
+    if permit_s is not None:
+        _PERMIT.observe(permit_s)
     if upstream_s is not None:
         _UPSTREAM.observe(upstream_s)
     if facts.commit is not None:

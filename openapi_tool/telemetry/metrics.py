@@ -31,11 +31,12 @@ CALL_SECONDS = Histogram(
     "call_seconds", "From the arrival of the command in the stream to the end of its doorbell.", ("tool",),
     bounds=_SECONDS,
 )  # fmt: skip
-PHASES = ("queue", "load", "upstream", "commit")
+PHASES = ("queue", "load", "permit", "upstream", "commit")
 PHASE_SECONDS = Histogram(
     "phase_seconds",
-    "Parts of a call. queue: from the arrival in the stream to a slot; load: reading the call's rows; upstream: from "
-    "the first request to the last response, waits between retries included; commit: writing the result, with retries.",
+    "Parts of a call. queue: from the arrival in the stream to a slot; load: reading the call's rows; permit: the "
+    "longest wait for a permit of `limits`, if there was one; upstream: from the first request to the last response, "
+    "waits in between included; commit: writing the result, with retries.",
     ("phase",),
     [(phase,) for phase in PHASES],
     bounds=_SECONDS,
@@ -85,7 +86,7 @@ RESPONSE_WAITING = Gauge("response_memory_waiting", "Responses that wait for tha
 KEYS_REFUSED = Counter("keys_refused", "Requests whose key the upstream refused (401, 402).", ("variable",))
 KEY_UNUSABLE = Gauge(
     "key_unusable",
-    "1 while a key is blocked as `invalid` or `exhausted`: its calls are answered without a request.",
+    "1 while a key is blocked as `invalid` or `exhausted`: its calls use another key of its pool, or fail at once.",
     ("variable", "state"),
 )  # fmt: skip
 LIMIT_USED = Gauge(
@@ -96,6 +97,10 @@ LIMIT_WAITING = Gauge("limit_waiting", "Calls that wait for a permit of `limits`
 LIMIT_PAUSED = Gauge(
     "limit_paused_seconds", "Seconds until a pause after a 429 ends.", ("variable", "endpoint"), combine=max
 )
+LIMIT_NOT_SHARED = Gauge(
+    "limit_not_shared", "1 while a limit cannot be shared and this replica uses its part of it, else 0.",
+    ("variable", "endpoint"), combine=max,
+)  # fmt: skip
 LIMIT_OPERATIONS = Counter(
     "limit_operations", "Operations on the shared records of `limits` in NATS.", ("operation",),
     [("read",), ("write",), ("conflict",)],

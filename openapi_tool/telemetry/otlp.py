@@ -254,6 +254,8 @@ def _children(facts: CallFacts) -> Iterator[_Child]:
     }
     yield _Child("queue", SpanKind.CONSUMER, facts.began - facts.age_s, facts.began, waited)
     yield _Child("load", SpanKind.CLIENT, facts.began, facts.loaded, {"db.system.name": "postgresql"})
+    for begin, end in facts.permit_waits:
+        yield _Child("wait for permit", SpanKind.INTERNAL, begin, end, {})
     yield from map(_attempt, facts.attempts)
     if facts.commit is not None:
         yield _Child("commit", SpanKind.CLIENT, *facts.commit, {"db.system.name": "postgresql"})

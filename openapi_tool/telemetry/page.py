@@ -18,6 +18,7 @@ const table = (id, rows) => { const at = document.getElementById(id); at.replace
   const names = Object.keys(rows[0]);
   names.forEach(name => cell(head, "th", name));
   rows.forEach(row => { const line = at.insertRow(); names.forEach(name => cell(line, "td", row[name])); }); };
+const shown = ({waiting_by_project: _, ...limit}) => limit;
 const pairs = object => Object.entries(object).map(([name, value]) => ({name, value}));
 async function load() {
   const note = document.getElementById("note");
@@ -25,7 +26,8 @@ async function load() {
     const found = await (await fetch("stats.json")).json();
     const numbers = Object.fromEntries(Object.entries(found).filter(([, value]) => typeof value != "object"));
     table("now", pairs(numbers)); table("kernels", found.kernels);
-    table("limits", pairs(found.limits)); table("tools", found.tools);
+    table("settings", pairs(found.limits)); table("limits", found.upstream_limits.map(shown));
+    table("keys", found.upstream_keys); table("tools", found.tools);
     table("errors", found.errors); table("warnings", found.warnings); table("last", found.last);
     table("dependencies", Object.entries(found.health.dependencies).map(([name, state]) =>
       ({name, available: state.ok, reason: state.reason ?? ""})));
@@ -43,7 +45,9 @@ _TABLES = {
     "errors": "Errors, the last minute",
     "warnings": "Warnings, the last ten minutes",
     "last": "Last calls",
-    "limits": "Limits",
+    "limits": "Rate limits",
+    "keys": "Refused keys",
+    "settings": "Settings",
 }
 
 

@@ -115,10 +115,11 @@ def _rates(calls: Sequence[CallFacts], window_s: float) -> dict[str, Any]:
 
 
 def _phases(calls: Sequence[CallFacts]) -> dict[str, int | None]:
-    """Return the 95th percentile of queue, load and commit in milliseconds; None if no call had that phase."""
+    """Return the 95th percentile of queue, load, permit and commit in milliseconds; None if no call had that phase."""
     seconds = {
         "queue": [call.age_s for call in calls],
         "load": [call.loaded - call.began for call in calls],
+        "permit": [call.permit_s for call in calls if call.permit_s is not None],
         "commit": [end - begin for call in calls if call.commit for begin, end in [call.commit]],
     }
     return {phase: _quantile_ms(sorted(values), 0.95) for phase, values in seconds.items()}

@@ -69,6 +69,7 @@ FIRE: dict[str, dict[str, str]] = {
     "OpenapiToolSpansDropped": {"spans_dropped_total": "0x40 5x20"},
     "OpenapiToolResponseMemory": {"response_memory_waiting": "2x60"},
     "OpenapiToolBudgetLow": {'budget_used_ratio{scope="project_day"}': "0.7x40 0.85x20"},
+    "OpenapiToolLimitsNotShared": {'limit_not_shared{variable="JINA_API_KEY",endpoint="search"}': "1x60"},
     "OpenapiToolBudgetsNotShared": {"budgets_not_shared": "1x60"},
     "OpenapiToolClockOffset": {"clock_offset_seconds": "-28x60"},
 }
@@ -106,6 +107,7 @@ QUIET = {
     'budget_used_ratio{scope="project_day"}': "0.79x60",
     'budget_used_ratio{scope="session"}': "1x60",
     "budgets_not_shared": "0x20 1x2 0x40",
+    'limit_not_shared{variable="JINA_API_KEY",endpoint="search"}': "0x20 1x2 0x40",
 }
 
 

@@ -294,20 +294,23 @@ def test_each_phase_of_a_call_is_a_child_span_by_the_conventions() -> None:
     exporter = InMemorySpanExporter()
     tracer = ExportingTracer(exporter, REDACTOR, instance="replica-1")
     with tracer.span("execute_tool t", TraceLink(PARENT, "v=1", None), {"tool_call_id": "c"}) as span:
-        span.facts = facts(attempts=ATTEMPTS, commit=(2.0, 2.5), wakeup=(2.5, 3.0), wakeup_subject="cg.x.wakeup")
+        times_of_end = {"commit": (2.0, 2.5), "wakeup": (2.5, 3.0), "wakeup_subject": "cg.x.wakeup"}
+        span.facts = facts(attempts=ATTEMPTS, permit_waits=[(1.0, 1.0), (1.5, 1.6)], **times_of_end)
     tracer.shutdown()
     call, *children = exporter.get_finished_spans()
     assert call.context is not None
     assert call.context.trace_state.to_header() == "v=1"
     assert call.resource.attributes["service.instance.id"] == "replica-1"
-    assert [child.name for child in children] == ["queue", "load", "POST", "POST", "POST", "commit", "send wakeup"]
+    waits = ["wait for permit"] * 2
+    names = [child.name for child in children]
+    assert names == ["queue", "load", *waits, "POST", "POST", "POST", "commit", "send wakeup"]
     assert all(child.parent == call.context for child in children)
     assert all(child.context and child.context.trace_id == call.context.trace_id for child in children)
     assert len({child.context.span_id for child in children if child.context}) == len(children)
     assert call.start_time == min(child.start_time or 0 for child in children)
     times = [((child.start_time or 0) - (call.start_time or 0)) / 1e9 for child in children]
-    assert times == pytest.approx([0.0, 0.5, 1.5, 2.1, 2.2, 2.5, 3.0], abs=1e-6)
-    first, second, unfinished = (dict(child.attributes or {}) for child in children[2:5])
+    assert times == pytest.approx([0.0, 0.5, 1.5, 2.0, 1.5, 2.1, 2.2, 2.5, 3.0], abs=1e-6)
+    first, second, unfinished = (dict(child.attributes or {}) for child in children[4:7])
     http = {"http.request.method": "POST", "server.address": "s.jina.ai", "server.port": 443, "url.scheme": "https"}
     assert first == {**http, "http.response.status_code": 503, "error.type": "upstream_unavailable"}
     assert second == {**http, "http.response.status_code": 200, "http.request.resend_count": 1}

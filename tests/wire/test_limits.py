@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import pty
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from nats.js.errors import NotFoundError
+from prometheus_client import REGISTRY
 
 from openapi_tool.bus.shared_records import LIMITS, RecordStore
 from openapi_tool.bus.stats import gather_stats
@@ -64,14 +66,19 @@ async def upstream(world: World) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-@requirement("limits.window", "limits.waiting")
-async def test_calls_over_the_rate_limit_are_answered_early_and_not_sent(idle_world: World, replicas: int) -> None:
-    world = idle_world
+@requirement("limits.window", "limits.waiting", "metrics", "logs.call", "cli.top")
+async def test_calls_over_the_rate_limit_are_answered_early_and_not_sent(
+    idle_world: World, replicas: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "openapi_tool")
+    world, phase = idle_world, ("openapi_tool_phase_seconds_count", {"phase": "permit"})
+    waits = REGISTRY.get_sample_value(*phase) or 0
     world.stack.upstream.rules({"rate_per_minute": LIMIT})
     async with executors(world, replicas, search_requests_per_minute=LIMIT):
         began = time.monotonic()
         answers = await sent(world, 3 * LIMIT)
         took_s = time.monotonic() - began
+        [stats] = await gather_stats(world.caller.client, 0.2)  # all have the name of this process
     requests = await upstream(world)
     assert [request["status"] for request in requests] == [200] * len(requests)
     assert LIMIT - 3 <= len(requests) <= LIMIT  # the limit is paced: not all of it may be used at once
@@ -80,6 +87,12 @@ async def test_calls_over_the_rate_limit_are_answered_early_and_not_sent(idle_wo
     assert {error["code"] for error in refused} == {"rate_limited"}
     assert all(error["retryable"] and error["detail"]["retry_after_s"] >= 1 for error in refused)
     assert took_s < 27
+    lines = [record for record in caplog.records if getattr(record, "action", "") == "call.answered"]
+    waits_ms = [record.permit_ms for record in lines if record.permit_ms is not None]  # type: ignore[attr-defined]
+    assert len(refused) <= len(waits_ms) <= len(lines) == 3 * LIMIT
+    assert (REGISTRY.get_sample_value(*phase) or 0) == waits + len(waits_ms)
+    assert max(waits_ms) < took_s * 1000
+    assert stats["phases_p95_ms"]["permit"] > 0
 
 
 @requirement("limits.shared")
@@ -110,8 +123,8 @@ async def test_429s_set_an_adaptive_limit_if_none_is_configured(idle_world: Worl
     assert found.limit == 15  # half of the requests that were sent
 
 
-@requirement("limits.window")
-async def test_a_drain_gives_unused_permits_back(idle_world: World) -> None:
+@requirement("keys.blocked", "keys.pools")
+async def test_every_replica_unused_permits_back(idle_world: World) -> None:
     world = idle_world
     async with world.executor(limits={"search_requests_per_minute": 600}):
         await sent(world, 30)
@@ -156,7 +169,9 @@ async def test_without_a_limit_nothing_is_stored(world: World) -> None:
 async def test_every_replica_skips_a_refused_key_and_uses_the_other_key_of_its_pool(
     idle_world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = idle_world
+    world, name = idle_world, "openapi_tool_keys_refused_total"
+    labels = [{"variable": variable} for variable in ("SEARCH_API_KEY", "JINA_API_KEY")]
+    before = [REGISTRY.get_sample_value(name, label) or 0 for label in labels]
     world.stack.upstream.rules({"key": "SEARCH_API_KEY", "statuses": [401] * 9})
     pools = {"JINA_API_KEY": {"keys": ["JINA_API_KEY", "SEARCH_API_KEY"]}}
     async with executors(world, 2, pools=pools):
@@ -179,6 +194,9 @@ async def test_every_replica_skips_a_refused_key_and_uses_the_other_key_of_its_p
         assert len(await upstream(world)) == 2
     assert [error["code"] for error in errors(answers)] == ["auth_failed"] * 4
     assert {error["http_status"] for error in errors(answers)} == {401}
+    counts = [REGISTRY.get_sample_value(name, label) or 0 for label in labels]
+    assert counts == [before[0] + refused, before[1] + 2], "only requests count, not calls whose key is blocked"
+    assert sum(getattr(record, "action", "") == "key.refused" for record in caplog.records) >= 2
 
 
 def _replicas_that_know(caplog: pytest.LogCaptureFixture) -> int:

@@ -23,6 +23,7 @@ from openapi_tool.bus.connection import connected
 from openapi_tool.bus.dead_letters import DeadLetters
 from openapi_tool.bus.leases import Leases
 from openapi_tool.bus.session_key_store import ensure_bucket, shared_session_key
+from openapi_tool.bus.shared_records import LIMITS
 from openapi_tool.bus.stats import gather_stats
 from openapi_tool.bus.streams import Durable, ensure_durable, replica_count
 from openapi_tool.cli import app
@@ -463,6 +464,22 @@ async def test_a_missing_permission_or_wrong_login_is_reported_with_the_remedy(
     assert "Authorization Violation" in line
     assert "check nats.user" in line
     assert "a-wrong-word" not in line
+
+
+@requirement("privilege.subjects", "cli.check")
+async def test_check_names_a_denied_bucket(stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = f"$JS.API.STREAM.INFO.KV_{LIMITS.bucket}"
+    monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1:1/unused")
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "people")
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "people-word")
+    for denied, says in (("of_no_use", ""), (subject, f"permission for {subject} is denied; grant what")):
+        people = f'permissions: {{ publish: {{ deny: ["{denied}"] }} }}'
+        with server(stack, config("", people)) as nats_server:
+            monkeypatch.setenv("NATS_SERVERS", nats_server.url)
+            found = await asyncio.to_thread(CliRunner().invoke, app, ["check", "--json"])
+        problem = json.loads(found.stdout)["checks"]["nats"]
+        assert problem.startswith(says)
+        assert bool(problem) == bool(says)
 
 
 @requirement("privilege.subjects", "cli.inspect", "cli.top")
