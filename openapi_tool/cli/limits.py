@@ -81,7 +81,8 @@ def _entry(key: tuple[str, str], parts: Sequence[tuple[str, Mapping[str, Any]]])
             name: {"sent_per_minute": part.get("sent"), "at_hand": part.get("at_hand"), "offline": part.get("offline")}
             for name, part in parts
         },
-        "waiting": dict(waiting.most_common()),
+        "waiting": sum(part.get("waiting") or 0 for _, part in parts),
+        "waiting_by_project": dict(waiting.most_common()),
     }
 
 
@@ -106,12 +107,12 @@ def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
         names = _key(entry), entry["endpoint"]
         limit = _limit(entry["requests_per_minute"]) + (" (found by 429)" if entry["found_by_429"] else "")
         values = (entry["used"], _limit(entry["tokens_per_minute"]), entry["used_tokens"], _limit(entry["concurrent"]))
-        rest = (entry["running"], entry["paused_s"], sum(entry["waiting"].values()))
+        rest = (entry["running"], entry["paused_s"], entry["waiting"])
         table.add(*names, limit, *values, *rest)
         for name, part in entry["replicas"].items():
             offline = "yes" if part["offline"] else ""
             shares.add(*names, name, part["sent_per_minute"], part["at_hand"], offline)
-        for project, calls in entry["waiting"].items():
+        for project, calls in entry["waiting_by_project"].items():
             waiting.add(*names, project, calls)
     refused = Rows("key", "state", "status", "for s", "tried again in s", title="refused keys")
     for entry in keys:

@@ -21,6 +21,7 @@ import yarl
 from aiohttp.abc import AbstractResolver as Resolver
 from aiohttp.abc import ResolveResult
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.connector import Connection
 from aiohttp.resolver import DefaultResolver
 from aiohttp.tracing import Trace
 from pydantic import SecretStr
@@ -43,7 +44,7 @@ HANDSHAKES = 16
 _project: ContextVar[str] = ContextVar("project", default="")
 
 on_connected: ContextVar[Callable[[], Callable[[], None] | None]] = ContextVar("on_connected", default=lambda: None)
-"""Weak reference to what is called once a connection for the task's request has been opened.
+"""Weak reference to what is called once the task's request has a connection.
 
 A connection keeps the context of the task that opened it, and must not keep that task's call in memory.
 """
@@ -164,7 +165,16 @@ class _Connector(aiohttp.TCPConnector):
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's
     ) -> ResponseHandler:
         async with self._handshakes.permit(_project.get()):
-            connection = await super()._create_connection(req, traces, timeout)
+            return await super()._create_connection(req, traces, timeout)
+
+    async def connect(
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list[Trace],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's
+    ) -> Connection:
+        """Return an open connection, after a wait if all are in use, and report that the request is sent now."""
+        connection = await super().connect(req, traces, timeout)
         if connected := on_connected.get()():
             connected()
         return connection

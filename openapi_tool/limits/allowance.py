@@ -12,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from openapi_tool.limits import encoding, ledger
-from openapi_tool.limits.ledger import (
+from openapi_tool.limits import ledger
+from openapi_tool.limits.ledger import Report, Use
+from openapi_tool.limits.record import (
     BUCKET_S,
+    CONTENDER_S,
     MAX_PAUSE_S,
     REQUESTS,
     TOKENS,
@@ -23,8 +25,7 @@ from openapi_tool.limits.ledger import (
     Rates,
     Record,
     Replica,
-    Report,
-    Use,
+    decode,
     expires,
 )
 
@@ -45,6 +46,11 @@ _USUAL_TOKENS = 10_000  # of a request
 _NEWEST_WEIGHT = 0.2  # of the newest request in the moving average of tokens
 _MAX_GROWTH = 4
 """A request counts with at most this multiple of the average, so that one page of millions of tokens stops nothing."""
+
+_RELEASE_INTERVAL_S = 1.0  # between reports that give concurrent requests to replicas that want more
+_MIN_CHANGE_S = 0.1  # between changes of concurrent requests
+OPEN_REPORT_S = 1.5
+"""Seconds between reports while requests of a limited number are open; without them those count as ended."""
 
 _RATE_S = 5.0  # time constant of the moving average of demand
 _MAX_SENT = 120  # seconds with requests, one entry each
@@ -83,13 +89,15 @@ class Allowance:
         self._fallback_uses: deque[Use] = deque()
         self._sent: deque[list[float]] = deque(maxlen=_MAX_SENT)  # [second, requests]
         self._adaptive_since = 0.0
-        self._max_concurrent = 0
+        self._max_concurrent = self._counted_concurrent = 0
+        self._reported_at = self._steady_since = -math.inf
+        self._own_pause_until = 0.0
         self.tokens_per_request = 0 if rates.tokens is None else min(min_tokens, rates.tokens)
 
     @property
     def limited(self) -> bool:
         """True if anything is limited."""
-        return self.rates.limited or self.record.adaptive is not None
+        return self.rates.limited or self.record.adaptive is not None or self._own_pause_until > 0
 
     def in_force(self, now: float) -> Rates:
         """Return the limits in force: configured, or adaptive after a 429."""
@@ -97,7 +105,12 @@ class Allowance:
 
     def paused_s(self, now: float) -> float:
         """Return the seconds until a pause after a 429 ends."""
-        return min(max(0.0, self.record.paused_until - now), MAX_PAUSE_S)
+        return min(max(0.0, self.record.paused_until - now, self._own_pause_until - now), MAX_PAUSE_S)
+
+    def pause(self, retry_after_s: float | None, now: float) -> float:
+        """Pause after a 429 that this replica got, whether or not others can be told; return when the pause ends."""
+        self._own_pause_until = max(self._own_pause_until, ledger.pause_end(retry_after_s, now))
+        return self._own_pause_until
 
     def use_fallback(self) -> None:
         """Continue without the store: divide the limit by the replicas that were last seen there."""
@@ -115,6 +128,7 @@ class Allowance:
         rates = self.in_force(now)
         if self.paused_s(now) or not self._has_permit(rates, now):
             return None
+        self._own_pause_until = 0.0
         self.record_sent(now)
         use = Use(now, 1, self.tokens_per_request)
         self._record_demand(now)
@@ -205,14 +219,31 @@ class Allowance:
         """Return whether the block has expired with unused permits, to be given back."""
         return now >= self._block_expires_at and any(self.at_hand.values()) and not self.fallback_replicas
 
-    def can_release(self, now: float) -> bool:
-        """Return whether other replicas want concurrent requests and this one has some to spare."""
-        limited = self.in_force(now).concurrent is not None
-        return limited and self.running < self._max_concurrent and bool(self.record.others(now, self.name))
+    def has_open_requests(self, now: float) -> bool:
+        """Return whether requests are open whose number is limited."""
+        return self.running > 0 and self.in_force(now).concurrent is not None
+
+    def has_surplus(self, now: float) -> bool:
+        """Return whether requests above this replica's share, which others want, have ended and still count for it."""
+        surplus = self._counted_concurrent > max(self.running, self._max_concurrent)
+        return surplus and self.in_force(now).concurrent is not None and bool(self.record.others(now, self.name))
+
+    def concurrency_due(self, waiting: int, since_s: float, now: float) -> bool:
+        """Return whether to report concurrent requests, `since_s` seconds after the last report."""
+        limit = self.in_force(now).concurrent
+        if limit is None or self.fallback_replicas:
+            return False
+        if self.has_surplus(now) or (self.running and since_s >= OPEN_REPORT_S):
+            return True
+        if self.running < self._max_concurrent:
+            return since_s >= _RELEASE_INTERVAL_S and bool(self.record.others(now, self.name))
+        if not waiting or since_s < _MIN_CHANGE_S:
+            return False
+        return ledger.may_open(self.record, self.name, self.running + waiting, limit, now) > self._max_concurrent
 
     def plan(self, stored: bytes | None, waiting: int, now: float, *, leave: bool = False) -> Planned:
         """Apply this replica's report to a stored record; with `leave` (shutdown) give the block back and take none."""
-        record = encoding.decode(stored)
+        record = decode(stored)
         keep = dict(self.at_hand) if now < self._block_expires_at and not leave else {}
         want_running = 0 if leave else max(waiting, self.ahead(now) - keep.get(REQUESTS, 0), 0)
         want = {REQUESTS: want_running, TOKENS: max(0, want_running * self.tokens_per_request - keep.get(TOKENS, 0))}
@@ -221,32 +252,41 @@ class Allowance:
         sent = tuple(Use(at, int(count), 0) for at, count in self._sent if is_new_limit and at + USE_COUNTS_S > now)
         each = max(1, self.tokens_per_request)
         self._serial += 1
-        report = Report(tuple(self._uses), keep, want, self.running, want_running, sent, each, self._serial)
+        if now - self._reported_at >= CONTENDER_S:
+            self._steady_since = now
+        steady = self._steady_since
+        report = Report(tuple(self._uses), keep, want, self.running, want_running, sent, each, self._serial, steady)
         mine = ledger.apply_report(record, self.name, report, self.rates, now)
         return Planned(record, mine, len(self._uses))
 
     def is_written(self, planned: Planned, stored: bytes | None) -> bool:
         """Return whether a stored record contains a change whose write had an unknown outcome."""
-        mine = encoding.decode(stored).replicas.get(self.name)
+        mine = decode(stored).replicas.get(self.name)
         return mine is not None and mine.serial == planned.mine.serial
 
     def confirm(self, planned: Planned, revision: int) -> None:
         """Adopt a written change, less what was used since it was planned."""
         later = self._uses[planned.uses :]
         self._uses = later
-        self.adopt(planned.record, revision)
         mine = planned.mine
+        self._reported_at = mine.seen
+        self._adopt(planned.record, revision)
         self.at_hand = {REQUESTS: mine.requests, TOKENS: mine.tokens}
         for use in later:
             self.at_hand[REQUESTS] -= use.requests
             self.at_hand[TOKENS] -= use.tokens if use.requests else 0  # a correction does not change the block
-        self._block_expires_at, self._max_concurrent = mine.until, mine.may_open
+        self._block_expires_at = mine.until
+        self._max_concurrent, self._counted_concurrent = mine.may_open, mine.concurrent
         self.fallback_replicas = 0
         self._fallback_uses.clear()
         self._adaptive_since = self.record.adaptive.since if self.record.adaptive else 0.0
 
-    def adopt(self, record: Record, revision: int) -> None:
+    def adopt(self, record: Record, revision: int, now: float) -> None:
         """Adopt a newer record, such as one that another replica wrote."""
+        record.correct(now)
+        self._adopt(record, revision)
+
+    def _adopt(self, record: Record, revision: int) -> None:
         if revision >= self.revision:
             self.record, self.revision = record, revision
 
@@ -255,7 +295,7 @@ class Allowance:
 
         A request takes at least `request_s` seconds.
         """
-        free = Forecast(self.record, self.rates, max(1, self.tokens_per_request), now)
+        free = self._free(now)
         if replicas := self.fallback_replicas:
             return lambda count: max(free.wait_s(count * replicas), self._open_in_s(count, replicas, request_s, now))
         # Shares are equal: until this replica has `count`, each other one gets as many, or all it wants.
@@ -279,15 +319,17 @@ class Allowance:
 
     def free_in_s(self, now: float) -> float:
         """Return the seconds until a permit is free for any replica."""
-        return Forecast(self.record, self.rates, max(1, self.tokens_per_request), now).wait_s(1)
+        return self._free(now).wait_s(1)
+
+    def _free(self, now: float) -> Forecast:
+        return Forecast(self.record, self.in_force(now), max(1, self.tokens_per_request), self.paused_s(now), now)
 
 
 class Forecast:
     """Times at which further permits become free for all replicas together, if no other replica takes any."""
 
-    def __init__(self, record: Record, rates: Rates, tokens_per_request: int, now: float) -> None:
-        in_force = record.effective(rates, now)
-        self._pause_s = min(max(0.0, record.paused_until - now), MAX_PAUSE_S)
+    def __init__(self, record: Record, in_force: Rates, tokens_per_request: int, pause_s: float, now: float) -> None:
+        self._pause_s = pause_s
         self._parts = [
             _ResourceForecast(record, resource, limit, each, now)
             for resource, limit, each in (

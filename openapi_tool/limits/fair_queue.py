@@ -6,12 +6,14 @@ Pure like `ledger`.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -39,6 +41,32 @@ class _Project(Generic[T]):
     tag: float
     agents: OrderedDict[str, deque[Waiter[T]]] = field(default_factory=OrderedDict)
     length: int = 0
+
+
+def _expected_calls(project: _Project[Any], now: float) -> float:
+    """Return how many calls of a project will be served before later ones of others; infinite if it goes on waiting."""
+    return math.inf if now - project.waiting_since >= _BACKLOG_S else project.length
+
+
+class _Expected:
+    """Calls that all projects together are expected to have served, by the progress of weighted fair queueing.
+
+    Of a project these are its weight times `progress`, at most its expected calls. The sum is piecewise linear, so each
+    value takes a binary search, not a loop over the projects.
+    """
+
+    def __init__(self, projects: Iterable[_Project[Any]], now: float) -> None:
+        pairs = [(_expected_calls(project, now), project.weight) for project in projects]
+        ends = sorted((calls / weight, calls, weight) for calls, weight in pairs if calls < math.inf)
+        self._ends = [end for end, _, _ in ends]
+        self._ended_calls = [0.0, *accumulate(calls for _, calls, _ in ends)]
+        self._ended_weights = [0.0, *accumulate(weight for _, _, weight in ends)]
+        self._weights = sum(weight for _, weight in pairs)
+
+    def calls(self, progress: float) -> float:
+        """Return the calls of all projects at this progress."""
+        ended = bisect_right(self._ends, progress)
+        return self._ended_calls[ended] + progress * (self._weights - self._ended_weights[ended])
 
 
 class FairQueue(Generic[T]):
@@ -99,17 +127,11 @@ class FairQueue(Generic[T]):
         its project and as many calls of every other project, by their weights. A project that began to wait less than
         `_BACKLOG_S` ago counts only with the calls that wait now: it may send no more.
         """
-        found: list[tuple[Waiter[T], float]] = []
-        for name, project in self._projects.items():
-            others = [  # calls for each of this project, and their maximum
-                (other.weight / project.weight, math.inf if now - other.waiting_since >= _BACKLOG_S else other.length)
-                for key, other in self._projects.items()
-                if key != name
-            ]
-            position = 1
+        total, found = _Expected(self._projects.values(), now), []
+        for project in self._projects.values():
+            maximum, position = _expected_calls(project, now), 1
             for waiter in _in_order(project):
-                before = sum(min(position * ratio, maximum) for ratio, maximum in others)
-                needed_s = wait_s(position + before)
+                needed_s = wait_s(position + total.calls(position / project.weight) - min(position, maximum))
                 if now + needed_s > waiter.latest:
                     found.append((waiter, max(1.0, needed_s)))
                 else:

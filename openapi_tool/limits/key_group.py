@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
-from openapi_tool.limits.fair_queue import FairQueue
+from openapi_tool.limits.fair_queue import FairQueue, Waiter
+from openapi_tool.limits.key_record import STATES
 from openapi_tool.limits.ledger import Use
 from openapi_tool.limits.permits import Need
 from openapi_tool.protocol.errors import ToolError
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from openapi_tool.limits.key_limiter import KeyLimiter
 
 TOO_MANY_REQUESTS = 429
+_CHECK_INTERVALS = 19  # durations of a search for timeouts until the next one
 _KEY_STATUSES = (401, 402, TOO_MANY_REQUESTS)  # of the key, not of the request only
 
 Granted = tuple["KeyLimiter", Use, bool]
@@ -32,6 +35,7 @@ class KeyGroup:
         self.limiters: list[KeyLimiter] = []
         self.pooled = pooled
         self._virtual_time = 0.0
+        self._next_check_at = 0.0  # on the monotonic clock
 
     def usable(self) -> list[KeyLimiter]:
         """Return the limiters of the keys that may be used: set, and not blocked."""
@@ -59,6 +63,19 @@ class KeyGroup:
         total = sum(limiter.weight for limiter in limiters)
         parts = [(limiter.allowance.forecast(now, limiter.request_s), limiter.weight / total) for limiter in limiters]
         return lambda count: min((wait_s(count * share) for wait_s, share in parts), default=0.0)
+
+    def certain_timeouts(self, now: float) -> list[tuple[Waiter[asyncio.Future[Granted]], float]]:
+        """Return the calls that certainly get no permit in time, and the seconds until they would (see FairQueue).
+
+        Many calls may wait, so the search takes at most a twentieth of the time; before that it returns none.
+        """
+        began = time.monotonic()
+        if began < self._next_check_at:
+            return []
+        found = self.waiting.certain_timeouts(self.wait_s(now), now)
+        ended = time.monotonic()
+        self._next_check_at = ended + (ended - began) * _CHECK_INTERVALS
+        return found
 
     def wake(self) -> None:
         """Wake all limiters."""
@@ -98,10 +115,14 @@ class KeyPermit:
         self._end(error.tokens)
         if error.http_status in _KEY_STATUSES:
             self._limiter.record_refusal(error, self._need, self.key)
+        if self._trial and error.upstream_status not in STATES:
+            self._limiter.keys.end_trial(self._limiter.variable)
 
     def cancelled(self) -> None:
         """Settle a request without a response."""
         self._end(None)
+        if self._trial:
+            self._limiter.keys.end_trial(self._limiter.variable)
 
     def _end(self, tokens: int | None) -> None:
         if not self._ended:

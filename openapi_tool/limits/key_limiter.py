@@ -12,14 +12,22 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from openapi_tool.limits import encoding, ledger
-from openapi_tool.limits.allowance import REFILL_AT_ONCE_BELOW, REFILL_BELOW, REFILL_PAUSE_S, Allowance, Planned
+from openapi_tool.limits import ledger
+from openapi_tool.limits.allowance import (
+    OPEN_REPORT_S,
+    REFILL_AT_ONCE_BELOW,
+    REFILL_BELOW,
+    REFILL_PAUSE_S,
+    Allowance,
+    Planned,
+)
 from openapi_tool.limits.fair_queue import FairQueue, Waiter
 from openapi_tool.limits.key_group import TOO_MANY_REQUESTS, Granted, KeyGroup, KeyPermit
 from openapi_tool.limits.key_record import STATES
 from openapi_tool.limits.keys import Keys
-from openapi_tool.limits.ledger import BLOCK_S, Use
+from openapi_tool.limits.ledger import Use
 from openapi_tool.limits.permits import MAX_WRITE_ATTEMPTS, Need, Permit, Store
+from openapi_tool.limits.record import BLOCK_S, MAX_PAUSE_S, REQUESTS, decode, encode, parse
 from openapi_tool.protocol.errors import RateLimited, ToolError, Unavailable
 from openapi_tool.shielding import in_background
 from openapi_tool.telemetry import metrics
@@ -32,13 +40,11 @@ _MIN_WRITE_INTERVAL_S, _MAX_WRITES_PER_S = 0.5, 4.0
 _REPORT_INTERVAL_S = 20.0
 """Seconds between reports of a replica that sends nothing; the others forget it after 60 s."""
 
-_RELEASE_INTERVAL_S = 1.0  # between reports that give concurrent requests to replicas that want more
 _POLL_S = 0.25  # between steps while calls wait
 _RETRY_S, _RETRY_WITHOUT_LIMIT_S = 1.0, 60.0  # after an outage of the store, with and without a limit
 _ROUNDING_S = 1e-6
 _INITIAL_REQUEST_S = 1.0  # duration of a request before any has ended
-_DURATIONS = 16
-"""Newest requests: a call takes at least as long as the shortest. By the average, slow calls would end quick ones."""
+_DURATIONS = 16  # newest requests; the shortest decides how long a call may wait, as it may be a quick one too
 
 
 class KeyLimiter:
@@ -65,14 +71,14 @@ class KeyLimiter:
         self._unconfirmed: Planned | None = None  # of unknown outcome
         self._next_write_at = self._next_refill_at = 0.0
         self._written_at = -_REPORT_INTERVAL_S
-        self._unwritten_429s: list[float | None] = []  # their Retry-After in seconds
+        self._unwritten_pause = self._logged_pause = 0.0  # their ends
         self._durations: deque[float] = deque(maxlen=_DURATIONS)
         group.limiters.append(self)
         self._export()
 
     def _export(self) -> None:
         labels, allowance = (self.variable, self.endpoint), self.allowance
-        metrics.LIMIT_USED.set_function(lambda: allowance.record.counted(ledger.REQUESTS, self._now()), *labels)
+        metrics.LIMIT_USED.set_function(lambda: allowance.record.counted(REQUESTS, self._now()), *labels)
         metrics.LIMIT_WAITING.set_function(lambda: len(self.reported_queue), *labels)
         metrics.LIMIT_PAUSED.set_function(lambda: self.paused_s, *labels)
         metrics.LIMIT_NOT_SHARED.set_function(lambda: bool(allowance.fallback_replicas), *labels)
@@ -101,14 +107,11 @@ class KeyLimiter:
 
     def try_take(self, need: Need) -> Permit | None:
         """Return a permit if one is at hand and no call waits."""
-        allowance = self.allowance
+        allowance, now = self.allowance, self._now()
         if not allowance.limited:
-            allowance.record_sent(self._now())
+            allowance.record_sent(now)
             return self._permit(None, need)
-        if self.waiting:
-            return None
-        now = self._now()
-        use = allowance.take(now)
+        use = None if self.waiting else allowance.take(now)
         if use is None:
             return None
         if allowance.is_low(now, REFILL_BELOW):
@@ -116,15 +119,12 @@ class KeyLimiter:
         return self._permit(use, need)
 
     def _permit(self, use: Use | None, need: Need) -> Permit:
-        return KeyPermit(self, use, need, self.key(need), trial=self._take_trial())
+        trial, self.trial = self.trial, False
+        return KeyPermit(self, use, need, self.key(need), trial=trial)
 
     def key(self, need: Need) -> SecretStr:
-        """Return the key to send: the call's own, or that of a pool."""
-        return (self.keys.get(self.variable) or need.key) if self.group.pooled else need.key
-
-    def _take_trial(self) -> bool:
-        trial, self.trial = self.trial, False
-        return trial
+        """Return the key to send: it may have been replaced, or be another one of a pool."""
+        return self.keys.get(self.variable) or need.key
 
     async def wait(self, need: Need) -> Permit:
         """Wait for a permit of this key or of another one of its pool.
@@ -149,8 +149,8 @@ class KeyLimiter:
             self.waiting.discard(waiter)
             need.slot.resume()
             if not received and future.done() and not future.cancelled() and future.exception() is None:
-                limiter, use, _ = future.result()  # granted while the call was cancelled
-                limiter.end_request(use, None)
+                limiter, use, trial = future.result()  # granted while the call was cancelled
+                KeyPermit(limiter, use, need, need.key, trial=trial).cancelled()
         return KeyPermit(limiter, use, need, limiter.key(need), trial=trial)
 
     def wake(self) -> None:
@@ -161,8 +161,7 @@ class KeyLimiter:
         """Pause the key after a 429, or count its refusal: here at once, in other replicas after the next write."""
         error.key_variable = self.variable
         if error.http_status == TOO_MANY_REQUESTS:
-            ledger.pause(self.allowance.record, error.retry_after, self._now())
-            self._unwritten_429s.append(error.retry_after)
+            self._unwritten_pause = self.allowance.pause(error.retry_after, self._now())
             self.wake()
         elif error.upstream_status is not None and error.upstream_status in STATES:
             self.keys.record_refusal(self.variable, key, error.upstream_status, need.call)
@@ -183,15 +182,17 @@ class KeyLimiter:
             allowance.learn_cost(tokens)
         if self.waiting:
             self.group.wake()
+        elif allowance.has_surplus(self._now()):
+            self.wake()
 
     def on_change(self, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
         if self._stored is None or revision > self._stored[0]:
-            record = encoding.parse(value)
+            record = parse(value)
             if record is None:
                 return
             self._stored = revision, value
-            self.allowance.adopt(record, revision)
+            self.allowance.adopt(record, revision, self._now())
             if self.waiting or self.allowance.limited:
                 self.wake()
 
@@ -220,8 +221,8 @@ class KeyLimiter:
     async def _step(self) -> None:
         if self._stored is None:
             await self._read()
-        if self._unwritten_429s:
-            await self._write_refusal()
+        if self._unwritten_pause:
+            await self._write_pause()
         self._grant()
         if self._is_due(self._now()):
             await self._change()
@@ -230,24 +231,27 @@ class KeyLimiter:
 
     def _idle_s(self) -> float | None:
         """Return the seconds until the next step; None to wait for an event."""
-        if self._stored is None or self._unconfirmed is not None:
+        if self._stored is None or self._unconfirmed is not None or self._unwritten_pause:
             return _RETRY_S if self.allowance.limited else _RETRY_WITHOUT_LIMIT_S
         if not self.allowance.limited:
             return None
         if self.waiting or self.allowance.is_low(self._now(), REFILL_BELOW):
             return _POLL_S
+        if self.allowance.has_open_requests(self._now()):
+            return OPEN_REPORT_S
         return min(BLOCK_S, max(_POLL_S, self._written_at + _REPORT_INTERVAL_S - self._now()))
 
     def _is_due(self, now: float) -> bool:
         allowance = self.allowance
         if not allowance.limited:
             return False
-        if allowance.fallback_replicas or allowance.holds_unused(now) or now - self._written_at >= _REPORT_INTERVAL_S:
+        since_s, waiting = now - self._written_at, self._share_of_waiting()
+        if allowance.fallback_replicas or allowance.holds_unused(now) or since_s >= _REPORT_INTERVAL_S:
             return True
-        if allowance.can_release(now) and now - self._written_at >= _RELEASE_INTERVAL_S:
+        if allowance.concurrency_due(waiting, since_s, now):
             return True
         fraction = REFILL_BELOW if now >= self._next_refill_at else REFILL_AT_ONCE_BELOW
-        wanted = allowance.is_low(now, fraction) or self._share_of_waiting() > 0
+        wanted = waiting > 0 or allowance.is_low(now, fraction)
         return wanted and now >= self._next_write_at and allowance.free_in_s(now) <= _ROUNDING_S
 
     def _grant(self) -> None:
@@ -259,7 +263,8 @@ class KeyLimiter:
             else:
                 if self.group.pooled:
                     self.group.count_request(self)
-                future.set_result((self, use, self._take_trial()))
+                trial, self.trial = self.trial, False
+                future.set_result((self, use, trial))
 
     def _share_of_waiting(self) -> int:
         """Return the number of waiting calls that this key should serve."""
@@ -273,8 +278,7 @@ class KeyLimiter:
             return
         if self.variable in self.keys.blocked and not self.group.usable():
             self.group.fail(self.keys.error(self.variable))
-        now = self._now()
-        for waiter, retry_after_s in self.waiting.certain_timeouts(self.group.wait_s(now), now):
+        for waiter, retry_after_s in self.group.certain_timeouts(self._now()):
             self.waiting.discard(waiter)
             if not waiter.item.done():
                 waiter.item.set_exception(self._rate_limited(retry_after_s))
@@ -282,7 +286,7 @@ class KeyLimiter:
     def _rate_limited(self, retry_after_s: float) -> RateLimited:
         self.refusals += 1
         metrics.RATE_LIMITED.labels(self.endpoint).inc()
-        seconds = math.ceil(min(retry_after_s, ledger.MAX_PAUSE_S))
+        seconds = math.ceil(min(retry_after_s, MAX_PAUSE_S))
         return RateLimited(
             f"The rate limit of this service is used up; nothing was sent. Call again in {seconds} s.",
             detail={"retry_after_s": seconds},
@@ -291,11 +295,11 @@ class KeyLimiter:
 
     async def _read(self) -> None:
         revision, value = await self._store.read(self.record_name)
-        if self._stored is not None and encoding.parse(value) is None:
+        if self._stored is not None and parse(value) is None:
             value = self._stored[1]  # the bucket was deleted, or the record damaged: what was sent still counts
         self._stored = revision, value
         self.allowance.revision = min(self.allowance.revision, revision)  # a new bucket counts from 1 again
-        self.allowance.adopt(encoding.decode(value), revision)
+        self.allowance.adopt(decode(value), revision, self._now())
         if self._unconfirmed is not None and self.allowance.is_written(self._unconfirmed, self._stored[1]):
             self.allowance.confirm(self._unconfirmed, self._stored[0])
         self._unconfirmed = None
@@ -309,7 +313,7 @@ class KeyLimiter:
             revision, stored = self._stored or (0, None)
             now = self._now()
             planned = allowance.plan(stored, self._share_of_waiting(), now, leave=leave)
-            value = encoding.encode(planned.record)
+            value = encode(planned.record)
             self._unconfirmed = planned
             written = await self._store.write(self.record_name, value, revision)
             if written is not None:
@@ -329,38 +333,47 @@ class KeyLimiter:
         spacing_s = max(_MIN_WRITE_INTERVAL_S, planned.record.contenders(now, self.allowance.name) / _MAX_WRITES_PER_S)
         self._next_write_at = now + spacing_s * random.uniform(0.75, 1.25) if planned.mine.want else now  # noqa: S311
 
-    async def _write_refusal(self) -> None:
-        """Write 429s to the shared record; if no limit is configured, lower the adaptive one."""
-        refused, self._unwritten_429s = self._unwritten_429s, []
-        longest = max((seconds for seconds in refused if seconds is not None), default=None)
+    async def _write_pause(self) -> None:
+        """Share the pause after a 429; until that succeeds, this replica pauses alone."""
+        until, self._unwritten_pause = self._unwritten_pause, 0.0
+        if until - self._logged_pause >= _POLL_S:
+            self._logged_pause = until
+            self._log_pause()
+        try:
+            await self._share_pause(until)
+        except Unavailable:
+            self._unwritten_pause = max(self._unwritten_pause, until)
+            raise
+
+    async def _share_pause(self, until: float) -> None:
+        """Write the end of the pause to the shared record; if no limit is configured, lower the adaptive one."""
         for _ in range(MAX_WRITE_ATTEMPTS):
             revision, stored = self._stored or (0, None)
-            record, now = encoding.decode(stored), self._now()
+            record, now = decode(stored), self._now()
             paused_before, limit_before = record.paused_until, record.adaptive and record.adaptive.limit
-            ledger.pause(record, longest, now)
+            record.paused_until = max(record.paused_until, until)
             if self.allowance.rates.requests is None:
                 ledger.lower_adaptive(record, now)
             limit = record.adaptive and record.adaptive.limit
             if record.paused_until - paused_before < _POLL_S and limit == limit_before:
                 return  # another replica has written it
-            value = encoding.encode(record)
+            value = encode(record)
             written = await self._store.write(self.record_name, value, revision)
             if written is not None:
                 self._stored = written, value
-                self.allowance.adopt(record, written)
-                self._log_refusal(now)
+                self.allowance.adopt(record, written, now)
                 return
             await self._read()
 
-    def _log_refusal(self, now: float) -> None:
-        adaptive = self.allowance.record.adaptive
+    def _log_pause(self) -> None:
+        configured = self.allowance.rates.requests is not None
         log.warning(
             "the upstream answered 429: %s requests with the key of %s wait for %.1f s%s",
             self.endpoint,
             self.variable,
-            self.allowance.paused_s(now),
-            "; no limit is configured, so one is found by trial for an hour" if adaptive else "",
-            extra={"action": "limits.paused", "pause_s": round(self.allowance.paused_s(now), 3), **self._log_fields()},
+            self.paused_s,
+            "" if configured else "; no limit is configured, so one is found by trial for an hour",
+            extra={"action": "limits.paused", "pause_s": round(self.paused_s, 3), **self._log_fields()},
         )
 
     def _use_fallback_share(self, reason: str) -> None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated
 
 import orjson
+from pydantic import Field, TypeAdapter, ValidationError
+
+from openapi_tool.limits.record import Time
 
 VERSION = 2
 STATES: Mapping[int, str] = MappingProxyType({40102: "invalid", 40201: "exhausted", 40203: "exhausted"})
@@ -27,19 +30,19 @@ _SECOND_REFUSAL_S = 600.0
 class Refusal:
     """First refusal with a status: its call and time."""
 
-    call: str
-    at: float
+    call: Annotated[str, Field(max_length=100)]
+    at: Time
 
 
 @dataclass(slots=True)
 class KeyRecord:
     """State of one key. `status` is 0 while it is not blocked; `retry_at` is when a blocked key may be tried again."""
 
-    version: int = VERSION
+    version: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
     status: int = 0
-    since: float = 0.0
-    retry_at: float = 0.0
-    refusals: dict[int, Refusal] = field(default_factory=dict)
+    since: Time = 0.0
+    retry_at: Time = 0.0
+    refusals: Annotated[dict[int, Refusal], Field(max_length=len(STATES))] = field(default_factory=dict)
 
     @property
     def state(self) -> str | None:
@@ -52,7 +55,7 @@ def record_refusal(record: KeyRecord, status: int, call: str, now: float) -> boo
     if record.status:
         return block(record, status, now)
     first = record.refusals.get(status)
-    if first is None or now - first.at >= _SECOND_REFUSAL_S:
+    if first is None or abs(now - first.at) >= _SECOND_REFUSAL_S:
         record.refusals[status] = Refusal(call, now)
         return True
     return first.call != call and block(record, status, now)
@@ -76,6 +79,13 @@ def claim_trial(record: KeyRecord, now: float) -> bool:
     return True
 
 
+def end_trial(record: KeyRecord, now: float) -> bool:
+    """Let the next call try a blocked key: the response to this one did not depend on the key."""
+    changed = bool(record.status) and record.retry_at > now
+    record.retry_at = min(record.retry_at, now)
+    return changed
+
+
 def unblock(record: KeyRecord) -> bool:
     """Unblock a working key, and forget its refusals."""
     changed = bool(record.status or record.refusals)
@@ -88,16 +98,19 @@ def encode(record: KeyRecord) -> bytes:
     return orjson.dumps(asdict(record), option=orjson.OPT_NON_STR_KEYS)
 
 
-def decode(stored: bytes | None) -> KeyRecord:
-    """Return a stored record; an empty one for anything else, also for another version."""
+_RECORD = TypeAdapter(KeyRecord)
+
+
+def decode(stored: bytes | None, now: float) -> KeyRecord:
+    """Return a stored record; an empty one for anything else, also for another version.
+
+    Any client that may write the bucket may store anything, so a key is tried again `RETRY_S` from now at the latest.
+    """
     try:
-        value: Any = orjson.loads(stored or b"null")
-        if value["version"] != VERSION or value["status"] not in (0, *STATES):
-            return KeyRecord()
-        first = {
-            int(status): Refusal(str(refusal["call"]), float(refusal["at"]))
-            for status, refusal in value["refusals"].items()
-        }
-        return KeyRecord(VERSION, value["status"], float(value["since"]), float(value["retry_at"]), first)
-    except (TypeError, ValueError, KeyError, AttributeError):
+        record = _RECORD.validate_json(stored or b"")
+    except ValidationError:
         return KeyRecord()
+    if record.status not in (0, *STATES):
+        return KeyRecord()
+    record.since, record.retry_at = min(record.since, now), min(record.retry_at, now + RETRY_S)
+    return record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import logging
 import time
@@ -93,8 +94,10 @@ class Keys:
     async def claim_trial(self, variable: str) -> bool:
         """Return whether this call may try a blocked key again; of all replicas one call may every 3 minutes."""
         now, name = self.now(), self._name_of(variable)
-        if not key_record.claim_trial(self.blocked[variable], now):  # before any `await`, for one call of this process
+        claimed = copy.copy(self.blocked[variable])
+        if not key_record.claim_trial(claimed, now):
             return False
+        self.blocked[variable] = claimed  # before any `await`, so that other calls of this process claim no second one
         try:
             return await self._apply(name, partial(key_record.claim_trial, now=now)) or variable not in self.blocked
         except Unavailable:
@@ -116,10 +119,15 @@ class Keys:
         if variable in self.blocked:
             self._start(self._apply(self._name_of(variable), key_record.unblock))
 
+    def end_trial(self, variable: str) -> None:
+        """Let the next call try a blocked key: the trial ended without a response that depends on the key."""
+        if variable in self.blocked:
+            self._start(self._apply(self._name_of(variable), partial(key_record.end_trial, now=self.now())))
+
     def on_change(self, name: str, revision: int, value: bytes) -> None:
         """Adopt a record that another replica wrote."""
         if name in self._variables and revision > self._records.get(name, (0, None))[0]:
-            self._adopt(name, revision, key_record.decode(value))
+            self._adopt(name, revision, key_record.decode(value, self.now()))
 
     def snapshot(self) -> list[dict[str, Any]]:
         """Return the blocked keys, for `openapi-tool limits` and /readyz."""
@@ -162,7 +170,7 @@ class Keys:
         for name in names:
             revision, value = await self._store.read(name)
             if value is not None:
-                self._adopt(name, revision, key_record.decode(value))
+                self._adopt(name, revision, key_record.decode(value, self.now()))
 
     async def _apply(self, name: str, change: Change) -> bool:
         """Change the shared record. If the store is unavailable, change this replica's copy and raise Unavailable."""
@@ -181,13 +189,18 @@ class Keys:
             revision, value = await self._store.read(name)
             if value is None:  # never written, or expired
                 self._records.pop(name, None)
-            record = key_record.decode(value)
+            record = self._record(name, revision, value)
             changed = change(record)
             written = await self._store.write(name, key_record.encode(record), revision) if changed else revision
             if written is not None:
                 self._adopt(name, written, record)
                 return changed
         return False
+
+    def _record(self, name: str, revision: int, value: bytes | None) -> KeyRecord:
+        """Return a copy of the record if it is known: decoded again, a forged time of its next trial would move on."""
+        known_revision, known = self._records.get(name, (None, KeyRecord()))
+        return copy.deepcopy(known) if revision == known_revision else key_record.decode(value, self.now())
 
     def _adopt(self, name: str, revision: int, record: KeyRecord) -> None:
         if name in self._variables and revision >= self._records.get(name, (0, None))[0]:

@@ -12,8 +12,8 @@ from openapi_tool.limits.fair_queue import NO_WEIGHTS
 from openapi_tool.limits.key_group import KeyGroup
 from openapi_tool.limits.key_limiter import KeyLimiter
 from openapi_tool.limits.keys import Keys
-from openapi_tool.limits.ledger import REQUESTS, TOKENS, Rates
 from openapi_tool.limits.permits import Need, Permit, Store
+from openapi_tool.limits.record import REQUESTS, TOKENS, Rates
 from openapi_tool.options import LimitOptions
 from openapi_tool.protocol.errors import ToolError
 

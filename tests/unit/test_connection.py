@@ -60,19 +60,19 @@ Script = Callable[[Peer], Awaitable[None]]
 class Upstream:
     """TLS server that plays a script on each connection after the first request."""
 
-    def __init__(self, folder: Path, script: Script) -> None:
+    def __init__(self, folder: Path, script: Script, connections: int = 10) -> None:
         authority = trustme.CA()
         self._ca = folder / "ca.pem"
         authority.cert_pem.write_to_path(str(self._ca))
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         authority.issue_cert(*ALLOWED_HOSTS).configure_cert(self._tls)
-        self._script = script
+        self._script, self._connections = script, connections
         self.peers: list[Peer] = []
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
         port = self._server.sockets[0].getsockname()[1]
-        transport = AiohttpTransport(tls_context(str(self._ca)), 10, LoopbackResolver(port))
+        transport = AiohttpTransport(tls_context(str(self._ca)), self._connections, LoopbackResolver(port))
         self.client = JinaClient(EgressTransport(transport), 1_000_000)
         return self
 
@@ -112,21 +112,26 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 @requirement("limits.window")
-def test_opening_a_connection_is_reported_before_its_request_is_answered(run: Run, tmp_path: Path) -> None:
+def test_a_request_counts_from_when_it_has_a_connection(run: Run, tmp_path: Path) -> None:
+    """The second one waits for the only connection, which it uses again."""
+
     async def script(peer: Peer) -> None:
-        events.append("received")
-        peer.send(answer("first"))
-        await peer.request()
-        peer.send(answer("second"))
+        for number in ("first", "second"):
+            events.append("received")
+            peer.send(answer(number))
+            await peer.request()
+
+    async def send(upstream: Upstream, number: int) -> Any:
+        on_connected.set(lambda: lambda: events.append(f"{number} sent"))
+        return await upstream.request()
 
     async def check() -> None:
-        on_connected.set(lambda: lambda: events.append("connected"))
-        async with Upstream(tmp_path, script) as upstream:
-            assert (await upstream.request(), await upstream.request()) == ("first", "second")
+        async with Upstream(tmp_path, script, connections=1) as upstream:
+            assert list(await asyncio.gather(send(upstream, 1), send(upstream, 2))) == ["first", "second"]
 
     events: list[str] = []
     run(check())
-    assert events == ["connected", "received"], "the second request uses the same connection"
+    assert events == ["1 sent", "received", "2 sent", "received"]
 
 
 @pytest.mark.parametrize(

@@ -232,6 +232,58 @@ async def test_calls_that_wait_for_a_key_are_answered_once_it_is_blocked() -> No
             await waiting
 
 
+@pytest.mark.parametrize("ending", ["refused for its own reasons", "cancelled", "cancelled while it waited"])
+@requirement("keys.tried_again")
+async def test_a_trial_that_says_nothing_about_the_key_is_followed_by_the_next_call(ending: str) -> None:
+    async with replicas(1, LimitOptions(search_requests_per_minute=10)) as world:
+        [limiter] = world.limiters
+        for _ in range(2):
+            await world.refused(limiter, 40102)
+        world.now += RETRY_S
+        if ending == "cancelled while it waited":
+            trial = asyncio.create_task(world.permit(limiter))
+            while not limiter.snapshot()[0]["running"]:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0)
+            trial.cancel()
+            await asyncio.wait([trial])
+        elif ending == "cancelled":
+            (await world.permit(limiter)).cancelled()
+        else:
+            (await world.permit(limiter)).failed(refusal(42200))
+        await world.settled()
+        await world.done(limiter)
+        assert limiter.keys.snapshot() == []
+
+
+@requirement("keys.tried_again")
+async def test_a_forged_record_blocks_a_key_for_minutes_only() -> None:
+    async with replicas(1) as world:
+        [limiter] = world.limiters
+        for _ in range(2):
+            await world.refused(limiter, 40102)
+        [(name, (revision, value))] = [entry for entry in world.records.items() if entry[0].startswith("key.")]
+        forged = orjson.dumps(orjson.loads(value) | {"retry_at": 1e12})
+        world.records[name] = revision + 1, forged
+        limiter.on_change(name, revision + 1, forged)
+        with pytest.raises(AuthFailed):
+            await world.permit(limiter)
+        world.now += RETRY_S
+        await world.done(limiter)
+        assert limiter.keys.snapshot() == []
+
+
+@requirement("keys.blocked")
+async def test_a_call_that_waits_while_its_key_is_replaced_is_sent_with_the_new_one() -> None:
+    async with replicas(1, LimitOptions(search_concurrent=1)) as world:
+        [limiter] = world.limiters
+        held = await world.permit(limiter)
+        waiting = asyncio.create_task(world.permit(limiter))
+        await asyncio.sleep(0)
+        world.use({"A": "new value"})
+        held.done(1)
+        assert (await waiting).key.get_secret_value() == "new value"
+
+
 @requirement("keys.pools")
 async def test_the_keys_of_a_pool_share_the_load_by_their_limits() -> None:
     limits = {"A": KeyLimits(search_requests_per_minute=3_000), "B": KeyLimits(search_requests_per_minute=1_000)}
@@ -293,6 +345,7 @@ MUTATIONS: list[Callable[[dict[str, object]], object]] = [
     lambda value: value.update(version=3),
     lambda value: value.update(status=40202),
     lambda value: value.update(since=None),
+    lambda value: value.update(retry_at="nan"),
     lambda value: value.update(refusals={"x": {"call": "1", "at": 1}}),
     lambda value: value.update(refusals=[1]),
 ]
@@ -301,10 +354,10 @@ MUTATIONS: list[Callable[[dict[str, object]], object]] = [
 @requirement("keys.blocked")
 def test_a_record_of_a_key_that_is_none_is_empty() -> None:
     record = KeyRecord(refusals={40102: key_record.Refusal("r/1", 5.0)})
-    assert key_record.decode(key_record.encode(record)) == record
+    assert key_record.decode(key_record.encode(record), 9.0) == record
     for stored in (None, b"", b"null", b"[]", b"{}", b"\xff"):
-        assert key_record.decode(stored) == KeyRecord()
+        assert key_record.decode(stored, 9.0) == KeyRecord()
     for mutate in MUTATIONS:
         value = orjson.loads(key_record.encode(record))
         mutate(value)
-        assert key_record.decode(orjson.dumps(value)) == KeyRecord()
+        assert key_record.decode(orjson.dumps(value), 9.0) == KeyRecord()

@@ -13,14 +13,14 @@ import pytest
 
 from openapi_tool.jina.failures import key_failure
 from openapi_tool.limits import ledger
-from openapi_tool.limits.ledger import Rates
 from openapi_tool.limits.limiter import Limiter
 from openapi_tool.limits.permits import Need
+from openapi_tool.limits.record import ADAPTIVE_S, Rates, decode
 from openapi_tool.options import LimitOptions
 from openapi_tool.protocol.errors import RateLimited
 from openapi_tool.tools.deadline import Deadline
 from tests.requirements import requirement
-from tests.unit.test_keys import Replicas, replicas
+from tests.unit.test_keys import Replicas, refusal, replicas
 from tests.unit.test_limits import STEP_S, Pod, World
 
 RECORD = "limit.A.search"
@@ -32,6 +32,7 @@ class Opening:
 
     world: World
     request_s: float = 1.0
+    step_s: float = STEP_S
     open: dict[int, list[float]] = field(default_factory=dict)
     most: int = 0
 
@@ -40,7 +41,7 @@ class Opening:
         opened = dict.fromkeys(map(id, self.world.pods), 0)
         end, chance = self.world.now + seconds, random.Random(3)  # noqa: S311
         while self.world.now < end:
-            self.world.now += STEP_S
+            self.world.now += self.step_s
             for pod in chance.sample(self.world.pods, len(self.world.pods)):
                 opened[id(pod)] += self.step(pod)
         return list(opened.values())
@@ -50,7 +51,8 @@ class Opening:
         ended = [end for end in ends if end <= self.world.now]
         allowance.running -= len(ended)
         ends[:] = [end for end in ends if end > self.world.now]
-        if pod.waiting and self.world.now >= pod.due:
+        since_s = self.world.now - (pod.due - 1)
+        if (pod.waiting and since_s >= 1) or allowance.concurrency_due(pod.waiting, since_s, self.world.now):
             self.world.change(pod)
             pod.due = self.world.now + 1
         begun = 0
@@ -77,6 +79,57 @@ def test_a_replica_that_starts_later_gets_its_share_of_concurrent_requests(limit
     assert opening.most <= limit
     assert max(opened) <= 1.5 * min(opened)
     assert sum(opened) >= 0.5 * 4 * alone  # with one request at a time, a replica waits for its turn
+
+
+@requirement("limits.shared")
+def test_concurrent_requests_of_a_killed_replica_are_free_after_seconds() -> None:
+    world = World(Rates(concurrent=4))
+    world.start()
+    world.pods[0].waiting = 12
+    opening = Opening(world, request_s=30)
+    assert opening.run(2) == [4]
+    world.pods.clear()
+    opening.open.clear()
+    world.start()
+    world.pods[0].waiting = 12
+    assert opening.run(6) == [4]
+
+
+@requirement("limits.shared")
+def test_no_replica_takes_the_concurrent_requests_of_others_after_an_outage() -> None:
+    world = World(Rates(concurrent=4))
+    for _ in range(2):
+        world.start()
+        world.pods[-1].waiting = 2
+    one, two = world.pods
+    assert Opening(world, request_s=100).run(0.25) == [2, 2]
+    one.waiting = two.waiting = 12
+    world.now += 20  # no report gets through
+    for _ in range(3):
+        world.now += 1
+        world.change(one)
+        assert one.allowance.take(world.now) is None
+    world.change(two)
+    for _ in range(6):
+        world.now += 1
+        world.change(one)
+        world.change(two)
+        assert one.allowance.take(world.now) is None
+
+
+@pytest.mark.parametrize("limit", [1, 2, 6])
+@requirement("limits.shared")
+def test_a_limit_of_fewer_concurrent_requests_than_replicas_is_used(limit: int) -> None:
+    world = World(Rates(concurrent=limit))
+    for _ in range(4):
+        world.start()
+        world.pods[-1].waiting = 12
+    opening = Opening(world, request_s=0.3, step_s=0.05)
+    opening.run(5)
+    opened = opening.run(60)
+    assert opening.most <= limit
+    assert sum(opened) >= 0.85 * limit * 60 / 0.3
+    assert max(opened) <= 1.4 * min(opened)
 
 
 @requirement("limits.shared")
@@ -116,6 +169,106 @@ async def test_a_forged_change_with_a_huge_revision_holds_calls_back_for_seconds
         world.now += 25  # longer than the interval of reports
         await asyncio.sleep(0.6)
         (await world.permit(limiter)).done(1)
+
+
+def forge(world: Replicas, part: dict[str, object]) -> None:
+    """Replace parts of the stored record, and tell all replicas."""
+    revision, value = world.records[RECORD]
+    forged = orjson.dumps(orjson.loads(value) | part)
+    world.records[RECORD] = revision + 1, forged
+    for limiter in world.limiters:
+        limiter.on_change(RECORD, revision + 1, forged)
+
+
+IN_2096 = 4_000_000_000
+GREEDY = [IN_2096, 1_000_000, IN_2096, 1_000_000, 0, 1_000_000, 0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"requests": {"used": {}, "paced_until": 1e12}},
+        {"requests": {"used": {str(2 * IN_2096): 1_000_000}, "paced_until": 0}},
+        {"replicas": {"forged": GREEDY}},
+        {"adaptive": {"limit": 10, "since": 1e12, "changed": 1e12, "until": 1e12}},
+    ],
+)
+@requirement("limits.window")
+async def test_a_forged_record_holds_calls_back_for_minutes_only(part: dict[str, object]) -> None:
+    async with replicas(2, LimitOptions(search_requests_per_minute=60, search_concurrent=5)) as world:
+        for limiter in world.limiters:
+            (await world.permit(limiter)).done(1)
+        forge(world, part)
+        for _ in range(7):
+            world.now += 21  # longer than the interval of reports
+            await asyncio.sleep(0.3)
+        for limiter in world.limiters * 4:
+            (await world.permit(limiter)).done(1)
+
+
+@requirement("limits.shared")
+async def test_a_forged_limit_of_a_key_without_one_ends_after_an_hour() -> None:
+    async with replicas(1) as world:
+        [limiter] = world.limiters
+        permit = await world.permit(limiter)
+        permit.failed(refusal(42901))
+        await asyncio.sleep(0.1)
+        forge(world, {"adaptive": {"limit": 10, "since": 1e12, "changed": 1e12, "until": 1e12}})
+        world.now += 21
+        await asyncio.sleep(0.3)
+        assert limiter.snapshot()[0]["found_by_429"]
+        world.now += ADAPTIVE_S
+        await asyncio.sleep(0.3)
+        assert not limiter.snapshot() or not limiter.snapshot()[0]["found_by_429"]
+
+
+@pytest.mark.parametrize("options", [LimitOptions(search_requests_per_minute=60), LimitOptions()])
+@requirement("limits.shared")
+async def test_a_replica_pauses_after_a_429_although_the_store_refuses_writes(options: LimitOptions) -> None:
+    async with replicas(2, options) as world:
+        one, two = world.limiters
+        permits = [await world.permit(limiter) for limiter in world.limiters]
+        world.full = True
+        for permit in permits:
+            error = refusal(42901)
+            error.retry_after = 90
+            permit.failed(error)
+        await asyncio.sleep(1.3)  # longer than the interval between attempts to write
+        for limiter in world.limiters:
+            with pytest.raises(RateLimited):
+                await world.permit(limiter)
+        world.full = False
+        world.now += 60
+        await asyncio.sleep(1.3)
+        assert decode(world.records[RECORD][1]).paused_until >= world.now + 29, "shared once the store is back"
+        world.now += 31
+        for limiter in (one, two):
+            (await world.permit(limiter)).done(1)
+
+
+@requirement("limits.shared")
+async def test_a_429_during_a_write_of_the_record_is_not_forgotten() -> None:
+    async with replicas(1, LimitOptions(search_requests_per_minute=60)) as world:
+        [limiter] = world.limiters
+        permit = await world.permit(limiter)
+        write = world.write
+        writing, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(name: str, value: bytes, revision: int) -> int | None:
+            writing.set()
+            await go_on.wait()
+            return await write(name, value, revision)
+
+        world.write = slow  # type: ignore[method-assign]
+        world.now += 21
+        async with asyncio.timeout(10):
+            await writing.wait()
+        error = refusal(42901)
+        error.retry_after = 90
+        permit.failed(error)
+        go_on.set()
+        with pytest.raises(RateLimited):
+            await world.permit(limiter)
 
 
 @requirement("limits.window")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 import secrets
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import orjson
@@ -13,11 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openapi_tool.bus.shared_records import MAX_VALUE_BYTES
-from openapi_tool.limits import encoding, ledger
+from openapi_tool.cli.limits import combined
+from openapi_tool.limits import ledger
+from openapi_tool.limits import record as records
 from openapi_tool.limits.allowance import Allowance, Planned
-from openapi_tool.limits.concurrency import Demand, shares
 from openapi_tool.limits.fair_queue import FairQueue, Waiter
-from openapi_tool.limits.ledger import MARGIN_S, REQUESTS, WINDOW_S, Rates, Record, Replica
+from openapi_tool.limits.ledger import Demand, shares
+from openapi_tool.limits.record import MARGIN_S, REQUESTS, WINDOW_S, Rates, Record, Replica
 from tests.requirements import requirement
 
 START = 1_000_000.0
@@ -83,7 +87,7 @@ class World:
         pod.planned = None
         if revision != self.store.revision:
             return False
-        self.store.value, self.store.revision = encoding.encode(planned.record), revision + 1
+        self.store.value, self.store.revision = records.encode(planned.record), revision + 1
         if answered:
             pod.allowance.confirm(planned, self.store.revision)
         else:
@@ -94,7 +98,7 @@ class World:
         self.plan(pod)
         self.write(pod)
         for other in self.pods:
-            other.allowance.adopt(encoding.decode(self.store.value), self.store.revision)
+            other.allowance.adopt(records.decode(self.store.value), self.store.revision, self.now)
 
     def do(self, act: str, pod: Pod, number: int) -> None:
         if act == "send":
@@ -203,6 +207,20 @@ def test_without_the_store_a_replica_uses_its_share_of_what_was_left() -> None:
 
 
 @requirement("limits.shared")
+def test_a_replica_with_a_forged_count_of_permits_gets_its_share_again() -> None:
+    world = World(Rates(requests=60))
+    for _ in range(2):
+        world.start()
+    overload(world, 60)
+    record = records.decode(world.store.value)
+    record.replicas["pod-1"].served = 2**50
+    world.store.value = records.encode(record)
+    overload(world, 120)
+    sent = overload(world, 120)
+    assert max(sent) <= 1.3 * min(sent)
+
+
+@requirement("limits.shared")
 def test_a_limit_found_by_429s_is_halved_once_for_a_burst_and_grows_while_calls_wait() -> None:
     record = Record()
     ledger.lower_adaptive(record, START)
@@ -212,12 +230,12 @@ def test_a_limit_found_by_429s_is_halved_once_for_a_burst_and_grows_while_calls_
         ledger.lower_adaptive(record, START + after_s)
         found.append(record.effective(Rates(), START + after_s).requests)
     assert found == [200, 100, 100, 50]
-    assert record.effective(Rates(), START + 30 + ledger.ADAPTIVE_S).requests is None
+    assert record.effective(Rates(), START + 30 + records.ADAPTIVE_S).requests is None
     assert record.effective(Rates(7), START + 30).requests == 7
-    world = World(Rates(), Store(encoding.encode(record)), now=START + 30)
+    world = World(Rates(), Store(records.encode(record)), now=START + 30)
     world.start()
     overload(world, 60)
-    grown = encoding.decode(world.store.value).effective(Rates(), world.now).requests
+    grown = records.decode(world.store.value).effective(Rates(), world.now).requests
     assert grown is not None
     assert 50 < grown < 100
 
@@ -225,8 +243,8 @@ def test_a_limit_found_by_429s_is_halved_once_for_a_burst_and_grows_while_calls_
 @requirement("limits.window")
 def test_a_record_that_is_none_is_empty() -> None:
     for stored in (None, b"", b"null", b"[]", b'{"version": 1}', b'{"version": 2, "paused_until": 1e999}', b"\xff"):
-        assert encoding.parse(stored) is None
-        assert encoding.decode(stored) == Record()
+        assert records.parse(stored) is None
+        assert records.decode(stored) == Record()
 
 
 @pytest.mark.parametrize(
@@ -246,23 +264,23 @@ def test_a_record_that_is_none_is_empty() -> None:
 )
 @requirement("limits.window")
 def test_a_record_with_a_part_of_a_wrong_type_is_empty(torn: dict[str, object]) -> None:
-    whole = orjson.loads(encoding.encode(Record()))
-    assert encoding.parse(orjson.dumps(whole)) == Record()
-    assert encoding.parse(orjson.dumps(whole | torn)) is None
+    whole = orjson.loads(records.encode(Record()))
+    assert records.parse(orjson.dumps(whole)) == Record()
+    assert records.parse(orjson.dumps(whole | torn)) is None
 
 
 @requirement("limits.window")
 def test_a_record_keeps_a_thousand_replicas_and_every_block_that_counts() -> None:
     record = Record()
-    for number in range(2 * ledger.MAX_REPLICAS):
+    for number in range(2 * records.MAX_REPLICAS):
         one = record.replicas[secrets.token_hex(5)] = Replica(START + number / 100, 9_999, served=99_999, serial=99_999)
-        one.requests, one.until = number % 2, one.seen + ledger.BLOCK_S
-    stored = encoding.encode(record)
+        one.requests, one.until = number % 2, one.seen + records.BLOCK_S
+    stored = records.encode(record)
     assert len(stored) < MAX_VALUE_BYTES
-    assert encoding.decode(stored) == record
+    assert records.decode(stored) == record
     record.forget(START + 20)
-    assert len(record.replicas) == ledger.MAX_REPLICAS
-    assert sum(one.requests for one in record.replicas.values()) == ledger.MAX_REPLICAS
+    assert len(record.replicas) == records.MAX_REPLICAS
+    assert sum(one.requests for one in record.replicas.values()) == records.MAX_REPLICAS
 
 
 @requirement("limits.window")
@@ -271,11 +289,11 @@ def test_tokens_are_settled_by_what_a_request_cost() -> None:
     allowance.tokens_per_request = 10_000
     for second in range(40):
         allowance.confirm(allowance.plan(stored, 1, START + second), second + 1)
-        stored = encoding.encode(allowance.record)
+        stored = records.encode(allowance.record)
         if (use := allowance.take(START + second)) is not None:
             allowance.settle(use, 30_000)
             sent += 1
-    assert allowance.record.counted(ledger.TOKENS, START + 40) == sent * 30_000
+    assert allowance.record.counted(records.TOKENS, START + 40) == sent * 30_000
     assert sent == 4  # after the fourth nothing is left
 
 
@@ -340,6 +358,70 @@ def test_a_project_with_one_waiting_call_at_a_time_gets_no_more_than_its_weight(
     assert 24 <= served["a"] <= 26
 
 
+def certain_timeouts_by_definition(
+    queue: FairQueue[str], wait_s: Callable[[float], float], now: float
+) -> list[tuple[Waiter[str], float]]:
+    """Do the same by a loop over the other projects for each call."""
+    found, projects = [], queue._projects  # noqa: SLF001
+    for name, project in projects.items():
+        position = 1
+        for waiting in (one for one in queue.waiters() if one.flow[0] == name):
+            needed = float(position)
+            for other in projects.values():
+                if other is not project:
+                    backlog = now - other.waiting_since >= 2
+                    needed += min(position * other.weight / project.weight, math.inf if backlog else other.length)
+            if now + wait_s(needed) > waiting.latest:
+                found.append((waiting, max(1.0, wait_s(needed))))
+            else:
+                position += 1
+    return found
+
+
+@given(
+    calls=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.floats(0, 60), st.booleans()), max_size=40),
+    weights=st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0, 8.0]), min_size=6, max_size=6),
+)
+@requirement("limits.waiting", "fair.weights")
+def test_calls_that_get_no_permit_in_time_are_found(
+    calls: list[tuple[int, int, float, bool]], weights: list[float]
+) -> None:
+    queue: FairQueue[str] = FairQueue({f"p{number}": weight for number, weight in enumerate(weights)})
+    for project, agent, latest, early in sorted(calls, key=lambda call: not call[3]):
+        queue.add(waiter(f"p{project}", f"a{agent}", START + latest), START - 10 * early)
+    found = queue.certain_timeouts(lambda count: count / 2, START)
+    expected = certain_timeouts_by_definition(queue, lambda count: count / 2, START)
+    assert [one for one, _ in found] == [one for one, _ in expected]
+    assert [seconds for _, seconds in found] == pytest.approx([seconds for _, seconds in expected])
+
+
+class CountedWeight(float):
+    """Weight that counts the divisions by it and of it."""
+
+    divisions = 0
+
+    def __truediv__(self, other: float) -> float:
+        CountedWeight.divisions += 1
+        return float(self) / float(other)
+
+    def __rtruediv__(self, other: float) -> float:
+        CountedWeight.divisions += 1
+        return float(other) / float(self)
+
+
+@requirement("limits.waiting")
+def test_many_waiting_projects_cost_each_call_the_same() -> None:
+    counts = []
+    for projects in (20, 200):
+        queue: FairQueue[str] = FairQueue({f"p{number}": CountedWeight(1) for number in range(projects)})
+        for number in range(projects):
+            queue.add(waiter(f"p{number}", "a", START + 9), START)
+        CountedWeight.divisions = 0
+        queue.certain_timeouts(lambda count: count, START)
+        counts.append(CountedWeight.divisions)
+    assert counts[1] <= 15 * counts[0]
+
+
 @requirement("limits.waiting")
 def test_a_call_is_given_up_once_its_place_comes_too_late() -> None:
     queue: FairQueue[str] = FairQueue()
@@ -360,7 +442,7 @@ def test_what_another_replica_did_not_use_comes_back() -> None:
     one, two = world.pods
     one.waiting = 5
     world.change(one)
-    assert encoding.decode(world.store.value).counted(REQUESTS, world.now) == 5
+    assert records.decode(world.store.value).counted(REQUESTS, world.now) == 5
     one.waiting = 0
     world.now += 3
     world.change(one)
@@ -368,3 +450,10 @@ def test_what_another_replica_did_not_use_comes_back() -> None:
     world.now += 60
     world.change(two)
     assert world.send(two, 30) == 10  # a burst; the rest is paced
+
+
+@requirement("cli.limits")
+def test_waiting_calls_of_all_projects_are_counted_although_few_are_named() -> None:
+    limit = {"variable": "A", "endpoint": "search", "waiting": 40, "waiting_by_project": {"p": 2, "q": 1}}
+    [entry] = combined([{"instance": name, "upstream_limits": [limit]} for name in ("one", "two")])
+    assert (entry["waiting"], entry["waiting_by_project"]) == (80, {"p": 4, "q": 2})

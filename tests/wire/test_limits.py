@@ -20,8 +20,7 @@ from prometheus_client import REGISTRY
 from openapi_tool.bus.shared_records import LIMITS, RecordStore
 from openapi_tool.bus.stats import gather_stats
 from openapi_tool.entry import INTERRUPTED
-from openapi_tool.limits import encoding, ledger
-from openapi_tool.limits.ledger import Record
+from openapi_tool.limits.record import REQUESTS, Record, decode
 from openapi_tool.local.caller import ResultRows
 from tests.requirements import requirement
 from tests.wire.test_inspect import run
@@ -118,7 +117,7 @@ async def test_429s_set_an_adaptive_limit_if_none_is_configured(idle_world: Worl
         world.stack.upstream.rules({"statuses": [429], "retry_after": "0"})
         await sent(world, 1)
         _, value = await RecordStore(world.caller.client, 1, LIMITS).read(RECORD)
-    found = encoding.decode(value).adaptive
+    found = decode(value).adaptive
     assert found is not None
     assert found.limit == 15  # half of the requests that were sent
 
@@ -131,7 +130,7 @@ async def test_every_replica_unused_permits_back(idle_world: World) -> None:
     record = await stored(world)
     await delete_limits(world)
     now = time.time()
-    assert record.counted(ledger.REQUESTS, now) == 30
+    assert record.counted(REQUESTS, now) == 30
     assert sum(one.requests for one in record.replicas.values()) == 0
 
 
@@ -155,7 +154,7 @@ async def test_a_drain_hands_back_calls_that_wait_for_permits(
 
 async def stored(world: World) -> Record:
     _, value = await RecordStore(world.caller.client, 1, LIMITS).read(RECORD)
-    return encoding.decode(value)
+    return decode(value)
 
 
 @requirement("limits.window")
@@ -240,7 +239,7 @@ async def test_the_command_shows_limits_waiting_calls_and_refused_keys(idle_worl
     [limit], [key] = found["limits"], found["keys"]
     assert (limit["variable"], limit["endpoint"], limit["requests_per_minute"]) == ("JINA_API_KEY", "search", LIMIT)
     [replica] = limit["replicas"].values()
-    assert (limit["used"] - replica["at_hand"], limit["running"], limit["waiting"]) == (3, 0, {})
+    assert (limit["used"] - replica["at_hand"], limit["running"], limit["waiting"]) == (3, 0, 0)
     assert replica["sent_per_minute"] == 3
     assert (key["variable"], key["state"], key["status"]) == ("JINA_API_KEY", "invalid", 40102)
     assert all(text in drawn for text in ("refused keys", "JINA_API_KEY", "invalid", "40102"))

@@ -1,0 +1,289 @@
+"""Shared record of one key and endpoint: a sliding window of permits, and its stored form (ADR 9).
+
+A replica takes permits in blocks. From the moment it is written, a block counts against the limit as a whole. At the
+replica's next report its used permits count from the times of their requests, and the unused ones are free again. So
+every request of the last 60 s is counted at any time, also those of a replica that crashed.
+
+Any client that may write the bucket may store anything: `parse` checks types, `correct` corrects times in the future,
+so that a forged record has no effect for longer than a real one.
+
+Pure: no I/O; every time is the server's, in seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Annotated
+
+import orjson
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+
+VERSION = 2
+WINDOW_S = 60.0
+MARGIN_S = 0.5
+"""Seconds for differences between clocks, and between the latencies of requests to the upstream."""
+
+USE_COUNTS_S = WINDOW_S + MARGIN_S
+"""Seconds for which a used permit counts against the limit."""
+
+BUCKET_S = 0.5  # resolution of the window
+BLOCK_S = 4.0
+"""Seconds within which a block must be used."""
+
+CONTENDER_S = 4.0
+"""Seconds for which a replica's unmet demand counts; then a killed one loses its share."""
+
+REPLICA_S = 60.0  # from its last report until a replica is forgotten
+MAX_REPLICAS = 1_000
+"""Replicas in a record. Beyond that the least recently seen ones without permits are removed: they still get permits,
+but their demand does not lower the shares of others."""
+
+MAX_PAUSE_S = 120.0
+ADAPTIVE_S = 3600.0
+MIN_ADAPTIVE, MAX_ADAPTIVE = 10, 1_000_000
+"""Bounds of the adaptive limit. A 429 of a hardly used key was caused by other users of the key."""
+
+REQUESTS, TOKENS = RESOURCES = "requests", "tokens"
+
+_BURST_SHARE = 1 / 6
+"""Fraction of a limit that an idle key may use at once. A window used up in a second would allow no call for 59 s."""
+
+_MIN_BURST = 10
+_CLOCK_S = 10.0
+"""Seconds by which a replica's time may be ahead, before its uses are taken for forged."""
+
+Time = Annotated[float, Field(ge=0, le=1e12)]
+Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Limits of one key and endpoint: requests and tokens in any 60 s, concurrent requests; None is unlimited."""
+
+    requests: int | None = None
+    tokens: int | None = None
+    concurrent: int | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Return whether anything is limited."""
+        return not self.requests == self.tokens == self.concurrent is None
+
+
+@dataclass(slots=True)
+class Window:
+    """Uses of a resource by time bucket, and its token bucket (pace), which is full again at `paced_until`."""
+
+    used: dict[Number, Number] = field(default_factory=dict)
+    paced_until: Time = 0.0
+
+    def add(self, at: float, amount: int) -> None:
+        """Count a use; a negative amount corrects an estimate."""
+        bucket = math.ceil(at / BUCKET_S)
+        self.used[bucket] = self.used.get(bucket, 0) + amount
+
+    def correct(self, now: float) -> None:
+        """Drop uses of the future."""
+        latest = now + _CLOCK_S + USE_COUNTS_S
+        self.used = {bucket: amount for bucket, amount in self.used.items() if expires(bucket) < latest}
+
+    def forget(self, now: float) -> None:
+        """Drop uses that no longer count."""
+        self.used = {bucket: amount for bucket, amount in self.used.items() if expires(bucket) > now}
+
+    def credit(self, limit: int, now: float, unit: int = 1) -> float:
+        """Return what is in the token bucket; below `unit`, the need of a request, if requests have to wait."""
+        return (now - self._paced(limit, now, unit)) * limit / WINDOW_S + _burst(limit, unit)
+
+    def pace(self, limit: int, amount: int, now: float, unit: int = 1) -> None:
+        """Take an amount from the token bucket; put a negative one back."""
+        self.paced_until = self._paced(limit, now, unit) + amount * WINDOW_S / limit
+
+    def end_burst(self, limit: int, now: float, unit: int) -> None:
+        """Leave permits for one second in the token bucket: the window is used up, and what it frees must last."""
+        burst = _burst(limit, unit)
+        remaining = min(burst, max(float(unit), limit / WINDOW_S))
+        self.paced_until = max(self.paced_until, now + (burst - remaining) * WINDOW_S / limit)
+
+    def _paced(self, limit: int, now: float, unit: int) -> float:
+        """Return `paced_until` by this limit; that of a lower one, or a forged one, may be later."""
+        return min(max(self.paced_until, now), now + _burst(limit, unit) * WINDOW_S / limit)
+
+
+def _burst(limit: int, unit: int) -> float:
+    return max(float(min(limit, max(_MIN_BURST, unit))), limit * _BURST_SHARE)
+
+
+def expires(bucket: int) -> float:
+    """Return the time from which the uses of a bucket no longer count."""
+    return bucket * BUCKET_S + USE_COUNTS_S
+
+
+@dataclass(slots=True)
+class Replica:
+    """Share of one replica: a block of `requests` and `tokens`, valid until `until`; `concurrent` requests may be open.
+
+    `want` is its unmet demand, `seen` its last report. `served` counts its permits since it began to want more than it
+    has; a replica that is ahead of the others takes none. `serial` is that of its last report, to see whether one with
+    an unknown outcome was written. `adaptive_since` is the start of the last adaptive limit that it has reported to.
+    Of `concurrent` requests it may have only `may_open` open once some have ended; that is not stored.
+    """
+
+    seen: Time = 0.0
+    want: Number = 0
+    until: Time = 0.0
+    requests: Number = 0
+    tokens: Number = 0
+    concurrent: Number = 0
+    served: Number = 0
+    serial: Number = 0
+    adaptive_since: Time = 0.0
+    may_open: Number = 0
+
+    def counts(self, now: float) -> bool:
+        """Return whether its block counts against a limit."""
+        return self.requests + self.tokens > 0 and self.until + USE_COUNTS_S > now
+
+    def block(self, resource: str) -> int:
+        """Return the permits of its block."""
+        return self.requests if resource == REQUESTS else self.tokens
+
+    def correct(self, now: float) -> None:
+        """Correct times of the future."""
+        self.seen, self.until = min(self.seen, now + MARGIN_S), min(self.until, now + BLOCK_S + MARGIN_S)
+
+
+@dataclass(slots=True)
+class Adaptive:
+    """Limit of requests derived from 429s if none is configured; it ends an hour after the last 429."""
+
+    limit: Number
+    since: Time
+    changed: Time
+    until: Time
+
+    def correct(self, now: float) -> None:
+        """Correct times of the future and a limit without effect."""
+        self.limit = min(self.limit, MAX_ADAPTIVE)
+        self.since, self.changed = min(self.since, now), min(self.changed, now)
+        self.until = min(self.until, now + ADAPTIVE_S)
+
+
+_STORED_FIELDS = Replica.__slots__[:-1]
+
+
+def _replica_fields(row: object) -> object:
+    return dict(zip(_STORED_FIELDS, row, strict=True)) if isinstance(row, list) else row
+
+
+@dataclass(slots=True)
+class Record:
+    """State of one key and endpoint."""
+
+    version: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
+    paused_until: Time = 0.0
+    requests: Window = field(default_factory=Window)
+    tokens: Window = field(default_factory=Window)
+    replicas: dict[str, Annotated[Replica, BeforeValidator(_replica_fields)]] = field(default_factory=dict)
+    adaptive: Adaptive | None = None
+
+    def window(self, resource: str) -> Window:
+        """Return the window of a resource."""
+        return self.requests if resource == REQUESTS else self.tokens
+
+    def counted(self, resource: str, now: float) -> int:
+        """Return what counts against the limit: uses and whole blocks."""
+        used = sum(amount for bucket, amount in self.window(resource).used.items() if expires(bucket) > now)
+        return used + sum(
+            replica.block(resource) for replica in self.replicas.values() if replica.until + USE_COUNTS_S > now
+        )
+
+    def effective(self, rates: Rates, now: float) -> Rates:
+        """Return the limits in force: the configured ones, or the adaptive one."""
+        if rates.requests is None and self.adaptive is not None and self.adaptive.until > now:
+            return Rates(max(MIN_ADAPTIVE, self.adaptive.limit), rates.tokens, rates.concurrent)
+        return rates
+
+    def replicas_seen(self, name: str) -> int:
+        """Return the number of replicas in the 60 s before the newest report, the one of this name included.
+
+        Not in the last 60 s: while the store refuses writes, replicas still run that can report nothing.
+        """
+        newest = max((replica.seen for replica in self.replicas.values()), default=0.0)
+        return len({name, *(key for key, replica in self.replicas.items() if replica.seen > newest - REPLICA_S)})
+
+    def contenders(self, now: float, name: str) -> int:
+        """Return the number of replicas that want permits, this one included."""
+        return 1 + len(self.others(now, name))
+
+    def others(self, now: float, name: str) -> list[Replica]:
+        """Return the other replicas that want permits."""
+        since = now - CONTENDER_S
+        return [
+            replica
+            for key, replica in self.replicas.items()
+            if key != name and replica.want > 0 and replica.seen > since
+        ]
+
+    def correct(self, now: float) -> None:
+        """Correct what no replica can have written: times far in the future."""
+        self.paused_until = min(self.paused_until, now + MAX_PAUSE_S)
+        for resource in RESOURCES:
+            self.window(resource).correct(now)
+        for replica in self.replicas.values():
+            replica.correct(now)
+        if self.adaptive is not None:
+            self.adaptive.correct(now)
+
+    def forget(self, now: float) -> None:
+        """Correct the record, and drop what no longer counts."""
+        self.correct(now)
+        for resource in RESOURCES:
+            self.window(resource).forget(now)
+        active = {
+            name: replica
+            for name, replica in self.replicas.items()
+            if replica.seen > now - REPLICA_S or replica.counts(now)
+        }
+        if (surplus := len(active) - MAX_REPLICAS) > 0:
+            idle = sorted((replica.seen, name) for name, replica in active.items() if not replica.counts(now))
+            for _, name in idle[:surplus]:
+                del active[name]
+        for replica in active.values():
+            if replica.seen <= now - REPLICA_S:
+                replica.concurrent = 0
+        self.replicas = active
+        if self.adaptive is not None and self.adaptive.until <= now:
+            self.adaptive = None
+
+
+_REPLICA = attrgetter(*_STORED_FIELDS)
+_RECORD = TypeAdapter(Record)
+
+
+def encode(record: Record) -> bytes:
+    """Return the stored form. Replicas are lists of their fields, to save bytes: a record may have 1,000 of them."""
+    value = {
+        "version": record.version,
+        "paused_until": record.paused_until,
+        "requests": record.requests,
+        "tokens": record.tokens,
+        "replicas": {name: _REPLICA(replica) for name, replica in record.replicas.items()},
+        "adaptive": record.adaptive,
+    }
+    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+
+
+def parse(stored: bytes | None) -> Record | None:
+    """Return a stored record; None for anything else, also for another version."""
+    try:
+        return _RECORD.validate_json(stored or b"")
+    except ValidationError:
+        return None
+
+
+def decode(stored: bytes | None) -> Record:
+    """Return a stored record; an empty one for anything else, also for another version."""
+    return parse(stored) or Record()
