@@ -10,7 +10,7 @@ RUN python -m venv /opt/build \
     && /opt/build/bin/python -m pip install --require-hashes -r requirements-build.lock \
     && python -m venv --without-pip /opt/openapi-tool \
     && /opt/build/bin/python -m pip --python /opt/openapi-tool/bin/python install --require-hashes -r requirements.lock
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml LICENSE ./
 # .dockerignore leaves out the embedded stack and its recordings.
 COPY openapi_tool ./openapi_tool
 RUN /opt/build/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /opt/wheels . \

@@ -36,7 +36,7 @@ from openapi_tool.executor.runner import ToolRunner
 from openapi_tool.jina.egress import EgressTransport
 from openapi_tool.jina.failures import key_failure
 from openapi_tool.jina.transport import AiohttpTransport, Resolver
-from openapi_tool.kernel.guarded import GuardedStore
+from openapi_tool.kernel.breaker import GuardedStore
 from openapi_tool.kernel.store import KernelStore, PoolOptions
 from openapi_tool.protocol.dialect import Dialect
 from openapi_tool.protocol.errors import Unavailable

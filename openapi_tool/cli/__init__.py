@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from openapi_tool import __version__
 from openapi_tool.cli import budgets, check, deadletters, inspect, limits, nats, serve, sql, tools, top, usage
-from openapi_tool.cli.output import guard_output
+from openapi_tool.cli.common import guard_output
 from openapi_tool.settings.secret_values import likely_secrets
 from openapi_tool.telemetry.logs import configure_logging, guard_crashes, log_crash
 from openapi_tool.telemetry.redact import Redactor

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from openapi_tool.options import BudgetLimits, ExecutorOptions, ToolOptions
-from openapi_tool.protocol.errors import Unanswerable
+from openapi_tool.protocol.errors import ToolMisconfigured, Unanswerable
 from openapi_tool.protocol.jsonvalue import JsonValue
 from openapi_tool.protocol.subject import VERSIONS, parse_command_subject
 from openapi_tool.tools.argument_names import fold
@@ -20,7 +20,7 @@ from openapi_tool.tools.definition import TIMEOUTS, ToolDefinition, read_as_far_
 from openapi_tool.tools.meta_schema import MAX_SUSPEND_S, violations
 from openapi_tool.tools.pasted_keys import PREFIXED_KEY, looks_like_a_key, names_a_variable
 from openapi_tool.tools.problems import Path, Problem, any_of, did_you_mean, short
-from openapi_tool.tools.schema_lint import fits, schema_conflicts
+from openapi_tool.tools.schema import schema_problems
 from openapi_tool.tools.secrets import is_executors_own
 from openapi_tool.tools.template import PLACEHOLDER, PLACEHOLDERS
 from openapi_tool.tools.tool_names import RESERVED_NAMES, name_problem
@@ -33,6 +33,10 @@ _ARGS = ("options", "args")
 _IGNORED_BESIDE = (("timeout", "timeout_s"), ("path", "endpoint_template"), ("auth_env", "auth"))
 _NO_VALUE_IN_V1R4 = "context_box_id"
 _MAX_SUBJECT_CHARS = 255
+_MAX_DEPTH = 12
+"""Levels of schemas. At run time `bounds` allows 32 levels of objects and lists, which are 15 of these."""
+
+_BOUNDS = (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "maxItems"))
 _MAX_DESCRIPTION_CHARS, _LONG_DESCRIPTION_CHARS = 10_000, 1_024
 
 
@@ -64,7 +68,7 @@ def general_problems(
     """Return the definition, None if it cannot be read at all, and every problem by the rules of this module."""
     found = [
         *violations("definition", document, ()),
-        *schema_conflicts(document.get("parameters"), ("parameters",)),
+        *_schema_conflicts(document.get("parameters"), ("parameters",)),
         *_name_problems(document),
         *_length_problems(document),
         *_subject_problems(document.get("target_subject"), limits),
@@ -200,7 +204,7 @@ def _argument_problems(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
                 ("parameters", "properties", name), "identifies the caller; a model is not asked for it; take it out"
             )
     for name, value in defaults.items():
-        if isinstance(rule := shown.get(name), dict) and not fits(_rule_for(value, rule), value):
+        if isinstance(rule := shown.get(name), dict) and not _fits(_rule_for(value, rule), value):
             message = f"does not fit parameters.properties.{name}, so every call without the argument fails; change one"
             yield Problem((*_ARGS, "defaults", name), message)
 
@@ -315,3 +319,47 @@ def _too_long_limits(
 
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _schema_conflicts(schema: JsonValue, path: Path, depth: int = 0) -> Iterator[Problem]:
+    """Yield every conflict in a schema and the schemas below it."""
+    if not isinstance(schema, dict):
+        return
+    if depth > _MAX_DEPTH:
+        yield Problem(path, f"is nested more than {_MAX_DEPTH} levels deep; flatten it")
+        return
+    properties = schema.get("properties")
+    named = properties if isinstance(properties, dict) else {}
+    yield from _limit_conflicts(schema, path)
+    yield from _required_conflicts(schema.get("required"), named, (*path, "required"))
+    for keyword in ("default", "const"):
+        if keyword in schema and not _fits(schema, schema[keyword]):
+            yield Problem((*path, keyword), "does not fit its own schema; change one of them")
+    for name, rule in named.items():
+        yield from _schema_conflicts(rule, (*path, "properties", name), depth + 1)
+    yield from _schema_conflicts(schema.get("items"), (*path, "items"), depth + 1)
+
+
+def _limit_conflicts(schema: Mapping[str, JsonValue], path: Path) -> Iterator[Problem]:
+    for low, high in _BOUNDS:
+        minimum, maximum = schema.get(low), schema.get(high)
+        if isinstance(minimum, int | float) and isinstance(maximum, int | float) and minimum > maximum:
+            yield Problem((*path, low), f"is more than {high}, so no value fits; change one of them")
+
+
+def _required_conflicts(required: JsonValue, named: Mapping[str, JsonValue], path: Path) -> Iterator[Problem]:
+    required = required if isinstance(required, list) else []
+    for place, name in enumerate(required):
+        if not isinstance(name, str) or name not in named:
+            hint = did_you_mean(str(name), named) or "; declare it there, or take it out"
+            yield Problem((*path, place), f"is not in `properties`, so no call fits{hint}")
+        elif name in required[:place]:
+            yield Problem((*path, place), "is named twice; take one out")
+
+
+def _fits(schema: Mapping[str, JsonValue], value: JsonValue) -> bool:
+    """Return whether a value is valid; True for a schema that cannot be compiled, which is reported elsewhere."""
+    try:
+        return not schema_problems({"properties": {"value": schema}}, {"value": value})
+    except ToolMisconfigured:
+        return True

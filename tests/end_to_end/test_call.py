@@ -23,7 +23,7 @@ from nats.aio.msg import Msg
 from typer.testing import CliRunner, Result
 
 from openapi_tool.cli import app
-from openapi_tool.cli.output import OUTPUT_CLOSED
+from openapi_tool.cli.common import OUTPUT_CLOSED
 from openapi_tool.entry import INTERRUPTED
 from openapi_tool.local.caller import Caller, PlacedCall
 from openapi_tool.local.dev import MARK

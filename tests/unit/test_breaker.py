@@ -12,9 +12,8 @@ import uvloop
 
 from openapi_tool.bus.held import FetchMode
 from openapi_tool.database_monitor import DatabaseMonitor
-from openapi_tool.kernel.breaker import MAX_PROBE_INTERVAL_S, CircuitBreaker, Operation
+from openapi_tool.kernel.breaker import MAX_PROBE_INTERVAL_S, CircuitBreaker, GuardedStore, Operation
 from openapi_tool.kernel.failures import Contended, located
-from openapi_tool.kernel.guarded import GuardedStore
 from openapi_tool.protocol.errors import NeedsOperator, Unavailable
 from openapi_tool.telemetry.health import Health
 from tests.requirements import requirement
