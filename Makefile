@@ -16,7 +16,7 @@ VERSION_OF = -c 'import platform; print(platform.python_version())'
 WORKERS = $$($(PY) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 
-# Bytecode is kept, whatever the environment says: each worker of the tests would otherwise compile all of them.
+# Write bytecode even if PYTHONDONTWRITEBYTECODE is set: each worker of the tests would otherwise compile all of them.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install demo test compiled long chaos canary hostile fuzz bench bench-tenants mutations sizes answers pictures check lint types contracts figures docs audit sbom image lock clean
@@ -52,12 +52,12 @@ chaos: $(READY)
 canary: $(READY)
 	$(PY) -m tests.canary.run
 
-# What a quiet project notices of each attack; for less: make hostile HOSTILE="--only 13 --calls 20";
+# Measure how each attack delays a quiet project; for less: make hostile HOSTILE="--only 13 --calls 20";
 # for a kernel of the older protocol: make hostile HOSTILE="--protocol v1r3"
 hostile: $(READY)
 	$(PY) -m tests.hostile.run $(HOSTILE)
 
-# What a call costs, beside the least that it could; for less: make bench BENCH="--profile quick"
+# Measure the cost of a call, compared with a minimal program; for less: make bench BENCH="--profile quick"
 bench: $(READY)
 	$(PY) -m benchmarks.run $(BENCH)
 
@@ -73,11 +73,11 @@ fuzz: $(FUZZER)
 mutations: $(READY)
 	$(PY) -m scripts.mutate
 
-# How much of the upstream's answers a model is shown, recording by recording.
+# Measure how much of each recorded response a model is shown.
 sizes: $(READY)
 	$(PY) -m scripts.content_sizes
 
-# What a model reads beside Jina's own MCP server, in exact tokens.
+# Compare the text for the model with that of Jina's MCP server, in exact tokens.
 answers: $(COUNTER)
 	$(PY) -m scripts.answers
 

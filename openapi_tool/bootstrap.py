@@ -179,7 +179,7 @@ def build_runner(bootstrap: Bootstrap, upstream: Upstream, artifacts: Artifacts,
     options = RunnerOptions(
         authorizer=bootstrap.authorizer,
         envs=operator_envs(settings),
-        secret=bootstrap.secrets,
+        read_secret=bootstrap.secrets,
         scope=SessionScope(session_key),
         redact=upstream.errors.value,
     )

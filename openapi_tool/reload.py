@@ -67,7 +67,7 @@ class Reloader:
                 extra={"action": "reload.failed"},
             )
             return
-        self.bootstrap.redactor.learn(fresh.redactor.known)  # before the first use of a new key
+        self.bootstrap.redactor.add(fresh.redactor.known)  # before the first use of a new key
         self._latest = fresh
         self.use_keys(fresh.secrets)
         for runner in self.runners:

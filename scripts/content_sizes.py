@@ -113,7 +113,7 @@ def broken(rows: list[Row]) -> list[str]:
     faults = [f"searches show {search.share:.1%} of the upstream's JSON"] if search.share > SEARCH_SHARE else []
     if page.overhead is not None and page.overhead > READER_EXTRA:
         over = [f"{row.name}: {row.overhead}" for row in rows if (row.overhead or 0) > READER_EXTRA]
-        faults.append(f"pages show more than is kept: {', '.join(over)}")
+        faults.append(f"pages show more than is stored: {', '.join(over)}")
     return faults
 
 

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "openapi_tool"
 PAGE = ROOT / "docs" / "operations.md"
 
 MEANINGS = {
-    "call.answered": "A call is answered: result committed, doorbell published. With times, cost and status.",
+    "call.answered": "The result is committed and the doorbell published. With times, cost and status.",
     "call.broken": "A defect of the executor, with traceback; report it.",
     "call.handed_back": "A command that waited or was cancelled was handed back; at debug level also an evicted one.",
     "call.redelivered": "A command was redelivered; at debug level also one that was handed back here without a run.",
@@ -30,7 +30,7 @@ MEANINGS = {
     "nats.denied": "NATS denies a subject; `openapi-tool nats permissions` prints what is needed.",
     "nats.error": "An error that NATS reports, such as a refused login.",
     "open_files.short": "The limit of open files is too low for the settings.",
-    "result.parked": "A paid result could not be committed: it is stored for the next delivery, or could not be.",
+    "result.parked": "A paid result could not be committed; the message says whether the next delivery finds it.",
     "service.configured": "The settings in effect, credentials masked, and which keys are set.",
     "service.killed": "A second signal ends the process at once.",
     "service.started": "The service fetches commands from now on.",

@@ -131,12 +131,12 @@ class Answering:
         with self.tools.call_context("proj") as context:
             output = await self.output(mode, key, sent, context, **values)
             definition = parse_definition(DefinitionRecord("a_tool", None, {}, {"jina": {"mode": mode}}))
-            shown, kept = await self.continuation.render(output, definition, OWNER)
-            return success(output, shown, "text", 1), shown, kept
+            rendered, artifact = await self.continuation.render(output, definition, OWNER)
+            return success(output, rendered, "text", 1), rendered, artifact
 
 
 def serving(body: bytes, status: int = 200) -> Answer:
-    """A transport that answers everything with this."""
+    """Return a transport that responds to each request with this."""
     return lambda _: httpx.Response(status, content=body)
 
 

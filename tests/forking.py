@@ -193,7 +193,7 @@ def _stream(number: int, mode: str, errors: str, *, line_buffering: bool = False
 
 
 def _exactly(source: socket.socket, size: int) -> bytes:
-    """Read so many bytes. Raises EOFError."""
+    """Read `size` bytes. Raises EOFError."""
     data = b""
     while len(data) < size:
         if not (piece := source.recv(size - len(data))):

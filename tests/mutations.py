@@ -1,4 +1,4 @@
-"""Checks that guard money, identity, secrets and loss; how to take each away, and the test that then fails.
+"""Checks that guard money, identity, secrets and loss; how to disable each, and the test that then fails.
 
 `make mutations` makes each change in a copy of the project and runs its test there. For everything else use a mutation
 tester by hand: CONTRIBUTING.md says how.
@@ -34,7 +34,7 @@ MONEY = (
     ),
     Mutation(
         "executor/pipeline.py",
-        "if not earlier.of_call:",
+        "if not earlier.is_of_this_call:",
         "if not earlier:",
         "tests/wire/test_refusals.py::test_an_id_with_the_md5_of_an_answered_one_is_refused_before_anything_is_billed",
     ),
@@ -81,7 +81,7 @@ MONEY = (
         "tests/registry/test_policy.py::test_a_denied_call_fails_without_an_upstream_request",
     ),
 )
-"""Nothing is billed twice, or for a call whose answer nobody would take."""
+"""Nothing is billed twice, or for a call whose result the kernel refuses."""
 
 IDENTITY = (
     Mutation(
@@ -177,8 +177,8 @@ IDENTITY = (
     ),
     Mutation(
         "executor/pipeline.py",
-        "earlier.author_id == self._options.actor_id and earlier.live",
-        "earlier.live",
+        "earlier.author_id == self._options.actor_id and not earlier.is_deleted",
+        "not earlier.is_deleted",
         "tests/wire/test_answers.py::test_an_earlier_result_of_another_author_is_left_alone",
     ),
     Mutation(
@@ -266,7 +266,7 @@ IDENTITY = (
         "tests/unit/test_executor.py::test_parked_result_is_not_found_by_another_project_agent_or_turn",
     ),
 )
-"""Nobody speaks for another project, agent or turn, and nobody reads what is another's."""
+"""Isolation: no caller acts as another project, agent or turn, or reads its data."""
 
 SECRETS = (
     Mutation(
@@ -508,7 +508,7 @@ LOSS = (
         "tests/wire/test_intake.py::test_a_command_behind_the_backlog_of_another_project_runs_next",
     ),
 )
-"""Every command is answered once or dead-lettered once, whatever dies."""
+"""Every command gets one result or one dead letter, even if a process dies."""
 
 OPERATORS = (
     Mutation(

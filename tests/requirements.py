@@ -53,7 +53,7 @@ REQUIREMENTS = (
     Requirement("keys.tried_again", "design", "A blocked key is tried again by one call every few minutes, and as soon as its file has another value."),
     Requirement("keys.pools", "design", "The keys of a pool share its load by their limits; one that is blocked or paused is passed over."),
     Requirement("budgets.exact", "design", "No interleaving of replicas exceeds a budget in requests, loses a use, or refuses a call while more than 2 % is left; one in tokens is exceeded by what running requests cost beyond their estimates."),
-    Requirement("budgets.reservations", "design", "What a killed replica had reserved is free after 60 s, and what it used of stored results is counted; without the store the last known state decides."),
+    Requirement("budgets.reservations", "design", "What a killed replica had reserved is free after 60 s, and what it used of stored results is counted; without the store calls are checked against the last known use."),
     Requirement("budgets.calls", "design", "A call over a budget fails with `budget_exceeded` and its numbers before anything is sent; a cached answer costs nothing, and the card says what is left."),
     Requirement("session.scoped", "protocol 5", "A session belongs to one project and agent; all replicas derive the same identity, and no output reveals it."),
     Requirement("tenant.scoped", "protocol 3", "No call sees another project's rows, results, sessions or artifacts, even with the same ids."),

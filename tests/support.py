@@ -144,7 +144,7 @@ def tool_call(arguments: Mapping[str, Any], defaults: tuple[str, ...] = (), fixe
 
 
 async def dead_letters(caller: Caller) -> list[dict[str, Any]]:
-    """Every dead letter's record, oldest first."""
+    """Return the records of all dead letters, oldest first."""
     jetstream = caller.client.jetstream()
     try:
         state = (await jetstream.stream_info(DEAD_LETTERS)).state

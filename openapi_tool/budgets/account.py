@@ -36,7 +36,7 @@ _OWNER_TEXT = {
 }
 _MAX_WRITE_ATTEMPTS = 16  # of a compare-and-set
 _RETRY_S = 0.25  # after conflicts, or while other replicas may return blocks
-_NEARLY_USED_PERCENT = 90  # from which the model is told; the operator is told at 80
+_NEARLY_USED_PERCENT = 90  # at which results get a note for the model; the log warns at 80
 
 
 class AccountId(NamedTuple):
@@ -52,7 +52,7 @@ class AccountId(NamedTuple):
     tool: str = ""
 
     def labels(self) -> dict[str, str]:
-        """Return the fields for display; a session's identity is cut to 12 characters."""
+        """Return the fields for display; a session's identity is truncated to 12 characters."""
         owner = f"{self.owner[:12]}…" if self.scope == "session" else self.owner
         return {"scope": self.scope, "project": self.project, "who": owner, "tool": self.tool}
 
@@ -65,7 +65,7 @@ class _Waiter:
 
 
 class Account:
-    """Part of an account in one replica. `name` is the KV key; `changed` is called after each write of the record."""
+    """Part of an account in one replica. `name` is the KV key; `on_write` is called after each write of the record."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class Account:
         limit: Limit,
         period: Period,
         replica: Replica,
-        changed: Callable[[Account], None],
+        on_write: Callable[[Account], None],
     ) -> None:
         self.name, self.id, self.period = name, account_id, period
         self.allowance = Allowance(replica.name, limit)
-        self._replica, self._changed = replica, changed
+        self._replica, self._on_write = replica, on_write
         self._store, self._now, self._outage = replica.store, replica.now, replica.outage
         self._waiting: list[_Waiter] = []
         self._stored: tuple[int, bytes | None] | None = None  # revision and value
@@ -204,7 +204,7 @@ class Account:
                 self.allowance.confirm(planned, written)
                 self._outage.end()
                 self._decide(waiting, planned)
-                self._changed(self)
+                self._on_write(self)
                 return
         asyncio.get_running_loop().call_later(_RETRY_S, self.wake)
 

@@ -80,7 +80,7 @@ class Allowance:
     def settle(self, need: Amount, actual: Amount, now: float) -> None:
         """Replace a reserved amount by the actual one; the difference goes back to the block."""
         self.reserved = self.reserved.minus(need)
-        if (limited := self.limit.of(actual)) != need:
+        if (limited := self.limit.limited_part(actual)) != need:
             self.idle = self.idle.plus(need).minus(limited)
         if actual != NOTHING:
             if self.total == self._reported:
@@ -198,12 +198,12 @@ class Allowance:
         if self.offline:
             return
         record = self.record
-        remaining = self.limit.of(self.limit.remaining(record.used.plus(record.held(now)))).positive()
+        remaining = self.limit.limited_part(self.limit.remaining(record.used.plus(record.held(now)))).positive()
         share = remaining.times(1 / (1 + record.replicas(now, excluding=self.name)))
         if now < self._lease_ends_at:
             self.idle = self.idle.plus(share)
         else:  # the record does not count what this replica holds
-            self.idle = share.minus(self.reserved).minus(self.limit.of(self.spent))
+            self.idle = share.minus(self.reserved).minus(self.limit.limited_part(self.spent))
         self.offline, self._lease_ends_at, self._low_mark = True, math.inf, NOTHING
 
     @property

@@ -26,11 +26,14 @@ _MAX_MEANS = 10_000  # one per tool
 _MAX_ACCOUNTS = 20_000
 _CHECKED_PER_TICK = 2_000  # all accounts at once could block the event loop
 _MAX_LISTED = _MAX_RANKED = 100
-_EXPIRED: tuple[float, list[Account]] = 0.0, []
+_NOT_OPENED: tuple[float, list[Account]] = 0.0, []
 
 
 class Spender(NamedTuple):
-    """Caller that is charged; `project` as in AccountId, `tool_limits` are the budgets of the tool's definition."""
+    """Caller that is charged; `tool_limits` are the budgets of the tool's definition.
+
+    `project` is prefixed with the protocol version and a space for any kernel but the main one.
+    """
 
     project: str
     agent: str
@@ -57,7 +60,7 @@ class Charge:
         try:
             for account in self._accounts:
                 budgets.active[account.name] = account
-                limited = account.allowance.limit.of(need)
+                limited = account.allowance.limit.limited_part(need)
                 if not account.take(limited, now):
                     await account.reserve(limited, now, deadline)
                     now = budgets.clock()
@@ -67,10 +70,10 @@ class Charge:
             raise
         return reservation
 
-    async def written(self) -> None:
+    async def wait_until_written(self) -> None:
         """Wait until the uses of the call are in the journal, or the write has failed."""
         if self._has_reserved:
-            await self._budgets.journal.written()
+            await self._budgets.journal.wait_until_written()
 
     def record_cost(self, tokens: int) -> None:
         """Count the cost of a request for the next estimate."""
@@ -140,7 +143,7 @@ class Budgets:
         """Return the accounts that a call is charged to, None without any budget."""
         project, agent, session, tool, tool_limits = spender
         now, key = self.clock(), (project, agent, session)
-        until, accounts = self._charged.get(key, _EXPIRED)
+        until, accounts = self._charged.get(key, _NOT_OPENED)
         if now >= until:
             accounts = self._open(spender, self._limits_of(project), "", now)
             if len(self._charged) >= _MAX_ACCOUNTS:
@@ -191,7 +194,8 @@ class Budgets:
         await self.journal.aclose()
 
     def _limits_of(self, project: str) -> BudgetLimits:
-        return self._by_project.get(project.rpartition(" ")[2], self._options)
+        bare_project = project.rpartition(" ")[2]  # without the protocol version of a further kernel
+        return self._by_project.get(bare_project, self._options)
 
     def _open(self, spender: Spender, limits: BudgetLimits, tool: str, now: float) -> list[Account]:
         found = []
@@ -208,7 +212,7 @@ class Budgets:
         account = self._accounts.get(key)
         if account is None:
             name = record_key(*account_id, period.name)
-            account = Account(name, account_id, limit, period, self._replica, self._rank)
+            account = Account(name, account_id, limit, period, self._replica, on_write=self._rank)
             self._accounts[key] = self._by_name[name] = account
             self._rank(account)
             self._start()
@@ -253,12 +257,12 @@ class Budgets:
             if account.is_quiet and (now >= account.period.end or too_many > 0):
                 too_many -= 1
                 del self._accounts[key], self._by_name[account.name]
-                self._charged.clear()
+                self._charged.clear()  # it may list the account; the next calls fill it again
                 self._most_used[account.id.scope].pop(account.name, None)
 
     def _rank(self, account: Account) -> None:
         """Add an account to the most used ones of its scope; drop the least used if there are too many."""
-        if self._by_name.get(account.name) is not account:  # dropped, but used by an older call
+        if self._by_name.get(account.name) is not account:  # dropped, but written by an older call
             return
         found = self._most_used[account.id.scope]
         found[account.name] = account

@@ -2,7 +2,7 @@
 
 Pure: no I/O, server time in seconds. A replica holds `reserved`, the estimates of its running requests, and `idle`, a
 block from which further requests reserve without a write. Both expire at `until`. The replica's next report adds its
-uses; those of a dead replica come from its journal.
+uses; those of a dead replica (killed, or unreachable for `LEASE_S`) come from its journal.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ LEASE_S = 60.0
 RETURN_S = 2.0
 """Seconds for which a request waits for unused blocks of other replicas."""
 
-_FORGET_S = 600.0
+_KEEP_EMPTY_S = 600.0
 """Seconds for which the empty share of a replica is stored, so that none of its uses is added twice."""
 
 _BLOCKS_PERCENT = 90
 """Used percentage of a budget up to which replicas take blocks; above it each request reserves for itself."""
 
 _WARN_PERCENT = 80
-"""Used percentage at which the operator is warned."""
+"""Used percentage at which a warning is logged."""
 
 UNLIMITED = 2**62
 MAX_AMOUNT = 2**53
@@ -95,7 +95,7 @@ class Limit(NamedTuple):
         """Return a percentage of the budget, rounded down."""
         return Limit(*(None if limit is None else limit * percent // 100 for limit in self))
 
-    def of(self, amount: Amount) -> Amount:
+    def limited_part(self, amount: Amount) -> Amount:
         """Return an amount without the resources that have no limit."""
         requests, tokens = self
         if requests is not None and tokens is not None:
@@ -114,7 +114,7 @@ class Limit(NamedTuple):
 class Share:
     """Share of one replica, valid until `until`; `total` are its reported uses since its start.
 
-    Until `short_until` one of its requests waits for idle blocks of other replicas.
+    Until `short_until` one of its requests waits for other replicas to return their idle blocks.
     """
 
     reserved: Amount = NOTHING
@@ -131,7 +131,7 @@ class Share:
 
 @dataclass(slots=True)
 class Record:
-    """Account: uses, shares by replica, and whether the operator was warned."""
+    """Account: uses, shares by replica, and whether the warning was logged."""
 
     used: Amount = NOTHING
     shares: dict[str, Share] = field(default_factory=dict)
@@ -178,7 +178,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Outcome of a report: which of the `needs` are reserved, the block, and whether to warn the operator."""
+    """Outcome of a report: which of the `needs` are reserved, the block, and whether to log the warning."""
 
     granted: tuple[bool, ...]
     idle: Amount
@@ -198,7 +198,7 @@ def apply_report(
     A need is granted if the budget covers it. A block is at most half of a fair share of the rest below 90 % of the
     budget. No block is granted above 90 %, or while a request waits for idle blocks.
     """
-    _forget(record, now, journals)
+    _free_dead_shares(record, now, journals)
     share = record.shares.setdefault(name, Share(total=report.total.minus(report.spent)))
     _add_missing(record, share, report.total)
     taken = record.used.plus(record.held(now, excluding=name)).plus(report.reserved)
@@ -218,10 +218,10 @@ def apply_report(
 
 
 def _block(record: Record, name: str, ahead: Amount, limit: Limit, taken: Amount, now: float) -> Amount:
-    free = limit.of(limit.percentage(_BLOCKS_PERCENT).remaining(taken))
-    if not free.covers(limit.of(Amount(1, 1))):
+    free = limit.limited_part(limit.percentage(_BLOCKS_PERCENT).remaining(taken))
+    if not free.covers(limit.limited_part(Amount(1, 1))):
         return NOTHING
-    return limit.of(ahead).minimum(free.times(1 / (2 * (1 + record.replicas(now, excluding=name)))))
+    return limit.limited_part(ahead).minimum(free.times(1 / (2 * (1 + record.replicas(now, excluding=name)))))
 
 
 def may_be_returned(record: Record, name: str, need: Amount, limit: Limit, now: float) -> bool:
@@ -230,13 +230,13 @@ def may_be_returned(record: Record, name: str, need: Amount, limit: Limit, now: 
     return remaining.plus(record.idle(now, excluding=name)).covers(need)
 
 
-def _forget(record: Record, now: float, journals: Mapping[str, Amount]) -> None:
-    """Free the shares of dead replicas whose journals were read; drop empty shares after `_FORGET_S`."""
+def _free_dead_shares(record: Record, now: float, journals: Mapping[str, Amount]) -> None:
+    """Free the shares of dead replicas whose journals were read; drop empty shares after `_KEEP_EMPTY_S`."""
     for name, share in list(record.shares.items()):
         if share.until <= now and name in journals:
             _add_missing(record, share, journals[name])
             share.reserved = share.idle = NOTHING
-        if share.until + _FORGET_S <= now and not share.holds:
+        if share.until + _KEEP_EMPTY_S <= now and not share.holds:
             del record.shares[name]
 
 

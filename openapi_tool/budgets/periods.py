@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Period(NamedTuple):
-    """A day (`2026-11-22`), a month (`2026-11`) or no period (empty), with its bounds in seconds since the epoch.
+    """Day (`2026-11-22`), month (`2026-11`) or no period (empty), with its bounds in seconds since the epoch.
 
     `renews` is its end in ISO 8601, empty without an end.
     """

@@ -45,7 +45,7 @@ class Outage:
         """Record that the store is unavailable."""
         if not self.reason:
             log.warning(
-                "budgets cannot be shared, the last known state decides: %s",
+                "cannot share budgets; calls are checked against the last known use: %s",
                 reason,
                 extra={"action": "budgets.not_shared"},
             )
@@ -87,7 +87,7 @@ class Journal:
         if self._task is None:
             self._task = in_background(self._run(), "budget_journal")
 
-    async def written(self) -> None:
+    async def wait_until_written(self) -> None:
         """Wait until everything recorded is written, or the write has failed."""
         pending = self._waiting or self._writing
         if pending is not None:

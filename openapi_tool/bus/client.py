@@ -184,7 +184,7 @@ class BusClient(Client):
 
     @property
     def encrypted(self) -> bool:
-        """True if the connection uses TLS."""
+        """Return whether the connection uses TLS."""
         return self._is_encrypted()
 
     async def on_error(self, error: Exception) -> None:
@@ -305,7 +305,7 @@ class BusClient(Client):
                 raise
             raise nats.errors.Error(f"nats: the server's greeting cannot be read: {type(error).__name__}") from error
         self._was_connected = True
-        self._login.forget()
+        self._login.clear()
         if self._reconnect_wait_s is not None:
             self.options["reconnect_time_wait"] = self._reconnect_wait_s
 

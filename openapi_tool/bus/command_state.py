@@ -80,7 +80,7 @@ async def commands_of(
 
 @dataclass(frozen=True, slots=True)
 class Doorbell:
-    """A stored doorbell message."""
+    """Stored doorbell message."""
 
     sequence: int
     subject: str

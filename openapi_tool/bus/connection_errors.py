@@ -51,8 +51,8 @@ class LoginRefusal:
             self._refusal = None
         return self._refusal or error
 
-    def forget(self) -> None:
-        """Forget the refusal: a login was accepted."""
+    def clear(self) -> None:
+        """Discard the refusal: a login was accepted."""
         self._refusal = None
 
 

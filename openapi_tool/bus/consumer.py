@@ -63,7 +63,7 @@ class ConsumerOptions:
 
 
 class BackgroundTaskEnded(Exception):
-    """A task that pulls commands or sends heartbeats has ended, which is a defect. The process must end, too."""
+    """Raised if the task that pulls or sends heartbeats ended: a defect; the process must end, too."""
 
 
 class CommandConsumer:
@@ -155,7 +155,7 @@ class CommandConsumer:
         """Stop fetching, hand back waiting commands, let calls finish for `grace_s` seconds, hand back the others.
 
         Calls that wait for a permit and have sent nothing are handed back at once.
-        If the heartbeat task dies, the grace period ends early: the server would redeliver calls that still run here.
+        If the heartbeat task fails, the grace period ends early: the server would redeliver calls that still run here.
         Raises BackgroundTaskEnded in that case, after everything is handed back.
         """
         pulling, returning, heartbeat = self._background_tasks
@@ -175,13 +175,13 @@ class CommandConsumer:
         await self._wait_for_calls(heartbeat, grace_s)
         handed_back, oldest_s = self.running, self._oldest_running_s()
         await self._cancel_all()
-        died = [heartbeat] if heartbeat.done() else []
+        failed = [heartbeat] if heartbeat.done() else []
         await _cancel(heartbeat)
         log.info("drained", extra={"action": "drain.finished", "handed_back": handed_back, "oldest_s": oldest_s})
-        _raise_if_ended(died)
+        _raise_if_ended(failed)
 
     async def _hand_back_waiting(self, returning: asyncio.Task[None]) -> None:
-        await _cancel(returning)
+        await _cancel(returning)  # it would take from the same queue as the `flush` below
         self._intake.hand_back_waiting()
         with suppress(TimeoutError):
             async with asyncio.timeout(_HAND_BACK_TIMEOUT_S):
@@ -191,7 +191,7 @@ class CommandConsumer:
         unsent = self._slots.unsent()
         for task, work in self._running.items():
             if work.delivery.stream_sequence in unsent:
-                task.cancel()
+                task.cancel()  # the worker then hands its command back
 
     async def _wait_for_calls(self, heartbeat: asyncio.Task[None], grace_s: float) -> None:
         with suppress(TimeoutError):
@@ -277,11 +277,12 @@ class CommandConsumer:
 
     @property
     def _busy(self) -> bool:
-        """True if waiting commands, of whatever project, take all free slots."""
+        """Return whether waiting commands, of any project, take all free slots."""
         return self._free <= self._intake.waiting
 
     @property
     def _may_probe(self) -> bool:
+        """Return whether a command may be run as a test of the database: one at a time."""
         return self._free > 0 and not any(work.probe for work in self._running.values())
 
     def _receive(self, message: Msg) -> bool:
@@ -351,6 +352,7 @@ class CommandConsumer:
     def _cancel_overdue(self) -> None:
         """Cancel calls that run longer than any time limit allows, which is a defect; each counts as a lost run."""
         for task, work in self._running.items():
+            # The flag is False after the first cancellation, so no call is cancelled twice.
             if time.monotonic() - work.started_at > self._options.max_run_s and work.forgive_on_hand_back:
                 log.error(
                     "a call exceeded every time limit and is cancelled",

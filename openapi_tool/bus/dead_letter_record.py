@@ -31,7 +31,7 @@ _IDENTITY = {name.lower() for name in (*TOPOLOGY, TRACEPARENT)}
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A command whose result cannot reach any turn.
+    """Command whose result cannot reach any turn.
 
     `number` is the sequence of the record in the dead letter stream, 0 before it is stored. `stream` and
     `stream_sequence` locate the command. If not `whole`, `data` holds the first bytes of the body, and headers may be

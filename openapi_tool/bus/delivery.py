@@ -9,7 +9,7 @@ from openapi_tool.protocol.command import HEAD_BYTES, MAX_BODY_BYTES, BodyDigest
 
 
 class ForeignMessage(Exception):
-    """A message in our inbox that JetStream did not send, so it cannot be settled.
+    """Message in this process's inbox that JetStream did not send, so it cannot be settled.
 
     Any client with permission to publish to our inbox can send one. JetStream's own messages carry stream sequence and
     delivery count in the reply subject.

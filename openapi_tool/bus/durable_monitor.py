@@ -146,7 +146,7 @@ class DurableMonitor:
             self._had_problem = True
 
     async def _no_answer(self, error: Exception) -> None:
-        """Reconnect after several checks without a reply: TCP notices a half-open connection only after minutes."""
+        """Reconnect after several checks without a reply: TCP detects a half-open connection only after minutes."""
         self._unanswered += 1
         reason = f"no answer to a request: {type(error).__name__}"
         self._record(reason, reason)
@@ -287,8 +287,8 @@ class DurableCapacity:
             return
         self._warned_at = self._clock()
         log.warning(
-            "%s commands wait or were handed back, the maximum of the durable, and it cannot be raised: commands of "
-            "other projects behind them are not delivered",
+            "the durable has %s unacknowledged commands, its max_ack_pending, which cannot be raised: no further "
+            "command is delivered, of any project",
             state.ack_pending,
             extra={"action": "durable.full", "pending": state.pending, "max_ack_pending": state.max_ack_pending},
         )

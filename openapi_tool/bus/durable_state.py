@@ -58,23 +58,23 @@ async def observe(client: BusClient, durable: Durable, clock: ServerClock) -> Du
     requested_at = time.monotonic()
     reply = await client.request(f"$JS.API.CONSUMER.INFO.{durable.stream}.{durable.name}", b"", timeout=REPLY_TIMEOUT_S)
     replied_at = time.monotonic()
-    answer = _decoded(reply.data)
-    if error := answer.get("error"):
+    info = _decoded(reply.data)
+    if error := info.get("error"):
         kind = DurableMissing if error.get("code") == _NOT_FOUND else ErrorReply
         raise kind(f"{error.get('description')} ({error.get('err_code')})")
-    if timestamp := answer.get("ts"):  # absent before nats-server 2.10
+    if timestamp := info.get("ts"):  # absent before nats-server 2.10
         clock.observe(_seconds(timestamp), requested_at, replied_at)
-    return _state(answer)
+    return _state(info)
 
 
 def _decoded(data: bytes) -> Mapping[str, Any]:
     try:
-        answer = orjson.loads(data)
+        info = orjson.loads(data)
     except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
+        info = None
+    if not isinstance(info, dict):
         raise ErrorReply("the reply is not a JSON object")
-    return answer
+    return info
 
 
 def _seconds(timestamp: object) -> float:
@@ -84,20 +84,20 @@ def _seconds(timestamp: object) -> float:
         raise ErrorReply("the reply's timestamp `ts` cannot be parsed") from None
 
 
-def _state(answer: Mapping[str, Any]) -> DurableState:
-    config = answer.get("config") or {}
+def _state(info: Mapping[str, Any]) -> DurableState:
+    config = info.get("config") or {}
     filters = config.get("filter_subjects") or [config.get("filter_subject", "")]
     return DurableState(
         filters=tuple(filters),
         ack_wait_s=config.get("ack_wait", 0) / _NANOSECONDS,
         max_deliver=config.get("max_deliver", 0),
         max_ack_pending=config.get("max_ack_pending", 0),
-        paused_until=config.get("pause_until", "") if answer.get("paused") else "",
-        leader=(answer.get("cluster") or {}).get("leader", ""),
-        pending=answer.get("num_pending", 0),
-        ack_pending=answer.get("num_ack_pending", 0),
-        ack_floor=(answer.get("ack_floor") or {}).get("stream_seq", 0),
-        quorum=_has_quorum((answer.get("cluster") or {}).get("replicas") or []),
+        paused_until=config.get("pause_until", "") if info.get("paused") else "",
+        leader=(info.get("cluster") or {}).get("leader", ""),
+        pending=info.get("num_pending", 0),
+        ack_pending=info.get("num_ack_pending", 0),
+        ack_floor=(info.get("ack_floor") or {}).get("stream_seq", 0),
+        quorum=_has_quorum((info.get("cluster") or {}).get("replicas") or []),
     )
 
 

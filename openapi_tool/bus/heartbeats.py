@@ -43,10 +43,10 @@ class Heartbeats:
         """Seconds between two checks."""
         return self.ack_wait_s * _CHECK_SHARE
 
-    async def send(self, running: Iterable[Held]) -> None:
+    async def send(self, held: Iterable[Held]) -> None:
         """Send the heartbeats that are due, longest overdue first."""
         due_before = self._clock() - self.ack_wait_s * _DUE_SHARE
-        due = [work for work in running if work.last_progress_ack <= due_before and not work.message.is_acked]
+        due = [work for work in held if work.last_progress_ack <= due_before and not work.message.is_acked]
         due.sort(key=lambda work: work.last_progress_ack)
         permits = asyncio.Semaphore(_MAX_CONCURRENT)
         await asyncio.gather(*(self._beat(work, permits) for work in due))

@@ -36,10 +36,10 @@ class FetchMode(Enum):
 
 @dataclass(slots=True)
 class Held:
-    """A received command; times are on the monotonic clock, in seconds.
+    """Received command; times are on the monotonic clock, in seconds.
 
     `started_at` is the start of its run, `last_progress_ack` the last heartbeat; until then both are the time of its
-    delivery. `flow` is (project, agent) for fair scheduling, `size` its memory in bytes. Flags:
+    delivery. `flow` is (project, agent) for fair scheduling. Flags:
     `stale`: the server may have redelivered the command elsewhere.
     `forgive_on_hand_back`: handing it back takes this run off the count of lost runs.
     `settling`: its settlement is decided and in progress.
@@ -56,15 +56,15 @@ class Held:
     probe: bool = False
     lease: Lease | None = None
     flow: tuple[str, str] = field(init=False)
-    size: int = field(init=False)
+    memory_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Compute flow and size from the delivery."""
+        """Compute flow and memory from the delivery."""
         subject, headers = self.delivery.subject, self.delivery.headers
         self.flow = project_of(subject), headers.get(AGENT, "")[:MAX_ID_BYTES]
         # getsizeof, not len: one wide character makes CPython store the whole header in four bytes per character.
         texts = len(subject) + sum(map(getsizeof, headers)) + sum(map(getsizeof, headers.values()))
-        self.size = _OVERHEAD_BYTES + len(self.delivery.data) + texts
+        self.memory_bytes = _OVERHEAD_BYTES + len(self.delivery.data) + texts
 
 
 def project_of(subject: str) -> str:
@@ -74,7 +74,7 @@ def project_of(subject: str) -> str:
 
 
 def ids_of(delivery: Delivery) -> dict[str, Any]:
-    """Return the ids that a command claims, each cut to 128 characters, for log lines."""
+    """Return the ids that a command claims, each truncated to 128 characters, for log lines."""
     claimed = _claimed(delivery.subject, delivery.headers, delivery.data)
     return {"stream_sequence": delivery.stream_sequence, **claimed}
 

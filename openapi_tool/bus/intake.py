@@ -36,7 +36,7 @@ class Intake:
         self._options = options
         self._scheduler = scheduler
         self.held: dict[int, Held] = {}
-        self.returns = Returns(publish, self.forget)
+        self.returns = Returns(publish, self.release)
         self._delays = ReturnDelays(options.concurrency)
         self._logged_at = -_LOG_EVERY_S
 
@@ -52,8 +52,8 @@ class Intake:
 
     @property
     def full(self) -> bool:
-        """True if no further command can wait."""
-        return self.waiting >= self._options.max_held or self._scheduler.size >= _MAX_WAITING_BYTES
+        """Return whether no further command can wait."""
+        return self.waiting >= self._options.max_held or self._scheduler.memory_bytes >= _MAX_WAITING_BYTES
 
     def oldest_s(self, now: float) -> float:
         """Return the age in seconds of the oldest held command; `now` is the server's time."""
@@ -109,12 +109,12 @@ class Intake:
         return self._scheduler.next(may_begin)
 
     def finished(self, work: Held, duration_s: float, requests: int) -> None:
-        """Forget a command that ran for `duration_s` seconds, and charge its project with its upstream requests."""
-        self.forget(work)
+        """Release a command that ran for `duration_s` seconds, and charge its project with its upstream requests."""
+        self.release(work)
         self._delays.finished(duration_s)
         self._scheduler.finished(work, cost=requests)
 
-    def forget(self, work: Held) -> None:
+    def release(self, work: Held) -> None:
         """Stop holding a command."""
         self.held.pop(work.delivery.stream_sequence, None)
 

@@ -175,7 +175,10 @@ class Leases:
         raise LeaseLost(key)
 
     async def _read(self, key: str, attempt: int = 2) -> tuple[int, Record]:
-        """Return revision and record. Without a record, an earlier delivery counts as one lost run."""
+        """Return revision and record. Without a record the first run, which writes none, counts as lost.
+
+        So an `attempt` of 1, which only `take` passes, has no lost run.
+        """
         unwritten = Record(lost=min(attempt - 1, 1))
         try:
             entry = await (await self._opened()).get(key)

@@ -44,7 +44,7 @@ _TOP_UP_DIVISOR = 4
 
 
 class ConsumerGone(Exception):
-    """The server reports that the durable does not exist (any more)."""
+    """Raised if the server reports that the durable does not exist."""
 
 
 class PullConsumer:
@@ -174,7 +174,7 @@ class PullConsumer:
     async def _on_message(self, message: Msg) -> None:
         status = message.headers.get(Header.STATUS) if message.headers and not message.reply else None
         if status is None:
-            self._requested = max(0, self._requested - self._receive(message))
+            self._requested = max(0, self._requested - self._receive(message))  # minus 1, or 0 for a foreign message
         elif status != _HEARTBEAT:
             self._request_ended(status, message.headers or {})
         self._unanswered_since = time.monotonic() if self._requested else None

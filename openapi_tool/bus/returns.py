@@ -3,7 +3,7 @@
 The delays spread redeliveries to the rate at which calls end here. To receive a whole backlog at once, and to hand it
 back again, would cost more CPU than the calls themselves.
 
-The replicas of a durable tell each other which commands none of them has run: these need no lease (ADR 6).
+The replicas of a durable publish notices of the commands that they handed back unrun: these need no lease (ADR 6).
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def notice_subject(stream: str, durable: str) -> str:
 
 
 class Returns:
-    """Hands messages back, and calls `forget` for each that was held."""
+    """Hands messages back, and calls `release` for each that was held."""
 
-    def __init__(self, publish: Publish, forget: Callable[[Held], None]) -> None:
+    def __init__(self, publish: Publish, release: Callable[[Held], None]) -> None:
         self._publish = publish
-        self._forget = forget
+        self._release = release
         self._queue: deque[tuple[Msg, Held | None, float, bool]] = deque()
         self._wake = asyncio.Event()
         self._unrun_deliveries: OrderedDict[int, int] = OrderedDict()  # delivery count by stream sequence
@@ -82,9 +82,10 @@ class Returns:
             self._unrun_deliveries.popitem(last=False)
 
     def never_run(self, metadata: Msg.Metadata) -> bool:
-        """Return whether no earlier delivery of a command was run, and forget them; it then needs no lease (ADR 4).
+        """Return whether no earlier delivery of a command was run, so that it needs no lease (ADR 4).
 
-        False if a replica handed it back whose notice did not arrive, or not yet.
+        False if a replica handed it back whose notice did not arrive, or not yet. The command runs now, so its entry is
+        removed.
         """
         attempt = metadata.num_delivered
         # The delivery before this one was handed back, and by induction all earlier ones.
@@ -145,7 +146,7 @@ class Returns:
             await self._publish(message.reply, b'-NAK {"delay":%d}' % (delay_s * 1e9) if delay_s else b"-NAK")
         finally:
             if work is not None:
-                self._forget(work)
+                self._release(work)
 
 
 def _delivery(message: Msg) -> tuple[int, int]:

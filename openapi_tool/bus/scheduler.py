@@ -16,7 +16,7 @@ from openapi_tool.bus.held import Held
 _EQUAL_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 
 _MIN_COST = 0.1  # of a command, in requests
-_MAX_STALE_ENTRIES = 64  # of a heap, besides one per flow
+_MAX_STALE_ENTRIES = 64  # of a heap (`_FairQueue._due`), besides one per flow; with more it is rebuilt
 _MAX_IDLE_FLOWS = 4_096
 """Flows (projects or agents) without a waiting command that are remembered with their charge, at each level."""
 
@@ -26,9 +26,9 @@ def _any_project(_: str) -> bool:
 
 
 class Scheduler(Protocol):
-    """Queue of the commands that wait for a slot; `size` is their memory in bytes."""
+    """Queue of the commands that wait for a slot."""
 
-    size: int
+    memory_bytes: int
 
     def __len__(self) -> int:
         """Return the number of waiting commands."""
@@ -61,7 +61,7 @@ class FairScheduler:
     """
 
     def __init__(self, weights: Mapping[str, float] = _EQUAL_WEIGHTS) -> None:
-        self.size = 0
+        self.memory_bytes = 0
         self._length = 0
         self._projects = _FairQueue(levels=2, weights=weights)
 
@@ -72,7 +72,7 @@ class FairScheduler:
         """Enqueue a command."""
         self._projects.push(work.flow, work)
         self._length += 1
-        self.size += work.size
+        self.memory_bytes += work.memory_bytes
 
     def next(self, may_begin: Callable[[str], bool] = _any_project) -> Held | None:
         """Remove and return the command that runs next; None if no project with a waiting one may begin another."""
@@ -102,7 +102,7 @@ class FairScheduler:
 
     def _deduct(self, work: Held) -> Held:
         self._length -= 1
-        self.size -= work.size
+        self.memory_bytes -= work.memory_bytes
         return work
 
 
@@ -128,26 +128,31 @@ class _Fifo:
 class _Flow:
     """Flow of a fair queue: one project, or one agent of it.
 
-    `size` is the memory in bytes of its waiting commands, `start` the virtual time at which the next of them is due,
-    `step` the virtual time of one request (1 / weight). `entry` is the number of its valid entry in the fair queue's
-    heap, 0 without one.
+    `memory_bytes` is that of its waiting commands, `start` the virtual time at which the next of them is due, `step`
+    the virtual time of one request (1 / weight). `entry_number` is that of its valid entry in the fair queue's heap, 0
+    without one.
     """
 
-    __slots__ = ("entry", "queue", "size", "start", "step")
+    __slots__ = ("entry_number", "memory_bytes", "queue", "start", "step")
 
     def __init__(self, queue: _Fifo | _FairQueue, start: float, weight: float) -> None:
         self.queue = queue
         self.start = start
         self.step = 1 / weight
-        self.size = 0
-        self.entry = 0
+        self.memory_bytes = 0
+        self.entry_number = 0
+
+    @property
+    def has_waiting(self) -> bool:
+        return self.memory_bytes > 0  # each command counts some overhead, so none has 0 bytes
 
 
 class _FairQueue:
     """Start-time fair queueing (Goyal, Vin and Cheng, 1996) over flows with `weights`, by default 1.
 
     The flow with the earliest start is served next, and its start advances by cost / weight. Virtual time is the
-    start of the flow served last. A flow that was empty starts there again, or later if it was charged beyond it.
+    start of the flow served last. An idle flow that gets a command starts at the virtual time, or at its own start if
+    charges have moved that further.
     With `levels` above 1 each flow is itself a fair queue, over the next element of the path.
     """
 
@@ -168,20 +173,21 @@ class _FairQueue:
             queue = _FairQueue(self._levels - 1) if self._levels > 1 else _Fifo()
             flow = self._flows[name] = _Flow(queue, self._virtual_time, self._weights.get(name, 1.0))
         flow.queue.push(path[1:], work)
-        flow.size += work.size
-        if not flow.entry:
+        flow.memory_bytes += work.memory_bytes
+        if not flow.entry_number:
             flow.start = max(flow.start, self._virtual_time)
             self._enqueue(name, flow)
 
     def pop(self, may_begin: Callable[[str], bool] = _any_project) -> Held | None:
         due = self._earliest(may_begin)
+        # The pop returns a command: a flow without one is never due.
         if due is None or (work := due[0].queue.pop()) is None:
             return None
         flow, name = due
         self._virtual_time = max(self._virtual_time, flow.start)  # a flow that was passed over starts earlier
-        flow.size -= work.size
+        flow.memory_bytes -= work.memory_bytes
         flow.start += flow.step
-        if flow.size:
+        if flow.has_waiting:
             self._enqueue(name, flow)
         elif len(self._flows) > len(self._due) + _MAX_IDLE_FLOWS:
             self._drop_idle_flows()
@@ -191,8 +197,8 @@ class _FairQueue:
         name = self.largest()
         flow = self._flows[name]
         work = flow.queue.drop()
-        flow.size -= work.size
-        if not flow.size and flow.start <= self._virtual_time:
+        flow.memory_bytes -= work.memory_bytes
+        if not flow.has_waiting and flow.start <= self._virtual_time:  # a later start is a charge to remember
             del self._flows[name]
             self._drop_stale_entries()
         return work
@@ -202,7 +208,7 @@ class _FairQueue:
 
     def _weighted_size(self, name: str) -> float:
         flow = self._flows.get(name)
-        return flow.size * flow.step if flow else 0.0
+        return flow.memory_bytes * flow.step if flow else 0.0
 
     def charge(self, path: tuple[str, ...], cost: float) -> None:
         """Charge a flow. A negative cost is a refund, which never moves the start before the virtual time."""
@@ -210,12 +216,12 @@ class _FairQueue:
             charged = flow.start + cost * flow.step
             flow.start = charged if cost > 0 else max(charged, min(flow.start, self._virtual_time))
             flow.queue.charge(path[1:], cost)
-            if cost < 0 and flow.entry:
+            if cost < 0 and flow.entry_number:
                 self._enqueue(path[0], flow)
 
     def _enqueue(self, name: str, flow: _Flow) -> None:
         self._entries += 1
-        flow.entry = self._entries
+        flow.entry_number = self._entries
         heapq.heappush(self._due, (flow.start, self._entries, name))  # FIFO among equal starts
 
     def _earliest(self, may_begin: Callable[[str], bool]) -> tuple[_Flow, str] | None:
@@ -228,15 +234,15 @@ class _FairQueue:
             while self._due:
                 entry = start, number, name = heapq.heappop(self._due)
                 flow = self._flows.get(name)
-                if flow is None or flow.entry != number:
+                if flow is None or flow.entry_number != number:
                     continue
-                flow.entry = 0
-                if flow.size and flow.start > start:
+                flow.entry_number = 0
+                if flow.has_waiting and flow.start > start:
                     self._enqueue(name, flow)
-                elif flow.size and may_begin(name):
+                elif flow.has_waiting and may_begin(name):
                     return flow, name
-                elif flow.size:
-                    flow.entry = number
+                elif flow.has_waiting:
+                    flow.entry_number = number
                     passed_over.append(entry)
         finally:
             for entry in passed_over:
@@ -244,12 +250,12 @@ class _FairQueue:
         return None
 
     def _drop_stale_entries(self) -> None:
-        """Remove stale entries: each evicted command of a new agent leaves one if its project never runs."""
+        """Remove stale entries: they pile up if commands of ever new agents are evicted and none of them runs."""
         if len(self._due) > 2 * len(self._flows) + _MAX_STALE_ENTRIES:
             flows = self._flows
-            self._due = [entry for entry in self._due if entry[2] in flows and flows[entry[2]].entry == entry[1]]
+            self._due = [entry for entry in self._due if entry[2] in flows and flows[entry[2]].entry_number == entry[1]]
             heapq.heapify(self._due)
 
     def _drop_idle_flows(self) -> None:
         """Remove flows without a waiting command; a client may invent any number of project and agent names."""
-        self._flows = {name: flow for name, flow in self._flows.items() if flow.entry}
+        self._flows = {name: flow for name, flow in self._flows.items() if flow.entry_number}

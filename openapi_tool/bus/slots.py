@@ -29,7 +29,7 @@ class Slots:
         self._in_use: Counter[str] = Counter()  # slots of each project
         self._released: set[int] = set()
         self._parked: set[int] = set()
-        self._waiting: set[int] = set()  # parked, or too many are
+        self._waiting: set[int] = set()  # for a permit; with a slot if too many are parked
         self._sent: set[int] = set()
         self._requests: dict[int, int] = {}
         self.wake: Callable[[], None] = lambda: None
@@ -89,7 +89,7 @@ class Slots:
         if len(self._parked) < self._max_parked:
             self._give_up_slot(sequence, self._parked)
         else:
-            self.wake()  # a drain hands it back
+            self.wake()  # `wake` of the consumer hands it back in a drain
 
     def resume(self, sequence: int) -> None:
         """Give a parked call its slot back at once, even if none is free; then no command begins until one is."""
@@ -99,7 +99,7 @@ class Slots:
             self._in_use[self._projects[sequence]] += 1
 
     def ended(self, sequence: int) -> int:
-        """Forget a call; return its number of upstream requests."""
+        """Remove a call; return its number of upstream requests."""
         self.resume(sequence)
         self._sent.discard(sequence)
         project = self._projects.pop(sequence)

@@ -42,7 +42,7 @@ _SUSPECT_RETRY_S = 0.5
 class Worker:
     """Runs commands with `handle` and settles them. The caller runs at most `slots` at once.
 
-    `acknowledge` must not wait. A command whose executor died `max_lost_runs` times is answered with an error without
+    `acknowledge` must not wait. A command whose executor died `max_lost_runs` times gets an error result without
     being run.
     """
 
@@ -85,7 +85,7 @@ class Worker:
         """Handle a command. If it was or may have been redelivered, take its lease first."""
         if work.delivery.attempt == 1 and not work.stale:
             return await self._handle(work.delivery)
-        work.forgive_on_hand_back = False
+        work.forgive_on_hand_back = False  # until `_begin` counts this run, there is nothing to take off
         lease = await self._leases.take(work.delivery)
         _log_redelivery(work.delivery, lease)
         if isinstance(lease, LeaseTaken):

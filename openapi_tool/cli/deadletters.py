@@ -174,7 +174,7 @@ async def _letters(bootstrap: Bootstrap, client: BusClient, *, abandoned: bool) 
         yield letter
     if not abandoned:
         return
-    kernel = await KernelStore.open(replace(bootstrap.pool, inspected=False))
+    kernel = await KernelStore.open(replace(bootstrap.pool, inspect_on_connect=False))
 
     async def has_result(command: Delivery) -> bool:
         try:

@@ -180,7 +180,7 @@ def _events(records: CallRecords) -> Iterator[Event]:
 
 
 def _runs(command: CommandState) -> list[_Run]:
-    """Return the runs that the lease record knows; none for a command that was settled in its first delivery."""
+    """Return the runs that the lease record lists; none for a command that was settled in its first delivery."""
     try:
         return _RUNS.validate_python((command.lease or {}).get("runs", []))
     except ValidationError:  # written by another version

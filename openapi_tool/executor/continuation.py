@@ -116,7 +116,7 @@ class Continuation:
         max_result_tokens: int | None = None,
         note: str = "",
     ) -> tuple[RenderedResult, StoredText | None]:
-        """Return what the model is shown and, if it was cut and may be stored, the whole text.
+        """Return what the model is shown and, if it was truncated and may be stored, the whole text.
 
         `max_result_tokens` is the call's own limit. `note` is shown after the text.
         """
@@ -140,13 +140,13 @@ class Continuation:
         shown = framed(truncated.parts) + cost
         missing = _left_out(truncated)
         if not output.may_store:
-            last = f"[{missing} They are not kept.{_shorter_result_advice(definition)}]"
-            return RenderedResult(f"{shown}\n\n{last}", truncated=True), None
+            last_line = f"[{missing} They are not stored.{_shorter_result_advice(definition)}]"
+            return RenderedResult(f"{shown}\n\n{last_line}", truncated=True), None
         stored = yield from stored_text(items, truncated.stored_items)
         artifact = Artifact(stored.card_id, stored.chars, stored.sha256, "")
         if cannot_continue:
-            last = f"[{missing} This tool cannot show them.{_shorter_result_advice(definition)}]"
-            return RenderedResult(f"{shown}\n\n{last}", truncated=True, artifact_ref=artifact.reference), stored
+            last_line = f"[{missing} This tool cannot show them.{_shorter_result_advice(definition)}]"
+            return RenderedResult(f"{shown}\n\n{last_line}", truncated=True, artifact_ref=artifact.reference), stored
         return self._with_cursor(shown, missing, artifact, truncated.next, definition, owner), stored
 
     async def resume(
@@ -164,6 +164,7 @@ class Continuation:
         part = later_part(
             stored_items, place, artifact.text, opening_lines(opening), self._limit(definition, max_result_tokens)
         )
+        # A text of an earlier version, stored without its items, contains frames.
         shown = framed(part.parts if artifact.items is not None else [without_frames(old) for old in part.parts])
         missing = f"{counted(_unseen_chars(stored_items, part.next), 'character', 'left')}."
         state = {"card_id": artifact.card_id, "from": position.start, "to": part.end, "chars": artifact.chars}

@@ -33,7 +33,7 @@ _SEAL_BYTES = 32
 
 @frozen
 class CallResult:
-    """Fields of the result card, and the artifact card if the output was cut."""
+    """Fields of the result card, and the artifact card if the output was truncated."""
 
     fields: ResultFields
     artifact: ArtifactCard | None = None
@@ -76,7 +76,7 @@ class ParkedResults:
             return None
         return _decode(record, identity.project_id)
 
-    async def forget(self, identity: CallIdentity) -> None:
+    async def delete(self, identity: CallIdentity) -> None:
         """Delete the parked result; if that fails, it expires later."""
         try:
             async with asyncio.timeout(_TIMEOUT_S):

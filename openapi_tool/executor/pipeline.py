@@ -50,7 +50,7 @@ from openapi_tool.protocol.report import Acceptance, Report, reportable_content,
 from openapi_tool.retrying import retried
 from openapi_tool.shielding import raise_if_cancelled, shielded
 from openapi_tool.telemetry import metrics
-from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts, answered
+from openapi_tool.telemetry.calls import CALL_FIELDS, CallFacts, record_finished
 from openapi_tool.tools.arguments import CallOwner
 from openapi_tool.tools.deadline import Deadline, TimeLimits
 from openapi_tool.tools.definition import ToolDefinition, parse_definition, stored_after_execution
@@ -77,7 +77,7 @@ _EXHAUSTED = "Every attempt at this call stopped the tool executor, so it is not
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """Author of results, and the settings sections with its limits."""
+    """Actor id that result cards name as their author, and the settings sections with the limits of a call."""
 
     actor_id: str
     executor: ExecutorOptions
@@ -154,13 +154,12 @@ class Pipeline:
             return await self._settle_existing_result(delivery, identity, records, records.earlier)
 
         acceptance = self._dialect.accept(identity, records)
-        self._result_delay.record_command(delivery, identity)
+        self._result_delay.record_command(delivery, identity)  # the delay counts from the step's last command
         function_name, age_s = short(command.function_name), max(0.0, self._age_s(delivery))
         link = trace_link(identity, acceptance.waiting_turn)
         log_ids, trace_id = ids(identity), link.parent.trace_id
-        facts = CallFacts(
-            log_ids, trace_id, self._dialect.version, function_name, delivery.attempt, age_s, received, time.monotonic()
-        )
+        version, attempt, loaded = self._dialect.version, delivery.attempt, time.monotonic()
+        facts = CallFacts(log_ids, trace_id, version, function_name, attempt, age_s, began=received, loaded=loaded)
         CALL_FIELDS.set(facts.fields)
         call = _Call(delivery, command, identity, records, acceptance, facts)
         span_name = f"execute_tool {function_name}"
@@ -171,7 +170,7 @@ class Pipeline:
             facts.attempts, facts.permit_waits = context.attempts, context.permit_waits
             context.agent, context.slot = identity.agent_id, self._slots.of(delivery.stream_sequence)
             result = await self._parked_result(call) or await self._run_to_result(call, context)
-            # `attempts` ends at MAX_ATTEMPTS; `spent` lacks a shared request whose cost another call reported.
+            # Neither count is complete: `attempts` ends at MAX_ATTEMPTS, `spent` lacks requests another call paid for.
             self._slots.charge(delivery.stream_sequence, max(context.spent.requests, len(context.attempts)))
             context.release_all_but(_COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
             _record_outcome(facts, result, context)
@@ -182,25 +181,25 @@ class Pipeline:
     async def _finish(
         self, call: _Call, result: CallResult, card: Card, report: Report, budget: Charge | None
     ) -> Settlement:
-        """Wait for the worker to suspend, commit, publish the doorbell; shielded as one unit.
+        """Wait until the worker has suspended the turn; then commit, and publish the doorbell. Shielded as one unit.
 
         The use of budgets is written before the commit, so that no crash loses the cost of a committed result.
         """
         await self._result_delay.wait(call.delivery, call.identity, call.acceptance.waiting_turn)
         if budget is not None:
-            await budget.written()
+            await budget.wait_until_written()
         facts, began = call.facts, time.monotonic()
         written = await self._commit_or_park(call, result, card, report)
         facts.commit = (began, time.monotonic())
         if result.parked:
-            await self._parked.forget(call.identity)
+            await self._parked.delete(call.identity)
         if not written:
             return await self._settle_refused_commit(call)
         began = time.monotonic()
         await self._wakeup.send(call.delivery, call.identity, call.records, report.wakeup)
         if report.wakeup is not None:
             facts.wakeup, facts.wakeup_subject = (began, time.monotonic()), report.wakeup.subject
-        answered(facts)
+        record_finished(facts)
         if call.delivery.exhausted:
             # The turn has its failed result; the dead letter lets an operator find the command that ended executors.
             return DeadLetter("attempts_exhausted", _EXHAUSTED, terminate=False)
@@ -270,9 +269,9 @@ class Pipeline:
     async def _run(
         self, call: _Call, request: ToolCallRequest, context: CallContext
     ) -> tuple[ResultFields, StoredText | None]:
-        """Run the call. Once it outlasts the worker's default wait, check for an earlier deadline of its turn."""
-        check_after_s = self._limits.default_left_s(self._age_s(call.delivery))
-        outlasts = self._limits.outlasts_default(request.definition.suspend_timeout_s)
+        """Run the call. Once it outlasts `worker_timeout_s`, check for an earlier deadline of its turn."""
+        check_after_s = self._limits.worker_wait_left_s(self._age_s(call.delivery))
+        outlasts = self._limits.outlasts_worker_wait(request.definition.suspend_timeout_s)
         if not outlasts or call.identity.step_id is None or check_after_s >= request.deadline.remaining():
             return await self._runner.run(request, context)
         async with TurnDeadline(self._kernel, self._limits, call.identity, check_after_s) as turn:
@@ -285,16 +284,18 @@ class Pipeline:
 
     def _request(self, call: _Call, owner: CallOwner) -> ToolCallRequest:
         """Build the request. Raises ToolError if the command, its card or its definition is invalid."""
-        definition = self._definition(call)
+        definition = self._checked_definition(call)
         tool_call = read_tool_call(call.records.card, call.identity.tool_call_id)
         deadline = self._limits.deadline(self._age_s(call.delivery), definition.suspend_timeout_s, definition.timeout_s)
         return ToolCallRequest(owner, definition, tool_call, deadline)
 
-    def _definition(self, call: _Call) -> ToolDefinition:
+    def _checked_definition(self, call: _Call) -> ToolDefinition:
+        """Return the definition. Raises ToolError if the call must not run: last delivery, no worker, no such tool."""
         if call.delivery.exhausted:
             raise InternalError(_EXHAUSTED)
         if call.command.violation is not None:
             raise call.command.violation
+        # A turn that is not suspended needs no doorbell, and so no worker.
         if call.records.worker_target is None and call.acceptance.waiting_turn.suspends:
             raise ToolMisconfigured(_NOT_IN_ROSTER)
         if call.records.tool is None:
@@ -330,15 +331,15 @@ class Pipeline:
         """Settle a call that has a result card: complete a missing report, publish a missing doorbell.
 
         A result by another author is left alone. No doorbell is published for a claimed inbox row: a durable that is
-        created again may redeliver the commands of a day. Raises ReportRefused if the card is of another call with the
-        same MD5, since the database can store no result of this one.
+        created again may redeliver the commands of a day. Raises ReportRefused if the card is of a call whose id has
+        the same MD5: the unique index is on that hash, so the database takes no result of this call.
         """
-        if not earlier.of_call:
+        if not earlier.is_of_this_call:
             raise ReportRefused(
                 "id_collision", f"result {earlier.card_id!r} is of another tool call id with the same MD5"
             )
         metrics.DEDUPLICATED.inc()
-        ours = earlier.author_id == self._options.actor_id and earlier.live
+        ours = earlier.author_id == self._options.actor_id and not earlier.is_deleted
         if ours and earlier.report_headers is not None:
             if unclaimed(earlier.report_status):
                 wakeup = self._dialect.wakeup(identity.project_id, records.worker_target, earlier.report_headers)

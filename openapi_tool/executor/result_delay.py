@@ -38,7 +38,7 @@ class ResultDelay:
             step, at = _step(identity), delivery.published_at.timestamp()
             self._newest_at[step] = max(at, self._newest_at.get(step, at))
             if len(self._newest_at) > _MAX_STEPS:
-                self._forget_old()
+                self._drop_old()
 
     async def wait(self, delivery: Delivery, identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> None:
         """Release the slot and wait until the worker should have suspended the turn."""
@@ -59,8 +59,8 @@ class ResultDelay:
         due = self._newest_at.get(step, published_at) + self._min_answer_s
         return min(due, published_at + _MAX_DELAY_S) - self._clock.time()
 
-    def _forget_old(self) -> None:
-        """Forget steps whose results need no further delay; all steps if too many recent ones remain."""
+    def _drop_old(self) -> None:
+        """Drop steps whose results need no further delay; all steps if too many recent ones remain."""
         cutoff = self._clock.time() - _MAX_DELAY_S
         recent = {step: at for step, at in self._newest_at.items() if at > cutoff}
         self._newest_at = recent if len(recent) < _MAX_STEPS else {}

@@ -44,20 +44,20 @@ log = logging.getLogger(__name__)
 class RunnerOptions:
     """Dependencies of every call.
 
-    `authorizer` applies the policy, `envs` are the operator's mappings of arguments to variables, `secret` reads a
+    `authorizer` applies the policy, `envs` are the operator's mappings of arguments to variables, `read_secret` reads a
     variable, `scope` derives session identities, `redact` masks all known secrets in the JSON value of a failure.
     """
 
     authorizer: Authorizer
     envs: OperatorEnvs
-    secret: SecretSource
+    read_secret: SecretSource
     scope: SessionScope
     redact: Callable[[Any], Any]
 
 
 @frozen
 class ToolCallRequest:
-    """A tool call: owner, definition, the model's arguments, deadline."""
+    """Tool call: owner, definition, the model's arguments, deadline."""
 
     owner: CallOwner
     definition: ToolDefinition
@@ -75,9 +75,9 @@ class ToolRunner:
         self._switches = Switches()
         self._logged = Once()
 
-    def use(self, authorizer: Authorizer, secret: SecretSource) -> None:
+    def use(self, authorizer: Authorizer, read_secret: SecretSource) -> None:
         """Replace policy and secrets for all calls that start from now on (SIGHUP)."""
-        self._options = replace(self._options, authorizer=authorizer, secret=secret)
+        self._options = replace(self._options, authorizer=authorizer, read_secret=read_secret)
 
     def set_switches(self, switches: Switches) -> None:
         """Use this list of disabled tools for all requests that are sent from now on."""
@@ -98,11 +98,11 @@ class ToolRunner:
         tool = definition.built_in.name
         try:
             arguments = self._arguments(request)
-            session = arguments.session_alias
-            output, shown, full_text = await self._run(request, arguments, context)
+            session = arguments.session_id
+            output, rendered, full_text = await self._run(request, arguments, context)
             took_ms = _ms_since(started)
             facts = took_ms, context.attempts, tool, session, _remaining_budget(context)
-            return success(output, shown, definition.result_format, *facts), full_text
+            return success(output, rendered, definition.result_format, *facts), full_text
         except Exception as cause:  # noqa: BLE001 - failure_result logs defects
             return self.failure_result(
                 request.owner, definition.tool_name, cause, context, started, tool, session
@@ -120,7 +120,7 @@ class ToolRunner:
     ) -> ResultFields:
         """Return the result of a failed call; `started` is its start on the monotonic clock, in seconds.
 
-        `tool` (the built-in tool) is empty and `session` (the alias) None if unknown.
+        `tool` (the built-in tool) is empty and `session` (the argument `session_id`) None if unknown.
 
         Raises `cause` if it is Unavailable, and CancelledError if the call was cancelled.
         """
@@ -136,7 +136,7 @@ class ToolRunner:
 
     def _arguments(self, request: ToolCallRequest) -> Arguments:
         owner, definition, options = request.owner, request.definition, self._options
-        arguments = prepare_arguments(definition, request.call, owner, options.envs, options.secret, options.scope)
+        arguments = prepare_arguments(definition, request.call, owner, options.envs, options.read_secret, options.scope)
         if arguments.key_fallback_reason is not None:
             self._log_key_fallback(owner, definition, arguments.key_fallback_reason)
         if log.isEnabledFor(logging.DEBUG):
@@ -146,7 +146,7 @@ class ToolRunner:
     async def _run(
         self, request: ToolCallRequest, arguments: Arguments, context: CallContext
     ) -> tuple[ToolOutput, RenderedResult, StoredText | None]:
-        """Return the output, what the model is shown, and the whole text if cut."""
+        """Return the output, what the model is shown, and the whole text if it was truncated."""
         owner, definition, deadline = request.owner, request.definition, request.deadline
         self._check_switch(owner.project_id, definition.tool_name)
         await self._options.authorizer.authorize(definition, owner, arguments)
@@ -156,15 +156,15 @@ class ToolRunner:
         search = requested_search(definition, arguments, cursor)
         if cursor is not None:
             if search is not None:
-                output, shown = await self._find(search, cursor, request, max_result_tokens)
+                output, rendered = await self._find(search, cursor, request, max_result_tokens)
             else:
-                output, shown = await self._continuation.resume(cursor, definition, owner, max_result_tokens)
-            return output, _with_repairs(shown, arguments), None
+                output, rendered = await self._continuation.resume(cursor, definition, owner, max_result_tokens)
+            return output, _with_repairs(rendered, arguments), None
         context.recheck = partial(self._check_switch, owner.project_id, definition.tool_name)
         output = await self._backend.run(definition, arguments, deadline, context)
         note = context.budget.note if context.budget is not None else ""
-        shown, full_text = await self._continuation.render(output, definition, owner, max_result_tokens, note)
-        return output, _with_repairs(shown, arguments), full_text
+        rendered, full_text = await self._continuation.render(output, definition, owner, max_result_tokens, note)
+        return output, _with_repairs(rendered, arguments), full_text
 
     def _check_switch(self, project_id: str, tool_name: str) -> None:
         """Raise ToolNotAvailable if the tool is disabled. Called again before each request, which may have waited."""
@@ -211,8 +211,8 @@ class ToolRunner:
             )
 
 
-def _with_repairs(shown: RenderedResult, arguments: Arguments) -> RenderedResult:
-    return replace(shown, repaired=arguments.repaired) if arguments.repaired else shown
+def _with_repairs(rendered: RenderedResult, arguments: Arguments) -> RenderedResult:
+    return replace(rendered, repaired=arguments.repaired) if arguments.repaired else rendered
 
 
 def _remaining_budget(context: CallContext) -> Mapping[str, Any] | None:

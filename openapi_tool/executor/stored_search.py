@@ -263,7 +263,7 @@ class _SearchResult:
 
     @property
     def _searched(self) -> str:
-        return f"the {self.chars:,} characters kept of this result"
+        return f"the {self.chars:,} characters stored of this result"
 
     def _no_match(self, why: str, cursor: str) -> tuple[ToolOutput, RenderedResult]:
         return self._shown(f'[{why}; or read on with only cursor "{cursor.strip()}".]', [])

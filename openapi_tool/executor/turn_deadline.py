@@ -23,8 +23,8 @@ class TurnDeadline:
     """Context that shortens a call's limit once another call of the same step has a result.
 
     `suspend_timeout_seconds` extends the turn's deadline. A result of another call of the step sets that deadline to
-    the time of the result plus the worker's default wait, which may be earlier. So this class asks the database for
-    such results: first after `first_check_s`, when the default wait ends, then once per default wait. A call that ends
+    the time of the result plus `executor.worker_timeout_s`, which may be earlier. So this class asks the database for
+    such results: first after `first_check_s`, when that wait ends, then once per such wait. A call that ends
     earlier costs only a timer.
     """
 
@@ -55,12 +55,12 @@ class TurnDeadline:
 
     async def _shorten(self) -> None:
         while (age_s := await self._last_result_age_s()) is None:  # noqa: ASYNC110 - the other call may run in another process
-            # A later result leaves the turn at least one default wait from now.
-            await asyncio.sleep(max(_MIN_CHECK_INTERVAL_S, self._limits.default_left_s(0.0)))
-        left_s = self._limits.default_left_s(age_s)
+            # A later result leaves the turn at least `worker_timeout_s` from now.
+            await asyncio.sleep(max(_MIN_CHECK_INTERVAL_S, self._limits.worker_wait_left_s(0.0)))
+        left_s = self._limits.worker_wait_left_s(age_s)
         self.limit.shorten(time.monotonic() + left_s)
         log.info(
-            "another call of the step was answered, which ends the turn's wait earlier",
+            "another call of the step has a result, so the worker waits less; the deadline is brought forward",
             extra={"action": "turn.shortened", "left_s": round(left_s, 3)} | ids(self._identity),
         )
 

@@ -61,7 +61,7 @@ def max_call_memory(max_response_bytes: int) -> int:
 class _Waiter:
     call: JinaCallContext
     size: int
-    turn: asyncio.Future[None]
+    granted: asyncio.Future[None]
 
 
 class ByteSemaphore:
@@ -101,9 +101,9 @@ class ByteSemaphore:
         self._waiting.append(waiter)
         self._serve()
         try:
-            await waiter.turn
+            await waiter.granted
         except asyncio.CancelledError:
-            if waiter.turn.done() and not waiter.turn.cancelled():
+            if waiter.granted.done() and not waiter.granted.cancelled():
                 self.give(call, size)  # granted in the same loop iteration in which the wait was cancelled
             else:
                 with suppress(ValueError):
@@ -148,7 +148,7 @@ class ByteSemaphore:
                 else:
                     self._hand_over_reserve(waiter.call)
             self._waiting.remove(waiter)
-            waiter.turn.set_result(None)
+            waiter.granted.set_result(None)
 
     def _hand_over_reserve(self, call: JinaCallContext) -> None:
         """Give the reserve to a call. It covers all that the call may need, so release what it held."""
@@ -175,7 +175,7 @@ class ByteSemaphore:
         """
         for rank in range(4):
             yield from (
-                waiter for waiter in self._waiting if not waiter.turn.done() and self._rank(waiter.call) == rank
+                waiter for waiter in self._waiting if not waiter.granted.done() and self._rank(waiter.call) == rank
             )
 
     def _rank(self, call: JinaCallContext) -> int:
@@ -195,7 +195,7 @@ class ByteSemaphore:
         return any(
             waiter.call.project == call.project or self._within_share(waiter.call, waiter.size)
             for waiter in self._waiting
-            if not waiter.turn.done()
+            if not waiter.granted.done()
         )
 
     def _move(self, call: JinaCallContext, size: int) -> None:
@@ -233,7 +233,7 @@ class JinaCallContext:
 
     @property
     def holds(self) -> bool:
-        """True if another call may wait for memory of this one."""
+        """Return whether another call may wait for memory of this one."""
         return self.has_reserve or self.held > 0
 
     def __enter__(self) -> Self:

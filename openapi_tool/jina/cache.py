@@ -53,7 +53,7 @@ def cache_key(definition: ToolDefinition, arguments: Arguments, request: Upstrea
 
 @dataclass(slots=True)
 class _InFlightRequest:
-    """A shared request, the number of calls that wait for it, and its cost that no call has reported yet."""
+    """Shared request, the number of calls that wait for it, and its cost that no call has reported yet."""
 
     key: bytes
     task: asyncio.Task[ToolOutput]
@@ -124,18 +124,18 @@ class ResponseCache:
         output = await request
         chars = items_chars(output.items)
         if chars <= self._options.max_bytes:
-            packed = await self._slicer.run(_serialize(output), chars)
-            if _size(packed) <= self._options.max_bytes:
-                self._responses[key] = packed
+            serialized = await self._slicer.run(_serialize(output), chars)
+            if _size(serialized) <= self._options.max_bytes:
+                self._responses[key] = serialized
                 metrics.CACHE_BYTES.set(self._responses.currsize)
         return output
 
     def _on_done(self, pending: _InFlightRequest) -> None:
-        self._forget(pending)
+        self._remove(pending)
         if not pending.task.cancelled():
             pending.task.exception()  # mark as retrieved, else asyncio logs it if no call waits any more
 
-    def _forget(self, pending: _InFlightRequest) -> None:
+    def _remove(self, pending: _InFlightRequest) -> None:
         if self._in_flight.get(pending.key) is pending:
             del self._in_flight[pending.key]
 
@@ -150,7 +150,7 @@ class ResponseCache:
             spent.add(pending.meter.take())
             pending.waiting -= 1
             if not pending.waiting:
-                self._forget(pending)  # first, so that no call joins a cancelled request
+                self._remove(pending)  # first, so that no call joins a cancelled request
                 pending.task.cancel()
 
 
@@ -176,17 +176,17 @@ def _serialize(output: ToolOutput) -> Steps[bytes]:
     yield  # TimeSlicer runs generators; this one has a single step
     parts = {"items": [*map(tuple, output.items)], "state": output.state}
     try:
-        packed = dumps(parts)
+        serialized = dumps(parts)
     except TypeError:  # orjson refuses lone surrogates and integers beyond 64 bits
-        packed = dumps(storable(parts))
-    return bytes(memoryview(packed))  # a copy of exact size: orjson's result keeps a buffer of up to ten times that
+        serialized = dumps(storable(parts))
+    return bytes(memoryview(serialized))  # a copy of exact size: orjson's result keeps a buffer of up to ten times that
 
 
-def _deserialize(packed: bytes) -> Steps[ToolOutput]:
+def _deserialize(serialized: bytes) -> Steps[ToolOutput]:
     yield  # as in `_serialize`
-    parts: Any = loads(packed)
+    parts: Any = loads(serialized)
     return ToolOutput(tuple(Item(*item) for item in parts["items"]), parts["state"], cached=True)
 
 
-def _size(packed: bytes) -> int:
-    return len(packed) + _ENTRY_OVERHEAD_BYTES
+def _size(serialized: bytes) -> int:
+    return len(serialized) + _ENTRY_OVERHEAD_BYTES

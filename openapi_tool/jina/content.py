@@ -222,14 +222,14 @@ def _page_steps(envelope: Mapping[str, Any], max_tokens: int | None, context: Re
     ]
     state = reader.facts(item, ("title", "url", "publishedTime", "warning", "numPages"))
     body = BLOCK_GAP.join([*parts, *lists])
-    answer = Item("\n".join(head), body, page_warnings(warning_types, context.offers) if warning_types else "")
+    page = Item("\n".join(head), body, page_warnings(warning_types, context.offers) if warning_types else "")
     usage = usage_of(envelope)
     if warning_types:
         state["warnings"] = list(warning_types)
     if max_tokens and is_cut(usage.tokens, max_tokens):
-        answer = answer._replace(after=cut_page(max_tokens, context.offers))
+        page = page._replace(after=cut_page(max_tokens, context.offers))
         state["cut_at_tokens"] = max_tokens
-    return ToolOutput((answer,), state, usage)
+    return ToolOutput((page,), state, usage)
 
 
 def _nothing_to_read(

@@ -29,7 +29,7 @@ _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
 class EgressRefused(Exception):
-    """A request that must not be sent; raising it means a defect."""
+    """Request that must not be sent; raising it means a defect."""
 
 
 class EgressTransport(httpx.AsyncBaseTransport):

@@ -121,7 +121,7 @@ _REDIRECT = Rule(
 _SERVER = Rule(errors.UpstreamUnavailable, _BUSY, repeats=SOME, reason=False)
 _EDGE_BLOCK = Rule(
     errors.UpstreamUnavailable,
-    "The service's own protection turned this request away; try again in a moment.",
+    "The service's own protection refused this request; try again in a moment.",
     repeats=ONCE,
     reason=False,
 )

@@ -28,7 +28,7 @@ MAX_GET_URL_CHARS = 8_000
 
 @frozen
 class UpstreamRequest:
-    """A request without its API key; `target` is the percent-encoded path and query.
+    """Request without its API key; `target` is the percent-encoded path and query.
 
     `names` maps parameters to the model's names for them, `failures` maps error responses to errors.
     """

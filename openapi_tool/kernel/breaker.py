@@ -83,7 +83,7 @@ class CircuitBreaker:
 
     @property
     def _is_contended(self) -> bool:
-        """True if only contention holds the breaker open; a retry meets the same lock and shows nothing."""
+        """Return whether only contention holds the breaker open; a retry meets the same lock and shows nothing."""
         return all(outcome.cause == "contention" for outcome in self._latest.values() if outcome.reason)
 
     @contextmanager

@@ -45,7 +45,10 @@ def fits(column: str, max_bytes: int) -> str:
 
 
 def _is_small(column: str) -> str:
-    """Return the SQL condition that a value's text has at most 13 MB, which PostgreSQL measures in 50 ms."""
+    """Return the SQL condition that a value's text has at most 13 MB, which PostgreSQL measures in 50 ms.
+
+    1,024 bytes of jsonb hold about a hundred numbers such as 1e131071, of 131 kB of text each.
+    """
     return f"(pg_column_compression({column}) is null and pg_column_size({column}) <= {_SMALL_BYTES})"
 
 
@@ -186,7 +189,7 @@ COLUMNS = f"""\
     left(a.worker_target, {MAX_NAME_CHARS}) as worker_target,
     e.edge_id, e.recursion_depth,
     r.card_id as result_card_id, r.author as result_author, r.status as result_status, r.after as result_after,
-    r.deleted_at is null as result_live, r.of_call as result_of_call,
+    r.deleted_at is not null as result_deleted, r.of_call as result_of_call,
     reported.inbox_id as reported_inbox_id, reported.status as report_status,
     reported.context_headers as report_headers, current_setting('transaction_read_only') = 'on' as read_only"""
 """Columns of LOAD. `read_only`: a standby may lag behind the primary. A row that is missing there proves nothing, so
@@ -261,9 +264,9 @@ def earlier_of(row: Mapping[str, Any]) -> EarlierResult | None:
     return EarlierResult(
         card_id=row["result_card_id"],
         author_id=row["result_author"],
-        live=row["result_live"],
+        is_deleted=row["result_deleted"],
         content={"status": row["result_status"], "after_execution": row["result_after"]},
         report_headers=row["report_headers"],
         report_status=row["report_status"],
-        of_call=row["result_of_call"],
+        is_of_this_call=row["result_of_call"],
     )

@@ -35,16 +35,16 @@ _CHECK_TIMEOUT_S = 2.0  # of each step of a health check, to detect a database t
 class PoolOptions:
     """Pool size, and the timeout of a connection or a statement in seconds.
 
-    Error messages contain `where` (hosts, ports, database) and the `setting` of the DSN. `version` is the protocol
-    version of the database. With `inspected` a database in which calls cannot be committed is refused; commands that
-    only read switch it off.
+    `where` (hosts, ports, database) and the `setting` of the DSN are for error messages (`failures.located`).
+    `version` is the protocol version of the database. With `inspect_on_connect` a database in which calls cannot be
+    committed is refused; commands of the command line that only read switch it off.
     """
 
     dsn: str = field(repr=False)
     size: int
     timeout_s: float
     prepared_statements: bool
-    inspected: bool = True
+    inspect_on_connect: bool = True
     where: str = ""
     setting: str = DSN_SETTING
     version: str = "v1r4"
@@ -74,7 +74,9 @@ class KernelStore:
                 timeout=options.timeout_s,
                 command_timeout=options.timeout_s,
                 statement_cache_size=100 if options.prepared_statements else 0,
-                init=partial(_prepare_and_inspect, statements=statements) if options.inspected else _prepare_connection,
+                init=partial(_prepare_and_inspect, statements=statements)
+                if options.inspect_on_connect
+                else _prepare_connection,
                 reset=_skip_reset,
                 server_settings={"application_name": "openapi-tool"},
             )
@@ -212,7 +214,7 @@ class _PooledConnection:
     async def __aenter__(self) -> asyncpg.Connection:
         try:
             self._connection = await self._store._acquire(self._project_id, self._timeout_s)  # noqa: SLF001
-        except ReadOnly:
+        except ReadOnly:  # raised by the inspection of a new connection
             await self._store._pool.expire_connections()  # noqa: SLF001
             raise
         return self._connection
@@ -221,6 +223,7 @@ class _PooledConnection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            # Only its exit has an effect: it keeps no state.
             translate_statement_errors().__exit__(kind, error, trace)
         except ReadOnly as translated:
             error = translated
@@ -249,7 +252,7 @@ async def _skip_reset(connection: asyncpg.Connection) -> None:
 
 
 def _encode_jsonb(value: object) -> bytes:
-    """Return the binary form of jsonb; a `bytearray` is JSON already."""
+    """Return the binary form of jsonb; a `bytearray` is serialized JSON (`ArtifactCard.content`)."""
     return _JSONB_VERSION + (value if isinstance(value, bytearray) else dumps(value))
 
 

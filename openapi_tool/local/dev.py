@@ -55,7 +55,7 @@ class StackAddress:
 
 
 def database_of(version: str) -> str:
-    """Return the name of the database of a kernel of this version; a kept folder may contain one of each."""
+    """Return the name of the database of a kernel of this version; a persistent folder may contain one of each."""
     return "dev" if version == VERSION else f"dev_{version}"
 
 
@@ -115,7 +115,7 @@ def write(descriptor: int, text: str) -> None:
 
 @contextmanager
 def kept_folder(folder: Path) -> Iterator[int]:
-    """Create the folder for kept data if it is missing, lock it, and yield the descriptor. Raises DevError."""
+    """Create the folder of `--keep` if it is missing, lock it, and yield the descriptor. Raises DevError."""
     with ExitStack() as exits:
         try:
             _create(folder)
@@ -176,7 +176,7 @@ def _runs(pid: int) -> bool:
 
 
 async def prepare(stack: EmbeddedStack, version: str, schema: str, tools: Iterable[Mapping[str, Any]]) -> None:
-    """Create stream and database of a version if they are missing; do not change kept data, such as edited tools.
+    """Create stream and database of a version if they are missing; do not change persistent data, such as edited tools.
 
     The database is marked last, so that an incomplete one is created again. The double gets fallback rules for requests
     without a recording.
@@ -216,7 +216,7 @@ def log_entries(log: BinaryIO) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class RequestedCall:
-    """A requested call; None means the dev stack's default. `anywhere` allows databases that dev did not create."""
+    """Requested call; None means the dev stack's default. `anywhere` allows databases that dev did not create."""
 
     tool_name: str
     project_id: str | None
@@ -227,7 +227,7 @@ class RequestedCall:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A call whose project, agent, tool and stream exist; `doorbell` is the subject of its doorbell."""
+    """Call whose project, agent, tool and stream exist; `doorbell` is the subject of its doorbell."""
 
     project_id: str
     agent_id: str

@@ -22,7 +22,7 @@ _PUBLISHER_HEADERS = ("CG-Timestamp", "CG-Version", "CG-Msg-Type", "CG-Sender")
 
 @dataclass(frozen=True, slots=True)
 class PlacedCall:
-    """A call as the kernel saved and published it: ids of the rows, and the command."""
+    """Call as the kernel saved and published it: ids of the rows, and the command."""
 
     project_id: str
     channel_id: str

@@ -41,8 +41,8 @@ class Delivery:
     """Delivery of a command by the bus.
 
     `published_at` is the stream's timestamp (UTC), the same for every redelivery; `attempt` counts
-    deliveries from 1. `exhausted` means that too many executors died while running it: it is answered
-    with an error without being run. `stream` and `stream_sequence` locate it.
+    deliveries from 1. `exhausted` means that too many executors died while running it: it gets an error
+    result without being run. `stream` and `stream_sequence` locate it.
 
     If the body is larger than MAX_BODY_BYTES, which could fill the memory, `data` contains its first HEAD_BYTES and
     `cut` its size and hash. `headers_complete` is False if there were more headers than are read.

@@ -25,7 +25,7 @@ class ExecutorError(Exception):
 
 
 class ToolError(ExecutorError):
-    """A failed call that is answered with a result card (protocol section 8).
+    """Failed call that gets a result card (protocol section 8).
 
     The model sees only `message` (protocol section 7): what happened and what to do instead. `retryable` means that the
     same request may work later, `retry_after` when (seconds); `repeats` is how often this call may retry it. `tokens`

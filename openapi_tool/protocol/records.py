@@ -72,17 +72,17 @@ class RequestEdgeRecord:
 class EarlierResult:
     """Existing tool.result card of the call; `report_headers` and `report_status` are those of its inbox row.
 
-    Only `status` and `after_execution` of its `content` are read; a report repeats them. If not `of_call`, the card is
-    of another call whose id has the same MD5: the database's unique index allows only one result for both.
+    Only `status` and `after_execution` of its `content` are read; a report repeats them. If not `is_of_this_call`, the
+    card is of another call whose id has the same MD5: the database's unique index allows only one result for both.
     """
 
     card_id: str
     author_id: str | None
-    live: bool
+    is_deleted: bool
     content: Mapping[str, str | None]
     report_headers: Mapping[str, Any] | None
     report_status: str | None = None
-    of_call: bool = True
+    is_of_this_call: bool = True
 
 
 @dataclass(frozen=True, slots=True)

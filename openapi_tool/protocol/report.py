@@ -32,7 +32,7 @@ STATUSES = frozenset({"success", "failed", "canceled", "timeout", "partial"})
 
 @frozen
 class Acceptance:
-    """A call whose report the kernel will accept.
+    """Call whose report the kernel will accept.
 
     `worker_target` is the subject token of the agent's worker, to which the doorbell is sent; None if unknown.
     `request_edge_id` is the call's request edge, empty if the report may create it (v1r3). `depth` is the recursion
@@ -106,9 +106,9 @@ def trace_link(identity: CallIdentity, waiting_turn: WaitingTurnRecord) -> Trace
     """
     inbound, of_turn = identity.trace, _trace_of(waiting_turn)
     if inbound is not None and (of_turn is None or inbound.trace_id == of_turn.trace_id):
-        return TraceLink(parent=inbound, tracestate=identity.tracestate, link=None)
+        return TraceLink(parent=inbound, tracestate=identity.tracestate, linked=None)
     tracestate = _text(waiting_turn.context_headers.get(header.TRACESTATE))
-    return TraceLink(parent=of_turn or new_root(identity.trace_id), tracestate=tracestate, link=inbound)
+    return TraceLink(parent=of_turn or new_root(identity.trace_id), tracestate=tracestate, linked=inbound)
 
 
 def _trace_of(waiting_turn: WaitingTurnRecord) -> SpanContext | None:

@@ -26,14 +26,14 @@ class SpanContext:
 
 @frozen
 class TraceLink:
-    """Parent span, tracestate and link of the report's span.
+    """Parent span, tracestate and linked span (OpenTelemetry: link) of the report's span.
 
-    `link` is the inbound span if it belongs to another trace than the waiting turn.
+    `linked` is the inbound span if it belongs to another trace than the waiting turn.
     """
 
     parent: SpanContext
     tracestate: str | None
-    link: SpanContext | None
+    linked: SpanContext | None
 
 
 def parse_traceparent(header: str) -> SpanContext:

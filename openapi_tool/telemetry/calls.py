@@ -77,11 +77,11 @@ class CallFacts:
 
 
 RECENT: deque[CallFacts] = deque(maxlen=_MAX_RECENT)
-"""The last answered calls of this process, oldest first, for `top` and the page."""
+"""The last finished calls of this process, oldest first, for `top` and the page."""
 
 
-def answered(facts: CallFacts) -> None:
-    """Count, log and store an answered call."""
+def record_finished(facts: CallFacts) -> None:
+    """Count, log and store a call whose result is committed."""
     now = facts.ended = time.monotonic()
     upstream_s = upstream_span(facts.attempts, now) if facts.attempts else None
     permit_s = facts.permit_s

@@ -20,7 +20,7 @@ REACH_CHARS = 40
 
 _SHORTEST_MARK = 3
 _BASE64_BITS, _BYTE_BITS, _BLOCK_BYTES = 6, 8, 3
-_FLOAT_DIGITS = 15  # kept by every writer of floats
+_FLOAT_DIGITS = 15  # preserved by every float formatter
 _DECIMALS = (14, 15, 16)  # in forms with an exponent
 _MIN_DIGITS = 5  # fewer occur in too many other numbers
 _HEX = re.compile(r"[0-9a-f]{2,}")

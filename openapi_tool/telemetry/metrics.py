@@ -23,7 +23,7 @@ BUILD_INFO = Gauge(
 BUILD_INFO.labels(__version__, platform.python_version()).set(1)
 
 CALLS = Counter(
-    "calls", "Calls answered. `tool` is the built-in tool, `project` only one of `telemetry.projects`.",
+    "calls", "Calls with a committed result. `tool` is the built-in tool, `project` only one of `telemetry.projects`.",
     ("tool", "status", "error_code", "project"),
     [("", "success" if not code else "failed", code, "") for code in _ERROR_CODES],
 )  # fmt: skip
@@ -62,7 +62,7 @@ UNACKNOWLEDGED = Gauge("durable_unacknowledged", "Commands delivered to any repl
 MAX_UNACKNOWLEDGED = Gauge(
     "durable_max_unacknowledged", "The durable's max_ack_pending; at it, delivery stops.", ("version",)
 )
-RETURNED = Counter("commands_returned", "Commands handed back unrun: executor.max_held was reached.")
+RETURNED = Counter("commands_returned", "Commands evicted: handed back unrun, as executor.max_held was reached.")
 DEDUPLICATED = Counter("calls_deduplicated", "Commands whose call already had a result.")
 REQUEUED = Counter("commands_requeued", "Commands requeued because a dependency was unavailable.")
 REDELIVERED = Counter("redeliveries", "Redelivered commands.")
@@ -90,8 +90,9 @@ KEY_UNUSABLE = Gauge(
     ("variable", "state"),
 )  # fmt: skip
 LIMIT_USED = Gauge(
-    "limit_used", "Requests that count against a limit of `limits`, with permits at hand.", ("variable", "endpoint"),
-    combine=max,
+    "limit_used",
+    "Requests that count against a limit of `limits`, including permits that replicas hold and have not used.",
+    ("variable", "endpoint"), combine=max,
 )  # fmt: skip
 LIMIT_WAITING = Gauge("limit_waiting", "Calls that wait for a permit of `limits`.", ("variable", "endpoint"))
 LIMIT_PAUSED = Gauge(
@@ -121,7 +122,8 @@ BUDGET_USED = Gauge(
     _SCOPES,
 )  # fmt: skip
 BUDGETS_NOT_SHARED = Gauge(
-    "budgets_not_shared", "1 while the accounts are unavailable and the last known state decides, else 0."
+    "budgets_not_shared",
+    "1 while the accounts are unavailable and calls are checked against the last known use, else 0.",
 )
 UPSTREAM_REQUESTS = Counter("upstream_requests", "Upstream requests sent.", ("tool",))
 UPSTREAM_RETRIES = Counter("upstream_retries", "Upstream requests retried.", ("error_code",))

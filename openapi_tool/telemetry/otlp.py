@@ -1,6 +1,6 @@
 """Export of spans over OTLP; imported only if an endpoint is configured, because the import takes 30 MB.
 
-A call only puts its facts into a bounded queue. A thread makes and exports the spans: on the event loop seven
+A call only puts its record into a bounded queue. A thread makes and exports the spans: on the event loop seven
 spans would take a fifth of a call's CPU time. Names follow OpenTelemetry's conventions, which are in development for
 generative AI and messaging, so they stay in this module.
 """
@@ -40,7 +40,7 @@ _EXPORT_INTERVAL_S = 1.0
 _SAMPLED = 1
 _MAX_READ_BYTES = 4_096  # of a response's body
 _RATIO_BITS = 64  # of the trace id, as OpenTelemetry's TraceIdRatioBased compares them
-_IDS = {
+_ATTRIBUTE_OF_ID = {
     "project_id": "commonground.project.id",
     "agent_id": "gen_ai.agent.id",
     "agent_turn_id": "commonground.turn.id",
@@ -52,12 +52,12 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 Attributes = dict[str, Any]
 
 
-class _Ended(NamedTuple):
+class _EndedCall(NamedTuple):
     """Ended span of a call; times in nanoseconds since the epoch, which is monotonic time plus `offset_ns`."""
 
     name: str
     link: TraceLink
-    ids: Mapping[str, str]
+    attributes: Mapping[str, str]
     span: CallSpan
     start_ns: int
     end_ns: int
@@ -97,7 +97,7 @@ class ExportingTracer:
         finally:
             offset_ns = time.time_ns() - time.monotonic_ns()
             now = time.monotonic_ns() + offset_ns
-            self._queue.put(_Ended(name, link, attributes, span, began + offset_ns, now, offset_ns, error))
+            self._queue.put(_EndedCall(name, link, attributes, span, began + offset_ns, now, offset_ns, error))
 
     def shutdown(self) -> None:
         """Export the remaining spans and stop; may block for as long as the collector does."""
@@ -110,13 +110,13 @@ class _ExportQueue:
     def __init__(self, exporter: SpanExporter, builder: _Builder) -> None:
         self._exporter = exporter
         self._builder = builder
-        self._ended: deque[_Ended] = deque()
+        self._ended: deque[_EndedCall] = deque()
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="span export", daemon=True)
         self._thread.start()
 
-    def put(self, ended: _Ended) -> None:
+    def put(self, ended: _EndedCall) -> None:
         """Queue a call; drop and count it if too many wait. Takes a microsecond."""
         if len(self._ended) >= MAX_QUEUED:
             metrics.SPANS_DROPPED.inc()
@@ -135,7 +135,7 @@ class _ExportQueue:
         while batch := [self._ended.popleft() for _ in range(min(_BATCH, len(self._ended)))]:
             self._export(batch)
 
-    def _export(self, batch: list[_Ended]) -> None:
+    def _export(self, batch: list[_EndedCall]) -> None:
         try:
             result = self._exporter.export([span for ended in batch for span in self._builder.spans(ended)])
         except Exception:  # noqa: BLE001 - a library's defect must not end the thread
@@ -159,12 +159,13 @@ class _Builder:
         service = {"service.name": "openapi-tool", "service.version": __version__}
         self._resource = Resource.create({**service, **({"service.instance.id": instance} if instance else {})})
 
-    def spans(self, ended: _Ended) -> Iterator[ReadableSpan]:
+    def spans(self, ended: _EndedCall) -> Iterator[ReadableSpan]:
         """Yield the span of the call and those of its phases."""
         link, facts = ended.link, ended.span.facts
         parent = _remote(link.parent, link.tracestate and self._masked(link.tracestate))
         start_ns = ended.start_ns
         if facts is not None:
+            # The call begins with the arrival of its command in the stream.
             start_ns = ended.offset_ns + round((facts.began - facts.age_s) * 1e9)
         context = _context(ended.span.context, parent)
         error_type = (facts and facts.error_code) or (ended.error and ended.error[0])
@@ -175,7 +176,7 @@ class _Builder:
             resource=self._resource,
             attributes={**self._attributes(ended, facts), **({"error.type": error_type} if error_type else {})},
             events=self._events(ended),
-            links=[trace.Link(_remote(link.link, None))] if link.link else (),
+            links=[trace.Link(_remote(link.linked, None))] if link.linked else (),
             kind=SpanKind.CONSUMER,
             status=Status(StatusCode.ERROR) if error_type else Status(),
             start_time=start_ns,
@@ -189,8 +190,8 @@ class _Builder:
     def _masked(self, text: str) -> str:
         return self._redactor.text(text)
 
-    def _attributes(self, ended: _Ended, facts: CallFacts | None) -> Attributes:
-        named = {_IDS.get(name, name): self._masked(value) for name, value in ended.ids.items()}
+    def _attributes(self, ended: _EndedCall, facts: CallFacts | None) -> Attributes:
+        named = {_ATTRIBUTE_OF_ID.get(name, name): self._masked(value) for name, value in ended.attributes.items()}
         if facts is None:
             return named
         return named | {
@@ -207,7 +208,7 @@ class _Builder:
             "openapi_tool.delivery_attempt": facts.delivery_attempt,
         }
 
-    def _events(self, ended: _Ended) -> list[Event]:
+    def _events(self, ended: _EndedCall) -> list[Event]:
         """Return an exception event as OpenTelemetry defines it, but masked and without traceback."""
         if ended.error is None:
             return []
@@ -215,7 +216,7 @@ class _Builder:
         attributes = {"exception.type": kind, "exception.message": self._masked(message)}
         return [Event("exception", attributes, ended.end_ns)]
 
-    def _child(self, child: _Child, parent: trace.SpanContext, ended: _Ended) -> ReadableSpan:
+    def _child(self, child: _Child, parent: trace.SpanContext, ended: _EndedCall) -> ReadableSpan:
         error = child.attributes.get("error.type")
         end_ns = ended.end_ns if child.end is None else ended.offset_ns + round(child.end * 1e9)
         return ReadableSpan(
@@ -236,7 +237,7 @@ class _Builder:
 
 
 class _Child(NamedTuple):
-    """A phase of a call; times on the monotonic clock in seconds, `end` None if it did not end before the call."""
+    """Phase of a call; times on the monotonic clock in seconds, `end` None if it did not end before the call."""
 
     name: str
     kind: SpanKind

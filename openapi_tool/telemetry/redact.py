@@ -51,11 +51,11 @@ class Redactor:
 
     def _set_secrets(self, secrets: frozenset[str]) -> None:
         self._secrets = secrets
-        self._encodings = (_JINA_KEY, *(form for secret in sorted(self._secrets) for form in encodings(secret)))
-        marks = [mark for form in self._encodings[1:] for mark in form.marks]
+        self._encodings = (_JINA_KEY, *(encoding for secret in sorted(self._secrets) for encoding in encodings(secret)))
+        marks = [mark for encoding in self._encodings[1:] for mark in encoding.marks]
         self._marks = tuple(mark for mark in marks if mark[0] not in _ESCAPES)
         self._escaped_marks = {sign: tuple(mark for mark in marks if mark[0] == sign) for sign in _ESCAPES}
-        self._has_unmarked = any(not form.marks for form in self._encodings)
+        self._has_unmarked = any(not encoding.marks for encoding in self._encodings)
         self._reach = max(
             [_JINA_KEY_REACH, *(REACH_CHARS * len(secret.encode("utf-8", "surrogatepass")) for secret in self._secrets)]
         )
@@ -66,10 +66,10 @@ class Redactor:
         return self._secrets
 
     def at(self, where: str) -> Redactor:
-        """Return a redactor for the same secrets, also those learned later, that counts under another label."""
+        """Return a redactor for the same secrets, also those added later, that counts under another label."""
         return self._by_label.setdefault(where, Redactor(self._secrets, where))
 
-    def learn(self, secrets: Iterable[str]) -> None:
+    def add(self, secrets: Iterable[str]) -> None:
         """Mask these secrets, too, from now on; the earlier ones stay masked."""
         known = self._secrets | Redactor(secrets).known
         for redactor in (self, *self._by_label.values()):
@@ -189,7 +189,7 @@ def _redactor(secrets: frozenset[str], where: str) -> Redactor:
 
 
 def of_call(secrets: Iterable[str]) -> Redactor:
-    """Return the redactor of one call's response, which knows only the secrets sent with that call.
+    """Return the redactor of one call's response, which masks only the secrets sent with that call.
 
     Otherwise a page that lists candidates could find another secret of the process by which one is masked. Redactors
     are cached, because to build one takes longer than to use it.

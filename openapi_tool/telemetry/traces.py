@@ -43,7 +43,7 @@ def child_of(link: TraceLink) -> CallSpan:
 
 
 class Exporting(Protocol):
-    """A tracer that may have spans to export."""
+    """Tracer that may have spans to export."""
 
     def shutdown(self) -> None:
         """Export the remaining spans and stop; may block for as long as the collector does."""

@@ -25,7 +25,7 @@ API_KEY = "api_key"
 CURSOR, MAX_RESULT_TOKENS = "cursor", "max_result_tokens"
 FIND, QUESTION = "find", "question"
 _SESSION = "sessionid"
-_MAX_ALIAS_CHARS = 128
+_MAX_SESSION_ID_CHARS = 128
 
 IDENTITY_ARGUMENTS = frozenset(
     name.replace("_", "")
@@ -75,7 +75,7 @@ class Arguments:
     - `secrets`: values of the `envs` arguments except `api_key`.
     - `api_key`: bearer key of the upstream request.
     - `session`: session identity, derived from `session_id` (`tools/session.py`).
-    - `session_alias`: first 128 characters of `session_id`, None if it is no text.
+    - `session_id`: first 128 characters of that argument, None if it is no text.
     - `key_variable`: name of the variable that `api_key` was read from.
     - `key_fallback_reason`: why the key is that of `auth_env` although `envs` names another variable, or None.
     - `repaired`: names of arguments that the schema took only after a repair (`tools/lenient.py`).
@@ -86,7 +86,7 @@ class Arguments:
     secrets: Mapping[str, SecretStr]
     api_key: SecretStr
     session: str
-    session_alias: str | None = None
+    session_id: str | None = None
     key_variable: str = ""
     key_fallback_reason: str | None = None
     repaired: tuple[str, ...] = ()
@@ -129,12 +129,12 @@ def prepare_arguments(
     call: ToolCall,
     owner: CallOwner,
     operator: OperatorEnvs,
-    secret: SecretSource,
+    read_secret: SecretSource,
     scope: SessionScope,
 ) -> Arguments:
     """Merge defaults, the model's arguments, fixed values and secrets, and validate the model's part.
 
-    `secret` reads a variable, `scope` derives the session identity. Raises BadRequest with every offending path for a
+    `scope` derives the session identity. Raises BadRequest with every offending path for a
     mistake of the model, ToolMisconfigured for one of the operator.
     """
     envs = operator.merged_envs(definition)
@@ -150,29 +150,30 @@ def prepare_arguments(
         if name not in given and name not in hidden
     }
     repairs = _validated_repairs(definition, defaults, given, hidden)
-    given |= repairs
-    api_key, variable, fallback_reason = _api_key(envs, definition, secret)
+    given |= repairs  # None is not sent (`jina/parameter_mapping.py`)
+    api_key, variable, fallback_reason = _api_key(envs, definition, read_secret)
     fixed = {name: render_fixed(name, template, call, owner.ids) for name, template in definition.fixed.items()}
     prepared: dict[str, JsonValue] = defaults | given | fixed
     values = {name: value for name, value in prepared.items() if not is_identity(name)}
-    alias = _alias(prepared)
+    session_id = _session_id(prepared)
     return Arguments(
         values=values,
         by_model=frozenset(given) & values.keys(),
-        secrets={name: secret(variable) for name, variable in envs.items() if name != API_KEY},
+        secrets={name: read_secret(variable) for name, variable in envs.items() if name != API_KEY},
         api_key=api_key,
-        session=scope.identity(owner.project_id, owner.agent_id, alias),
-        session_alias=storable_text(alias[:_MAX_ALIAS_CHARS]) if isinstance(alias, str) else None,
+        session=scope.identity(owner.project_id, owner.agent_id, session_id),
+        session_id=storable_text(session_id[:_MAX_SESSION_ID_CHARS]) if isinstance(session_id, str) else None,
         key_variable=variable,
         key_fallback_reason=fallback_reason,
         repaired=tuple(sorted(repairs)),
     )
 
 
-def _alias(prepared: dict[str, JsonValue]) -> JsonValue:
-    """Return the alias of the session: the `session_id` of the highest precedence; its name is compared folded.
+def _session_id(prepared: dict[str, JsonValue]) -> JsonValue:
+    """Return the argument `session_id` of the highest precedence; its name is compared folded.
 
-    `prepared` holds defaults, then the model's arguments, then fixed values.
+    `prepared` holds defaults, then the model's arguments, then fixed values. They have no name in common, so the order
+    of insertion is the precedence: `SessionId` of the model wins over a default `session_id`.
     """
     return next((prepared[name] for name in reversed(prepared) if fold(name) == _SESSION), None)
 
@@ -249,7 +250,7 @@ def default_problems(definition: ToolDefinition, defaults: Mapping[str, JsonValu
 
 
 def _api_key(
-    envs: Mapping[str, str], definition: ToolDefinition, secret: SecretSource
+    envs: Mapping[str, str], definition: ToolDefinition, read_secret: SecretSource
 ) -> tuple[SecretStr, str, str | None]:
     """Return the key of the `envs` argument `api_key`, or that of `auth_env` and why the former is not used.
 
@@ -258,8 +259,8 @@ def _api_key(
     """
     named = envs.get(API_KEY, definition.auth_env)
     try:
-        return secret(named), named, None
+        return read_secret(named), named, None
     except (MissingVariable, VariableNotAllowed) as refusal:
         if named == definition.auth_env:
             raise
-        return secret(definition.auth_env), definition.auth_env, refusal.message
+        return read_secret(definition.auth_env), definition.auth_env, refusal.message

@@ -18,7 +18,7 @@ from openapi_tool.protocol.errors import NotFound
 
 _ID_BYTES, _START_BYTES, _SEAL_BYTES = 16, 5, 12
 _STRIPPED_CHARS = " \t\r\n\"'`\u201c\u201d"
-_UNKNOWN = "cursor: is unknown here, or its text is no longer kept; ask for the page itself again, by its url."
+_UNKNOWN = "cursor: is unknown here, or its text is no longer stored; ask for the page itself again, by its url."
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,12 +81,12 @@ class TimeLimits:
         """Return the seconds from a command's arrival in the stream until its worker stops waiting."""
         return max(self.executor.worker_timeout_s, suspend_timeout_s or 0.0)
 
-    def outlasts_default(self, suspend_timeout_s: float | None) -> bool:
-        """Return whether a call may run on when the worker's default wait ends."""
+    def outlasts_worker_wait(self, suspend_timeout_s: float | None) -> bool:
+        """Return whether a call may run on after `executor.worker_timeout_s`, the worker's least wait."""
         return suspend_timeout_s is not None and suspend_timeout_s > self.executor.worker_timeout_s
 
-    def default_left_s(self, age_s: float) -> float:
-        """Return the seconds left of the worker's default wait that began `age_s` ago, minus `commit_margin_s`."""
+    def worker_wait_left_s(self, age_s: float) -> float:
+        """Return the seconds left of `worker_timeout_s`, which began `age_s` ago, minus `commit_margin_s`."""
         return self.executor.worker_timeout_s - self.executor.commit_margin_s - age_s
 
     def deadline(self, age_s: float, suspend_timeout_s: float | None, timeout_s: float | None = None) -> Deadline:

@@ -99,7 +99,7 @@ class Phrase:
         self._overlap = len(self._phrase) - 1 + (_MAX_BLANKS - 1) * self._phrase.count(" ")
         self._start = start
         self._min_next = 0
-        self._found: tuple[list[int], list[int]] = ([], [])
+        self._found: tuple[list[int], list[int]] = ([], [])  # before and after `start`
         self.before = self.after = 0
 
     def scan(self, text: str, at: int, *, last: bool) -> Steps[int]:

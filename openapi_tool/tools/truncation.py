@@ -191,7 +191,7 @@ def _within_tokens(items: Sequence[Item], shares: Sequence[int], space: int) -> 
     for_bodies = max_min_shares(bodies, max(0, space - sum(for_heads)))
     ends = [fitting_chars(part, head + body) for part, head, body in zip(parts, for_heads, for_bodies, strict=True)]
     # estimates do not add up exactly: never cut a head that fits
-    whole = [len(head) * (most >= size) for head, most, size in zip(heads, for_heads, head_sizes, strict=True)]
+    whole = [len(head) * (share >= size) for head, share, size in zip(heads, for_heads, head_sizes, strict=True)]
     return list(map(max, ends, whole))
 
 
@@ -339,6 +339,7 @@ def later_part(stored_items: Sequence[StoredItem], place: Place, window: str, op
         tokens -= estimate_tokens(text[:size])
         parts.append(Part(text[:size], caption, lines, item.end - at, item.after))
         if at < item.end:
+            # -1: the part ends in the code block or table in which it began.
             found = opening_of(text[:size], text[size : size + 1], opening)
             return LaterPart(
                 tuple(parts), at, Place(at, opening_at if found == -1 else None if found is None else begin + found)

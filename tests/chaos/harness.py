@@ -214,7 +214,7 @@ async def inject_faults(run: Run, times: Iterable[tuple[float, str]], faults: Ma
 
 
 class NotInstalled(Exception):
-    """A program that a profile needs is not installed."""
+    """Raised if a program that a profile needs is not installed."""
 
 
 class Profile(ABC):

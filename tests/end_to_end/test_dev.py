@@ -450,7 +450,7 @@ def test_a_lock_lasts_until_the_guard_has_cleaned_up(tmp_path: Path) -> None:
         """Free again."""
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts PostgreSQL as somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts PostgreSQL as another user")
 @requirement("cli.dev")
 def test_a_folder_that_postgresql_cannot_reach_is_named(sigterm: None, tmp_path: Path) -> None:
     keep = tmp_path / "closed" / "kept"

@@ -432,7 +432,7 @@ async def test_sections_that_need_a_restart_are_logged(reloaded: Reloaded) -> No
 def test_every_redactor_learns_new_secrets_and_masks_old_ones() -> None:
     redactor = Redactor(["the-old-secret"])
     elsewhere = redactor.at("error")
-    redactor.learn(["the-new-secret"])
+    redactor.add(["the-new-secret"])
     for place in (redactor, elsewhere, redactor.at("span")):
         assert place.text("the-old-secret the-new-secret") == f"{MASK} {MASK}"
     assert Redactor(["the-old-secret"]).text("the-new-secret") == "the-new-secret"

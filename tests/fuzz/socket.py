@@ -2,7 +2,7 @@
 
 A server on loopback sends the input to a connected client. If the first byte is even, the rest is sent as it is, as by
 a broken server. If it is odd, the rest is subject, reply, headers and body of one message, with `|` between them,
-framed as a real server frames what anybody may publish: that message must arrive, and be one that can be settled.
+framed as a real server frames what any client may publish: that message must arrive, and be one that can be settled.
 """
 
 from __future__ import annotations

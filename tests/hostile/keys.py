@@ -77,7 +77,7 @@ async def keys_only_in_the_authorization_header(scene: Scene) -> None:
 
 @CASES.case("6")
 async def keys_in_defaults_and_fixed_values(scene: Scene) -> None:
-    """A name that `envs` may not hold, beside a template that would render it."""
+    """Name that `envs` may not hold, beside a template that would render it."""
     for args in ({"defaults": {"locale": "{JINA_API_KEY}"}}, {"fixed": {"site": "{api_key}"}}):
         tool = await scene.define({"jina": _SEARCH, "args": args})
         assert_failed(await scene.call(tool, {"query": "x"}), _OPERATORS)

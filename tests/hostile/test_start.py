@@ -35,7 +35,7 @@ Outcome = tuple[int | None, str]
 
 @dataclass(frozen=True)
 class Start:
-    """A command that must exit with 2 because of a variable; `named` must occur in its output."""
+    """Command that must exit with 2 because of a variable; `named` must occur in its output."""
 
     environment: Mapping[str, str]
     command: Sequence[str] = SERVE

@@ -414,7 +414,7 @@ async def test_a_result_with_a_large_stored_size_is_not_decompressed(caller: Cal
     )
     earlier = (await store.load(command_of(call))).earlier
     assert earlier is not None
-    assert earlier.live
+    assert not earlier.is_deleted
     assert (earlier.author_id, earlier.content) == (None, {"status": None, "after_execution": None})
 
 

@@ -36,9 +36,9 @@ MANY = int(os.environ.get("USAGE_CARDS", "50000"))
 PROJECTS = 100
 
 
-def fields_of(cost: Usage, ms: int, *, cached: bool = False, truncated: bool = False, **about: Any) -> ResultFields:
+def fields_of(cost: Usage, ms: int, *, cached: bool = False, truncated: bool = False, **options: Any) -> ResultFields:
     output = ToolOutput((Item("x"),), {}, cost, cached=cached)
-    return success(output, RenderedResult("x", truncated), about.pop("form", "text"), ms, **about)
+    return success(output, RenderedResult("x", truncated), options.pop("form", "text"), ms, **options)
 
 
 def limited(cost: Usage, ms: int) -> ResultFields:
@@ -155,7 +155,7 @@ async def test_a_row_with_a_null_key_is_not_the_total(caller: Caller, dsn: str) 
 
 @requirement("usage")
 @pytest.mark.parametrize(
-    "about",
+    "tool_output",
     [
         None,
         {},
@@ -164,9 +164,11 @@ async def test_a_row_with_a_null_key_is_not_the_total(caller: Caller, dsn: str) 
         {"usage": {"tokens": 1e30, "requests": -5}, "latency_ms": -1, "retries": 10**13},
     ],
 )
-async def test_a_figure_that_no_card_records_is_null_not_zero(caller: Caller, dsn: str, about: Any) -> None:
+async def test_a_figure_that_no_card_records_is_null_not_zero(caller: Caller, dsn: str, tool_output: Any) -> None:
     card = card_of(fields_of(Usage(1, 1), 1), 1)
-    await store(caller, Card(card.card_id, PROJECT, "tc_1", card.content, {**card.metadata, "tool_output": about}))
+    await store(
+        caller, Card(card.card_id, PROJECT, "tc_1", card.content, {**card.metadata, "tool_output": tool_output})
+    )
     total, *_ = await read(dsn, By.TOOL)
     unknown = ("tokens", "requests", "retries", "p50_ms", "p95_ms")
     assert (total["calls"], total["errors"], {total[name] for name in unknown}) == (1, 0, {None})
@@ -183,7 +185,7 @@ async def test_usage_of_a_week_uses_an_index_with_the_cards_of_many_projects(cal
     """With two weeks of cards, no plan scans the whole table."""
     now = datetime.now(UTC)
     start = int((now - timedelta(days=14)).timestamp() * 1000)
-    about = card_of(fields_of(Usage(100, 1), 10, session="s"), 1).metadata
+    metadata = card_of(fields_of(Usage(100, 1), 10, session="s"), 1).metadata
     await caller.database.execute(
         "insert into cards (card_id, tenant_id, content, metadata, tool_call_id, created_at) "
         "select lpad(to_hex($1::bigint + n * $2::bigint), 12, '0') || lpad(to_hex(n), 20, '7'), "
@@ -192,7 +194,7 @@ async def test_usage_of_a_week_uses_an_index_with_the_cards_of_many_projects(cal
         14 * 86_400_000 // MANY,
         PROJECTS,
         {"status": "success", "result": "x" * 200},
-        about,
+        metadata,
         MANY,
     )
     await caller.database.execute("analyze cards")
@@ -251,7 +253,7 @@ async def test_the_command_prints_a_table_json_and_csv(caller: Caller, run: Run)
     assert table.exit_code == 0
     assert "1,006" in table.stdout
     assert r"=1+1\x1b[31m[bold]" in table.stdout
-    assert "\N{EN DASH}" in table.stdout
+    assert "\N{EN DASH}" in table.stdout  # stands for calls without a session
     printed = json.loads((await run("--by", "session", "--json")).stdout)
     assert printed["total"]["tokens"] == 1_006
     assert {row["key"] for row in printed["rows"]} == {"s1", "s2", None, "=1+1\x1b[31m[bold]"}

@@ -61,8 +61,8 @@ def run_on(loop: str) -> Run:
     return run
 
 
-async def turns(number: int = 10) -> None:
-    """Let the event loop run a few iterations."""
+async def iterate_loop(number: int = 10) -> None:
+    """Run a few iterations of the event loop, so that other tasks proceed."""
     for _ in range(number):
         await asyncio.sleep(0)
 
@@ -82,9 +82,9 @@ class Schedule:
 
     async def around(self, name: str, effect: Callable[[], Any]) -> Any:
         """Run `effect` between two awaits, as a server does between request and reply."""
-        await self.step(f"{name} asked")
+        await self.step(f"{name} started")
         result = effect()
-        await self.step(f"{name} done")
+        await self.step(f"{name} finished")
         return result
 
 
@@ -306,7 +306,7 @@ def runner(kernel: Any, tools: Any, **changes: Any) -> ToolRunner:
     options = RunnerOptions(
         authorizer=Authorizer(),
         envs=OperatorEnvs(),
-        secret=lambda _: SecretStr("a-key-of-the-test"),
+        read_secret=lambda _: SecretStr("a-key-of-the-test"),
         scope=SessionScope(b"k" * 32),
         redact=lambda value: value,
     )
@@ -363,5 +363,5 @@ class Scene:
     async def ended(self, task: asyncio.Task[None]) -> None:
         """Wait until the task of a call has ended in any way, and the consumer has handled it."""
         await asyncio.wait([task])
-        await turns(3)
+        await iterate_loop(3)
         assert not self.consumer.running

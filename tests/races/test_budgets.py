@@ -17,7 +17,7 @@ from openapi_tool.budgets.ledger import LEASE_S, NOTHING, Record
 from openapi_tool.options import BudgetLimits, BudgetOptions
 from openapi_tool.protocol.errors import BudgetExceeded, Unavailable
 from openapi_tool.tools.deadline import Deadline
-from tests.races.fakes import Run, turns
+from tests.races.fakes import Run, iterate_loop
 from tests.races.virtual import run_virtually
 from tests.requirements import requirement
 
@@ -84,7 +84,7 @@ class Pod:
         await asyncio.sleep(0)
         reservation.sent(tokens)
         if commits:
-            await charge.written()
+            await charge.wait_until_written()
             self.world.committed += 1
         return True
 
@@ -159,10 +159,10 @@ def test_a_call_that_is_cancelled_at_any_await_leaves_nothing_reserved(run: Run)
             world = World()
             pod = world.pod()
             call = asyncio.create_task(pod.call())
-            await turns(number)
+            await iterate_loop(number)
             call.cancel()
             await asyncio.wait([call])
-            await turns(20)
+            await iterate_loop(20)
             account = next(iter(pod.budgets._accounts.values()), None)  # noqa: SLF001
             if account is not None and not world.taken:
                 assert account.allowance.reserved == NOTHING

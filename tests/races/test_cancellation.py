@@ -32,7 +32,7 @@ from openapi_tool.telemetry.traces import WireTracer, shut_down
 from openapi_tool.tools.deadline import TimeLimits, longest_call_s
 from openapi_tool.tools.policy import Authorizer, Policy
 from openapi_tool.tools.result import Item, ToolOutput
-from tests.races.fakes import FakeTools, Run, Scene, Schedule, turns
+from tests.races.fakes import FakeTools, Run, Scene, Schedule, iterate_loop
 from tests.requirements import requirement
 
 
@@ -143,9 +143,9 @@ class Pages(JinaBackend):
 
     def __init__(self, schedule: Schedule) -> None:
         async def answer(request: httpx.Request) -> httpx.Response:
-            await schedule.step("upstream asked")
+            await schedule.step("upstream started")
             page = json.loads(request.content)["url"].rpartition("/")[2]
-            await schedule.step("upstream done")
+            await schedule.step("upstream finished")
             if page == "refused":
                 return httpx.Response(501)
             return httpx.Response(
@@ -251,7 +251,7 @@ def test_a_call_that_ignores_cancellation_does_not_block_the_drain(
         scene = Scene(handle=ignore_cancellation)
         scene.consumer.start()
         task = scene.deliver()
-        await turns()
+        await iterate_loop()
         try:
             async with asyncio.timeout(5):
                 await scene.consumer.stop(0)
@@ -270,11 +270,11 @@ def test_a_call_that_ignores_cancellation_does_not_block_the_drain(
 def test_a_background_task_that_ends_in_any_way_ends_the_process(
     name: str, error: BaseException | None, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def die(_: object) -> None:
+    async def end(_: object) -> None:
         if error is not None:
             raise error
 
-    monkeypatch.setattr(CommandConsumer, {"pull": "_keep_pulling", "heartbeat": "_send_heartbeats"}[name], die)
+    monkeypatch.setattr(CommandConsumer, {"pull": "_keep_pulling", "heartbeat": "_send_heartbeats"}[name], end)
 
     async def check() -> None:
         scene = Scene()
@@ -286,30 +286,30 @@ def test_a_background_task_that_ends_in_any_way_ends_the_process(
 
 
 @requirement("run.side_tasks")
-def test_a_heartbeat_task_that_dies_in_the_drain_ends_its_grace_and_the_process(
+def test_a_heartbeat_task_that_fails_in_the_drain_ends_its_grace_and_the_process(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without heartbeats the commands would be redelivered to other replicas and run twice."""
-    die = asyncio.Event()
+    fail = asyncio.Event()
 
-    async def heartbeats_until_death(_: object) -> None:
-        await die.wait()
+    async def heartbeats_that_fail(_: object) -> None:
+        await fail.wait()
         raise RuntimeError("a defect")
 
     async def hang(_: Delivery) -> Settlement:
         await asyncio.Event().wait()
         return Acknowledge()
 
-    monkeypatch.setattr(CommandConsumer, "_send_heartbeats", heartbeats_until_death)
+    monkeypatch.setattr(CommandConsumer, "_send_heartbeats", heartbeats_that_fail)
 
     async def check() -> None:
         scene = Scene(handle=hang)
         scene.consumer.start()
         scene.deliver()
         drain = asyncio.create_task(scene.consumer.stop(3600))
-        await turns()
+        await iterate_loop()
         assert not drain.done()
-        die.set()
+        fail.set()
         with pytest.raises(BackgroundTaskEnded, match="heartbeat"):
             await drain
         assert scene.bus.sent() == [b"-NAK"]
@@ -352,9 +352,9 @@ def test_shielded_work_returns_its_result_before_the_caller_is_cancelled(cancels
 
         task = asyncio.create_task(call())
         for _ in range(cancels):
-            await turns(3)
+            await iterate_loop(3)
             task.cancel()
-        await turns(3)
+        await iterate_loop(3)
         assert not task.done()
         work.go.set()
         await asyncio.wait([task])
@@ -376,7 +376,7 @@ def test_shielded_work_raises_its_error_and_the_caller_still_ends_as_cancelled(r
 
         task = asyncio.create_task(call())
         for _ in range(2):
-            await turns(3)
+            await iterate_loop(3)
             task.cancel()
         work.go.set()
         await asyncio.wait([task])
@@ -392,7 +392,7 @@ def test_shielded_work_is_cancelled_after_its_grace_and_has_ended_before_the_cal
         work = Work()
         task = asyncio.create_task(shielded(work.run(), 0))
         for _ in range(cancels):
-            await turns(1)
+            await iterate_loop(1)
             task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -411,7 +411,7 @@ def test_a_cancellation_as_shielded_work_ends_is_not_lost(run: Run) -> None:
             recorded.append(await shielded(work.run(), 60))
 
         task = asyncio.create_task(call())
-        await turns(3)
+        await iterate_loop(3)
         work.go.set()
         for _ in range(6):
             task.cancel()

@@ -12,11 +12,11 @@ import pytest
 
 from openapi_tool.bus.client import BusClient
 from openapi_tool.bus.delivery import delivery_of
-from openapi_tool.bus.heartbeats import Heartbeats
+from openapi_tool.bus.heartbeats import _MAX_CONCURRENT, Heartbeats
 from openapi_tool.bus.held import Held
 from openapi_tool.bus.leases import Lease, Leases, lease_key
 from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
-from tests.races.fakes import FakeBus, Run, Scene, Schedule, turns
+from tests.races.fakes import FakeBus, Run, Scene, Schedule, iterate_loop
 from tests.requirements import requirement
 
 ACK_WAIT_S = 6.0
@@ -83,7 +83,7 @@ def test_a_failed_heartbeat_is_retried_before_the_ack_wait_ends(run: Run) -> Non
     async def check() -> None:
         calls = Calls(1)
         assert await calls.check_at(2.7) == 1
-        calls.bus.refusing = failing(1, nats.errors.ConnectionClosedError())
+        calls.bus.refusing = failing(1, nats.errors.ConnectionClosedError())  # the attempt at 2.75
         assert [await calls.check_at(2.7 + later) for later in (2.6, 2.75, 3.25, 3.75)] == [0, 0, 1, 0]
 
     run(check())
@@ -120,8 +120,8 @@ def test_heartbeats_of_many_calls_are_sent_concurrently_up_to_the_limit(run: Run
 
         calls.bus.refusing = hold
         checking = asyncio.create_task(calls.check_at(300.0))
-        await turns()
-        assert in_flight[0] == 64
+        await iterate_loop()
+        assert in_flight[0] == _MAX_CONCURRENT
         go.set()
         assert await checking == 300
 
@@ -184,22 +184,22 @@ def test_suspects_take_up_to_a_quarter_of_the_slots_and_the_rest_is_redelivered(
         scene, handling = scene_with(lost=2)
         for sequence in range(1, SUSPECTS + 1):
             scene.deliver(sequence, attempt=3)
-        await turns(60)
+        await iterate_loop(60)
         for sequence in range(SUSPECTS + 1, SUSPECTS + FRESH + 1):
             scene.deliver(sequence)
-        await turns(60)
+        await iterate_loop(60)
         suspects = {sequence for sequence in handling.running if sequence <= SUSPECTS}
         refused = set(range(1, SUSPECTS + 1)) - suspects
-        assert len(suspects) == 10
+        assert len(suspects) == 10  # a quarter of 40 slots
         assert len(handling.running) == 10 + FRESH
         assert scene.consumer.running == 10 + FRESH  # no suspect waits in a slot
         assert len(scene.bus.sent(b"-NAK")) == 30
         assert {scene.bus.lost(sequence) for sequence in suspects} == {3}
         assert {scene.bus.lost(sequence) for sequence in refused} == {2}  # runs that did not begin are not counted
         handling.go.set()
-        await turns(60)
+        await iterate_loop(60)
         scene.deliver(min(refused), attempt=4)
-        await turns(60)
+        await iterate_loop(60)
         assert min(refused) in handling.running
         assert handling.exhausted == set()
 
@@ -212,10 +212,10 @@ def test_commands_that_lost_one_executor_are_not_suspects(run: Run) -> None:
         scene, handling = scene_with(lost=1, concurrency=48)  # one project may use 42 of them
         for sequence in range(1, SUSPECTS + 1):
             scene.deliver(sequence, attempt=2)
-        await turns(60)
+        await iterate_loop(60)
         assert len(handling.running) == SUSPECTS
         handling.go.set()
-        await turns(60)
+        await iterate_loop(60)
 
     run(check())
 
@@ -226,10 +226,10 @@ def test_with_few_slots_suspects_run_one_at_a_time(run: Run) -> None:
         scene, handling = scene_with(lost=2, concurrency=3)
         for sequence in range(1, 4):
             scene.deliver(sequence, attempt=3)
-        await turns(60)
+        await iterate_loop(60)
         assert len(handling.running) == 1
         handling.go.set()
-        await turns(60)
+        await iterate_loop(60)
         assert scene.consumer.running == 0
 
     run(check())
@@ -241,7 +241,7 @@ def test_the_slot_of_a_suspect_is_freed_however_its_call_ends(run: Run) -> None:
         scene, handling = scene_with(lost=2, concurrency=4)
         for sequence in range(1, 4):
             task = scene.deliver(sequence, attempt=3)
-            await turns(60)
+            await iterate_loop(60)
             assert handling.running == {sequence}
             task.cancel()
             await scene.ended(task)

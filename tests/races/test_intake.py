@@ -12,7 +12,7 @@ from openapi_tool.bus.held import FetchMode
 from openapi_tool.bus.returns import ReturnDelays
 from openapi_tool.protocol.command import Acknowledge, Delivery, Settlement
 from openapi_tool.tools.result import Usage
-from tests.races.fakes import FakeContext, FakeTools, Run, Scene, Schedule, turns
+from tests.races.fakes import FakeContext, FakeTools, Run, Scene, Schedule, iterate_loop
 from tests.requirements import requirement
 
 
@@ -59,7 +59,7 @@ def test_command_without_free_slot_waits_with_heartbeats_and_runs_without_lease(
         assert handling.numbers == [1, 2]
         assert len(scene.bus.sent(b"+WPI")) >= 3
         handling.go.set()
-        await turns(60)
+        await iterate_loop(60)
         assert handling.numbers == [1, 2, 3]
         assert scene.bus.stored == {}  # no lease
         assert scene.bus.sent(b"-NAK") == []
@@ -76,7 +76,7 @@ def test_command_of_another_project_runs_before_the_backlog_of_the_first(run: Ru
             scene.offer(scene.bus.message(number))
         scene.offer(scene.bus.message(100, project="other"))
         handling.go.set()
-        await turns(3_000)
+        await iterate_loop(3_000)
         assert 100 in handling.numbers[:3]
         assert len(handling.numbers) == 100
         await scene.consumer.stop(1)
@@ -89,16 +89,16 @@ def test_calls_of_one_project_that_never_end_leave_slots_for_others(run: Run) ->
     async def check() -> None:
         scene, handling = scene_with(concurrency=16)
         scene.offer(scene.bus.message(103, project="other"))
-        await turns(10)
+        await iterate_loop(10)
         for number in range(1, 101):
             scene.offer(scene.bus.message(number))
-        await turns(10)
-        assert len(handling.numbers) == 15
+        await iterate_loop(10)
+        assert len(handling.numbers) == 15  # 1 of `other`, and 14: an eighth of the slots stays free for other projects
         scene.offer(scene.bus.message(101, project="other"))
-        await turns(10)
+        await iterate_loop(10)
         assert handling.numbers[15:] == [101]
         handling.go.set()
-        await turns(3_000)
+        await iterate_loop(3_000)
         assert len(handling.numbers) == 102
         await scene.consumer.stop(1)
 
@@ -122,7 +122,7 @@ def test_a_project_is_charged_the_upstream_requests_of_its_calls(run: Run) -> No
         for number in range(1, 101):
             scene.offer(scene.bus.message(number, project=("batches", "single")[number % 2]))
         while len(scene.tools.projects) < 50:
-            await turns()
+            await iterate_loop()
         assert scene.tools.projects[:50].count("batches") == 10  # four requests against one: a fifth of the calls
         await scene.consumer.stop(1)
 
@@ -136,18 +136,18 @@ def test_surplus_of_the_largest_project_is_handed_back_with_growing_delays(run: 
         for number in range(1, 31):
             scene.offer(scene.bus.message(number))
         scene.offer(scene.bus.message(31, project="other"))
-        await turns(100)
+        await iterate_loop(100)
         back = naks(scene)
         assert len(back) == 20  # of 31 commands 1 runs and 10 are held
         assert 31 not in dict(back)
         assert [delay for _, delay in back] == sorted(delay for _, delay in back)
         assert back[-1][1] > back[0][1] > 0.09
         handling.go.set()
-        await turns(600)
+        await iterate_loop(600)
         assert len(handling.numbers) == 11
         for number, _ in back[:10]:
             scene.offer(scene.bus.message(number, attempt=2))
-        await turns(600)
+        await iterate_loop(600)
         assert len(handling.numbers) == 21
         assert {delivery.attempt for delivery in handling.ran} == {1}
         assert scene.bus.stored == {}  # no lease: none of them was run before
@@ -173,16 +173,16 @@ def test_look_ahead_hands_back_commands_of_the_largest_project_without_decoding(
             scene.offer(scene.bus.message(number))
         for number, project in ((4, "proj"), (5, "other"), (6, "proj")):
             scene.consumer._receive_or_refuse(scene.bus.message(number, project=project))  # noqa: SLF001 - by LookAhead
-        await turns(100)
+        await iterate_loop(100)
         # 4: the queue is full, and proj has the most; 3: evicted for 5; 6: as 4
         assert [number for number, _ in naks(scene)] == [4, 3, 6]
         ids = [(4, "call-4"), (3, "call-3"), (6, "call-6")]
         assert logged("call.handed_back") == ids
         handling.go.set()
-        await turns(200)
+        await iterate_loop(200)
         for number in (4, 3, 6):
             scene.consumer._receive_or_refuse(scene.bus.message(number, attempt=2))  # noqa: SLF001 - by LookAhead
-            await turns(100)
+            await iterate_loop(100)
         # 2 and 5 are of different projects, which have equal shares
         assert handling.numbers in ([1, 2, 5, 4, 3, 6], [1, 5, 2, 4, 3, 6])
         assert logged("call.redelivered") == ids
@@ -198,14 +198,14 @@ def test_command_handed_back_and_delivered_elsewhere_in_between_needs_a_lease(ru
         scene, handling = scene_with(concurrency=1, max_held=1)
         for number in range(1, 4):
             scene.offer(scene.bus.message(number))
-        await turns(20)
+        await iterate_loop(20)
         (back, _), *_ = naks(scene)
         handling.go.set()
-        await turns(60)
+        await iterate_loop(60)
         scene.offer(scene.bus.message(back, attempt=3))
-        await turns(60)
+        await iterate_loop(60)
         assert handling.ran[-1].attempt == 3
-        assert "update done" in scene.schedule.seen  # a lease was taken
+        assert "update finished" in scene.schedule.seen  # a lease was taken
         await scene.consumer.stop(1)
 
     run(check())
@@ -217,17 +217,17 @@ def test_command_that_waited_through_a_stall_or_a_disconnect_needs_a_lease(run: 
         scene, handling = scene_with(concurrency=1, ack_wait_s=0.12)
         for number in (1, 2):
             scene.offer(scene.bus.message(number))
-        await turns()
+        await iterate_loop()
         if connected:
             scene.consumer.stalled(1.0)
         else:
             scene.bus.is_connected = False
             await asyncio.sleep(0.05)
-        assert "update asked" not in scene.schedule.seen
+        assert "update started" not in scene.schedule.seen
         handling.go.set()
-        await turns(60)
+        await iterate_loop(60)
         assert handling.numbers == [1, 2]
-        assert "update asked" in scene.schedule.seen
+        assert "update started" in scene.schedule.seen
         await scene.consumer.stop(1)
 
     async def both() -> None:
@@ -245,18 +245,18 @@ def test_waiting_commands_are_handed_back_while_calls_cannot_be_finished(run: Ru
             scene.offer(scene.bus.message(number))
         scene.mode = FetchMode.NONE
         scene.consumer.wake()
-        await turns(60)
+        await iterate_loop(60)
         assert naks(scene) == [(number, 0.0) for number in range(2, 6)]
         scene.offer(scene.bus.message(6))
-        await turns(30)
+        await iterate_loop(30)
         assert naks(scene)[-1][0] == 6
         handling.go.set()
-        await turns(30)
+        await iterate_loop(30)
         assert handling.numbers == [1]
         scene.mode = FetchMode.UNLIMITED
         for number in range(2, 7):
             scene.offer(scene.bus.message(number, attempt=2))
-        await turns(300)
+        await iterate_loop(300)
         assert handling.numbers == [1, 2, 3, 4, 5, 6]
         await scene.consumer.stop(1)
 
@@ -267,18 +267,18 @@ def test_waiting_commands_are_handed_back_while_calls_cannot_be_finished(run: Ru
 def test_drain_hands_back_calls_that_wait_for_their_first_permit(run: Run) -> None:
     async def check() -> None:
         scene, handling = scene_with(concurrency=3)
-        slots = scene.consumer._slots  # noqa: SLF001 - the requests of the calls, which nothing sends here
+        slots = scene.consumer._slots  # noqa: SLF001 - this test parks and sends as the calls' requests would
         for number in (1, 2, 3):
             scene.offer(scene.bus.message(number))
-        await turns(5)
+        await iterate_loop(5)
         slots.of(1).park()
         slots.of(2).sending()
         slots.of(2).park()
         drain = asyncio.create_task(scene.consumer.stop(60))
-        await turns(50)
+        await iterate_loop(50)
         assert len(naks(scene)) == 1
         slots.of(3).park()
-        await turns(50)
+        await iterate_loop(50)
         assert len(naks(scene)) == 2
         assert not drain.done()
         handling.go.set()
@@ -294,9 +294,9 @@ def test_drain_hands_back_waiting_commands_at_once_and_lets_calls_finish(run: Ru
         scene, handling = scene_with(concurrency=2)
         for number in range(1, 301):
             scene.offer(scene.bus.message(number))
-        await turns(5)
+        await iterate_loop(5)
         drain = asyncio.create_task(scene.consumer.stop(60))
-        await turns(2_000)
+        await iterate_loop(2_000)
         assert len(naks(scene)) == 298
         assert not drain.done()
         handling.go.set()
@@ -313,7 +313,7 @@ def test_redelivery_of_a_held_command_is_ignored(run: Run) -> None:
         for number in (1, 2, 2, 1):
             scene.offer(scene.bus.message(number))
         handling.go.set()
-        await turns(60)
+        await iterate_loop(60)
         assert handling.numbers == [1, 2]
         await scene.consumer.stop(1)
 
@@ -326,7 +326,7 @@ def test_redelivery_delays_follow_the_mean_duration_of_calls_within_bounds() -> 
     delays = ReturnDelays(slots=10, clock=lambda: now)
     for _ in range(1_000):
         delays.finished(1.0)  # ten calls a second
-    first, second = delays.next("a", 50), delays.next("a", 50)
+    first, second = delays.next("a", 50), delays.next("a", 50)  # behind 50 waiting commands; 0.1 s later
     assert (round(first, 2), round(second - first, 2)) == (5.1, 0.1)
     assert delays.next("b", 0) == 0.1
     assert max(delays.next("a", 50) for _ in range(1_000)) == 30.0
@@ -335,14 +335,14 @@ def test_redelivery_delays_follow_the_mean_duration_of_calls_within_bounds() -> 
 
 
 @requirement("result.delay")
-def test_held_result_occupies_no_slot_and_is_committed_in_a_drain(run: Run) -> None:
+def test_delayed_result_occupies_no_slot_and_is_committed_in_a_drain(run: Run) -> None:
     async def check() -> None:
         scene = Scene(concurrency=1, min_answer_s=0.3)
         scene.consumer.start()
         for number in range(1, 4):
             scene.offer(scene.bus.message(number))
-        await turns(100)
-        # At most `concurrency` results are held without a slot: the second keeps its slot, so the third does not run.
+        await iterate_loop(100)
+        # At most `concurrency` delayed results have no slot: the second keeps its own, so the third does not run.
         assert scene.tools.projects == ["proj", "proj"]
         assert scene.consumer.running == 2
         assert scene.kernel.committed == []
@@ -365,7 +365,7 @@ def test_handing_a_command_back_is_logged_with_its_ids(
         scene, _ = scene_with(concurrency=1)
         for number in range(1, commands + 1):
             scene.offer(scene.bus.message(number))
-        await turns(5)
+        await iterate_loop(5)
         await scene.consumer.stop(0)
 
     run(check())

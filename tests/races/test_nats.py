@@ -43,7 +43,7 @@ from openapi_tool.protocol.command import Acknowledge, Delivery, Requeue
 from openapi_tool.protocol.errors import Unavailable
 from openapi_tool.protocol.report import Wakeup
 from openapi_tool.telemetry.health import CONSUMER, JETSTREAM, NATS, Health
-from tests.races.fakes import FakeBus, FakeKernel, FakeTools, Run, Schedule, pipeline, turns
+from tests.races.fakes import FakeBus, FakeKernel, FakeTools, Run, Schedule, iterate_loop, pipeline
 from tests.requirements import requirement
 from tests.support import BODY, HEADERS, delivery
 
@@ -115,7 +115,7 @@ async def _assert_cancelled_with(request: Coroutine[Any, Any, Any], answer: Call
         await asyncio.Event().wait()
 
     task = asyncio.create_task(side_task())
-    await turns()
+    await iterate_loop()
     answer()
     task.cancel()
     await asyncio.wait([task], timeout=1)
@@ -138,14 +138,14 @@ def test_a_failed_flush_raises_the_error_of_nats_py(run: Run, monkeypatch: pytes
 @requirement("answer.doorbell")
 def test_a_doorbell_that_is_refused_after_an_outage_is_given_up(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def check() -> None:
-        answers: list[Exception] = [nats.errors.TimeoutError(), nats.errors.MaxPayloadError()]
+        errors: list[Exception] = [nats.errors.TimeoutError(), nats.errors.MaxPayloadError()]
 
         async def publish(*_: Any, **__: Any) -> None:
-            raise answers.pop(0)
+            raise errors.pop(0)
 
         client = cast("BusClient", SimpleNamespace(publish_to_stream=publish))
         assert not await WakeupPublisher(client).publish(Wakeup("subject", {}, b"{}"))
-        assert not answers
+        assert not errors
 
     caplog.set_level(logging.INFO, "openapi_tool")
     run(check())
@@ -189,47 +189,47 @@ class FakeServer:
     def use_ack_wait(self, _: float) -> None:
         """Do nothing."""
 
-    def watch(self, health: Health, clock: ServerClock | None = None) -> DurableMonitor:
+    def monitor(self, health: Health, clock: ServerClock | None = None) -> DurableMonitor:
         return DurableMonitor(cast("BusClient", self), OPTIONS, self, clock or ServerClock(), health)
 
 
 @requirement("nats.watched")
 def test_a_silent_server_is_unready_at_the_first_check_and_reconnects_back_off(run: Run) -> None:
     async def check() -> None:
-        observed, health, reconnects = FakeServer(), Health(), list[int]()
-        watch = observed.watch(health)
+        server, health, reconnects = FakeServer(), Health(), list[int]()
+        monitor = server.monitor(health)
         for check_number in range(1, 25):
-            observed.replies = [nats.errors.TimeoutError()]
-            await watch.check()
+            server.replies = [nats.errors.TimeoutError()]
+            await monitor.check()
             assert not health.dependencies[NATS].ok
-            if observed.reconnects > len(reconnects):
+            if server.reconnects > len(reconnects):
                 reconnects.append(check_number)
         assert reconnects == [3, 6, 12, 24]
-        observed.replies = [{}]
-        await watch.check()
+        server.replies = [{}]
+        await monitor.check()
         assert health.dependencies[NATS].ok
-        assert observed.calls == ["renew"]  # the server may have forgotten the request
+        assert server.calls == ["renew"]  # the server may have forgotten the request
         for _ in range(3):
-            observed.replies = [nats.errors.TimeoutError()]
-            await watch.check()
-        assert observed.reconnects == 5  # failures are counted from the last reply
+            server.replies = [nats.errors.TimeoutError()]
+            await monitor.check()
+        assert server.reconnects == 5  # failures are counted from the last reply
 
     run(check())
 
 
 @requirement("nats.watched")
 def test_an_error_reply_shows_a_connection_but_does_not_end_the_silence_of_the_pull(run: Run) -> None:
-    """Answers to the monitor do not reset the silence of the pull request: the server may have lost the request."""
+    """Replies to the monitor do not reset the silence of the pull request: the server may have lost the request."""
 
     async def check() -> None:
-        observed, health = FakeServer(), Health()
-        watch = observed.watch(health)
+        server, health = FakeServer(), Health()
+        monitor = server.monitor(health)
         for _ in range(6):
-            observed.replies = [{"error": {"code": 503, "description": "no leader"}}]
-            await watch.check()
-        assert (observed.reconnects, health.dependencies[NATS].ok, health.dependencies[CONSUMER].ok) == (0, True, False)
-        observed.replies, observed.silence_s = [{}], 16.0
-        await watch.check()
+            server.replies = [{"error": {"code": 503, "description": "no leader"}}]
+            await monitor.check()
+        assert (server.reconnects, health.dependencies[NATS].ok, health.dependencies[CONSUMER].ok) == (0, True, False)
+        server.replies, server.silence_s = [{}], 16.0
+        await monitor.check()
         assert "does not answer the pull request" in health.dependencies[CONSUMER].reason
 
     run(check())
@@ -238,14 +238,14 @@ def test_an_error_reply_shows_a_connection_but_does_not_end_the_silence_of_the_p
 @requirement("nats.watched")
 def test_a_new_leader_renews_the_pull_once_and_a_missing_durable_is_created(run: Run) -> None:
     async def check() -> None:
-        observed = FakeServer([{"cluster": {"leader": leader}} for leader in ("a", "a", "b", "b")])
-        watch = observed.watch(Health())
+        server = FakeServer([{"cluster": {"leader": leader}} for leader in ("a", "a", "b", "b")])
+        monitor = server.monitor(Health())
         for _ in range(4):
-            await watch.check()
-        assert observed.calls == ["renew", "renew"]  # for the first leader, and for the new one
-        observed.replies = [{"error": {"code": 404, "description": "consumer not found"}}]
-        await watch.check()
-        assert observed.calls[2:] == ["ensure durable"]
+            await monitor.check()
+        assert server.calls == ["renew", "renew"]  # for the first leader, and for the new one
+        server.replies = [{"error": {"code": 404, "description": "consumer not found"}}]
+        await monitor.check()
+        assert server.calls[2:] == ["ensure durable"]
 
     run(check())
 
@@ -253,13 +253,13 @@ def test_a_new_leader_renews_the_pull_once_and_a_missing_durable_is_created(run:
 @requirement("nats.watched")
 def test_no_check_is_sent_while_the_client_reconnects(run: Run) -> None:
     async def check() -> None:
-        observed, health = FakeServer([nats.errors.TimeoutError()] * 4), Health()
-        watch = observed.watch(health)
+        server, health = FakeServer([nats.errors.TimeoutError()] * 4), Health()
+        monitor = server.monitor(health)
         for connected in (True, True, False, True, True):
-            observed.is_connected = connected
-            await watch.check()
+            server.is_connected = connected
+            await monitor.check()
             assert not health.dependencies[NATS].ok
-        assert (observed.replies, observed.reconnects) == ([], 0)  # the count starts again after a reconnect
+        assert (server.replies, server.reconnects) == ([], 0)  # the count starts again after a reconnect
 
     run(check())
 
@@ -511,7 +511,7 @@ def test_a_bucket_that_does_not_answer_does_not_prevent_creating_others(run: Run
         assert health.dependencies[JETSTREAM].reason == "KV_openapi_tool_leases does not answer: TimeoutError"
         assert sorted(server.made) == ["KV_openapi_tool", "KV_openapi_tool_answers", "openapi_tool_dead_letters"]
         checking = asyncio.create_task(storage.check())
-        await turns(1)
+        await iterate_loop(1)
         checking.cancel()
         await asyncio.wait([checking], timeout=1)
         assert checking.cancelled()

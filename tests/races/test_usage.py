@@ -19,7 +19,7 @@ from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.url_policy import UrlPolicy
 from openapi_tool.options import CacheOptions, RetryOptions, ToolOptions
 from openapi_tool.protocol.records import DefinitionRecord
-from tests.races.fakes import Run, Scene, turns
+from tests.races.fakes import Run, Scene, iterate_loop
 from tests.races.virtual import run_virtually
 from tests.requirements import requirement
 
@@ -105,7 +105,7 @@ async def play(calls: Sequence[Call], answers: Sequence[Answer], cache_ttl_s: fl
     await asyncio.gather(*(place(number, call) for number, call in enumerate(calls, start=1)))
     cards = scene.kernel.committed
     assert len(cards) == len(calls)
-    await turns()
+    await iterate_loop()
     assert scene.tools.semaphore.free_bytes == whole
     usages = [_usage(card.content, card.metadata) for card in cards]
     assert sum(usage["requests"] for usage in usages) == upstream.seen, [card.content for card in cards]

@@ -1,4 +1,4 @@
-"""Every setting with values that it cannot have: named, without a crash and without the value."""
+"""Invalid values of every setting: the error names the setting, not the value, and nothing crashes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ODD = [
 
 
 def paths(section: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Every section and every setting."""
+    """Yield the paths of all sections and settings."""
     for name, field in fields_of(section).items():
         yield (*above, name)
         if fields_of(field.annotation):

@@ -21,7 +21,7 @@ from tests.requirements import requirement
 if TYPE_CHECKING:
     from openapi_tool.kernel.store import KernelStore
 
-AWAY = Unavailable("away")
+OUTAGE = Unavailable("unavailable")
 DENIED = NeedsOperator("denied", "grant it")
 SLOW = Contended("statement timeout")
 both_loops = pytest.mark.parametrize(
@@ -60,7 +60,7 @@ class Bench:
                 raise error
             succeeded()
 
-    async def fail(self, operation: Operation = "commit", error: Exception = AWAY, *, retry: bool = False) -> None:
+    async def fail(self, operation: Operation = "commit", error: Exception = OUTAGE, *, retry: bool = False) -> None:
         with pytest.raises(type(error)):
             await self.attempt(operation, error, retry=retry)
 
@@ -81,7 +81,7 @@ def test_a_failure_opens_it_with_its_reason_and_the_first_success_closes_it(new_
         assert bench.breaker.reason == ""
         await bench.fail()
         await bench.fail()
-        assert (bench.breaker.reason, bench.changes) == ("away", 1)
+        assert (bench.breaker.reason, bench.changes) == ("unavailable", 1)
         await bench.attempt()
         assert (bench.breaker.reason, bench.changes) == ("", 2)
 
@@ -96,7 +96,7 @@ def test_a_defect_of_one_call_never_opens_it_and_never_closes_it(new_loop: Any) 
         assert bench.breaker.reason == ""
         await bench.fail()
         await bench.fail(error=ValueError("22P02"))
-        assert bench.breaker.reason == "away"
+        assert bench.breaker.reason == "unavailable"
 
     on(new_loop, test)
 
@@ -107,7 +107,7 @@ def test_loads_that_succeed_do_not_hide_commits_that_fail(new_loop: Any) -> None
     async def test(bench: Bench) -> None:
         await bench.fail("commit")
         await bench.attempt("load")
-        assert bench.breaker.reason == "away"
+        assert bench.breaker.reason == "unavailable"
         await bench.fail("load", DENIED)
         await bench.attempt("commit")
         assert bench.breaker.reason == "denied. grant it"
@@ -123,7 +123,7 @@ def test_what_only_an_operator_can_mend_replaces_the_reason_and_another_outage_d
     async def test(bench: Bench) -> None:
         await bench.fail()
         await bench.fail(error=Unavailable("away in other words"))
-        assert bench.breaker.reason == "away"
+        assert bench.breaker.reason == "unavailable"
         await bench.fail(error=DENIED)
         assert bench.breaker.reason == "denied. grant it"
 
@@ -140,7 +140,7 @@ def test_a_success_from_before_the_outage_does_not_close_it(new_loop: Any) -> No
         await bench.fail()
         late.set()
         await old
-        assert bench.breaker.reason == "away"
+        assert bench.breaker.reason == "unavailable"
 
     on(new_loop, test)
 
@@ -150,7 +150,7 @@ def test_a_success_from_before_the_outage_does_not_close_it(new_loop: Any) -> No
 def test_an_attempt_that_hung_in_the_outage_does_not_open_it_again(new_loop: Any) -> None:
     async def test(bench: Bench) -> None:
         late = asyncio.Event()
-        hung = asyncio.create_task(bench.attempt(error=AWAY, until=late))
+        hung = asyncio.create_task(bench.attempt(error=OUTAGE, until=late))
         await asyncio.sleep(0)
         await bench.fail()
         await bench.attempt()
@@ -169,7 +169,7 @@ def test_results_that_are_tried_again_are_the_probes_and_a_command_is_one_only_w
         await bench.fail()
         bench.now += MAX_PROBE_INTERVAL_S
         retried, waiting = asyncio.Event(), asyncio.Event()
-        waiting_result = asyncio.create_task(bench.attempt(error=AWAY, until=retried))
+        waiting_result = asyncio.create_task(bench.attempt(error=OUTAGE, until=retried))
         await asyncio.sleep(0)
         assert not bench.breaker.may_probe
         retried.set()
@@ -207,7 +207,7 @@ def test_a_look_that_succeeds_again_brings_the_next_probe_forward(new_loop: Any)
     async def test(bench: Bench) -> None:
         watch = DatabaseMonitor(Health())
         watch.breaker = bench.breaker
-        watch.mark_unavailable(AWAY)
+        watch.mark_unavailable(OUTAGE)
         for _ in range(8):
             await bench.fail("load")
         bench.now += 1
@@ -246,7 +246,7 @@ def test_it_says_so_when_a_probe_is_due(new_loop: Any) -> None:
         said = asyncio.Event()
         breaker = CircuitBreaker(lambda: said.set() if breaker.may_probe else None)
         with pytest.raises(Unavailable), breaker.attempt("load"):
-            raise AWAY
+            raise OUTAGE
         assert not said.is_set()
         await said.wait()
 
@@ -262,7 +262,7 @@ def test_a_probe_that_proves_nothing_is_followed_by_the_next_one_at_once(new_loo
         await bench.fail("commit")
         bench.now += MAX_PROBE_INTERVAL_S
         await bench.attempt("load")
-        assert bench.breaker.reason == "away"
+        assert bench.breaker.reason == "unavailable"
         assert bench.breaker.may_probe
 
     on(new_loop, test)
@@ -275,13 +275,13 @@ def test_it_is_forgotten_only_after_a_while_in_which_nothing_was_tried(new_loop:
         await bench.fail()
         bench.now += MAX_PROBE_INTERVAL_S
         bench.breaker.close_if_quiet()
-        assert bench.breaker.reason == "away"
+        assert bench.breaker.reason == "unavailable"
         bench.now += MAX_PROBE_INTERVAL_S
         held = asyncio.Event()
         trying = asyncio.create_task(bench.attempt("load", until=held))
         await asyncio.sleep(0)
         bench.breaker.close_if_quiet()
-        assert bench.breaker.reason == "away"
+        assert bench.breaker.reason == "unavailable"
         held.set()
         await trying
         bench.breaker.close_if_quiet()
@@ -294,7 +294,7 @@ def test_it_is_forgotten_only_after_a_while_in_which_nothing_was_tried(new_loop:
 @requirement("breaker")
 def test_an_attempt_that_is_cancelled_says_nothing(new_loop: Any) -> None:
     async def test(bench: Bench) -> None:
-        for before in ("", "away"):
+        for before in ("", "unavailable"):
             attempt = asyncio.create_task(bench.attempt(until=asyncio.Event()))
             await asyncio.sleep(0)
             attempt.cancel()
@@ -364,7 +364,7 @@ def test_a_slow_commit_neither_hides_an_outage_nor_ends_its_probes(new_loop: Any
     async def test(bench: Bench) -> None:
         await bench.fail()
         await bench.fail(error=SLOW)
-        assert bench.breaker.reason == "away"
+        assert bench.breaker.reason == "unavailable"
         bench.now += MAX_PROBE_INTERVAL_S
         held = asyncio.Event()
         waiting = asyncio.create_task(bench.attempt(until=held, retry=True))
@@ -382,8 +382,8 @@ def test_a_slow_commit_neither_hides_an_outage_nor_ends_its_probes(new_loop: Any
 def test_an_outage_takes_the_place_of_slow_commits_and_a_retry_finds_it_too(new_loop: Any) -> None:
     async def test(bench: Bench) -> None:
         await bench.fail(error=SLOW)
-        await bench.fail(error=AWAY, retry=True)
-        assert bench.breaker.reason == "away"
+        await bench.fail(error=OUTAGE, retry=True)
+        assert bench.breaker.reason == "unavailable"
         await bench.attempt()
         await bench.fail(error=SLOW)
         await bench.fail(error=SLOW)
@@ -426,13 +426,13 @@ class _Store:
 def test_a_commit_that_wrote_nothing_proves_nothing(new_loop: Any) -> None:
     async def test(bench: Bench) -> None:
         given: Any = (None, None)
-        store = GuardedStore(cast("KernelStore", _Store([AWAY, False, True, True])), bench.breaker)
+        store = GuardedStore(cast("KernelStore", _Store([OUTAGE, False, True, True])), bench.breaker)
         with pytest.raises(Unavailable):
             await store.commit(*given)
         assert not await store.commit(*given)
-        assert bench.breaker.reason == "away"
+        assert bench.breaker.reason == "unavailable"
         assert await store.report(*given)
-        assert bench.breaker.reason == "away"
+        assert bench.breaker.reason == "unavailable"
         assert await store.commit(*given)
         assert bench.breaker.reason == ""
 

@@ -291,8 +291,8 @@ def test_the_only_project_of_a_process_gets_all_slots() -> None:
 def test_a_held_command_is_counted_with_all_of_its_headers_and_keeps_no_long_name() -> None:
     """Names of headers are the sender's too, and one wide character quadruples a text."""
     assert held("one", "a" * 60_000).flow == ("one", "a" * 512)
-    plain = held("one").size
-    assert held("one", more={"X" * 60_000: "", "Y": "\U0001f600" + "y" * 10_000}).size - plain > 60_000 + 40_000
+    plain = held("one").memory_bytes
+    assert held("one", more={"X" * 60_000: "", "Y": "\U0001f600" + "y" * 10_000}).memory_bytes - plain > 60_000 + 40_000
 
 
 @requirement("intake")
@@ -399,7 +399,7 @@ def test_every_command_leaves_once_and_those_of_an_agent_in_order(steps: list[An
             inside.remove(work)
             if step == "next":
                 left.append(work)
-        assert (len(scheduler), scheduler.size) == (len(inside), sum(work.size for work in inside))
+        assert (len(scheduler), scheduler.memory_bytes) == (len(inside), sum(work.memory_bytes for work in inside))
     rest = scheduler.withdraw()
     assert sorted(rest, key=id) == sorted(inside, key=id)
     assert scheduler.next() is None
@@ -526,7 +526,7 @@ def test_projects_that_demand_half_of_their_share_hardly_wait_beside_greedy_ones
 
 
 class _Asked:
-    """A client that is asked for statistics twice in each subscription; some of its calls fail once."""
+    """Client that is asked for statistics twice in each subscription; some of its calls fail once."""
 
     def __init__(self, *failing: str) -> None:
         self.failing, self.limits, self.answered = [*failing], list[int](), asyncio.Event()

@@ -71,7 +71,7 @@ def matches(expected: Any, actual: Any) -> bool:
 
 
 def pod_specs(documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Every pod: its own, and those of Deployment and Job."""
+    """Yield the spec of each pod, also those in a Deployment or Job."""
     for document in documents:
         if document["kind"] == "Pod":
             yield document["spec"]

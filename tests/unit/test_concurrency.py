@@ -17,7 +17,7 @@ from openapi_tool import retrying
 from openapi_tool.cooperative import SMALL, Steps, TimeSlicer
 from openapi_tool.fair_semaphore import FairSemaphore
 from openapi_tool.jina.byte_semaphore import ByteSemaphore
-from openapi_tool.jina.client import JinaClient
+from openapi_tool.jina.client import _LARGE_READS, JinaClient
 from openapi_tool.jina.egress import tls_context
 from openapi_tool.jina.request import UpstreamRequest
 from openapi_tool.jina.transport import HANDSHAKES, PROJECT, AiohttpTransport
@@ -25,7 +25,7 @@ from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.protocol.errors import ToolError, Unavailable
 from openapi_tool.retrying import retried
 from openapi_tool.tools.deadline import Deadline
-from tests.races.fakes import LOOPS, Run, run_on, turns
+from tests.races.fakes import LOOPS, Run, iterate_loop, run_on
 from tests.requirements import requirement
 
 
@@ -58,7 +58,7 @@ def test_a_timer_that_is_due_runs_before_the_next_slice(run: Run) -> None:
 
 
 @requirement("loop.answers")
-def test_chunks_of_many_large_answers_are_not_read_in_one_iteration(run: Run) -> None:
+def test_chunks_of_many_large_responses_are_not_read_in_one_iteration(run: Run) -> None:
     async def check() -> None:
         chunks, most, calls = 0, 0, 40
 
@@ -66,7 +66,7 @@ def test_chunks_of_many_large_answers_are_not_read_in_one_iteration(run: Run) ->
             async def __aiter__(self):  # type: ignore[no-untyped-def]  # noqa: ANN204 - an async generator
                 nonlocal chunks
                 for number in range(6):
-                    chunks += number > 1  # up to SMALL an answer never waits
+                    chunks += number > 1  # the first two are read before the body exceeds SMALL: without a wait
                     yield b"x" * SMALL
 
         async def watch() -> None:
@@ -86,17 +86,12 @@ def test_chunks_of_many_large_answers_are_not_read_in_one_iteration(run: Run) ->
         watching = asyncio.create_task(watch())
         await asyncio.gather(*(fetch() for _ in range(calls)))
         watching.cancel()
-        assert 0 < most <= 16  # eight may end as the next eight begin
+        assert 0 < most <= 2 * _LARGE_READS  # as many may end as others begin
 
     run(check())
 
 
 # Permits that projects share: order, and no lost permit.
-
-
-@pytest.fixture(params=LOOPS)
-def run_fair_semaphore(request: pytest.FixtureRequest) -> Run:
-    return run_on(request.param)
 
 
 class Projects:
@@ -111,7 +106,7 @@ class Projects:
     async def begin(self, project: str, number: int = 1) -> list[asyncio.Task[None]]:
         tasks = [asyncio.create_task(self._work(project)) for _ in range(number)]
         self.tasks += tasks
-        await turns()
+        await iterate_loop()
         return tasks
 
     async def _work(self, project: str) -> None:
@@ -124,7 +119,7 @@ class Projects:
     async def end(self, project: str) -> None:
         """End the oldest work of a project."""
         self._ends[project].pop(0).set()
-        await turns()
+        await iterate_loop()
 
     async def end_all(self) -> None:
         for task in self.tasks:
@@ -133,7 +128,7 @@ class Projects:
 
 
 @requirement("fair.projects")
-def test_the_next_permit_goes_to_the_project_that_holds_fewest(run_fair_semaphore: Run) -> None:
+def test_the_next_permit_goes_to_the_project_that_holds_fewest(run: Run) -> None:
     async def check() -> None:
         projects = Projects(4)
         await projects.begin("large", 10)
@@ -146,11 +141,11 @@ def test_the_next_permit_goes_to_the_project_that_holds_fewest(run_fair_semaphor
         assert projects.began[6:] == ["large"]
         await projects.end_all()
 
-    run_fair_semaphore(check())
+    run(check())
 
 
 @requirement("fair.projects")
-def test_projects_that_hold_equally_many_take_turns(run_fair_semaphore: Run) -> None:
+def test_projects_that_hold_equally_many_take_turns(run: Run) -> None:
     async def check() -> None:
         projects = Projects(1)
         await projects.begin("a", 3)
@@ -161,27 +156,27 @@ def test_projects_that_hold_equally_many_take_turns(run_fair_semaphore: Run) -> 
         assert "".join(projects.began) == "aabcabc"  # the second of `a` waited before the others
         await projects.end_all()
 
-    run_fair_semaphore(check())
+    run(check())
 
 
 @requirement("fair.projects")
-def test_a_later_project_does_not_wait_for_one_that_holds_its_maximum(run_fair_semaphore: Run) -> None:
+def test_a_later_project_does_not_wait_for_one_that_holds_its_maximum(run: Run) -> None:
     async def check() -> None:
         projects = Projects(16)
         await projects.begin("large", 30)
-        assert len(projects.began) == 14
+        assert len(projects.began) == 14  # an eighth stays reserved for other projects
         await projects.begin("small")
         assert projects.began[14:] == ["small"]
         await projects.end("small")
         assert len(projects.began) == 15  # its permit stays reserved for the next project
         await projects.end_all()
 
-    run_fair_semaphore(check())
+    run(check())
 
 
 @requirement("fair.projects")
 @pytest.mark.parametrize("order", ["give first", "cancel first"])
-def test_a_wait_cancelled_while_its_permit_is_granted_loses_no_permit(run_fair_semaphore: Run, order: str) -> None:
+def test_a_wait_cancelled_while_its_permit_is_granted_loses_no_permit(run: Run, order: str) -> None:
     async def check() -> None:
         projects = Projects(1)
         await projects.begin("a")
@@ -189,18 +184,18 @@ def test_a_wait_cancelled_while_its_permit_is_granted_loses_no_permit(run_fair_s
         steps: list[Callable[[], object]] = [projects._ends["a"][0].set, waiting.cancel]  # noqa: SLF001
         for step in steps if order == "give first" else reversed(steps):
             step()
-        await turns()
+        await iterate_loop()
         await projects.begin("c")
         assert projects.began[-1] == "c"
         await projects.end_all()
 
-    run_fair_semaphore(check())
+    run(check())
 
 
 @requirement("fair.projects")
-def test_cancellations_neither_lose_nor_double_permits(run_fair_semaphore: Run) -> None:
+def test_cancellations_neither_lose_nor_double_permits(run: Run) -> None:
     async def check() -> None:
-        dice, at_once, most = random.Random(7), 0, 0  # noqa: S311 - not for secrets
+        rng, at_once, most = random.Random(7), 0, 0  # noqa: S311 - not for secrets
         semaphore = FairSemaphore(5)
 
         async def work(project: str) -> None:
@@ -209,17 +204,17 @@ def test_cancellations_neither_lose_nor_double_permits(run_fair_semaphore: Run) 
                 at_once += 1
                 most = max(most, at_once)
                 try:
-                    for _ in range(dice.randrange(4)):
+                    for _ in range(rng.randrange(4)):
                         await asyncio.sleep(0)
                 finally:
                     at_once -= 1
 
         tasks: list[asyncio.Task[None]] = []
         for _ in range(600):
-            tasks.append(asyncio.create_task(work(dice.choice("abcdef"))))
-            if dice.random() < 0.5:
-                dice.choice(tasks).cancel()
-            if dice.random() < 0.5:
+            tasks.append(asyncio.create_task(work(rng.choice("abcdef"))))
+            if rng.random() < 0.5:
+                rng.choice(tasks).cancel()
+            if rng.random() < 0.5:
                 await asyncio.sleep(0)
         await asyncio.gather(*tasks, return_exceptions=True)
         assert (at_once, most) == (0, 5)
@@ -231,11 +226,11 @@ def test_cancellations_neither_lose_nor_double_permits(run_fair_semaphore: Run) 
 
         await asyncio.gather(*map(meet, "abcde"))  # all five are there again
 
-    run_fair_semaphore(check())
+    run(check())
 
 
 @requirement("fair.projects")
-def test_handshakes_of_one_project_leave_some_for_another(run_fair_semaphore: Run) -> None:
+def test_handshakes_of_one_project_leave_some_for_another(run: Run) -> None:
     """The server accepts and never responds: without shares the first project would block all others."""
 
     async def check() -> None:
@@ -262,9 +257,9 @@ def test_handshakes_of_one_project_leave_some_for_another(run_fair_semaphore: Ru
         server.close()
         for writer in writers:
             writer.close()
-        await turns()
+        await iterate_loop()
 
-    run_fair_semaphore(check())
+    run(check())
 
 
 # Retries: number, kinds of failures, cost of a first success.

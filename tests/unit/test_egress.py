@@ -242,11 +242,11 @@ async def test_certificate_of_an_unknown_ca_is_refused(origin: Origin) -> None:
     await client.aclose()
 
 
-# Proxies: a listener that speaks CONNECT, and one that nobody may reach.
+# Proxies: a listener that speaks CONNECT, and one that refuses connections.
 
 
 class Proxy:
-    """A forward proxy on loopback that leads every tunnel to one port, whatever is asked for."""
+    """Forward proxy on loopback that connects every tunnel to one port, regardless of the requested host."""
 
     def __init__(self, leads_to: int = 0, status: bytes = b"200 OK") -> None:
         self.leads_to = leads_to

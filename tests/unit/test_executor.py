@@ -192,7 +192,7 @@ async def test_parked_result_is_found_complete_and_then_deleted() -> None:
     assert found is not None
     assert (found.fields, found.parked) == (FIELDS, True)
     assert found.artifact == artifact
-    await parked.forget(identity())
+    await parked.delete(identity())
     assert await parked.find(identity()) is None
     assert store.records == {}
 
@@ -240,5 +240,5 @@ async def test_unavailable_result_store_does_not_fail_the_call(caplog: pytest.Lo
     parked = ParkedResults(UnavailableResultStore(), KEY)
     await parked.park(identity(), CallResult(FIELDS))
     assert await parked.find(identity()) is None
-    await parked.forget(identity())
+    await parked.delete(identity())
     assert "cannot park" in caplog.text

@@ -188,7 +188,7 @@ async def test_the_address_of_a_batch_is_refused_under_its_own_name() -> None:
 
 
 class _Counted(str):
-    """A text that counts how many of its characters were searched."""
+    """Text that counts how many of its characters were searched."""
 
     searched = 0
     __slots__ = ()

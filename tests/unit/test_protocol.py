@@ -330,20 +330,20 @@ def test_depth_nineteen_is_the_last_that_is_accepted() -> None:
 @requirement("answer.trace")
 def test_the_inbound_span_is_the_parent_in_the_turns_own_trace() -> None:
     link = trace_link(identity(tracestate="v=1"), waiting_turn())
-    assert (link.parent.span_id, link.link, link.tracestate) == ("b7ad6b7169203331", None, "v=1")
+    assert (link.parent.span_id, link.linked, link.tracestate) == ("b7ad6b7169203331", None, "v=1")
 
 
 @requirement("answer.trace")
 def test_a_foreign_trace_becomes_a_link_and_the_rows_trace_counts() -> None:
     foreign = SpanContext("a" * 32, "b" * 16)
     link = trace_link(identity(trace=foreign), waiting_turn(HEADERS | {"tracestate": "row=1"}))
-    assert (link.parent.trace_id, link.link, link.tracestate) == (TRACE_ID, foreign, "row=1")
+    assert (link.parent.trace_id, link.linked, link.tracestate) == (TRACE_ID, foreign, "row=1")
 
 
 @requirement("answer.trace")
 def test_without_an_inbound_trace_the_row_gives_it() -> None:
     link = trace_link(identity(trace=None), waiting_turn())
-    assert (link.parent.traceparent(), link.link) == (TRACEPARENT, None)
+    assert (link.parent.traceparent(), link.linked) == (TRACEPARENT, None)
 
 
 def test_without_any_trace_a_new_one_begins() -> None:

@@ -181,7 +181,7 @@ def test_every_error_code_and_parameter_is_documented() -> None:
     assert [name for name in sorted(names) if f"`{name}`" not in text] == []
 
 
-# What an image is made of: pinned, licensed, listed, and audited without false comfort.
+# Image: base pinned, packages licensed, listed and audited.
 
 
 FOUND = {"id": "PYSEC-1", "fix_versions": ["2.0"], "aliases": [], "description": ""}

@@ -442,7 +442,7 @@ def test_dead_letter_is_stored_without_our_secrets() -> None:
 @pytest.mark.parametrize("status", ["success", "failed"])
 @requirement("secrets.output")
 def test_what_call_prints_is_masked(status: str, flags: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the card was written by somebody who did not mask it."""
+    """Also if the card was written by a client that does not mask."""
     content = {"status": status, "result": VALUE, "error": {"code": "x", "message": VALUE}}
     answer = ResultRows({"content": content}, {"inbox": VALUE}, {}, {"headers": {"X": VALUE}}, 1.0)
     placed = SimpleNamespace(trace_id="trace", tool_call_id="call")

@@ -390,7 +390,9 @@ def test_metrics_of_both_exporters_are_the_same() -> None:
     metrics.list_projects(["listed"])
     for project in ("listed", "unlisted"):
         ids = {"project_id": project}
-        calls.answered(facts(ids=ids, tool="a.tool", status="failed", error_code="bad_request", attempts=ATTEMPTS))
+        calls.record_finished(
+            facts(ids=ids, tool="a.tool", status="failed", error_code="bad_request", attempts=ATTEMPTS)
+        )
     metrics.list_projects([])
     text = exposition.exposition().decode()
     series = 'openapi_tool_calls_total{error_code="bad_request",status="failed",tool="a.tool"'

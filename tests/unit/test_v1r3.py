@@ -208,7 +208,7 @@ def test_the_report_continues_the_inbound_trace() -> None:
     found = records(card=call_card())
     identity = identify(V1R3.decode(command_message(HEADERS | {"tracestate": "a=b"})).identity, found.card)
     link = trace_link(identity, V1R3.accept(identity, found).waiting_turn)
-    assert (link.parent, link.tracestate, link.link) == (identity.trace, "a=b", None)
+    assert (link.parent, link.tracestate, link.linked) == (identity.trace, "a=b", None)
 
 
 @requirement("v1r3.doorbell")

@@ -125,7 +125,7 @@ def agent_of(outcome: Outcome) -> str:
 async def test_no_text_of_a_do_not_track_page_is_stored(world: World, jina: dict[str, Any]) -> None:
     world.stack.upstream.rules(LONG)
     outcome = await read(world, URL, jina={"mode": "reader", **jina})
-    assert outcome.content["result"].endswith("They are not kept. Read a part with target_selector.]")
+    assert outcome.content["result"].endswith("They are not stored. Read a part with target_selector.]")
     assert len(outcome.content["result"]) <= LIMIT
     assert (tool_output(outcome)["truncated"], tool_output(outcome)["next_cursor"]) == (True, None)
     assert tool_output(outcome)["artifact_ref"] is None
@@ -460,7 +460,7 @@ async def test_a_result_that_this_replica_cannot_commit_is_committed_by_another(
     monkeypatch: pytest.MonkeyPatch,
     large: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
-    """A replica without a connection to the database kept its results until no worker waited for them."""
+    """Otherwise a replica that alone cannot reach the database holds its results until no worker waits for them."""
     world, commit, failed = idle_world, KernelStore.commit, list[float]()
     monkeypatch.setattr(pipeline, "_PARK_AFTER_S", 0.2)
     if large:

@@ -62,7 +62,7 @@ class FakeConsumer:
 
 @dataclass
 class Watched:
-    """A durable on a server of its own, and the monitor that checks it."""
+    """Durable on a server of its own, and the monitor that checks it."""
 
     server: NatsServer
     client: BusClient
@@ -81,17 +81,17 @@ class Watched:
         await self.admin.add_consumer(self.durable.stream, config.evolve(**changes, name=self.durable.name))
 
     async def pause(self) -> None:
-        until_then = (datetime.now(UTC) + timedelta(seconds=60)).isoformat()
-        await self.admin.pause_consumer(self.durable.stream, self.durable.name, until_then)
+        resume_at = (datetime.now(UTC) + timedelta(seconds=60)).isoformat()
+        await self.admin.pause_consumer(self.durable.stream, self.durable.name, resume_at)
 
-    def with_limit(self, max_ack_pending: int) -> DurableMonitor:
+    def monitor_with_limit(self, max_ack_pending: int) -> DurableMonitor:
         options = replace(self.options, max_ack_pending=max_ack_pending)
         return DurableMonitor(self.client, options, self.consumer, ServerClock(), self.health)
 
-    def reason(self, part: str = CONSUMER) -> str:
-        found = self.health.dependencies[part]
-        assert found.ok == (not found.reason)
-        return found.reason
+    def reason(self, name: str = CONSUMER) -> str:
+        dependency = self.health.dependencies[name]
+        assert dependency.ok == (not dependency.reason)
+        return dependency.reason
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ async def test_a_correct_durable_is_ready_and_its_reply_sets_the_clock(watched: 
 
 @requirement("nats.watched", "chart.runs")
 async def test_the_monitor_does_not_delay_a_start(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readiness waited for the next check, a second later, although the durable was created within milliseconds."""
+    """Otherwise readiness waits for the next check, a second later: the durable is created within milliseconds."""
     pauses: list[float] = []
 
     async def create_durable_meanwhile(delay_s: float) -> None:
@@ -157,7 +157,7 @@ async def test_settings_without_which_calls_are_lost_are_restored(watched: Watch
 
 @requirement("nats.watched")
 async def test_a_durable_whose_filter_was_wrong_redelivers_what_it_may_have_skipped(watched: Watched) -> None:
-    """42 of 757 calls were lost in four changes of the filter, each corrected within a second."""
+    """Otherwise calls are lost: 42 of 757 in four changes of the filter, each corrected within a second."""
     await settle(watched, 5, 2)
     await watched.monitor.check()
     await settle(watched, 0, 3)
@@ -193,7 +193,7 @@ async def test_settings_that_another_replica_may_have_changed_are_adopted_and_lo
     assert watched.reason() == ""
 
 
-async def full(watched: Watched, unacknowledged: int, pending: int) -> Any:
+async def fill(watched: Watched, unacknowledged: int, pending: int) -> Any:
     """Fill the durable with a backlog; return the subscription and the unacknowledged messages."""
     await watched.change(max_ack_pending=unacknowledged)
     for _ in range(unacknowledged + pending):
@@ -211,15 +211,15 @@ async def test_a_backlog_raises_the_durables_limit_which_is_lowered_afterwards(
     watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "openapi_tool")
-    watched.monitor = watched.with_limit(6)
-    pull, messages = await full(watched, 6, 0)
+    watched.monitor = watched.monitor_with_limit(6)
+    pull, messages = await fill(watched, 6, 0)
     await watched.monitor.check()
     assert (await watched.info()).config.max_ack_pending == 6  # no command waits behind these
     await watched.client.jetstream().publish("cg.v1r4.other.public.cmd.tool.jina.search", b"{}")
     for _ in range(3):
         await watched.monitor.check()
     info = await watched.info()
-    assert (info.config.max_ack_pending, info.config.ack_wait) == (14, watched.options.ack_wait_s)
+    assert (info.config.max_ack_pending, info.config.ack_wait) == (14, watched.options.ack_wait_s)  # twice the backlog
     messages += await pull.fetch(1)
     assert messages[-1].subject.startswith("cg.v1r4.other.")
     for message in messages[:4]:
@@ -238,7 +238,7 @@ async def test_a_durable_limit_that_cannot_be_raised_logs_a_warning_once_a_minut
     async def refused(*_: Any) -> None:
         raise nats.errors.Error
 
-    await full(watched, 2, 1)
+    await fill(watched, 2, 1)
     monkeypatch.setattr(durable_monitor, "change_max_ack_pending", refused)
     for _ in range(3):
         await watched.monitor.check()
@@ -312,7 +312,7 @@ async def pending_after_deletion(watched: Watched) -> int:
 
 @requirement("nats.watched")
 async def test_a_recreated_durable_starts_after_the_ack_floor_of_the_old_one(watched: Watched) -> None:
-    """It started with the first command of the day: 20,000 were redelivered."""
+    """Otherwise it starts with the first command of the day: 20,000 were redelivered."""
     await settle(watched, 5, 3)
     assert await pending_after_deletion(watched) == 2
 
@@ -355,7 +355,7 @@ async def test_an_ack_floor_that_cannot_be_stored_is_no_problem(watched: Watched
 
 @requirement("nats.watched")
 async def test_a_leader_without_quorum_is_not_ready(stack: EmbeddedStack) -> None:
-    """Such a leader answered as usual for over ten seconds, while nothing could be delivered or stored."""
+    """Such a leader replies as usual for over ten seconds, while nothing can be delivered or stored."""
     cluster = NatsCluster(stack)
     await cluster.start()
     try:

@@ -48,28 +48,28 @@ WITHIN_S = 10.0
 
 
 class Bench:
-    """A consumer with a fetch mode set by the test, and the deliveries that it handled; `release` ends handlers."""
+    """Consumer with a fetch mode set by the test, and the deliveries that it handled; `release` ends handlers."""
 
-    def __init__(self, world: World, client: BusClient, intake: FetchMode, durable: DurableOptions) -> None:
+    def __init__(self, world: World, client: BusClient, mode: FetchMode, durable: DurableOptions) -> None:
         self.world = world
         self.client = client
-        self.intake: Callable[[], FetchMode] = lambda: intake
+        self.mode: Callable[[], FetchMode] = lambda: mode
         self.handled: list[Delivery] = []
         self.release = asyncio.Event()
         letters = DeadLetters(client, Redactor(), 1)
         options = ConsumerOptions(durable, ExecutorOptions(concurrency=8), 60.0)
-        self.consumer = CommandConsumer(client, options, letters, self._handle, self._intake)
+        self.consumer = CommandConsumer(client, options, letters, self._handle, self._mode)
 
-    def _intake(self) -> FetchMode:
-        return self.intake()
+    def _mode(self) -> FetchMode:
+        return self.mode()  # which a test may replace
 
     async def _handle(self, delivery: Delivery) -> Settlement:
         self.handled.append(delivery)
         await self.release.wait()
         return Acknowledge()
 
-    def set(self, intake: FetchMode) -> None:
-        self.intake = lambda: intake
+    def set_mode(self, mode: FetchMode) -> None:
+        self.mode = lambda: mode
         self.consumer.wake()
 
     async def publish(self, count: int, subject: str = SUBJECT) -> None:
@@ -89,10 +89,10 @@ class Bench:
 
 
 @asynccontextmanager
-async def running(world: World, intake: FetchMode, durable: DurableOptions = OPTIONS) -> AsyncIterator[Bench]:
+async def running(world: World, mode: FetchMode, durable: DurableOptions = OPTIONS) -> AsyncIterator[Bench]:
     bootstrap = build_bootstrap(Settings(postgres=DSN, nats={"servers": world.stack.nats.url}), {})
     async with connected(bootstrap.bus) as client:
-        bench = Bench(world, client, intake, durable)
+        bench = Bench(world, client, mode, durable)
         bench.consumer.start()
         yield bench
         bench.release.set()
@@ -103,13 +103,13 @@ async def running(world: World, intake: FetchMode, durable: DurableOptions = OPT
 async def test_in_fetch_mode_none_no_request_is_open_and_nothing_is_delivered(idle_world: World) -> None:
     async with running(idle_world, FetchMode.UNLIMITED) as bench:
         await bench.info(lambda info: info.num_waiting == 1)
-        bench.set(FetchMode.NONE)
+        bench.set_mode(FetchMode.NONE)
         await bench.info(lambda info: info.num_waiting == 0)
         await bench.publish(3)
         info = await bench.info(lambda info: info.num_pending == 3)
         assert (info.delivered.consumer_seq, info.num_waiting, bench.handled) == (0, 0, [])
         bench.release.set()
-        bench.set(FetchMode.UNLIMITED)
+        bench.set_mode(FetchMode.UNLIMITED)
         info = await bench.info(lambda info: info.ack_floor.consumer_seq == 3)
         assert info.delivered.consumer_seq == 3
         assert [delivery.attempt for delivery in bench.handled] == [1, 1, 1]
@@ -127,12 +127,12 @@ async def test_messages_in_transit_are_handed_back_at_once_and_need_no_lease(idl
             stopped = stopped or bool(bench.consumer.running)
             return FetchMode.NONE if stopped else FetchMode.UNLIMITED
 
-        bench.intake = until_the_first
+        bench.mode = until_the_first
         bench.consumer.wake()
         await bench.info(lambda info: info.delivered.stream_seq == 6 and info.num_waiting == 0)
         assert len(bench.handled) == 1
         bench.release.set()
-        bench.set(FetchMode.UNLIMITED)
+        bench.set_mode(FetchMode.UNLIMITED)
         await bench.info(lambda info: info.ack_floor.stream_seq == 6)
         assert [delivery.attempt for delivery in bench.handled] == [1] * 6
     with pytest.raises((NoKeysError, BucketNotFoundError)):
@@ -182,15 +182,15 @@ async def test_commands_that_one_replica_hands_back_unrun_need_no_lease_at_anoth
     async with AsyncExitStack() as draining, running(idle_world, FetchMode.UNLIMITED) as other:
         first = await draining.enter_async_context(running(idle_world, FetchMode.UNLIMITED))
         await first.info(lambda info: info.num_waiting == 2)
-        other.set(FetchMode.NONE)
+        other.set_mode(FetchMode.NONE)
         await first.info(lambda info: info.num_waiting == 1)
         await first.publish(40)
         await first.info(lambda info: info.delivered.consumer_seq == 40 and len(first.handled) == 8)
         other.release.set()
-        other.set(FetchMode.UNLIMITED)
+        other.set_mode(FetchMode.UNLIMITED)
         await draining.aclose()
         await other.info(lambda info: info.ack_floor.stream_seq == 40)
-        assert (len(first.handled), [delivery.attempt for delivery in other.handled]) == (8, [1] * 32)
+        assert (len(first.handled), [delivery.attempt for delivery in other.handled]) == (8, [1] * 32)  # of 40, 8 slots
     with pytest.raises((NoKeysError, BucketNotFoundError)):
         await (await idle_world.caller.client.jetstream().key_value("openapi_tool_leases")).keys()
 
@@ -205,7 +205,7 @@ async def test_a_command_that_was_run_needs_a_lease_whatever_a_notice_says(idle_
         await bench.client.publish(f"{subject}.other", b"[[1,1]]")
         await bench.publish(1)
         await bench.info(lambda _: len(bench.handled) == 1)
-        bench.set(FetchMode.NONE)
+        bench.set_mode(FetchMode.NONE)
         bench.consumer.stalled(OPTIONS.ack_wait_s)
         message = next(iter(bench.consumer._running.values())).message  # noqa: SLF001
         await message.nak()
@@ -330,7 +330,7 @@ async def test_a_call_whose_rows_are_refused_stops_no_other_call(idle_world: Wor
         outcomes = [await world.outcome(call) for call in calls]
     assert {outcome.content["status"] for outcome in outcomes} == {"success"}
     assert [letter["reason"] for letter in outcomes[-1].dead_letters] == ["defect"]
-    assert outcomes[-1].deliveries == 10 + 3
+    assert outcomes[-1].deliveries == 10 + 3  # two lost runs of the refused call, and the delivery that ends it
 
 
 @requirement("breaker")

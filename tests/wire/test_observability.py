@@ -184,8 +184,8 @@ async def test_gauges_show_held_commands_and_the_durables_backlog(world: World) 
     call = await world.place(KNOWN)
     await world.caller.publish(call)
     await _until(lambda: value("calls_running") == 1)
-    assert world.parts is not None
-    await world.parts.durable_monitor.check()
+    assert world.components is not None
+    await world.components.durable_monitor.check()
     assert [value(f"durable_{name}", version="v1r4") for name in ("unacknowledged", "pending")] == [1, 0]
     assert (value("commands_held"), value("slots")) == (1, 64)
     first = value("oldest_held_command_seconds")

@@ -400,7 +400,7 @@ async def test_a_denied_pull_is_logged(
 
 
 async def run(strict: NatsServer, world: World, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[Any]:
-    """Run `deadletters` with the login of a person."""
+    """Run `deadletters` with an operator's login."""
     monkeypatch.setenv("PG_DSN", world.dsn)
     monkeypatch.setenv("NATS_SERVERS", strict.url)
     monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", PEOPLE["user"])

@@ -1,4 +1,4 @@
-"""Every violation of the protocol: result card, inbox row, doorbell and settlement of each."""
+"""Violations of the protocol: result card, inbox row, doorbell and settlement of each."""
 
 from __future__ import annotations
 

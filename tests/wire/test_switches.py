@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from openapi_tool.bus.session_key_store import BUCKET
 from openapi_tool.bus.switch_store import KEY, change_switches, load_switches
 from openapi_tool.cli import app
-from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.tools.switches import Switch, Switches
 from tests.conftest import PROJECT
 from tests.requirements import requirement
@@ -26,7 +25,7 @@ async def run(world: World, *arguments: str) -> Any:
     return await asyncio.to_thread(CliRunner().invoke, app, ["tools", *arguments], env=environment)
 
 
-async def ran(world: World, *arguments: str) -> str:
+async def run_ok(world: World, *arguments: str) -> str:
     result = await run(world, *arguments)
     assert result.exit_code == 0, result.output
     return str(result.stdout)
@@ -34,8 +33,8 @@ async def ran(world: World, *arguments: str) -> str:
 
 async def error_of_call(world: World) -> Any:
     """Read the switches, make a call, and return its error code and message; None if it succeeds."""
-    assert world.parts is not None
-    await world.parts.switches.check()
+    assert world.components is not None
+    await world.components.switches.check()
     outcome = await world.send(await world.place())
     error = outcome.content["error"]
     return error and (error["code"], error["message"])
@@ -54,13 +53,13 @@ async def test_a_disabled_tool_is_refused_at_no_cost_until_it_is_enabled(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = requests(world)
-    await ran(world, "disable", "jina_search", "--project", PROJECT, *WHY)
+    await run_ok(world, "disable", "jina_search", "--project", PROJECT, *WHY)
     assert await error_of_call(world) == (
         "tool_not_available",
         "An operator disabled this tool: it costs too much. Do not call it again; go on without it.",
     )
     assert requests(world) == before
-    await ran(world, "enable", "jina_search", "--project", PROJECT, "--reason", "cheap again", "--by", "another")
+    await run_ok(world, "enable", "jina_search", "--project", PROJECT, "--reason", "cheap again", "--by", "another")
     assert await error_of_call(world) is None
     [off], [on] = logged(caplog, "tool.disabled"), logged(caplog, "tool.enabled")
     assert (off.project_id, off.tool_name, off.reason, off.by) == (
@@ -75,15 +74,15 @@ async def test_a_disabled_tool_is_refused_at_no_cost_until_it_is_enabled(
 @requirement("switches")
 @pytest.mark.parametrize("scope", [("--project", PROJECT), ("--all-projects",), ("jina_search", "--all-projects")])
 async def test_a_project_or_all_tools_can_be_disabled(world: World, scope: tuple[str, ...]) -> None:
-    await ran(world, "disable", *scope, *WHY)
+    await run_ok(world, "disable", *scope, *WHY)
     code, _ = await error_of_call(world)
     assert code == "tool_not_available"
 
 
 @requirement("switches")
 async def test_other_tools_and_projects_stay_enabled(world: World) -> None:
-    await ran(world, "disable", "jina_search", "--project", "another", *WHY)
-    await ran(world, "disable", "jina_read", "--project", PROJECT, *WHY)
+    await run_ok(world, "disable", "jina_search", "--project", "another", *WHY)
+    await run_ok(world, "disable", "jina_read", "--project", PROJECT, *WHY)
     assert await error_of_call(world) is None
 
 
@@ -95,9 +94,9 @@ async def test_a_call_that_waits_sends_no_further_request_once_its_tool_is_disab
     running = asyncio.create_task(_send(world))
     while await asyncio.to_thread(requests, world) == before:  # noqa: ASYNC110 - the double is another process
         await asyncio.sleep(0.02)
-    await ran(world, "disable", "jina_search", "--project", PROJECT, *WHY)
-    assert world.parts is not None
-    await world.parts.switches.check()
+    await run_ok(world, "disable", "jina_search", "--project", PROJECT, *WHY)
+    assert world.components is not None
+    await world.components.switches.check()
     outcome = await running
     assert outcome.content["error"]["code"] == "tool_not_available"
     assert requests(world) == before + 1
@@ -109,7 +108,7 @@ async def _send(world: World) -> Any:
 
 @requirement("switches")
 async def test_an_executor_that_starts_knows_what_is_disabled(idle_world: World) -> None:
-    await ran(idle_world, "disable", "--all-projects", *WHY)
+    await run_ok(idle_world, "disable", "--all-projects", *WHY)
     call = await idle_world.place()
     await idle_world.caller.publish(call)
     async with idle_world.executor():
@@ -122,7 +121,7 @@ async def test_an_executor_that_starts_knows_what_is_disabled(idle_world: World)
 async def test_the_last_known_switches_apply_while_the_record_cannot_be_read(
     world: World, caplog: pytest.LogCaptureFixture, stored: str
 ) -> None:
-    await ran(world, "disable", "jina_search", "--project", PROJECT, *WHY)
+    await run_ok(world, "disable", "jina_search", "--project", PROJECT, *WHY)
     assert await error_of_call(world) is not None
     jetstream = world.caller.client.jetstream()
     if stored == "deleted bucket":
@@ -136,22 +135,22 @@ async def test_the_last_known_switches_apply_while_the_record_cannot_be_read(
 
 @requirement("switches")
 async def test_deleting_the_record_enables_all_tools(world: World) -> None:
-    await ran(world, "disable", "--all-projects", *WHY)
+    await run_ok(world, "disable", "--all-projects", *WHY)
     assert await error_of_call(world) is not None
     await (await world.caller.client.jetstream().key_value(BUCKET)).delete(KEY)
     assert await error_of_call(world) is None
-    await ran(world, "disable", "--all-projects", *WHY)
+    await run_ok(world, "disable", "--all-projects", *WHY)
     assert await error_of_call(world) is not None
 
 
 @requirement("switches")
 async def test_the_monitor_reads_the_record_periodically(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openapi_tool.bus.switch_store.READ_INTERVAL_S", 0.01)
-    assert world.parts is not None
+    assert world.components is not None
     changed = asyncio.Event()
-    monkeypatch.setattr(world.parts.switches, "_use", lambda _: changed.set())
-    monitoring = asyncio.create_task(world.parts.switches.run())
-    await ran(world, "disable", "--all-projects", *WHY)
+    monkeypatch.setattr(world.components.switches, "_use", lambda _: changed.set())
+    monitoring = asyncio.create_task(world.components.switches.run())
+    await run_ok(world, "disable", "--all-projects", *WHY)
     async with asyncio.timeout(10):
         await changed.wait()
     monitoring.cancel()
@@ -171,8 +170,8 @@ async def test_concurrent_changes_are_all_stored(world: World) -> None:
 @requirement("switches")
 async def test_what_is_disabled_is_listed(world: World) -> None:
     assert "nothing is disabled" in (await run(world, "disabled")).stderr
-    await ran(world, "disable", "jina_search", "--project", PROJECT, "--reason", "[bold]\N{SNOWMAN}?", "--by", "me")
-    [row] = json.loads(await ran(world, "disabled", "--json"))
+    await run_ok(world, "disable", "jina_search", "--project", PROJECT, "--reason", "[bold]\N{SNOWMAN}?", "--by", "me")
+    [row] = json.loads(await run_ok(world, "disabled", "--json"))
     assert {**row, "at": ""} == {
         "project_id": PROJECT,
         "tool_name": "jina_search",
@@ -180,8 +179,8 @@ async def test_what_is_disabled_is_listed(world: World) -> None:
         "by": "me",
         "at": "",
     }
-    assert "[bold]" in await ran(world, "disabled")
-    printed = json.loads(await ran(world, "enable", "jina_search", "--project", PROJECT, "--reason", "x", "--json"))
+    assert "[bold]" in await run_ok(world, "disabled")
+    printed = json.loads(await run_ok(world, "enable", "jina_search", "--project", PROJECT, "--reason", "x", "--json"))
     assert printed["reason"] == "x."
     assert printed["by"]
 
@@ -222,8 +221,7 @@ async def test_a_full_record_accepts_no_further_switch(world: World) -> None:
 
 
 @requirement("switches")
-async def test_an_invalid_record_is_reported_with_the_remedy(world: World, stack: EmbeddedStack) -> None:
-    del stack
+async def test_an_invalid_record_is_reported_with_the_remedy(world: World) -> None:
     await (await world.caller.client.jetstream().key_value(BUCKET)).put(KEY, b"[]")
     result = await run(world, "disabled")
     assert (result.exit_code, "nats kv del openapi_tool switches" in result.stderr) == (2, True)

@@ -52,7 +52,7 @@ class Outcome:
 
 @dataclass(slots=True, repr=False)
 class World:
-    """The kernel's side, the double, and all doorbells and advisories; `parts` are those of the last executor.
+    """The kernel's side, the double, and all doorbells and advisories; `components` are those of the last executor.
 
     A drain waits for `grace_s`.
     """
@@ -62,7 +62,7 @@ class World:
     database: str
     doorbells: list[Msg] = field(default_factory=list)
     advisories: list[dict[str, Any]] = field(default_factory=list)
-    parts: Parts | None = None
+    components: Parts | None = None
     grace_s: float = 1.0
 
     @property
@@ -151,10 +151,10 @@ class World:
         resolver = LoopbackResolver(self.stack.upstream.port)
         async with AsyncExitStack() as stack:
             bootstrap = build_bootstrap(settings, environment)
-            parts = self.parts = await assemble(stack, bootstrap, open_shared(stack, bootstrap, resolver))
-            parts.consumer.start()
-            yield parts.consumer
-            await parts.consumer.stop(self.grace_s)
+            components = self.components = await assemble(stack, bootstrap, open_shared(stack, bootstrap, resolver))
+            components.consumer.start()
+            yield components.consumer
+            await components.consumer.stop(self.grace_s)
 
 
 def _all_settled(info: ConsumerInfo, last_sequence: int) -> bool:
