@@ -17,15 +17,24 @@ PAGE = ROOT / "docs" / "operations.md"
 MEANINGS = {
     "call.answered": "The result is committed and the doorbell published. With times, cost and status.",
     "call.broken": "A defect of the executor, with traceback; report it.",
+    "call.denied": "The policy or a hook denied a call; the message says which, and why.",
     "call.handed_back": "A command that waited or was cancelled was handed back; at debug level also an evicted one.",
     "call.redelivered": "A command was redelivered; at debug level also one that was handed back here without a run.",
     "call.running": "A call begins, after its arguments were accepted.",
+    "clock.offset": "The local clock is ahead of or behind that of NATS, which is used; synchronize the local clock.",
     "consumer.started": "The durable is found or created; commands are fetched from now on.",
+    "dead_letters.unlimited": "The stream of dead letters lacks a limit, so one project can evict the dead letters of "
+    "others or fill the disk; the message has the command that adds it.",
     "drain.finished": "All calls ended or were handed back after SIGTERM.",
     "drain.started": "SIGTERM: nothing is fetched any more; running calls get `executor.drain_timeout_s`.",
     "egress.address_refused": "A host of the upstream resolves to an address that is not public; nothing was sent.",
     "health.changed": "A dependency became available or unavailable; the message says why.",
     "health.serving": "The health server listens.",
+    "key.blocked": "A key is invalid or exhausted: its calls use another key of its pool or fail. It is retried later.",
+    "key.not_shared": "Cannot share which keys are blocked; this replica uses the outcomes of its own calls.",
+    "limits.not_followed": "Cannot subscribe to changes of the shared records of limits or budgets.",
+    "limits.not_shared": "Cannot share a limit of a key; this replica uses a part of it.",
+    "limits.paused": "The upstream answered 429: requests with this key to this endpoint wait for a while.",
     "log": "A line of a library, or one without an action of its own.",
     "nats.denied": "NATS denies a subject; `openapi-tool nats permissions` prints what is needed.",
     "nats.error": "An error that NATS reports, such as a refused login.",
@@ -36,8 +45,12 @@ MEANINGS = {
     "service.started": "The service fetches commands from now on.",
     "service.stopped": "The process ends.",
     "service.stopping": "A signal asks the service to stop.",
+    "service.waiting": "The start still waits for a dependency; the message says why.",
     "setting.changed": "A setting was changed or ignored; the message says which.",
     "storage.created": "A missing stream or bucket of the executor was created; the message names it.",
+    "storage.replicas": "A stream or bucket has fewer replicas than the command stream: if its servers fail, "
+    "redelivered calls wait. The message has the command that adds replicas.",
+    "turn.unknown": "Cannot read other results of the step; the deadline of the call is unchanged.",
     "upstream.response": "A response of the upstream, with its status and size.",
 }
 """Meanings of actions whose message alone is not clear; others are described by their message."""

@@ -126,8 +126,7 @@ async def _stored(client: Client, stream: str, number: int) -> _Stored | None:
         reply = await client.request(f"$JS.API.STREAM.MSG.GET.{stream}", request, timeout=_TIMEOUT_S)
     except Denied:
         return _from_direct_get(await client.request(f"$JS.API.DIRECT.GET.{stream}", request, timeout=_TIMEOUT_S))
-    answer = orjson.loads(reply.data)
-    message = answer.get("message")
+    message = orjson.loads(reply.data).get("message")
     if message is None:
         return None
     headers = parse_headers(base64.b64decode(message.get("hdrs", "")))

@@ -32,7 +32,7 @@ ANSWERS = f"{SUBJECT}.*"
 MAX_REPLICAS = 500
 _RESUBSCRIBE_AFTER_S = 60.0
 _MAX_PER_SECOND = 20
-"""Limit of answered requests: more than dashboards send, too few to slow down calls."""
+"""Limit of requests that get a reply: more than dashboards send, too few to slow down calls."""
 _MAX_PATH_CHARS, _MAX_DEPTH = 100, 12
 
 _Name = Annotated[str, Field(max_length=1_024)]
@@ -135,7 +135,7 @@ async def answering_stats(client: Client, snapshot: Callable[[], Mapping[str, An
 
 
 async def _answer_requests(client: Client, snapshot: Callable[[], Mapping[str, Any]]) -> None:
-    """Answer up to `_MAX_PER_SECOND` requests per second. An error concerns only that answer; a later one may succeed.
+    """Answer up to `_MAX_PER_SECOND` requests per second. An error concerns only that reply; a later one may succeed.
 
     Any client with permission to publish on the subject may send requests. The server ends each subscription after
     `_MAX_PER_SECOND`, so it does not deliver the rest of a flood: receiving it would slow down calls.
@@ -158,29 +158,29 @@ async def _answer_requests(client: Client, snapshot: Callable[[], Mapping[str, A
 async def gather_stats(client: Client, within_s: float) -> list[dict[str, Any]]:
     """Return the statistics of all replicas that answer within `within_s` seconds, sorted by instance.
 
-    Of several answers of one instance the first counts; its field `answers` is their number. Raises nats.errors.Error.
+    Of several replies of one instance the first counts; its field `answers` is their number. Raises nats.errors.Error.
     """
     inbox = f"{SUBJECT}.{secrets.token_hex(8)}"
-    answers = await client.subscribe(inbox)
+    replies = await client.subscribe(inbox)
     found: dict[str, dict[str, Any]] = {}
     try:
         await client.publish(SUBJECT, b"", inbox)
         with suppress(TimeoutError, nats.errors.TimeoutError):
             async with asyncio.timeout(within_s):
                 while len(found) < MAX_REPLICAS:
-                    value = _decoded((await answers.next_msg(timeout=within_s)).data)
+                    value = _decoded((await replies.next_msg(timeout=within_s)).data)
                     if value:
                         first = found.setdefault(value["instance"], value)
                         first["answers"] = first.get("answers", 0) + 1
     finally:
-        await answers.unsubscribe()
+        await replies.unsubscribe()
     return [found[name] for name in sorted(found)]
 
 
 def _decoded(data: bytes) -> dict[str, Any]:
-    """Decode an answer; return only its name and `unreadable` if a value has a wrong type, {} for any other message.
+    """Decode a reply; return only its name and `unreadable` if a value has a wrong type, {} for any other message.
 
-    Such answers come from replicas of another version, or from any client with permission to publish here.
+    Such replies come from replicas of another version, or from any client with permission to publish here.
     """
     try:
         value = orjson.loads(data)

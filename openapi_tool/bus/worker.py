@@ -124,7 +124,7 @@ class Worker:
                 await message.nak(delay=retry_in_s)
             case LeaseTaken():
                 # Stale: while this process was stopped the server redelivered the command to the executor that holds
-                # the lease. That one settles it; an answer from here would end or repeat its delivery (ADR 4).
+                # the lease. That one settles it; a settlement from here would end or repeat its delivery (ADR 4).
                 pass
             case DeadLetter(reason, text, terminate):
                 await self._dead_letters.record(work.delivery, reason, text)

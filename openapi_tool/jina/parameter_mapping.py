@@ -258,13 +258,13 @@ class _ParameterResolver:
         except ValueError as problem:
             problems.append(Problem(path, str(problem)))
             return
-        if converted is None:
+        if converted is None:  # not sent, such as a flag that is set to False
             self.values.pop(parameter.name, None)
         else:
             self.values[parameter.name] = converted
         if problems is self.findings.model:
             self._names[parameter.name] = short(str(path[0]))
-        else:
+        else:  # the operator's value is sent, so an error must not name the model's argument
             self._names.pop(parameter.name, None)
         if parameter.name == self._endpoint.operation.main_parameter:
             self._main_parameter_option = path if problems is self.findings.operator else None

@@ -1,4 +1,4 @@
-"""Remarks for the model about an answer that looks complete but is not, and typed warnings about pages.
+"""Remarks for the model about a result that looks complete but is not, and typed warnings about pages.
 
 They are outside of the frames of web content, so no page can fake one.
 """

@@ -62,7 +62,7 @@ class Delivery:
 
 @frozen
 class Command:
-    """Decoded command. If it has a `violation`, it is answered with that error and not executed."""
+    """Decoded command. If it has a `violation`, it is not run, and its result is that error."""
 
     identity: ClaimedIdentity
     suffix: str
@@ -98,7 +98,7 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Record the command as a dead letter and end its deliveries: it can never be answered."""
+    """Record the command as a dead letter and end its deliveries: it can never get a result."""
 
     reason: str
     message: str

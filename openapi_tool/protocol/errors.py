@@ -1,7 +1,7 @@
 """Errors of a call, as one tree.
 
 ExecutorError
-├── ToolError                  answered: becomes the `error` of a tool.result card
+├── ToolError                  gets a result: becomes the `error` of a tool.result card
 │   └── a class for each code: BadRequest, NotFound, …
 ├── Unanswerable               no result can reach a turn: terminated and dead-lettered
 │   └── ReportRefused          the kernel's report rules would refuse the result

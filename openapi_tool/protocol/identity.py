@@ -52,7 +52,7 @@ class ClaimedIdentity:
 
 @frozen
 class CallIdentity:
-    """Complete identity of a call: agent, turn and tool call are known, so it can be answered."""
+    """Complete identity of a call: agent, turn and tool call are known, so it can get a result."""
 
     project_id: str
     channel_id: str

@@ -116,7 +116,7 @@ class EgressSettings(Section):
         256_000_000,
         ge=1_000,
         le=TERABYTE,
-        description="Memory in bytes of all responses until their commit; calls wait.",
+        description="Maximum memory in bytes of all responses until their commit; calls wait for it.",
     )
     ca_file: File | None = Field(None, description="One more CA (PEM) to trust; SSL_CERT_FILE does the same.")
     proxy: Secret | None = Field(
@@ -174,7 +174,7 @@ class TelemetrySettings(Section):
     otlp_endpoint: str | None = Field(None, description="Traces URL of an OTLP/HTTP collector.")
     otlp_metrics_endpoint: str | None = Field(None, description="Metrics URL of an OTLP/HTTP collector.")
     otlp_metrics_interval_s: Seconds = Field(30, description="Seconds between exports of the metrics.")
-    trace_ratio: float = Field(1, ge=0, le=1, description="Share of the traces sampled by their parent to export.")
+    trace_ratio: float = Field(1, ge=0, le=1, description="Fraction to export of the traces that their parent sampled.")
     projects: Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)] = Field(
         (), max_length=100, description="Projects that get a label in the metrics of calls and tokens, at most 100."
     )

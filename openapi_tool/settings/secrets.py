@@ -68,7 +68,8 @@ class SecretsSettings(Section):
     """Variables that a definition may name, and arguments that may take one; `NAME_FILE` names a file with a value."""
 
     allowed_env: Annotated[tuple[VariableName, ...], NoDecode, BeforeValidator(split)] = Field(
-        (), description="Beside JINA_API_KEY and the service's own `envs`; comma-separated in the environment."
+        (),
+        description="Variables for definitions, beside JINA_API_KEY and the service's own `envs`; comma-separated.",
     )
     env_parameters: Annotated[tuple[EnvParameter, ...], NoDecode, BeforeValidator(split)] = Field(
         (),

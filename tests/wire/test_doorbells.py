@@ -115,7 +115,7 @@ async def test_a_doorbell_is_given_up_logged_and_counted_once_no_worker_waits(
 async def test_a_redelivered_command_sends_a_doorbell_only_while_its_row_is_unclaimed(
     world: World, status: str, doorbells: int
 ) -> None:
-    """A recreated durable redelivers a day of commands; each would ring its worker again."""
+    """A recreated durable redelivers a day of commands; without this check each gets a doorbell again."""
     call = await world.place()
     await world.send(call)
     await world.caller.database.execute(

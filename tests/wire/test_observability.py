@@ -75,11 +75,11 @@ async def test_the_trace_of_a_call_continues_the_kernels_and_has_its_phases(idle
     assert [span.name for span in children] == ["queue", "load", "POST", "POST", "commit", "send wakeup"]
     assert {span.parent_span_id for span in children} == {top.span_id}
     assert {span.trace_id for span in children} == {top.trace_id}
-    about = attributes(top)
-    assert (about["gen_ai.operation.name"], about["gen_ai.tool.name"]) == ("execute_tool", "jina_search")
-    assert (about["gen_ai.tool.call.id"], about["openapi_tool.protocol"]) == (call.tool_call_id, "v1r4")
-    assert (about["openapi_tool.requests"], about["openapi_tool.cached"], about["openapi_tool.truncated"]) == (2, 0, 0)
-    assert about["openapi_tool.tokens"] == outcome.answer.card["metadata"]["tool_output"]["usage"]["tokens"]
+    found = attributes(top)
+    assert (found["gen_ai.operation.name"], found["gen_ai.tool.name"]) == ("execute_tool", "jina_search")
+    assert (found["gen_ai.tool.call.id"], found["openapi_tool.protocol"]) == (call.tool_call_id, "v1r4")
+    assert (found["openapi_tool.requests"], found["openapi_tool.cached"], found["openapi_tool.truncated"]) == (2, 0, 0)
+    assert found["openapi_tool.tokens"] == outcome.answer.card["metadata"]["tool_output"]["usage"]["tokens"]
     failed, answered = map(attributes, children[2:4])
     assert (failed["http.response.status_code"], failed["error.type"]) == (503, "upstream_unavailable")
     assert (answered["http.response.status_code"], answered["http.request.resend_count"]) == (200, 1)
@@ -156,8 +156,8 @@ async def test_metrics_and_the_log_line_of_a_call_show_its_time_and_tokens(
     assert len(of_call) == 4
     trace_id = parse_traceparent(call.headers["traceparent"]).trace_id
     of_call.append(line)
-    about = {(found["tool_call_id"], found["trace_id"], found["protocol"]) for found in of_call}
-    assert about == {(call.tool_call_id, trace_id, "v1r4")}
+    ids = {(found["tool_call_id"], found["trace_id"], found["protocol"]) for found in of_call}
+    assert ids == {(call.tool_call_id, trace_id, "v1r4")}
 
 
 @requirement("logs.call")

@@ -119,13 +119,13 @@ async def test_a_lease_bucket_recreated_with_other_options_is_opened_again(store
 @requirement("nats.storage")
 async def test_a_deleted_bucket_of_parked_results_is_created_again(stored: Stored) -> None:
     await stored.storage.check()
-    await stored.parked.put("one", b"answer")
+    await stored.parked.put("one", b"result")
     await stored.jetstream.delete_stream(PARKED)
     await stored.storage.check()
     assert PARKED in {info.config.name for info in await stored.jetstream.streams_info()}
     assert await stored.parked.get("one") is None
-    await stored.parked.put("two", b"answer")
-    assert await stored.parked.get("two") == b"answer"
+    await stored.parked.put("two", b"result")
+    assert await stored.parked.get("two") == b"result"
 
 
 @requirement("nats.storage")
@@ -144,8 +144,8 @@ async def test_a_bucket_of_parked_results_created_meanwhile_with_other_options_i
                 await stored.jetstream.create_key_value(others.pop())
 
     monkeypatch.setattr(ParkedResultStore, "_bucket", create_meanwhile)
-    await stored.parked.put("one", b"answer")
-    assert await stored.parked.get("one") == b"answer"
+    await stored.parked.put("one", b"result")
+    assert await stored.parked.get("one") == b"result"
 
 
 @requirement("nats.storage")
@@ -203,7 +203,7 @@ async def test_fewer_replicas_than_the_command_stream_log_one_warning(
 
 @requirement("nats.storage")
 async def test_created_streams_have_the_command_streams_replicas_and_survive_a_leader(stack: EmbeddedStack) -> None:
-    """With the lease bucket on one server, 12 of 40 calls stayed unanswered when that server died."""
+    """With the lease bucket on one server, 12 of 40 calls got no result when that server died."""
     cluster = NatsCluster(stack)
     await cluster.start()
     try:
