@@ -181,7 +181,7 @@ async def stream_messages(
 
 
 def _abandoned(delivery: Delivery) -> DeadLetter:
-    body = delivery.cut or BodyDigest.of(delivery.data)
+    body = delivery.truncated_body or BodyDigest.of(delivery.data)
     return DeadLetter(
         number=delivery.stream_sequence,
         reason="abandoned",
@@ -191,7 +191,7 @@ def _abandoned(delivery: Delivery) -> DeadLetter:
         data=delivery.data,
         size=body.size,
         sha256=body.sha256,
-        whole=delivery.cut is None and delivery.headers_complete,
+        whole=delivery.truncated_body is None and delivery.headers_complete,
         published_at=delivery.published_at.isoformat(timespec="seconds"),
         stream=delivery.stream,
         stream_sequence=delivery.stream_sequence,

@@ -19,7 +19,7 @@ from openapi_tool.telemetry.redact import Redactor
 _MAX_WHOLE_BYTES = 160 * 1024
 """Limit of a record with the whole command: a body of 64 KiB in base64 fits, with headers of ordinary text."""
 
-# Limits of a cut command.
+# Limits of a command that is recorded in part.
 _HEAD_BYTES = 4 * 1024
 _HEADERS_BYTES = 16 * 1024
 _VALUE_CHARS = 1_024
@@ -35,7 +35,7 @@ class DeadLetter:
 
     `number` is the sequence of the record in the dead letter stream, 0 before it is stored. `stream` and
     `stream_sequence` locate the command. If not `whole`, `data` holds the first bytes of the body, and headers may be
-    cut or missing; `size` (bytes) and `sha256` always describe the received body. Times are ISO 8601.
+    truncated or missing; `size` (bytes) and `sha256` always describe the received body. Times are ISO 8601.
 
     An `abandoned` letter has no record: another executor used up the command's deliveries. Its `number` is the
     sequence in the command stream.
@@ -67,7 +67,7 @@ class DeadLetter:
         return self.subject.split(".", 2)[1] if "." in self.subject else ""
 
     def identity(self) -> dict[str, str | None]:
-        """Return the caller's ids as the command claims them, cut to a bound; None where missing."""
+        """Return the caller's ids as the command claims them, truncated; None where missing."""
         claimed = claimed_identity(self.subject, self.headers, self.data)
         known = {
             "project_id": claimed.project_id or None,
@@ -94,9 +94,9 @@ def without_secrets(record: Record, redactor: Redactor) -> Record:
 
 def dead_letter(delivery: Delivery, reason: str, message: str, redactor: Redactor) -> DeadLetter:
     """Make the dead letter of a delivery with secrets masked; size and hash are of the received body."""
-    body = delivery.cut or BodyDigest.of(delivery.data)
-    whole = delivery.cut is None and delivery.headers_complete
-    clean = without_secrets(delivery, redactor) if whole else _cut_without_secrets(delivery, redactor)
+    body = delivery.truncated_body or BodyDigest.of(delivery.data)
+    whole = delivery.truncated_body is None and delivery.headers_complete
+    clean = without_secrets(delivery, redactor) if whole else _truncated_without_secrets(delivery, redactor)
     return DeadLetter(
         number=0,
         reason=reason,
@@ -120,8 +120,8 @@ def encode(letter: DeadLetter, max_bytes: int) -> bytes:
         record = _encoded(letter)
         if len(record) <= min(max_bytes, _MAX_WHOLE_BYTES):
             return record
-    cut = replace(letter, whole=False, headers=_bounded_headers(letter.headers), data=letter.data[:_HEAD_BYTES])
-    return _encoded(cut)
+    partial = replace(letter, whole=False, headers=_bounded_headers(letter.headers), data=letter.data[:_HEAD_BYTES])
+    return _encoded(partial)
 
 
 def _encoded(letter: DeadLetter) -> bytes:
@@ -131,8 +131,8 @@ def _encoded(letter: DeadLetter) -> bytes:
     return orjson.dumps(fields | letter.identity() | {"recorded_at": datetime.now(UTC)})
 
 
-def _cut_without_secrets(delivery: Delivery, redactor: Redactor) -> Delivery:
-    """Cut a command and mask its secrets; masking before the cut would search a body of any size."""
+def _truncated_without_secrets(delivery: Delivery, redactor: Redactor) -> Delivery:
+    """Truncate a command and mask its secrets; masking it first would search a body of any size."""
     beginning = redactor.head(delivery.data.decode(errors="surrogateescape"), _HEAD_BYTES)
     return replace(
         delivery,
@@ -142,20 +142,20 @@ def _cut_without_secrets(delivery: Delivery, redactor: Redactor) -> Delivery:
     )
 
 
-def _cut(text: str, chars: int) -> str:
+def _truncated(text: str, chars: int) -> str:
     return text[:chars]
 
 
-def _bounded_headers(headers: Mapping[str, str], head: Callable[[str, int], str] = _cut) -> dict[str, str]:
-    """Return headers up to a size bound, identity headers first; `head` cuts each value."""
+def _bounded_headers(headers: Mapping[str, str], head: Callable[[str, int], str] = _truncated) -> dict[str, str]:
+    """Return headers up to a size bound, identity headers first; `head` truncates each value."""
     included: dict[str, str] = {}
     left = _HEADERS_BYTES
     for name in sorted(headers, key=lambda name: name.lower() not in _IDENTITY):
-        cut_name, value = head(name, _VALUE_CHARS), head(headers[name], _VALUE_CHARS)
-        left -= len(orjson.dumps((cut_name, value)))
+        short_name, value = head(name, _VALUE_CHARS), head(headers[name], _VALUE_CHARS)
+        left -= len(orjson.dumps((short_name, value)))
         if left < 0:
             break
-        included[cut_name] = value
+        included[short_name] = value
     return included
 
 

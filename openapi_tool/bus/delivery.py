@@ -43,6 +43,6 @@ def delivery_of(message: Msg) -> Delivery:
         attempt=metadata.num_delivered,
         stream_sequence=metadata.sequence.stream,
         stream=metadata.stream,
-        cut=BodyDigest.of(data) if too_large else None,
+        truncated_body=BodyDigest.of(data) if too_large else None,
         headers_complete=getattr(headers, "complete", True),
     )

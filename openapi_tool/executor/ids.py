@@ -14,7 +14,7 @@ _SHOWN_CHARS = 128
 
 
 def ids(identity: CallIdentity) -> dict[str, Any]:
-    """Return the ids for log lines and spans of a call, each cut to 128 characters."""
+    """Return the ids for log lines and spans of a call, each truncated to 128 characters."""
     return {name: short(getattr(identity, name), _SHOWN_CHARS) for name in _NAMES}
 
 

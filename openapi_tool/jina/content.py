@@ -139,7 +139,7 @@ def _no_results(query: str, usage: Usage, context: RenderContext, *, with_pages:
 
 
 def _masked(output: ToolOutput, redactor: Redactor) -> Steps[ToolOutput]:
-    """Mask secrets in an output before it is cut: the redactor does not recognize half a key.
+    """Mask secrets in an output before it is truncated: the redactor does not recognize half a key.
 
     A small output is searched as one text, which nearly always holds none.
     """
@@ -249,7 +249,7 @@ def _nothing_to_read(
 
 
 class _FieldReader:
-    """Reads fields of a page or search result, each cut to its limit; a secret at the cut is masked, not halved."""
+    """Reads fields of a page or search result, each within its limit; a secret at the limit is masked, not halved."""
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor

@@ -61,7 +61,7 @@ def name_of(value: object) -> str | None:
 
 
 def _parsed(delivery: Delivery) -> Body:
-    if delivery.cut is not None:
+    if delivery.truncated_body is not None:
         return Body({}, [f"the body is larger than {MAX_BODY_BYTES:,} bytes"])
     try:
         body = loads(delivery.data)

@@ -24,6 +24,6 @@ def claimed_identity(subject: str, headers: Mapping[str, str], data: bytes) -> C
 def _fields(data: bytes) -> JsonObject:
     try:
         fields = loads(data)
-    except ValueError:  # not JSON, or a cut body
+    except ValueError:  # not JSON, or a truncated body
         return {}
     return fields if isinstance(fields, dict) else {}

@@ -40,12 +40,12 @@ class BodyDigest:
 class Delivery:
     """Delivery of a command by the bus.
 
-    `published_at` is the stream's timestamp (UTC), the same for every redelivery; `attempt` counts
-    deliveries from 1. `exhausted` means that too many executors died while running it: it gets an error
-    result without being run. `stream` and `stream_sequence` locate it.
+    `published_at` is the stream's timestamp (UTC), the same for every redelivery; `attempt` counts deliveries from 1.
+    `exhausted` means that too many executors died while running it: it gets an error result without being run. `stream`
+    and `stream_sequence` locate it.
 
     If the body is larger than MAX_BODY_BYTES, which could fill the memory, `data` contains its first HEAD_BYTES and
-    `cut` its size and hash. `headers_complete` is False if there were more headers than are read.
+    `truncated_body` size and hash of the whole. `headers_complete` is False if there were more headers than are read.
     """
 
     subject: str
@@ -56,7 +56,7 @@ class Delivery:
     stream_sequence: int
     exhausted: bool = False
     stream: str = ""
-    cut: BodyDigest | None = None
+    truncated_body: BodyDigest | None = None
     headers_complete: bool = True
 
 

@@ -46,7 +46,7 @@ _CREDENTIALS = re.compile(
 def without_details(text: str) -> str:
     """Return a library's message, bounded, without URL queries, user info, authorization and passwords.
 
-    Call it after masking: the redactor does not recognize a secret that was cut.
+    Call it after masking: the redactor does not recognize a secret that was truncated.
     """
     if len(text) > _MAX_CHARS:
         text = f"{text[:_MAX_CHARS]} … ({len(text) - _MAX_CHARS:,} characters more)"
@@ -78,7 +78,7 @@ class _Formatter(logging.Formatter):
         """Return a library's text masked and without details, and other text unchanged.
 
         `format` masks the whole record in any case. A library's text must be masked before, because `without_details`
-        may cut it.
+        may truncate it.
         """
         return text if _is_ours(record) else without_details(self._redactor.text(text))
 

@@ -48,12 +48,12 @@ def argument_path(path: Path) -> str:
 
 
 def short(text: str, max_chars: int = _SHORT_CHARS) -> str:
-    """Return a text for a message, cut to `max_chars`; names in a definition or call may have 256 kB."""
+    """Return a text for a message, truncated to `max_chars`; names in a definition or call may have 256 kB."""
     return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
 
 
 def listed(problems: Sequence[str]) -> list[str]:
-    """Return the first problems for an error, each cut to 200 characters, and the number of the others."""
+    """Return the first problems for an error, each truncated to 200 characters, and the number of the others."""
     shown = [short(problem, _PROBLEM_CHARS) for problem in problems[:MAX_PROBLEMS]]
     left = len(problems) - len(shown)
     return [*shown, f"and {left:,} more"] if left else shown

@@ -473,9 +473,9 @@ def test_a_message_keeps_neither_body_nor_headers_while_it_is_worked_on() -> Non
     assert delivered is not None
     assert (large.data, large.headers) == (b"", None)
     assert len(delivered.data) == HEAD_BYTES
-    assert delivered.cut == BodyDigest.of(b"x" * 790_000)
+    assert delivered.truncated_body == BodyDigest.of(b"x" * 790_000)
     whole = of(b"x" * 65_536)
-    assert (len(whole.data), whole.cut) == (65_536, None)
+    assert (len(whole.data), whole.truncated_body) == (65_536, None)
 
 
 @requirement("deadletters", "secrets.output")
