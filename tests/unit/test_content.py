@@ -116,7 +116,7 @@ def test_the_table_has_every_recording_and_names_what_is_broken(capsys: pytest.C
     assert all(f"\n{name} " in table for name in ANSWERS)
     assert "BROKEN" not in table
     wasteful = [Row("s", "search: x", 100, 61), Row("p", "page: x", 100, 100, READER_EXTRA + 1)]
-    assert broken(wasteful) == ["searches show 61.0% of the upstream's JSON", "pages show more than is kept: p: 301"]
+    assert broken(wasteful) == ["searches show 61.0% of the upstream's JSON", "pages show more than is stored: p: 301"]
     assert [(row.upstream, row.shown, row.overhead) for row in totals(wasteful)] == [(100, 61, None), (100, 100, 301)]
 
 
