@@ -81,7 +81,7 @@ class Command:
     project: int
     published_at: float
     flow: tuple[str, str] = field(init=False)
-    size: int = _BYTES
+    memory_bytes: int = _BYTES
 
     def __post_init__(self) -> None:
         """Name the flow."""

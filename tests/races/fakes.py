@@ -199,6 +199,7 @@ class FakeContext:
 
     spent = Usage()
     attempts = ()
+    permit_waits = ()
     agent = ""
     slot: Slot = NO_SLOT
     budget = None
