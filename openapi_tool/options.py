@@ -79,11 +79,7 @@ class ExecutorOptions(Options):
 
     concurrency: Annotated[
         int,
-        Field(
-            ge=1,
-            le=512,
-            description="Maximum concurrent calls of one process; one of several projects: at most 7/8.",
-        ),
+        Field(ge=1, le=512, description="Maximum concurrent calls of one process; one of several projects gets 7/8."),
     ] = 64
     max_held: Annotated[
         int, Field(ge=1, le=10_000, description="Commands that wait in one process for a free slot.")
@@ -94,7 +90,7 @@ class ExecutorOptions(Options):
     ] = 256
     min_answer_s: Annotated[
         float,
-        Field(ge=0, le=1, description="Minimum seconds from a command to its result: workers suspend first; 0 is off."),
+        Field(ge=0, le=1, description="Minimum seconds from a command to its result: workers first suspend; 0 is off."),
     ] = 0.06
     worker_timeout_s: Annotated[Seconds, Field(description="Default wait of the kernel's workers in seconds.")] = 30
     commit_margin_s: Annotated[Seconds, Field(description="Seconds of the worker's wait reserved for the commit.")] = 3
