@@ -140,11 +140,11 @@ class CommandConsumer:
 
     def _export(self) -> None:
         version = self._options.durable.version
-        metrics.SLOTS.set_function(lambda: self._concurrency, of=version)
-        metrics.RUNNING.set_function(lambda: self.running, of=version)
-        metrics.HELD.set_function(lambda: len(self._intake.held), of=version)
-        metrics.WAITING.set_function(lambda: self._intake.waiting, of=version)
-        metrics.OLDEST_HELD.set_function(lambda: self._intake.oldest_s(self._clock.time()), of=version)
+        metrics.SLOTS.set_function(lambda: self._concurrency, part=version)
+        metrics.RUNNING.set_function(lambda: self.running, part=version)
+        metrics.HELD.set_function(lambda: len(self._intake.held), part=version)
+        metrics.WAITING.set_function(lambda: self._intake.waiting, part=version)
+        metrics.OLDEST_HELD.set_function(lambda: self._intake.oldest_s(self._clock.time()), part=version)
 
     async def failed(self) -> None:
         """Wait until a background task ends, which is a defect. Raises BackgroundTaskEnded with the cause."""

@@ -57,8 +57,8 @@ class KernelStore:
         self._pool = pool
         self._sql = statements
         self._permits = permits = FairSemaphore(pool.get_max_size())
-        metrics.PERMITS_USED.set_function(lambda: permits.used, "database", of=statements.VERSION)
-        metrics.PERMITS_WAITING.set_function(lambda: permits.waiting, "database", of=statements.VERSION)
+        metrics.PERMITS_USED.set_function(lambda: permits.used, "database", part=statements.VERSION)
+        metrics.PERMITS_WAITING.set_function(lambda: permits.waiting, "database", part=statements.VERSION)
         self._timeout_s = timeout_s
 
     @classmethod

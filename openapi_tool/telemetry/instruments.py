@@ -127,12 +127,12 @@ class Gauge(Family[Value]):
         """Set the only child of a gauge without labels."""
         self._children[()].number = number
 
-    def set_function(self, source: Callable[[], float], *values: str, of: str = "") -> None:
+    def set_function(self, source: Callable[[], float], *values: str, part: str = "") -> None:
         """Read the gauge from `source` at each export, which costs calls nothing.
 
-        `of` names the part of the process, such as a kernel; a later source of the same part replaces the earlier one.
+        A later source of the same `part` of the process, such as a kernel, replaces the earlier one.
         """
-        self._sources.setdefault(values, {})[of] = source
+        self._sources.setdefault(values, {})[part] = source
 
     def children(self) -> Iterator[tuple[dict[str, str], Value]]:
         """Yield labels and child of each series, those with a source up to date."""

@@ -294,7 +294,7 @@ async def test_a_result_that_can_never_be_committed_is_billed_a_few_times_only(
     async with idle_world.executor():
         outcome = await idle_world.send(await idle_world.place())
     assert [letter["reason"] for letter in outcome.dead_letters] == ["defect"]
-    assert len(outcome.upstream_requests) == 3
+    assert len(outcome.upstream_requests) == 3  # executor.max_lost_runs
     assert outcome.terminated == 1
 
 

@@ -40,7 +40,7 @@ from tests.wire.test_bus import DSN, server
 from tests.wire.test_intake import until
 from tests.wire.world import DURABLE, SETTLED_S, World, open_world
 
-EXECUTOR, PEOPLE, KERNEL = ({"user": name, "password": f"{name}-word"} for name in ("executor", "people", "kernel"))
+EXECUTOR, OPERATOR, KERNEL = ({"user": name, "password": f"{name}-word"} for name in ("executor", "operator", "kernel"))
 FILTER = "cg.v1r4.*.*.cmd.tool.jina.>"
 CREATE = f"$JS.API.CONSUMER.CREATE.{STREAM}.{DURABLE}.{FILTER}"
 
@@ -56,20 +56,20 @@ def needed(*arguments: str) -> list[str]:
     return allowed
 
 
-def config(executor: str, people: str = "") -> str:
+def config(executor: str, operator: str = "") -> str:
     return (
         "authorization { users: [\n"
         "  { user: kernel, password: kernel-word }\n"
         f"  {{ user: executor, password: executor-word, {executor} }}\n"
-        f"  {{ user: people, password: people-word, {people} }}\n] }}\n"
+        f"  {{ user: operator, password: operator-word, {operator} }}\n] }}\n"
     )
 
 
 @pytest.fixture(scope="module")
 def strict(stack: EmbeddedStack) -> Iterator[NatsServer]:
     """Server whose users have the printed permissions."""
-    people = printed("--format", "server-config", "--for", "deadletters")
-    with server(stack, config(printed("--format", "server-config"), people)) as nats_server:
+    operator = printed("--format", "server-config", "--for", "deadletters")
+    with server(stack, config(printed("--format", "server-config"), operator)) as nats_server:
         yield nats_server
 
 
@@ -122,6 +122,7 @@ async def logged(caplog: pytest.LogCaptureFixture, action: str) -> logging.LogRe
             await asyncio.sleep(0.02)
 
 
+# Printed permissions that the calls of the test do not use, by whether buckets allow direct gets.
 UNUSED = {
     False: ["$JS.API.DIRECT.GET.", "$JS.API.CONSUMER.RESET.", "openapi_tool.returned."],
     True: ["$JS.API.STREAM.MSG.GET.", "$JS.API.STREAM.CREATE.KV_", "$JS.API.CONSUMER.RESET.", "openapi_tool.returned."],
@@ -171,7 +172,7 @@ async def test_every_call_path_needs_exactly_the_printed_permissions(
         assert len(await gather_stats(world.caller.client, 0.5)) == 1
         monkeypatch.setattr(KernelStore, "load", fail_once)
         again = await world.send(await world.place())
-        assert (again.content["status"], again.deliveries) == ("success", 3)
+        assert (again.content["status"], again.deliveries) == ("success", 3)  # the first call, and this one twice
         stale = await world.send(await world.place(), headers={"CG-Turn-Id": "an-old-turn"})
         assert [letter["reason"] for letter in stale.dead_letters] == ["stale_turn"]
         assert len(stale.doorbells) == 2
@@ -403,8 +404,8 @@ async def run(strict: NatsServer, world: World, monkeypatch: pytest.MonkeyPatch,
     """Run `deadletters` with an operator's login."""
     monkeypatch.setenv("PG_DSN", world.dsn)
     monkeypatch.setenv("NATS_SERVERS", strict.url)
-    monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", PEOPLE["user"])
-    monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", PEOPLE["password"])
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", OPERATOR["user"])
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", OPERATOR["password"])
     result = await asyncio.to_thread(CliRunner().invoke, app, ["deadletters", *arguments, "--json"])
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]
@@ -450,11 +451,11 @@ async def test_a_missing_permission_or_wrong_login_is_reported_with_the_remedy(
     stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/unused")
-    monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "people")
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "operator")
     nothing = 'permissions: { publish: { allow: ["of_no_use"] }, subscribe: { allow: ["_INBOX.openapi_tool.>"] } }'
     with server(stack, config(nothing, nothing)) as nats_server:
         monkeypatch.setenv("NATS_SERVERS", nats_server.url)
-        monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "people-word")
+        monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "operator-word")
         denied = await asyncio.to_thread(CliRunner().invoke, app, ["deadletters", "list"])
         monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "a-wrong-word")
         unknown = await asyncio.to_thread(CliRunner().invoke, app, ["deadletters", "list"])
@@ -470,11 +471,11 @@ async def test_a_missing_permission_or_wrong_login_is_reported_with_the_remedy(
 async def test_check_names_a_denied_bucket(stack: EmbeddedStack, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = f"$JS.API.STREAM.INFO.KV_{LIMITS.bucket}"
     monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1:1/unused")
-    monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "people")
-    monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "people-word")
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "operator")
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "operator-word")
     for denied, says in (("of_no_use", ""), (subject, f"permission for {subject} is denied; grant what")):
-        people = f'permissions: {{ publish: {{ deny: ["{denied}"] }} }}'
-        with server(stack, config("", people)) as nats_server:
+        operator = f'permissions: {{ publish: {{ deny: ["{denied}"] }} }}'
+        with server(stack, config("", operator)) as nats_server:
             monkeypatch.setenv("NATS_SERVERS", nats_server.url)
             found = await asyncio.to_thread(CliRunner().invoke, app, ["check", "--json"])
         problem = json.loads(found.stdout)["checks"]["nats"]
@@ -489,8 +490,8 @@ async def test_cli_commands_need_only_the_permissions_printed_for_them(
     del caller  # it has made project and agent
     executor = printed("--format", "server-config")
     for command in ("inspect", "top", "switches"):
-        people = printed("--format", "server-config", "--for", command)
-        with server(stack, config(executor, people)) as strict:
+        operator = printed("--format", "server-config", "--for", command)
+        with server(stack, config(executor, operator)) as strict:
             async with (
                 kernel_of(strict, stack.postgres.dsn(database)) as kernel,
                 open_world(stack, kernel, database) as world,
@@ -500,8 +501,8 @@ async def test_cli_commands_need_only_the_permissions_printed_for_them(
                 await world.send(call)
                 monkeypatch.setenv("PG_DSN", world.dsn)
                 monkeypatch.setenv("NATS_SERVERS", strict.url)
-                monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "people")
-                monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "people-word")
+                monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "operator")
+                monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "operator-word")
                 words = {
                     "inspect": ["inspect", call.tool_call_id, "--project", call.project_id],
                     "top": ["top", "--json"],
@@ -519,8 +520,8 @@ async def test_the_durable_is_handed_over_with_the_printed_permissions(
     stack: EmbeddedStack, caller: Caller, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del caller  # it has made project and agent
-    people = printed("--format", "server-config", "--for", "durable")
-    with server(stack, config(printed("--format", "server-config"), people)) as strict:
+    operator = printed("--format", "server-config", "--for", "durable")
+    with server(stack, config(printed("--format", "server-config"), operator)) as strict:
         async with (
             kernel_of(strict, stack.postgres.dsn(database)) as kernel,
             open_world(stack, kernel, database) as world,
@@ -528,8 +529,8 @@ async def test_the_durable_is_handed_over_with_the_printed_permissions(
             async with world.executor(nats=bus(strict)):
                 await world.send(await world.place())
             monkeypatch.setenv("NATS_SERVERS", strict.url)
-            monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "people")
-            monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "people-word")
+            monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "operator")
+            monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "operator-word")
             done = await asyncio.to_thread(CliRunner().invoke, app, ["nats", "durable", "--restore"])
     assert (done.exit_code, done.stderr) == (0, "")
     assert "max_deliver: 3 (was -1)" in done.stdout
@@ -548,11 +549,11 @@ async def test_without_statistics_calls_are_answered_and_top_names_the_permissio
     everything, no_stats = 'permissions: { publish: ">" }', '"openapi_tool.stats"'
     no_subscribe = f"permissions: {{ subscribe: {{ deny: [{no_stats}] }} }}"
     no_publish = f"permissions: {{ publish: {{ deny: [{no_stats}] }} }}"
-    monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "people")
-    monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "people-word")
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__USER", "operator")
+    monkeypatch.setenv("OPENAPI_TOOL__NATS__PASSWORD", "operator-word")
     monkeypatch.setenv("PG_DSN", "postgresql://127.0.0.1/unused")
-    for executor, people in ((no_subscribe, everything), (everything, no_publish)):
-        with server(stack, config(executor, people)) as strict:
+    for executor, operator in ((no_subscribe, everything), (everything, no_publish)):
+        with server(stack, config(executor, operator)) as strict:
             monkeypatch.setenv("NATS_SERVERS", strict.url)
             async with (
                 kernel_of(strict, stack.postgres.dsn(database)) as kernel,
