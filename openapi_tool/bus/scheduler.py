@@ -16,7 +16,7 @@ from openapi_tool.bus.held import Held
 _EQUAL_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 
 _MIN_COST = 0.1  # of a command, in requests
-_MAX_STALE_ENTRIES = 64  # of a heap (`_FairQueue._due`), besides one per flow; with more it is rebuilt
+_MAX_STALE_ENTRIES = 64  # of a heap, in addition to one per flow; see `_FairQueue._drop_stale_entries`
 _MAX_IDLE_FLOWS = 4_096
 """Flows (projects or agents) without a waiting command that are remembered with their charge, at each level."""
 
