@@ -322,7 +322,6 @@ def _bus_options(settings: Settings, tls: ssl.SSLContext | None) -> BusOptions:
 
 
 def _login(nats: NatsSettings) -> dict[str, str]:
-    """Return the configured login under nats-py's option names."""
     login: dict[str, str | Path | None] = {
         "user": nats.user,
         "password": nats.password.get_secret_value() if nats.password else None,

@@ -78,7 +78,6 @@ class Reloader:
         )
 
     def _differ(self, fresh: Bootstrap) -> list[str]:
-        """Return the changed sections that need a restart."""
         names = set(Settings.model_fields) - {"policy"}
         before, after = self.bootstrap.settings, fresh.settings
         return sorted(name for name in names if getattr(before, name) != getattr(after, name))

@@ -98,7 +98,6 @@ class _Process:
 
 
 async def _serve_kernel(bootstrap: Bootstrap, process: _Process) -> None:
-    """Connect to a kernel, run its calls until the stop, and drain."""
     CALL_FIELDS.set(lambda: {"protocol": bootstrap.version})  # every task of this kernel inherits it
     parts = await _unless_stopped(process.stop, assemble(process.stack, bootstrap, process.shared))
     if parts is None:

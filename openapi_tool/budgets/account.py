@@ -248,7 +248,6 @@ class Account:
             self._warn()
 
     def _may_be_returned(self, waiter: _Waiter, now: float) -> bool:
-        """Return whether other replicas may still return idle blocks."""
         allowance = self.allowance
         waiter.uncovered_since = now if waiter.uncovered_since is None else waiter.uncovered_since
         covers = ledger.may_be_returned(allowance.record, allowance.name, waiter.need, allowance.limit, now)

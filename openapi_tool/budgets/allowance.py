@@ -121,7 +121,6 @@ class Allowance:
         return self.idle.positive() != NOTHING and now - self.used_at >= IDLE_S
 
     def _ahead(self, now: float) -> Amount:
-        """Return the size of the next block."""
         if now - self.used_at >= IDLE_S:
             return NOTHING
         demand = self._demand * math.exp(-max(0.0, now - self.used_at) / _AHEAD_S)

@@ -277,7 +277,6 @@ class CommandConsumer:
 
     @property
     def _busy(self) -> bool:
-        """Return whether waiting commands, of any project, take all free slots."""
         return self._free <= self._intake.waiting
 
     @property

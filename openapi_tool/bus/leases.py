@@ -234,7 +234,6 @@ def _without_owner(record: Record) -> Record:
 
 
 def _decoded(value: bytes | None) -> Record | None:
-    """Decode a stored record; return None for another version or anything else."""
     try:
         fields = orjson.loads(value or b"null")
         record = Record(**fields | {"runs": tuple(Run(**run) for run in fields.get("runs", ()))})

@@ -150,7 +150,6 @@ class Returns:
 
 
 def _delivery(message: Msg) -> tuple[int, int]:
-    """Return stream sequence and delivery count."""
     return message.metadata.sequence.stream, message.metadata.num_delivered
 
 

@@ -128,9 +128,9 @@ class _Fifo:
 class _Flow:
     """Flow of a fair queue: one project, or one agent of it.
 
-    `memory_bytes` is that of its waiting commands, `start` the virtual time at which the next of them is due, `step`
-    the virtual time of one request (1 / weight). `entry_number` is that of its valid entry in the fair queue's heap, 0
-    without one.
+    `memory_bytes` is that of its waiting commands, 0 only without any, `start` the virtual time at which the next of
+    them is due, `step` the virtual time of one request (1 / weight). `entry_number` is that of its valid entry in the
+    fair queue's heap, 0 without one.
     """
 
     __slots__ = ("entry_number", "memory_bytes", "queue", "start", "step")
@@ -141,10 +141,6 @@ class _Flow:
         self.step = 1 / weight
         self.memory_bytes = 0
         self.entry_number = 0
-
-    @property
-    def has_waiting(self) -> bool:
-        return self.memory_bytes > 0  # each command counts some overhead, so none has 0 bytes
 
 
 class _FairQueue:
@@ -187,7 +183,7 @@ class _FairQueue:
         self._virtual_time = max(self._virtual_time, flow.start)  # a flow that was passed over starts earlier
         flow.memory_bytes -= work.memory_bytes
         flow.start += flow.step
-        if flow.has_waiting:
+        if flow.memory_bytes:
             self._enqueue(name, flow)
         elif len(self._flows) > len(self._due) + _MAX_IDLE_FLOWS:
             self._drop_idle_flows()
@@ -198,7 +194,7 @@ class _FairQueue:
         flow = self._flows[name]
         work = flow.queue.drop()
         flow.memory_bytes -= work.memory_bytes
-        if not flow.has_waiting and flow.start <= self._virtual_time:  # a later start is a charge to remember
+        if not flow.memory_bytes and flow.start <= self._virtual_time:  # a later start is a charge to remember
             del self._flows[name]
             self._drop_stale_entries()
         return work
@@ -237,11 +233,11 @@ class _FairQueue:
                 if flow is None or flow.entry_number != number:
                     continue
                 flow.entry_number = 0
-                if flow.has_waiting and flow.start > start:
+                if flow.memory_bytes and flow.start > start:
                     self._enqueue(name, flow)
-                elif flow.has_waiting and may_begin(name):
+                elif flow.memory_bytes and may_begin(name):
                     return flow, name
-                elif flow.has_waiting:
+                elif flow.memory_bytes:
                     flow.entry_number = number
                     passed_over.append(entry)
         finally:

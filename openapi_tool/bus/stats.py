@@ -193,7 +193,6 @@ def _decoded(data: bytes) -> dict[str, Any]:
 
 
 def _problem(value: Mapping[str, Any]) -> str | None:
-    """Return the first invalid field and why, None if all are valid."""
     if not _is_nested_at_most(value, _MAX_DEPTH):
         return f"it is nested more than {_MAX_DEPTH} deep"
     try:

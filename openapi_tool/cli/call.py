@@ -194,7 +194,6 @@ async def _call(addresses: _Addresses, requested: RequestedCall, arguments: Any,
 
 @asynccontextmanager
 async def _connected(addresses: _Addresses) -> AsyncIterator[Caller]:
-    """Connect to NATS, then to the database. Raises Unavailable."""
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(connected_once(addresses.bus))
         with translate_connection_errors():

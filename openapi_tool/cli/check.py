@@ -96,7 +96,6 @@ def _print_json(outcomes: Mapping[str, Outcome], remarks: Sequence[str]) -> None
 
 
 def _own_project(bootstrap: Bootstrap) -> list[str]:
-    """Return the project to which the settings restrict the executor, if any."""
     own = bootstrap.settings.protocol.project
     return [] if own == "*" else [own]
 
@@ -140,7 +139,6 @@ class _Unusable(Exception):
 
 
 async def _postgres(bootstrap: Bootstrap) -> list[str]:
-    """Connect and check tables, columns, grants and indexes. Raises Unavailable."""
     async with aclosing(await KernelStore.open(bootstrap.pool)) as store:
         return [_transport(encrypted=await store.encrypted())]
 

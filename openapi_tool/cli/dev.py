@@ -296,7 +296,6 @@ class Feed:
         return _line("←", entry, f"{summary}, {counted(len(as_model_reads(content)), 'character')}")
 
     async def _content(self, entry: Mapping[str, Any], card_type: str) -> Mapping[str, Any]:
-        """Return the content of a call's card; empty if it cannot be read."""
         with suppress(*ERRORS):
             card = await self._caller.card(entry["project_id"], entry["tool_call_id"], card_type)
             content: Mapping[str, Any] = card.get("content") or {}

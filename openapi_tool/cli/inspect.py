@@ -256,7 +256,6 @@ def _waiting(command: CommandState) -> str:
 
 
 def _holder(command: CommandState) -> str:
-    """Return which executor holds a command that is delivered and not settled."""
     if command.holder is not None:
         return f"executor {command.holder} " + ("runs it" if command.running else "holds it until a slot is free")
     if command.answering:

@@ -47,7 +47,6 @@ def kernel_bootstrap(protocol: ProtocolVersion | None, *, database: bool = True)
 
 
 def _servers(protocol: ProtocolVersion | None, *, database: bool) -> Mapping[str, Any]:
-    """Return the missing connection settings, in the form of flags."""
     try:
         configured = given_values()
     except (SourceUnreadable, UnreadableVariable):

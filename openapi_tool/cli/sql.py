@@ -28,7 +28,6 @@ _READS = {User.INSPECT: INSPECT, User.USAGE: USAGE}
 
 
 def _own_role(protocol: ProtocolVersion | None) -> str | None:
-    """Return the user of the connection string; None without one."""
     try:
         return load_settings().of_version(protocol).postgres.parsed.user
     except SettingsError:

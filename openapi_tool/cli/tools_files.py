@@ -121,7 +121,6 @@ def _lint(
 
 
 def _duplicate_names(sources: Sequence[tuple[str, Source]]) -> list[LocatedProblem]:
-    """Return a problem for each definition that has the name of an earlier one."""
     first: dict[str, str] = {}
     located = []
     for file, source in sources:

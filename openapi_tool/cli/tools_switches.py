@@ -109,7 +109,6 @@ def disabled(*, protocol: ProtocolOption = None, as_json: JsonOption = False) ->
 
 
 def _switch(name: str | None, project: str | None, reason: str, by: str | None, *, all_projects: bool) -> Switch:
-    """Return the switch that the options describe; exits where they are wrong."""
     if (project is None) is not all_projects:
         fail("name either --project P or --all-projects")
     if project is not None and not is_token(project):

@@ -246,7 +246,6 @@ def _unseen_chars(stored_items: Sequence[StoredItem], place: Place | None) -> in
 
 
 def _left_out(truncated: Truncated) -> str:
-    """Return a sentence about what was left out."""
     cut_items = sum(shown.left > 0 for shown in truncated.parts)
     unseen = sum(not shown.text for shown in truncated.parts if shown.left)
     where = f" in {counted(cut_items, 'item')}" if len(truncated.stored_items) > 1 else ""

@@ -154,7 +154,7 @@ class Pipeline:
             return await self._settle_existing_result(delivery, identity, records, records.earlier)
 
         acceptance = self._dialect.accept(identity, records)
-        self._result_delay.record_command(delivery, identity)  # the delay counts from the step's last command
+        self._result_delay.record_command(delivery, identity)
         function_name, age_s = short(command.function_name), max(0.0, self._age_s(delivery))
         link = trace_link(identity, acceptance.waiting_turn)
         log_ids, trace_id = ids(identity), link.parent.trace_id
@@ -170,7 +170,7 @@ class Pipeline:
             facts.attempts, facts.permit_waits = context.attempts, context.permit_waits
             context.agent, context.slot = identity.agent_id, self._slots.of(delivery.stream_sequence)
             result = await self._parked_result(call) or await self._run_to_result(call, context)
-            # Neither count is complete: `attempts` ends at MAX_ATTEMPTS, `spent` lacks requests another call paid for.
+            # Neither is complete: `attempts` ends at MAX_ATTEMPTS, `spent` lacks requests that another call paid for.
             self._slots.charge(delivery.stream_sequence, max(context.spent.requests, len(context.attempts)))
             context.release_all_but(_COPIES_OF_COMMIT * len(result.artifact.content) if result.artifact else 0)
             _record_outcome(facts, result, context)

@@ -33,7 +33,7 @@ class ResultDelay:
         self._newest_at: dict[_Step, float] = {}
 
     def record_command(self, delivery: Delivery, identity: CallIdentity) -> None:
-        """Record the publish time of a command of a step."""
+        """Record the publish time of a command: the delay counts from the newest of the step."""
         if self._min_answer_s:
             step, at = _step(identity), delivery.published_at.timestamp()
             self._newest_at[step] = max(at, self._newest_at.get(step, at))

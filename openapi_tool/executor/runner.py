@@ -197,7 +197,6 @@ class ToolRunner:
             )
 
     def _log_key_fallback(self, owner: CallOwner, definition: ToolDefinition, reason: str) -> None:
-        """Log once per project, tool and reason."""
         if self._logged.first(owner.project_id, definition.tool_name, reason):
             log.warning(
                 "the key of auth_env (%s) is used instead of the definition's own: %s",

@@ -130,7 +130,6 @@ class StoredSearch:
         return await self._slicer.run(steps, _FORCE_SLICING)
 
     async def _scan(self, search: Search, text: _Windows, item: StoredItem) -> None:
-        """Search an item by windows."""
         at = item.start
         while at < item.end:
             window = await text.read(at, item.end)
@@ -269,7 +268,6 @@ class _SearchResult:
         return self._shown(f'[{why}; or read on with only cursor "{cursor.strip()}".]', [])
 
     def _parts(self, reserved_chars: int) -> list[Part]:
-        """Return the first passages that the limit allows, at least one."""
         space = self.limit.chars - INTRO_CHARS - reserved_chars
         tokens = self.limit.tokens - (INTRO_CHARS + reserved_chars) // FRAME_CHARS_PER_TOKEN
         parts: list[Part] = []

@@ -141,7 +141,6 @@ class JinaClient:
     async def _fill_large(
         self, body: bytearray, chunk: bytes, chunks: AsyncIterator[bytes], max_bytes: int, grant: MemoryGrant
     ) -> None:
-        """Read the rest of a large body, beginning with `chunk`."""
         held, next_check_bytes, now = SMALL, 0, asyncio.get_running_loop().time
         async with asyncio.timeout(None) as pace:
             while chunk:

@@ -94,7 +94,6 @@ class UpstreamConnection(ResponseHandler):
             super().feed_data(data, size)
 
     def _is_idle(self) -> bool:
-        """Return whether the last response has ended."""
         return self._has_head and (self._payload is None or self._payload.is_eof())
 
     def _has_unread(self) -> bool:

@@ -123,7 +123,6 @@ class _SampleCalls:
         yield from ((path, value) for path, value in named if self._is_main(str(path[-1])))
 
     def _is_main(self, name: str) -> bool:
-        """Return whether an argument is the address, or the list of them."""
         return any(self._is_parameter(name, main) for main in (self.operation.argument, self.built_in.items) if main)
 
     def _address_problems(self, path: Path, value: Any) -> Iterator[Problem]:

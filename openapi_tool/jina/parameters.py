@@ -87,7 +87,6 @@ def _sites(value: Any) -> str | list[str]:
 
 
 def _excluded_sites(value: Any) -> str:
-    """Return operators such as `-site:a.example -site:b.example`."""
     texts = _texts(value)
     sites = [_site(text) for text in ([texts] if isinstance(texts, str) else texts)]
     if any(map(_NO_SITE.search, sites)):
@@ -102,7 +101,6 @@ def _site(text: str) -> str:
 
 
 def _after(value: Any) -> str:
-    """Return the operator `after:YYYY-MM-DD`."""
     try:
         return f"after:{date.fromisoformat(value).isoformat()}"
     except (TypeError, ValueError):

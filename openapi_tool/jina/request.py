@@ -92,7 +92,6 @@ def _nest(body: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _get(endpoint: Endpoint, path: str, resolved: ResolvedParameters) -> UpstreamRequest | None:
-    """Return the GET request, None if the parameters need a body."""
     if resolved.secrets:
         return None
     headers: dict[str, str] = {}

@@ -70,7 +70,6 @@ class StoredCheck:
             yield f"options.envs.api_key: {short(named)} is replaced by {short(definition.auth_env)}"
 
     def _key_variable(self, envs: Mapping[str, str], definition: ToolDefinition) -> str:
-        """Return the variable whose value a call takes for its key."""
         named = envs.get(API_KEY, definition.auth_env)
         try:
             self.secret(named)

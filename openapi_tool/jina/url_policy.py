@@ -364,7 +364,6 @@ def _suffix(entry: str) -> str:
 
 
 def _canonical(entry: str) -> str:
-    """Return an address in its canonical form, a name folded."""
     try:
         return str(ip_address(entry.strip("[]")))
     except ValueError:

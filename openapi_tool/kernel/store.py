@@ -17,10 +17,7 @@ from openapi_tool.kernel.statements import STATEMENTS, Statements
 from openapi_tool.protocol.cards import ArtifactCard, Card
 from openapi_tool.protocol.command import Command
 from openapi_tool.protocol.jsontext import dumps, loads
-from openapi_tool.protocol.records import (
-    Artifact,
-    CallRecords,
-)
+from openapi_tool.protocol.records import Artifact, CallRecords
 from openapi_tool.protocol.report import Report
 from openapi_tool.telemetry import metrics
 

@@ -167,7 +167,6 @@ def running_dev(version: str | None = None) -> StackAddress:
 
 
 def _runs(pid: int) -> bool:
-    """Return whether a process of this user has this id."""
     try:
         os.kill(pid, 0)
     except OSError:
@@ -195,7 +194,6 @@ async def prepare(stack: EmbeddedStack, version: str, schema: str, tools: Iterab
 
 
 async def _comment(caller: Caller, database: str | None = None) -> str | None:
-    """Return the comment on a database, by default the connected one."""
     comment: str | None = await caller.database.fetchval(
         "select shobj_description(oid, 'pg_database') from pg_database "
         "where datname = coalesce($1, current_database())",

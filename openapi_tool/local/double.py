@@ -253,7 +253,6 @@ def _error_body(what: str) -> dict[str, Any]:
 
 
 def _padded(text: str, size: int) -> str:
-    """Return the answer with its (first) content repeated up to `size` bytes."""
     envelope = json.loads(text)
     data = envelope.get("data")
     item = data[0] if isinstance(data, list) and data else data

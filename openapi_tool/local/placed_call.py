@@ -78,7 +78,6 @@ def new_call(project_id: str, channel_id: str, agent_id: str, subject: str, body
 
 
 def _context_headers(ids: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers with the identity, and those of the publisher (v1r4)."""
     return {
         "CG-Project-Id": ids["project_id"],
         "CG-Channel-Id": ids["channel_id"],
@@ -95,7 +94,6 @@ def _context_headers(ids: Mapping[str, str]) -> dict[str, str]:
 
 
 def _identity_fields(ids: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of the body with the identity (v1r3)."""
     return {
         "tool_call_id": ids["tool_call_id"],
         "agent_turn_id": ids["agent_turn_id"],

@@ -108,7 +108,6 @@ class PostgresServer:
         data.rename(self._data)
 
     def _initialize(self, data: Path, password: Path) -> None:
-        """Create a cluster in the empty folder `data`. Raises ServerFailed."""
         self._run([self._bin / "initdb", "-D", data, "-U", USER, f"--pwfile={password}", *_INITDB_OPTIONS])
 
     def _run(self, command: Sequence[str | Path]) -> None:

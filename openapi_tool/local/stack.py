@@ -119,7 +119,6 @@ class EmbeddedStack:
 
 
 def _must_be_free(ports: Sequence[int]) -> None:
-    """Raise ServerFailed naming a port that cannot be listened on."""
     with ExitStack() as probes:
         for port in ports:
             probe = probes.enter_context(socket.socket())

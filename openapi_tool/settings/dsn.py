@@ -94,7 +94,6 @@ def _check_with_urllib(text: str) -> None:
 
 
 def _options(query: str) -> dict[str, str]:
-    """Return the decoded query by name; the last value of a name counts."""
     try:
         return {name: values[-1] for name, values in parse_qs(query, strict_parsing=True).items()} if query else {}
     except ValueError:
@@ -118,7 +117,6 @@ def parse_hosts(text: str, *, decode: bool = False) -> tuple[Host, ...]:
 
 
 def _host(text: str, *, decode: bool) -> Host:
-    """Parse one host. Raises ValueError."""
     if text.startswith("/") and not decode:
         return text, None
     match = _HOST.fullmatch(text)

@@ -67,7 +67,6 @@ def load_settings(flags: Mapping[str, Any] | None = None) -> Settings:
 
 
 def _validated(flags: Mapping[str, Any]) -> tuple[Settings | None, list[str]]:
-    """Return the settings, or None and the mistakes in them."""
     try:
         return Settings(**flags), []
     except ValidationError as error:
@@ -90,7 +89,6 @@ def given_values() -> dict[str, dict[str, Any]]:
 
 
 def _merged(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge both at any depth; `more` has precedence."""
     both = {
         name: _merged(values[name], value)
         for name, value in more.items()
@@ -159,7 +157,6 @@ def ignored_variables(environment: Mapping[str, str]) -> list[str]:
 
 @cache
 def _by_folded_name() -> Mapping[str, str]:
-    """Return every variable by its name without underscores and case."""
     return {_folded(name): name for name in _variables()}
 
 
@@ -237,7 +234,6 @@ def _where(path: Sequence[str], flags: Mapping[str, Any]) -> str:
 
 
 def _reworded(item: Mapping[str, Any]) -> str:
-    """Return pydantic's message, reworded."""
     if item["type"] in ("bool_parsing", "bool_type"):
         return "must be true or false"
     if item["type"] == "string_pattern_mismatch":
@@ -255,7 +251,6 @@ def _too_short(context: Mapping[str, Any]) -> str:
 
 
 def _siblings(path: Sequence[str]) -> list[str]:
-    """Return the valid names beside an unknown one."""
     return list(fields_of(_type_of(path)))
 
 

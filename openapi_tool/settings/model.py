@@ -386,7 +386,6 @@ def _connection_secrets(nats: NatsSettings, postgres: PostgresSettings) -> Itera
 
 
 def _mask_connections(shown: dict[str, Any], kernel: Settings) -> None:
-    """Mask the credentials of a kernel's connections in `shown`."""
     shown["postgres"]["dsn"] = kernel.postgres.parsed.shown
     shown["nats"]["servers"] = [parse_url(url, SCHEMES).shown for url in kernel.nats.servers]
     shown["nats"]["durable"] = kernel.durable

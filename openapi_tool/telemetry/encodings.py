@@ -149,7 +149,6 @@ _UNIFORM_ESCAPES: tuple[Callable[[str], str], ...] = (
 
 
 def _uniform(secret: str, escape: Callable[[str], str]) -> Encoding:
-    """Return the encoding with the same escape for every character."""
     form = "".join(map(escape, secret))
     upper = _HEX.sub(lambda digits: digits[0].upper(), form)
     return Encoding(tuple({form: None, upper: None}), re.escape(form))

@@ -92,7 +92,6 @@ def _number(gauge: Gauge) -> float:
 
 
 def _kernels() -> list[dict[str, Any]]:
-    """Return the commands at the durable of each kernel, by its protocol."""
     kernels: dict[str, dict[str, Any]] = {}
     for name, gauge in _DURABLE_GAUGES.items():
         for labels, child in gauge.children():

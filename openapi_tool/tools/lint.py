@@ -159,7 +159,6 @@ def _subject_problems(subject: object, limits: LintLimits) -> Iterator[Problem]:
 
 
 def _ignored_options(document: Mapping[str, JsonValue]) -> Iterator[Problem]:
-    """Yield options that the executor would ignore without an error."""
     section, jina = upstream_section(document)
     if {"jina", "openapi"} <= object_at(document, "options").keys():
         yield Problem(("options", "openapi"), "is ignored beside options.jina; take it out", warning=True)

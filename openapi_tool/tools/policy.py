@@ -155,7 +155,6 @@ class Authorizer:
             raise _denied(definition, owner, "policy", "it is switched off for this project")
 
     async def _run(self, name: str, hook: Hook, call: PlannedCall) -> str | None:
-        """Return why a hook denies the call, or None."""
         try:
             async with asyncio.timeout(self.policy.hook_timeout_s):
                 verdict = await hook(call)

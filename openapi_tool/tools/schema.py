@@ -177,7 +177,6 @@ def _rule(
 
 
 def _rule_at(schema: object, path: Sequence[str | int]) -> Mapping[str, Any]:
-    """Return the object at a path of a schema, empty if there is none."""
     for part in path:
         if isinstance(schema, dict):
             schema = schema.get(str(part))

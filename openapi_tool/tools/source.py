@@ -155,7 +155,6 @@ def _looks_like_a_number(node: yaml.Node) -> bool:
 
 
 def _plain(node: yaml.Node) -> str:
-    """Return a short scalar without quotes, empty for any other node."""
     text = node.value if isinstance(node, yaml.ScalarNode) and node.style is None else ""
     return text if len(text) <= _MAX_NUMBER_CHARS else ""
 

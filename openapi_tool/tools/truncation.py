@@ -155,7 +155,6 @@ def _left_out(items: Sequence[Item], limit: Limit) -> frozenset[int]:
 
 
 def _fit_captions(captions: Sequence[str], space: int, tokens: int) -> list[str]:
-    """Return captions, shortened to no more than half of the space."""
     max_chars = max_min_shares(list(map(len, captions)), space // 2)
     max_tokens = max_min_shares(list(map(estimate_tokens, captions)), tokens // 2)
     limits = zip(captions, max_chars, max_tokens, strict=True)
