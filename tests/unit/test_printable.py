@@ -84,15 +84,15 @@ def test_any_json_is_safe_and_parses_to_the_same_value(value: Any) -> None:
 # How commands print.
 
 PRINTS = ("add_row", "echo", "secho", "write")
-SAFE = ("cell", "printable_", "as_yaml(", "json.dumps(", "__version__", 'f"{statement};"', "fg=_COLOURS.get(line.split")
-"""Helpers; JSON in ASCII; our own texts; and `dev`'s lines, in which nothing but printable characters is left."""
-
-
-@pytest.mark.parametrize(
-    "file",
-    [file for file in sorted(Path(common.__file__).parent.glob("*.py")) if file.stem != "output"],  # the stream itself
-    ids=lambda file: file.stem,
+SAFE = (
+    *("cell", "printable_", "as_yaml(", "json.dumps(", "__version__", 'f"{statement};"', "fg=_COLOURS.get(line.split"),
+    *("super().write(data)", "{error.strerror}"),
 )
+"""Helpers; JSON in ASCII; our own texts; `dev`'s lines, in which nothing but printable characters is left; and the
+stream of standard output itself, with the system's text for a write that failed."""
+
+
+@pytest.mark.parametrize("file", sorted(Path(common.__file__).parent.glob("*.py")), ids=lambda file: file.stem)
 @requirement("terminal.text")
 def test_commands_print_through_the_helpers_only(file: Path) -> None:
     source = file.read_text(encoding="utf-8")
