@@ -71,6 +71,7 @@ class _Row(_StrictModel):
 class _Warning(_StrictModel):
     action: _Name
     count: int
+    ago_s: float | None = None
     message: Annotated[str, Field(max_length=4_000)]
     project_id: _Name | None = None
 

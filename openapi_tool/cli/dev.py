@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -90,6 +91,9 @@ def dev(
     nats_port: Annotated[int, _port("NATS")] = 0,
     pg_port: Annotated[int, _port("PostgreSQL")] = 0,
     page_port: Annotated[int, _port("the page")] = 0,
+    replicas: Annotated[
+        int, typer.Option(min=1, max=16, help="Executors that share the calls; further ones serve no health server.")
+    ] = 1,
 ) -> None:
     """Run the embedded stack and an executor until Ctrl-C, and print every call.
 
@@ -101,7 +105,8 @@ def dev(
     for option, port in (("--nats-port", nats_port), ("--pg-port", pg_port), ("--page-port", page_port)):
         _require_free(option, port)
     with suppress(KeyboardInterrupt):
-        options = _DevOptions(upstream, protocol or ProtocolVersion.V1R4, keep and keep.resolve(), pg_port, nats_port)
+        version, folder = protocol or ProtocolVersion.V1R4, keep and keep.resolve()
+        options = _DevOptions(upstream, version, folder, pg_port, nats_port, replicas)
         _run(options, page_port)
 
 
@@ -116,13 +121,14 @@ def _require_free(option: str, port: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _DevOptions:
-    """The stack that the options describe; a port of 0 is any free one."""
+    """The stack that the options describe, with so many executors; a port of 0 is any free one."""
 
     upstream: Upstream
     protocol: ProtocolVersion
     keep: Path | None
     pg_port: int
     nats_port: int
+    replicas: int
 
 
 def _run(options: _DevOptions, page_port: int) -> None:
@@ -134,10 +140,10 @@ def _run(options: _DevOptions, page_port: int) -> None:
     for remark in settings.remarks:
         print_status(remark)
     try:
-        with _started(options, settings) as (kernel, executor, prefix):
+        with _started(options, settings) as (kernel, executors, prefix):
             examples = [_command(prefix, *example) for example in CALLS[options.upstream.value]]
             notes = [*_notes(kernel.stack, options), "In another terminal:", *examples]
-            asyncio.run(_watch(kernel, executor, notes, page_port))
+            asyncio.run(_watch(kernel, executors, notes, page_port))
     except (DevError, ServerFailed, OSError) as error:
         fail(str(error))
 
@@ -167,8 +173,8 @@ class _Kernel:
 
 
 @contextmanager
-def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Kernel, ExecutorProcess, str]]:
-    """Run the stack and its executor; yield them, and the assignments that `call` needs in front to find the stack."""
+def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Kernel, list[ExecutorProcess], str]]:
+    """Run the stack and its executors; yield them, and the assignments that `call` needs in front to find the stack."""
     from openapi_tool.local.demo import demo_tools  # noqa: PLC0415 - see _run
     from openapi_tool.local.stack import EmbeddedStack, kernel_schema  # noqa: PLC0415 - see _run
 
@@ -183,10 +189,19 @@ def _started(options: _DevOptions, settings: DevSettings) -> Iterator[tuple[_Ker
             stack.delete_at_end(state_path())
         kernel, version = _Kernel(stack, options.protocol), options.protocol
         prepare_kernel = partial(prepare, version=version, schema=kernel_schema(version), tools=demo_tools(version))
-        executor = exits.enter_context(running(stack, kernel.database, prepare_kernel, settings.environment))
+        executors = [exits.enter_context(running(stack, kernel.database, prepare_kernel, settings.environment))]
+        for number in range(2, options.replicas + 1):
+            executors.append(_replica(kernel, number, settings, real=options.upstream is Upstream.REAL))
+            executors[-1].start()
+            exits.callback(executors[-1].stop)
         if state is not None:
             announce(state, kernel.dsn, stack.nats.url, version)
-        yield kernel, executor, "" if state is not None else " ".join(kernel.variables) + " "
+        yield kernel, executors, "" if state is not None else " ".join(kernel.variables) + " "
+
+
+def _replica(kernel: _Kernel, number: int, settings: DevSettings, *, real: bool) -> ExecutorProcess:
+    environment = {**settings.environment, f"{PREFIX}HEALTH__PORT": "0"}  # one process can listen on a port
+    return kernel.stack.executor(f"executor{number}", kernel.database, environment, real_upstream=real)
 
 
 def _command(prefix: str, tool: str, arguments: Mapping[str, Any]) -> str:
@@ -206,9 +221,9 @@ def _notes(stack: EmbeddedStack, options: _DevOptions) -> Iterator[str]:
         yield f"data is kept in {options.keep}"
 
 
-async def _watch(kernel: _Kernel, executor: ExecutorProcess, notes: Sequence[str], page_port: int) -> None:
-    """Describe the stack, then print its calls until a signal has stopped the executor."""
-    stopping, statistics, stack = _stop_on_signals(executor), DevStatistics(), kernel.stack
+async def _watch(kernel: _Kernel, executors: Sequence[ExecutorProcess], notes: Sequence[str], page_port: int) -> None:
+    """Describe the stack, then print its calls until a signal has stopped the executors."""
+    stopping, statistics, stack = _stop_on_signals(executors), DevStatistics(), kernel.stack
     async with AsyncExitStack() as parts:
         caller = await parts.enter_async_context(Caller.open(kernel.dsn, kernel.version, servers=stack.nats.url))
         ask = partial(gather_stats, caller.client, _STATISTICS_S)
@@ -217,27 +232,31 @@ async def _watch(kernel: _Kernel, executor: ExecutorProcess, notes: Sequence[str
         stack_lines = [f"project {PROJECT}, agent {AGENT}, tools {', '.join(tools)}", f"page: {page}"]
         for line in (*(f"export {address}" for address in kernel.variables), *stack_lines, *notes, "Ctrl-C stops it."):
             print_line(line)
-        with executor.process.log.open("rb") as log:
-            await _follow(log, Feed(caller, statistics.record_result), lambda: _runs(stack, executor, stopping))
+        logs = [parts.enter_context(executor.process.log.open("rb")) for executor in executors]
+        await _follow(logs, Feed(caller, statistics.record_result), lambda: _run_on(stack, executors, stopping))
     if not stopping.is_set():
-        fail(f"{stack.ended() or 'the executor'} ended unexpectedly:\n{executor.process.log_tail()}", _FAILED)
+        tail = next((executor for executor in executors if not executor.process.alive), executors[0]).process.log_tail()
+        fail(f"{stack.ended() or 'the executor'} ended unexpectedly:\n{tail}", _FAILED)
 
 
-def _runs(stack: EmbeddedStack, executor: ExecutorProcess, stopping: asyncio.Event) -> bool:
-    """Return whether to continue: False once the executor has ended, or a server unexpectedly."""
-    return executor.process.alive and (stopping.is_set() or stack.ended() is None)
+def _run_on(stack: EmbeddedStack, executors: Sequence[ExecutorProcess], stopping: asyncio.Event) -> bool:
+    """Return whether to continue: False once all executors have ended, or one of them or a server unexpectedly."""
+    alive = [executor.process.alive for executor in executors]
+    return any(alive) if stopping.is_set() else all(alive) and stack.ended() is None
 
 
-def _stop_on_signals(executor: ExecutorProcess) -> asyncio.Event:
-    """Return an event that the first SIGINT or SIGTERM sets, draining the executor; a second one kills it."""
+def _stop_on_signals(executors: Sequence[ExecutorProcess]) -> asyncio.Event:
+    """Return an event that the first SIGINT or SIGTERM sets, draining the executors; a second one kills them."""
     stopping = asyncio.Event()
 
     def on_signal() -> None:
-        if stopping.is_set():
-            executor.process.kill()
-        else:
+        if not stopping.is_set():
             print_status("Stopping after running calls end; press Ctrl-C again to stop at once …")
-            executor.signal(signal.SIGTERM)
+        for executor in executors:
+            if stopping.is_set():
+                executor.process.kill()
+            else:
+                executor.signal(signal.SIGTERM)
         stopping.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -245,12 +264,12 @@ def _stop_on_signals(executor: ExecutorProcess) -> asyncio.Event:
     return stopping
 
 
-async def _follow(log: BinaryIO, feed: Feed, runs: Callable[[], bool]) -> None:
-    """Print the events in the log, until the executor has ended and the log is read to its end."""
+async def _follow(logs: Sequence[BinaryIO], feed: Feed, runs: Callable[[], bool]) -> None:
+    """Print the events in the logs, until the executors have ended and the logs are read to their ends."""
     more = True
     while more:
         more = runs()
-        for entry in log_entries(log):
+        for entry in chain.from_iterable(map(log_entries, logs)):
             async for line in feed.lines(entry):
                 typer.secho(line, fg=_COLOURS.get(line.split()[1]))
         if more:

@@ -29,10 +29,15 @@ def output() -> Console:
 async def redraw(
     console: Console, first: RenderableType, draw: Callable[[], Awaitable[RenderableType]], every_s: float
 ) -> None:
-    """Draw on the whole terminal every `every_s` seconds until Ctrl-C or SIGTERM."""
+    """Draw on the terminal, or print to a file or pipe, every `every_s` seconds until Ctrl-C or SIGTERM."""
     # SIGTERM becomes SIGINT, for which asyncio cancels the main task. An own handler that raises may run in a callback
     # that drops exceptions.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
+    if not console.is_terminal:
+        console.print(first)
+        while True:
+            await asyncio.sleep(every_s)
+            console.print(await draw())
     with Live(first, console=console, auto_refresh=False, screen=True) as live:
         while True:
             await asyncio.sleep(every_s)

@@ -148,4 +148,6 @@ def _warnings(replica: Mapping[str, Any]) -> Iterator[str]:
     for warning in replica.get("warnings") or ():
         project = f" (project {warning['project_id']})" if warning.get("project_id") else ""
         often = counted(warning["count"], "time")
+        if warning.get("ago_s") is not None:
+            often += f", last {warning['ago_s']:.0f} s ago"
         yield f"{replica.get('instance')}: {warning['action']}, {often}{project}: {warning['message']}"

@@ -134,8 +134,8 @@ class JinaBackend:
             return output
         one = item_arguments(definition, arguments, items[0]) if items else arguments
         parameters = resolve_parameters(definition, one).parameters
-        offers = partial(_may_suggest, definition, arguments)
-        return replace(output, cheaper=cheaper(parameters, tokens, max(1, len(items)), offers))
+        may_suggest = partial(_may_suggest, definition, arguments)
+        return replace(output, cheaper=cheaper(parameters, tokens, max(1, len(items)), may_suggest))
 
     async def _run_item(
         self, definition: ToolDefinition, arguments: Arguments, deadline: Deadline, context: JinaCallContext
@@ -233,12 +233,13 @@ class JinaBackend:
             _record_end(attempt, grant)
             return envelope
 
-        offers = partial(_may_suggest, definition, arguments)
+        may_suggest = partial(_may_suggest, definition, arguments)
         try:
             min_s = endpoint.timeouts.min_s(resolved.parameters)
             sleep = _without_slot(self._sleep, grant.slot)
             envelope = await with_retries(fetch, self._options.retry, deadline, min_s, sleep)
-            context = RenderContext(_response_redactor(arguments, need.key), self._redactor, offers, resolved.names)
+            redactor = _response_redactor(arguments, need.key)
+            context = RenderContext(redactor, self._redactor, may_suggest, resolved.names)
             rendering = endpoint.render(envelope, resolved.parameters, context)
             del envelope
             output = await self._slicer.run(rendering, grant.body_bytes)
@@ -295,7 +296,7 @@ class JinaBackend:
     async def _send_with_permit(self, permit: Permit, need: Need, send: Send) -> dict[str, Any]:
         """Send a request with the key of its permit, and report its cost or error to the permit."""
         need.key = permit.key
-        on_connected.set(WeakMethod(permit.connected))
+        on_connected.set(WeakMethod(permit.connected))  # called by the transport
         try:
             envelope = await send()
         except ToolError as error:

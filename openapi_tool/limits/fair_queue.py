@@ -149,7 +149,7 @@ class FairQueue(Generic[T]):
             del self._projects[name]
             self._tags[name] = project.tag
         if not self._projects:
-            self._tags.clear()  # nobody is behind anybody
+            self._tags.clear()  # without waiting calls nobody is ahead of others
         elif len(self._tags) > _MAX_TAGS:
             self._tags = {key: tag for key, tag in self._tags.items() if tag > self._virtual_time}
 

@@ -61,7 +61,9 @@ class KeyGroup:
         """
         limiters = self.usable()
         total = sum(limiter.weight for limiter in limiters)
-        parts = [(limiter.allowance.forecast(now, limiter.request_s), limiter.weight / total) for limiter in limiters]
+        parts = [
+            (limiter.allowance.forecast(now, limiter.min_request_s), limiter.weight / total) for limiter in limiters
+        ]
         return lambda count: min((wait_s(count * share) for wait_s, share in parts), default=0.0)
 
     def certain_timeouts(self, now: float) -> list[tuple[Waiter[asyncio.Future[Granted]], float]]:
@@ -114,7 +116,7 @@ class KeyPermit:
         """Settle a failed request; a refusal of its key pauses or blocks the key."""
         self._end(error.tokens)
         if error.http_status in _KEY_STATUSES:
-            self._limiter.record_refusal(error, self._need, self.key)
+            self._limiter.record_upstream_refusal(error, self._need, self.key)
         if self._trial and error.upstream_status not in STATES:
             self._limiter.keys.end_trial(self._limiter.variable)
 

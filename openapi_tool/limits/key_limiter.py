@@ -34,8 +34,8 @@ from openapi_tool.telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-_MIN_WRITE_INTERVAL_S, _MAX_WRITES_PER_S = 0.5, 4.0
-"""Limits of writes to a record without free permits: by one replica, and by all together."""
+_MIN_WRITE_INTERVAL_S = 0.5  # of one replica, while the record has no free permits
+_MAX_WRITES_PER_S = 4.0  # of all replicas together, likewise
 
 _REPORT_INTERVAL_S = 20.0
 """Seconds between reports of a replica that sends nothing; the others forget it after 60 s."""
@@ -62,7 +62,7 @@ class KeyLimiter:
         self.keys = keys
         self.weight, self.load = 1.0, 0.0
         self.trial = False
-        self.refusals = 0
+        self.calls_refused = 0
         self._store = store
         self._now = keys.now
         self._wake = asyncio.Event()
@@ -96,7 +96,7 @@ class KeyLimiter:
         return self.allowance.paused_s(self._now())
 
     @property
-    def request_s(self) -> float:
+    def min_request_s(self) -> float:
         """Return the shortest duration of a recent request in seconds."""
         return min(self._durations, default=_INITIAL_REQUEST_S)
 
@@ -132,7 +132,7 @@ class KeyLimiter:
         Raises RateLimited, and the error of a key that is blocked meanwhile.
         """
         now, left_s = self._now(), need.deadline.remaining()
-        patience_s = max(left_s - self.request_s, left_s / 2)
+        patience_s = max(left_s - self.min_request_s, left_s / 2)  # at least half: the shortest one may have been slow
         future: asyncio.Future[Granted] = asyncio.get_running_loop().create_future()
         waiter = Waiter(need.flow, now + patience_s, future)
         self.waiting.add(waiter, now)
@@ -157,7 +157,7 @@ class KeyLimiter:
         """Check now whether permits can be granted or taken."""
         self._wake.set()
 
-    def record_refusal(self, error: ToolError, need: Need, key: SecretStr) -> None:
+    def record_upstream_refusal(self, error: ToolError, need: Need, key: SecretStr) -> None:
         """Pause the key after a 429, or count its refusal: here at once, in other replicas after the next write."""
         error.key_variable = self.variable
         if error.http_status == TOO_MANY_REQUESTS:
@@ -202,7 +202,7 @@ class KeyLimiter:
         await asyncio.wait([self._task])
         if self.allowance.limited and self._stored is not None:
             with suppress(Unavailable):
-                await self._change(leave=True)
+                await self._report(leave=True)
 
     async def _run(self) -> None:
         while True:
@@ -225,7 +225,7 @@ class KeyLimiter:
             await self._write_pause()
         self._grant()
         if self._is_due(self._now()):
-            await self._change()
+            await self._report()
             self._grant()
         self._refuse_certain_timeouts()
 
@@ -284,7 +284,7 @@ class KeyLimiter:
                 waiter.item.set_exception(self._rate_limited(retry_after_s))
 
     def _rate_limited(self, retry_after_s: float) -> RateLimited:
-        self.refusals += 1
+        self.calls_refused += 1
         metrics.RATE_LIMITED.labels(self.endpoint).inc()
         seconds = math.ceil(min(retry_after_s, MAX_PAUSE_S))
         return RateLimited(
@@ -304,7 +304,7 @@ class KeyLimiter:
             self.allowance.confirm(self._unconfirmed, self._stored[0])
         self._unconfirmed = None
 
-    async def _change(self, *, leave: bool = False) -> None:
+    async def _report(self, *, leave: bool = False) -> None:
         """Report uses and take a block, by compare-and-set."""
         allowance = self.allowance
         if self._unconfirmed is not None or self._stored is None:

@@ -158,5 +158,5 @@ def _snapshot(limiter: KeyLimiter) -> dict[str, Any]:
         "offline": bool(allowance.fallback_replicas),
         "waiting": len(waiting),
         "waiting_by_project": dict(sorted(waiting.by_project().items(), key=lambda item: -item[1])[:_MAX_PROJECTS]),
-        "refused": limiter.refusals,
+        "refused": limiter.calls_refused,
     }

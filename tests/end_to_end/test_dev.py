@@ -26,6 +26,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from openapi_tool.bus.stats import gather_stats
 from openapi_tool.cli import app
 from openapi_tool.cli.common import Upstream
 from openapi_tool.cli.dev import Feed
@@ -194,6 +195,28 @@ async def test_dev_prints_calls_and_leaves_nothing_behind(
     assert "lost the connection to NATS" not in dev.output, "closing the connection on exit is not an outage"
     vanished(parts, folder)
     assert os.listdir(spaced) == []  # noqa: PTH208 - blocking is harmless here
+
+
+@requirement("cli.dev")
+async def test_several_executors_share_the_calls(
+    start_dev: StartDev, environment: dict[str, str], spaced: Path
+) -> None:
+    dev = await start_dev("--replicas", "2")
+    variables = await dev.up()
+    async with Caller.open(variables["PG_DSN"], servers=variables["NATS_SERVERS"]) as caller:
+        # Forked from one process, all have its name.
+        answers = 0
+        async with asyncio.timeout(20):
+            while answers < 2:
+                answers = sum(replica["answers"] for replica in await gather_stats(caller.client, 1.0))
+        await caller.listen("cg.v1r4.*.*.cmd.agent.*.wakeup")
+        for _ in range(20):
+            call = await caller.place(PROJECT, AGENT, "jina_search", {"query": "hello world"})
+            assert (await caller.result(call, 10)).card["content"]["status"] == "success"
+    parts, folder = dev.parts(), dev.folder()
+    assert await dev.stop(signal.SIGTERM) == 0
+    assert dev.output.count("← jina_search success") == 20, "the events of both are printed"
+    vanished(parts, folder)
 
 
 @requirement("dialects.commands")

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from openapi_tool.cli import top
-from openapi_tool.cli.tables import Rows, output
+from openapi_tool.cli.tables import Rows, output, redraw
 from tests.requirements import requirement
 
 NAMES = ("jina_search_of_the_documents", "jina_search_of_the_products", "x")
@@ -107,3 +107,27 @@ def test_top_shows_each_kernel_of_a_process() -> None:
     assert top.problems([replica]) == [
         "the durable of v1r3 has 100 unsettled commands, its maximum: see durable.full in the log"
     ]
+
+
+@requirement("cli.limits")
+def test_problems_name_the_limits_for_which_calls_wait() -> None:
+    limit = {"variable": "KEY", "endpoint": "search", "waiting": 2, "paused_s": 3.5, "offline": True}
+    warning = {"action": "key.blocked", "count": 1, "message": "blocked", "ago_s": 61.0}
+    assert top.problems([{**REPLICA, "upstream_limits": [limit], "warnings": [warning]}]) == [
+        "vm-19346: the search limit of KEY cannot be shared: see limits.not_shared in the log",
+        "vm-19346: the upstream answered 429: search requests with KEY pause for 3.5 s",
+        "vm-19346: 2 calls wait for the search limit of KEY: see openapi-tool limits",
+        "vm-19346: key.blocked, 1 time, last 61 s ago: blocked",
+    ]
+
+
+@requirement("cli.limits", "cli.top")
+async def test_updates_are_printed_one_after_the_other_into_a_file() -> None:
+    file, drawn = io.StringIO(), iter(["second", "third"])
+
+    async def draw() -> str:
+        return next(drawn)
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await redraw(Console(file=file), "first", draw, 0.001)
+    assert file.getvalue().split() == ["first", "second", "third"]
