@@ -25,7 +25,7 @@ from tests.mutations import MUTATIONS, Mutation
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = "openapi_tool"
-COPIED = (PACKAGE, "tests", "scripts", "config", "docs", "helm", "pyproject.toml")
+COPIED = (PACKAGE, "tests", "scripts", "config", "docs", "helm", "pyproject.toml", "SECURITY.md")
 TIMEOUT_S = 120.0
 SEED = "--hypothesis-seed=0"
 RED, SURVIVED, BROKEN = "red", "survived", "broken"

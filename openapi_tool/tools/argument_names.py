@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from itertools import islice
 
-_MAX_CHARS, _MAX_KNOWN = 40, 100
+_MAX_CHARS, _MAX_KNOWN = 40, 40
 _SYNONYMS = {
     "query": "q searchquery searchterm keywords question text",
     "url": "uri link address href targeturl pageurl website page",
@@ -41,9 +41,9 @@ def probably_meant(name: str, known: Iterable[str]) -> str | None:
 
     Ignores long names, and all but the first known ones.
     """
-    if len(name) > _MAX_CHARS:
-        return None
     by_folded = {fold(other): other for other in islice(known, _MAX_KNOWN)}
+    if len(name) > _MAX_CHARS or not by_folded:
+        return None
     folded = fold(name)
     other = _BY_SYNONYM.get(folded, folded)
     for candidate in (folded, other, _PLURALS.get(other, "")):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -51,6 +51,21 @@ def test_similar_names_are_searched_only_for_problems_that_are_listed(monkeypatc
     monkeypatch.setattr(argument_names, "probably_meant", probably_meant)
     TARGETS["whole"](saved("whole")["found-unknown-arguments"])
     assert len(among) > MAX_PROBLEMS >= sum(map(bool, among)) > 0
+
+
+@requirement("fuzz.corpora")
+def test_a_name_is_compared_with_few_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 100, and for each item of a batch, 400 unknown arguments took 65 ms."""
+    compared: list[int] = []
+
+    def get_close_matches(_: str, others: Collection[str], n: int) -> list[str]:
+        compared.append(len(others))
+        return []
+
+    monkeypatch.setattr(argument_names.difflib, "get_close_matches", get_close_matches)
+    TARGETS["whole"](saved("whole")["found-many-unknown-names-in-a-batch"])
+    assert 0 < len(compared) <= 3 * MAX_PROBLEMS
+    assert max(compared) <= 40
 
 
 @pytest.mark.parametrize("name", TARGETS)
