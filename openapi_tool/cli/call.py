@@ -233,6 +233,6 @@ def _print_outcome(outcome: _Outcome, redactor: Redactor) -> None:
 def _where_to_look(placed: PlacedCall) -> str:
     durable = default_durable(placed.version, parse_command_subject(placed.subject).target)
     return (
-        f"Check that an executor consumes {placed.subject} (default durable {durable}), its log, and the dead letters "
-        f"in the stream {DEAD_LETTERS}."
+        f"Check that an executor consumes {placed.subject} (default durable {durable}), its log, what calls wait for "
+        f"(openapi-tool top), and the dead letters in the stream {DEAD_LETTERS}."
     )

@@ -21,7 +21,18 @@ _REPLIES_S = 1.0
 _UPDATE_S = 2.0
 _LIMITS = ("pool", "not_set", "requests_per_minute", "tokens_per_minute", "concurrent", "found_by_429")
 _KEY_FIELDS = ("variable", "state", "status", "for_s", "tried_again_s")
-_HEADS = ("key", "endpoint", "requests/min", "used", "tokens/min", "used", "at once", "running", "paused s", "waiting")
+_HEADS = (
+    "key",
+    "endpoint",
+    "requests/min",
+    "used",
+    "tokens/min",
+    "tokens used",
+    "at once",
+    "running",
+    "paused s",
+    "waiting",
+)
 
 
 def limits(
@@ -106,7 +117,8 @@ def shown(replicas: Sequence[Mapping[str, Any]]) -> Group:
     for entry in entries:
         names = _key(entry), entry["endpoint"]
         limit = _limit(entry["requests_per_minute"]) + (" (found by 429)" if entry["found_by_429"] else "")
-        values = (entry["used"], _limit(entry["tokens_per_minute"]), entry["used_tokens"], _limit(entry["concurrent"]))
+        tokens = entry["tokens_per_minute"], None if entry["tokens_per_minute"] is None else entry["used_tokens"]
+        values = (entry["used"], *map(_limit, tokens), _limit(entry["concurrent"]))
         rest = (entry["running"], entry["paused_s"], entry["waiting"])
         table.add(*names, limit, *values, *rest)
         for name, part in entry["replicas"].items():

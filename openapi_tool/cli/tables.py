@@ -6,7 +6,9 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -30,18 +32,28 @@ async def redraw(
     console: Console, first: RenderableType, draw: Callable[[], Awaitable[RenderableType]], every_s: float
 ) -> None:
     """Draw on the terminal, or print to a file or pipe, every `every_s` seconds until Ctrl-C or SIGTERM."""
-    # SIGTERM becomes SIGINT, for which asyncio cancels the main task. An own handler that raises may run in a callback
-    # that drops exceptions.
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
-    if not console.is_terminal:
-        console.print(first)
-        while True:
-            await asyncio.sleep(every_s)
-            console.print(await draw())
-    with Live(first, console=console, auto_refresh=False, screen=True) as live:
-        while True:
-            await asyncio.sleep(every_s)
-            live.update(await draw(), refresh=True)
+    task = asyncio.current_task()
+    if task is not None:  # asyncio does the same for Ctrl-C, which a shell's background jobs ignore
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    try:
+        if console.is_terminal:
+            with Live(first, console=console, auto_refresh=False, screen=True) as live:
+                await _update(partial(live.update, refresh=True), draw, every_s)
+        else:
+            console.print(first)
+            await _update(console.print, draw, every_s)
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _update(
+    show: Callable[[RenderableType], object], draw: Callable[[], Awaitable[RenderableType]], every_s: float
+) -> None:
+    while True:
+        began = time.monotonic()
+        drawn = await draw()
+        await asyncio.sleep(began + every_s - time.monotonic())
+        show(drawn)
 
 
 class Rows:

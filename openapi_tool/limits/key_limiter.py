@@ -288,7 +288,7 @@ class KeyLimiter:
         metrics.RATE_LIMITED.labels(self.endpoint).inc()
         seconds = math.ceil(min(retry_after_s, MAX_PAUSE_S))
         return RateLimited(
-            f"The rate limit of this service is used up; nothing was sent. Call again in {seconds} s.",
+            f"The rate limit of this service is used up. Call again in {seconds} s.",
             detail={"retry_after_s": seconds},
             retry_after=float(seconds),
         )

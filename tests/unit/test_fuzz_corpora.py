@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Collection, Iterable, Iterator
 
@@ -62,7 +63,7 @@ def test_a_name_is_compared_with_few_others(monkeypatch: pytest.MonkeyPatch) -> 
         compared.append(len(others))
         return []
 
-    monkeypatch.setattr(argument_names.difflib, "get_close_matches", get_close_matches)
+    monkeypatch.setattr(difflib, "get_close_matches", get_close_matches)
     TARGETS["whole"](saved("whole")["found-many-unknown-names-in-a-batch"])
     assert 0 < len(compared) <= 3 * MAX_PROBLEMS
     assert max(compared) <= 40

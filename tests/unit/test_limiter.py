@@ -365,7 +365,7 @@ async def test_a_call_that_gets_no_permit_is_told_when_to_come_again() -> None:
     async with replicas(1, LimitOptions(search_concurrent=1)) as world:
         [limiter] = world.limiters
         held = await world.permit(limiter)
-        with pytest.raises(RateLimited, match="nothing was sent") as refused:
+        with pytest.raises(RateLimited, match="Call again in") as refused:
             await world.permit(limiter, wait_s=1)
         assert refused.value.retry_after is not None
         held.done(1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import os
 import re
+import signal
 from typing import Any
 
 import pytest
@@ -122,12 +125,20 @@ def test_problems_name_the_limits_for_which_calls_wait() -> None:
 
 
 @requirement("cli.limits", "cli.top")
-async def test_updates_are_printed_one_after_the_other_into_a_file() -> None:
+async def test_updates_are_printed_one_after_the_other_into_a_file_until_sigterm() -> None:
     file, drawn = io.StringIO(), iter(["second", "third"])
 
     async def draw() -> str:
-        return next(drawn)
+        if (text := next(drawn, None)) is None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(9)
+        return str(text)
 
-    with pytest.raises(RuntimeError, match="StopIteration"):
-        await redraw(Console(file=file), "first", draw, 0.001)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a background job of a shell
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            await redraw(Console(file=file), "first", draw, 0.01)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
     assert file.getvalue().split() == ["first", "second", "third"]
