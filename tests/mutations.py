@@ -239,7 +239,7 @@ IDENTITY = (
         "executor/stored_search.py",
         "position = self._cursors.read(owner.project_id, owner.agent_id, cursor)",
         "position = self._cursors.read(owner.project_id, 'agent_0', cursor)",
-        "tests/wire/test_continuation.py::test_case_11_a_text_of_another_agent_cannot_be_searched",
+        "tests/wire/test_continuation.py::test_case_11_the_results_of_a_search_are_searched_by_the_reading_tool",
     ),
     Mutation(
         "kernel/fragments.py",
