@@ -121,7 +121,7 @@ def _require_free(option: str, port: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _DevOptions:
-    """The stack that the options describe, with so many executors; a port of 0 is any free one."""
+    """The stack that the options describe, with `replicas` executors; a port of 0 is any free one."""
 
     upstream: Upstream
     protocol: ProtocolVersion

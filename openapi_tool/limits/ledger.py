@@ -193,7 +193,7 @@ def _forget_open_requests(record: Record, now: float) -> None:
 
 
 def may_open(record: Record, name: str, wanted: int, limit: int, now: float) -> int:
-    """Return how many requests a replica that wants so many may have open, those of the others deducted."""
+    """Return how many of the `wanted` requests a replica may have open beside those of the others."""
     others = {key: replica for key, replica in record.replicas.items() if key != name}
     since, mine = now - CONTENDER_S, record.replicas.get(name) or Replica()
     demands = {name: Demand(wanted, mine.served)} | {
