@@ -277,7 +277,7 @@ class CommandConsumer:
 
     @property
     def _busy(self) -> bool:
-        return self._free <= self._intake.waiting
+        return self._free <= 0 or self._intake.waiting > 0
 
     @property
     def _may_probe(self) -> bool:

@@ -38,7 +38,7 @@ _TIMEOUT_S = 5.0
 _LAST_DELIVERY = 5
 """During an outage the command is requeued until this delivery; then it is settled without a record."""
 
-_MAX_CONCURRENT = 8
+_MAX_CONCURRENT = 2
 """Limit of records that are stored concurrently, shared fairly by projects: a flood must not starve calls."""
 
 _STORE_FAILED = 10077  # error code of a full stream

@@ -105,6 +105,28 @@ def test_calls_of_one_project_that_never_end_leave_slots_for_others(run: Run) ->
     run(check())
 
 
+@requirement("hostile.neighbour")
+def test_look_ahead_fetches_past_a_project_at_its_limit_although_slots_are_free(run: Run) -> None:
+    """Else a project with many short calls delays all others: fewer of its commands wait than there are free slots."""
+
+    async def check() -> None:
+        scene, handling = scene_with(concurrency=64)
+        scene.offer(scene.bus.message(100, project="other"))
+        for number in range(1, 57):
+            scene.offer(scene.bus.message(number))
+        await iterate_loop(10)
+        assert len(handling.numbers) == 57
+        assert not scene.consumer._look_ahead_batch()  # noqa: SLF001 - as LookAhead asks
+        scene.offer(scene.bus.message(57))
+        assert scene.consumer._look_ahead_batch() >= 512  # noqa: SLF001 - as LookAhead asks
+        handling.go.set()
+        await iterate_loop(300)
+        assert not scene.consumer._look_ahead_batch()  # noqa: SLF001 - as LookAhead asks
+        await scene.consumer.stop(1)
+
+    run(check())
+
+
 class Batches(FakeTools):
     """Tools whose calls of the project `batches` make four upstream requests each."""
 
