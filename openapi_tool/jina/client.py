@@ -16,7 +16,7 @@ from openapi_tool.jina.answer_json import count_values, parse
 from openapi_tool.jina.byte_semaphore import MemoryGrant, memory_of
 from openapi_tool.jina.failures import NO_SECRETS, ONCE, SOME, is_empty_search, upstream_failure
 from openapi_tool.jina.request import UpstreamRequest
-from openapi_tool.jina.transport import PROJECT, CertificateRefused
+from openapi_tool.jina.transport import PROJECT, CertificateRefused, ResponseRefused
 from openapi_tool.protocol.errors import ResponseTooLarge, ToolError, ToolTimeout, UpstreamUnavailable
 from openapi_tool.telemetry.redact import Redactor
 from openapi_tool.tools.deadline import Deadline
@@ -226,6 +226,12 @@ def _network_failure(error: httpx.TransportError) -> ToolError:
             "The service's certificate could not be verified, so nothing was sent; an operator must act first.",
             detail={"kind": "certificate"},
             retryable=False,
+        )
+    if isinstance(error, ResponseRefused):
+        return UpstreamUnavailable(
+            "The service's answer was refused: its headers or framing are too large; try again or use another page.",
+            detail={"kind": type(error).__name__},
+            repeats=ONCE,
         )
     return UpstreamUnavailable(
         "The service could not be reached, or the connection broke; try again in a moment.",

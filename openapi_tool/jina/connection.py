@@ -11,6 +11,7 @@ import select
 from http import HTTPStatus
 from typing import Any
 
+from aiohttp import ClientConnectionError
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http import RawResponseMessage
 from aiohttp.streams import StreamReader
@@ -20,6 +21,10 @@ _MAX_INFORMATIONAL = 8
 _MAX_NON_BODY_BYTES = 32 * 1024
 _MAX_FRAMING_SHARE = 1 / 4
 """Limit of chunk framing as a fraction of the body. Parsing a chunk costs as much as parsing a kilobyte of body."""
+
+
+class ResponseAborted(ClientConnectionError):
+    """Raised if the connection was aborted because of what the upstream sent."""
 
 
 class UpstreamConnection(ResponseHandler):
@@ -32,7 +37,7 @@ class UpstreamConnection(ResponseHandler):
     - 32 kB without a body byte: a head or trailers, which the parser buffers;
     - chunks that are mostly framing: 500,000 chunks of one byte take a second to parse.
 
-    A pending request then fails with ServerDisconnectedError; a response that is already complete stays readable.
+    A pending request then fails with ResponseAborted; a response that is already complete stays readable.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -80,6 +85,10 @@ class UpstreamConnection(ResponseHandler):
         ):
             self._abort_now()
 
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Fail the pending request, with ResponseAborted if the connection was aborted here."""
+        super().connection_lost(ResponseAborted() if self._aborted else exc)
+
     def _body_bytes(self) -> int:
         return self._payload.total_bytes if self._payload is not None else 0
 
@@ -111,6 +120,8 @@ class UpstreamConnection(ResponseHandler):
         Do not use `self.abort()`: it drops the body that is being received, and its reader would wait forever.
         """
         self._aborted = True
+        if self._payload is not None and not self._payload.is_eof():
+            self._payload.set_exception(ResponseAborted())
         if self.transport is not None:
             self.transport.abort()
 

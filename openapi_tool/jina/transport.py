@@ -28,7 +28,7 @@ from pydantic import SecretStr
 
 from openapi_tool.fair_semaphore import FairSemaphore
 from openapi_tool.jina.addresses import is_public
-from openapi_tool.jina.connection import UpstreamConnection
+from openapi_tool.jina.connection import ResponseAborted, UpstreamConnection
 from openapi_tool.telemetry import metrics
 
 __all__ = ["ERRORS", "AiohttpTransport", "CertificateRefused", "PublicResolver", "Resolver", "translate"]
@@ -57,12 +57,17 @@ class CertificateRefused(httpx.ConnectError):
     """The certificate of the upstream, or of a proxy that intercepts TLS, cannot be verified; a retry cannot help."""
 
 
+class ResponseRefused(httpx.RemoteProtocolError):
+    """The response exceeds a limit of `UpstreamConnection`; a retry seldom helps, and costs as much again."""
+
+
 ERRORS: tuple[tuple[type[BaseException], type[httpx.TransportError]], ...] = (
     (aiohttp.ConnectionTimeoutError, httpx.ConnectTimeout),
     (aiohttp.ServerTimeoutError, httpx.ReadTimeout),
     (aiohttp.ClientConnectorCertificateError, CertificateRefused),
     (aiohttp.ClientConnectorError, httpx.ConnectError),
     (aiohttp.ServerFingerprintMismatch, httpx.ConnectError),
+    (ResponseAborted, ResponseRefused),
     (aiohttp.ServerDisconnectedError, httpx.RemoteProtocolError),
     (aiohttp.ClientResponseError, httpx.RemoteProtocolError),
     (aiohttp.ClientPayloadError, httpx.ReadError),

@@ -12,16 +12,22 @@ import asyncio
 import mmap
 import os
 import resource
+import socket
 import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from aiohttp.abc import ResolveResult
+
 from openapi_tool import service
-from openapi_tool.local.executor import main
+from openapi_tool.local import executor
+from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.telemetry.health import monitor_loop_lag
+from openapi_tool.tools.catalogue import SEARCH
 
 PROBE_VARIABLE = "HOSTILE_PROBE"
+SEARCH_PORT_VARIABLE = "HOSTILE_SEARCH_PORT"
 _TICK_S = 0.005
 _DESCRIPTORS = 1_024
 _FORMAT = struct.Struct("d")
@@ -55,6 +61,19 @@ class LagProbe:
                 _FORMAT.pack_into(self._memory, 0, lag_s)
 
 
+class _TwoUpstreams(LoopbackResolver):
+    """Resolves the search host to an upstream of its own: the real one is not delayed by what attackers read."""
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Return the loopback address and port."""
+        found = await super().resolve(host, port, family)
+        if host == SEARCH.host:
+            found[0]["port"] = int(os.environ[SEARCH_PORT_VARIABLE])
+        return found
+
+
 async def _watch_both(stalled: Callable[[float], None]) -> None:
     probe = LagProbe(Path(os.environ[PROBE_VARIABLE]))
     await asyncio.gather(monitor_loop_lag(stalled), probe.watch())
@@ -63,4 +82,5 @@ async def _watch_both(stalled: Callable[[float], None]) -> None:
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS))
     service.monitor_loop_lag = _watch_both  # type: ignore[assignment,attr-defined]
-    main()
+    executor.LoopbackResolver = _TwoUpstreams  # type: ignore[misc]
+    executor.main()

@@ -24,7 +24,7 @@ from openapi_tool.local.guard import Guard
 from openapi_tool.local.server import ServerProcess, free_port
 from openapi_tool.local.stack import EmbeddedStack
 from openapi_tool.protocol.subject import command_stream, default_durable
-from tests.hostile.executor import PROBE_VARIABLE, LagProbe
+from tests.hostile.executor import PROBE_VARIABLE, SEARCH_PORT_VARIABLE, LagProbe
 from tests.hostile.upstream import RECEIVED
 from tests.hostile.victim import VictimProcess
 from tests.support import dsn_of
@@ -81,7 +81,7 @@ class Stage:
 
     def __enter__(self) -> Self:
         try:
-            self._start_upstream()
+            self.upstream_port, self.search_port = self._start_upstream("upstream"), self._start_upstream("searches")
             dsn = self.stack.postgres.dsn(self.database)
             victim = VictimProcess(dsn, self.stack.nats.url, self.version, self._guard)
             self.victim = self._exits.enter_context(victim)
@@ -95,15 +95,16 @@ class Stage:
     def __exit__(self, *_: object) -> None:
         self._exits.close()
 
-    def _start_upstream(self) -> None:
+    def _start_upstream(self, name: str) -> int:
+        """Start an upstream and return its port."""
         command: list[str | Path] = [
             *(sys.executable, "-m", "tests.hostile.upstream", "--folder", self.answers),
             *("--certificate", self.stack.certificates.server),
         ]
-        log = self.folder / "upstream.log"
-        upstream = ServerProcess("the hostile upstream", command, self._guard, log)
+        log = self.folder / f"{name}.log"
+        upstream = ServerProcess(f"the hostile upstream ({name})", command, self._guard, log)
         upstream.start(lambda: log.read_text().endswith("\n"))
-        self.upstream_port = int(log.read_text().splitlines()[0])
+        return int(log.read_text().splitlines()[0])
 
     @property
     def environment(self) -> dict[str, str]:
@@ -121,7 +122,8 @@ class Stage:
         }
 
     def _executor(self, more: Mapping[str, str]) -> ExecutorProcess:
-        environment = {**self.environment, PROBE_VARIABLE: str(self.folder / "lag"), **more}
+        own = {PROBE_VARIABLE: str(self.folder / "lag"), SEARCH_PORT_VARIABLE: str(self.search_port)}
+        environment = {**self.environment, **own, **more}
         return ExecutorProcess(
             "executor", self.folder, self._guard, environment, self.upstream_port, "tests.hostile.executor"
         )

@@ -17,6 +17,7 @@ from aiohttp.client_proto import ResponseHandler
 
 from openapi_tool.jina.client import JinaClient
 from openapi_tool.jina.egress import ALLOWED_HOSTS, EgressTransport, tls_context
+from openapi_tool.jina.failures import ONCE
 from openapi_tool.jina.transport import AiohttpTransport, on_connected
 from openapi_tool.local.executor import LoopbackResolver
 from openapi_tool.protocol.errors import UpstreamUnavailable
@@ -299,8 +300,10 @@ def test_non_body_bytes_of_a_response_are_limited_together(case: str, run: Run, 
             if fits:
                 assert await upstream.request() == "c"
                 return
-            with pytest.raises(UpstreamUnavailable):
+            with pytest.raises(UpstreamUnavailable) as refused:
                 await upstream.request()
+            assert refused.value.repeats == ONCE, "each retry would be billed, too"
+            assert "refused" in refused.value.message
 
     upstream = Upstream(tmp_path, send)
     run(check())
